@@ -1,0 +1,84 @@
+"""EFFECTS: what is to be done, in the imperative. The controller names them; the drivers carry them out.
+
+Saves of one step are one transaction, and reach the store before any of the step's other effects is carried out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.job import Job, JobSpec, Run, TaskSpec
+from hodei.model.node import NodeMarks
+
+
+class Event(Struct, frozen=True, omit_defaults=True):
+    """One line of history, counted by `seq` without gaps; streams resume after it."""
+
+    seq: int
+    at_ms: int
+    kind: str
+    job: JobId = 0
+    run: RunId = ""
+    node: NodeName = ""
+    detail: dict[str, Any] = {}
+
+
+class SaveJob(Struct, frozen=True):
+    """`new` rows carry the spec; later saves change only where the job stands."""
+
+    job: Job
+    new: bool = False
+
+
+class SaveRun(Struct, frozen=True):
+    run: Run
+    new: bool = False
+
+
+class SaveMarks(Struct, frozen=True):
+    marks: NodeMarks
+
+
+class SaveKey(Struct, frozen=True):
+    """An idempotency key, the fingerprint of the request that used it, and the jobs it made."""
+
+    key: str
+    fingerprint: str
+    jobs: tuple[JobId, ...]
+    at_ms: int
+
+
+class Record(Struct, frozen=True):
+    event: Event
+
+
+class Start(Struct, frozen=True):
+    """Begin `run`. Carries all that a backend needs, so that it need not ask."""
+
+    run: Run
+    spec: JobSpec
+    task: TaskSpec
+
+
+class Stop(Struct, frozen=True):
+    """TERM, then KILL after the grace period. `reason` comes back with the observation."""
+
+    run: RunId
+    backend: str
+    grace_ms: int
+    reason: str
+
+
+class Forget(Struct, frozen=True):
+    """The run's end is in the store: the backend may drop what it keeps about it."""
+
+    run: RunId
+    backend: str
+
+
+Save = SaveJob | SaveRun | SaveMarks | SaveKey | Record
+Act = Start | Stop | Forget
+Effect = Save | Act

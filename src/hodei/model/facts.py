@@ -1,0 +1,108 @@
+"""FACTS: what has happened, in the past tense. They are all that the controller ever learns from.
+
+They are written to the decision log as tagged JSON, so a field is only ever added, with a default.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.job import Job, Run
+from hodei.model.lifecycle import RunState
+from hodei.model.node import Node, NodeMarks, Taint
+
+
+class Fact(Struct, frozen=True, tag_field="fact", tag=True, omit_defaults=True):
+    """The root of all facts."""
+
+
+class JobSubmitted(Fact, frozen=True):
+    job: Job
+
+
+class JobRestored(Fact, frozen=True):
+    """Read from the store at start-up: the job as it stood, with the runs of its current attempt."""
+
+    job: Job
+    runs: tuple[Run, ...] = ()
+
+
+class MarksRestored(Fact, frozen=True):
+    marks: NodeMarks
+
+
+class JobCancelled(Fact, frozen=True):
+    """Someone asked for the job to end."""
+
+    job: JobId
+    reason: str = ""
+
+
+class JobHeld(Fact, frozen=True):
+    job: JobId
+
+
+class JobReleased(Fact, frozen=True):
+    job: JobId
+
+
+class JobRequeued(Fact, frozen=True):
+    """Someone asked for the job to start again from the beginning."""
+
+    job: JobId
+
+
+class RunObserved(Fact, frozen=True):
+    """A backend says how a run stands. `exit_code` is 128 + the signal's number if a signal ended it.
+
+    `reason_code`: "" for the run's own doing, else timeout | oom | killed | lost | refused | error.
+    `permanent` (with `refused` or `error`): asking again can never help.
+    """
+
+    run: RunId
+    state: RunState
+    at_ms: int
+    exit_code: int | None = None
+    reason_code: str = ""
+    reason: str = ""
+    permanent: bool = False
+
+
+class NodeJoined(Fact, frozen=True):
+    """A node is there, new or changed."""
+
+    node: Node
+
+
+class NodeLost(Fact, frozen=True):
+    """A node is gone for good, or its backend has given it up: its runs are lost."""
+
+    node: NodeName
+    reason: str = ""
+
+
+class NodeMarked(Fact, frozen=True):
+    """An operator said something about a node. `labels` with None removes; `drain` moves its work elsewhere."""
+
+    node: NodeName
+    cordon: bool | None = None
+    labels: dict[str, str | None] = {}
+    add_taints: tuple[Taint, ...] = ()
+    remove_taints: tuple[Taint, ...] = ()
+    drain: bool = False
+
+
+AnyFact = (
+    JobSubmitted
+    | JobRestored
+    | MarksRestored
+    | JobCancelled
+    | JobHeld
+    | JobReleased
+    | JobRequeued
+    | RunObserved
+    | NodeJoined
+    | NodeLost
+    | NodeMarked
+)

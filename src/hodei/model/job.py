@@ -1,0 +1,188 @@
+"""What a user wants (`JobSpec`), what became of it (`Job`), and each attempt of each member (`Run`).
+
+Every job is a gang: the members of all its tasks are placed together or not at all. Most gangs have one member.
+Times are milliseconds since the epoch, durations milliseconds; 0 means "not set" for durations.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from hodei.model.decision import Decision
+from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.lifecycle import JobState, RunState
+from hodei.model.node import Location, Taint, TaintEffect
+from hodei.model.resources import Resources
+from hodei.model.selector import Requirement
+
+PRIORITY_CLASSES = {"critical": 1000, "high": 750, "medium": 500, "low": 250, "batch": 100, "scavenger": 0}
+RestartPolicy = Literal["never", "on_failure", "always"]
+
+
+class Toleration(Struct, frozen=True, omit_defaults=True):
+    """Kubernetes' own rules: an empty key with `Exists` tolerates everything, an empty effect means every effect."""
+
+    key: str = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: TaintEffect | Literal[""] = ""
+    seconds: int | None = None
+
+    def tolerates(self, taint: Taint) -> bool:
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key and self.key != taint.key:
+            return False
+        if self.operator == "Exists":
+            return True
+        return bool(self.key) and self.value == taint.value
+
+
+class NodeTerm(Struct, frozen=True, omit_defaults=True):
+    """Conditions on a node's labels and fields (`metadata.name`); all of them must hold."""
+
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[Requirement, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(str(requirement) for requirement in (*self.labels, *self.fields))
+
+
+class PreferredTerm(Struct, frozen=True):
+    weight: int
+    term: NodeTerm
+
+
+class Affinity(Struct, frozen=True, omit_defaults=True):
+    """Any one of `required` must hold (none given: no demand); each of `preferred` that holds adds its weight."""
+
+    required: tuple[NodeTerm, ...] = ()
+    preferred: tuple[PreferredTerm, ...] = ()
+
+
+class BackendChoice(Struct, frozen=True, omit_defaults=True):
+    """`specific`: one of `names` or nowhere. `preferred`: those first, else any. `any`: no opinion."""
+
+    mode: Literal["any", "preferred", "specific"] = "any"
+    names: tuple[str, ...] = ()
+
+
+class LongRunning(Struct, frozen=True, tag="long-running", tag_field="type", omit_defaults=True):
+    max_duration_ms: int = 0
+
+
+class Batch(Struct, frozen=True, tag="batch", tag_field="type", omit_defaults=True):
+    pass
+
+
+class Serverless(Struct, frozen=True, tag="serverless", tag_field="type", omit_defaults=True):
+    cold_start_acceptable: bool = True
+
+
+class DataProcessing(Struct, frozen=True, tag="data-processing", tag_field="type", omit_defaults=True):
+    input_bytes: int = 0
+    output_bytes: int = 0
+
+
+class Interactive(Struct, frozen=True, tag="interactive", tag_field="type", omit_defaults=True):
+    idle_timeout_ms: int = 0
+
+
+Workload = LongRunning | Batch | Serverless | DataProcessing | Interactive
+
+
+class TaskSpec(Struct, frozen=True, omit_defaults=True):
+    """A part of a job: `count` equal members, each with these resources and this command."""
+
+    name: str = "main"
+    count: int = 1
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    workdir: str = ""
+    image: str = ""
+    request: Resources = {}
+    limits: Resources = {}
+    arch: str = ""
+    gpu_type: str = ""
+    node_selector: dict[str, str] = {}
+    affinity: Affinity = Affinity()
+    tolerations: tuple[Toleration, ...] = ()
+
+
+class JobSpec(Struct, frozen=True, omit_defaults=True):
+    name: str
+    tasks: tuple[TaskSpec, ...]
+    project: str = "default"
+    user: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    priority: int = PRIORITY_CLASSES["medium"]
+    profile: str = "default"
+    backend: BackendChoice = BackendChoice()
+    near: Location = Location()
+    workload: Workload = Batch()
+    estimate_ms: int = 0
+    timeout_ms: int = 0
+    scheduling_timeout_ms: int = 0
+    deadline_ms: int = 0
+    grace_ms: int = 10_000
+    retries: int = 0
+    restart: RestartPolicy = "on_failure"
+
+    @property
+    def size(self) -> int:
+        return sum(task.count for task in self.tasks)
+
+    def task_of(self, member: int) -> TaskSpec:
+        for task in self.tasks:
+            if member < task.count:
+                return task
+            member -= task.count
+        raise IndexError(member)
+
+
+class Job(Struct, frozen=True, omit_defaults=True):
+    """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes."""
+
+    id: JobId
+    spec: JobSpec
+    state: JobState
+    submitted_ms: int
+    changed_ms: int
+    reason_code: str = ""
+    reason: str = ""
+    attempt: int = 0
+    failures: int = 0
+    losses: int = 0
+    cancel_requested: bool = False
+    hold_requested: bool = False
+    requeue_requested: bool = False
+    not_before_ms: int = 0
+    scheduled_ms: int = 0
+    started_ms: int = 0
+    finished_ms: int = 0
+    exit_code: int | None = None
+    version: int = 1
+
+
+class Run(Struct, frozen=True, omit_defaults=True):
+    """One attempt of one member; it only moves forward. A retry is a new run."""
+
+    id: RunId
+    job: JobId
+    task: str
+    member: int
+    attempt: int
+    node: NodeName
+    backend: str
+    state: RunState
+    placed_ms: int
+    started_ms: int = 0
+    finished_ms: int = 0
+    exit_code: int | None = None
+    reason_code: str = ""
+    reason: str = ""
+    stop_requested: str = ""
+    decision: Decision | None = None

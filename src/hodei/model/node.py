@@ -1,0 +1,74 @@
+"""Where things can run: a node is a place with capacity on one backend."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from hodei.model.ids import NodeName
+from hodei.model.resources import Resources
+
+TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+
+
+class Taint(Struct, frozen=True, omit_defaults=True):
+    key: str
+    value: str = ""
+    effect: TaintEffect = "NoSchedule"
+
+    def __str__(self) -> str:
+        return f"{self.key}{'=' + self.value if self.value else ''}:{self.effect}"
+
+
+class Location(Struct, frozen=True, omit_defaults=True):
+    """Where a node stands, from far to near; latitude and longitude in millionths of a degree."""
+
+    region: str = ""
+    zone: str = ""
+    datacenter: str = ""
+    rack: str = ""
+    lat_micro: int | None = None
+    lng_micro: int | None = None
+
+
+class Node(Struct, frozen=True, omit_defaults=True):
+    """What a backend says of a place, with the operator's marks already laid over it."""
+
+    name: NodeName
+    backend: str
+    kind: str = "local"
+    capacity: Resources = {}
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    arch: str = ""
+    gpu_type: str = ""
+    location: Location = Location()
+    ready: bool = True
+    not_ready_reason: str = ""
+    cordoned: bool = False
+    version: str = ""
+
+
+class NodeMarks(Struct, frozen=True, omit_defaults=True):
+    """What operators have said of a node; it outlives the node's own comings and goings."""
+
+    node: NodeName
+    cordoned: bool = False
+    labels: dict[str, str] = {}
+    removed_labels: tuple[str, ...] = ()
+    taints: tuple[Taint, ...] = ()
+    removed_taints: tuple[Taint, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return self == NodeMarks(self.node)
+
+    def over(self, node: Node) -> Node:
+        """`node` as it counts for scheduling."""
+        if self.empty:
+            return node
+        labels = {k: v for k, v in node.labels.items() if k not in self.removed_labels} | self.labels
+        gone = {(taint.key, taint.effect) for taint in (*self.removed_taints, *self.taints)}
+        taints = (*(t for t in node.taints if (t.key, t.effect) not in gone), *self.taints)
+        return structs.replace(node, labels=labels, taints=taints, cordoned=node.cordoned or self.cordoned)

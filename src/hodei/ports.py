@@ -1,0 +1,166 @@
+"""SOCKETS: the contracts between the house and the world. Short on code, long on promises.
+
+Whoever implements one passes its suite in `tests/conformance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from hodei.model.effects import Event, Forget, Save, SaveKey, Start, Stop
+from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.facts import RunObserved
+from hodei.model.ids import JobId, RunId
+from hodei.model.job import Job, Run
+from hodei.model.node import Node, NodeMarks
+from hodei.model.selector import Requirement
+
+Stream = Literal["stdout", "stderr"]
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch. Never goes back within one process."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------------- store
+
+
+class Opened(Struct, frozen=True):
+    """What a store says when it is opened for writing."""
+
+    installation: str
+    epoch: int
+    last_job: JobId
+    last_event: int
+
+
+class JobQuery(Struct, frozen=True):
+    """Newest first. `after` is the id of the last job of the page before (exclusive)."""
+
+    states: tuple[str, ...] = ()
+    project: str = ""
+    user: str = ""
+    name: str = ""
+    labels: tuple[Requirement, ...] = ()
+    ids: tuple[JobId, ...] = ()
+    since_ms: int = 0
+    after: JobId = 0
+    limit: int = 100
+
+
+class JobPage(Struct, frozen=True):
+    jobs: list[Job]
+    next_after: JobId = 0
+
+
+class Store(Protocol):
+    """Remembers. Calls block; the runtime makes them from threads of its own.
+
+    `commit` is called by one writer at a time; reads may run beside it from any thread and see every
+    commit that has returned. Unreachable or full storage raises Unavailable; nothing was changed then.
+    """
+
+    def open(self) -> Opened:
+        """Bring the schema up to date and take the next epoch: every older writer is shut out from now on.
+        A schema newer than this program is refused with InvalidInput; nothing was changed then."""
+        ...
+
+    def commit(self, saves: Sequence[Save]) -> None:
+        """All or nothing, durable when it returns (power loss included), in the order given.
+        StaleEpoch if another writer has opened the store since."""
+        ...
+
+    def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
+        """Every job that has not ended, in order of id, with the runs of its current attempt."""
+        ...
+
+    def marks(self) -> list[NodeMarks]: ...
+
+    def job(self, job: JobId) -> Job | None: ...
+
+    def jobs(self, query: JobQuery) -> JobPage:
+        """One page by keyset, newest first; cost does not grow with the pages before it."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs stand in each state; cheap at any size."""
+        ...
+
+    def runs(self, job: JobId) -> list[Run]:
+        """Every run of every attempt, in order of (attempt, member)."""
+        ...
+
+    def run(self, run: RunId) -> Run | None: ...
+
+    def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
+        """Events with seq > `after`, oldest first; of one job if `job` is given."""
+        ...
+
+    def key(self, key: str) -> SaveKey | None: ...
+
+    def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
+        """Forget up to `limit` ended jobs older than that, with their runs and events; their ids. Counts as a commit."""
+        ...
+
+    def check(self) -> list[tuple[str, bool, str]]:
+        """For `doctor`: (what was checked, is it well, what was found)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# -------------------------------------------------------------------------------------------- backend
+
+
+class Backend(Protocol):
+    """Runs things. Several of one kind may exist; each is known by `name`.
+
+    BackendError: nothing was done, asking again may help. BackendRefused: asking again never will.
+    """
+
+    name: str
+    kind: str
+
+    async def open(self) -> None:
+        """Connect. BackendError if the other side is out of reach."""
+        ...
+
+    async def nodes(self) -> list[Node]:
+        """The full picture: every node that the backend offers now."""
+        ...
+
+    async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
+        """Begin these runs; what is not in the answer was accepted, and its outcome arrives through `observe`.
+        Idempotent by run id: a second order for the same run changes nothing. If the call itself raises,
+        it is unknown which were accepted: order them again."""
+        ...
+
+    async def stop(self, orders: Sequence[Stop]) -> None:
+        """TERM to the whole run, KILL after its grace period. Idempotent; unknown runs are ignored."""
+        ...
+
+    async def observe(self) -> list[RunObserved]:
+        """Wait until something is new, then everything new. An observation may come twice, never not at all:
+        ends are repeated after a reconnect until they are forgotten."""
+        ...
+
+    async def known(self) -> dict[RunId, RunObserved]:
+        """How every run that the backend remembers stands now. Absent means unknown, not finished."""
+        ...
+
+    async def forget(self, orders: Sequence[Forget]) -> None:
+        """The ends of these runs are safely stored."""
+        ...
+
+    async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
+        """Up to `limit` bytes from `offset` on, and the offset after them. Empty at the end (so far)."""
+        ...
+
+    async def close(self) -> None:
+        """Let go; runs go on."""
+        ...

@@ -1,0 +1,158 @@
+"""Answers of the API as typed values. Field names are stable: they are only ever added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from hodei.model.effects import Event
+from hodei.model.explanation import Explanation
+
+
+class RunView(Struct, frozen=True):
+    id: str
+    job: int
+    task: str
+    member: int
+    attempt: int
+    node: str
+    backend: str
+    state: str
+    exit_code: int | None
+    reason_code: str
+    reason: str
+    placed_at: str
+    started_at: str
+    finished_at: str
+
+
+class JobView(Struct, frozen=True):
+    """A job as people and programs see it. Times are ISO 8601 in UTC, empty when not yet."""
+
+    id: int
+    name: str
+    project: str
+    user: str
+    state: str
+    reason_code: str
+    reason: str
+    priority: int
+    profile: str
+    labels: dict[str, str]
+    tasks: int
+    members: int
+    attempt: int
+    cancel_requested: bool
+    exit_code: int | None
+    submitted_at: str
+    scheduled_at: str
+    started_at: str
+    finished_at: str
+    version: int
+    nodes: list[str] = []
+
+
+class JobDetail(Struct, frozen=True):
+    job: JobView
+    spec: dict[str, Any]
+    runs: list[RunView]
+
+
+class JobList(Struct, frozen=True):
+    """One page, newest first; ask again with `after=next_after` until that is 0."""
+
+    jobs: list[JobView]
+    next_after: int = 0
+
+
+class SubmitReply(Struct, frozen=True):
+    """`repeated` is true when the Idempotency-Key had been used before: nothing new was made."""
+
+    ids: list[int]
+    repeated: bool = False
+
+
+class PlanReply(Struct, frozen=True):
+    plans: list[Explanation]
+
+
+class TaintView(Struct, frozen=True):
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+class NodeView(Struct, frozen=True):
+    name: str
+    backend: str
+    kind: str
+    state: str
+    reason: str
+    arch: str
+    gpu_type: str
+    capacity: dict[str, str]
+    used: dict[str, str]
+    labels: dict[str, str]
+    taints: list[TaintView]
+    location: dict[str, Any]
+    runs: int
+    version: str
+
+
+class NodeList(Struct, frozen=True):
+    nodes: list[NodeView]
+
+
+class NodePatch(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an operator says of a node. A label set to null is removed; `drain` implies `cordon`."""
+
+    cordon: bool | None = None
+    labels: dict[str, str | None] = {}
+    add_taints: list[TaintView] = []
+    remove_taints: list[TaintView] = []
+    drain: bool = False
+
+
+class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    reason: str = ""
+
+
+class EventList(Struct, frozen=True):
+    events: list[Event]
+    last: int
+
+
+class Check(Struct, frozen=True):
+    """One line of `doctor`. `level`: ok | warning | problem."""
+
+    name: str
+    level: str
+    found: str
+    fix: str = ""
+
+
+class CheckList(Struct, frozen=True):
+    checks: list[Check]
+
+
+class Info(Struct, frozen=True):
+    version: str
+    api: str
+    installation: str
+    address: str
+    epoch: int
+    started_at: str
+    ready: bool
+    profiles: list[str]
+    backends: list[str]
+    jobs: dict[str, int]
+
+
+class Problem(Struct, frozen=True):
+    """Every error: what (`message`), its stable `code`, what next (`hint`), and each wrong place (`problems`)."""
+
+    code: str
+    message: str
+    hint: str = ""
+    problems: list[tuple[str, str]] = []
