@@ -48,9 +48,10 @@ class JobReleased(Fact, frozen=True):
 
 
 class JobRequeued(Fact, frozen=True):
-    """Someone asked for the job to start again from the beginning."""
+    """Someone asked for the job to start again from the beginning. `record`: the job as stored, if it had ended."""
 
     job: JobId
+    record: Job | None = None
 
 
 class RunObserved(Fact, frozen=True):

@@ -157,8 +157,8 @@ class Job(Struct, frozen=True, omit_defaults=True):
     failures: int = 0
     losses: int = 0
     cancel_requested: bool = False
-    hold_requested: bool = False
     requeue_requested: bool = False
+    queued_ms: int = 0
     not_before_ms: int = 0
     scheduled_ms: int = 0
     started_ms: int = 0

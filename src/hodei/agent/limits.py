@@ -1,0 +1,259 @@
+"""Fences around runs: cgroup v2 where its controllers are ours to use, else cgroup v1, else rlimits and cpu affinity.
+
+`enforcement()` says what this host can do; `Fences` does it. A fence is only built for a run that has a limit, so
+that a run without limits costs nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CFS_PERIOD_US = 100_000
+CFS_MIN_QUOTA_US = 1_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """0 means no limit. `cpus` pins the run to these cores."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    cpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fence:
+    """What `spawn` needs: groups to join, an address space limit, cores to stay on."""
+
+    groups: tuple[str, ...] = ()
+    address_space_kib: int = 0
+    cpus: tuple[int, ...] = ()
+
+    @property
+    def join(self) -> tuple[str, ...]:
+        return tuple(f"{group}/cgroup.procs" for group in self.groups)
+
+
+@dataclass
+class Fences:
+    """Builds, inspects and removes the fences of one agent, all under its own `label` in the hierarchy."""
+
+    label: str
+    root: Path = CGROUP_ROOT
+    version: int = field(init=False, default=0)
+    parents: dict[str, Path] = field(init=False, default_factory=dict)
+    _next_cpu: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.parents = _v2_parents(self.root, self.label)
+        self.version = 2 if self.parents else 0
+        if not self.parents:
+            self.parents = _v1_parents(self.root, self.label)
+            self.version = 1 if self.parents else 0
+
+    def groups(self, name: str, limits: Limits) -> tuple[str, ...]:
+        """The groups that `build` would make for these limits."""
+        return tuple(dict.fromkeys(str(path) for path in self._wanted(name, limits).values()))
+
+    def _wanted(self, name: str, limits: Limits) -> dict[str, Path]:
+        asked = {"memory": limits.memory_bytes, "cpu": limits.cpu_milli}
+        return {kind: parent / name for kind, parent in self.parents.items() if asked[kind]}
+
+    def build(self, name: str, limits: Limits) -> Fence:
+        """OSError if a group cannot be made; nothing is left behind then."""
+        wanted, groups = self._wanted(name, limits), self.groups(name, limits)
+        try:
+            for group in groups:
+                os.makedirs(group, mode=0o755, exist_ok=True)
+            if "memory" in wanted:
+                self._limit_memory(wanted["memory"], limits.memory_bytes)
+            if "cpu" in wanted:
+                self._limit_cpu(wanted["cpu"], limits.cpu_milli)
+        except OSError:
+            self.remove(groups)
+            raise
+        address_space = limits.memory_bytes // 1024 if "memory" not in wanted else 0
+        cpus = limits.cpus
+        if not cpus and limits.cpu_milli and "cpu" not in wanted:
+            cpus = self._some_cpus(-(-limits.cpu_milli // 1000))
+        return Fence(groups, address_space, cpus)
+
+    def _limit_memory(self, group: Path, amount: int) -> None:
+        if self.version == 2:
+            _write(group / "memory.max", amount)
+            if (group / "memory.swap.max").exists():
+                _write(group / "memory.swap.max", 0)
+            return
+        _write(group / "memory.limit_in_bytes", amount)
+        if (group / "memory.memsw.limit_in_bytes").exists():
+            _write(group / "memory.memsw.limit_in_bytes", amount)
+
+    def _limit_cpu(self, group: Path, milli: int) -> None:
+        quota = max(CFS_MIN_QUOTA_US, milli * CFS_PERIOD_US // 1000)
+        if self.version == 2:
+            _write(group / "cpu.max", f"{quota} {CFS_PERIOD_US}")
+            return
+        _write(group / "cpu.cfs_period_us", CFS_PERIOD_US)
+        _write(group / "cpu.cfs_quota_us", quota)
+
+    def _some_cpus(self, count: int) -> tuple[int, ...]:
+        usable = sorted(os.sched_getaffinity(0))
+        if count >= len(usable):
+            return ()
+        chosen = tuple(usable[(self._next_cpu + step) % len(usable)] for step in range(count))
+        self._next_cpu = (self._next_cpu + count) % len(usable)
+        return chosen
+
+    @staticmethod
+    def ran_out_of_memory(groups: Sequence[str]) -> bool:
+        """Has the kernel killed something in these groups for want of memory?"""
+        for group in groups:
+            for name in ("memory.events", "memory.oom_control"):
+                try:
+                    with open(f"{group}/{name}") as file:
+                        pairs = [line.split() for line in file]
+                except OSError:
+                    continue
+                if any(pair[0] == "oom_kill" and int(pair[1]) > 0 for pair in pairs):
+                    return True
+        return False
+
+    @staticmethod
+    def kill(groups: Sequence[str]) -> bool:
+        """KILL to everything inside; True if something was there."""
+        found = False
+        for group in groups:
+            try:
+                with open(f"{group}/cgroup.procs") as file:
+                    pids = [int(line) for line in file]
+            except OSError:
+                continue
+            for pid in pids:
+                if pid > 1:
+                    found = True
+                    _kill_quietly(pid)
+        return found
+
+    @staticmethod
+    def remove(groups: Sequence[str]) -> bool:
+        """True when all are gone; False while something in them is still dying."""
+        gone = True
+        for group in groups:
+            try:
+                os.rmdir(group)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                gone = False
+        return gone
+
+    def sweep(self, keep: frozenset[str]) -> None:
+        """Remove what earlier agents left, except the groups in `keep`. Groups with processes in them stay."""
+        for parent in set(self.parents.values()):
+            try:
+                names = [entry.path for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
+            except OSError:
+                continue
+            self.remove([name for name in names if name not in keep])
+
+    def close(self) -> None:
+        """Remove our own places in the hierarchy, if nothing is left in them."""
+        self.remove(sorted({str(parent) for parent in self.parents.values()}))
+
+
+def enforcement(root: Path = CGROUP_ROOT) -> dict[str, str]:
+    """Which limits can be enforced here, and by what: {"memory": ..., "cpu": ..., "processes": ...}.
+
+    Values: cgroup2 | cgroup1 | rlimit (memory: address space only) | affinity (cpu: whole cores only) |
+    group (processes: those that leave their process group are not found).
+    """
+    fences = Fences(f"hodei-probe-{os.getpid()}", root)
+    try:
+        by = f"cgroup{fences.version}"
+        return {
+            "memory": by if "memory" in fences.parents else "rlimit",
+            "cpu": by if "cpu" in fences.parents else "affinity",
+            "processes": by if fences.parents else "group",
+        }
+    finally:
+        fences.close()
+
+
+def own_groups() -> dict[str, str]:
+    """Our own place in each hierarchy: {"memory": "/a/b", ..., "": "/v2/path"}."""
+    out = {}
+    try:
+        with open("/proc/self/cgroup") as file:
+            for line in file:
+                _, controllers, path = line.rstrip("\n").split(":", 2)
+                for controller in controllers.split(","):
+                    out[controller] = path
+    except OSError:
+        pass
+    return out
+
+
+def _v1_parents(root: Path, label: str) -> dict[str, Path]:
+    found = {}
+    own = own_groups()
+    for controller, probe in (("memory", "memory.limit_in_bytes"), ("cpu", "cpu.cfs_quota_us")):
+        base = next((path for path in (root / controller, root / "cpu,cpuacct") if (path / probe).exists()), None)
+        if base is None and (root / controller).is_dir():
+            base = root / controller  # the root group of some kernels has no limit files of its own
+        if base is None:
+            continue
+        inside = base / own.get(controller, "/").strip("/")
+        # Inside a container our own path may not be visible under the mount; its root is ours then.
+        parent = (inside if inside.is_dir() else base) / label
+        try:
+            parent.mkdir(exist_ok=True)
+        except OSError:
+            continue
+        if (parent / probe).exists():
+            found[controller] = parent
+        else:
+            Fences.remove([str(parent)])
+    return found
+
+
+def _v2_parents(root: Path, label: str) -> dict[str, Path]:
+    """The nearest group above us that hands memory and cpu down to its children, with our own group in it."""
+    if not (root / "cgroup.controllers").exists():
+        return {}
+    place = root / own_groups().get("", "/").strip("/")
+    if not place.is_dir():
+        place = root
+    while True:
+        parent = place / label
+        try:
+            handed_down = (place / "cgroup.subtree_control").read_text().split()
+            if "memory" in handed_down and "cpu" in handed_down:
+                parent.mkdir(exist_ok=True)
+                _write(parent / "cgroup.subtree_control", "+memory +cpu")
+                return {"memory": parent, "cpu": parent}
+        except OSError:
+            Fences.remove([str(parent)])
+        if place == root:
+            return {}
+        place = place.parent
+
+
+def _write(path: Path, value: int | str) -> None:
+    # Not write_text: these files must be opened without O_CREAT and O_TRUNC, and take one write.
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _kill_quietly(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass

@@ -1,0 +1,94 @@
+"""Directories for runs: one each, made at birth, kept for what the run said, used again if it said nothing.
+
+Using again matters: creating and deleting files is what a short run costs most on a busy file system (ext4 looks at
+every inode deleted in the last minute before it hands out a new one). A directory is used again only if nothing was
+said in it and no process has its files open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+
+from hodei.agent import logs
+
+SPARES_KEPT = 1000
+_OWN_FILES = {"status", *logs.STREAMS}
+
+
+class Places:
+    """The directories of the runs below `root`, by installation and name."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._spares: list[str] = []
+
+    def path(self, installation: str, name: str) -> str:
+        return f"{self._root}/{installation}/{name}"
+
+    def make(self, path: str) -> None:
+        """FileExistsError if a run has been there before; it must not run again then."""
+        if self._spares:
+            try:
+                os.rename(self._spares.pop(), path)
+                return
+            except FileNotFoundError:
+                pass  # someone tidied up
+            except OSError:
+                raise FileExistsError(path) from None
+        os.mkdir(path, 0o700)
+
+    def leave(self, path: str) -> None:
+        """The run is forgotten: keep what it said, or nothing."""
+        try:
+            silent = all(_silent_and_closed(f"{path}/{stream}") for stream in logs.STREAMS)
+            if silent and set(os.listdir(path)) == _OWN_FILES and len(self._spares) < SPARES_KEPT:
+                os.truncate(f"{path}/status", 0)
+                self._spares.append(path)
+            elif silent:
+                shutil.rmtree(path)
+            else:
+                os.unlink(f"{path}/status")
+        except OSError:
+            return  # was never born, or someone tidied up
+
+    def prune(self, before_s: float, keep: set[str]) -> None:
+        """Remove directories in which nothing was said since `before_s`, except those of the runs in `keep`
+        (`installation/name`)."""
+        kept = keep | {spare.removeprefix(f"{self._root}/") for spare in self._spares}
+        for installation in _subdirectories(self._root):
+            for name in _subdirectories(f"{self._root}/{installation}"):
+                path = self.path(installation, name)
+                if f"{installation}/{name}" not in kept and _last_said_s(path) < before_s:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _silent_and_closed(path: str) -> bool:
+    """Empty, and open in no process: the kernel grants a write lease only then."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if os.fstat(fd).st_size:
+            return False
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _subdirectories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _last_said_s(path: str) -> float:
+    times = []
+    for stream in logs.STREAMS:
+        try:
+            times.append(os.stat(f"{path}/{stream}", follow_symlinks=False).st_mtime)
+        except OSError:
+            continue
+    return max(times, default=0.0)

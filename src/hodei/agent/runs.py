@@ -1,0 +1,330 @@
+"""The lives of runs: claimed, born, stopped, ended, forgotten. Single-threaded, driven by the event loop.
+
+Every end is in the journal and durable before `tell` is called with it; many ends share one sync. A run is claimed
+durably before it is born, so that it is never born twice. `recovery` fills the table after our own death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hodei.agent import logs, proc
+from hodei.agent.journal import Journal
+from hodei.agent.limits import Fences
+from hodei.agent.places import Places
+from hodei.agent.run import BadOrder, Observation, Run, check_run_name
+from hodei.agent.spawn import ERRORS, NOT_TRIED, read_status, spawn
+
+# Ends gather for this long to share one sync: far below what anyone notices, and the disk is asked 300 times a second
+# at most.
+GATHER_S = 0.003
+BIRTHS_PER_TURN = 8
+FORGOTTEN_KEPT = 20_000
+RETRY_S = 1.0
+
+Tell = Callable[[str, list[Observation]], None]
+
+
+class Runs:
+    """The table of all runs that are not forgotten, and everything that happens to them."""
+
+    def __init__(self, home: str, journal: Journal, fences: Fences, tell: Tell) -> None:
+        self.home, self.journal, self.fences = home, journal, fences
+        self.places = Places(f"{home}/runs")
+        self.boot = proc.boot_id()
+        self.table: dict[str, Run] = {}
+        self.epochs: dict[str, int] = {}
+        self.forgotten: dict[str, None] = {}
+        self.live: dict[int, Run] = {}
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._unborn: deque[Run] = deque()
+        self._news: list[tuple[str, Observation]] = []
+        self._flush_due = False
+        self.base_env = _base_env()
+
+    @property
+    def idle(self) -> bool:
+        return not self.live and not self._unborn and not self._news
+
+    def knows(self, key: str) -> bool:
+        return key in self.table or key in self.forgotten
+
+    # --------------------------------------------------------------------------------------------- birth
+
+    def start(self, installation: str, orders: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+        """Claim these runs durably, then give birth to them one by one. The answer names those that never can run,
+        and why. A run that is known already, in whatever state, is left as it is. OSError: none was claimed."""
+        refused: dict[str, str] = {}
+        claimed: list[Run] = []
+        for order in orders:
+            name = str(order.get("run"))
+            try:
+                run = Run(installation, check_run_name(name), self.places.path(installation, name))
+                if run.key in self.table:
+                    continue
+                if run.key in self.forgotten:
+                    raise BadOrder("it has ended, and its end was acknowledged")
+                run.take_orders(order, self.base_env)
+            except BadOrder as error:
+                refused[name] = str(error)
+                continue
+            run.claimed_ms = proc.now_ms()
+            run.cgroups = self.fences.groups(f"{installation}.{name}", run.limits)
+            self.table[run.key] = run
+            self.journal.add(run.claimed_step())
+            claimed.append(run)
+        if not claimed:
+            return refused
+        try:
+            self.journal.sync()
+        except OSError:
+            for run in claimed:
+                del self.table[run.key]
+                self.journal.add({"step": "unclaimed", "run": run.key})
+            raise
+        if not self._unborn:
+            self._loop.call_soon(self._give_births)
+        self._unborn.extend(claimed)
+        return refused
+
+    def _give_births(self) -> None:
+        # A few per turn, so that ends are noticed and stops heard in between.
+        for _ in range(min(BIRTHS_PER_TURN, len(self._unborn))):
+            self._give_birth(self._unborn.popleft())
+        if self._unborn:
+            self._loop.call_soon(self._give_births)
+
+    def leave(self) -> None:
+        """Our last act: what was accepted is begun, what has ended is on disk."""
+        while self._unborn:
+            self._give_birth(self._unborn.popleft())
+        self.flush()
+
+    def _give_birth(self, run: Run) -> None:
+        if run.stop_code:
+            self._ended(run, code=None)
+            return
+        try:
+            self.places.make(run.directory)
+            fence = self.fences.build(f"{run.installation}.{run.name}", run.limits)
+            run.pid = spawn(run.directory, run.argv, run.env, run.workdir, fence)
+        except FileExistsError:
+            self._ended(run, code=None)  # a run of this name has been here before: never a second time
+            return
+        except (OSError, ValueError) as error:
+            self._ended(run, code=None, error=f"it could not be started: {error}")
+            return
+        run.argv, run.env = (), {}
+        run.started_ms, run.started_boot_ms = proc.now_ms(), proc.boot_clock_ms()
+        self.live[run.pid] = run
+        self.journal.add(run.started_step(self.boot))
+        self._report(run)
+        self.arm_timeout(run)
+
+    def arm_timeout(self, run: Run) -> None:
+        if run.timeout_ms:
+            left_ms = run.started_boot_ms + run.timeout_ms - proc.boot_clock_ms()
+            text = f"it ran longer than its timeout of {run.timeout_ms} ms"
+            run.timers.append(
+                self._loop.call_later(max(0, left_ms) / 1000, self._stop, run, "timeout", text, run.grace_ms)
+            )
+
+    # ---------------------------------------------------------------------------------------------- stop
+
+    def stop(self, key: str, grace_ms: int, reason: str) -> None:
+        run = self.table.get(key)
+        if run is not None:
+            self._stop(run, "stop", reason, grace_ms)
+
+    def _stop(self, run: Run, code: str, reason: str, grace_ms: int) -> None:
+        if run.end is not None:
+            return
+        kill_at = proc.boot_clock_ms() + grace_ms
+        if run.stop_code and kill_at >= run.kill_at_boot_ms:
+            return
+        first = not run.stop_code
+        if first:
+            run.stop_code, run.stop_reason = code, reason
+        run.kill_at_boot_ms = kill_at
+        self.journal.add(run.stopping_step())
+        self._flush_soon()
+        if run.live:
+            self.carry_out_stop(run, term=first)
+
+    def carry_out_stop(self, run: Run, *, term: bool) -> None:
+        """TERM (if `term`) as soon as the command itself is there to hear it, KILL when its time has come."""
+        if term:
+            self._term(run)
+        left_ms = max(0, run.kill_at_boot_ms - proc.boot_clock_ms())
+        run.timers.append(self._loop.call_later(left_ms / 1000, self._kill, run))
+
+    def _term(self, run: Run) -> None:
+        if run.end is not None:
+            return
+        begun = proc.child_has_begun(run.pid)
+        if begun is None:
+            begun = proc.boot_clock_ms() - run.started_boot_ms > 1000
+        if not begun:
+            # The wrapper ignores TERM; sent now it would be lost to a command that is just being born.
+            run.timers.append(self._loop.call_later(0.01, self._term, run))
+            return
+        _signal_group(run.pid, signal.SIGTERM)
+        _signal_group(run.pid, signal.SIGCONT)  # a stopped process cannot hear the TERM
+
+    def _kill(self, run: Run) -> None:
+        if run.end is not None:
+            return
+        _signal_group(run.pid, signal.SIGKILL)
+        self.fences.kill(run.cgroups)
+        run.timers.append(self._loop.call_later(0.1, self._kill, run))
+
+    # ----------------------------------------------------------------------------------------------- end
+
+    def reap(self) -> None:
+        """Collect every child that has ended."""
+        while True:
+            try:
+                # Look first: as long as the dead child is not collected, nobody else can have its number.
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if dead is None:
+                return
+            run = self.live.get(dead.si_pid)
+            if run is not None:
+                _signal_group(run.pid, signal.SIGKILL)
+            os.waitpid(dead.si_pid, 0)
+            if run is not None:
+                code = dead.si_status if dead.si_code == os.CLD_EXITED else 128 + dead.si_status
+                error = read_status(run.directory)[2] if code == NOT_TRIED else ""
+                self._ended(run, code=code, error=ERRORS[error].format(workdir=run.workdir) if error else "")
+
+    def ended_elsewhere(self, run: Run) -> None:
+        """A run that is not our child is gone: what its wrapper wrote down is all there is to know."""
+        _, code, error = read_status(run.directory)
+        self._ended(run, code=code, error=ERRORS[error].format(workdir=run.workdir) if error else "")
+
+    def _ended(self, run: Run, *, code: int | None, error: str = "") -> None:
+        for timer in run.timers:
+            timer.cancel()
+        run.timers.clear()
+        self.live.pop(run.pid, None)
+        oom = bool(run.cgroups) and self.fences.ran_out_of_memory(run.cgroups)
+        run.end = run.ended(code=code, error=error, oom=oom, at_ms=proc.now_ms())
+        run.argv, run.env = (), {}
+        if run.cgroups:
+            self.remove_groups(run.cgroups)
+        self.trim_logs(run)
+        self.journal.add(run.done_step())
+        self._report(run)
+
+    def remove_groups(self, groups: Sequence[str], tries: int = 200) -> None:
+        self.fences.kill(groups)
+        if not self.fences.remove(groups) and tries:
+            self._loop.call_later(0.05, self.remove_groups, groups, tries - 1)
+
+    @staticmethod
+    def trim_logs(run: Run) -> None:
+        for stream in logs.STREAMS:
+            try:
+                logs.trim(run.directory, stream, run.log_cap)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                print(f"cannot trim {stream} of {run.key}: {error}", file=sys.stderr)
+
+    # -------------------------------------------------------------------------------------------- memory
+
+    def _report(self, run: Run) -> None:
+        self._news.append((run.installation, run.observation()))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_later(GATHER_S, self.flush)
+
+    def flush(self) -> None:
+        """Make everything durable, then tell what is new."""
+        self._flush_due = False
+        try:
+            self.journal.sync()
+        except OSError as error:
+            print(f"the journal cannot be written, trying again: {error}", file=sys.stderr)
+            self._flush_due = True
+            self._loop.call_later(RETRY_S, self.flush)
+            return
+        news, self._news = self._news, []
+        by_installation: dict[str, list[Observation]] = {}
+        for installation, observation in news:
+            by_installation.setdefault(installation, []).append(observation)
+        for installation, observations in by_installation.items():
+            self._tell(installation, observations)
+        if self.journal.has_grown:
+            self.compact()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop what is kept about these ended runs, except what they said."""
+        for key in keys:
+            run = self.table.get(key)
+            if run is None or run.end is None:
+                continue
+            del self.table[key]
+            self.remember_forgotten(key)
+            self.journal.add({"step": "forgotten", "run": key})
+            self.places.leave(run.directory)
+        self._flush_soon()
+
+    def remember_forgotten(self, key: str) -> None:
+        self.forgotten[key] = None
+        if len(self.forgotten) > FORGOTTEN_KEPT:
+            del self.forgotten[next(iter(self.forgotten))]
+
+    def see_epoch(self, installation: str, epoch: int) -> bool:
+        """False if a newer server has been here."""
+        if epoch < self.epochs.get(installation, 0):
+            return False
+        if epoch > self.epochs.get(installation, 0):
+            self.epochs[installation] = epoch
+            self.journal.add({"step": "epoch", "installation": installation, "epoch": epoch})
+            self.journal.sync()
+        return True
+
+    def compact(self) -> None:
+        self.journal.compact(self._steps())
+
+    def _steps(self) -> Iterable[dict[str, Any]]:
+        for installation, epoch in self.epochs.items():
+            yield {"step": "epoch", "installation": installation, "epoch": epoch}
+        for key in self.forgotten:
+            yield {"step": "forgotten", "run": key}
+        for run in self.table.values():
+            yield run.claimed_step()
+            if run.pid:
+                yield run.started_step(self.boot)
+            if run.stop_code:
+                yield run.stopping_step()
+            if run.end is not None:
+                yield run.done_step()
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass
+
+
+def _base_env() -> dict[str, str]:
+    """What every run gets without asking. Of our own environment only these few names are handed on."""
+    env = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ") if name in os.environ}
+    env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    env.setdefault("HOME", "/")
+    return env

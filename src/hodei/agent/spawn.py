@@ -1,0 +1,114 @@
+"""Giving birth: one `posix_spawn` of a small shell that fences itself, runs the command and writes down how it ended.
+
+The shell's script is fixed; everything else reaches it as arguments, so no value can be read as code. The shell costs
+a fraction of an interpreter, and because it is not us that waits, the exit status reaches the disk even when we are
+killed. It writes with builtins only, to descriptor 9, which the command itself never sees.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+
+from hodei.agent.limits import Fence
+
+STATUS_FD = 9
+# Exit code of the wrapper when the command could not even be tried; the status file then says why.
+NOT_TRIED = 125
+SHELL = next((path for path in ("/bin/dash", "/usr/bin/dash") if os.access(path, os.X_OK)), "/bin/sh")
+
+# One line, so that the shell's own messages read "hodei: 1: ...". Arguments: workdir, address space in KiB or 0,
+# groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
+# traps; the shell sets them back to default in the child.
+SCRIPT = (
+    'echo "pid $$" >&9; '
+    "trap : HUP INT QUIT TERM USR1 USR2 ALRM; "
+    'cd -- "$1" || { echo "error workdir" >&9; exit 125; }; unset OLDPWD; '
+    'if [ "$2" != 0 ]; then ulimit -v "$2" || { echo "error memory" >&9; exit 125; }; fi; '
+    "shift 2; "
+    'while [ "$1" != -- ]; do '
+    'echo 0 >"$1" || { echo "error group" >&9; exit 125; }; shift; done; shift; '
+    '"$@" 9>&-; _hodei_exit=$?; echo "exit $_hodei_exit" >&9; exit $_hodei_exit'
+)
+# A command with the name of one of the shell's own (echo, test, ...) means the program of that name. `exec` in a
+# subshell always means a program; it costs a full fork, so the others go without.
+SCRIPT_FOR_SHELL_WORDS = SCRIPT.replace('"$@" 9>&-;', '(exec "$@" 9>&-);')
+_SHELL_WORDS = frozenset(
+    ". : [ alias bg break cd chdir command continue echo eval exec exit export false fg fc getopts hash jobs kill let local "
+    "printf pwd read readonly return set shift source test times trap true type typeset ulimit umask unalias unset "
+    "wait".split()
+)
+
+ERRORS = {
+    "workdir": "the working directory {workdir} cannot be entered",
+    "memory": "the memory limit cannot be set",
+    "group": "the control group cannot be joined",
+}
+
+_RESET = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
+_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Names that a shell treats specially, so that it would not hand them on as they were given.
+_SHELL_NAMES = frozenset({"PWD", "OLDPWD", "IFS", "OPTIND", "OPTARG", "PPID", "LINENO", "PS1", "PS2", "PS4", "ENV"})
+_HANDS_ENV_ON = os.path.basename(SHELL) == "dash"
+
+
+def spawn(directory: str, argv: Sequence[str], env: Mapping[str, str], workdir: str, fence: Fence) -> int:
+    """The wrapper's pid, which is also its session and process group. OSError or ValueError: nothing was started."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, f"{directory}/stdout", _LOG_FLAGS, 0o600),
+        (os.POSIX_SPAWN_OPEN, 2, f"{directory}/stderr", _LOG_FLAGS, 0o600),
+        (os.POSIX_SPAWN_OPEN, STATUS_FD, f"{directory}/status", _LOG_FLAGS, 0o600),
+    ]
+    if _HANDS_ENV_ON and _plain(env):
+        command, shell_env = list(argv), env
+    else:
+        command, shell_env = _with_exact_env(argv, {"PWD": workdir, **env}), {}
+    script = SCRIPT_FOR_SHELL_WORDS if command[0] in _SHELL_WORDS else SCRIPT
+    args = ["hodei", "-c", script, "hodei", workdir, str(fence.address_space_kib), *fence.join, "--", *command]
+    if not fence.cpus:
+        return os.posix_spawn(
+            SHELL, args, shell_env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
+        )
+    # Cores are inherited: put them on for the moment of birth, so that no descendant ever escapes them.
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, fence.cpus)
+    try:
+        return os.posix_spawn(
+            SHELL, args, shell_env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
+        )
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def read_status(directory: str) -> tuple[int, int | None, str]:
+    """What the wrapper wrote: (its pid or 0, the exit code or None, a key of ERRORS or "")."""
+    pid, code, error = 0, None, ""
+    try:
+        fd = os.open(f"{directory}/status", os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(fd, encoding="utf-8", errors="replace") as file:
+            lines = file.read(16_384).split("\n")
+    except OSError:
+        return 0, None, ""
+    for line in lines[:-1]:  # a line without its end is torn
+        word, _, rest = line.partition(" ")
+        if word == "pid" and rest.isdigit():
+            pid = int(rest)
+        elif word == "exit" and rest.isdigit():
+            code = int(rest)
+        elif word == "error" and rest in ERRORS:
+            error = rest
+    return pid, code, error
+
+
+def _plain(env: Mapping[str, str]) -> bool:
+    return all(_PLAIN_NAME.fullmatch(name) for name in env) and _SHELL_NAMES.isdisjoint(env)
+
+
+def _with_exact_env(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """The command behind `env -i`, for names that a shell would drop or change."""
+    between = ["/usr/bin/nice", "-n", "0", "--"] if "=" in argv[0] else []
+    return ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in env.items()), *between, *argv]

@@ -1,0 +1,340 @@
+"""Real processes on this machine, through the host agent on its unix socket.
+
+Starts the agent when none is there, finds it again when it is gone, and hears again of every end that was not yet
+forgotten. The agent does the running (`hodei.agent`); this file translates between it and `ports.Backend`, and offers
+the machine as one node, or as the several virtual nodes that the configuration slices it into.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from hodei.agent.limits import enforcement
+from hodei.backends import machine
+from hodei.backends.agent_link import Link, Told
+from hodei.model.effects import Forget, Start, Stop
+from hodei.model.errors import BackendError, BackendRefused, NotFound, StaleEpoch
+from hodei.model.facts import RunObserved
+from hodei.model.ids import NodeName, RunId
+from hodei.model.node import Location, Node, Taint
+from hodei.model.resources import CPU, MEMORY, Resources
+from hodei.ports import Stream
+
+__all__ = ["LocalBackend", "NodeOffer", "enforcement"]
+
+BIRTH_TIMEOUT_S = 15.0
+RECONNECT_MAX_S = 2.0
+ORDERS_PER_MESSAGE = 500
+# The kernel takes no larger command; said here, because asking again cannot help.
+COMMAND_LIMIT = 1 << 20
+
+
+class NodeOffer(Struct, frozen=True, omit_defaults=True):
+    """A virtual node: a named slice of this machine. Resources that are not named are those of the whole machine;
+    `cpus` pins its runs to these cores; an empty `arch` is the machine's own."""
+
+    name: NodeName
+    capacity: Resources = {}
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    arch: str = ""
+    gpu_type: str = ""
+    location: Location = Location()
+    cpus: tuple[int, ...] = ()
+
+
+class _Order(Struct, omit_defaults=True):
+    run: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    workdir: str = ""
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    cpus: tuple[int, ...] = ()
+    timeout_ms: int = 0
+    grace_ms: int | None = None
+
+
+class _Started(Struct):
+    refused: dict[str, str]
+
+
+class _Known(Struct):
+    runs: list[Told]
+    more: bool
+
+
+class _Log(Struct):
+    data: str
+    offset: int
+
+
+class LocalBackend:
+    """`ports.Backend` for this machine. `home` is the agent's; `installation` and `epoch` come from the store."""
+
+    kind = "local"
+
+    def __init__(
+        self,
+        name: str = "local",
+        *,
+        home: Path,
+        installation: str,
+        epoch: int,
+        nodes: Sequence[NodeOffer] = (),
+        linger_s: float = 30,
+    ) -> None:
+        self.name = name
+        self._home, self._installation, self._epoch = home, installation, epoch
+        self._offers = {offer.name: offer for offer in nodes}
+        self._linger_s = linger_s
+        self._link: Link | None = None
+        self._connected = asyncio.Event()
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._news: list[RunObserved] = []
+        self._something_new = asyncio.Event()
+        self._over: StaleEpoch | None = None
+
+    # ---------------------------------------------------------------------------------------- connection
+
+    async def open(self) -> None:
+        if self._keeper is None:
+            await self._connect()
+            self._keeper = asyncio.create_task(self._keep_connected(), name=f"{self.name}: keep the agent in reach")
+
+    async def _connect(self) -> None:
+        """Reach the agent, starting it if need be, and hear how everything stands."""
+        deadline = asyncio.get_running_loop().time() + BIRTH_TIMEOUT_S
+        pause_s = 0.01
+        while True:
+            try:
+                link = await Link.to(self._home, self._hear)
+                break
+            except OSError as error:
+                self._start_agent_unless_running()
+                if asyncio.get_running_loop().time() > deadline:
+                    raise BackendError(
+                        f"the host agent does not come up: {error}{self._last_words()}",
+                        hint=f"see {self._home}/agent.log",
+                    ) from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.2)
+        try:
+            await link.ask("hello", installation=self._installation, epoch=self._epoch)
+            self._hear(await self._known_to(link))
+        except (BackendError, StaleEpoch):
+            link.close()
+            raise
+        self._link = link
+        self._connected.set()
+
+    def _start_agent_unless_running(self) -> None:
+        if self._agent is not None and self._agent.poll() is None:
+            return
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(self._home / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+            # A session of its own, so that it outlives us and our terminal. If another agent is at home, it leaves.
+            self._agent = subprocess.Popen(
+                [sys.executable, "-m", "hodei.agent", "--home", str(self._home), "--linger", f"{self._linger_s:g}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _last_words(self) -> str:
+        try:
+            lines = (self._home / "agent.log").read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f"; its last words: {lines[-1][:300]}" if lines else ""
+
+    async def _keep_connected(self) -> None:
+        pause_s = 0.05
+        while True:
+            if self._link is not None:
+                await self._link.closed.wait()
+                self._connected.clear()
+                self._link = None
+            try:
+                await self._connect()
+                pause_s = 0.05
+            except StaleEpoch as error:
+                self._over = error
+                self._something_new.set()
+                self._connected.set()
+                return
+            except (BackendError, OSError):
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, RECONNECT_MAX_S)
+
+    async def _reach(self) -> Link:
+        try:
+            await asyncio.wait_for(self._connected.wait(), BIRTH_TIMEOUT_S)
+        except TimeoutError:
+            raise BackendError("the host agent is out of reach", hint=f"see {self._home}/agent.log") from None
+        if self._over is not None:
+            raise self._over
+        if self._link is None:
+            raise BackendError("the host agent is out of reach", hint=f"see {self._home}/agent.log")
+        return self._link
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._connected.clear()
+
+    # ------------------------------------------------------------------------------------------- reports
+
+    def _hear(self, told: list[Told]) -> None:
+        self._news.extend(each.observed() for each in told if each.state != "placed")
+        if self._news:
+            self._something_new.set()
+
+    async def observe(self) -> list[RunObserved]:
+        await self._something_new.wait()
+        if self._over is not None:
+            raise self._over
+        self._something_new.clear()
+        news, self._news = self._news, []
+        return news
+
+    async def known(self) -> dict[RunId, RunObserved]:
+        return {told.run: told.observed() for told in await self._known_to(await self._reach())}
+
+    @staticmethod
+    async def _known_to(link: Link) -> list[Told]:
+        out: list[Told] = []
+        more = True
+        while more:
+            page = msgspec.json.decode(await link.ask("known", after=out[-1].run if out else ""), type=_Known)
+            out += page.runs
+            more = page.more
+        return out
+
+    async def nodes(self) -> list[Node]:
+        whole = machine.capacity(self._home if self._home.exists() else Path("/"))
+        host = machine.hostname()
+        offers = list(self._offers.values()) or [NodeOffer(host)]
+        return [
+            Node(
+                name=offer.name,
+                backend=self.name,
+                kind=self.kind,
+                capacity={**whole, **offer.capacity},
+                labels={
+                    "hodei.io/hostname": host,
+                    "kubernetes.io/hostname": offer.name,
+                    "kubernetes.io/os": sys.platform,
+                    "kubernetes.io/arch": offer.arch or machine.architecture(),
+                    **offer.labels,
+                },
+                taints=offer.taints,
+                arch=offer.arch or platform.machine(),
+                gpu_type=offer.gpu_type,
+                location=offer.location,
+            )
+            for offer in offers
+        ]
+
+    # -------------------------------------------------------------------------------------------- orders
+
+    async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
+        link = await self._reach()
+        answer: dict[RunId, BackendError | BackendRefused] = {}
+        accepted: list[_Order] = []
+        size = 0
+        for order in orders:
+            try:
+                wire = self._wire(order)
+            except BackendRefused as error:
+                answer[order.run.id] = error
+                continue
+            accepted.append(wire)
+            size += sum(map(len, wire.argv)) + sum(len(k) + len(v) for k, v in wire.env.items())
+            if len(accepted) == ORDERS_PER_MESSAGE or size > COMMAND_LIMIT:
+                answer |= await self._send(link, accepted)
+                accepted, size = [], 0
+        if accepted:
+            answer |= await self._send(link, accepted)
+        return answer
+
+    @staticmethod
+    async def _send(link: Link, orders: list[_Order]) -> dict[RunId, BackendRefused]:
+        answer = msgspec.json.decode(await link.ask("start", runs=orders), type=_Started)
+        return {run: BackendRefused(text) for run, text in answer.refused.items()}
+
+    def _wire(self, order: Start) -> _Order:
+        run, spec, task = order.run, order.spec, order.task
+        if task.image:
+            raise BackendRefused(
+                "local processes cannot run an image", hint="leave out `image`, or choose a backend with containers"
+            )
+        if not task.command:
+            raise BackendRefused("the task has no command", hint="give it a `command`")
+        own = {
+            "HODEI_JOB_ID": str(run.job),
+            "HODEI_RUN_ID": run.id,
+            "HODEI_TASK": run.task,
+            "HODEI_RANK": str(run.member),
+            "HODEI_WORLD_SIZE": str(spec.size),
+            "HODEI_ATTEMPT": str(run.attempt),
+            "HODEI_NODE": run.node,
+            "HODEI_PROJECT": spec.project,
+        }
+        size = sum(len(word.encode()) + 1 for word in task.command)
+        size += sum(len(name.encode()) + len(value.encode()) + 2 for name, value in task.env.items())
+        if size > COMMAND_LIMIT:
+            raise BackendRefused(
+                f"the command and its environment are {size} bytes; no more than {COMMAND_LIMIT} can be started",
+                hint="put the data into a file",
+            )
+        offer = self._offers.get(run.node)
+        return _Order(
+            run=run.id,
+            argv=task.command,
+            env={**task.env, **own},
+            workdir=task.workdir,
+            cpu_milli=task.limits.get(CPU, 0),
+            memory_bytes=task.limits.get(MEMORY, 0),
+            cpus=offer.cpus if offer else (),
+            timeout_ms=spec.timeout_ms,
+            grace_ms=spec.grace_ms,
+        )
+
+    async def stop(self, orders: Sequence[Stop]) -> None:
+        if orders:
+            runs = [{"run": order.run, "grace_ms": order.grace_ms, "reason": order.reason} for order in orders]
+            await (await self._reach()).ask("stop", runs=runs)
+
+    async def forget(self, orders: Sequence[Forget]) -> None:
+        if orders:
+            await (await self._reach()).ask("forget", runs=[order.run for order in orders])
+
+    async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
+        try:
+            answer = await (await self._reach()).ask("logs", run=run, stream=stream, offset=offset, limit=limit)
+        except BackendError as error:
+            if error.code == "NO_LOG":
+                raise NotFound(error.message) from None
+            raise
+        log = msgspec.json.decode(answer, type=_Log)
+        return base64.b64decode(log.data), log.offset

@@ -1,0 +1,77 @@
+"""What this machine has to offer: cores, memory, disk, and its name. Read only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+from pathlib import Path
+
+from hodei.agent.limits import CGROUP_ROOT, own_groups
+from hodei.model.resources import CPU, MEMORY, STORAGE, Resources
+
+
+def hostname() -> str:
+    """A name that is also a valid label value; `local` if the machine has none."""
+    name = re.sub(r"[^a-z0-9.-]+", "-", socket.gethostname().lower()).strip("-.")[:63].rstrip("-.")
+    return name or "local"
+
+
+def architecture() -> str:
+    """In Kubernetes' words: amd64, arm64, ..."""
+    machine = platform.machine().lower()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+
+
+def capacity(home: Path, root: Path = CGROUP_ROOT) -> Resources:
+    """What runs can share: usable cores, memory within the limits put on us, and the space free where they write."""
+    return {CPU: _cpu_milli(root), MEMORY: _memory_bytes(root), STORAGE: shutil.disk_usage(home).free}
+
+
+def _cpu_milli(root: Path) -> int:
+    cores = len(os.sched_getaffinity(0)) * 1000
+    quotas = [cores]
+    for group in _groups_up(root, "cpu"):
+        quota, period = _cpu_quota(group)
+        if quota > 0 and period > 0:
+            quotas.append(quota * 1000 // period)
+    return max(1, min(quotas))
+
+
+def _cpu_quota(group: Path) -> tuple[int, int]:
+    both = _read(group / "cpu.max").split()
+    if len(both) == 2 and both[0].isdigit():
+        return int(both[0]), int(both[1])
+    quota, period = _read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()
+    return (int(quota), int(period)) if quota.isdigit() and period.isdigit() else (0, 0)
+
+
+def _memory_bytes(root: Path) -> int:
+    amounts = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group in _groups_up(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limit = _read(group / name).strip()
+            if limit.isdigit():
+                amounts.append(int(limit))
+    return min(amounts)
+
+
+def _groups_up(root: Path, controller: str) -> list[Path]:
+    """Our own group and every group above it, in whichever hierarchy holds the controller."""
+    own = own_groups()
+    base, path = (root / controller, own[controller]) if controller in own else (root, own.get("", "/"))
+    place = base / path.strip("/")
+    out = []
+    while place != base:
+        out.append(place)
+        place = place.parent
+    return [*out, base]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

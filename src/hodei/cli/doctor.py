@@ -1,0 +1,118 @@
+"""`hodei doctor`: looks at this side, asks the server about its own, and says how to fix what is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hodei import __version__
+from hodei.cli import errors
+from hodei.cli.options import client, headers_option, output_option, settings
+from hodei.cli.output import Column, emit_list
+from hodei.cli.times import now_ms, short
+from hodei.model.errors import HodeiError
+from hodei.wire.views import Check
+
+if TYPE_CHECKING:
+    from hodei.client import Client
+
+_OLDEST_PYTHON = (3, 11)
+_SKEW_MS = 5_000
+_LITTLE_ROOM, _NO_ROOM = 1 << 30, 100 << 20
+
+COLUMNS = (
+    Column("CHECK", lambda c: c.name),
+    Column("LEVEL", lambda c: c.level),
+    Column("FOUND", lambda c: c.found),
+    Column("FIX", lambda c: c.fix or "-"),
+)
+
+
+@click.command()
+@output_option
+@headers_option
+@click.pass_context
+def doctor(ctx: click.Context, output: str, no_headers: bool) -> None:
+    """Check this installation and say how to fix what is wrong. Exit code 1 if there is a problem; warnings are 0."""
+    from hodei.client.address import home_dir
+
+    home = home_dir(settings()["home"])
+    found = [check_python(), *check_home(home), *check_server(client(timeout_s=5))]
+    emit_list(found, output, COLUMNS, name=lambda c: c.name, headers=not no_headers)
+    ctx.exit(errors.ERROR if any(check.level == "problem" for check in found) else errors.OK)
+
+
+def check_python() -> Check:
+    have = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _OLDEST_PYTHON:
+        return Check("python", "problem", have, "install Python 3.11 or newer")
+    return Check("python", "ok", have)
+
+
+def check_home(home: Path) -> Iterator[Check]:
+    """The directory that `hodei up` makes, who can read it, the token in it, and the room there is."""
+    if not home.exists():
+        yield Check("home", "ok", f"{home} is not there yet; hodei up makes it")
+        return
+    if not home.is_dir():
+        yield Check("home", "problem", f"{home} is not a directory", "set HODEI_HOME to a directory")
+        return
+    mode = stat.S_IMODE(home.stat().st_mode)
+    if not os.access(home, os.W_OK | os.X_OK):
+        yield Check("home", "problem", f"{home} cannot be written", f"chown it to this user, or chmod u+rwx {home}")
+    elif mode & 0o077:
+        yield Check("home", "warning", f"{home} is open to others ({mode:04o})", f"chmod 700 {home}")
+    else:
+        yield Check("home", "ok", f"{home} ({mode:04o})")
+    token = home / "token"
+    if token.exists():
+        mode = stat.S_IMODE(token.stat().st_mode)
+        if mode & 0o077:
+            yield Check("token", "problem", f"{token} can be read by others ({mode:04o})", f"chmod 600 {token}")
+        else:
+            yield Check("token", "ok", f"{token} ({mode:04o})")
+    free = shutil.disk_usage(home).free
+    level = "problem" if free < _NO_ROOM else "warning" if free < _LITTLE_ROOM else "ok"
+    fix = "" if level == "ok" else "free some space, or move HODEI_HOME to a larger disk"
+    yield Check("disk", level, f"{free / 2**30:.1f} GiB free at {home}", fix)
+
+
+def check_server(server: Client) -> Iterator[Check]:
+    """Whether it answers, knows the token, has the same time and version; and what it says of itself."""
+    with server:
+        try:
+            skew_ms = _skew_ms(server.server_date())
+            yield Check("server", "ok", f"answers at {server.address}")
+        except HodeiError as error:
+            yield Check("server", "problem", error.message, error.hint)
+            return
+        if skew_ms is not None and abs(skew_ms) > _SKEW_MS:
+            yield Check("clock", "warning", f"{short(abs(skew_ms))} apart from the server", "set both by NTP")
+        elif skew_ms is not None:
+            yield Check("clock", "ok", "the same as the server's")
+        try:
+            version = server.info().version
+            if version != __version__:
+                fix = "give both the same version"
+                yield Check("version", "warning", f"client {__version__}, server {version}", fix)
+            else:
+                yield Check("version", "ok", __version__)
+            yield from server.checks()
+        except HodeiError as error:
+            yield Check("login", "problem", error.message, error.hint)
+
+
+def _skew_ms(date: str) -> int | None:
+    """How far the server's clock is ahead of ours, to the second that the header is exact to; None if it says nothing."""
+    try:
+        return round(parsedate_to_datetime(date).timestamp() * 1000) - now_ms()
+    except (TypeError, ValueError):
+        return None

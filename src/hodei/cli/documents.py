@@ -1,0 +1,172 @@
+"""Job documents on their way to the server: read from files and stdin, or put together from options.
+
+Files are checked here first, so that a mistake is shown with its file and place before anything is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hodei.cli.errors import UsageProblem
+from hodei.model.errors import InvalidInput
+
+LARGEST_FILE = 64 * 1024 * 1024
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
+    """The documents of all files in order, each one checked. UsageProblem or InvalidInput names the file at fault."""
+    from hodei.wire.document import parse_job
+    from hodei.wire.yamlfile import load_yaml
+
+    documents: list[dict[str, Any]] = []
+    problems: list[tuple[str, str]] = []
+    hint = ""
+    for path in paths:
+        name = "stdin" if path == "-" else path
+        found = load_yaml(_read_text(path, name), name=name)
+        if not found:
+            raise UsageProblem(f"{name} holds no job", hint="an example: hodei job init")
+        for number, document in enumerate(found, 1):
+            where = name if len(found) == 1 else f"{name}, document {number}"
+            try:
+                parse_job(document)
+            except InvalidInput as error:
+                hint = hint or error.hint
+                problems += [
+                    (f"{where}: {place}" if place else where, text)
+                    for place, text in error.problems or (("", error.message),)
+                ]
+                continue
+            assert isinstance(document, dict)
+            documents.append(document)
+    if problems:
+        what = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+        raise InvalidInput(f"{what} in the job file, nothing was sent", hint=hint, problems=tuple(problems))
+    return documents
+
+
+def checked(document: dict[str, Any]) -> dict[str, Any]:
+    """The document, if a server could take it."""
+    from hodei.wire.document import parse_job
+
+    parse_job(document)
+    return document
+
+
+def _read_text(path: str, name: str) -> str:
+    if "://" in path:
+        hint = f"fetch it yourself, look at it, then: curl -fsS {path} | hodei submit -"
+        raise UsageProblem(f"{path[:200]!r} is a URL, and jobs are read from files only", hint=hint)
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(LARGEST_FILE + 1)
+        else:
+            file = Path(path)
+            if file.is_dir():
+                raise UsageProblem(f"{path} is a directory", hint=f"name the files: {path.rstrip('/')}/*.yaml")
+            with file.open("rb") as source:
+                data = source.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise UsageProblem(
+            f"there is no file {path}", hint="an example to start from: hodei job init > job.yaml"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > LARGEST_FILE:
+        raise UsageProblem(f"{name} is larger than {LARGEST_FILE // 2**20} MiB", hint="split it")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageProblem(f"{name} is not text", hint="a job file is YAML or JSON in UTF-8") from None
+    if "\0" in text:
+        raise UsageProblem(f"{name} is binary, not text", hint="a job file is YAML or JSON in UTF-8")
+    return text
+
+
+# ----------------------------------------------------------------------------- from options
+
+_OPTIONS = (
+    click.option("--name", help="A name to find the job by [default: the command's]."),
+    click.option("--cpu", metavar="N", help="Cores, for example 2 or 500m."),
+    click.option("--memory", "--mem", metavar="SIZE", help="Memory, for example 512Mi or 8Gi."),
+    click.option("--gpu", metavar="N", help="GPUs."),
+    click.option("--gpu-type", metavar="TYPE", help="Which GPU, for example a100."),
+    click.option("--arch", help="Processor, for example amd64 or arm64."),
+    click.option("--resource", metavar="NAME=N", multiple=True, help="Any other resource; may be repeated."),
+    click.option("--project", help="The project that the job counts for."),
+    click.option("--priority", help="critical, high, medium, low, batch, scavenger or a number."),
+    click.option("--profile", help="The scheduling profile."),
+    click.option("-e", "--env", metavar="K=V", multiple=True, help="Environment; K alone passes this shell's value on."),
+    click.option("--workdir", metavar="DIR", help="Where the command runs [default: here, if the server is local]."),
+    click.option("--label", metavar="K=V", multiple=True, help="A label on the job; may be repeated."),
+    click.option("--select", metavar="K=V", multiple=True, help="Only nodes with this label; may be repeated."),
+    click.option("--tolerate", metavar="TAINT", multiple=True, help="A taint that does not matter: key, key=value:Effect."),
+    click.option("--backend", metavar="NAME", help="Run it on this backend."),
+    click.option("--timeout", metavar="TIME", help="Stop it after this long, for example 90s or 1h30m."),
+    click.option("--retries", type=click.IntRange(0), help="How often to try again after a failure."),
+)  # fmt: skip
+
+
+def job_options(command: Command) -> Command:
+    """The options that describe a job of one command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def document_of(command: tuple[str, ...], given: dict[str, Any], *, local: bool) -> dict[str, Any]:
+    """The short form of a job file, from options. `local`: the server is on this machine."""
+    document: dict[str, Any] = {"command": list(command)}
+    for key in (
+        "name",
+        "cpu",
+        "memory",
+        "gpu",
+        "project",
+        "profile",
+        "timeout",
+        "retries",
+        "arch",
+        "priority",
+        "gpu_type",
+        "backend",
+    ):
+        if given.get(key) is not None:
+            document[key] = given[key]
+    if str(document.get("priority", "")).lstrip("-").isdigit():
+        document["priority"] = int(document["priority"])
+    if given.get("tolerate"):
+        document["tolerations"] = list(given["tolerate"])
+    for key, option in (("resources", "resource"), ("labels", "label"), ("node_selector", "select")):
+        if given.get(option):
+            document[key] = dict(_pair(text, f"--{option}") for text in given[option])
+    if given.get("env"):
+        document["env"] = dict(_environment(text) for text in given["env"])
+    workdir = given.get("workdir") or (os.getcwd() if local else "")
+    if workdir:
+        document["workdir"] = str(Path(workdir).absolute()) if local else workdir
+    return document
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageProblem(f"{option} {text[:80]!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+def _environment(text: str) -> tuple[str, str]:
+    if "=" in text:
+        return _pair(text, "--env")
+    if text not in os.environ:
+        raise UsageProblem(
+            f"--env {text[:80]!r}: this shell has no such variable", hint=f"write --env {text[:80]}=VALUE"
+        )
+    return text, os.environ[text]

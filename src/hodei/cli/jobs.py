@@ -1,0 +1,167 @@
+"""`hodei jobs` and `hodei job …`: what there is, and everything about one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import click
+
+from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
+from hodei.cli.output import Column, emit_list, emit_one, fields, indent, paint, table
+from hodei.cli.refs import ACTIVE, resolve_job
+from hodei.cli.times import ago, span
+from hodei.model.lifecycle import JOB_STEPS
+
+if TYPE_CHECKING:
+    from hodei.wire.views import JobDetail, JobView
+
+COLUMNS = (
+    Column("ID", lambda v: str(v.id)),
+    Column("NAME", lambda v: v.name or "-"),
+    Column("STATE", lambda v: v.state),
+    Column("PROJECT", lambda v: v.project),
+    Column("USER", lambda v: v.user or "-", wide=True),
+    Column("PRIORITY", lambda v: str(v.priority), wide=True),
+    Column("NODES", lambda v: _nodes(v)),
+    Column("EXIT", lambda v: "-" if v.exit_code is None else str(v.exit_code)),
+    Column("ATTEMPT", lambda v: str(v.attempt), wide=True),
+    Column("SUBMITTED", lambda v: ago(v.submitted_at)),
+    Column("RUNTIME", lambda v: span(v.started_at, v.finished_at) or "-"),
+    Column("LABELS", lambda v: ",".join(f"{k}={x}" for k, x in sorted(v.labels.items())) or "-", wide=True),
+    Column("REASON", lambda v: v.reason or v.reason_code or "-"),
+)
+RUN_COLUMNS = (
+    Column("RUN", lambda r: r.id),
+    Column("TASK", lambda r: r.task),
+    Column("STATE", lambda r: r.state),
+    Column("NODE", lambda r: r.node),
+    Column("EXIT", lambda r: "-" if r.exit_code is None else str(r.exit_code)),
+    Column("STARTED", lambda r: ago(r.started_at) or "-"),
+    Column("RUNTIME", lambda r: span(r.started_at, r.finished_at) or "-"),
+    Column("REASON", lambda r: r.reason or r.reason_code or "-"),
+)
+
+
+@click.command()
+@click.option("-a", "--all", "every", is_flag=True, help="Ended jobs too.")
+@click.option("--state", multiple=True, type=click.Choice(list(JOB_STEPS)), help="Only jobs in this state; repeatable.")
+@click.option("--project", default="", help="Only jobs of this project.")
+@click.option("--user", default="", help="Only jobs of this user.")
+@click.option("--name", default="", help="Only jobs with this name.")
+@click.option("-l", "--selector", default="", help="Only jobs with these labels: team=a, stage in (x, y), !old.")
+@click.option("--since", default="", metavar="TIME", help="Only jobs submitted since: 6h, 2d or 2026-01-31T08:00Z.")
+@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many, newest first.")
+@output_option
+@headers_option
+@watch_option
+def jobs(
+    every: bool,
+    state: tuple[str, ...],
+    project: str,
+    user: str,
+    name: str,
+    selector: str,
+    since: str,
+    limit: int,
+    output: str,
+    no_headers: bool,
+    watch: bool,
+) -> None:
+    """List jobs, newest first: the active ones; all with -a, with --since or with --state."""
+    every = every or bool(since)
+
+    def fetch() -> Iterator[JobView]:
+        return server.jobs(
+            state=state or (() if every else ACTIVE),
+            project=project, user=user, name=name, label=selector, since=since, limit=limit,
+        )  # fmt: skip
+
+    def draw(found: Iterable[JobView]) -> None:
+        nothing = "no such jobs" if every or state else "no active jobs (all: hodei jobs -a)"
+        emit_list(found, output, COLUMNS, name=lambda v: str(v.id), headers=not no_headers, empty=nothing)
+
+    with client() as server:
+        if watch:
+            from hodei.cli.watch import redraw
+
+            redraw(server, lambda: list(fetch()), draw, output)
+        else:
+            draw(fetch())
+
+
+@click.group()
+def job() -> None:
+    """Show one job, its history, or an example job file."""
+
+
+@job.command("show")
+@job_argument
+@output_option
+def show_job(job: str, output: str) -> None:
+    """Everything about one job: where it stands, its runs; with -o yaml its whole specification."""
+    with client() as server:
+        detail = server.job(resolve_job(server, job))
+    emit_one(detail, output, name=lambda d: str(d.job.id), text=_describe)
+
+
+@job.command("history")
+@job_argument
+@output_option
+@headers_option
+def history(job: str, output: str, no_headers: bool) -> None:
+    """What happened to one job, oldest first."""
+    from hodei.cli.events import COLUMNS as EVENT_COLUMNS
+    from hodei.cli.events import plain
+
+    with client() as server:
+        id = resolve_job(server, job)
+        server.job(id)  # a job that does not exist has no history, and that is an error, not an empty list
+        found = [plain(event) for event in server.events(job=id)]
+    emit_list(found, output, EVENT_COLUMNS, name=lambda e: str(e["seq"]), headers=not no_headers, empty="no events")
+
+
+@job.command("init")
+@click.option("--full", is_flag=True, help="The full form: several tasks, affinity, tolerations.")
+def init(full: bool) -> None:
+    """Write a commented example job file to stdout."""
+    example = "example-full.yaml" if full else "example.yaml"
+    click.echo(files("hodei.cli").joinpath(example).read_text(), nl=False)
+
+
+def _describe(detail: JobDetail) -> str:
+    view = detail.job
+    head = fields([
+        ("id", str(view.id)),
+        ("name", view.name),
+        ("state", f"{view.state}{' (cancel requested)' if view.cancel_requested else ''}"),
+        ("reason", f"{view.reason}{f' [{view.reason_code}]' if view.reason_code else ''}" if view.reason or view.reason_code else ""),
+        ("exit code", "" if view.exit_code is None else str(view.exit_code)),
+        ("project", view.project),
+        ("user", view.user),
+        ("priority", str(view.priority)),
+        ("profile", view.profile),
+        ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
+        ("members", f"{view.members} in {view.tasks} task{'s' if view.tasks != 1 else ''}"),
+        ("attempt", str(view.attempt)),
+        ("submitted", _moment(view.submitted_at)),
+        ("scheduled", _moment(view.scheduled_at)),
+        ("started", _moment(view.started_at)),
+        ("finished", _moment(view.finished_at)),
+        ("ran for", span(view.started_at, view.finished_at)),
+    ])  # fmt: skip
+    head = head.replace(view.state, paint(view.state, view.state), 1) if view.state else head
+    if detail.runs:
+        head += "\n\nruns\n" + indent(table(detail.runs, RUN_COLUMNS))
+    return head + f"\n\nmore: hodei why {view.id}, hodei logs {view.id}, hodei job show {view.id} -o yaml"
+
+
+def _moment(text: str) -> str:
+    return f"{text} ({ago(text)})" if text else ""
+
+
+def _nodes(view: JobView) -> str:
+    if len(view.nodes) <= 2:
+        return ",".join(view.nodes) or "-"
+    return f"{view.nodes[0]} +{len(view.nodes) - 1}"

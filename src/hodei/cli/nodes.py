@@ -1,0 +1,207 @@
+"""`hodei nodes` and `hodei node …`, with the words that kubectl users have in their fingers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from hodei.cli.errors import UsageProblem
+from hodei.cli.options import client, headers_option, node_argument, output_option, watch_option
+from hodei.cli.output import Column, clean, emit_list, emit_one, fields
+from hodei.model.node import TaintEffect
+from hodei.wire.views import NodePatch, NodeView, TaintView
+
+if TYPE_CHECKING:
+    from hodei.client import Client
+
+EFFECTS: tuple[str, ...] = get_args(TaintEffect)
+_TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?(?::(?P<effect>\S*))?")
+
+COLUMNS = (
+    Column("NAME", lambda n: n.name),
+    Column("STATE", lambda n: n.state),
+    Column("BACKEND", lambda n: n.backend),
+    Column("CPU", lambda n: _share(n, "cpu")),
+    Column("MEMORY", lambda n: _share(n, "memory")),
+    Column("GPU", lambda n: _share(n, "gpu") + (f" {n.gpu_type}" if n.gpu_type else "")),
+    Column("RUNS", lambda n: str(n.runs)),
+    Column("ARCH", lambda n: n.arch or "-", wide=True),
+    Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n.labels.items())) or "-", wide=True),
+    Column("VERSION", lambda n: n.version or "-", wide=True),
+    Column("TAINTS", lambda n: ",".join(map(taint_text, n.taints)) or "-"),
+    Column("REASON", lambda n: n.reason or "-"),
+)
+
+
+@click.command()
+@output_option
+@headers_option
+@watch_option
+def nodes(output: str, no_headers: bool, watch: bool) -> None:
+    """List nodes with what is used of what they have."""
+
+    def draw(found: Iterable[NodeView]) -> None:
+        emit_list(found, output, COLUMNS, name=lambda n: n.name, headers=not no_headers, empty="no nodes")
+
+    with client() as server:
+        if watch:
+            from hodei.cli.watch import redraw
+
+            redraw(server, server.nodes, draw, output)
+        else:
+            draw(server.nodes())
+
+
+@click.group()
+def node() -> None:
+    """Show, cordon, drain, taint or label a node."""
+
+
+@node.command("show")
+@node_argument
+@output_option
+def show(name: str, output: str) -> None:
+    """Everything about one node."""
+    with client() as server:
+        found = server.node(name)
+    emit_one(found, output, name=lambda n: n.name, text=_describe)
+
+
+@node.command("cordon")
+@node_argument
+@output_option
+def cordon(name: str, output: str) -> None:
+    """Start nothing new there; what runs goes on."""
+    _patch(name, NodePatch(cordon=True), output, "cordoned")
+
+
+@node.command("uncordon")
+@node_argument
+@output_option
+def uncordon(name: str, output: str) -> None:
+    """Let it take work again."""
+    _patch(name, NodePatch(cordon=False), output, "uncordoned")
+
+
+@node.command("drain")
+@node_argument
+@output_option
+def drain(name: str, output: str) -> None:
+    """Cordon it and move its work elsewhere."""
+    _patch(name, NodePatch(cordon=True, drain=True), output, "draining")
+
+
+@node.command("taint", context_settings={"ignore_unknown_options": True})
+@node_argument
+@click.argument("taints", metavar="KEY[=VALUE]:EFFECT[-]...", nargs=-1, required=True)
+@output_option
+def taint(name: str, taints: tuple[str, ...], output: str) -> None:
+    """Keep work away that does not tolerate it; a minus at the end takes the taint off again.
+
+    \b
+      hodei node taint node7 maintenance=disk:NoSchedule
+      hodei node taint node7 maintenance:NoSchedule-
+      hodei node taint node7 maintenance-
+    """
+    with client() as server:
+        patch = _taint_patch(server, name, taints)
+        _finish(server.patch_node(name, patch), output, "tainted" if patch.add_taints else "untainted")
+
+
+@node.command("label", context_settings={"ignore_unknown_options": True})
+@node_argument
+@click.argument("labels", metavar="KEY=VALUE... KEY-...", nargs=-1, required=True)
+@output_option
+def label(name: str, labels: tuple[str, ...], output: str) -> None:
+    """Set labels (KEY=VALUE) and remove them (KEY-)."""
+    wanted: dict[str, str | None] = {}
+    for text in labels:
+        key, equals, value = text.partition("=")
+        if not equals and text.endswith("-") and len(text) > 1:
+            wanted[text[:-1]] = None
+        elif key and equals:
+            wanted[key] = value
+        else:
+            raise UsageProblem(f"{text[:80]!r} is not a label", hint="write KEY=VALUE to set it, KEY- to remove it")
+    _patch(name, NodePatch(labels=wanted), output, "labeled")
+
+
+def parse_taint(text: str) -> tuple[str, str, str, bool]:
+    """`key=value:Effect` -> (key, value, effect, False); `key:Effect-` and `key-` -> (key, "", effect or "", True)."""
+    gone = text.endswith("-")
+    found = _TAINT.fullmatch(text.removesuffix("-"))
+    if found is None or (not found["effect"] and not gone):
+        raise UsageProblem(f"{text[:80]!r} is not a taint", hint="write KEY=VALUE:EFFECT, or KEY:EFFECT- to remove one")
+    effect = found["effect"] or ""
+    if effect and effect not in EFFECTS:
+        raise UsageProblem(f"{effect[:40]!r} is not an effect", hint=f"one of {', '.join(EFFECTS)}")
+    return found["key"], found["value"] or "", effect, gone
+
+
+def taint_text(taint: TaintView) -> str:
+    return f"{taint.key}{'=' + taint.value if taint.value else ''}:{taint.effect}"
+
+
+def _taint_patch(server: Client, name: str, texts: tuple[str, ...]) -> NodePatch:
+    add, remove = [], []
+    for key, value, effect, gone in map(parse_taint, texts):
+        if not gone:
+            add.append(TaintView(key, value, effect))
+            continue
+        matching = [t for t in server.node(name).taints if t.key == key and effect in ("", t.effect)]
+        if not matching:
+            from hodei.model.errors import NotFound
+
+            raise NotFound(
+                f"node {name} has no taint {key}{':' + effect if effect else ''}", hint=f"hodei node show {name}"
+            )
+        remove += matching
+    return NodePatch(add_taints=add, remove_taints=remove)
+
+
+def _patch(name: str, patch: NodePatch, output: str, word: str) -> None:
+    with client() as server:
+        _finish(server.patch_node(name, patch), output, word)
+
+
+def _finish(found: NodeView, output: str, word: str) -> None:
+    emit_one(found, output, name=lambda n: n.name, text=lambda n: f"node {clean(n.name)} {word}")
+
+
+def _share(view: NodeView, resource: str) -> str:
+    has = view.capacity.get(resource)
+    return (
+        f"{_short(resource, view.used.get(resource, '0'))}/{_short(resource, has)}" if has not in (None, "0") else "-"
+    )
+
+
+def _short(resource: str, amount: str | None) -> str:
+    from hodei.model.errors import InvalidInput
+    from hodei.model.quantity import parse_quantity
+    from hodei.model.resources import human_amount, scale_of
+
+    try:
+        return human_amount(resource, parse_quantity(amount or "0", scale=scale_of(resource)))
+    except InvalidInput:
+        return amount or "0"
+
+
+def _describe(view: NodeView) -> str:
+    places = ", ".join(f"{k} {v}" for k, v in view.location.items() if v not in ("", None))
+    return fields([
+        ("name", view.name),
+        ("state", view.state),
+        ("reason", view.reason),
+        ("backend", f"{view.backend} ({view.kind})"),
+        ("arch", view.arch),
+        ("gpu type", view.gpu_type),
+        ("location", places),
+        ("runs", str(view.runs)),
+        *((name, _share(view, name)) for name in sorted(view.capacity)),
+        ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
+        ("taints", ", ".join(map(taint_text, view.taints))),
+        ("version", view.version),
+    ])  # fmt: skip

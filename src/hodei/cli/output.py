@@ -1,0 +1,161 @@
+"""How answers are printed: tables for people, `-o json|jsonl|yaml|name` for programs.
+
+Machine output is an interface: names and shapes are those of the API and only ever grow. Data goes to stdout,
+everything else to stderr. Text that others wrote never reaches a terminal with its control characters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+FORMATS = ("table", "wide", "json", "jsonl", "yaml", "name")
+
+# C0 and C1 controls, DEL, and the marks that turn the direction of text round.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_COLOURS = {
+    "running": "cyan", "scheduled": "cyan", "placed": "cyan", "succeeded": "green", "ready": "green", "ok": "green",
+    "failed": "red", "lost": "red", "problem": "red", "not-ready": "red", "unsatisfiable": "red",
+    "pending": "yellow", "waiting": "yellow", "held": "magenta", "warning": "yellow", "cordoned": "yellow",
+    "draining": "yellow", "cancelled": "bright_black", "stopped": "bright_black",
+}  # fmt: skip
+
+
+class Column(NamedTuple):
+    """One column of a table: a header, the text of a row, and whether it is shown only with `-o wide`."""
+
+    header: str
+    cell: Callable[[Any], str]
+    wide: bool = False
+
+
+def clean(text: str) -> str:
+    r"""`text` with control characters made visible: a name cannot move the cursor or forge a line (ESC -> \x1b)."""
+    return _UNSAFE.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
+
+
+def colourful(err: bool = False) -> bool:
+    stream = sys.stderr if err else sys.stdout
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def paint(text: str, state: str) -> str:
+    """`text` in the colour of `state`, if this terminal wants colours."""
+    colour = _COLOURS.get(state)
+    return click.style(text, fg=colour) if colour and colourful() else text
+
+
+def note(text: str) -> None:
+    """A word to the person at the terminal; never part of the data."""
+    click.echo(clean(text), err=True)
+
+
+def emit_list(
+    items: Iterable[Any],
+    output: str,
+    columns: Sequence[Column],
+    *,
+    name: Callable[[Any], str],
+    headers: bool = True,
+    empty: str = "",
+) -> None:
+    """Print a list. `jsonl` and `name` are written as the items come; the others when all are there."""
+    if output == "jsonl":
+        for item in items:
+            click.echo(_json(item))
+    elif output == "name":
+        for item in items:
+            click.echo(clean(name(item)))
+    elif output in ("json", "yaml"):
+        _machine(list(items), output)
+    else:
+        rows = list(items)
+        if rows or not empty:
+            click.echo(table(rows, columns, wide=output == "wide", headers=headers), nl=bool(rows or headers))
+        else:
+            note(empty)
+
+
+def emit_one(item: Any, output: str, *, name: Callable[[Any], str], text: Callable[[Any], str]) -> None:
+    """Print one thing: an object for programs, `text` for people."""
+    if output == "jsonl":
+        click.echo(_json(item))
+    elif output == "name":
+        click.echo(clean(name(item)))
+    elif output in ("json", "yaml"):
+        _machine(item, output)
+    else:
+        click.echo(text(item))
+
+
+def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False, headers: bool = True) -> str:
+    """Rows in aligned columns. On a terminal the last column gives way, unless `wide`."""
+    shown = [column for column in columns if wide or not column.wide]
+    cells = [[clean(column.cell(row)) for column in shown] for row in rows]
+    if headers:
+        cells.insert(0, [column.header for column in shown])
+    if not cells:
+        return ""
+    widths = [max(_width(line[i]) for line in cells) for i in range(len(shown))]
+    room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(shown) - 1)
+    lines = []
+    for number, line in enumerate(cells):
+        if not wide and sys.stdout.isatty() and room >= 10:
+            line[-1] = shorten(line[-1], room)
+        padded = [text + " " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
+        if number or not headers:
+            padded = [
+                paint(text, line[i]) if shown[i].header in ("STATE", "LEVEL", "STATUS") else text
+                for i, text in enumerate(padded)
+            ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> str:
+    """`name  value` lines, aligned; empty values are left out."""
+    kept = [(name, clean(value)) for name, value in pairs if value]
+    width = max((len(name) for name, _ in kept), default=0)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in kept)
+
+
+def shorten(text: str, width: int) -> str:
+    return text if _width(text) <= width else text[: max(1, width - 1)] + "…"
+
+
+def indent(text: str, by: str = "  ") -> str:
+    return "\n".join(by + line if line else line for line in text.split("\n"))
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _machine(item: Any, output: str) -> None:
+    if output == "json":
+        import msgspec
+
+        click.echo(_json(item, lambda data: msgspec.json.format(data, indent=2)))
+        return
+    import msgspec
+    import yaml
+
+    text = yaml.safe_dump(msgspec.to_builtins(item), sort_keys=False, allow_unicode=True, width=100)
+    click.echo(text, nl=False)
+
+
+def _json(item: Any, shape: Callable[[bytes], bytes] = lambda data: data) -> str:
+    import msgspec
+
+    text = shape(msgspec.json.encode(item)).decode()
+    return _UNSAFE_IN_JSON.sub(lambda m: f"\\u{ord(m[0]):04x}", text)

@@ -1,0 +1,175 @@
+"""`hodei up`, `down`, `replay`, `bench`: what needs more of the house than the terminal knows runs as a program of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from hodei.cli.errors import UsageProblem
+from hodei.cli.options import output_option, settings
+from hodei.cli.output import emit_one, note
+from hodei.model.errors import Conflict, HodeiError, NotFound
+
+_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+_POLL_S = 0.05
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--home", metavar="DIR", help="Where it keeps its things [env: HODEI_HOME; default: ~/.hodei].")
+@click.option("--host", metavar="ADDRESS", help="Where to listen [default: 127.0.0.1].")
+@click.option("--port", metavar="N", help="Which port [default: any free one].")
+@click.option("--config", metavar="FILE", help="A configuration file.")
+@click.option("--insecure", is_flag=True, help="Allow an address that others reach without TLS.")
+@click.option("--instant", is_flag=True, help="Jobs end at once without running anything: for trials and measuring.")
+@click.option("-d", "--detach", is_flag=True, help="Go on in the background; the log is HOME/server.log.")
+@click.option(
+    "--timeout", type=float, default=30, show_default=True, metavar="S", help="With -d: how long to wait for it."
+)
+@click.argument("more", nargs=-1, type=click.UNPROCESSED)
+def up(detach: bool, timeout: float, insecure: bool, instant: bool, more: tuple[str, ...], **given: str | None) -> None:
+    """Start a server with its scheduler, store and local agent: one command, one process tree, one directory."""
+    if not all(find_spec(name) for name in ("starlette", "uvicorn", "numpy")):
+        raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
+    home = given.pop("home") or settings()["home"]
+    args = [f"--home={home}"] if home else []
+    args += [f"--{name}={value}" for name, value in given.items() if value is not None]
+    args += [f"--{name}" for name, wanted in (("insecure", insecure), ("instant", instant)) if wanted]
+    if detach:
+        _start_detached(home, [*args, *more], timeout)
+    else:
+        _become("hodei.server", [*args, *more])
+
+
+@click.command()
+@click.option("--home", metavar="DIR", help="The home of the server to stop [env: HODEI_HOME; default: ~/.hodei].")
+@click.option("--timeout", type=float, default=60, show_default=True, metavar="S", help="How long to wait for its end.")
+@output_option
+def down(home: str | None, timeout: float, output: str) -> None:
+    """Stop the server that runs in HOME, and wait until it is gone. Its jobs are kept."""
+    from hodei.client.address import home_dir, read_server_file
+
+    where = home_dir(home or settings()["home"])
+    found = read_server_file(where)
+    if found is None or not found.pid or not is_alive(found.pid):
+        raise NotFound(f"no server runs in {where}", hint="another one? name its home: hodei down --home DIR")
+    if not is_our_server(found.pid):
+        hint = f"the server has gone without cleaning up; if so, remove {where}/server.json"
+        raise Conflict(f"process {found.pid} is not a Hodei server, so it is left alone", hint=hint)
+    os.kill(found.pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    while is_alive(found.pid):
+        if time.monotonic() > deadline:
+            hint = f"it may be busy with an orderly end; see {where}/server.log"
+            raise HodeiError(f"server {found.pid} has not ended within {timeout:g} s", hint=hint, code="STILL_RUNNING")
+        time.sleep(_POLL_S)
+    stopped = {"pid": found.pid, "address": found.address, "home": str(where)}
+    emit_one(stopped, output, name=lambda s: str(s["pid"]), text=lambda s: f"server at {s['address']} stopped")
+
+
+@click.command(context_settings=_THROUGH, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def replay(args: tuple[str, ...]) -> None:
+    """Replay a decision log and say whether the plans are the same."""
+    _become("hodei.sim.replay", list(args))
+
+
+@click.command(context_settings=_THROUGH, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def bench(args: tuple[str, ...]) -> None:
+    """Measure the engine or a server: hodei bench engine|server --help."""
+    _become("hodei.bench", list(args))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process is there and has not ended (one that nobody has reaped yet has)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True
+
+
+def is_our_server(pid: int) -> bool:
+    """A pid is used again after its process has gone, so the command line is looked at before any signal is sent."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        shown = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        words = shown.stdout.split()
+    return any(word == "hodei.server" or word.endswith(("/hodei/server", "hodei/server/__main__.py")) for word in words)
+
+
+def _become(module: str, args: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *args])
+
+
+def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None:
+    from hodei.client.address import home_dir, read_server_file
+
+    where = home_dir(home)
+    running = read_server_file(where)
+    if running is not None and running.pid and is_alive(running.pid) and is_our_server(running.pid):
+        note(f"already running at {running.address} (process {running.pid})")
+        return
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_path = where / "server.log"
+    with open(log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+        began = log.tell()
+        server = subprocess.Popen(
+            [sys.executable, "-m", "hodei.server", *args],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + timeout_s
+    while not _is_ready(where, server.pid):
+        if server.poll() is not None:
+            raise HodeiError(
+                f"the server ended at once (exit code {server.returncode}): {_last_words(log_path, began)}",
+                hint=f"see {log_path}", code="NOT_STARTED",
+            )  # fmt: skip
+        if time.monotonic() > deadline:
+            hint = f"it goes on starting as process {server.pid}; see {log_path}"
+            raise HodeiError(f"the server is not ready after {timeout_s:g} s", hint=hint, code="NOT_READY")
+        time.sleep(_POLL_S)
+    found = read_server_file(where)
+    click.echo(found.address if found else "")
+    note(f"server {server.pid} is ready; its log is {log_path}")
+    if where != home_dir():
+        note(f"to talk to it: export HODEI_HOME={where}")
+    note(f"this user's commands find its token in {where}/token; elsewhere set HODEI_SERVER and HODEI_TOKEN")
+    note("try: hodei run -- echo hello        stop it: hodei down")
+
+
+def _is_ready(where: Path, pid: int) -> bool:
+    from hodei.client import Client
+    from hodei.client.address import read_server_file
+
+    found = read_server_file(where)
+    if found is None or found.pid != pid:
+        return False
+    try:
+        with Client(found.address, home=where, timeout_s=5) as server:
+            return server.ready()
+    except HodeiError:
+        return False
+
+
+def _last_words(log_path: Path, since: int) -> str:
+    with open(log_path, "rb") as log:
+        log.seek(since)
+        lines = [line for line in log.read()[-4000:].decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "it said nothing"

@@ -1,0 +1,154 @@
+"""`hodei why`: the explanation of a job, for people. One sentence first; the evidence below it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from hodei.cli.options import client, job_argument, output_option
+from hodei.cli.output import Column, clean, emit_one, fields, indent, paint, table
+from hodei.cli.refs import resolve_job
+from hodei.cli.times import ago
+from hodei.model.decision import Candidate, Decision
+from hodei.model.explanation import Blocker, Explanation, Placement
+
+_NODES_SHOWN = 4
+_PLACEMENTS_SHOWN = 4
+_BAR = 20
+_STALE_BEAT_MS = 30_000
+
+
+@click.command()
+@job_argument
+@output_option
+def why(job: str, output: str) -> None:
+    """Say why a job waits, or why it landed where it did. Programs get the same object as from the API."""
+    with client() as server:
+        answer = server.why(resolve_job(server, job))
+    emit_one(answer, output, name=lambda a: str(a.job), text=lambda a: render(a, wide=output == "wide"))
+
+
+def render(answer: Explanation, *, wide: bool = False, planned: bool = False) -> str:
+    """The explanation as text. `planned`: nothing has happened yet, so the words are those of what would."""
+    parts = [_headline(answer, planned)]
+    if answer.blockers:
+        parts.append(indent(_blockers(answer.blockers, wide)))
+    evidence = _evidence(answer, planned)
+    if evidence:
+        parts.append(indent(evidence))
+    shown = answer.placements if wide else answer.placements[:_PLACEMENTS_SHOWN]
+    parts += [indent(_placement(where, planned)) for where in shown]
+    if len(shown) < len(answer.placements):
+        parts.append(f"  … and {len(answer.placements) - len(shown)} more runs (-o wide shows all)")
+    if answer.hint:
+        parts.append(f"  next: {clean(answer.hint)}")
+    return "\n\n".join(parts)
+
+
+def _headline(answer: Explanation, planned: bool) -> str:
+    who = f"job {answer.job}" if answer.job else "the job"
+    if answer.name:
+        who += f" ({clean(answer.name)})"
+    words = {
+        "waiting": "would wait" if planned else "is waiting",
+        "unsatisfiable": "can never start as it is" if planned else "can never start as things are",
+        "held": "is held",
+        "placed": "would start now" if planned else "is placed",
+        "running": "is running",
+        "ended": answer.state or "has ended",
+    }
+    state = paint(words[answer.status], answer.state if answer.status == "ended" else answer.status)
+    return f"{who} {state}: {clean(answer.summary)} [{clean(answer.code)}]"
+
+
+def _blockers(blockers: tuple[Blocker, ...], wide: bool) -> str:
+    several = len({blocker.task for blocker in blockers}) > 1
+    columns = [
+        Column("NODES", lambda b: str(b.count) if b.count else "all"),
+        Column("REASON", lambda b: b.text),
+        Column("CODE", lambda b: b.code),
+        Column("PLUGIN", lambda b: b.plugin),
+        Column("WHERE", lambda b: _names(b, wide)),
+    ]
+    if several:
+        columns.insert(1, Column("TASK", lambda b: b.task))
+    return table(blockers, columns, wide=wide)
+
+
+def _names(blocker: Blocker, wide: bool) -> str:
+    shown = blocker.nodes if wide else blocker.nodes[:_NODES_SHOWN]
+    more = blocker.count - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 and shown else "")
+
+
+def _evidence(answer: Explanation, planned: bool) -> str:
+    nearest, queue = answer.nearest, answer.queue
+    waiting = answer.status in ("waiting", "unsatisfiable", "held")
+    tries = "once" if answer.attempts == 1 else f"{answer.attempts} times"
+    silent_ms = answer.at_ms - answer.scheduler_beat_ms if answer.scheduler_beat_ms and answer.at_ms else 0
+    return fields([
+        ("nearest miss", f"{nearest.node}: {nearest.text}" if nearest else ""),
+        ("queue", f"position {queue.position} of {queue.pending}" if queue else ""),
+        ("nodes", f"{answer.feasible} of {answer.nodes} could take it" if answer.nodes and waiting else ""),
+        ("tried", f"{tries}, last {ago(answer.last_attempt_ms)}" if answer.last_attempt_ms and not planned else ""),
+        ("next try", _next(answer) if waiting and not planned else ""),
+        ("scheduler", f"has not been seen since {ago(answer.scheduler_beat_ms)}" if silent_ms > _STALE_BEAT_MS else ""),
+    ])  # fmt: skip
+
+
+def _next(answer: Explanation) -> str:
+    when = ago(answer.next_attempt_ms) if answer.next_attempt_ms else ""
+    return " or when ".join(part for part in (when, answer.next_trigger) if part)
+
+
+def _placement(where: Placement, planned: bool) -> str:
+    what = f"{where.task}[{where.member}]" + (f" run {where.run}" if where.run else "")
+    line = clean(
+        f"{what} {'would go to' if planned else 'on'} {where.node}{f' ({where.state})' if where.state else ''}"
+    )
+    return f"{line}\n{indent(_decision(where.decision))}" if where.decision else line
+
+
+def _decision(decision: Decision) -> str:
+    """The score of the chosen node, plugin by plugin, and the nodes that came next."""
+    best = decision.chosen
+    head = f"score {_points(best.score)} of 100, best of {decision.feasible} of {decision.nodes} nodes"
+    head += f" (profile {clean(decision.profile)})"
+    total = sum(term.weight for term in best.terms) or 1
+    columns = [
+        Column("PLUGIN", lambda t: t.plugin),
+        Column("SCORE", lambda t: _points(t.score)),
+        Column("WEIGHT", lambda t: f"× {t.weight}"),
+        Column("ADDS", lambda t: _points(t.score * t.weight // total)),
+        Column("", lambda t: bar(t.score)),
+    ]
+    out = head
+    if best.terms:
+        out += "\n" + table(best.terms, columns)
+    if decision.runners_up:
+        out += "\n" + table(decision.runners_up, _runner_columns(best))
+    return out
+
+
+def _runner_columns(best: Candidate) -> list[Column]:
+    return [
+        Column("RUNNER-UP", lambda c: c.node),
+        Column("SCORE", lambda c: _points(c.score)),
+        Column("BEHIND", lambda c: _points(best.score - c.score) if c.score < best.score else "equal"),
+        Column("", lambda c: bar(c.score)),
+    ]
+
+
+def bar(score: int) -> str:
+    """A score of 0 to 10,000 as a bar."""
+    full = max(0, min(_BAR, round(score * _BAR / 10_000)))
+    return "█" * full + "·" * (_BAR - full) if _unicode() else "#" * full + "." * (_BAR - full)
+
+
+def _unicode() -> bool:
+    return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf")
+
+
+def _points(score: int) -> str:
+    return f"{score / 100:.1f}"

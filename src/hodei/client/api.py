@@ -1,0 +1,361 @@
+"""The calls of the client, each one request or a few. Answers are the typed values of `hodei.wire.views`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from hodei.client.address import find_server
+from hodei.client.errors import ServerUnreachable, WaitTimedOut
+from hodei.client.handle import JobHandle
+from hodei.client.logs import LogReader, Pause
+from hodei.client.sse import sse_events
+from hodei.client.transport import LOST, Reply, Transport
+from hodei.model.effects import Event
+from hodei.model.errors import HodeiError, InvalidInput, Unavailable
+from hodei.model.explanation import Explanation
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.wire.views import (
+    CancelRequest,
+    Check,
+    CheckList,
+    EventList,
+    Info,
+    JobDetail,
+    JobList,
+    JobView,
+    NodeList,
+    NodePatch,
+    NodeView,
+    PlanReply,
+    SubmitReply,
+)
+
+API = "/api/v1"
+CHUNK_OF_JOBS = 500
+_JSON = {"Content-Type": "application/json"}
+_LONGEST_POLL_S = 20
+T = TypeVar("T")
+
+
+class Client:
+    """A server, found by argument, environment (HODEI_SERVER, HODEI_TOKEN, HODEI_TOKEN_FILE) or HODEI_HOME.
+
+    Nothing is sent before the first call. Once a server has answered, calls that last (`wait`, `logs`, `events`,
+    `submit_all`) sit out a restart of up to `patience_s`; others fail at once with ServerUnreachable.
+    Not for use by several threads at once: give each thread its own.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        *,
+        home: Path | None = None,
+        timeout_s: float = 30,
+        patience_s: float = 60,
+    ) -> None:
+        self._transport = Transport(lambda: find_server(address, token, home), timeout_s)
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    @property
+    def address(self) -> str:
+        return self._transport.target.address
+
+    @property
+    def loopback(self) -> bool:
+        """True if the server is on this machine, so that paths mean the same on both sides."""
+        return self._transport.target.loopback
+
+    # ------------------------------------------------------------------------------------------- jobs
+
+    def submit(
+        self,
+        job: Mapping[str, Any] | str | Path | None = None,
+        *,
+        key: str = "",
+        wait_ready: bool = False,
+        **fields: Any,
+    ) -> JobHandle:
+        """Hand in one job: a document, the path of a YAML file with one document, or fields (`command=[…], cpu=2`).
+
+        The same `key` within the server's memory of keys makes no second job. `wait_ready`: a server that is just
+        starting is waited for first.
+        """
+        document = _document(job, fields)
+        if wait_ready:
+            self._patiently(self.ready, first=True)
+        return JobHandle(self, self._submit([document], key or secrets.token_hex(16))[0], str(document.get("name", "")))
+
+    def submit_all(self, documents: Iterable[Mapping[str, Any]], *, key: str = "") -> list[int]:
+        """Hand in many jobs; their ids in the same order. Each request carries its own key, made from `key`, so a
+        request whose answer was lost is sent again without doubling a job."""
+        documents, key, ids = list(documents), key or secrets.token_hex(16), []
+        for start in range(0, len(documents), CHUNK_OF_JOBS):
+            chunk, chunk_key = documents[start : start + CHUNK_OF_JOBS], f"{key}.{start // CHUNK_OF_JOBS}"
+            ids += self._patiently(partial(self._submit, chunk, chunk_key))
+        return ids
+
+    def jobs(
+        self,
+        *,
+        state: str | Sequence[str] = (),
+        project: str = "",
+        user: str = "",
+        name: str = "",
+        label: str = "",
+        since: str = "",
+        after: int = 0,
+        limit: int = 0,
+    ) -> Iterator[JobView]:
+        """Newest first, page by page as they are read; `limit` 0 means all of them. `label` is a selector."""
+        states = state if isinstance(state, str) else ",".join(state)
+        query = {"state": states, "project": project, "user": user, "name": name, "label": label, "since": since}
+        left = limit
+        while True:
+            size = min(left, CHUNK_OF_JOBS) if limit else CHUNK_OF_JOBS
+            page = self._get("/jobs", JobList, query | {"limit": str(size), "after": str(after) if after else ""})
+            yield from page.jobs
+            left, after = left - len(page.jobs), page.next_after
+            if not after or (limit and left <= 0):
+                return
+
+    def job(self, id: int) -> JobDetail:
+        return self._get(f"/jobs/{int(id)}", JobDetail)
+
+    def cancel(self, id: int, reason: str = "") -> JobView:
+        return self._post(f"/jobs/{int(id)}/cancel", JobView, CancelRequest(reason))
+
+    def hold(self, id: int) -> JobView:
+        return self._post(f"/jobs/{int(id)}/hold", JobView)
+
+    def release(self, id: int) -> JobView:
+        return self._post(f"/jobs/{int(id)}/release", JobView)
+
+    def requeue(self, id: int) -> JobView:
+        # Sent twice it could start the job twice, so an answer that was lost is reported, not asked for again.
+        return self._post(f"/jobs/{int(id)}/requeue", JobView, again=False)
+
+    def why(self, id: int) -> Explanation:
+        return self._get(f"/jobs/{int(id)}/why", Explanation)
+
+    def plan(self, documents: Iterable[Mapping[str, Any]]) -> list[Explanation]:
+        """What would happen to these jobs now, in order; nothing is changed."""
+        return self._post("/plan", PlanReply, {"jobs": list(documents)}).plans
+
+    def wait(
+        self,
+        ids: int | Iterable[int],
+        timeout_s: float | None = None,
+        *,
+        on_end: Callable[[JobView], object] | None = None,
+    ) -> list[JobView]:
+        """Return when all have ended, in the order given. WaitTimedOut if that takes longer than `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        wanted = [ids] if isinstance(ids, int) else list(ids)
+        views: list[JobView] = []
+        for id in wanted:
+            view = self._wait_one(id, deadline)
+            if view.state not in JOB_ENDED:
+                views += [view, *(self.job(later).job for later in wanted[len(views) + 1 :])]
+                running = [str(v.id) for v in views if v.state not in JOB_ENDED]
+                message = (
+                    f"{len(running)} of {len(wanted)} jobs not ended after {timeout_s:g} s: {', '.join(running[:10])}"
+                )
+                raise WaitTimedOut(message, hint=f"see: hodei why {running[0]}" if running else "", jobs=views)
+            views.append(view)
+            if on_end:
+                on_end(view)
+        return views
+
+    def logs(
+        self, id: int, follow: bool = False, stream: str = "stdout", member: int = 0, attempt: int = 0
+    ) -> Iterator[bytes]:
+        """The output so far, and with `follow` what comes until the job ends, later attempts included."""
+        reader, pause = self.log_reader(id, stream=stream, member=member, attempt=attempt, follow=follow), Pause()
+        while not reader.at_end:
+            data = reader.read()
+            if data:
+                yield data
+            if not reader.at_end:
+                time.sleep(pause.after(bool(data)))
+
+    def log_reader(
+        self, id: int, *, stream: str = "stdout", member: int = 0, attempt: int = 0, follow: bool = True
+    ) -> LogReader:
+        """The means to follow several streams side by side, at the caller's own pace."""
+        path = f"{API}/jobs/{int(id)}/logs"
+        return LogReader(
+            lambda query: self._patiently(lambda: self._transport.request("GET", path, query=query)),
+            stream=stream, member=member, attempt=attempt, follow=follow,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ nodes
+
+    def nodes(self) -> list[NodeView]:
+        return self._get("/nodes", NodeList).nodes
+
+    def node(self, name: str) -> NodeView:
+        return self._get(f"/nodes/{quote(name, safe='')}", NodeView)
+
+    def patch_node(self, name: str, patch: NodePatch) -> NodeView:
+        body = msgspec.json.encode(patch)
+        reply = self._transport.request("PATCH", f"{API}/nodes/{quote(name, safe='')}", body=body, headers=_JSON)
+        return _decode(reply.body, NodeView)
+
+    # ----------------------------------------------------------------------------------------- server
+
+    def events(self, after: int = 0, follow: bool = False, *, job: int = 0) -> Iterator[Event]:
+        """Events with a number above `after`, oldest first; with `follow` it never ends and misses none."""
+        while True:
+            page = self.event_page(after, job=job)
+            yield from page.events
+            if not page.events:
+                break
+            after = page.events[-1].seq
+        if follow:
+            yield from self.stream(after, job=job)
+
+    def event_page(self, after: int = 0, *, job: int = 0, limit: int = 1000) -> EventList:
+        query = {"after": str(after), "job": str(job) if job else "", "limit": str(limit)}
+        return self._get("/events", EventList, query)
+
+    def last_event(self) -> int:
+        """The number of the newest event, 0 if there is none."""
+        # The API reads forward only, so the end is found by ever longer, then ever shorter leaps.
+        known, leap = 0, 1024
+        while True:
+            page = self.event_page(known + leap - 1, limit=1)
+            if page.events:
+                known, leap = page.events[0].seq, leap * 2
+            elif leap == 1:
+                return known
+            else:
+                leap = max(1, leap // 4)
+
+    def stream(self, after: int, *, job: int = 0) -> Iterator[Event]:
+        """Events with a number above `after` as they happen. A lost connection is taken up where it broke off."""
+        lost_at: float | None = None
+        pause = Pause()
+        while True:
+            try:
+                query = {"after": str(after), "job": str(job) if job else ""}
+                headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
+                with self._transport.stream(f"{API}/events/stream", query, headers) as response:
+                    for event in sse_events(response):
+                        lost_at, pause = None, Pause()
+                        if event.seq > after:
+                            after = event.seq
+                            yield event
+            except (*LOST, ServerUnreachable, Unavailable) as error:
+                now = time.monotonic()
+                lost_at = now if lost_at is None else lost_at
+                if not self._transport.met or now - lost_at > self._patience_s:
+                    if isinstance(error, HodeiError):
+                        raise
+                    raise ServerUnreachable(f"the event stream of {self.address} was lost: {error}") from error
+            time.sleep(pause.after(False))
+
+    def info(self) -> Info:
+        return self._get("/info", Info)
+
+    def checks(self) -> list[Check]:
+        return self._get("/checks", CheckList).checks
+
+    def ready(self) -> bool:
+        """True if the server schedules; Unavailable while it is starting or stopping."""
+        return self._transport.request("GET", "/readyz").status < 300
+
+    def server_date(self) -> str:
+        """The `Date` header of an answer, empty if it has none."""
+        return self._transport.request("GET", "/livez").headers.get("Date", "")
+
+    # ---------------------------------------------------------------------------------------- plumbing
+
+    def _submit(self, documents: list[Mapping[str, Any]], key: str) -> list[int]:
+        body, headers = _encode({"jobs": documents}), _JSON | {"Idempotency-Key": key}
+        reply = self._transport.request("POST", f"{API}/jobs", body=body, headers=headers)
+        return _decode(reply.body, SubmitReply).ids
+
+    def _wait_one(self, id: int, deadline: float | None) -> JobView:
+        path, pause = f"{API}/jobs/{int(id)}/wait", Pause()
+        while True:
+            left_s = _LONGEST_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            poll_s = int(min(left_s, _LONGEST_POLL_S))
+            reply = self._patiently(partial(self._poll, path, poll_s))
+            view = _decode(reply.body, JobView)
+            if view.state in JOB_ENDED or (deadline is not None and time.monotonic() >= deadline):
+                return view
+            if not poll_s:
+                time.sleep(min(left_s, pause.after(False)))
+
+    def _poll(self, path: str, poll_s: int) -> Reply:
+        return self._transport.request(
+            "GET", path, query={"timeout_s": str(poll_s)}, timeout_s=poll_s + self._timeout_s
+        )
+
+    def _get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T:
+        return _decode(self._transport.request("GET", API + path, query=query).body, kind)
+
+    def _post(self, path: str, kind: type[T], body: object = None, *, again: bool = True) -> T:
+        data = b"" if body is None else _encode(body)
+        reply = self._transport.request("POST", API + path, body=data, headers=_JSON, again=again)
+        return _decode(reply.body, kind)
+
+    def _patiently(self, call: Callable[[], T], *, first: bool = False) -> T:
+        """`call`, again and again while the server is away; a server never met is waited for only if `first`."""
+        began, pause = time.monotonic(), Pause()
+        while True:
+            try:
+                return call()
+            except (ServerUnreachable, Unavailable):
+                if not (self._transport.met or first) or time.monotonic() - began > self._patience_s:
+                    raise
+                time.sleep(pause.after(False))
+
+
+def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]) -> Mapping[str, Any]:
+    if job is None:
+        return fields
+    if fields:
+        raise InvalidInput("give a job document or fields, not both")
+    if isinstance(job, Mapping):
+        return job
+    from hodei.wire.yamlfile import load_yaml
+
+    documents = load_yaml(Path(job).read_text(), name=str(job))
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise InvalidInput(f"{job} holds {len(documents)} documents", hint="read them yourself and use submit_all")
+    return documents[0]
+
+
+def _encode(body: object) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidInput(f"the job cannot be written as JSON: {error}") from None
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = "do server and client have the same version? see: hodei doctor"
+        raise HodeiError(f"cannot understand the server's answer: {error}", hint=hint, code="BAD_ANSWER") from None

@@ -1,0 +1,39 @@
+"""A job that was handed in, and what one does with it next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hodei.model.explanation import Explanation
+from hodei.wire.views import JobView
+
+if TYPE_CHECKING:
+    from hodei.client.api import Client
+
+
+class JobHandle:
+    """Made by `Client.submit`; every method is one or more requests."""
+
+    def __init__(self, client: Client, id: int, name: str = "") -> None:
+        self._client = client
+        self.id = id
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}{f' ({self.name})' if self.name else ''} on {self._client.address}>"
+
+    def wait(self, timeout_s: float | None = None) -> JobView:
+        return self._client.wait(self.id, timeout_s)[0]
+
+    def logs(self, follow: bool = False, stream: str = "stdout", member: int = 0) -> Iterator[bytes]:
+        return self._client.logs(self.id, follow, stream, member)
+
+    def cancel(self, reason: str = "") -> JobView:
+        return self._client.cancel(self.id, reason)
+
+    def why(self) -> Explanation:
+        return self._client.why(self.id)
+
+    def refresh(self) -> JobView:
+        return self._client.job(self.id).job

@@ -1,0 +1,333 @@
+"""Facts in, plan and effects out. The same steps in the server, the simulator and a replay.
+
+`step` learns every fact, then lets the engine decide for all gangs that are ready. It never reads a clock and never fails
+on a fact: what no longer applies (a late observation, a second cancel) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from hodei.control.admission import AdmissionPolicy, Gate
+from hodei.control.backlog import Line
+from hodei.control.lives import Lives
+from hodei.control.retry import RetryPolicy
+from hodei.control.timers import Timers
+from hodei.control.world import World
+from hodei.engine.cycle import Engine
+from hodei.engine.explain import summary
+from hodei.engine.plan import Bind, Plan, Refusal
+from hodei.engine.points import Placed, Trigger
+from hodei.engine.profile import Profile
+from hodei.engine.runner import PLUGIN_FAILED
+from hodei.engine.view import Gang, View, gang_of
+from hodei.model.effects import Act, Save, Start
+from hodei.model.facts import (
+    Fact,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobRequeued,
+    JobRestored,
+    JobSubmitted,
+    MarksRestored,
+    NodeJoined,
+    NodeLost,
+    NodeMarked,
+    RunObserved,
+)
+from hodei.model.ids import job_of, run_id
+from hodei.model.job import Job, Run
+from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
+from hodei.model.node import NodeMarks
+
+
+class Step(Struct):
+    """What one step decided and what is to be done about it: first all `saves` in one commit, then the `acts`."""
+
+    plan: Plan
+    saves: list[Save]
+    acts: list[Act]
+
+    @property
+    def empty(self) -> bool:
+        return self.plan.empty and not self.saves and not self.acts
+
+
+class Controller:
+    def __init__(
+        self,
+        profiles: Mapping[str, Profile],
+        *,
+        retry: RetryPolicy | None = None,
+        admission: AdmissionPolicy | None = None,
+        last_event: int = 0,
+        max_tries: int = 5000,
+    ) -> None:
+        self.world = World(last_event)
+        self.engine = Engine(self.world.table, profiles)
+        self.lines = {name: Line(profile) for name, profile in sorted(profiles.items())}
+        self.gate = Gate(self.engine, admission or AdmissionPolicy())
+        self.retry = retry or RetryPolicy()
+        self.beat_ms = 0
+        self._timers = Timers()
+        self._lives = Lives(self.world, self.retry, self._enqueue, self._wake)
+        self._max_tries = max_tries
+        self._triggers: set[Trigger] = set()
+        self._unfinished = False
+
+    # -------------------------------------------------------------------------------------------- driving
+
+    def step(self, now_ms: int, facts: Sequence[Fact] = ()) -> Step:
+        for fact in facts:
+            self._learn(fact, now_ms)
+        self._expire(now_ms)
+        plan = self._decide(now_ms)
+        self.beat_ms = now_ms
+        saves, acts = self.world.take_effects()
+        return Step(plan, saves, acts)
+
+    def next_wakeup_ms(self, now_ms: int) -> int | None:
+        """When `step` should be called even if nothing happens; None for never."""
+        if self._unfinished:
+            return now_ms
+        due = [line.next_due_ms() for line in self.lines.values()] + [self._timers.next_ms()]
+        return min((at for at in due if at is not None), default=None)
+
+    def pending(self) -> dict[str, int]:
+        return {name: len(line) for name, line in self.lines.items()}
+
+    # ------------------------------------------------------------------------------------------- learning
+
+    def _learn(self, fact: Fact, now_ms: int) -> None:
+        world = self.world
+        match fact:
+            case JobSubmitted(job=job):
+                world.add_job(job, new=True)
+                world.tell("job.submitted", now_ms, job=job.id, name=job.spec.name, project=job.spec.project)
+                if job.state == "pending":
+                    self._enqueue(job, now_ms)
+            case RunObserved():
+                run = world.run(fact.run)
+                if run is not None:
+                    self._lives.observed(run, fact, now_ms)
+            case JobCancelled():
+                self._cancel(fact, now_ms)
+            case JobHeld(job=id):
+                held = world.jobs.get(id)
+                if held is not None and held.state == "pending":
+                    self._dequeue(held)
+                    world.change_job(held, now_ms, to="held", reason_code="HELD", reason="held by a user")
+                    world.tell("job.held", now_ms, job=id)
+            case JobReleased(job=id):
+                held = world.jobs.get(id)
+                if held is not None and held.state == "held":
+                    freed = world.change_job(held, now_ms, to="pending", reason_code="", reason="", queued_ms=now_ms)
+                    world.tell("job.released", now_ms, job=id)
+                    self._enqueue(freed, now_ms)
+            case JobRequeued():
+                self._requeue(fact, now_ms)
+            case NodeJoined(node=node):
+                known = world.nodes.get(node.name)
+                if known != node:
+                    world.put_node(node)
+                    self._wake("node_joined" if known is None else "node_changed")
+                    if known is None:
+                        world.tell("node.joined", now_ms, node=node.name, backend=node.backend)
+            case NodeLost():
+                if fact.node in world.nodes:
+                    for held_run in sorted(world.on_node.get(fact.node, ())):
+                        run = world.run(held_run)
+                        if run is not None:
+                            self._lives.lost(run, now_ms, fact.reason or f"node {fact.node} was lost")
+                    world.remove_node(fact.node)
+                    world.tell("node.lost", now_ms, node=fact.node, reason=fact.reason)
+                    self._wake("node_changed")
+            case NodeMarked():
+                self._mark(fact, now_ms)
+            case JobRestored(job=job, runs=runs):
+                self._restore(job, runs, now_ms)
+            case MarksRestored(marks=marks):
+                world.put_marks(marks, new=False)
+            case _:
+                raise TypeError(f"unknown fact {fact!r}")
+
+    def _restore(self, job: Job, runs: Sequence[Run], now_ms: int) -> None:
+        self.world.add_job(job, new=False)
+        for run in runs:
+            self.world.add_run(run, new=False)
+            if run.state not in RUN_ENDED:
+                self._lives.hold_room(run)
+        if job.state == "pending":
+            self._enqueue(job, now_ms)
+        elif job.state in ("scheduled", "running"):
+            self._lives.conclude(job, now_ms)
+
+    def _cancel(self, fact: JobCancelled, now_ms: int) -> None:
+        job = self.world.jobs.get(fact.job)
+        if job is None or job.cancel_requested:
+            return
+        reason = fact.reason or "cancelled by a user"
+        self.world.tell("job.cancel_requested", now_ms, job=job.id, reason=reason)
+        if job.state in ("pending", "held"):
+            self._dequeue(job)
+            self._lives.finish(job, "cancelled", now_ms, "CANCELLED", reason)
+            return
+        job = self.world.change_job(job, now_ms, cancel_requested=True, reason_code="CANCELLED", reason=reason)
+        self._lives.stop_all(job, "cancelled", now_ms)
+
+    def _requeue(self, fact: JobRequeued, now_ms: int) -> None:
+        job = self.world.jobs.get(fact.job)
+        if job is not None:
+            if job.state in ("scheduled", "running") and not job.cancel_requested:
+                self.world.tell("job.requeue_requested", now_ms, job=job.id)
+                job = self.world.change_job(job, now_ms, requeue_requested=True)
+                self._lives.stop_all(job, "requeued", now_ms)
+        elif fact.record is not None and fact.record.state in JOB_ENDED:
+            self.world.tell("job.requeued", now_ms, job=fact.job)
+            self._lives.again(fact.record, now_ms, "REQUEUED", "requeued by a user", fresh=True)
+
+    def _mark(self, fact: NodeMarked, now_ms: int) -> None:
+        world = self.world
+        before = world.marks.get(fact.node, NodeMarks(fact.node))
+        marks = marked(before, fact)
+        if marks != before:
+            world.put_marks(marks, new=True)
+            world.tell("node.marked", now_ms, node=fact.node, cordoned=marks.cordoned)
+            self._wake("node_changed")
+        if fact.drain:
+            for id in sorted({job_of(run) for run in world.on_node.get(fact.node, ())}):
+                self._lives.stop_all(world.jobs[id], "drained", now_ms)
+
+    # --------------------------------------------------------------------------------------------- queueing
+
+    def _enqueue(self, job: Job, now_ms: int) -> None:
+        gang = gang_of(job.id, job.spec, job.submitted_ms)
+        gang.queued_ms = job.submitted_ms
+        self.lines[job.spec.profile].add(gang, not_before_ms=job.not_before_ms, now_ms=now_ms)
+        if job.spec.scheduling_timeout_ms:
+            self._timers.set((job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms, job.id)
+
+    def _dequeue(self, job: Job) -> None:
+        self.lines[job.spec.profile].remove(job.id)
+
+    def _wake(self, trigger: Trigger) -> None:
+        self._triggers.add(trigger)
+
+    def _expire(self, now_ms: int) -> None:
+        for id in self._timers.due(now_ms):
+            job = self.world.jobs.get(id)
+            if job is not None and job.state == "pending":
+                waited = (job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms
+                if waited <= now_ms:
+                    self._dequeue(job)
+                    why = f"not scheduled within its scheduling timeout; {job.reason or 'other jobs were ahead'}"
+                    self._lives.finish(job, "failed", now_ms, "SCHEDULING_TIMEOUT", why)
+
+    # --------------------------------------------------------------------------------------------- deciding
+
+    def _decide(self, now_ms: int) -> Plan:
+        plan, view, tries = Plan([], [], []), View(now_ms), 0
+        self.world.table.settle()
+        for trigger in sorted(self._triggers):
+            for line in self.lines.values():
+                line.wake(trigger)
+        self._triggers.clear()
+        self._unfinished = False
+        for line in self.lines.values():
+            line.wake_due(now_ms)
+            for gang in line.ready():
+                if tries >= self._max_tries:
+                    # Facts are waiting too; the rest of the line is tried in the next step, which comes at once.
+                    self._unfinished = True
+                    break
+                tries += 1
+                gang.attempts += 1
+                gang.last_attempt_ms = now_ms
+                result = self.engine.try_gang(gang, view)
+                if isinstance(result, Refusal):
+                    self._refused(line, gang, result, now_ms)
+                    plan.refusals.append(result)
+                else:
+                    line.started(gang)
+                    self._bind(gang, result, plan, now_ms)
+        plan.faults = self.engine.runner.take_faults()
+        for fault in plan.faults:
+            self.world.tell(
+                "plugin.failed", now_ms, job=fault.job, plugin=fault.plugin, point=fault.point, error=fault.error
+            )
+        return plan
+
+    def _refused(self, line: Line, gang: Gang, refusal: Refusal, now_ms: int) -> None:
+        job = self.world.jobs[gang.id]
+        text = summary(refusal.verdicts, refusal.nodes)
+        code = refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES"
+        if refusal.fitted:
+            text = f"{refusal.fitted} of {gang.size} members fit; for the next one {text}"
+        if (job.reason_code, job.reason) != (code, text):
+            self.world.change_job(job, now_ms, reason_code=code, reason=text)
+        if any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts):
+            line.back_off(gang, now_ms + self.retry.failed_plugin.pause_ms(gang.id, gang.attempts))
+        else:
+            line.refused(gang, refusal)
+
+    def _bind(self, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> None:
+        world = self.world
+        job = world.jobs[gang.id]
+        attempt = job.attempt + 1
+        job = world.change_job(
+            job,
+            now_ms,
+            to="scheduled",
+            attempt=attempt,
+            scheduled_ms=now_ms,
+            reason_code="",
+            reason="",
+            not_before_ms=0,
+        )
+        world.drop_runs(job.id)
+        for placed in placements:
+            node, task = placed.node, placed.member.task
+            plan.binds.append(Bind(job.id, task.name, placed.index, node.name, node.backend, placed.decision))
+            run = Run(
+                id=run_id(job.id, placed.index, attempt),
+                job=job.id,
+                task=task.name,
+                member=placed.index,
+                attempt=attempt,
+                node=node.name,
+                backend=node.backend,
+                state="placed",
+                placed_ms=now_ms,
+                decision=placed.decision,
+            )
+            world.add_run(run, new=True)
+            world.act(Start(run, job.spec, task))
+        nodes = sorted({placed.node.name for placed in placements})
+        world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20])
+
+
+def marked(marks: NodeMarks, fact: NodeMarked) -> NodeMarks:
+    """Marks with an operator's latest word in them."""
+    labels, removed = dict(marks.labels), set(marks.removed_labels)
+    for key, value in fact.labels.items():
+        if value is None:
+            labels.pop(key, None)
+            removed.add(key)
+        else:
+            labels[key] = value
+            removed.discard(key)
+    taints = {(taint.key, taint.effect): taint for taint in marks.taints}
+    gone = {(taint.key, taint.effect): taint for taint in marks.removed_taints}
+    for taint in fact.remove_taints:
+        taints.pop((taint.key, taint.effect), None)
+        gone[taint.key, taint.effect] = taint
+    for taint in fact.add_taints:
+        taints[taint.key, taint.effect] = taint
+        gone.pop((taint.key, taint.effect), None)
+    cordoned = marks.cordoned if fact.cordon is None else fact.cordon
+    return NodeMarks(
+        marks.node, cordoned or fact.drain, labels, tuple(sorted(removed)), tuple(taints.values()), tuple(gone.values())
+    )

@@ -1,0 +1,183 @@
+"""The life of runs and jobs after placing: what observations mean, when a job is over, when it starts again.
+
+A job is concluded when the last run of its attempt has ended, from the states of those runs alone, so that a crash at any
+moment leads to the same end. The first failure of a member stops its siblings: a gang lives and dies together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from hodei.control.retry import RetryPolicy
+from hodei.control.world import World
+from hodei.engine.points import Trigger
+from hodei.model.effects import Forget, Stop
+from hodei.model.facts import RunObserved
+from hodei.model.job import Job, Run
+from hodei.model.lifecycle import RUN_ENDED, RunState
+
+# Ends that are nobody's fault in the job: the attempt is repeated without counting as a failure.
+_MOVED = ("requeued", "drained")
+START_FAILED = "start_failed"
+
+
+class Lives:
+    def __init__(
+        self,
+        world: World,
+        retry: RetryPolicy,
+        enqueue: Callable[[Job, int], None],
+        wake: Callable[[Trigger], None],
+    ) -> None:
+        self._world = world
+        self._retry = retry
+        self._enqueue = enqueue
+        self._wake = wake
+
+    # ----------------------------------------------------------------------------------------- observations
+
+    def observed(self, run: Run, fact: RunObserved, now_ms: int) -> None:
+        """A backend's word about a run. Old news and repeats change nothing; a repeated end is only forgotten again."""
+        if run.state in RUN_ENDED:
+            if fact.state in RUN_ENDED:
+                self._world.act(Forget(run.id, run.backend))
+            return
+        if fact.state == "running":
+            if run.state == "placed":
+                self._world.change_run(run, to="running", started_ms=fact.at_ms)
+                job = self._world.jobs[run.job]
+                if job.state == "scheduled":
+                    self._world.change_job(job, now_ms, to="running", started_ms=fact.at_ms)
+                    self._world.tell("job.started", now_ms, job=job.id, run=run.id, node=run.node)
+        elif fact.state in RUN_ENDED:
+            # A run that was told to stop has stopped, whichever way it went (one that made it first has made it);
+            # one that was stopped by nobody here has failed.
+            state: RunState = fact.state
+            if state in ("failed", "stopped"):
+                state = "stopped" if run.stop_requested else "failed"
+            self._end(run, state, now_ms, fact)
+            self._world.act(Forget(run.id, run.backend))
+
+    def lost(self, run: Run, now_ms: int, reason: str) -> None:
+        self._end(run, "lost", now_ms, RunObserved(run.id, "lost", now_ms, reason_code="lost", reason=reason))
+
+    def hold_room(self, run: Run) -> None:
+        """A restored run goes on holding its room, also before its node has joined again."""
+        self._world.table.hold(run.node, self._world.jobs[run.job].spec.task_of(run.member).request)
+
+    def _end(self, run: Run, state: RunState, now_ms: int, fact: RunObserved) -> None:
+        world = self._world
+        job = world.jobs[run.job]
+        world.table.let_go(run.node, job.spec.task_of(run.member).request)
+        run = world.change_run(
+            run,
+            to=state,
+            started_ms=run.started_ms or (fact.at_ms if fact.reason_code != START_FAILED else 0),
+            finished_ms=fact.at_ms,
+            exit_code=fact.exit_code,
+            reason_code="permanent" if fact.permanent else fact.reason_code,
+            reason=fact.reason,
+        )
+        world.tell(
+            "run.ended", now_ms, job=job.id, run=run.id, node=run.node, state=state, exit_code=fact.exit_code,
+            reason_code=fact.reason_code,
+        )  # fmt: skip
+        self._wake("run_ended")
+        if state in ("failed", "lost"):
+            self.stop_all(job, "sibling ended", now_ms)
+        self.conclude(world.jobs[run.job], now_ms)
+
+    # ------------------------------------------------------------------------------------------------ ends
+
+    def stop_all(self, job: Job, reason: str, now_ms: int) -> None:
+        for run in self._world.live_runs(job.id):
+            if not run.stop_requested:
+                self._world.change_run(run, stop_requested=reason)
+                self._world.act(Stop(run.id, run.backend, job.spec.grace_ms, reason))
+
+    def conclude(self, job: Job, now_ms: int) -> None:
+        """If no run of the attempt is live any more, the job ends or starts again."""
+        runs = sorted(self._world.runs.get(job.id, {}).values(), key=lambda run: (run.finished_ms, run.member))
+        if not runs or any(run.state not in RUN_ENDED for run in runs):
+            return
+        spec = job.spec
+        failed = next((run for run in runs if run.state == "failed"), None)
+        lost = next((run for run in runs if run.state == "lost"), None)
+        moved = next((run for run in runs if run.state == "stopped" and run.stop_requested in _MOVED), None)
+        if job.cancel_requested:
+            status = next((run.exit_code for run in runs if run.exit_code is not None), None)
+            self.finish(job, "cancelled", now_ms, "CANCELLED", job.reason, exit_code=status)
+        elif job.requeue_requested or (moved is not None and failed is None and lost is None):
+            word = "requeued by a user" if job.requeue_requested else f"moved off node {moved.node if moved else ''}"
+            self.again(job, now_ms, "REQUEUED", word)
+        elif failed is not None and failed.reason_code == "permanent":
+            self.finish(job, "failed", now_ms, "BACKEND_REFUSED", failed.reason)
+        elif (failed is not None and failed.reason_code == START_FAILED) or (failed is None and lost is not None):
+            culprit = failed or lost
+            assert culprit is not None
+            losses, code = job.losses + 1, "START_FAILED" if failed else "LOST"
+            if spec.restart == "never" or losses > self._retry.max_losses:
+                self.finish(job, "failed", now_ms, code, culprit.reason, losses=losses)
+            else:
+                pause = self._retry.failed_start.pause_ms(job.id, losses)
+                self.again(job, now_ms, code, culprit.reason, losses=losses, pause_ms=pause)
+        elif failed is not None:
+            self._after_failure(job, failed, now_ms)
+        elif spec.restart == "always":
+            self.again(job, now_ms, "RESTARTED", "restarted after success (restart: always)", pause_ms=1000)
+        else:
+            self.finish(job, "succeeded", now_ms, "", "", exit_code=0)
+
+    def _after_failure(self, job: Job, failed: Run, now_ms: int) -> None:
+        spec, failures = job.spec, job.failures + 1
+        code = {"timeout": "TIMEOUT", "oom": "OUT_OF_MEMORY", "error": "RUN_ERROR"}.get(failed.reason_code, "EXIT_CODE")
+        text = failed.reason or f"member {failed.member} exited with {failed.exit_code}"
+        if spec.restart == "always" or (spec.restart == "on_failure" and failures <= spec.retries):
+            pause = self._retry.failed_run.pause_ms(job.id, failures)
+            self.again(job, now_ms, code, f"{text}; retry {failures}", failures=failures, pause_ms=pause)
+        else:
+            self.finish(job, "failed", now_ms, code, text, exit_code=failed.exit_code, failures=failures)
+
+    def finish(
+        self,
+        job: Job,
+        state: Literal["succeeded", "failed", "cancelled"],
+        now_ms: int,
+        code: str,
+        reason: str,
+        *,
+        exit_code: int | None = None,
+        failures: int | None = None,
+        losses: int | None = None,
+    ) -> None:
+        self._world.change_job(
+            job, now_ms, to=state, reason_code=code, reason=reason, finished_ms=now_ms, exit_code=exit_code,
+            failures=job.failures if failures is None else failures, losses=job.losses if losses is None else losses,
+        )  # fmt: skip
+        self._world.tell("job.ended", now_ms, job=job.id, state=state, exit_code=exit_code, reason_code=code)
+        self._wake("job_ended")
+
+    def again(
+        self,
+        job: Job,
+        now_ms: int,
+        code: str,
+        reason: str,
+        *,
+        failures: int | None = None,
+        losses: int | None = None,
+        pause_ms: int = 0,
+        fresh: bool = False,
+    ) -> None:
+        """Back into the line as a new attempt. `fresh`: a user asked for it, so past failures no longer count."""
+        job = self._world.change_job(
+            job, now_ms, to="pending", reason_code=code, reason=reason, requeue_requested=False, cancel_requested=False,
+            failures=0 if fresh else (job.failures if failures is None else failures),
+            losses=0 if fresh else (job.losses if losses is None else losses),
+            not_before_ms=now_ms + pause_ms if pause_ms else 0, queued_ms=now_ms, started_ms=0, finished_ms=0,
+            exit_code=None,
+        )  # fmt: skip
+        self._world.drop_runs(job.id)
+        self._world.tell("job.requeued", now_ms, job=job.id, reason_code=code, reason=reason)
+        self._enqueue(job, now_ms)

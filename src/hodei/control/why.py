@@ -1,0 +1,188 @@
+"""Why a job waits, why it landed there, what would happen: one explanation, by the engine that decides.
+
+Whether a job could start now is not argued but tried, on the live table, and undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hodei.control.controller import Controller
+from hodei.engine.cycle import Engine
+from hodei.engine.explain import blockers, nearest_miss, objections, summary
+from hodei.engine.plan import Refusal
+from hodei.engine.points import Placed
+from hodei.engine.view import Gang, View, gang_of
+from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
+from hodei.model.ids import JobId
+from hodei.model.job import Job, JobSpec, Run
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.quantity import format_duration
+
+_TRIGGER_WORDS = {
+    "run_ended": "a run ends",
+    "node_joined": "a node joins",
+    "node_changed": "a node changes",
+    "job_ended": "a job ends",
+    "time": "time passes",
+}
+
+
+def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
+    """For a job that has not ended; None if it is not known here."""
+    known = controller.world.jobs.get(job)
+    if known is None:
+        return None
+    if known.state == "held":
+        text = "held: it is not considered until it is released"
+        return _about(controller, known, now_ms, "held", "HELD", text, hint=f"hodei release {job}")
+    if known.state == "pending":
+        return _waiting(controller, known, now_ms)
+    return landed(known, list(controller.world.runs.get(job, {}).values()), now_ms, controller.beat_ms)
+
+
+def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Explanation:
+    """For a job that was placed at least once: where, and why there. Needs the job and its runs alone."""
+    latest = [run for run in runs if run.attempt == job.attempt]
+    places = tuple(
+        Placement(run.node, run.task, run.member, run.id, run.state, run.decision)
+        for run in sorted(latest, key=lambda run: run.member)
+    )
+    nodes = sorted({run.node for run in latest})
+    where = f" on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}" if nodes else ""
+    status: Status
+    if job.state in JOB_ENDED:
+        status, code = "ended", job.reason_code or job.state.upper()
+        text = f"{job.state}{where}{': ' + job.reason if job.reason else ''}"
+    elif job.state == "running":
+        status, code, text = "running", "RUNNING", f"running{where}"
+    else:
+        status, code, text = "placed", "PLACED", f"placed{where}, about to start"
+    if job.cancel_requested and status != "ended":
+        code, text = "CANCELLING", f"{text}; being cancelled"
+    return Explanation(
+        status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, placements=places,
+        attempts=job.attempt, scheduler_beat_ms=beat_ms, at_ms=now_ms,
+    )  # fmt: skip
+
+
+def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[Explanation]:
+    """What would become of these jobs if they were submitted now, in this order. Nothing is changed."""
+    out, engine = list[Explanation](), controller.engine
+    controller.gate.check(specs, controller.pending())
+    engine.table.settle()
+    with engine.table.trial():
+        kept: list[Placed] = []
+        for spec in specs:
+            gang = gang_of(0, spec, now_ms)
+            gang.order = ()
+            engine.profile(gang).admit(gang)
+            result = engine.try_gang(gang, View(now_ms))
+            if isinstance(result, Refusal):
+                out.append(_refused(controller, spec, gang, result, now_ms))
+            else:
+                kept += result
+                out.append(_would_start(spec, result, now_ms))
+        engine.undo(kept)
+    engine.runner.take_faults()
+    return out
+
+
+def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
+    line = controller.lines[job.spec.profile]
+    gang = line.gangs[job.id]
+    queue = QueuePlace(line.position(gang), len(line))
+    common = {"queue": queue, "attempts": gang.attempts, "last_attempt_ms": gang.last_attempt_ms}
+    until = line.backing_off_until(job.id)
+    if until > now_ms:
+        text = f"waits {format_duration((until - now_ms + 999) // 1000 * 1000)} before the next try: {job.reason}"
+        return _about(controller, job, now_ms, "waiting", "BACKOFF", text, next_attempt_ms=until,
+                      next_trigger="the pause is over", **common)  # fmt: skip
+    engine = controller.engine
+    engine.table.settle()
+    with engine.table.trial():
+        result = engine.try_gang(gang, View(now_ms))
+        if not isinstance(result, Refusal):
+            engine.undo(result)
+            explanation = None
+        else:
+            explanation = _refused(controller, job.spec, gang, result, now_ms)
+    engine.runner.take_faults()
+    if explanation is None:
+        text = f"there is room for it; it is number {queue.position} of {queue.pending} in the queue"
+        return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle", **common)
+    return _about(
+        controller, job, now_ms, explanation.status, explanation.code, explanation.summary, nodes=explanation.nodes,
+        feasible=explanation.feasible, blockers=explanation.blockers, nearest=explanation.nearest, hint=explanation.hint,
+        next_trigger=explanation.next_trigger, **common,
+    )  # fmt: skip
+
+
+def _refused(controller: Controller, spec: JobSpec, gang: Gang, refusal: Refusal, now_ms: int) -> Explanation:
+    engine, view = controller.engine, View(now_ms)
+    found, misses, feasible = _all_blockers(engine, gang, refusal, view)
+    hopeless = controller.gate.never_fits(spec)
+    text = summary(refusal.verdicts, refusal.nodes)
+    if refusal.fitted:
+        text = f"{refusal.fitted} of {gang.size} members fit now, all must start together; for the next one {text}"
+    code = refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES"
+    status: Status = "waiting"
+    trigger = "when " + " or ".join(_TRIGGER_WORDS[cure] for cure in refusal.cured_by) if refusal.cured_by else ""
+    hint = ""
+    if hopeless is not None:
+        status = "unsatisfiable"
+        text = f"no node could take it even when idle; {text}"
+        hint = "change the request or the rules of the job, or add or change a node"
+    return Explanation(
+        status=status, code=code, summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible,
+        blockers=found, nearest=misses, next_trigger=trigger, hint=hint, at_ms=now_ms,
+        scheduler_beat_ms=controller.beat_ms,
+    )  # fmt: skip
+
+
+def _all_blockers(
+    engine: Engine, gang: Gang, refusal: Refusal, view: View
+) -> tuple[tuple[Blocker, ...], NearestMiss | None, int]:
+    """Every objection to every task as things stand, before any member of the gang is placed. If each task alone has a
+    node to go to, what stands in the way is the gang's own size: then the objections met half-way are told."""
+    profile, out, miss, least = engine.profile(gang), list[Blocker](), None, -1
+    for member in gang.members:
+        found = objections(profile, engine.runner, member, engine.table, view)
+        if not found.feasible:
+            out += blockers(found, engine.table, member.task.name)
+            miss = miss or nearest_miss(found, profile, member, engine.table, view)
+        least = found.feasible if least < 0 else min(least, found.feasible)
+    if not out:
+        out = [
+            Blocker(v.reason.code, v.reason.text, v.reason.plugin, refusal.task, v.count, v.nodes)
+            for v in refusal.verdicts
+        ]
+    return tuple(out), miss, max(least, 0)
+
+
+def _would_start(spec: JobSpec, placements: Sequence[Placed], now_ms: int) -> Explanation:
+    nodes = sorted({placed.node.name for placed in placements})
+    places = tuple(
+        Placement(placed.node.name, placed.member.task.name, placed.index, decision=placed.decision)
+        for placed in placements
+    )
+    text = f"would start now on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}"
+    feasible = min((p.decision.feasible for p in placements if p.decision), default=0)
+    return Explanation(
+        status="placed",
+        code="WOULD_START",
+        summary=text,
+        name=spec.name,
+        placements=places,
+        feasible=feasible,
+        at_ms=now_ms,
+    )
+
+
+def _about(
+    controller: Controller, job: Job, now_ms: int, status: Status, code: str, text: str, **more: object
+) -> Explanation:
+    return Explanation(
+        status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, at_ms=now_ms,
+        scheduler_beat_ms=controller.beat_ms, **more,  # type: ignore[arg-type]
+    )  # fmt: skip

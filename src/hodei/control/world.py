@@ -1,0 +1,122 @@
+"""What the controller knows: jobs that have not ended, their runs, the nodes. And what changed since the last step.
+
+Changes are collected here and handed out once per step, so that ten changes of one job are one row to write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+
+from hodei.engine.nodes import Table
+from hodei.model.effects import Act, Event, Record, Save, SaveJob, SaveMarks, SaveRun
+from hodei.model.ids import JobId, NodeName, RunId, job_of
+from hodei.model.job import Job, Run
+from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED, JobState, RunState, advance_job, advance_run
+from hodei.model.node import Node, NodeMarks
+
+
+class World:
+    def __init__(self, last_event: int = 0) -> None:
+        self.table = Table()
+        self.jobs: dict[JobId, Job] = {}
+        self.runs: dict[JobId, dict[RunId, Run]] = {}
+        self.on_node: dict[NodeName, set[RunId]] = {}
+        self.nodes: dict[NodeName, Node] = {}
+        self.marks: dict[NodeName, NodeMarks] = {}
+        self.last_event = last_event
+        self._new_jobs: set[JobId] = set()
+        self._new_runs: set[RunId] = set()
+        self._jobs: dict[JobId, Job] = {}
+        self._runs: dict[RunId, Run] = {}
+        self._marks: dict[NodeName, NodeMarks] = {}
+        self._events: list[Event] = []
+        self._acts: list[Act] = []
+
+    # ---------------------------------------------------------------------------------------------- jobs
+
+    def add_job(self, job: Job, *, new: bool) -> None:
+        self.jobs[job.id] = job
+        if new:
+            self._new_jobs.add(job.id)
+            self._jobs[job.id] = job
+
+    def change_job(self, job: Job, now_ms: int, *, to: JobState | None = None, **changes: Any) -> Job:
+        """The one door for jobs: the state moves by the table, the version counts up, an ended job leaves the world."""
+        state = job.state if to is None or to == job.state else advance_job(job.state, to)
+        job = structs.replace(job, state=state, changed_ms=now_ms, version=job.version + 1, **changes)
+        self._jobs[job.id] = job
+        if state in JOB_ENDED:
+            self.jobs.pop(job.id, None)
+            self.runs.pop(job.id, None)
+        else:
+            self.jobs[job.id] = job
+        return job
+
+    # ---------------------------------------------------------------------------------------------- runs
+
+    def add_run(self, run: Run, *, new: bool) -> None:
+        self.runs.setdefault(run.job, {})[run.id] = run
+        if run.state not in RUN_ENDED:
+            self.on_node.setdefault(run.node, set()).add(run.id)
+        if new:
+            self._new_runs.add(run.id)
+            self._runs[run.id] = run
+
+    def change_run(self, run: Run, *, to: RunState | None = None, **changes: Any) -> Run:
+        """The one door for runs. A run that ends gives its node back (its job's request is released by the caller)."""
+        state = run.state if to is None or to == run.state else advance_run(run.state, to)
+        run = structs.replace(run, state=state, **changes)
+        self._runs[run.id] = run
+        self.runs.setdefault(run.job, {})[run.id] = run
+        if state in RUN_ENDED:
+            self.on_node.get(run.node, set()).discard(run.id)
+        return run
+
+    def run(self, run: RunId) -> Run | None:
+        return self.runs.get(job_of(run), {}).get(run)
+
+    def live_runs(self, job: JobId) -> list[Run]:
+        return [run for run in self.runs.get(job, {}).values() if run.state not in RUN_ENDED]
+
+    def drop_runs(self, job: JobId) -> None:
+        """The attempt is over: its runs live on in the store alone."""
+        self.runs.pop(job, None)
+
+    # --------------------------------------------------------------------------------------------- nodes
+
+    def put_node(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        marks = self.marks.get(node.name)
+        self.table.put(marks.over(node) if marks is not None else node)
+
+    def remove_node(self, name: NodeName) -> None:
+        self.nodes.pop(name, None)
+        self.table.remove(name)
+
+    def put_marks(self, marks: NodeMarks, *, new: bool) -> None:
+        self.marks[marks.node] = marks
+        if new:
+            self._marks[marks.node] = marks
+        if marks.node in self.nodes:
+            self.put_node(self.nodes[marks.node])
+
+    # ------------------------------------------------------------------------------------------- effects
+
+    def act(self, act: Act) -> None:
+        self._acts.append(act)
+
+    def tell(self, kind: str, now_ms: int, *, job: JobId = 0, run: RunId = "", node: str = "", **detail: Any) -> None:
+        self.last_event += 1
+        self._events.append(Event(self.last_event, now_ms, kind, job, run, node, detail))
+
+    def take_effects(self) -> tuple[list[Save], list[Act]]:
+        saves: list[Save] = [SaveJob(job, id in self._new_jobs) for id, job in self._jobs.items()]
+        saves += [SaveRun(run, id in self._new_runs) for id, run in self._runs.items()]
+        saves += [SaveMarks(marks) for marks in self._marks.values()]
+        saves += [Record(event) for event in self._events]
+        acts = self._acts
+        self._new_jobs, self._new_runs = set(), set()
+        self._jobs, self._runs, self._marks, self._events, self._acts = {}, {}, {}, [], []
+        return saves, acts

@@ -1,0 +1,105 @@
+"""One gang through the points: whole or not at all. The heart of the engine, on one screen.
+
+`try_gang` changes the table only if it returns placements; a refusal leaves it as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hodei.engine.explain import verdicts
+from hodei.engine.nodes import Table
+from hodei.engine.packing import pack
+from hodei.engine.plan import Refusal
+from hodei.engine.points import ANY_TRIGGER, Placed, Trigger, cures_of
+from hodei.engine.profile import Profile
+from hodei.engine.ranking import Rankings
+from hodei.engine.runner import Runner
+from hodei.engine.view import Gang, View
+from hodei.model.decision import Reason, Verdict
+
+
+class Engine:
+    """Decides for every gang of every profile, over one table."""
+
+    def __init__(self, table: Table, profiles: Mapping[str, Profile]) -> None:
+        self.table = table
+        self.profiles = dict(profiles)
+        self.runner = Runner()
+        self._rankings = Rankings(table, self.runner)
+
+    def profile(self, gang: Gang) -> Profile:
+        return self.profiles[gang.job.profile]
+
+    def try_gang(self, gang: Gang, view: View) -> list[Placed] | Refusal:
+        profile = self.profile(gang)
+        self.runner.job = gang.id
+        plugin: Any
+        for plugin in profile.pre_filters:
+            reason = self.runner.ask(plugin, "pre_filter", gang, view)
+            if reason is not None:
+                return self._refuse_all(gang, reason, cures_of(plugin))
+
+        placements = self._greedy(gang, profile, view)
+        if isinstance(placements, Refusal):
+            if len(gang.members) == 1:
+                return placements
+            # Unequal members can stand in each other's way; look for an order in which they do not.
+            packed = pack(gang, profile, self._rankings, self.table, view)
+            if packed is None:
+                return placements
+            placements = packed
+
+        steps = [("reserve", plugin) for plugin in profile.reserves] + [
+            ("permit", plugin) for plugin in profile.permits
+        ]
+        for done, (point, plugin) in enumerate(steps):
+            reason = self.runner.ask(plugin, point, gang, placements, view)
+            if reason is not None:
+                self._unreserve(profile, gang, placements, upto=done)
+                self.undo(placements)
+                return self._refuse_all(gang, reason, cures_of(plugin))
+        for plugin in profile.binds:
+            bound = self.runner.ask(plugin, "bind", gang, placements, view)
+            if not isinstance(bound, Reason):
+                placements = list(bound)
+        return placements
+
+    def undo(self, placements: Sequence[Placed]) -> None:
+        for placed in reversed(placements):
+            self.table.release(placed.row, placed.member.task.request)
+
+    def _greedy(self, gang: Gang, profile: Profile, view: View) -> list[Placed] | Refusal:
+        """Each member in turn to its best node; for members of one shape this finds room whenever there is room."""
+        table, placements = self.table, list[Placed]()
+        for member, shape in zip(gang.members, gang.shapes, strict=True):
+            for _ in range(member.task.count):
+                found = self._rankings.of(profile, member, shape, view).decide()
+                if found is None:
+                    refusal = Refusal(
+                        job=gang.id,
+                        verdicts=verdicts(profile, self.runner, member, table, view),
+                        task=member.task.name,
+                        fitted=len(placements),
+                        nodes=len(table.names),
+                        cured_by=self._cures(profile),
+                    )
+                    self.undo(placements)
+                    return refusal
+                row, decision = found
+                table.place(row, member.task.request)
+                placements.append(Placed(member, len(placements), row, table.nodes[row], decision))
+        return placements
+
+    def _cures(self, profile: Profile) -> tuple[Trigger, ...]:
+        named = {cure for plugin in profile.filters for cure in cures_of(plugin)}
+        return tuple(trigger for trigger in ANY_TRIGGER if trigger in named)
+
+    def _refuse_all(self, gang: Gang, reason: Reason, cures: tuple[Trigger, ...]) -> Refusal:
+        return Refusal(gang.id, (Verdict(reason),), nodes=len(self.table.names), cured_by=cures)
+
+    def _unreserve(self, profile: Profile, gang: Gang, placements: Sequence[Placed], upto: int) -> None:
+        for plugin in profile.reserves[:upto]:
+            if hasattr(plugin, "unreserve"):
+                self.runner.ask(plugin, "unreserve", gang, placements)

@@ -1,0 +1,103 @@
+"""Why not: every objection of every filter to every node, by the same plugin calls that decide.
+
+All filters are asked, not only up to the first that says no. The nearest miss is the node with the fewest objections,
+and among those the one that lacks least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from hodei.engine.nodes import Ints, Mask, Table
+from hodei.engine.profile import Profile
+from hodei.engine.runner import Runner
+from hodei.engine.view import Member, View
+from hodei.model.decision import Reason, Verdict
+from hodei.model.explanation import Blocker, NearestMiss
+
+NODES_SHOWN = 50
+_VERDICT_NODES = 5
+
+
+class Objections(Struct):
+    """What all filters say about one member: per reason, which nodes."""
+
+    pairs: list[tuple[Mask, Reason]]
+    refused: Mask
+
+    @property
+    def feasible(self) -> int:
+        return int((~self.refused).sum())
+
+
+def objections(profile: Profile, runner: Runner, member: Member, table: Table, view: View) -> Objections:
+    nodes = table.view()
+    pairs: list[tuple[Mask, Reason]] = []
+    refused = nodes.none()
+    for plugin in profile.filters:
+        for mask, reason in runner.refusals(plugin, member, nodes, view):
+            if mask.any():
+                pairs.append((mask, reason))
+                refused = refused | mask
+    pairs.sort(key=lambda pair: (-int(pair[0].sum()), pair[1].code, pair[1].text))
+    return Objections(pairs, refused)
+
+
+def verdicts(profile: Profile, runner: Runner, member: Member, table: Table, view: View) -> tuple[Verdict, ...]:
+    """The short form that a plan carries."""
+    found = objections(profile, runner, member, table, view)
+    return tuple(Verdict(reason, int(mask.sum()), _names(table, mask, _VERDICT_NODES)) for mask, reason in found.pairs)
+
+
+def blockers(found: Objections, table: Table, task: str) -> tuple[Blocker, ...]:
+    """The long form that `why` shows."""
+    return tuple(
+        Blocker(reason.code, reason.text, reason.plugin, task, int(mask.sum()), _names(table, mask, NODES_SHOWN))
+        for mask, reason in found.pairs
+    )
+
+
+def nearest_miss(found: Objections, profile: Profile, member: Member, table: Table, view: View) -> NearestMiss | None:
+    if not found.pairs or not table.names or not found.refused.all():
+        return None
+    count: Ints = np.zeros(len(table.names), dtype=np.int64)
+    for mask, _ in found.pairs:
+        count += mask
+    rows = np.flatnonzero(count == count.min())
+    lacking = {int(row): _lacks(profile, member, table, int(row), view) for row in rows[:NODES_SHOWN]}
+    row = min(lacking, key=lambda row: (lacking[row][0], table.names[row]))
+    texts = [lacking[row][1]] if lacking[row][1] else []
+    texts += [reason.text for mask, reason in found.pairs if mask[row] and reason.plugin not in lacking[row][2]]
+    return NearestMiss(table.names[row], "; ".join(texts), member.task.name)
+
+
+def _lacks(profile: Profile, member: Member, table: Table, row: int, view: View) -> tuple[int, str, set[str]]:
+    """What a node lacks by the words of the plugins that can measure it (`lacks`): how much, as text, and who said so."""
+    size, texts, by = 0, [], set()
+    for plugin in profile.filters:
+        measure = getattr(plugin, "lacks", None)
+        if measure is not None:
+            amount, text = measure(member, table.view(slice(row, row + 1)), view)
+            if amount:
+                size += amount
+                texts.append(text)
+                by.add(plugin.name)
+    return size, "; ".join(texts), by
+
+
+def summary(verdicts: Sequence[Verdict], nodes: int) -> str:
+    """One line, in the words that users of Kubernetes know: `0/3 nodes are available: 2 Insufficient cpu, ...`."""
+    whole = [verdict.reason.text for verdict in verdicts if not verdict.count]
+    if whole:
+        return "; ".join(whole)
+    if not nodes:
+        return "no nodes have joined yet"
+    parts = ", ".join(f"{verdict.count} {verdict.reason.text}" for verdict in verdicts)
+    return f"0/{nodes} nodes are available: {parts}"
+
+
+def _names(table: Table, mask: Mask, limit: int) -> tuple[str, ...]:
+    return tuple(table.names[row] for row in np.flatnonzero(mask)[:limit])

@@ -1,0 +1,335 @@
+"""The cluster as columns: one row per node in order of name, one column per resource.
+
+Plugins see `Nodes`, which may stand for all rows or for a few; what they return is as long as what they were given.
+Placing and releasing change the usage columns in place and leave a trace in `Table.changes`, so that a cached
+answer is refreshed only for the rows that changed. A change of a node's own nature (capacity, labels, taints, health)
+starts a new `generation`, in which every cached answer is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+from numpy.typing import NDArray
+
+from hodei.model.ids import NodeName
+from hodei.model.node import Node
+from hodei.model.resources import MEMORY, STORAGE, Resources
+from hodei.model.selector import Requirement
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Rows = slice | NDArray[np.intp]
+ALL = slice(None)
+
+# The trace is cut (by a new generation) rather than let grow for ever.
+_MAX_TRACE = 1_000_000
+_SCALE = 10_000
+_LARGE = frozenset({MEMORY, STORAGE})
+
+
+class Interned:
+    """A column of values held as small numbers: a predicate is evaluated once per distinct value."""
+
+    __slots__ = ("_rows", "ids", "values")
+
+    def __init__(self, ids: NDArray[np.intp], values: Sequence[Any], rows: Rows = ALL) -> None:
+        self.ids = ids
+        self.values = values
+        self._rows = rows
+
+    def where(self, predicate: Callable[[Any], bool]) -> Mask:
+        hits = np.fromiter((predicate(value) for value in self.values), dtype=np.bool_, count=len(self.values))
+        return hits[self.ids[self._rows]]
+
+    def numbers(self, measure: Callable[[Any], int]) -> Ints:
+        found = np.fromiter((measure(value) for value in self.values), dtype=np.int64, count=len(self.values))
+        return found[self.ids[self._rows]]
+
+
+class Table:
+    """All nodes, and the only place where their usage changes."""
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self.generation = 0
+        self.changes: list[int] = []
+        self.names: list[NodeName] = []
+        self.nodes: list[Node] = []
+        self.row: dict[NodeName, int] = {}
+        self.column: dict[str, int] = {}
+        self._capacity: Ints = np.zeros((0, 0), dtype=np.int64)
+        self._used: Ints = np.zeros((0, 0), dtype=np.int64)
+        self.runs: Ints = np.zeros(0, dtype=np.int64)
+        self.last_placed: Ints = np.zeros(0, dtype=np.int64)
+        self._placements = 0
+        self._interned: dict[Hashable, Interned] = {}
+        self._known: dict[NodeName, Node] = {}
+        self._absent: dict[NodeName, list[Resources]] = {}
+        self._stale = False
+        for node in nodes:
+            self.put(node)
+
+    # ------------------------------------------------------------------------------------- membership
+
+    def put(self, node: Node) -> None:
+        """Add a node, or replace what is known of it; its usage stays."""
+        if self._known.get(node.name) != node:
+            self._known[node.name] = node
+            self._stale = True
+
+    def remove(self, name: NodeName) -> None:
+        if self._known.pop(name, None) is not None:
+            self._stale = True
+
+    def node(self, name: NodeName) -> Node | None:
+        return self._known.get(name)
+
+    def settle(self) -> None:
+        """Lay the columns anew if nodes came, went or changed: once per cycle, however many did."""
+        if not self._stale and len(self.changes) <= _MAX_TRACE:
+            return
+        self._stale = False
+        names = sorted(self._known)
+        columns = dict(self.column)
+        for name in names:
+            for resource in self._known[name].capacity:
+                columns.setdefault(resource, len(columns))
+        capacity = np.zeros((len(columns), len(names)), dtype=np.int64)
+        used = np.zeros_like(capacity)
+        runs = np.zeros(len(names), dtype=np.int64)
+        last_placed = np.zeros(len(names), dtype=np.int64)
+        for new, name in enumerate(names):
+            for resource, amount in self._known[name].capacity.items():
+                capacity[columns[resource], new] = amount
+        kept = [(new, self.row[name]) for new, name in enumerate(names) if name in self.row]
+        if kept:
+            to, from_ = (np.array(side, dtype=np.intp) for side in zip(*kept, strict=True))
+            used[: len(self.column), to] = self._used[:, from_]
+            runs[to] = self.runs[from_]
+            last_placed[to] = self.last_placed[from_]
+        self.names, self.nodes = names, [self._known[name] for name in names]
+        self.row = {name: row for row, name in enumerate(names)}
+        self.column, self._capacity, self._used = columns, capacity, used
+        self.runs, self.last_placed = runs, last_placed
+        for name in [name for name in self._absent if name in self.row]:
+            for request in self._absent.pop(name):
+                self.place(self.row[name], request)
+        self._void()
+
+    def _void(self) -> None:
+        self.generation += 1
+        self.changes.clear()
+        self._interned.clear()
+
+    def column_of(self, resource: str) -> int:
+        """The column of a resource; a name that no node has gets an empty column of its own."""
+        found = self.column.get(resource)
+        if found is None:
+            found = self.column[resource] = len(self.column)
+            empty = np.zeros((1, self._capacity.shape[1]), dtype=np.int64)
+            self._capacity = np.concatenate([self._capacity, empty])
+            self._used = np.concatenate([self._used, empty])
+        return found
+
+    # ------------------------------------------------------------------------------------------ usage
+
+    def place(self, row: int, request: Resources) -> None:
+        for resource, amount in request.items():
+            self._used[self.column_of(resource), row] += amount
+        self.runs[row] += 1
+        self._placements += 1
+        self.last_placed[row] = self._placements
+        self.changes.append(row)
+
+    def release(self, row: int, request: Resources) -> None:
+        for resource, amount in request.items():
+            self._used[self.column_of(resource), row] -= amount
+        self.runs[row] -= 1
+        self.changes.append(row)
+
+    def hold(self, name: NodeName, request: Resources) -> None:
+        """A run known from before holds room on a node, which may not have joined yet."""
+        if name in self.row:
+            self.place(self.row[name], request)
+        else:
+            self._absent.setdefault(name, []).append(request)
+
+    def let_go(self, name: NodeName, request: Resources) -> None:
+        """The opposite of `hold` and `place`, by name; a node that is gone has nothing to give back."""
+        if name in self.row:
+            self.release(self.row[name], request)
+        elif request in self._absent.get(name, ()):
+            self._absent[name].remove(request)
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """What is placed and released inside leaves no mark, not even in the order of turns."""
+        turns, placements, start = self.last_placed.copy(), self._placements, len(self.changes)
+        try:
+            yield
+        finally:
+            self.last_placed, self._placements = turns, placements
+            self.changes += sorted(set(self.changes[start:]))
+
+    def usage(self, row: int) -> Resources:
+        return {
+            resource: int(self._used[column, row])
+            for resource, column in self.column.items()
+            if self._used[column, row]
+        }
+
+    def at_best(self) -> Table:
+        """A copy with nothing running on it and every node healthy: what the cluster could do at best."""
+        return Table(
+            structs.replace(node, ready=True, not_ready_reason="", cordoned=False) for node in self._known.values()
+        )
+
+    def largest(self, resource: str) -> int:
+        column = self._capacity[self.column_of(resource)]
+        return int(column.max()) if column.size else 0
+
+    # ------------------------------------------------------------------------------------------ views
+
+    def view(self, rows: Rows = ALL) -> Nodes:
+        return Nodes(self, rows)
+
+    def interned(self, key: Hashable, of: Callable[[Node], Hashable]) -> Interned:
+        found = self._interned.get(key)
+        if found is None:
+            numbers: dict[Hashable, int] = {}
+            ids = np.fromiter(
+                (numbers.setdefault(of(node), len(numbers)) for node in self.nodes),
+                dtype=np.intp,
+                count=len(self.nodes),
+            )
+            found = self._interned[key] = Interned(ids, tuple(numbers))
+        return found
+
+
+class Nodes:
+    """Some rows of the table, as plugins see them. Arrays are read-only by convention: never write into one."""
+
+    __slots__ = ("_rows", "table")
+
+    def __init__(self, table: Table, rows: Rows = ALL) -> None:
+        self.table = table
+        self._rows = rows
+
+    def __len__(self) -> int:
+        if isinstance(self._rows, slice):
+            return len(range(*self._rows.indices(len(self.table.names))))
+        return len(self._rows)
+
+    def each(self) -> list[Node]:
+        if isinstance(self._rows, slice):
+            return self.table.nodes[self._rows]
+        return [self.table.nodes[row] for row in self._rows]
+
+    def used_by(self, name: NodeName) -> Resources:
+        return self.table.usage(self.table.row[name])
+
+    def capacity(self, resource: str) -> Ints:
+        found: Ints = self.table._capacity[self.table.column_of(resource)][self._rows]
+        return found
+
+    def used(self, resource: str) -> Ints:
+        found: Ints = self.table._used[self.table.column_of(resource)][self._rows]
+        return found
+
+    def share(self, part: Ints, resource: str) -> Ints:
+        """`part` of each node's capacity on a scale of 0 to 10,000; 0 where there is no capacity."""
+        shift = 10 if resource in _LARGE else 0  # bytes times the scale could pass 64 bits
+        whole = self.capacity(resource) >> shift
+        scaled: Ints = (np.maximum(part, 0) >> shift) * _SCALE // np.maximum(whole, 1)
+        return np.where(whole > 0, scaled, 0) if not whole.all() else scaled
+
+    def runs(self) -> Ints:
+        found: Ints = self.table.runs[self._rows]
+        return found
+
+    def last_placed(self) -> Ints:
+        """When each node was last given a run, as a count of placements; 0 if never."""
+        found: Ints = self.table.last_placed[self._rows]
+        return found
+
+    def free(self, resource: str) -> Ints:
+        column = self.table.column_of(resource)
+        found: Ints = self.table._capacity[column][self._rows] - self.table._used[column][self._rows]
+        return found
+
+    def largest(self, resource: str) -> int:
+        """The largest capacity of any node of the cluster, whichever rows this stands for."""
+        return self.table.largest(resource)
+
+    def higher(self, a: Ints, b: Ints | int) -> Ints:
+        found: Ints = np.maximum(a, b)
+        return found
+
+    def lower(self, a: Ints, b: Ints | int) -> Ints:
+        found: Ints = np.minimum(a, b)
+        return found
+
+    def by(self, key: Hashable, of: Callable[[Node], Hashable]) -> Interned:
+        """A column of anything that can be said of a node alone; `key` names it for reuse."""
+        whole = self.table.interned(key, of)
+        return Interned(whole.ids, whole.values, self._rows)
+
+    def matching(self, requirement: Requirement, *, field: bool = False) -> Mask:
+        """Which nodes meet a requirement on a label (or on the field `metadata.name`)."""
+        key = requirement.key
+        if field:
+            column = self.by(("field", key), lambda node: node.name if key == "metadata.name" else None)
+        else:
+            column = self.by(("label", key), lambda node: node.labels.get(key))
+        return column.where(lambda value: requirement.matches({} if value is None else {key: value}))
+
+    def none(self) -> Mask:
+        return np.zeros(len(self), dtype=np.bool_)
+
+    def zeros(self) -> Ints:
+        return np.zeros(len(self), dtype=np.int64)
+
+
+class OneNode:
+    """A single row in plain whole numbers, with the same words as `Nodes`, for plugins that say `plain = True`.
+
+    Asking about the one node that changed is what happens most, and small arrays are slow.
+    """
+
+    __slots__ = ("row", "table")
+
+    def __init__(self, table: Table, row: int) -> None:
+        self.table = table
+        self.row = row
+
+    def capacity(self, resource: str) -> int:
+        return int(self.table._capacity.item(self.table.column_of(resource), self.row))
+
+    def used(self, resource: str) -> int:
+        return int(self.table._used.item(self.table.column_of(resource), self.row))
+
+    def free(self, resource: str) -> int:
+        table = self.table
+        column = table.column_of(resource)
+        return int(table._capacity.item(column, self.row) - table._used.item(column, self.row))
+
+    def share(self, part: int, resource: str) -> int:
+        shift = 10 if resource in _LARGE else 0
+        whole = self.capacity(resource) >> shift
+        return (part >> shift) * _SCALE // whole if part > 0 and whole > 0 else 0
+
+    def largest(self, resource: str) -> int:
+        return self.table.largest(resource)
+
+    def higher(self, a: int, b: int) -> int:
+        return a if a >= b else b
+
+    def lower(self, a: int, b: int) -> int:
+        return a if a <= b else b
+
+    def zeros(self) -> int:
+        return 0

@@ -1,0 +1,84 @@
+"""Room for a gang of unequal members: a bounded search, tried only when the greedy way found none.
+
+Hardest members first (fewest nodes to go to), nodes in order of score, nodes that are the same in the eyes of the
+search tried once. The search is exact within its budget; past it the gang waits, as if there were no room.
+"""
+
+from __future__ import annotations
+
+from hodei.engine.nodes import Table
+from hodei.engine.points import Placed
+from hodei.engine.profile import Profile
+from hodei.engine.ranking import Rankings
+from hodei.engine.view import Gang, Member, View
+from hodei.model.decision import Candidate, Decision
+
+_BUDGET = 2000
+# Wider gangs than this are left to the greedy way: the search would only burn its budget.
+_MAX_MEMBERS = 64
+
+
+def pack(gang: Gang, profile: Profile, rankings: Rankings, table: Table, view: View) -> list[Placed] | None:
+    """Placements (already in the table) in member order, or None with the table as it was."""
+    if gang.size > _MAX_MEMBERS:
+        return None
+    wanted: list[tuple[int, int, Member]] = []
+    index = 0
+    for kind, member in enumerate(gang.members):
+        for _ in range(member.task.count):
+            wanted.append((index, kind, member))
+            index += 1
+    hardness = {
+        kind: (
+            rankings.of(profile, member, gang.shapes[kind], view).feasible,
+            [-amount for _, amount in sorted(member.task.request.items())],
+        )
+        for kind, member in enumerate(gang.members)
+    }
+    wanted.sort(key=lambda item: (hardness[item[1]], item[0]))
+    search = _Search(gang, profile, rankings, table, view, wanted)
+    return sorted(search.placed, key=lambda placed: placed.index) if search.place(0, -1) else None
+
+
+class _Search:
+    def __init__(
+        self,
+        gang: Gang,
+        profile: Profile,
+        rankings: Rankings,
+        table: Table,
+        view: View,
+        wanted: list[tuple[int, int, Member]],
+    ) -> None:
+        self._gang, self._profile, self._rankings, self._table, self._view = gang, profile, rankings, table, view
+        self._wanted = wanted
+        self._budget = _BUDGET
+        self.placed: list[Placed] = []
+
+    def place(self, depth: int, last_row: int) -> bool:
+        """Place members from `depth` on. Equal members take rows in one order only (`last_row`), to try each set once."""
+        if depth == len(self._wanted):
+            return True
+        index, kind, member = self._wanted[depth]
+        same_kind = depth > 0 and self._wanted[depth - 1][1] == kind
+        ranking = self._rankings.of(self._profile, member, self._gang.shapes[kind], self._view)
+        order = ranking.order()
+        candidates = sorted((-int(order[row]), row) for row in range(len(order)) if order[row] >= 0)
+        if same_kind:
+            candidates = [pair for pair in candidates if pair[1] >= last_row]
+        for negative, row in candidates:
+            if self._budget <= 0:
+                return False
+            self._budget -= 1
+            node = self._table.nodes[row]
+            score = -negative // ranking.weight if ranking.weight else 0
+            decision = Decision(
+                Candidate(node.name, score), feasible=ranking.feasible, nodes=len(order), profile=self._profile.name
+            )
+            self._table.place(row, member.task.request)
+            self.placed.append(Placed(member, index, row, node, decision))
+            if self.place(depth + 1, row):
+                return True
+            self.placed.pop()
+            self._table.release(row, member.task.request)
+        return False

@@ -1,0 +1,53 @@
+"""The Plan: what a cycle decided. Nothing has happened yet; the controller turns it into state and effects."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from hodei.engine.points import Trigger
+from hodei.model.decision import Decision, Verdict
+from hodei.model.ids import JobId, NodeName
+
+
+class Bind(Struct, frozen=True, omit_defaults=True):
+    """Member `member` of job `job` goes to `node`."""
+
+    job: JobId
+    task: str
+    member: int
+    node: NodeName
+    backend: str
+    decision: Decision | None = None
+
+
+class Refusal(Struct, frozen=True, omit_defaults=True):
+    """Why a gang was not placed: every reason with its nodes, for the first member that found no room.
+
+    `fitted` members of the gang had found one by then; all were let go again.
+    """
+
+    job: JobId
+    verdicts: tuple[Verdict, ...]
+    task: str = ""
+    fitted: int = 0
+    nodes: int = 0
+    cured_by: tuple[Trigger, ...] = ()
+
+
+class Fault(Struct, frozen=True):
+    """A plugin raised or answered nonsense; it was fenced, and the gang at hand went on without it or waits."""
+
+    plugin: str
+    point: str
+    job: JobId
+    error: str
+
+
+class Plan(Struct, omit_defaults=True):
+    binds: list[Bind] = []
+    refusals: list[Refusal] = []
+    faults: list[Fault] = []
+
+    @property
+    def empty(self) -> bool:
+        return not (self.binds or self.refusals or self.faults)

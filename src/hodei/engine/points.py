@@ -1,0 +1,170 @@
+"""POINTS: where a plugin can have its say, as contracts. A plugin implements those it cares about and no others.
+
+Plugins are pure: the same arguments give the same answer, nothing is kept between calls, nothing is written into the
+arrays they are given. Caching is the cycle's business; `key` and `reads` tell it what an answer depends on.
+
+In the order they are called for a gang:
+
+queue_sort(gang) -> tuple of ints     Its place in the line, smallest first. One such plugin per profile (see QueueSort).
+pre_filter(gang, view) -> Reason|None Before any node is looked at; a Reason refuses the whole gang.
+filter(member, nodes, view)           Which nodes cannot take a member: pairs of (mask, Reason), empty for no objection.
+                                      Every pair is reported by `why`; a node may appear in several.
+post_filter(gang, view) -> None       After a refusal: a chance to make room (not to say yes).
+score(member, nodes, view)            0 to MAX_SCORE per node, higher is better; None for no opinion on this member.
+normalize(raw, feasible)              Optional: brings raw scores (any whole numbers) to 0..MAX_SCORE, knowing all nodes.
+reserve(gang, placements, view)       The whole gang has nodes; a Reason undoes all of it. `unreserve` takes it back.
+permit(gang, placements, view)        The last word before the plan; a Reason undoes all of it.
+bind(gang, placements, view)          The gang is in the plan; may return the placements with more detail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from hodei.engine.nodes import Ints, Mask, Nodes
+from hodei.engine.view import Gang, Member, View
+from hodei.model.decision import Decision, Reason
+from hodei.model.node import Node
+
+MAX_SCORE = 10_000  # hundredths of a point: 100.00
+
+Reads = Literal["static", "usage", "cluster"]
+# What can turn a refusal into a yes; the backlog sleeps until one of those that the refusing plugins named.
+Trigger = Literal["run_ended", "node_joined", "node_changed", "job_ended", "time"]
+ANY_TRIGGER: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended", "time")
+Refusals = Sequence[tuple[Mask, Reason]]
+
+
+class Placed(Struct):
+    """One member of a gang and the row and node that it was given."""
+
+    member: Member
+    index: int
+    row: int
+    node: Node
+    decision: Decision | None = None
+
+
+class Plugin(Protocol):
+    """What every plugin has. `reads`: what its filter and score look at besides the member:
+
+    - "static": only what a node is (labels, capacity); its answers hold for a whole generation
+    - "usage": also that node's own usage; refreshed for the nodes that changed
+    - "cluster": anything else; asked anew each time (the safe choice, and the default if not said)
+
+    `plain = True`: its filter and score are written with operators and the words of `nodes` alone, so that they may be
+    given a `OneNode` and answer with a plain bool or int: much faster when a single node has changed.
+    `cured_by`: which triggers can turn its refusals into a yes (default: any of them).
+    """
+
+    name: str
+
+
+class Keyed(Protocol):
+    def key(self, member: Member) -> Hashable:
+        """All that the plugin reads of a member: members with equal keys get equal answers.
+        Without this method every job counts as different from every other."""
+
+
+class QueueSort(Protocol):
+    name: str
+
+    def queue_sort(self, gang: Gang) -> tuple[int, ...]: ...
+
+    def tenant(self, gang: Gang) -> str:
+        """Gangs of one tenant wait in one line; lines take turns. "" for a single line."""
+
+    def charge(self, gang: Gang) -> int:
+        """How far the tenant's clock moves on when this gang starts; the line with the lowest clock is next."""
+
+
+class PreFilter(Protocol):
+    name: str
+
+    def pre_filter(self, gang: Gang, view: View) -> Reason | None: ...
+
+
+class Filter(Protocol):
+    name: str
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals: ...
+
+
+class Score(Protocol):
+    name: str
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None: ...
+
+
+@runtime_checkable
+class Normalizer(Protocol):
+    def normalize(self, raw: Ints, feasible: Mask) -> Ints: ...
+
+
+class Reserve(Protocol):
+    name: str
+
+    def reserve(self, gang: Gang, placements: Sequence[Placed], view: View) -> Reason | None: ...
+
+
+class Permit(Protocol):
+    name: str
+
+    def permit(self, gang: Gang, placements: Sequence[Placed], view: View) -> Reason | None: ...
+
+
+class Bind(Protocol):
+    name: str
+
+    def bind(self, gang: Gang, placements: Sequence[Placed], view: View) -> Sequence[Placed]: ...
+
+
+class PerNode:
+    """The simple form, for authors in a hurry: say it for one node, the engine does the rest.
+
+    Override either method. `refuse` returns a text to say no, `points` a number from 0 to 100. `used` is what
+    runs hold of the node now. Slower than the array form (a Python call per node), and cached like it.
+    """
+
+    name = "per-node"
+    reads: Reads = "usage"
+    cured_by: tuple[Trigger, ...] = ANY_TRIGGER
+
+    def refuse(self, member: Member, node: Node, used: dict[str, int]) -> str | None:
+        return None
+
+    def points(self, member: Member, node: Node, used: dict[str, int]) -> float | None:
+        return None
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        if type(self).refuse is PerNode.refuse:
+            return ()
+        masks: dict[str, Mask] = {}
+        for place, node in enumerate(nodes.each()):
+            text = self.refuse(member, node, nodes.used_by(node.name))
+            if text is not None:
+                masks.setdefault(text, nodes.none())[place] = True
+        code = self.name.upper().replace("-", "_")
+        return [(mask, Reason(self.name, code, text)) for text, mask in masks.items()]
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        if type(self).points is PerNode.points:
+            return None
+        out = nodes.zeros()
+        for place, node in enumerate(nodes.each()):
+            points = self.points(member, node, nodes.used_by(node.name)) or 0
+            out[place] = min(max(round(points * 100), 0), MAX_SCORE)
+        return out
+
+
+def reads_of(plugin: Any) -> Reads:
+    reads: Reads = getattr(plugin, "reads", "cluster")
+    return reads
+
+
+def cures_of(plugin: Any) -> tuple[Trigger, ...]:
+    cures: tuple[Trigger, ...] = getattr(plugin, "cured_by", ANY_TRIGGER)
+    return cures

@@ -1,0 +1,82 @@
+"""A profile: a named set of plugins with weights. Jobs name one; each has a line of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from hodei.engine.points import Bind, Filter, Permit, PreFilter, QueueSort, Reserve, Score
+from hodei.engine.view import Gang, Member
+
+T = TypeVar("T")
+
+
+class Weighted(Struct, frozen=True):
+    plugin: Score
+    weight: int
+
+
+class Profile(Struct, frozen=True):
+    name: str
+    queue: QueueSort
+    filters: tuple[Filter, ...] = ()
+    scores: tuple[Weighted, ...] = ()
+    pre_filters: tuple[PreFilter, ...] = ()
+    post_filters: tuple[Any, ...] = ()
+    reserves: tuple[Reserve, ...] = ()
+    permits: tuple[Permit, ...] = ()
+    binds: tuple[Bind, ...] = ()
+    max_pending: int = 1_000_000
+
+    def admit(self, gang: Gang) -> None:
+        """Fill in what the queue and the caches need to know of a gang, once."""
+        gang.order = (*self.queue.queue_sort(gang), gang.id)
+        gang.tenant = self.queue.tenant(gang)
+        gang.shapes = tuple(self._shape(member) for member in gang.members)
+        gang.group = (self.name, gang.tenant, gang.shapes, tuple(member.task.count for member in gang.members))
+
+    def _shape(self, member: Member) -> Hashable:
+        """Members that no plugin of this profile can tell apart have equal shapes."""
+        readers: list[Any] = [*self.filters, *(weighted.plugin for weighted in self.scores)]
+        # Filters before any node is looked at, and those after, may tell gangs apart too.
+        readers += [*self.pre_filters, *self.reserves, *self.permits]
+        seen: dict[int, Hashable] = {}
+        for plugin in readers:
+            if id(plugin) not in seen:
+                seen[id(plugin)] = key_of(plugin, member)
+        return (self.name, *seen.values(), tuple(member.task.request.items()))
+
+
+def key_of(plugin: Any, member: Member) -> Hashable:
+    key = getattr(plugin, "key", None)
+    return key(member) if key is not None else id(member)
+
+
+def make_profile(
+    name: str,
+    queue: QueueSort,
+    plugins: Sequence[Any],
+    weights: dict[str, int],
+    *,
+    max_pending: int = 1_000_000,
+) -> Profile:
+    """Sort the plugins to the points that they implement; a score plugin takes part only with a weight above 0."""
+
+    def with_point(point: str) -> tuple[Any, ...]:
+        return tuple(plugin for plugin in plugins if hasattr(plugin, point))
+
+    scores = tuple(Weighted(p, weights[p.name]) for p in with_point("score") if weights.get(p.name, 0) > 0)
+    return Profile(
+        name=name,
+        queue=queue,
+        filters=with_point("filter"),
+        scores=scores,
+        pre_filters=with_point("pre_filter"),
+        post_filters=with_point("post_filter"),
+        reserves=with_point("reserve"),
+        permits=with_point("permit"),
+        binds=with_point("bind"),
+        max_pending=max_pending,
+    )

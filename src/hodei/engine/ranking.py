@@ -1,0 +1,319 @@
+"""Who could take a member, best first: filters and scores of one shape over all nodes, kept up to date row by row.
+
+Two caches, both exact. A `_Memo` is one plugin's answer for one key, shared by every shape with that key. A `Ranking` is
+the sum for one shape. Placing the ten-thousandth equal member re-asks the plugins about one node, not five thousand.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from hodei.engine.nodes import Ints, Mask, Nodes, OneNode, Rows, Table
+from hodei.engine.points import Normalizer, reads_of
+from hodei.engine.profile import Profile, key_of
+from hodei.engine.runner import Runner
+from hodei.engine.view import Member, View
+from hodei.model.decision import Candidate, Decision, Term
+
+_RANKINGS_KEPT = 256
+_MEMOS_KEPT = 1024
+# Past this many changed rows, asking about all rows at once is cheaper than one by one.
+_FEW_ROWS = 8
+
+
+class _Memo:
+    """One plugin's answer over all rows. `array` is None when the plugin has nothing to say about such members."""
+
+    __slots__ = ("array", "ask", "ask_one", "generation", "live", "runner", "seen")
+
+    def __init__(
+        self, ask: Callable[[Nodes], Any], live: bool, runner: Runner, ask_one: Callable[[OneNode], int] | None = None
+    ) -> None:
+        self.ask = ask
+        self.ask_one = ask_one
+        self.live = live
+        self.runner = runner
+        self.generation = -1
+        self.seen = 0
+        self.array: Any = None
+
+    @property
+    def void(self) -> bool:
+        """The plugin failed: what is held is a stand-in, and is asked for again next time."""
+        return self.generation < 0
+
+    def refresh(self, table: Table) -> None:
+        self.runner.failed = False
+        if self.generation != table.generation:
+            answer = self.ask(table.view())
+            # A plugin may hand out an array that it (or the table) owns; this one is written to.
+            self.array = None if answer is None else answer.copy()
+            self.generation = table.generation
+        elif self.live and self.seen != len(table.changes):
+            trace = table.changes[self.seen :]
+            if self.ask_one is not None and self.array is not None and len(trace) <= _FEW_ROWS:
+                for row in trace:
+                    self.array[row] = self.ask_one(OneNode(table, row))
+            else:
+                self._refresh_rows(table, np.unique(trace))
+        self.seen = len(table.changes)
+        if self.runner.failed:
+            self.generation = -1
+
+    def _refresh_rows(self, table: Table, rows: Rows) -> None:
+        answer = self.ask(table.view(rows))
+        if answer is not None:
+            if self.array is None:
+                self.array = np.zeros(len(table.names), dtype=answer.dtype)
+            self.array[rows] = answer
+        elif self.array is not None:
+            self.array[rows] = 0
+
+
+class Ranking:
+    """The answer for one shape: `rank` is the weighted score where a node is feasible, -1 where it is not."""
+
+    __slots__ = (
+        "_always_anew", "_filters", "_generation", "_normal", "_plain", "_refused", "_seen", "_static_total", "_table",
+        "feasible", "profile", "rank", "runner", "terms", "weight",
+    )  # fmt: skip
+
+    def __init__(self, table: Table, profile: Profile, runner: Runner) -> None:
+        self._table = table
+        self.profile = profile
+        self.runner = runner
+        self._generation = -1
+        self._seen = 0
+        self._always_anew = False
+        self._filters: list[_Memo] = []
+        self._plain: list[tuple[int, _Memo]] = []
+        self._normal: list[tuple[Any, int, _Memo]] = []
+        self.terms: list[tuple[str, int, _Memo, Any]] = []
+        self._refused: Mask = np.zeros(0, dtype=np.bool_)
+        self._static_total: Ints = np.zeros(0, dtype=np.int64)
+        self.rank: Ints = np.zeros(0, dtype=np.int64)
+        self.feasible = 0
+        self.weight = 0
+
+    # --------------------------------------------------------------------------------------- keeping up
+
+    def refresh(self, memos: Memos, member: Member, view: View) -> None:
+        table = self._table
+        if self._generation != table.generation or self._always_anew:
+            self._build(memos, member, view)
+        elif self._seen != len(table.changes):
+            trace = table.changes[self._seen :]
+            for memo in self._filters:
+                memo.refresh(table)
+                self._always_anew |= memo.void
+            for _, memo in self._plain:
+                memo.refresh(table)
+                self._always_anew |= memo.void
+            for _, _, memo in self._normal:
+                memo.refresh(table)
+                self._always_anew |= memo.void
+            if len(trace) <= _FEW_ROWS:
+                for row in trace:
+                    self._sum_row(row)
+            else:
+                self._sum_all()
+        self._seen = len(table.changes)
+
+    def _build(self, memos: Memos, member: Member, view: View) -> None:
+        table, profile = self._table, self.profile
+        self._generation = table.generation
+        self._always_anew = False
+        self._filters, self._plain, self._normal, self.terms = [], [], [], []
+        self._refused = np.zeros(len(table.names), dtype=np.bool_)
+        self._static_total = np.zeros(len(table.names), dtype=np.int64)
+        self.weight = 0
+        for plugin in profile.filters:
+            memo = memos.filter(plugin, member, view)
+            memo.refresh(table)
+            self._note(plugin, memo)
+            if reads_of(plugin) == "static":
+                if memo.array is not None:
+                    self._refused |= memo.array
+            else:
+                self._filters.append(memo)
+        for weighted in profile.scores:
+            memo = memos.score(weighted.plugin, member, view)
+            memo.refresh(table)
+            self._note(weighted.plugin, memo)
+            if memo.array is None:
+                continue
+            self.weight += weighted.weight
+            if isinstance(weighted.plugin, Normalizer):
+                self._normal.append((weighted.plugin, weighted.weight, memo))
+                self.terms.append((weighted.plugin.name, weighted.weight, memo, weighted.plugin))
+                continue
+            self.terms.append((weighted.plugin.name, weighted.weight, memo, None))
+            if reads_of(weighted.plugin) == "static":
+                self._static_total += memo.array * weighted.weight
+            else:
+                self._plain.append((weighted.weight, memo))
+        self._sum_all()
+
+    def _note(self, plugin: Any, memo: _Memo) -> None:
+        if memo.void or (reads_of(plugin) == "cluster" and memo.array is not None):
+            self._always_anew = True
+
+    def _sum_all(self) -> None:
+        refused = self._refused.copy()
+        for memo in self._filters:
+            if memo.array is not None:
+                refused |= memo.array
+        total = self._static_total.copy()
+        for weight, memo in self._plain:
+            total += memo.array * weight
+        total[refused] = -1
+        self.rank = total
+        self.feasible = len(total) - int(np.count_nonzero(refused))
+
+    def _sum_row(self, row: int) -> None:
+        before = self.rank[row] >= 0
+        now = not self._refused[row] and not any(memo.array is not None and memo.array[row] for memo in self._filters)
+        if now:
+            total = self._static_total.item(row)
+            for weight, memo in self._plain:
+                total += memo.array.item(row) * weight
+            self.rank[row] = total
+        else:
+            self.rank[row] = -1
+        self.feasible += int(now) - int(before)
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def order(self) -> Ints:
+        """The final key per row, normalised scores included; -1 where a node is not feasible."""
+        if not self._normal or not self.feasible:
+            return self.rank
+        feasible = self.rank >= 0
+        total = self.rank.copy()
+        for plugin, weight, memo in self._normal:
+            total[feasible] += self.runner.normalize(plugin, memo.array, feasible)[feasible] * weight
+        return total
+
+    def best(self) -> int:
+        """The row of the best node, ties to the smallest name; -1 if there is none."""
+        if not self.feasible:
+            return -1
+        return int(self.order().argmax())
+
+    def decide(self, runners_up: int = 2) -> tuple[int, Decision] | None:
+        """The best row and the whole reason for it."""
+        if not self.feasible:
+            return None
+        order = self.order()
+        normalized = self._normalized()
+        first = int(order.argmax())
+        chosen = self._candidate(first, order.item(first), normalized)
+        others: list[tuple[int, int]] = []
+        row = first
+        kept: list[tuple[int, int]] = []
+        for _ in range(min(runners_up, self.feasible - 1)):
+            kept.append((row, order.item(row)))
+            order[row] = -1
+            row = int(order.argmax())
+            others.append((row, order.item(row)))
+        for row, value in kept:
+            order[row] = value
+        decision = Decision(
+            chosen=chosen,
+            runners_up=tuple([self._candidate(row, value, normalized) for row, value in others]),
+            feasible=self.feasible,
+            nodes=len(order),
+            profile=self.profile.name,
+        )
+        return first, decision
+
+    def _normalized(self) -> dict[str, Ints]:
+        feasible = self.rank >= 0 if self._normal else None
+        return {
+            plugin.name: self.runner.normalize(plugin, memo.array, feasible)
+            for plugin, _, memo in self._normal
+            if feasible is not None
+        }
+
+    def _candidate(self, row: int, total: int, normalized: dict[str, Ints]) -> Candidate:
+        terms = []
+        for name, weight, memo, normalizer in self.terms:
+            array = memo.array if normalizer is None else normalized[name]
+            terms.append(Term(name, array.item(row), weight))
+        return Candidate(self._table.names[row], total // self.weight if self.weight else 0, tuple(terms))
+
+
+class Memos:
+    """Every plugin's answers by (plugin, point, key), the least recently used let go."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._kept: OrderedDict[Hashable, _Memo] = OrderedDict()
+
+    def filter(self, plugin: Any, member: Member, view: View) -> _Memo:
+        runner = self._runner
+        return self._memo(
+            plugin,
+            "filter",
+            member,
+            lambda nodes: runner.refused(plugin, member, nodes, view),
+            lambda node: runner.refused_by_one(plugin, member, node, view),
+        )
+
+    def score(self, plugin: Any, member: Member, view: View) -> _Memo:
+        runner = self._runner
+        return self._memo(
+            plugin,
+            "score",
+            member,
+            lambda nodes: runner.score(plugin, member, nodes, view),
+            lambda node: runner.score_of_one(plugin, member, node, view),
+        )
+
+    def _memo(
+        self,
+        plugin: Any,
+        point: str,
+        member: Member,
+        ask: Callable[[Nodes], Any],
+        ask_one: Callable[[OneNode], int],
+    ) -> _Memo:
+        reads = reads_of(plugin)
+        if reads == "cluster":
+            return _Memo(ask, True, self._runner)
+        key = (id(plugin), point, key_of(plugin, member))
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = _Memo(
+                ask, reads == "usage", self._runner, ask_one if getattr(plugin, "plain", False) else None
+            )
+            if len(self._kept) > _MEMOS_KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return found
+
+
+class Rankings:
+    """The rankings of all shapes in use, the least recently used let go."""
+
+    def __init__(self, table: Table, runner: Runner) -> None:
+        self._table = table
+        self._runner = runner
+        self._memos = Memos(runner)
+        self._kept: OrderedDict[Hashable, Ranking] = OrderedDict()
+
+    def of(self, profile: Profile, member: Member, shape: Hashable, view: View) -> Ranking:
+        ranking = self._kept.get(shape)
+        if ranking is None:
+            ranking = self._kept[shape] = Ranking(self._table, profile, self._runner)
+            if len(self._kept) > _RANKINGS_KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(shape)
+        ranking.refresh(self._memos, member, view)
+        return ranking

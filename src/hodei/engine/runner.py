@@ -1,0 +1,98 @@
+"""The fence around plugins: whatever one does, the cycle goes on.
+
+A filter that fails refuses (nothing is placed on a rule that could not be read); a score that fails has no opinion.
+Both are reported as faults of the plan, once per plugin, point and cycle for each gang.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hodei.engine.nodes import Ints, Mask, Nodes, OneNode
+from hodei.engine.plan import Fault
+from hodei.engine.points import MAX_SCORE, Filter, Refusals, Score
+from hodei.engine.view import Member, View
+from hodei.model.decision import Reason
+from hodei.model.ids import JobId
+
+PLUGIN_FAILED = "PLUGIN_FAILED"
+
+
+class Runner:
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.job: JobId = 0
+        self.failed = False  # set by every failure, so that the caches do not keep a stand-in
+
+    def take_faults(self) -> list[Fault]:
+        faults, self.faults = self.faults, []
+        return faults
+
+    def refusals(self, plugin: Filter, member: Member, nodes: Nodes, view: View) -> Refusals:
+        try:
+            pairs = plugin.filter(member, nodes, view)
+            for mask, reason in pairs:
+                if len(mask) != len(nodes) or mask.dtype != np.bool_ or not isinstance(reason, Reason):
+                    raise TypeError(f"filter must return pairs of (bool array of {len(nodes)}, Reason)")
+            return pairs
+        except Exception as error:
+            return [(~nodes.none(), self._report(plugin, "filter", error))]
+
+    def refused(self, plugin: Filter, member: Member, nodes: Nodes, view: View) -> Mask | None:
+        """All the plugin's objections in one mask; None for none."""
+        pairs = self.refusals(plugin, member, nodes, view)
+        if not pairs:
+            return None
+        mask = pairs[0][0]
+        for more, _ in pairs[1:]:
+            mask = mask | more
+        return mask
+
+    def score(self, plugin: Score, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        try:
+            scores = plugin.score(member, nodes, view)
+            if scores is not None and (len(scores) != len(nodes) or scores.dtype != np.int64):
+                raise TypeError(f"score must return an int64 array of {len(nodes)}")
+            return scores
+        except Exception as error:
+            self._report(plugin, "score", error)
+            return None
+
+    def refused_by_one(self, plugin: Any, member: Member, node: OneNode, view: View) -> bool:
+        try:
+            return any(bool(mask) for mask, _ in plugin.filter(member, node, view))
+        except Exception as error:
+            self._report(plugin, "filter", error)
+            return True
+
+    def score_of_one(self, plugin: Any, member: Member, node: OneNode, view: View) -> int:
+        try:
+            return int(plugin.score(member, node, view) or 0)
+        except Exception as error:
+            self._report(plugin, "score", error)
+            return 0
+
+    def normalize(self, plugin: Any, raw: Ints, feasible: Mask) -> Ints:
+        try:
+            normalized: Ints = plugin.normalize(raw, feasible)
+            return np.clip(normalized, 0, MAX_SCORE)
+        except Exception as error:
+            self._report(plugin, "normalize", error)
+            return np.zeros_like(raw)
+
+    def ask(self, plugin: Any, point: str, *args: Any) -> Any:
+        """Any other point: a failure is a refusal of the gang."""
+        try:
+            return getattr(plugin, point)(*args)
+        except Exception as error:
+            return self._report(plugin, point, error)
+
+    def _report(self, plugin: Any, point: str, error: Exception) -> Reason:
+        self.failed = True
+        text = f"{type(error).__name__}: {error}"[:300]
+        fault = Fault(plugin.name, point, self.job, text)
+        if fault not in self.faults[-8:]:
+            self.faults.append(fault)
+        return Reason(plugin.name, PLUGIN_FAILED, f"plugin {plugin.name} failed: {text}")

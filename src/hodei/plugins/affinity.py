@@ -1,0 +1,65 @@
+"""What a job says of nodes: selector and required affinity refuse, preferred affinity adds its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from hodei.engine.nodes import Ints, Mask, Nodes
+from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
+from hodei.engine.view import Member, View
+from hodei.model.decision import Reason
+from hodei.model.job import NodeTerm
+from hodei.model.selector import Requirement
+
+
+class NodeAffinity:
+    name = "affinity"
+    reads: Reads = "static"
+    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+
+    def key(self, member: Member) -> Hashable:
+        task = member.task
+        return (tuple(sorted(task.node_selector.items())), task.affinity)
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        task = member.task
+        out: list[tuple[Mask, Reason]] = []
+        for label, value in sorted(task.node_selector.items()):
+            wanted = Requirement(label, "In", (value,))
+            out.append((~nodes.matching(wanted), Reason(self.name, "SELECTOR_MISMATCH", f"label {wanted} required")))
+        if task.affinity.required:
+            hit = nodes.none()
+            for term in task.affinity.required:
+                hit = hit | term_mask(term, nodes)
+            text = " or ".join(f"[{term}]" for term in task.affinity.required)
+            out.append((~hit, Reason(self.name, "AFFINITY_MISMATCH", f"required affinity {text} not met"[:500])))
+        return out
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        preferred = member.task.affinity.preferred
+        if not preferred:
+            return None
+        raw = nodes.zeros()
+        for wish in preferred:
+            # An empty preference matches no node, as in Kubernetes.
+            if wish.term.labels or wish.term.fields:
+                raw = raw + term_mask(wish.term, nodes).astype(np.int64) * wish.weight
+        return raw
+
+    def normalize(self, raw: Ints, feasible: Mask) -> Ints:
+        top = int(raw[feasible].max()) if feasible.any() else 0
+        return raw * MAX_SCORE // top if top > 0 else np.zeros_like(raw)
+
+
+def term_mask(term: NodeTerm, nodes: Nodes) -> Mask:
+    """Which nodes meet all of a term; a term without conditions is met by none, as in Kubernetes."""
+    if not term.labels and not term.fields:
+        return nodes.none()
+    hit = ~nodes.none()
+    for requirement in term.labels:
+        hit = hit & nodes.matching(requirement)
+    for requirement in term.fields:
+        hit = hit & nodes.matching(requirement, field=True)
+    return hit

@@ -1,0 +1,53 @@
+"""Platform: the right processor architecture, the right kind of GPU, the right backend."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from hodei.engine.nodes import Ints, Mask, Nodes
+from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
+from hodei.engine.view import Member, View
+from hodei.model.decision import Reason
+
+_SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+
+
+def architecture(name: str) -> str:
+    """One name for each architecture, whatever its owner calls it."""
+    low = name.lower()
+    return _SAME.get(low, low)
+
+
+class Platform:
+    name = "platform"
+    reads: Reads = "static"
+    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+
+    def key(self, member: Member) -> Hashable:
+        return (member.task.arch, member.task.gpu_type, member.job.backend)
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        task, choice = member.task, member.job.backend
+        out: list[tuple[Mask, Reason]] = []
+        if task.arch:
+            wanted = architecture(task.arch)
+            other = nodes.by("arch", lambda node: architecture(node.arch)).where(lambda arch: arch != wanted)
+            out.append((other, Reason(self.name, "WRONG_ARCHITECTURE", f"architecture is not {wanted}")))
+        if task.gpu_type:
+            model = task.gpu_type.lower()
+            other = nodes.by("gpu_type", lambda node: node.gpu_type.lower()).where(lambda gpu: gpu != model)
+            out.append((other, Reason(self.name, "WRONG_GPU_TYPE", f"gpu type is not {task.gpu_type}")))
+        if choice.mode == "specific":
+            other = nodes.by("backend", lambda node: node.backend).where(lambda name: name not in choice.names)
+            out.append((other, Reason(self.name, "OTHER_BACKEND", f"not on backend {' or '.join(choice.names)}")))
+        return out
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        """Preferred backends in the order named, the first best."""
+        choice = member.job.backend
+        if choice.mode != "preferred":
+            return None
+        rank = {name: place for place, name in reversed(list(enumerate(choice.names)))}
+        steps = max(len(choice.names), 1)
+        column = nodes.by("backend", lambda node: node.backend)
+        return column.numbers(lambda name: MAX_SCORE * (steps - rank[name]) // steps if name in rank else 0)

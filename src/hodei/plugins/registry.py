@@ -1,0 +1,120 @@
+"""Plugins by name: ours, those that installed packages announce, and those that a dotted path points to.
+
+A package announces a plugin under the entry point group `hodei.plugins`; a configuration may also say
+`my_module:MyPlugin`. Either must have a `name` and at least one point.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from hodei.engine.points import QueueSort
+from hodei.engine.profile import Profile, make_profile
+from hodei.model.errors import InvalidInput
+from hodei.model.text import did_you_mean
+from hodei.plugins.affinity import NodeAffinity
+from hodei.plugins.fit import Fit
+from hodei.plugins.health import Health
+from hodei.plugins.platform import Platform
+from hodei.plugins.proximity import LocalityAware, Proximity
+from hodei.plugins.queues import Fair, Fifo, Priority
+from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
+from hodei.plugins.taints import Taints
+
+PLUGINS: dict[str, type[Any]] = {
+    plugin.name: plugin
+    for plugin in (
+        Health, Platform, NodeAffinity, Taints, Fit,
+        Resource, Load, Proximity,
+        LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
+    )
+}  # fmt: skip
+QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair)}
+
+FILTERS = ("health", "platform", "affinity", "taints", "fit")
+WEIGHTS = {"resource": 40, "load": 30, "affinity": 20, "proximity": 10, "platform": 20}
+_POINTS = ("pre_filter", "filter", "post_filter", "score", "reserve", "permit", "bind")
+
+
+def find(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """The plugin of that name, made with `arguments`. InvalidInput when there is none, or it does not fit."""
+    made = PLUGINS.get(name) or _dotted(name) or _announced(name)
+    if made is None:
+        raise InvalidInput(
+            f"there is no plugin {name!r}{did_you_mean(name, PLUGINS)}",
+            hint="name a built-in plugin, an installed one (entry point group hodei.plugins) or module:Class",
+        )
+    try:
+        plugin = made(**dict(arguments or {}))
+    except Exception as error:
+        raise InvalidInput(f"plugin {name!r} cannot be made: {error}", hint="check its arguments") from error
+    if not isinstance(getattr(plugin, "name", None), str) or not any(hasattr(plugin, point) for point in _POINTS):
+        raise InvalidInput(f"{name!r} is not a plugin", hint=f"it needs a name and one of: {', '.join(_POINTS)}")
+    return plugin
+
+
+def build_profile(
+    name: str,
+    *,
+    queue: str = "priority",
+    queue_arguments: Mapping[str, Any] | None = None,
+    worker_selection: str = "",
+    plugins: tuple[str, ...] = (),
+    disabled: tuple[str, ...] = (),
+    scores: Mapping[str, int] | None = None,
+    arguments: Mapping[str, Mapping[str, Any]] | None = None,
+    max_pending: int = 1_000_000,
+) -> Profile:
+    """A profile from its configuration. `worker_selection` takes the place (and the weight) of resource and load;
+    `scores` replaces all weights; `plugins` adds to the built-in filters, `disabled` takes from them."""
+    if queue not in QUEUES:
+        raise InvalidInput(
+            f"there is no queue {queue!r}{did_you_mean(queue, QUEUES)}", hint=f"one of: {', '.join(QUEUES)}"
+        )
+    weights = dict(WEIGHTS if scores is None else scores)
+    made: dict[str, Any] = {}
+
+    def add(plugin_name: str) -> str:
+        plugin = find(plugin_name, (arguments or {}).get(plugin_name))
+        made.setdefault(plugin.name, plugin)
+        return str(plugin.name)
+
+    for plugin_name in (*FILTERS, *plugins):
+        if plugin_name not in disabled:
+            added = add(plugin_name)
+            if plugin_name in plugins:
+                weights.setdefault(
+                    added, weights.pop(plugin_name, 10) if scores is None else weights.pop(plugin_name, 0)
+                )
+    if worker_selection and scores is None:
+        weights[add(worker_selection)] = weights.pop("resource", 0) + weights.pop("load", 0)
+    for plugin_name in list(weights):
+        if plugin_name not in made and plugin_name not in disabled:
+            weight = weights.pop(plugin_name)
+            weights[add(plugin_name)] = weight
+    for scorer, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 1000:
+            raise InvalidInput(f"the weight of {scorer!r} must be a whole number from 0 to 1000, not {weight!r}")
+    line: QueueSort = QUEUES[queue](**dict(queue_arguments or {}))
+    return make_profile(name, line, list(made.values()), weights, max_pending=max_pending)
+
+
+def _dotted(name: str) -> type[Any] | None:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return None
+    try:
+        found: type[Any] = getattr(importlib.import_module(module), attribute)
+        return found
+    except Exception as error:
+        raise InvalidInput(f"plugin {name!r} cannot be imported: {error}", hint="check the path") from error
+
+
+def _announced(name: str) -> type[Any] | None:
+    for entry in entry_points(group="hodei.plugins", name=name):
+        found: type[Any] = entry.load()
+        return found
+    return None

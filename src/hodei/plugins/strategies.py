@@ -1,0 +1,127 @@
+"""Worker selection: which of the nodes that could take a member should. Each strategy is a score plugin by its own name.
+
+All of them look at the resources that the member asks for (cpu and memory if it asks for none), before or after placing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from hodei.engine.nodes import Ints, Mask, Nodes
+from hodei.engine.points import MAX_SCORE, Reads
+from hodei.engine.view import Member, View
+from hodei.model.resources import CPU, GPU, MEMORY
+
+_USUAL = (CPU, MEMORY, GPU)
+_COMMON = [(CPU, 0), (MEMORY, 0)]
+
+
+class _Strategy:
+    name = ""
+    reads: Reads = "usage"
+    plain = True
+
+    def key(self, member: Member) -> Hashable:
+        return tuple(member.task.request.items())
+
+
+def _asked(member: Member) -> list[tuple[str, int]]:
+    """What the member asks of the usual resources; of all resources if it asks for none of those."""
+    asked = [(resource, amount) for resource, amount in member.task.request.items() if amount]
+    return [pair for pair in asked if pair[0] in _USUAL] or asked or _COMMON
+
+
+class Resource(_Strategy):
+    """The share of the asked resources that stays free after placing the member: room for what comes next."""
+
+    name = "resource"
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        asked = _asked(member)
+        total = nodes.zeros()
+        for resource, amount in asked:
+            total = total + nodes.share(nodes.free(resource) - amount, resource)
+        return total // len(asked)
+
+
+class Load(_Strategy):
+    """How idle a node is now: the busier of its cpu and memory decides. The same for every member."""
+
+    name = "load"
+
+    def key(self, member: Member) -> Hashable:
+        return None
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        busy = nodes.higher(nodes.share(nodes.used(CPU), CPU), nodes.share(nodes.used(MEMORY), MEMORY))
+        return MAX_SCORE - nodes.lower(busy, MAX_SCORE)
+
+
+class LeastLoaded(Load):
+    name = "least_loaded"
+
+
+class MostFree(_Strategy):
+    """The largest free amount, measured against the largest node: big empty machines first."""
+
+    name = "most_free"
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        asked = _asked(member)
+        total = nodes.zeros()
+        for resource, _ in asked:
+            shift = 10 if resource == MEMORY else 0  # bytes times the scale could pass 64 bits
+            free = nodes.higher(nodes.free(resource), 0) >> shift
+            total = total + free * MAX_SCORE // max(nodes.largest(resource) >> shift, 1)
+        return total // len(asked)
+
+
+class ResourceBalance(_Strategy):
+    """After placing, the node's resources should be used to equal shares, so that none is stranded."""
+
+    name = "resource_balance"
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        request = member.task.request
+        counted = [resource for resource, _ in _asked(member)]
+        counted = counted if len(counted) > 1 else [CPU, MEMORY]
+        shares = [nodes.share(nodes.used(resource) + request.get(resource, 0), resource) for resource in counted]
+        high = low = shares[0]
+        for share in shares[1:]:
+            high, low = nodes.higher(high, share), nodes.lower(low, share)
+        return MAX_SCORE - nodes.lower(high - low, MAX_SCORE)
+
+
+class BinPacking(_Strategy):
+    """Best fit: the node that is fullest after placing the member, to keep others whole for what is large."""
+
+    name = "bin_packing"
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        asked = _asked(member)
+        total = nodes.zeros()
+        for resource, amount in asked:
+            total = total + nodes.lower(nodes.share(nodes.used(resource) + amount, resource), MAX_SCORE)
+        return total // len(asked)
+
+
+class RoundRobin(_Strategy):
+    """The node that has waited longest for work."""
+
+    name = "round_robin"
+    plain = False
+
+    def key(self, member: Member) -> Hashable:
+        return None
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        return nodes.last_placed()
+
+    def normalize(self, raw: Ints, feasible: Mask) -> Ints:
+        # Ranks, not amounts: the order is what matters, however long ago it was.
+        stages, ranks = np.unique(raw[feasible], return_inverse=True)
+        out = np.zeros_like(raw)
+        out[feasible] = MAX_SCORE - ranks * MAX_SCORE // max(len(stages), 1)
+        return out

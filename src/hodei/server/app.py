@@ -1,0 +1,146 @@
+"""From the table to an ASGI app: route, policy, parameters, body, handler, answer. In that order, for every route."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hodei.server.auth import Tokens, admit
+from hodei.server.errors import UnknownMediaType, UnknownPath, WrongMethod, reply_to
+from hodei.server.guard import Guard, Slots, check_depth, read_body
+from hodei.server.openapi import openapi
+from hodei.server.params import closest, read_params
+from hodei.server.route import MIB, Call, Principal, Reply, Route, Shared
+from hodei.server.routes import table as route_table
+
+if TYPE_CHECKING:
+    from hodei.runtime.service import Service
+
+YAML_LIMIT = MIB
+_encode = msgspec.json.Encoder().encode
+
+
+class App:
+    """The whole server as one ASGI app. `close` ends waits and streams, so that a shutdown need not sit them out."""
+
+    def __init__(self, table: Sequence[Route], shared: Shared, hosts: Sequence[str], body_timeout_s: float) -> None:
+        self.table = tuple(table)
+        self.shared = shared
+        self.router = Router([_mount(route, shared, body_timeout_s) for route in self.table], redirect_slashes=False)
+        self._front = Guard(self._route, hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._front(scope, receive, send)
+
+    def close(self) -> None:
+        self.shared.closing.set()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # makes Starlette raise for an unknown path or method instead of answering by itself
+        try:
+            await self.router(scope, receive, send)
+        except HTTPException as error:
+            refusal = self._wrong_method(scope) if error.status_code == 405 else self._unknown_path(scope)
+            await reply_to(refusal)(scope, receive, send)
+
+    def _unknown_path(self, scope: Scope) -> UnknownPath:
+        path = scope["path"]
+        near = closest(path, (route.path for route in self.table))
+        hint = f"did you mean {near}?" if near else "every path is listed in /api/v1/openapi.json"
+        return UnknownPath(f"there is nothing at {path[:200]}", hint=hint)
+
+    def _wrong_method(self, scope: Scope) -> WrongMethod:
+        here = [route for route in self.router.routes if isinstance(route, StarletteRoute)]
+        methods = {m for route in here if route.path_regex.match(scope["path"]) for m in route.methods or ()}
+        allowed = ", ".join(sorted(methods))
+        message = f"{scope['method'][:20]} is not possible at {scope['path'][:200]}"
+        return WrongMethod(message, hint=f"possible: {allowed}", headers={"allow": allowed})
+
+
+class Endpoint:
+    """One route at work."""
+
+    def __init__(self, route: Route, shared: Shared, body_timeout_s: float) -> None:
+        self.route, self.shared, self._body_timeout_s = route, shared, body_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            who = admit(self.route.policy, scope, self.shared.tokens)
+            if self.route.lane == "short":
+                with self.shared.requests.hold(who.name):
+                    answer = await self._answer(who, scope, receive)
+            else:
+                answer = await self._answer(who, scope, receive)
+        except Exception as error:
+            answer = reply_to(error)
+        await answer(scope, receive, send)
+
+    async def _answer(self, who: Principal, scope: Scope, receive: Receive) -> ASGIApp:
+        route = self.route
+        call = Call(self.shared, who, read_params(route, scope), scope)
+        if route.request is not None:
+            call = await self._with_body(call, receive)
+        answer = await route.handler(call)
+        ready: ASGIApp = answer if callable(answer) else Reply(_encode(answer), status=route.status)
+        return ready
+
+    async def _with_body(self, call: Call, receive: Receive) -> Call:
+        given = next((value for name, value in call.scope["headers"] if name == b"content-type"), b"")
+        media = given.decode("latin-1").partition(";")[0].strip().lower() or "application/json"
+        yaml = self.route.request is bytes and media in ("application/yaml", "application/x-yaml", "text/yaml")
+        if not yaml and media != "application/json":
+            either = "application/json or application/yaml" if self.route.request is bytes else "application/json"
+            raise UnknownMediaType(f"cannot read {media[:80]!r}", hint=f"send the header 'Content-Type: {either}'")
+        # YAML takes a hundred times longer to read than JSON, and large submits are made by programs.
+        limit = min(self.route.body_limit, YAML_LIMIT) if yaml else self.route.body_limit
+        body = await read_body(call.scope, receive, limit=limit, timeout_s=self._body_timeout_s)
+        if not yaml:
+            check_depth(body)
+        return Call(call.shared, call.who, call.args, call.scope, body, "application/yaml" if yaml else media)
+
+
+def _mount(route: Route, shared: Shared, body_timeout_s: float) -> StarletteRoute:
+    mounted = StarletteRoute(route.path, Endpoint(route, shared, body_timeout_s), methods=[route.method])
+    if route.lane == "long" and mounted.methods:
+        mounted.methods.discard("HEAD")  # a stream without a body would be a connection without an end
+    return mounted
+
+
+def make_app(
+    service: Service,
+    tokens: Tokens,
+    *,
+    hosts: Sequence[str] = (),
+    metrics_public: bool = False,
+    max_requests: int = 256,
+    max_waits: int = 1024,
+    max_streams: int = 256,
+    max_streams_each: int = 32,
+    body_timeout_s: float = 30.0,
+    heartbeat_s: float = 15.0,
+    send_timeout_s: float = 10.0,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> App:
+    """The ASGI app for `service`. `hosts`: names and addresses it may be called by, besides loopback's own."""
+    table = route_table(metrics_public=metrics_public)
+    shared = Shared(
+        service=service,
+        tokens=tokens,
+        now_ms=now_ms,
+        closing=asyncio.Event(),
+        requests=Slots("requests", total=max_requests),
+        waits=Slots("waits", total=max_waits),
+        streams=Slots("streams", total=max_streams, each=max_streams_each),
+        heartbeat_s=heartbeat_s,
+        send_timeout_s=send_timeout_s,
+        openapi=_encode(openapi(table)),
+    )
+    return App(table, shared, hosts, body_timeout_s)

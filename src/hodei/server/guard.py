@@ -1,0 +1,229 @@
+"""Is this request for us, and of a sane size? Plain ASGI, before any route is looked for.
+
+Against DNS rebinding: the Host must be one of our names. Against foreign web pages: what a browser sends from another
+origin is refused, whatever it carries. Against floods: limits on headers, bodies, time and concurrent calls. What
+concerns bytes before a request is whole (slow headers, connection counts) is in `serving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hodei.server.depth import deeper_than
+from hodei.server.errors import (
+    Busy,
+    Forbidden,
+    ForeignHost,
+    HeadersTooLarge,
+    Malformed,
+    Refused,
+    TooLarge,
+    TooMany,
+    TooSlow,
+    reply_to,
+)
+from hodei.server.route import KIB, MIB
+
+MAX_DEPTH = 64
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * KIB
+# How much of an unwanted body is thrown away before we answer and close. A client that is still sending when the
+# connection closes would see a reset instead of the answer.
+DRAIN_BYTES = 64 * MIB
+DRAIN_S = 1.0
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_SAFE_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Guard:
+    """Wraps the app. `hosts` are the names and addresses it may be called by, besides loopback's."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self.app = app
+        self.hosts = frozenset(host_name(host) for host in (*LOOPBACK_NAMES, *hosts)) - {""}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = _Request(scope, receive, send)
+        try:
+            self.check(scope)
+        except Refused as error:
+            await reply_to(error)(scope, request.receive, request.send)
+            return
+        await self.app(scope, request.receive, request.send)
+
+    def check(self, scope: Scope) -> None:
+        hosts, origin, site, size = [], None, None, 0
+        headers = scope["headers"]
+        for name, value in headers:
+            size += len(name) + len(value)
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"origin":
+                origin = value
+            elif name == b"sec-fetch-site":
+                site = value
+        if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            raise HeadersTooLarge(f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
+        if len(hosts) != 1:
+            raise Malformed("a request needs exactly one Host header")
+        host = hosts[0].decode("latin-1")
+        if len(host) > 300 or host_name(host) not in self.hosts:
+            raise ForeignHost(
+                f"this server does not go by the name {host[:80]!r}",
+                hint="call it by its configured address, or add this name to the server's hosts "
+                "(names are checked because a web page can point its own name at a private server)",
+            )
+        if site is not None and site not in (b"same-origin", b"none"):
+            raise Forbidden("web pages of other sites may not call this server", code="CROSS_SITE")
+        # Ports count here: two servers on one host are strangers to each other.
+        if origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host.lower():
+            raise Forbidden(f"web pages of {origin[:80].decode('latin-1')} may not call this server", code="CROSS_SITE")
+
+
+@lru_cache(maxsize=256)
+def host_name(host: str) -> str:
+    """The name of a Host header or a configured address, without its port: `[::1]:8080` -> `::1`. "" if there is none."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
+    host = host.removesuffix(".")
+    try:
+        return ipaddress.ip_address(host).compressed
+    except ValueError:
+        return host
+
+
+class _Request:
+    """Adds the safe headers to the answer, and closes the connection when part of the request was left unread."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._unread = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 "))
+            for name, value in scope["headers"]
+        )
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self._unread = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            names = {name for name, _ in headers}
+            headers += [pair for pair in _SAFE_HEADERS if pair[0] not in names]
+            if self._unread:
+                headers.append((b"connection", b"close"))
+                await self._drain()
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def _drain(self) -> None:
+        left = DRAIN_BYTES
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                while self._unread and left > 0:
+                    left -= len((await self.receive()).get("body", b""))
+        except TimeoutError:
+            pass
+
+
+async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout_s: float) -> bytes:
+    """The whole body; TooLarge as soon as it is known to be, TooSlow when it does not arrive in time."""
+    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if not declared.isdigit() or len(declared) > 18:
+        raise Malformed("the Content-Length header is not a number")
+    if int(declared) > limit:
+        raise _too_large(limit)
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise Malformed("the connection ended before the body did")
+                part = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+    except TimeoutError:
+        raise TooSlow(f"the body did not arrive within {timeout_s:g} s") from None
+
+
+def _too_large(limit: int) -> TooLarge:
+    size = f"{limit // MIB} MiB" if limit >= MIB else f"{limit} bytes"
+    return TooLarge(f"the body is larger than {size}", hint="send it in several requests")
+
+
+def check_depth(raw: bytes) -> None:
+    if deeper_than(raw, MAX_DEPTH):
+        raise Malformed(
+            f"the body is nested more than {MAX_DEPTH} deep", hint="job documents need fewer than 10 levels"
+        )
+
+
+class Slots:
+    """A bounded number of places, in all and for each caller. `what` is a plural noun for the error text."""
+
+    def __init__(self, what: str, *, total: int, each: int | None = None) -> None:
+        self.what, self.total, self.each = what, total, each
+        self.held: Counter[str] = Counter()
+        self.count = 0
+
+    def take(self, who: str) -> Callable[[], None]:
+        """Take a place; the function returned gives it back (once, however often it is called). Busy or TooMany if full."""
+        if self.each is not None and self.held[who] >= self.each:
+            raise TooMany(f"{who} already has {self.each} open {self.what}", hint=f"close some {self.what} first")
+        if self.count >= self.total:
+            if self.each is not None:
+                raise TooMany(f"all {self.total} places for {self.what} are taken", hint="try again later")
+            raise Busy(f"{self.total} {self.what} are being served", hint="try again in a moment")
+        self.held[who] += 1
+        self.count += 1
+        taken = True
+
+        def give_back() -> None:
+            nonlocal taken
+            if taken:
+                taken = False
+                self.count -= 1
+                self.held[who] -= 1
+                if not self.held[who]:
+                    del self.held[who]
+
+        return give_back
+
+    @contextmanager
+    def hold(self, who: str) -> Iterator[None]:
+        give_back = self.take(who)
+        try:
+            yield
+        finally:
+            give_back()

@@ -1,0 +1,17 @@
+"""The table: every route there is. What is not listed here cannot be reached."""
+
+from __future__ import annotations
+
+from hodei.server.route import PUBLIC, READ, Route
+from hodei.server.routes import events, jobs, nodes, system
+
+
+def table(*, metrics_public: bool = False) -> tuple[Route, ...]:
+    """The busiest first: the router looks from the top."""
+    return (
+        *jobs.ROUTES,
+        *nodes.ROUTES,
+        *events.ROUTES,
+        *system.ROUTES,
+        system.metrics_route(PUBLIC if metrics_public else READ),
+    )

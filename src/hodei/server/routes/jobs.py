@@ -1,0 +1,201 @@
+"""Jobs: submit, look, wait, change, read the output, ask why."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, get_args
+
+import msgspec
+from msgspec import structs
+
+from hodei.model.errors import InvalidInput, NotFound
+from hodei.model.explanation import Explanation
+from hodei.model.job import Job, JobSpec, Run
+from hodei.model.lifecycle import JobState
+from hodei.model.selector import parse_selector
+from hodei.ports import JobQuery
+from hodei.server.errors import Busy
+from hodei.server.params import read_since_ms
+from hodei.server.route import API, MIB, READ, WRITE, Call, Param, Reply, Route
+from hodei.wire.document import decode_jobs
+from hodei.wire.render import job_document, job_view, run_view
+from hodei.wire.views import CancelRequest, JobDetail, JobList, JobView, PlanReply, SubmitReply
+
+BULK_LIMIT = 32 * MIB
+LOG_LIMIT = 4 * MIB
+# Above this size a body is decoded in a thread, so that one large submit does not hold up every other call.
+_SMALL = 256 * 1024
+_ID = Param("id", "the job's number", type=int, where="path", minimum=1)
+_cancel_request = msgspec.json.Decoder(CancelRequest)
+
+
+async def submit(call: Call) -> SubmitReply:
+    key = call.args["Idempotency-Key"]
+    # Keys belong to whoever uses them: nobody can hit upon another's.
+    owned = f"{call.who.name}:{key}" if key else ""
+    specs = await _specs(call)
+    done = await call.service.submit(specs, key=owned, fingerprint=hashlib.sha256(call.body).hexdigest())
+    return SubmitReply(list(done.ids), done.repeated)
+
+
+async def plan(call: Call) -> PlanReply:
+    return PlanReply(await call.service.plan(await _specs(call)))
+
+
+async def _specs(call: Call) -> Sequence[JobSpec]:
+    if len(call.body) > _SMALL or call.content_type == "application/yaml":
+        specs = await asyncio.to_thread(decode_jobs, call.body, call.content_type)
+    else:
+        specs = decode_jobs(call.body, call.content_type)
+    if not specs:
+        raise InvalidInput("there is no job in this body", hint='send one job document, a list, or {"jobs": [...]}')
+    return [structs.replace(spec, user=call.who.name) for spec in specs]
+
+
+async def list_jobs(call: Call) -> JobList:
+    args, service = call.args, call.service
+    query = JobQuery(
+        states=args["state"],
+        project=args["project"],
+        user=args["user"],
+        name=args["name"],
+        labels=parse_selector(", ".join(args["label"])),
+        since_ms=read_since_ms(args["since"], call.shared.now_ms()),
+        after=args["after"],
+        limit=args["limit"],
+    )
+    page = await service.read(service.store.jobs, query)
+    return JobList([job_view(job) for job in page.jobs], page.next_after)
+
+
+async def show_job(call: Call) -> JobDetail:
+    job, runs = await _job(call)
+    nodes = tuple(dict.fromkeys(run.node for run in runs if run.attempt == job.attempt))
+    spec = job_document(job.spec, redact=call.who.role == "viewer")
+    return JobDetail(job_view(job, nodes), spec, [run_view(run) for run in runs])
+
+
+async def _job(call: Call) -> tuple[Job, list[Run]]:
+    store, number = call.service.store, call.args["id"]
+
+    def look() -> tuple[Job | None, list[Run]]:
+        return store.job(number), store.runs(number)
+
+    job, runs = await call.service.read(look)
+    if job is None:
+        raise NotFound(f"there is no job {number}", hint="finished jobs are forgotten after a while; see 'hodei jobs'")
+    return job, runs
+
+
+async def cancel_job(call: Call) -> JobView:
+    request = _cancel_request.decode(call.body) if call.body.strip() else CancelRequest()
+    if len(request.reason) > 1000:
+        raise InvalidInput("the reason is longer than 1000 characters")
+    return job_view(await call.service.cancel(call.args["id"], request.reason or f"cancelled by {call.who.name}"))
+
+
+async def hold_job(call: Call) -> JobView:
+    return job_view(await call.service.hold(call.args["id"]))
+
+
+async def release_job(call: Call) -> JobView:
+    return job_view(await call.service.release(call.args["id"]))
+
+
+async def requeue_job(call: Call) -> JobView:
+    return job_view(await call.service.requeue(call.args["id"]))
+
+
+async def why_job(call: Call) -> Explanation:
+    return await call.service.why(call.args["id"])
+
+
+async def wait_job(call: Call) -> JobView:
+    """Answers when the job has ended or the time is over; the state tells which."""
+    with call.shared.waits.hold(call.who.name):
+        waiting = asyncio.ensure_future(call.service.wait(call.args["id"], call.args["timeout_s"] * 1000))
+        closing = asyncio.ensure_future(call.shared.closing.wait())
+        try:
+            await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise Busy("the server is about to stop", hint="ask again when it is back", code="CLOSING")
+            return job_view(waiting.result())
+        finally:
+            for task in (waiting, closing):
+                task.cancel()
+            await asyncio.gather(waiting, closing, return_exceptions=True)
+
+
+async def read_log(call: Call) -> Reply:
+    args = call.args
+    job, runs = await _job(call)
+    if args["member"] >= job.spec.size:
+        raise NotFound(f"job {job.id} has {job.spec.size} members, counted from 0", code="NO_SUCH_MEMBER")
+    of_member = [run for run in runs if run.member == args["member"]]
+    wanted = [run for run in of_member if args["attempt"] in (0, run.attempt)]
+    if not wanted and args["attempt"]:
+        known = ", ".join(str(run.attempt) for run in of_member) or "none"
+        raise NotFound(f"job {job.id} has no attempt {args['attempt']}", hint=f"known: {known}", code="NO_SUCH_ATTEMPT")
+    headers: dict[str, str] = {"hodei-job-state": job.state}
+    if not wanted:  # nothing has run yet: an empty log, to be asked for again
+        headers |= {"hodei-run": "", "hodei-run-state": "", "hodei-next-offset": str(args["offset"])}
+        return Reply(b"", media_type="text/plain; charset=utf-8", headers=headers)
+    run = max(wanted, key=lambda run: run.attempt)
+    data, offset = await call.service.logs(run, args["stream"], args["offset"], args["limit"])
+    headers |= {"hodei-run": run.id, "hodei-run-state": run.state, "hodei-next-offset": str(offset)}
+    return Reply(data, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _change(verb: str, summary: str, handler: Callable[[Call], Awaitable[Any]], request: Any = None) -> Route:
+    path = f"{API}/jobs/{{id}}/{verb}"
+    return Route("POST", path, WRITE, summary, handler, request=request, response=JobView, params=(_ID,))
+
+
+ROUTES = (
+    Route(
+        "POST", f"{API}/jobs", WRITE, "Submit one job or many; durable when answered", submit,
+        request=bytes, response=SubmitReply, status=201, body_limit=BULK_LIMIT,
+        params=(Param("Idempotency-Key", "the same key and body make the jobs only once", where="header",
+                      default="", maximum=200),),
+    ),
+    Route(
+        "GET", f"{API}/jobs", READ, "One page of jobs, newest first", list_jobs, response=JobList,
+        params=(
+            Param("state", "only jobs in one of these states", many=True, choices=get_args(JobState)),
+            Param("project", "only jobs of this project", default=""),
+            Param("user", "only jobs of this user", default=""),
+            Param("name", "only jobs of this name", default=""),
+            Param("label", "a label selector such as `team=a, tier in (x, y)`", many=True, commas=False),
+            Param("since", "submitted since: ISO 8601, epoch milliseconds, or an age such as 90m", default=""),
+            Param("after", "`next_after` of the page before", type=int, default=0),
+            Param("limit", "jobs per page", type=int, default=100, minimum=1, maximum=1000),
+        ),
+    ),
+    Route("GET", f"{API}/jobs/{{id}}", READ, "One job with its spec and runs", show_job,
+          response=JobDetail, params=(_ID,)),
+    Route("GET", f"{API}/jobs/{{id}}/why", READ, "Why it waits, or why it landed there", why_job,
+          response=Explanation, params=(_ID,)),
+    Route("GET", f"{API}/jobs/{{id}}/wait", READ, "Wait until the job has ended or the time is over", wait_job,
+          response=JobView, lane="long",
+          params=(_ID, Param("timeout_s", "how long", type=int, default=30, maximum=60))),
+    Route(
+        "GET", f"{API}/jobs/{{id}}/logs", READ, "A piece of a run's output", read_log,
+        response=bytes, media_type="text/plain",
+        params=(
+            _ID,
+            Param("stream", "which output", default="stdout", choices=("stdout", "stderr")),
+            Param("member", "which member, from 0", type=int, default=0),
+            Param("attempt", "which attempt, 0 for the latest", type=int, default=0),
+            Param("offset", "from which byte on", type=int, default=0),
+            Param("limit", "how many bytes at most", type=int, default=64 * 1024, minimum=1, maximum=LOG_LIMIT),
+        ),
+    ),
+    _change("cancel", "Ask for the job to end", cancel_job, CancelRequest),
+    _change("hold", "Keep the job from being placed", hold_job),
+    _change("release", "Let a held job be placed again", release_job),
+    _change("requeue", "Start the job again from the beginning", requeue_job),
+    Route("POST", f"{API}/plan", READ, "What would happen to these jobs, without doing it", plan,
+          request=bytes, response=PlanReply),
+)  # fmt: skip

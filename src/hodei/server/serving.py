@@ -1,0 +1,174 @@
+"""The socket: uvicorn with its limits set, and those that it lacks.
+
+uvicorn's own parser waits for ever for a request's headers, takes any number of them, and closes politely even on
+clients that never read. `Connection` puts a clock and a count on each of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import Any
+
+import uvicorn
+from msgspec import Struct
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hodei.model.errors import InvalidInput
+from hodei.server.app import App
+from hodei.server.errors import Malformed, reply_to
+from hodei.server.guard import MAX_HEADER_BYTES, MAX_HEADERS, host_name
+
+
+class Limits(Struct, frozen=True):
+    """`headers_s`: for a request's headers to arrive. `flush_s`: for a client to take what is left when we close."""
+
+    connections: int = 2048
+    headers_s: float = 10.0
+    keep_alive_s: int = 30
+    flush_s: float = 10.0
+    shutdown_s: int = 5
+    header_count: int = MAX_HEADERS
+    header_bytes: int = MAX_HEADER_BYTES
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection. Subclassed with its limits by `make_server`."""
+
+    limits = Limits()
+    _clock: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.abort()
+            return
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        self.scope["extensions"] = {"hodei": {"abort": self.transport.abort}}
+        self._start_clock()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._stop_clock()
+        if not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        reply = reply_to(Malformed("this is not an HTTP request that can be read"))
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {reply.media_type}\r\ncontent-length: {len(reply.body)}\r\n"
+        self.transport.write(head.encode("ascii") + b"connection: close\r\n\r\n" + reply.body)
+        self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_later()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._abort_later()
+
+    def _count(self, size: int) -> None:
+        # Twice the guard's limits: up to there it answers in words, beyond there is nothing to talk about.
+        self._header_bytes += size
+        if self._header_bytes > 2 * self.limits.header_bytes or len(self.headers) > 2 * self.limits.header_count:
+            self.transport.abort()
+
+    def _start_clock(self) -> None:
+        if self._clock is None:
+            self._clock = self.loop.call_later(self.limits.headers_s, self.transport.abort)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _abort_later(self) -> None:
+        self.loop.call_later(self.limits.flush_s, self.transport.abort)
+
+
+class Server(uvicorn.Server):
+    """Ends waits and streams first when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, app: App) -> None:
+        super().__init__(config)
+        self._hodei = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hodei.close()
+        await super().shutdown(sockets)
+
+
+def make_server(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    uds: str | None = None,
+    certificate: str = "",
+    key: str = "",
+    insecure: bool = False,
+    limits: Limits | None = None,
+) -> Server:
+    """A server that is ready for `await server.serve()`. InvalidInput if it would speak in the clear beyond this machine."""
+    if uds is None:
+        refuse_clear_text(host, tls=bool(certificate), insecure=insecure)
+    limits = limits or Limits()
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        uds=uds,
+        http=type("LimitedConnection", (Connection,), {"limits": limits}),
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=limits.keep_alive_s,
+        timeout_graceful_shutdown=limits.shutdown_s,
+        **_tls(certificate, key),
+    )
+    return Server(config, app)
+
+
+def _tls(certificate: str, key: str) -> dict[str, Any]:
+    return {"ssl_certfile": certificate, "ssl_keyfile": key or None} if certificate else {}
+
+
+def refuse_clear_text(host: str, *, tls: bool, insecure: bool) -> None:
+    """Tokens and job output must not cross a network unencrypted unless someone said so."""
+    if tls or insecure or is_loopback(host):
+        return
+    raise InvalidInput(
+        f"listening on {host!r} without TLS would send tokens over the network in the clear",
+        hint="give a certificate and key, listen on 127.0.0.1, or say --insecure if something else encrypts the traffic",
+        code="CLEAR_TEXT",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    name = host_name(host)
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"

@@ -1,0 +1,101 @@
+"""What one commit comes to: its saves sorted by kind, with only the last value of each thing.
+
+A job that is born, placed and started within one batch is one insert of its last value. Both stores write from this,
+so they cannot differ in what a batch means. It knows nothing of what is already stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from hodei.model.effects import Event, Record, Save, SaveJob, SaveKey, SaveMarks, SaveRun
+from hodei.model.errors import Conflict, InvalidInput
+from hodei.model.ids import JobId, NodeName, RunId, run_id
+from hodei.model.job import Job, Run
+from hodei.model.node import NodeMarks
+
+
+class Batch:
+    """`new_*` must not be in the store yet; the others must be there already."""
+
+    __slots__ = ("events", "jobs", "keys", "marks", "new_jobs", "new_runs", "runs")
+
+    def __init__(self) -> None:
+        self.new_jobs: dict[JobId, Job] = {}
+        self.jobs: dict[JobId, Job] = {}
+        self.new_runs: dict[RunId, Run] = {}
+        self.runs: dict[RunId, Run] = {}
+        self.marks: dict[NodeName, NodeMarks] = {}
+        self.keys: dict[str, SaveKey] = {}
+        self.events: dict[int, Event] = {}
+
+    @property
+    def last_job(self) -> JobId:
+        return max(self.new_jobs, default=0)
+
+    @property
+    def last_event(self) -> int:
+        return max(self.events, default=0)
+
+
+def sort_saves(saves: Sequence[Save]) -> Batch:
+    """Conflict if the batch creates one thing twice or changes it before creating it."""
+    batch = Batch()
+    # The most frequent first: this loop sees every row that the server ever writes.
+    for save in saves:
+        if isinstance(save, Record):
+            event = save.event
+            if event.seq in batch.events:
+                raise Conflict(f"event {event.seq} is saved twice in one batch")
+            batch.events[event.seq] = event
+        elif isinstance(save, SaveJob):
+            _add_job(batch, save)
+        elif isinstance(save, SaveRun):
+            _add_run(batch, save)
+        elif isinstance(save, SaveMarks):
+            batch.marks[save.marks.node] = save.marks
+        elif isinstance(save, SaveKey):
+            if save.key in batch.keys:
+                raise Conflict(f"key {save.key!r} is saved twice in one batch")
+            batch.keys[save.key] = save
+        else:
+            raise TypeError(f"{type(save).__name__} cannot be saved")
+    return batch
+
+
+def keep_spec(old: Job, new: Job) -> Job:
+    """`new` with the spec it was created with: later saves change only where a job stands."""
+    return new if new.spec is old.spec else structs.replace(new, spec=old.spec)
+
+
+def keep_decision(old: Run, new: Run) -> Run:
+    """`new` with the decision it was created with."""
+    return new if new.decision is old.decision else structs.replace(new, decision=old.decision)
+
+
+def _add_job(batch: Batch, save: SaveJob) -> None:
+    job = save.job
+    if save.new:
+        if job.id in batch.new_jobs or job.id in batch.jobs:
+            raise Conflict(f"job {job.id} is created after it was saved")
+        batch.new_jobs[job.id] = job
+    elif job.id in batch.new_jobs:
+        batch.new_jobs[job.id] = keep_spec(batch.new_jobs[job.id], job)
+    else:
+        batch.jobs[job.id] = job
+
+
+def _add_run(batch: Batch, save: SaveRun) -> None:
+    run = save.run
+    if save.new:
+        if run.id != run_id(run.job, run.member, run.attempt):
+            raise InvalidInput(f"run {run.id!r} is not named after its job, member and attempt")
+        if run.id in batch.new_runs or run.id in batch.runs:
+            raise Conflict(f"run {run.id} is created after it was saved")
+        batch.new_runs[run.id] = run
+    elif run.id in batch.new_runs:
+        batch.new_runs[run.id] = keep_decision(batch.new_runs[run.id], run)
+    else:
+        batch.runs[run.id] = run

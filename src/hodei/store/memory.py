@@ -1,0 +1,215 @@
+"""The store that forgets with its process: the meaning of the port, plainly. For tests and the simulator."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+from hodei.model.effects import Event, Save, SaveKey
+from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
+from hodei.model.ids import JobId, NodeName, RunId, job_of
+from hodei.model.job import Job, Run
+from hodei.model.lifecycle import JOB_ENDED, JobState
+from hodei.model.node import NodeMarks
+from hodei.model.selector import all_match
+from hodei.ports import JobPage, JobQuery, Opened
+from hodei.store.batch import Batch, keep_decision, keep_spec, sort_saves
+
+_DAY_MS = 86_400_000
+
+
+class _Memory:
+    """What is remembered; several stores may share it, as several programs may share a file."""
+
+    def __init__(self, installation: str) -> None:
+        self.lock = threading.RLock()
+        self.installation = installation
+        self.epoch = self.last_job = self.last_event = 0
+        self.jobs: dict[JobId, Job] = {}
+        self.ids: list[JobId] = []
+        self.counts: Counter[str] = Counter()
+        self.active: set[JobId] = set()
+        self.runs: dict[JobId, dict[RunId, Run]] = {}
+        self.events: list[Event] = []
+        self.events_of: dict[JobId, list[Event]] = {}
+        self.marks: dict[NodeName, NodeMarks] = {}
+        self.keys: dict[str, SaveKey] = {}
+
+
+class MemoryStore:
+    """See `ports.Store`. With `of`, a second store on the same memory: a restarted or a rival server."""
+
+    def __init__(self, *, of: MemoryStore | None = None, installation: str = "memory22") -> None:
+        self._memory: _Memory = of._memory if of is not None else _Memory(installation)
+        self._epoch = 0
+
+    def open(self) -> Opened:
+        memory = self._memory
+        with memory.lock:
+            memory.epoch += 1
+            self._epoch = memory.epoch
+            return Opened(memory.installation, memory.epoch, memory.last_job, memory.last_event)
+
+    def commit(self, saves: Sequence[Save]) -> None:
+        batch = sort_saves(saves)
+        memory = self._memory
+        with memory.lock:
+            self._fence()
+            _refuse_what_cannot_be(memory, batch)
+            # Nothing below can fail, so all of it happens.
+            for job in batch.new_jobs.values():
+                insort(memory.ids, job.id)
+                _put_job(memory, job)
+            for job in batch.jobs.values():
+                _put_job(memory, keep_spec(memory.jobs[job.id], job))
+            for run in batch.new_runs.values():
+                memory.runs.setdefault(run.job, {})[run.id] = run
+            for run in batch.runs.values():
+                memory.runs[run.job][run.id] = keep_decision(memory.runs[run.job][run.id], run)
+            for event in batch.events.values():
+                insort(memory.events, event, key=_seq)
+                insort(memory.events_of.setdefault(event.job, []), event, key=_seq)
+            for marks in batch.marks.values():
+                memory.marks.pop(marks.node, None)
+                if not marks.empty:
+                    memory.marks[marks.node] = marks
+            memory.keys.update(batch.keys)
+            memory.last_job = max(memory.last_job, batch.last_job)
+            memory.last_event = max(memory.last_event, batch.last_event)
+
+    def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
+        """Events of no job and keys go as in `writing.prune`."""
+        memory = self._memory
+        with memory.lock:
+            self._fence()
+            old = [job for job in memory.jobs.values() if job.state in JOB_ENDED and job.changed_ms < ended_before_ms]
+            gone = sorted(old, key=lambda job: (job.changed_ms, job.id))[:limit]
+            forgotten: set[int] = set()
+            for job in gone:
+                memory.counts[job.state] -= 1
+                del memory.jobs[job.id]
+                memory.runs.pop(job.id, None)
+                forgotten.update(event.seq for event in memory.events_of.pop(job.id, ()))
+            of_no_job = memory.events_of.get(0, [])
+            aged = [event for event in of_no_job[:limit] if event.at_ms < ended_before_ms]
+            forgotten.update(event.seq for event in aged)
+            memory.events_of[0] = [event for event in of_no_job if event.seq not in forgotten]
+            memory.events = [event for event in memory.events if event.seq not in forgotten]
+            memory.ids = [id for id in memory.ids if id in memory.jobs]
+            for key in [key for key in list(memory.keys.values())[:limit] if key.at_ms < ended_before_ms - _DAY_MS]:
+                del memory.keys[key.key]
+            return [job.id for job in gone]
+
+    def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
+        memory = self._memory
+        with memory.lock:
+            jobs = [memory.jobs[id] for id in sorted(memory.active)]
+            return [(job, tuple(run for run in self.runs(job.id) if run.attempt == job.attempt)) for job in jobs]
+
+    def marks(self) -> list[NodeMarks]:
+        with self._memory.lock:
+            return [self._memory.marks[node] for node in sorted(self._memory.marks)]
+
+    def job(self, job: JobId) -> Job | None:
+        return self._memory.jobs.get(job)
+
+    def jobs(self, query: JobQuery) -> JobPage:
+        memory = self._memory
+        limit = max(1, query.limit)
+        page: list[Job] = []
+        with memory.lock:
+            ids = sorted(set(query.ids) & memory.jobs.keys()) if query.ids else memory.ids
+            end = bisect_left(ids, query.after) if query.after else len(ids)
+            for index in range(end - 1, -1, -1):
+                job = memory.jobs[ids[index]]
+                if _answers(job, query):
+                    if len(page) == limit:
+                        return JobPage(page, page[-1].id)
+                    page.append(job)
+        return JobPage(page)
+
+    def counts(self) -> dict[str, int]:
+        with self._memory.lock:
+            return {state: self._memory.counts[state] for state in get_args(JobState)}
+
+    def runs(self, job: JobId) -> list[Run]:
+        with self._memory.lock:
+            return sorted(self._memory.runs.get(job, {}).values(), key=lambda run: (run.attempt, run.member))
+
+    def run(self, run: RunId) -> Run | None:
+        try:
+            return self._memory.runs.get(job_of(run), {}).get(run)
+        except ValueError:
+            return None
+
+    def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
+        with self._memory.lock:
+            events = self._memory.events_of.get(job, []) if job else self._memory.events
+            start = bisect_right(events, after, key=_seq)
+            return events[start : start + max(0, limit)]
+
+    def key(self, key: str) -> SaveKey | None:
+        return self._memory.keys.get(key)
+
+    def check(self) -> list[tuple[str, bool, str]]:
+        return [("store", True, "in memory: everything is forgotten when the server stops")]
+
+    def close(self) -> None:
+        self._epoch = 0
+
+    def _fence(self) -> None:
+        if self._epoch == 0:
+            raise Unavailable("the store is not open", hint="open it before writing")
+        if self._epoch != self._memory.epoch:
+            raise StaleEpoch("another writer has opened this memory since", hint="stop this server")
+
+
+def _seq(event: Event) -> int:
+    return event.seq
+
+
+def _put_job(memory: _Memory, job: Job) -> None:
+    before = memory.jobs.get(job.id)
+    if before is not None:
+        memory.counts[before.state] -= 1
+    memory.counts[job.state] += 1
+    memory.jobs[job.id] = job
+    if job.state in JOB_ENDED:
+        memory.active.discard(job.id)
+    else:
+        memory.active.add(job.id)
+
+
+def _refuse_what_cannot_be(memory: _Memory, batch: Batch) -> None:
+    def stored(runs: Iterable[Run]) -> int:
+        return sum(run.id in memory.runs.get(run.job, ()) for run in runs)
+
+    if not memory.jobs.keys().isdisjoint(batch.new_jobs):
+        raise Conflict("this job is already stored")
+    if not memory.jobs.keys() >= batch.jobs.keys():
+        raise NotFound("a job that was never stored (or is pruned) cannot be changed")
+    if stored(batch.new_runs.values()):
+        raise Conflict("this run is already stored")
+    if stored(batch.runs.values()) != len(batch.runs):
+        raise NotFound("a run that was never stored cannot be changed")
+    for seq in batch.events:
+        at = bisect_left(memory.events, seq, key=_seq)
+        if at < len(memory.events) and memory.events[at].seq == seq:
+            raise Conflict("this event is already stored")
+    if not memory.keys.keys().isdisjoint(batch.keys):
+        raise Conflict("this key is already stored")
+
+
+def _answers(job: Job, query: JobQuery) -> bool:
+    spec = job.spec
+    return (
+        (not query.states or job.state in query.states)
+        and (not query.project or spec.project == query.project)
+        and (not query.user or spec.user == query.user)
+        and (not query.name or spec.name == query.name)
+        and job.submitted_ms >= query.since_ms
+        and all_match(query.labels, spec.labels)
+    )

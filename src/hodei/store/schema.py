@@ -1,0 +1,131 @@
+"""The shape of the SQLite file, and the way to it from every older shape.
+
+`MIGRATIONS[n]` leads from version n to n + 1, in one transaction each; `PRAGMA user_version` says how far a file is.
+A migration that has been released is never edited: a change is a new one at the end.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from hodei.model.errors import InvalidInput
+
+APPLICATION_ID = 0x484F4445  # "HODE": tells our files from other programs' files
+ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
+
+_VERSION_1 = (
+    # One row. What must outlive pruning (the highest numbers ever used) and the fence against older writers.
+    """CREATE TABLE meta (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        installation TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        last_job INTEGER NOT NULL,
+        last_event INTEGER NOT NULL
+    ) STRICT""",
+    # Small rows, because each is rewritten several times in its life; the spec, which never is, lives beside it.
+    """CREATE TABLE job (
+        id INTEGER PRIMARY KEY,
+        state TEXT NOT NULL,
+        submitted_ms INTEGER NOT NULL,
+        changed_ms INTEGER NOT NULL,
+        reason_code TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        attempt INTEGER NOT NULL,
+        failures INTEGER NOT NULL,
+        losses INTEGER NOT NULL,
+        cancel_requested INTEGER NOT NULL,
+        requeue_requested INTEGER NOT NULL,
+        queued_ms INTEGER NOT NULL,
+        not_before_ms INTEGER NOT NULL,
+        scheduled_ms INTEGER NOT NULL,
+        started_ms INTEGER NOT NULL,
+        finished_ms INTEGER NOT NULL,
+        exit_code INTEGER,
+        version INTEGER NOT NULL,
+        project TEXT NOT NULL,
+        user TEXT NOT NULL,
+        name TEXT NOT NULL
+    ) STRICT""",
+    # Every index ends with the id by itself, so each of these gives its jobs in order of id.
+    "CREATE INDEX job_state ON job (state)",
+    "CREATE INDEX job_project ON job (project)",
+    "CREATE INDEX job_user ON job (user)",
+    "CREATE INDEX job_name ON job (name)",
+    f"CREATE INDEX job_ended ON job (changed_ms) WHERE {ENDED}",
+    "CREATE TABLE spec (job INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    "CREATE TABLE tally (state TEXT PRIMARY KEY, jobs INTEGER NOT NULL) STRICT, WITHOUT ROWID",
+    # A run's id is its three numbers, so it is not stored as text again.
+    """CREATE TABLE run (
+        job INTEGER NOT NULL,
+        attempt INTEGER NOT NULL,
+        member INTEGER NOT NULL,
+        task TEXT NOT NULL,
+        node TEXT NOT NULL,
+        backend TEXT NOT NULL,
+        state TEXT NOT NULL,
+        placed_ms INTEGER NOT NULL,
+        started_ms INTEGER NOT NULL,
+        finished_ms INTEGER NOT NULL,
+        exit_code INTEGER,
+        reason_code TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        stop_requested TEXT NOT NULL,
+        decision TEXT,
+        PRIMARY KEY (job, attempt, member)
+    ) STRICT, WITHOUT ROWID""",
+    """CREATE TABLE event (
+        seq INTEGER PRIMARY KEY,
+        at_ms INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        job INTEGER NOT NULL,
+        run TEXT NOT NULL,
+        node TEXT NOT NULL,
+        detail TEXT NOT NULL
+    ) STRICT""",
+    "CREATE INDEX event_job ON event (job)",
+    "CREATE TABLE mark (node TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    # Rows come in order of time, so the oldest keys are those with the lowest rowid.
+    """CREATE TABLE key (
+        key TEXT PRIMARY KEY,
+        fingerprint TEXT NOT NULL,
+        jobs TEXT NOT NULL,
+        at_ms INTEGER NOT NULL
+    ) STRICT""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1,)
+VERSION = len(MIGRATIONS)
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    """How far this file is; InvalidInput if it is another program's file or one of a newer Hodei. Changes nothing."""
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    application: int = db.execute("PRAGMA application_id").fetchone()[0]
+    empty = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
+    if application != APPLICATION_ID and not empty:
+        raise InvalidInput("this SQLite file belongs to another program", hint="name another file for the store")
+    if version > VERSION:
+        raise InvalidInput(
+            f"the store has schema version {version}, and this program knows only up to {VERSION}",
+            hint="it was last opened by a newer Hodei: upgrade this one, or restore a backup from before the upgrade",
+        )
+    return version
+
+
+def migrate(db: sqlite3.Connection, *, upto: int = VERSION) -> None:
+    """Apply what is missing, one transaction per version; safe when several programs open the file at once."""
+    while version_of(db) < upto:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            # Asked again under the lock: another program may have been here in between.
+            version = version_of(db)
+            if version < upto:
+                for statement in MIGRATIONS[version]:
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {version + 1}")
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise

@@ -1,0 +1,357 @@
+"""The two forms of a job file as types: what a user may write, key by key. Nothing here has a meaning yet.
+
+The types are read three times: by msgspec (fast, stops at the first mistake), by `check` (slow, finds every mistake) and
+by `schema` (for editors). What the values mean is decided in `meaning`. `None` is "not given" throughout.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+MAX_TASKS = 64
+MAX_COUNT = 100_000
+MAX_JOBS = 10_000
+
+
+def _text(limit: int) -> Meta:
+    return Meta(max_length=limit)
+
+
+def _about(description: str, *examples: Any, **schema: Any) -> Meta:
+    return Meta(description=description, examples=list(examples) or None, extra_json_schema=schema or None)
+
+
+# ------------------------------------------------------------------------------------------- kinds of values
+
+Word = Annotated[str, _text(63)]
+Key = Annotated[str, _text(317)]
+Line = Annotated[str, _text(1024)]
+Long = Annotated[str, _text(128 * 1024)]
+Short = Annotated[str, _text(64)]
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Quantity = Short | Whole | float
+Quantities = Annotated[dict[Key, Quantity], Meta(max_length=64)]
+Labels = Annotated[dict[Key, Word], Meta(max_length=256)]
+Words = Annotated[list[Word], Meta(min_length=1, max_length=64)]
+
+
+class _Form(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What all forms share: unknown keys are mistakes."""
+
+
+# ------------------------------------------------------------------------------------------- where it may run
+
+
+class Expression(_Form, frozen=True):
+    """One condition of a Kubernetes node selector term."""
+
+    key: Key
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    values: Annotated[list[Annotated[str, _text(253)]], Meta(max_length=256)] | None = None
+
+
+Expressions = Annotated[list[Expression], Meta(max_length=64)]
+
+
+class SelectorTerm(_Form, frozen=True):
+    """All conditions of a term must hold."""
+
+    match_expressions: Expressions | None = field(name="matchExpressions", default=None)
+    match_fields: Expressions | None = field(name="matchFields", default=None)
+
+
+class NodeSelector(_Form, frozen=True):
+    """One of the terms must hold."""
+
+    node_selector_terms: Annotated[list[SelectorTerm], Meta(min_length=1, max_length=64)] = field(
+        name="nodeSelectorTerms"
+    )
+
+
+Weight = Annotated[int, Meta(ge=1, le=100)]
+
+
+class PreferredTerm(_Form, frozen=True):
+    """A term that adds its weight when it holds."""
+
+    weight: Weight
+    preference: SelectorTerm
+
+
+class NodeAffinity(_Form, frozen=True):
+    """Kubernetes' own block."""
+
+    required: NodeSelector | None = field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+    preferred: Annotated[list[PreferredTerm], Meta(max_length=64)] | None = field(
+        name="preferredDuringSchedulingIgnoredDuringExecution", default=None
+    )
+
+
+class Preference(_Form, frozen=True):
+    """A selector that adds its weight when it holds."""
+
+    match: Annotated[Line, _about("A selector.", "disk=ssd")]
+    weight: Annotated[Weight, _about("1 to 100.")] = 1
+
+
+class AffinityForm(_Form, frozen=True):
+    """Either `required` and `preferred` with selectors, or Kubernetes' `nodeAffinity` as it is."""
+
+    required: (
+        Annotated[
+            list[Line],
+            Meta(max_length=64),
+            _about("Selectors; one of them must hold.", ["zone in (a, b)", "disk=ssd"]),
+        ]
+        | None
+    ) = None
+    preferred: Annotated[list[Preference], Meta(max_length=64), _about("What would be nice, by weight.")] | None = None
+    node_affinity: NodeAffinity | None = field(name="nodeAffinity", default=None)
+
+
+class TolerationForm(_Form, frozen=True):
+    """Kubernetes' own shape."""
+
+    key: Key | None = None
+    operator: Literal["Equal", "Exists"] | None = None
+    value: Word | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] | None = None
+    seconds: Annotated[int, Meta(ge=0, le=2**53)] | None = field(name="tolerationSeconds", default=None)
+
+
+class BackendForm(_Form, frozen=True):
+    """Exactly one of the two."""
+
+    specific: Annotated[Words, _about("One of these or nowhere.")] | None = None
+    preferred: Annotated[Words, _about("These first, else any.")] | None = None
+
+
+class NearForm(_Form, frozen=True):
+    """Where the work is wanted; nodes nearer to it score higher."""
+
+    region: Word | None = None
+    zone: Word | None = None
+    datacenter: Word | None = None
+    rack: Word | None = None
+    lat: Annotated[float, Meta(ge=-90, le=90), _about("Degrees north.")] | None = None
+    lng: Annotated[float, Meta(ge=-180, le=180), _about("Degrees east.")] | None = None
+
+
+# ------------------------------------------------------------------------------------------- kinds of work
+
+Duration = Short | Whole | float
+Restart = Annotated[
+    Short,
+    _about(
+        "When an ended run is followed by another.",
+        enum=["never", "on_failure", "always", "Never", "OnFailure", "Always"],
+    ),
+]
+
+
+class LongRunningForm(_Form, frozen=True, tag="long-running", tag_field="type"):
+    """A service that is not expected to end."""
+
+    max_duration: Annotated[Duration, _about("Stop it after this long; fills `timeout`.", "30d")] | None = None
+    restart_policy: Annotated[Restart, _about("Fills `restart`.")] | None = None
+
+
+class BatchForm(_Form, frozen=True, tag="batch", tag_field="type"):
+    """Work that runs to its end."""
+
+    estimated_duration: Annotated[Duration, _about("Fills `estimate`.", "1h30m")] | None = None
+    max_retries: Annotated[int, Meta(ge=0, le=1000), _about("Fills `retries`.")] | None = None
+
+
+class ServerlessForm(_Form, frozen=True, tag="serverless", tag_field="type"):
+    """A short call."""
+
+    timeout: Annotated[Duration, _about("Fills `timeout`.", "30s")] | None = None
+    cold_start_acceptable: bool | None = None
+
+
+class DataProcessingForm(_Form, frozen=True, tag="data-processing", tag_field="type"):
+    """Work whose place is decided by its data."""
+
+    input_size: Annotated[Quantity, _about("Bytes read.", "500Gi")] | None = None
+    output_size: Annotated[Quantity, _about("Bytes written.", "10Gi")] | None = None
+
+
+class InteractiveForm(_Form, frozen=True, tag="interactive", tag_field="type"):
+    """Someone is sitting in front of it."""
+
+    max_execution_time: Annotated[Duration, _about("Fills `timeout`.", "8h")] | None = None
+    idle_timeout: Annotated[Duration, _about("Stop it after being idle this long.", "20m")] | None = None
+
+
+WorkloadForm = LongRunningForm | BatchForm | ServerlessForm | DataProcessingForm | InteractiveForm
+WORKLOADS: dict[str, type[WorkloadForm]] = {
+    "batch": BatchForm, "long-running": LongRunningForm, "serverless": ServerlessForm,
+    "data-processing": DataProcessingForm, "interactive": InteractiveForm,
+}  # fmt: skip
+
+# ------------------------------------------------------------------------------------------- keys of a task
+
+Command = Annotated[
+    Annotated[list[Long], Meta(min_length=1, max_length=4096)] | Long,
+    _about("The program and its arguments; a string is run by `/bin/sh -c`.", ["python3", "train.py"], "echo hello"),
+]
+Env = Annotated[
+    dict[Annotated[str, _text(256)], Long | Whole],
+    Meta(max_length=1024),
+    _about("Environment variables.", {"LEVEL": "debug"}),
+]
+Workdir = Annotated[str, _text(4096), _about("Absolute path of the working directory.", "/srv/data")]
+Image = Annotated[str, _text(512), _about("Container image, where the backend runs containers.", "python:3.12")]
+Count = Annotated[
+    int, Meta(ge=1, le=MAX_COUNT), _about("How many equal members; all are placed together or none is. Default 1.")
+]
+ResourceForm = Annotated[
+    dict[Key, Quantity | Quantities],
+    Meta(max_length=64),
+    _about(
+        "`{requests: {...}, limits: {...}}` as in Kubernetes, or the requests themselves by name.",
+        {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
+        {"example.com/fpga": 1},
+    ),
+]
+Limits = Annotated[Quantities, _about("The most that may be used; not below the request.", {"memory": "2Gi"})]
+Arch = Annotated[Word, _about("Processor architecture.", "amd64", "arm64")]
+GpuType = Annotated[Word, _about("Kind of GPU; needs `gpu`.", "a100")]
+Selector = Annotated[Labels, _about("Labels that a node must have.", {"disk": "ssd"})]
+AffinityKey = Annotated[AffinityForm, _about("Which nodes are demanded or preferred.")]
+Tolerations = Annotated[
+    list[Line | TolerationForm],
+    Meta(max_length=64),
+    _about("Taints that do not matter: `key`, `key:Effect`, `key=value:Effect`, or Kubernetes' shape.", ["gpu"]),
+]
+
+
+class _TaskKeys(_Form, frozen=True):
+    command: Command | None = None
+    env: Env | None = None
+    workdir: Workdir | None = None
+    image: Image | None = None
+    count: Count | None = None
+    resources: ResourceForm | None = None
+    arch: Arch | None = None
+    gpu_type: GpuType | None = None
+    node_selector: Selector | None = None
+    affinity: AffinityKey | None = None
+    tolerations: Tolerations | None = None
+
+
+class TaskForm(_TaskKeys, frozen=True):
+    """A part of a job: `count` equal members with the same command and resources."""
+
+    name: (
+        Annotated[Word, _about("Unique within the job. Default `main`, with several tasks `task-1`, `task-2`...")]
+        | None
+    ) = None
+
+
+# ------------------------------------------------------------------------------------------- keys of a job
+
+Project = Annotated[Word, _about("The project that it counts for. Default `default`.")]
+LabelsKey = Annotated[Labels, _about("For finding and grouping jobs.", {"team": "a"})]
+Annotations = Annotated[dict[Key, Long], Meta(max_length=256), _about("Notes that nothing is decided by.")]
+Priority = Annotated[
+    Annotated[int, Meta(ge=-(2**31), le=2**31)] | Short,
+    _about(
+        "A class (critical, high, medium, low, batch, scavenger) or a whole number. Default `medium` (500).", "high"
+    ),
+]
+Profile = Annotated[Word, _about("The scheduling profile. Default `default`.")]
+Backend = Annotated[
+    Word | BackendForm, _about("A backend's name, `any`, or `{specific: [...]}`, `{preferred: [...]}`.")
+]
+Near = Annotated[NearForm, _about("Where the work is wanted; nodes nearer to it score higher.")]
+Workload = Annotated[
+    Short | WorkloadForm, _about("The kind of work. Default `batch`.", "batch", {"type": "serverless"})
+]
+Estimate = Annotated[Duration, _about("How long it will probably run.", "1h30m")]
+Timeout = Annotated[Duration, _about("Stop a run after this long.", "15m", "01:30:00")]
+SchedulingTimeout = Annotated[Duration, _about("Fail the job if it waits longer than this.", "2h")]
+Deadline = Annotated[
+    Duration, _about("When it should be done: a time, or so long after submission.", "2030-01-31T18:00:00Z", "4h")
+]
+Grace = Annotated[Duration, _about("Time between TERM and KILL when it is stopped. Default `10s`.", "30s")]
+Retries = Annotated[int, Meta(ge=0, le=1000), _about("How often a failed job is tried again. Default 0.")]
+
+
+class FlatJob(_TaskKeys, frozen=True):
+    """The short form: one task, all keys on one level."""
+
+    name: (
+        Annotated[Word, _about("Lower case letters, digits, `-` and `.`. Default: the command's own name.")] | None
+    ) = None
+    project: Project | None = None
+    labels: LabelsKey | None = None
+    annotations: Annotations | None = None
+    cpu: Annotated[Quantity, _about("Cores. Default 1.", 2, "500m")] | None = None
+    memory: Annotated[Quantity, _about("Bytes of memory. Default `256Mi`.", "512Mi", "8Gi")] | None = None
+    storage: Annotated[Quantity, _about("Bytes of scratch space on the node.", "20Gi")] | None = None
+    gpu: Annotated[Quantity, _about("GPUs, also in parts.", 1, "500m")] | None = None
+    limits: Limits | None = None
+    priority: Priority | None = None
+    profile: Profile | None = None
+    backend: Backend | None = None
+    near: Near | None = None
+    workload: Workload | None = None
+    estimate: Estimate | None = None
+    timeout: Timeout | None = None
+    scheduling_timeout: SchedulingTimeout | None = None
+    deadline: Deadline | None = None
+    grace: Grace | None = None
+    retries: Retries | None = None
+    restart: Restart | None = None
+
+
+class Metadata(_Form, frozen=True):
+    """Who it is."""
+
+    name: Annotated[Word, _about("Lower case letters, digits, `-` and `.`.")]
+    project: Project | None = None
+    labels: LabelsKey | None = None
+    annotations: Annotations | None = None
+
+
+class JobKeys(_Form, frozen=True):
+    """What is wanted."""
+
+    tasks: Annotated[list[TaskForm], Meta(min_length=1, max_length=MAX_TASKS), _about("The parts of the job.")]
+    priority: Priority | None = None
+    profile: Profile | None = None
+    backend: Backend | None = None
+    near: Near | None = None
+    workload: Workload | None = None
+    estimate: Estimate | None = None
+    timeout: Timeout | None = None
+    scheduling_timeout: SchedulingTimeout | None = None
+    deadline: Deadline | None = None
+    grace: Grace | None = None
+    retries: Retries | None = None
+    restart: Restart | None = None
+
+
+class FullJob(_Form, frozen=True):
+    """The full form: one or more tasks, in the shape of a Kubernetes object."""
+
+    api_version: Literal["hodei/v1"] = field(name="apiVersion")
+    kind: Literal["Job"]
+    metadata: Metadata
+    spec: JobKeys
+
+
+class FlatJobs(_Form, frozen=True):
+    """Many jobs in one request."""
+
+    jobs: Annotated[list[FlatJob], Meta(max_length=MAX_JOBS)]
+
+
+class FullJobs(_Form, frozen=True):
+    """Many jobs in one request."""
+
+    jobs: Annotated[list[FullJob], Meta(max_length=MAX_JOBS)]

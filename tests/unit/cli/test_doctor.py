@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hodei.cli import times
+from hodei.wire.views import Check
+from unit.cli.stub import Answer, problem
+
+API = "/api/v1"
+INFO = {
+    "version": "0.1.0", "api": "v1", "installation": "i", "address": "a", "epoch": 1, "started_at": "", "ready": True,
+    "profiles": [], "backends": [], "jobs": {},
+}  # fmt: skip
+
+
+@pytest.fixture
+def well(stub, monkeypatch, tmp_path: Path):
+    monkeypatch.undo()
+    monkeypatch.setenv("HODEI_SERVER", stub.address)
+    monkeypatch.setenv("HODEI_HOME", str(tmp_path / "home"))
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "token").write_text("hod_x")
+    (home / "token").chmod(0o600)
+    stub.on("GET", "/livez", b"ok\n")
+    stub.on("GET", f"{API}/info", INFO)
+    stub.on("GET", f"{API}/checks", {"checks": [{"name": "store", "level": "ok", "found": "WAL"}]})
+    return stub
+
+
+def levels(hodei) -> tuple[dict[str, str], int]:
+    result = hodei("doctor", "-o", "json")
+    found = msgspec.json.decode(result.stdout, type=list[Check])
+    assert all(check.fix for check in found if check.level != "ok")
+    return {check.name: check.level for check in found}, result.exit_code
+
+
+def test_a_healthy_installation_is_all_ok(hodei, well):
+    found, code = levels(hodei)
+    names = ("python", "home", "token", "disk", "server", "clock", "version", "store")
+    assert (found, code) == (dict.fromkeys(names, "ok"), 0)
+
+
+def test_open_modes_are_found(hodei, well, tmp_path: Path):
+    (tmp_path / "home").chmod(0o755)
+    (tmp_path / "home/token").chmod(0o644)
+    found, code = levels(hodei)
+    assert (found["home"], found["token"], code) == ("warning", "problem", 1)
+
+
+def test_another_version_and_another_clock_are_warnings(hodei, well, monkeypatch):
+    well.on("GET", f"{API}/info", INFO | {"version": "9.9.9"})
+    monkeypatch.setattr("hodei.cli.doctor.now_ms", lambda: times.now_ms() + 60_000)
+    found, code = levels(hodei)
+    assert (found["version"], found["clock"], code) == ("warning", "warning", 0)
+
+
+def test_a_server_out_of_reach_is_a_problem_with_a_fix(hodei, well):
+    well.stop()
+    found, code = levels(hodei)
+    assert (found["server"], code) == ("problem", 1)
+    assert "hodei up" in hodei("doctor").stdout
+
+
+def test_a_wrong_token_is_a_problem(hodei, well):
+    well.on("GET", f"{API}/info", problem(401, "UNAUTHORIZED", "the token is not known here", "see HODEI_TOKEN"))
+    found, code = levels(hodei)
+    assert (found["login"], code) == ("problem", 1)
+
+
+def test_the_servers_own_problems_count(hodei, well):
+    well.on("GET", f"{API}/checks", Answer({"checks": [Check("store", "problem", "read-only", "remount it")]}))
+    found, code = levels(hodei)
+    assert (found["store"], code) == ("problem", 1)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from hodei.cli.errors import UsageProblem
+from hodei.cli.nodes import parse_taint
+from unit.cli.stub import node
+
+PATH = "/api/v1/nodes/laptop"
+
+
+@pytest.fixture
+def patched(hodei, stub):
+    """Run a command on node `laptop`; what was sent, without what was left alone."""
+    stub.on("GET", PATH, node())
+    stub.on("PATCH", PATH, node())
+
+    def call(*args: str) -> dict[str, object]:
+        result = hodei("node", *args)
+        assert result.exit_code == 0, result.stderr
+        return {key: value for key, value in stub.requests[-1].json().items() if value not in (None, {}, [], False)}
+
+    return call
+
+
+def test_kubectls_words_become_patches(patched):
+    assert patched("cordon", "laptop") == {"cordon": True}
+    assert patched("drain", "laptop") == {"cordon": True, "drain": True}
+    assert patched("label", "laptop", "zone=b", "old-") == {"labels": {"zone": "b", "old": None}}
+    taint = {"key": "gpu", "value": "a", "effect": "NoSchedule"}
+    assert patched("taint", "laptop", "gpu=a:NoSchedule") == {"add_taints": [taint]}
+
+
+def test_uncordon_says_false_not_nothing(hodei, stub):
+    stub.on("PATCH", PATH, node())
+    assert hodei("node", "uncordon", "laptop").stdout == "node laptop uncordoned\n"
+    assert stub.requests[-1].json()["cordon"] is False
+
+
+@pytest.mark.parametrize("text", ["disk:NoSchedule-", "disk-", "disk=slow:NoSchedule-"])
+def test_a_minus_removes_the_taint_that_is_there(patched, text: str):
+    there = {"key": "disk", "value": "slow", "effect": "NoSchedule"}
+    assert patched("taint", "laptop", text) == {"remove_taints": [there]}
+
+
+def test_removing_a_taint_that_is_not_there_is_not_found(hodei, stub):
+    stub.on("GET", PATH, node())
+    assert hodei("node", "taint", "laptop", "gone-").exit_code == 3
+
+
+@pytest.mark.parametrize("text", ["", "key", "key=value", "key:Sometimes", ":NoSchedule", "a b:NoSchedule"])
+def test_senseless_taints_are_usage_errors(text: str):
+    with pytest.raises(UsageProblem):
+        parse_taint(text)
+
+
+@pytest.mark.parametrize("text", ["", "zone", "=x", "-"])
+def test_senseless_labels_are_usage_errors(hodei, stub, text: str):
+    assert hodei("node", "label", "laptop", text).exit_code == 2

@@ -1,0 +1,148 @@
+"""Output: for people, for programs, and never a way for a job to reach into the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from hodei.cli import times
+from hodei.cli.output import Column, clean, table
+from unit.cli.stub import detail, job, node
+
+GOLDEN = Path(__file__).parent / "golden"
+API = "/api/v1"
+EVENTS = [
+    {"seq": 1, "at_ms": 1_767_225_540_000, "kind": "job.submitted", "job": 1, "detail": {"name": "a"}},
+    {"seq": 2, "at_ms": 1_767_225_590_250, "kind": "run.placed", "job": 1, "run": "1.0.1", "node": "laptop"},
+]
+
+
+@pytest.fixture
+def world(stub):
+    views = [
+        job(3, "running", labels={"team": "a"}),
+        job(2, "pending", started_at="", scheduled_at="", reason_code="INSUFFICIENT_CPU", reason="insufficient cpu"),
+        job(1, "failed", exit_code=3, reason="exit code 3", finished_at="2025-12-31T23:58:12.500Z"),
+    ]
+    stub.on("GET", f"{API}/jobs", {"jobs": views, "next_after": 0})
+    stub.on("GET", f"{API}/jobs/1", detail(views[2]))
+    stub.on("GET", f"{API}/nodes", {"nodes": [node(), node("empty", used={}, taints=[], state="cordoned", runs=0)]})
+    stub.on("GET", f"{API}/nodes/laptop", node())
+
+    def events(request):
+        after = int(request.query["after"])
+        found = [event for event in EVENTS if event["seq"] > after][: int(request.query["limit"])]
+        return {"events": found, "last": found[-1]["seq"] if found else after}
+
+    stub.on("GET", f"{API}/events", events)
+    return stub
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "jobs -a", "jobs -a -o wide", "jobs -a -o json", "jobs -a -o jsonl", "jobs -a -o yaml", "jobs -a -o name",
+        "jobs -a --no-headers", "job show 1", "job show 1 -o json", "job show 1 -o yaml", "job history 1",
+        "job history 1 -o json", "nodes", "nodes -o wide", "nodes -o json", "node show laptop", "events",
+        "events -o jsonl",
+    ],
+)  # fmt: skip
+def test_output_is_as_it_always_was(hodei, world, args: str):
+    """Machine output is an interface: a golden file that has to change needs a word in the change log."""
+    result = hodei(*args.split())
+    assert result.exit_code == 0, result.stderr
+    golden = GOLDEN / (args.replace(" ", "_") + ".txt")
+    golden.write_text(result.stdout)
+
+
+def test_json_of_a_list_is_a_list_and_of_one_thing_an_object(hodei, world):
+    assert [view["id"] for view in msgspec.json.decode(hodei("jobs", "-a", "-o", "json").stdout)] == [3, 2, 1]
+    assert msgspec.json.decode(hodei("job", "show", "1", "-o", "json").stdout)["job"]["id"] == 1
+    assert yaml.safe_load(hodei("nodes", "-o", "yaml").stdout)[0]["name"] == "laptop"
+
+
+def test_an_empty_list_is_an_empty_list_for_programs_and_a_word_for_people(hodei, stub):
+    stub.on("GET", f"{API}/jobs", {"jobs": [], "next_after": 0})
+    assert hodei("jobs", "-o", "json").stdout == "[]\n"
+    assert hodei("jobs", "-o", "jsonl").stdout == ""
+    people = hodei("jobs")
+    assert people.stdout == ""
+    assert people.stderr == "no active jobs (all: hodei jobs -a)\n"
+
+
+def test_the_environment_can_choose_the_form(hodei, world, monkeypatch):
+    monkeypatch.setenv("HODEI_OUTPUT", "name")
+    assert hodei("jobs").stdout == "3\n2\n1\n"
+    assert hodei("jobs", "-o", "jsonl").stdout.startswith("{")
+
+
+def test_filters_go_to_the_server(hodei, world):
+    hodei("jobs", "--project", "p", "--name", "n", "-l", "team in (a, b)", "--since", "6h", "--limit", "7")
+    sent = {"project": "p", "name": "n", "label": "team in (a, b)", "since": "6h", "limit": "7"}
+    assert world.requests[-1].query == sent
+    hodei("jobs")
+    assert world.requests[-1].query["state"] == "pending,held,scheduled,running"
+    hodei("jobs", "--state", "failed", "--state", "cancelled")
+    assert world.requests[-1].query["state"] == "failed,cancelled"
+
+
+EVIL = "x\x1b]0;owned\x07\r\n\x9b31m\u202ey"
+
+
+def test_control_characters_of_others_never_reach_the_terminal(hodei, stub):
+    view = job(1, "running", name=EVIL, reason=EVIL, labels={"k": EVIL}, user=EVIL, project=EVIL, nodes=[EVIL])
+    stub.on("GET", f"{API}/jobs", {"jobs": [view], "next_after": 0})
+    stub.on("GET", f"{API}/jobs/1", detail(view))
+    stub.on("GET", f"{API}/nodes", {"nodes": [node(EVIL, labels={"a": EVIL}, reason=EVIL, version=EVIL)]})
+    stub.on("POST", f"{API}/jobs/1/hold", view)
+    for args in (
+        "jobs -o wide",
+        "jobs -o json",
+        "jobs -o jsonl",
+        "job show 1",
+        "nodes -o wide",
+        "nodes -o name",
+        "hold 1",
+    ):
+        out = hodei(*args.split()).stdout
+        assert "owned" in out
+        assert not set(out) & set("\x1b\x07\r\x9b\u202e"), args
+
+
+def test_escaped_json_still_says_the_same(hodei, stub):
+    stub.on("GET", f"{API}/jobs", {"jobs": [job(1, name=EVIL)], "next_after": 0})
+    assert msgspec.json.decode(hodei("jobs", "-a", "-o", "json").stdout)[0]["name"] == EVIL
+
+
+def test_clean_leaves_ordinary_text_alone():
+    assert clean("Größe 数 ok") == "Größe 数 ok"
+    assert clean("a\x1bb\u202ec") == r"a\x1bb\u202ec"
+
+
+def test_wide_characters_keep_columns_aligned():
+    columns = [Column("A", lambda row: row), Column("B", lambda row: "x")]
+    assert table(["数数", "abcd"], columns).splitlines() == ["A     B", "数数  x", "abcd  x"]
+
+
+def test_no_colour_unless_it_is_a_terminal(hodei, world, monkeypatch):
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b" not in hodei("jobs").stdout
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0s"), (250, "250ms"), (45_000, "45s"), (119_000, "119s"), (180_000, "3m"), (7_800_000, "2h10m"),
+     (7_200_000, "2h"), (86_400_000, "24h"), (5 * 86_400_000, "5d")],
+)  # fmt: skip
+def test_spans_are_short(ms: int, text: str):
+    assert times.short(ms) == text
+
+
+def test_moments_are_relative_for_people():
+    assert times.ago("2025-12-31T23:57:00Z") == "3m ago"
+    assert times.ago(times.now_ms() + 12_000) == "in 12s"
+    assert times.ago("") == ""
+    assert times.iso(1_767_225_600_250) == "2026-01-01T00:00:00.250Z"

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from hodei.cli.errors import UsageProblem
+from hodei.cli.refs import numbers, resolve, resolve_job
+from hodei.client import Client
+from hodei.model.errors import NotFound
+from unit.cli.stub import job
+
+API = "/api/v1"
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("12", [12]),
+        ("1-3", [1, 2, 3]),
+        ("1,3,5-8", [1, 3, 5, 6, 7, 8]),
+        ("2-10:2", [2, 4, 6, 8, 10]),
+        ("1_000", [1000]),
+        ("train", None),
+        ("train-3", None),
+        ("1-", None),
+        ("1,,2", None),
+        ("-1", None),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(text: str, ids: list[int] | None):
+    assert numbers(text) == ids
+
+
+@pytest.mark.parametrize("text", ["3-1", "1-9:0", "1-999999999999"])
+def test_senseless_ranges_are_usage_errors(text: str):
+    with pytest.raises(UsageProblem):
+        numbers(text)
+
+
+@pytest.fixture
+def client(stub):
+    def jobs(request):
+        known = [job(9, "running"), job(8, "pending", name="train"), job(5, name="train")]
+        if name := request.query.get("name"):
+            known = [view for view in known if view.name == name]
+        if states := request.query.get("state"):
+            known = [view for view in known if view.state in states.split(",")]
+        return {"jobs": known[: int(request.query["limit"])], "next_after": 0}
+
+    stub.on("GET", f"{API}/jobs", jobs)
+    with Client() as made:
+        yield made
+
+
+def test_last_is_the_newest_a_name_its_newest_and_all_the_active_ones(client: Client):
+    assert resolve(client, ["last"]) == [9]
+    assert resolve(client, ["train"]) == [8]
+    assert resolve(client, ["all"]) == [8, 9]
+
+
+def test_each_job_is_named_once_in_the_order_given(client: Client):
+    assert resolve(client, ["3", "last", "1-3", "9"]) == [3, 9, 1, 2]
+
+
+def test_an_unknown_name_is_not_found(client: Client):
+    with pytest.raises(NotFound, match="no job is called 'nope'"):
+        resolve(client, ["nope"])
+
+
+def test_a_command_for_one_job_refuses_several(client: Client):
+    with pytest.raises(UsageProblem):
+        resolve_job(client, "1-2")

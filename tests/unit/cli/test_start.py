@@ -1,0 +1,139 @@
+"""What `hodei` costs before it does anything, and what it says about itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from hodei.cli.main import COMMANDS, cli
+
+HEAVY = (
+    "numpy",
+    "starlette",
+    "uvicorn",
+    "hodei.server",
+    "hodei.client",
+    "msgspec",
+    "yaml",
+    "ssl",
+    "http.client",
+    "rich",
+)
+NAMES = [name for section in COMMANDS.values() for name in section]
+
+
+def modules_after(*args: str) -> set[str]:
+    program = (
+        "import sys\n"
+        "from hodei.cli.main import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print('\\n'.join(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("args", [["--help"], ["--version"]], ids=["help", "version"])
+def test_help_and_version_import_neither_server_nor_client(args: list[str]):
+    assert modules_after(*args).isdisjoint(HEAVY)
+
+
+@pytest.mark.real
+def test_a_command_imports_the_client_but_never_the_server():
+    loaded = modules_after("jobs")
+    assert "hodei.client" in loaded
+    assert loaded.isdisjoint({"numpy", "starlette", "uvicorn", "hodei.server", "hodei.engine", "rich"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_of_the_table_exists_and_is_called_so(name: str):
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.name == name
+    assert command.help
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bench", "replay")])
+def test_every_command_has_help_that_needs_no_server(hodei, name: str):
+    result = hodei(name, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"Usage: hodei {name}")
+
+
+def data_commands() -> list[list[str]]:
+    found = []
+    for name in NAMES:
+        command = cli.get_command(click.Context(cli), name)
+        subs = command.commands if isinstance(command, click.Group) else {"": command}
+        found += [[name, sub] if sub else [name] for sub in subs]
+    return found
+
+
+# Raw bytes, scripts, schemas and other programs' output have one form only.
+ONE_FORM = (["up"], ["run"], ["logs"], ["schema"], ["completion"], ["replay"], ["bench"], ["job", "init"])
+
+
+@pytest.mark.parametrize("path", [p for p in data_commands() if p not in ONE_FORM], ids=" ".join)
+def test_every_command_that_prints_data_can_print_it_for_programs(hodei, path: list[str]):
+    assert "--output" in hodei(*path, "--help").stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_for_this_program(hodei, shell: str):
+    result = hodei("completion", shell)
+    assert result.exit_code == 0
+    assert "_HODEI_COMPLETE" in result.stdout
+    assert "hodei" in result.stdout
+
+
+def completed(hodei, monkeypatch: pytest.MonkeyPatch, words: str, word: int) -> list[str]:
+    monkeypatch.setenv("_HODEI_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(word))
+    return [line.partition(",")[2] for line in hodei().stdout.splitlines() if line]
+
+
+def test_completion_offers_the_commands(hodei, monkeypatch: pytest.MonkeyPatch):
+    assert completed(hodei, monkeypatch, "hodei ", 1) == NAMES
+    assert completed(hodei, monkeypatch, "hodei node ", 2) == ["cordon", "drain", "label", "show", "taint", "uncordon"]
+
+
+def test_completion_offers_ids_and_nodes_of_the_server(hodei, monkeypatch, stub):
+    from unit.cli.stub import job, node
+
+    stub.on("GET", "/api/v1/jobs", {"jobs": [job(12), job(7)], "next_after": 0})
+    stub.on("GET", "/api/v1/nodes", {"nodes": [node("n1"), node("n2"), node("m")]})
+    assert completed(hodei, monkeypatch, "hodei logs ", 2) == ["12", "7", "last", "all"]
+    assert completed(hodei, monkeypatch, "hodei node show n", 3) == ["n1", "n2"]
+
+
+def test_completion_is_quiet_without_a_server(hodei, monkeypatch: pytest.MonkeyPatch):
+    assert completed(hodei, monkeypatch, "hodei logs l", 2) == ["last"]
+    assert completed(hodei, monkeypatch, "hodei node show ", 3) == []
+
+
+def test_a_mistyped_command_gets_a_suggestion(hodei):
+    result = hodei("jbos")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[0] == "error: no such command: 'jbos'; did you mean 'jobs'?"
+
+
+def test_the_version_tells_both_sides(hodei, stub):
+    assert hodei("version").stdout == "hodei 0.1.0 (no server in reach)\n"
+    info = {"version": "0.2.0", "api": "v1", "installation": "i", "address": "a", "epoch": 1, "started_at": ""}
+    stub.on("GET", "/api/v1/info", info | {"ready": True, "profiles": [], "backends": [], "jobs": {}})
+    assert hodei("version").stdout == f"hodei 0.1.0, server 0.2.0 at {stub.address}\n"
+
+
+def test_the_reference_says_what_the_commands_say():
+    """To write it anew: python tests/unit/cli/reference.py > docs/reference/cli.md"""
+    from pathlib import Path
+
+    from unit.cli.reference import document
+
+    assert (Path(__file__).parents[3] / "docs/reference/cli.md").read_text() == document()

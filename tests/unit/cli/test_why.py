@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hodei.model.decision import Candidate, Decision, Term
+from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace
+from unit.cli.stub import NOW_MS, job
+
+GOLDEN = Path(__file__).parent / "golden"
+API = "/api/v1"
+
+WAITING = Explanation(
+    status="waiting", code="INSUFFICIENT_CPU", summary="5 of 7 nodes lack cpu", job=12, name="train", state="pending",
+    nodes=7, blockers=(
+        Blocker("INSUFFICIENT_CPU", "insufficient cpu", "fit", count=5, nodes=("n1", "n2", "n3", "n4", "n5")),
+        Blocker("UNTOLERATED_TAINT", "taint gpu:NoSchedule is not tolerated", "taints", count=2, nodes=("g1", "g2")),
+    ),
+    nearest=NearestMiss("n3", "lacks 500m cpu"), queue=QueuePlace(3, 41), attempts=4, last_attempt_ms=NOW_MS - 20_000,
+    next_attempt_ms=NOW_MS + 8_000, next_trigger="a run ends or a node joins", hint="ask for 1500m cpu or less",
+    scheduler_beat_ms=NOW_MS - 100, at_ms=NOW_MS,
+)  # fmt: skip
+TERMS = (Term("resource_fit", 8000, 40), Term("load", 9000, 30), Term("affinity", 0, 20), Term("proximity", 5000, 10))
+PLACED = Explanation(
+    status="running", code="PLACED", summary="n2 scored highest of 3 feasible nodes", job=12, name="train",
+    state="running", nodes=7, feasible=3, placements=(
+        Placement("n2", "main", 0, "12.0.1", "running", Decision(
+            Candidate("n2", 6400, TERMS), (Candidate("n1", 6400), Candidate("n9", 2000)), 3, 7)),
+    ), at_ms=NOW_MS,
+)  # fmt: skip
+NEVER = Explanation(status="unsatisfiable", code="TOO_LARGE", summary="no node has 512 cpu", nodes=7, name="huge")
+
+
+@pytest.mark.parametrize(("name", "answer"), [("waiting", WAITING), ("placed", PLACED), ("unsatisfiable", NEVER)])
+def test_the_explanation_reads_as_it_always_did(hodei, stub, name: str, answer: Explanation):
+    stub.on("GET", f"{API}/jobs/12/why", answer)
+    result = hodei("why", "12")
+    assert result.exit_code == 0, result.stderr
+    (GOLDEN / f"why_{name}.txt").write_text(result.stdout)
+
+
+def test_programs_get_the_object_of_the_api(hodei, stub):
+    stub.on("GET", f"{API}/jobs/12/why", WAITING)
+    assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation) == WAITING
+
+
+def test_wide_names_every_node(hodei, stub):
+    stub.on("GET", f"{API}/jobs/12/why", WAITING)
+    assert "n1, n2, n3, n4, n5" in hodei("why", "12", "-o", "wide").stdout
+
+
+def test_a_scheduler_that_has_fallen_silent_is_part_of_the_answer(hodei, stub):
+    silent = msgspec.structs.replace(WAITING, scheduler_beat_ms=NOW_MS - 90_000)
+    stub.on("GET", f"{API}/jobs/12/why", silent)
+    assert "has not been seen since 90s ago" in hodei("why", "12").stdout
+
+
+def test_last_asks_for_the_newest_job(hodei, stub):
+    stub.on("GET", f"{API}/jobs", {"jobs": [job(12)], "next_after": 0})
+    stub.on("GET", f"{API}/jobs/12/why", PLACED)
+    assert hodei("why", "last").stdout.startswith("job 12 (train) is running")

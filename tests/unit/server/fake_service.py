@@ -1,0 +1,196 @@
+"""A service that remembers what it was told and schedules nothing.
+
+It does not prove: durability, admission, transactions, the order of commit and publish, or that a job ever runs.
+It proves only what the HTTP room does with a service's answers and errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+
+from builders import NOW_MS
+from hodei.model.effects import Event
+from hodei.model.errors import Conflict, NotFound
+from hodei.model.explanation import Explanation
+from hodei.model.facts import NodeMarked
+from hodei.model.job import Job, JobSpec, Run
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.node import Node
+from hodei.model.resources import Resources
+from hodei.ports import JobPage, JobQuery
+from hodei.wire.views import Check
+
+
+class NodeStatus(Struct, frozen=True):
+    node: Node
+    used: Resources = {}
+    runs: int = 0
+
+
+class Submitted(Struct, frozen=True):
+    ids: tuple[int, ...]
+    repeated: bool = False
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.by_id: dict[int, Job] = {}
+        self.run_list: list[Run] = []
+        self.event_list: list[Event] = []
+        self.queries: list[JobQuery] = []
+
+    def job(self, job: int) -> Job | None:
+        return self.by_id.get(job)
+
+    def jobs(self, query: JobQuery) -> JobPage:
+        self.queries.append(query)
+        found = [job for id, job in sorted(self.by_id.items(), reverse=True) if not query.after or id < query.after]
+        page = found[: query.limit]
+        return JobPage(page, page[-1].id if len(found) > query.limit else 0)
+
+    def runs(self, job: int) -> list[Run]:
+        return [run for run in self.run_list if run.job == job]
+
+    def counts(self) -> dict[str, int]:
+        return {"pending": len(self.by_id)}
+
+    def events(self, *, after: int = 0, job: int = 0, limit: int = 1000) -> list[Event]:
+        return [e for e in self.event_list if e.seq > after and (not job or e.job == job)][:limit]
+
+
+class Subscription:
+    """Bounded like the real one: when `most` events wait unread, it lags and ends."""
+
+    def __init__(self, owner: FakeService, most: int) -> None:
+        self.lagged = self.closed = False
+        self._owner, self._most = owner, most
+        self._waiting: deque[Event] = deque()
+        self._news = asyncio.Event()
+
+    def push(self, event: Event) -> None:
+        if len(self._waiting) >= self._most:
+            self.lagged = True
+        else:
+            self._waiting.append(event)
+        self._news.set()
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._waiting:
+            if self.lagged or self.closed:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._waiting.popleft()
+
+    def close(self) -> None:
+        self.closed = True
+        self._owner.subscriptions.discard(self)
+        self._news.set()
+
+
+@dataclass
+class FakeService:
+    store: FakeStore = field(default_factory=FakeStore)
+    installation: str = "test"
+    epoch: int = 1
+    started_ms: int = NOW_MS
+    profiles: tuple[str, ...] = ("default",)
+    backends: tuple[str, ...] = ("local",)
+    ready: bool = True
+    not_ready_reason: str = ""
+    subscription_size: int = 1000
+    submitted: list[tuple[Sequence[JobSpec], str, str]] = field(default_factory=list)
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+    subscriptions: set[Subscription] = field(default_factory=set)
+    node_list: list[NodeStatus] = field(default_factory=lambda: [NodeStatus(Node("n1", "local"))])
+    log: bytes = b"hello\nworld\n"
+    fail_with: Exception | None = None
+    on_read: Callable[[], None] | None = None
+
+    async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
+        if self.fail_with:
+            raise self.fail_with
+        self.submitted.append((specs, key, fingerprint))
+        first = len(self.store.by_id) + 1
+        for number, spec in enumerate(specs, first):
+            self.store.by_id[number] = Job(number, spec, "pending", NOW_MS, NOW_MS)
+        return Submitted(tuple(range(first, first + len(specs))))
+
+    def _known(self, job: int) -> Job:
+        if job not in self.store.by_id:
+            raise NotFound(f"there is no job {job}")
+        return self.store.by_id[job]
+
+    async def cancel(self, job: int, reason: str) -> Job:
+        self.told.append(("cancel", job, reason))
+        return self._known(job)
+
+    async def hold(self, job: int) -> Job:
+        self.told.append(("hold", job))
+        return self._known(job)
+
+    async def release(self, job: int) -> Job:
+        if self._known(job).state != "held":
+            raise Conflict(f"job {job} is not held")
+        return self._known(job)
+
+    async def requeue(self, job: int) -> Job:
+        self.told.append(("requeue", job))
+        return self._known(job)
+
+    async def mark_node(self, change: NodeMarked) -> NodeStatus:
+        self.told.append(("mark", change))
+        return next((status for status in self.node_list if status.node.name == change.node), self.node_list[0])
+
+    def nodes(self) -> list[NodeStatus]:
+        return self.node_list
+
+    async def why(self, job: int) -> Explanation:
+        return Explanation("waiting", "NO_ROOM", "no node has room", job=self._known(job).id)
+
+    async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
+        return [Explanation("placed", "PLACED", "would start now", name=spec.name) for spec in specs]
+
+    async def wait(self, job: int, timeout_ms: int) -> Job:
+        if self._known(job).state not in JOB_ENDED:
+            await asyncio.sleep(timeout_ms / 1000)
+        return self._known(job)
+
+    async def logs(self, run: Run, stream: str, offset: int, limit: int) -> tuple[bytes, int]:
+        self.told.append(("logs", run.id, stream))
+        data = self.log[offset : offset + limit]
+        return data, offset + len(data)
+
+    async def read(self, call: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        answer = await asyncio.to_thread(call, *args, **kw)
+        if self.on_read:
+            self.on_read()
+        return answer
+
+    def subscribe(self) -> Subscription:
+        subscription = Subscription(self, self.subscription_size)
+        self.subscriptions.add(subscription)
+        return subscription
+
+    def publish(self, count: int = 1, *, job: int = 1, detail: dict[str, Any] | None = None) -> None:
+        """Commit `count` further events and hand them to every subscription."""
+        for _ in range(count):
+            event = Event(len(self.store.event_list) + 1, NOW_MS, "job.submitted", job=job, detail=detail or {})
+            self.store.event_list.append(event)
+            for subscription in tuple(self.subscriptions):
+                subscription.push(event)
+
+    async def checks(self) -> list[Check]:
+        return [Check("store", "ok", "fine")]
+
+    def metrics(self) -> bytes:
+        return b"hodei_jobs 1\n"

@@ -1,0 +1,67 @@
+"""What people and fuzzers send: each a clear Problem, quickly, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+pytestmark = pytest.mark.real
+YAML = {"Content-Type": "application/yaml"}
+JSON = {"Content-Type": "application/json"}
+
+CASES = {
+    "malformed yaml": (b"name: [a\n  b: }", YAML, 400),
+    "malformed json": (b'{"name": ', JSON, 400),
+    "not utf-8": (b'{"name": "\xff\xfe"}', JSON, 400),
+    "empty": (b"", JSON, 400),
+    "an unknown key": (b'{"name": "a", "command": ["x"], "cpuu": 1}', JSON, 422),
+    "an unknown key in yaml": (b"name: a\ncommand: [x]\ncpuu: 1\n", YAML, 422),
+    "NaN": (b'{"name": "a", "command": ["x"], "cpu": NaN}', JSON, 400),
+    "nan in yaml": (b"name: a\ncommand: [x]\ncpu: .nan\n", YAML, 422),
+    "a negative amount": (b'{"name": "a", "command": ["x"], "cpu": -1}', JSON, 422),
+    "a name of 10 MB": (b'{"name": "' + b"x" * 10_000_000 + b'", "command": ["x"]}', JSON, 422),
+    "a name of 10 MB in yaml": (b"name: " + b"x" * 10_000_000, YAML, 413),
+    "100 deep": (b'{"name": ' + b"[" * 100 + b"]" * 100 + b"}", JSON, 400),
+    "100 deep in yaml": (b"name: " + b"[" * 100 + b"]" * 100, YAML, (400, 422)),
+    "a million deep": (b"[" * 1_000_000, JSON, 400),
+    "a cycle of anchors": (b"a: &a [*a]\n", YAML, (400, 422)),
+    "a bomb of anchors": (
+        b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(b"%c: &%c [%b]\n" % (c, c, b",".join([b"*%c" % (c - 1)] * 9)) for c in b"bcdefghi"),
+        YAML,
+        (400, 422),
+    ),
+    "a python object": (b"!!python/object/apply:os.system ['true']", YAML, (400, 422)),
+    "a number": (b"42", JSON, (400, 422)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_answered_clearly_and_quickly(served, service, case):
+    body, headers, status = CASES[case]
+    assert served.ask("GET", "/livez").status == 200  # warm
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        got = served.ask("POST", "/api/v1/jobs", body=body, headers=headers)
+        took.append(time.perf_counter() - began)
+    assert got.status in (status if isinstance(status, tuple) else (status,)), got.body[:300]
+    assert got.code in ("MALFORMED", "INVALID", "TOO_LARGE", "UNKNOWN_FIELD")
+    assert len(got.body) < 20_000, "the caller's megabytes are not sent back"
+    assert not service.submitted
+    assert min(took) < 0.1, took
+    assert served.ask("GET", "/livez").status == 200
+
+
+def test_the_same_input_to_a_plan_is_no_different(served, service):
+    got = served.ask("POST", "/api/v1/plan", body=b'{"name": "a", "command": ["x"], "cpuu": 1}')
+    assert got.status == 422
+    assert "cpu" in json.dumps(got.json)
+
+
+def test_a_wrong_token_and_a_foreign_host_are_answered_quickly(served):
+    for headers, status in (({"Authorization": "Bearer wrong"}, 401), ({"Host": "evil.example"}, 421)):
+        began = time.perf_counter()
+        assert served.ask("GET", "/api/v1/jobs", headers=headers).status == status
+        assert time.perf_counter() - began < 0.1

@@ -1,0 +1,131 @@
+"""The guard without a socket; `test_guard_real.py` has what needs one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hodei.server.depth import deeper_than
+from hodei.server.errors import Busy, TooMany
+from hodei.server.guard import Guard, Slots, host_name
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]:9", "[0:0::1]", "hodei.example", "localhost."]
+)
+def test_its_own_names_are_let_in(ask, host):
+    assert ask("GET", "/livez", headers={"host": host}).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "127.0.0.2", "hodei.example.evil", "", "0.0.0.0",
+             "localhost@evil.example", "[::2]:80", "evil.example:localhost"],
+)  # fmt: skip
+def test_a_foreign_host_is_turned_away_even_with_a_token(ask, host):
+    got = ask("GET", "/api/v1/jobs", headers={"host": host})
+    assert (got.status, got.code) == (421, "FOREIGN_HOST")
+    assert got.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "http://localhost:3000"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "same-origin", "origin": "http://evil.example"},
+    ],
+)
+def test_web_pages_of_other_origins_are_refused(ask, headers):
+    for path in ("/api/v1/jobs", "/livez"):
+        got = ask("GET", path, headers=headers)
+        assert (got.status, got.code) == (403, "CROSS_SITE")
+
+
+def test_its_own_pages_and_the_address_bar_are_not(ask):
+    for headers in ({"origin": "http://localhost:80"}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+        assert ask("GET", "/livez", headers=headers).status == 200
+
+
+def test_every_answer_carries_the_safe_headers(ask):
+    for path, role in (("/livez", ""), ("/api/v1/jobs", ""), ("/nowhere", ""), ("/api/v1/jobs", "user")):
+        headers = ask("GET", path, role=role).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+def test_too_many_headers_are_refused(ask):
+    got = ask("GET", "/livez", headers={f"x-{n}": "1" for n in range(150)})
+    assert (got.status, got.code) == (431, "HEADERS_TOO_LARGE")
+    assert ask("GET", "/livez", headers={"x": "1" * 40_000}).status == 431
+
+
+def test_a_websocket_handshake_is_closed_unanswered():
+    sent = []
+
+    async def never(*_):
+        raise AssertionError("the app was reached")
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Guard(never, [])({"type": "websocket", "headers": []}, never, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("[::1]:80", "::1"), ("a:80", "a"), ("::1", "::1"), ("A.", "a"), ("[0:0:0::1]", "::1"), ("", "")]
+)
+def test_a_host_is_known_by_its_name_without_port(host, name):
+    assert host_name(host) == name
+
+
+def test_places_are_bounded_for_each_and_for_all():
+    slots = Slots("streams", total=3, each=2)
+    give_back = slots.take("ann")
+    slots.take("ann")
+    with pytest.raises(TooMany):
+        slots.take("ann")
+    slots.take("bob")
+    with pytest.raises(TooMany):
+        slots.take("cid")
+    give_back()
+    give_back()
+    slots.take("cid")
+    assert slots.count == 3
+    with pytest.raises(Busy):
+        Slots("requests", total=0).take("ann")
+
+
+# ---------------------------------------------------------------------------------------------------- depth
+
+documents = st.recursive(
+    st.text('a"\\[]{}', max_size=6), lambda inner: st.lists(inner) | st.dictionaries(st.text('"\\[{'), inner)
+)
+
+
+def real_depth(value) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(real_depth, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(real_depth, value), default=0)
+    return 0
+
+
+@given(documents, st.integers(0, 8))
+def test_the_depth_of_a_json_text_is_known_without_parsing_it(value, limit):
+    assert deeper_than(json.dumps(value).encode(), limit) == (real_depth(value) > limit)
+
+
+def test_brackets_in_strings_neither_add_nor_hide_depth():
+    assert not deeper_than(json.dumps(["[" * 500]).encode(), 64)
+    hidden = '["]",' * 100 + "1" + ',"["]' * 100
+    assert deeper_than(hidden.encode(), 64)
+    assert deeper_than(b"[" * 5_000_000, 64)

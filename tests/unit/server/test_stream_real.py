@@ -1,0 +1,248 @@
+"""The event stream on real sockets: order, resumption, slowness, limits, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from hodei.server.app import make_app
+from unit.server.conftest import TOKENS, Served, serving, until
+
+pytestmark = pytest.mark.real
+
+
+class Listener:
+    def __init__(self, served: Served, query: str = "", *, role: str = "viewer", headers: dict[str, str] | None = None):
+        self.connection = served.connect()
+        given = {"Authorization": f"Bearer {TOKENS[role]}"} | (headers or {})
+        self.connection.request("GET", f"/api/v1/events/stream{query}", headers=given)
+        self.response = self.connection.getresponse()
+
+    def messages(self) -> Iterator[dict[str, str]]:
+        """Each message as its fields; comments have the name ""."""
+        message: dict[str, str] = {}
+        for line in self.response:
+            name, _, value = line.decode().rstrip("\n").partition(":")
+            if line == b"\n":
+                yield message
+                message = {}
+            else:
+                message[name] = value.strip()
+
+    def seqs(self, count: int) -> list[int]:
+        got: list[int] = []
+        for message in self.messages():
+            if "id" in message:
+                assert json.loads(message["data"])["seq"] == int(message["id"])
+                got.append(int(message["id"]))
+            if len(got) == count:
+                return got
+        return got
+
+    def close(self) -> None:
+        self.response.close()
+        self.connection.close()
+
+
+def live(served: Served, service, count: int = 1) -> None:
+    until(lambda: len(service.subscriptions) >= count, "the stream is live")
+
+
+def test_history_first_then_live_without_gap_or_repeat(served, service):
+    service.publish(1700)
+    listener = Listener(served, "?after=0")
+    assert listener.response.headers["content-type"].startswith("text/event-stream")
+    live(served, service)
+    served.on_loop(lambda: service.publish(300))
+    assert listener.seqs(2000) == list(range(1, 2001))
+    listener.close()
+
+
+def test_what_happens_while_history_is_read_comes_once(served, service):
+    service.publish(600)
+    left = [300]
+
+    def meanwhile() -> None:  # on the loop, right after each read of the store
+        if left[0]:
+            left[0] -= 100
+            service.publish(100)
+
+    service.on_read = meanwhile
+    listener = Listener(served, "?after=100")
+    assert listener.seqs(800) == list(range(101, 901))
+    listener.close()
+
+
+def test_a_subscription_that_overflows_during_history_is_taken_up_again(service, tokens):
+    service.subscription_size = 50
+    service.publish(10)
+    bursts = [0, 80, 80]
+
+    def meanwhile() -> None:
+        if bursts:
+            service.publish(bursts.pop(0))
+
+    service.on_read = meanwhile
+    with serving(make_app(service, tokens)) as served:
+        listener = Listener(served, "?after=0")
+        assert listener.seqs(170) == list(range(1, 171))
+        listener.close()
+
+
+def test_without_a_place_to_resume_only_what_is_new_comes(served, service):
+    service.publish(5)
+    listener = Listener(served)
+    live(served, service)
+    served.on_loop(lambda: service.publish(2))
+    assert listener.seqs(2) == [6, 7]
+    listener.close()
+
+
+def test_a_reconnecting_client_resumes_after_the_last_id_it_saw(served, service):
+    service.publish(10)
+    listener = Listener(served, "?after=0", headers={"Last-Event-ID": "7"})
+    assert listener.seqs(3) == [8, 9, 10]
+    listener.close()
+
+
+def test_the_stream_of_one_job_has_only_its_events(served, service):
+    for job in (1, 2, 1, 2):
+        service.publish(job=job)
+    listener = Listener(served, "?after=0&job=2")
+    live(served, service)
+    served.on_loop(lambda: (service.publish(job=1), service.publish(job=2)))
+    assert listener.seqs(3) == [2, 4, 6]
+    listener.close()
+
+
+def test_a_quiet_stream_is_kept_alive_by_comments(service, tokens):
+    with serving(make_app(service, tokens, heartbeat_s=0.05)) as served:
+        listener = Listener(served)
+        comments = (message for message in listener.messages() if "" in message)
+        assert [next(comments)[""] for _ in range(3)] == ["still here"] * 3
+        listener.close()
+
+
+def test_a_slow_client_is_told_to_resync_and_closed(service, tokens):
+    service.subscription_size = 20
+    with serving(make_app(service, tokens)) as served:
+        listener = Listener(served)
+        live(served, service)
+        for _ in range(40):  # far more than the socket's buffers hold
+            served.on_loop(lambda: service.publish(20, detail={"pad": "x" * 20_000}))
+            if not service.subscriptions or next(iter(service.subscriptions)).lagged:
+                break
+        else:
+            served.on_loop(lambda: service.publish(400, detail={"pad": "x" * 20_000}))
+        last = 0
+        for message in listener.messages():
+            if "id" in message:
+                assert int(message["id"]) == last + 1
+                last = int(message["id"])
+            elif message.get("event") == "resync":
+                assert json.loads(message["data"]) == {"last": last}
+                break
+        else:
+            pytest.fail("no resync")
+        assert listener.response.read() == b"", "closed after it"
+        listener.close()
+        again = Listener(served, headers={"Last-Event-ID": str(last)})
+        total = len(service.store.event_list)
+        assert again.seqs(total - last) == list(range(last + 1, total + 1)), "nothing is missed by coming back"
+        again.close()
+
+
+def test_a_client_that_takes_nothing_at_all_is_cut_off(service, tokens):
+    app = make_app(service, tokens, send_timeout_s=0.2)
+    with serving(app) as served:
+        listener = Listener(served)
+        live(served, service)
+        for _ in range(10):
+            served.on_loop(lambda: service.publish(100, detail={"pad": "x" * 20_000}))
+        until(lambda: not service.subscriptions, "the stream has ended")
+        until(lambda: not served.server.server_state.connections, "the connection is gone")
+        until(lambda: app.shared.streams.count == 0, "its place is free")
+        listener.close()
+
+
+def test_streams_are_counted_for_each_token_and_for_all(service, tokens):
+    with serving(make_app(service, tokens, max_streams=3, max_streams_each=2)) as served:
+        listeners = [Listener(served), Listener(served)]
+        third = Listener(served)
+        assert third.response.status == 429
+        assert json.loads(third.response.read())["code"] == "TOO_MANY"
+        assert third.response.headers["retry-after"]
+        listeners.append(Listener(served, role="user"))
+        assert listeners[-1].response.status == 200
+        assert Listener(served, role="admin").response.status == 429
+        listeners[0].close()
+        until(lambda: Listener(served, role="admin").response.status == 200, "a place is free again")
+        for listener in listeners:
+            listener.close()
+
+
+def test_nothing_is_left_behind_by_clients_that_go(served, service, app):
+    service.publish(5)
+    tasks = served.on_loop(lambda: len(asyncio.all_tasks()))
+    for round in range(10):
+        listeners = [Listener(served, "?after=0" if round % 2 else "") for _ in range(5)]
+        live(served, service, 5)
+        for listener in listeners:
+            listener.close()
+        until(lambda: not service.subscriptions and app.shared.streams.count == 0, "all streams have ended")
+    until(lambda: served.on_loop(lambda: len(asyncio.all_tasks())) <= tasks, "no task is left")
+
+
+def test_an_anonymous_stream_is_refused_and_no_place_is_taken(served, app):
+    assert served.ask("GET", "/api/v1/events/stream", role="").status == 401
+    assert app.shared.streams.count == 0
+    assert served.ask("HEAD", "/api/v1/events/stream").status == 405
+
+
+def test_a_server_that_stops_ends_its_streams_and_waits_at_once(service, tokens):
+    app = make_app(service, tokens)
+    with serving(app) as served:
+        served.ask("POST", "/api/v1/jobs", body=b'{"name": "a", "command": ["true"]}')
+        listener = Listener(served)
+        live(served, service)
+        waiting = served.connect()
+        waiting.request(
+            "GET", "/api/v1/jobs/1/wait?timeout_s=60", headers={"Authorization": f"Bearer {TOKENS['user']}"}
+        )
+        until(lambda: app.shared.waits.count == 1, "someone waits")
+        served.server.should_exit = True
+        assert listener.seqs(1) == []
+        response = waiting.getresponse()
+        assert response.status == 503
+        assert json.loads(response.read())["code"] == "CLOSING"
+        listener.close()
+        waiting.close()
+
+
+def test_a_revoked_token_ends_its_stream(service, tokens, monkeypatch):
+    monkeypatch.setattr("hodei.server.stream.REVOCATION_CHECK_S", 0.05)
+    with serving(make_app(service, tokens)) as served:
+        listener = Listener(served)
+        live(served, service)
+        tokens._entries = ()
+        assert listener.seqs(1) == [], "it ends by itself"
+        until(lambda: not service.subscriptions, "the stream has ended")
+        listener.close()
+
+
+def test_a_store_that_fails_under_a_stream_ends_it_loudly_and_alone(served, service, app):
+    def broken(**_):
+        raise RuntimeError("disk on fire")
+
+    service.store.events = broken
+    listener = Listener(served, "?after=0")
+    try:
+        assert listener.seqs(1) == []
+    except http.client.IncompleteRead:
+        pass
+    until(lambda: app.shared.streams.count == 0, "its place is free")
+    assert served.ask("GET", "/livez").status == 200

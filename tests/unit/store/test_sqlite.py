@@ -1,0 +1,170 @@
+"""What only the durable store has: trouble with files and disks, looks from outside, and its checks."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from builders import a_job, a_record
+from hodei.model.effects import SaveJob
+from hodei.model.errors import InvalidInput, Unavailable
+from hodei.model.selector import parse_selector
+from hodei.ports import JobQuery
+from hodei.store import SqliteStore, health, queries, sqlite
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "hodei.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(path)
+    store.open()
+    yield store
+    store.close()
+
+
+def new(*ids: int, **fields) -> list[SaveJob]:
+    return [SaveJob(a_job(id, **fields), new=True) for id in ids]
+
+
+def test_a_missing_directory_is_a_clear_error(tmp_path: Path):
+    with pytest.raises(Unavailable) as error:
+        SqliteStore(tmp_path / "nowhere" / "hodei.db").open()
+    assert "directory" in error.value.hint
+
+
+def test_a_directory_in_place_of_the_file_is_a_clear_error(tmp_path: Path):
+    with pytest.raises(Unavailable):
+        SqliteStore(tmp_path).open()
+
+
+def test_reading_where_nothing_is_is_a_clear_error_and_makes_no_file(path: Path):
+    with pytest.raises(Unavailable):
+        SqliteStore(path).counts()
+    assert not path.exists()
+    assert SqliteStore(path).check()[0][1] is False
+
+
+def test_a_full_disk_changes_nothing_and_writing_goes_on_when_there_is_room_again(store: SqliteStore):
+    store.commit(new(1))
+    store._writer.execute("PRAGMA max_page_count = 40")  # stands in for a disk that is full
+    with pytest.raises(Unavailable) as error:
+        store.commit(new(*range(2, 2000)))
+    assert "disk space" in error.value.hint
+    assert [job.id for job in store.jobs(JobQuery()).jobs] == [1]
+    assert store.counts()["pending"] == 1
+    store._writer.execute("PRAGMA max_page_count = 1000000")
+    store.commit(new(2))
+    assert store.counts()["pending"] == 2
+
+
+def test_a_file_held_by_another_program_is_unavailable_and_then_works_again(path: Path, monkeypatch):
+    monkeypatch.setattr(sqlite, "_BUSY_MS", 20)
+    store = SqliteStore(path)
+    store.open()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable) as error:
+        store.commit(new(1))
+    assert "another program" in error.value.hint
+    other.execute("ROLLBACK")
+    other.close()
+    store.commit(new(1))
+    assert store.job(1) is not None
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["broken \udcff name", "fine"], ids=["not text", "a number beyond 64 bits"])
+def test_a_value_that_cannot_be_stored_is_refused_and_leaves_nothing(store: SqliteStore, name: str):
+    with pytest.raises(InvalidInput):
+        store.commit([*new(1), SaveJob(a_job(2, reason=name, exit_code=2**70 if name == "fine" else 0), new=True)])
+    assert store.counts()["pending"] == 0
+
+
+def test_a_look_from_outside_takes_no_epoch_and_changes_nothing(store: SqliteStore, path: Path):
+    store.commit(new(1))
+    outside = SqliteStore(path)
+    assert outside.counts()["pending"] == 1
+    assert all(well for _, well, _ in outside.check())
+    with outside._reading() as db, pytest.raises(sqlite3.OperationalError):
+        db.execute("DELETE FROM job")
+    outside.close()
+    store.commit(new(2))
+
+
+def test_a_closed_store_answers_no_questions_until_it_is_opened_again(store: SqliteStore):
+    store.commit(new(1))
+    store.close()
+    with pytest.raises(Unavailable):
+        store.job(1)
+    store.open()
+    assert store.job(1) is not None
+
+
+def test_more_threads_than_readers_take_turns(path: Path):
+    store = SqliteStore(path, readers=2)
+    store.open()
+    store.commit(new(*range(1, 50)))
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: [answers.append(len(store.jobs(JobQuery()).jobs)) for _ in range(20)])
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [49] * 160
+    assert store._readers.qsize() == 2
+    store.close()
+
+
+def test_a_search_by_label_looks_at_a_bounded_number_of_jobs_and_goes_on_from_there(store: SqliteStore, monkeypatch):
+    monkeypatch.setattr(queries, "MOST_JOBS_IN_A_PAGE", 10)
+    monkeypatch.setattr(queries, "MOST_SCANNED", 20)
+    store.commit([*new(1, labels={"rare": "yes"}), *new(*range(2, 60))])
+    pages, after, found = 0, 0, []
+    while True:
+        page = store.jobs(JobQuery(labels=parse_selector("rare"), after=after))
+        found += [job.id for job in page.jobs]
+        pages += 1
+        after = page.next_after
+        if not after:
+            break
+    assert (pages, found) == (3, [1])
+
+
+def test_the_checks_name_what_they_found(store: SqliteStore):
+    found = {what: text for what, _, text in store.check()}
+    assert found["store integrity"] == "ok"
+    assert found["store journal mode"] == "wal"
+    assert found["store synchronous"] == "full"
+    assert found["store file mode"] == "0600"
+    assert found["store schema"].startswith("version ")
+    assert found["store disk space"].endswith("free")
+
+
+def test_the_checks_see_a_file_that_others_can_read_and_a_disk_that_is_nearly_full(store: SqliteStore, monkeypatch):
+    store.path.chmod(0o644)
+    monkeypatch.setattr(health, "LOW_DISK_BYTES", 2**62)
+    assert {what for what, well, _ in store.check() if not well} == {"store file mode", "store disk space"}
+
+
+def test_the_installation_is_made_once_by_whoever_is_asked(path: Path):
+    assert SqliteStore(path, new_installation=lambda: "aaaaaaaa").open().installation == "aaaaaaaa"
+    assert SqliteStore(path, new_installation=lambda: "bbbbbbbb").open().installation == "aaaaaaaa"
+
+
+def test_writing_may_come_from_different_threads_one_after_the_other(store: SqliteStore):
+    for id in range(1, 6):
+        thread = threading.Thread(target=store.commit, args=([*new(id), a_record(id, job=id)],))
+        thread.start()
+        thread.join()
+    assert store.counts()["pending"] == 5
