@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -45,16 +46,23 @@ class Fences:
 
     label: str
     root: Path = CGROUP_ROOT
-    version: int = field(init=False, default=0)
-    parents: dict[str, Path] = field(init=False, default_factory=dict)
     _next_cpu: int = field(init=False, default=0)
 
-    def __post_init__(self) -> None:
-        self.parents = _v2_parents(self.root, self.label)
-        self.version = 2 if self.parents else 0
-        if not self.parents:
-            self.parents = _v1_parents(self.root, self.label)
-            self.version = 1 if self.parents else 0
+    @cached_property
+    def _found(self) -> tuple[int, dict[str, Path]]:
+        # On first use only: an agent whose runs have no limits leaves no trace in the hierarchy.
+        for version, find in ((2, _v2_parents), (1, _v1_parents)):
+            if parents := find(self.root, self.label):
+                return version, parents
+        return 0, {}
+
+    @property
+    def version(self) -> int:
+        return self._found[0]
+
+    @property
+    def parents(self) -> dict[str, Path]:
+        return self._found[1]
 
     def groups(self, name: str, limits: Limits) -> tuple[str, ...]:
         """The groups that `build` would make for these limits."""
@@ -62,10 +70,14 @@ class Fences:
 
     def _wanted(self, name: str, limits: Limits) -> dict[str, Path]:
         asked = {"memory": limits.memory_bytes, "cpu": limits.cpu_milli}
+        if not any(asked.values()):
+            return {}
         return {kind: parent / name for kind, parent in self.parents.items() if asked[kind]}
 
     def build(self, name: str, limits: Limits) -> Fence:
         """OSError if a group cannot be made; nothing is left behind then."""
+        if limits == Limits():
+            return Fence()
         wanted, groups = self._wanted(name, limits), self.groups(name, limits)
         try:
             for group in groups:
@@ -163,7 +175,8 @@ class Fences:
 
     def close(self) -> None:
         """Remove our own places in the hierarchy, if nothing is left in them."""
-        self.remove(sorted({str(parent) for parent in self.parents.values()}))
+        if "_found" in vars(self):
+            self.remove(sorted({str(parent) for parent in self.parents.values()}))
 
 
 def enforcement(root: Path = CGROUP_ROOT) -> dict[str, str]:

@@ -14,7 +14,9 @@ import shutil
 from hodei.agent import logs
 
 SPARES_KEPT = 1000
-_OWN_FILES = {"status", *logs.STREAMS}
+# Lines in a status file carry the run's name, so they may stay when it is used again. (Emptying it would be dear:
+# ext4 writes a file that was emptied and filled again to the disk at once.)
+STATUS_LIMIT = 4096
 
 
 class Places:
@@ -43,8 +45,8 @@ class Places:
         """The run is forgotten: keep what it said, or nothing."""
         try:
             silent = all(_silent_and_closed(f"{path}/{stream}") for stream in logs.STREAMS)
-            if silent and set(os.listdir(path)) == _OWN_FILES and len(self._spares) < SPARES_KEPT:
-                os.truncate(f"{path}/status", 0)
+            short = silent and os.stat(f"{path}/status").st_size < STATUS_LIMIT
+            if short and len(self._spares) < SPARES_KEPT:
                 self._spares.append(path)
             elif silent:
                 shutil.rmtree(path)

@@ -24,11 +24,19 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def holds_file(pid: int, fd: int, path: str) -> bool:
-    """Is the file at `path` open in process `pid` as `fd`? A pid may be reused; an open file of ours cannot be had
-    by accident, so this names a process more surely than its start time, and works without having noted one."""
+def holds_file(pid: int, path: str) -> bool:
+    """Does process `pid` have the file at `path` open? A pid may be reused; an open file of ours cannot be had by
+    accident, so this names a process more surely than its start time, and works without having noted one."""
     try:
-        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.stat(path))
+        wanted = os.stat(path)
+        return any(_same(f"/proc/{pid}/fd/{fd}", wanted) for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+def _same(link: str, wanted: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(link), wanted)
     except OSError:
         return False
 

@@ -13,7 +13,7 @@ import signal
 from hodei.agent import proc
 from hodei.agent.run import Run
 from hodei.agent.runs import Runs
-from hodei.agent.spawn import STATUS_FD, read_status
+from hodei.agent.spawn import read_status
 
 # A wrapper that was being born while we died needs a moment to write its first line.
 SETTLE_TRIES = 40
@@ -35,7 +35,9 @@ def recover(runs: Runs) -> None:
         elif not _settle(runs, run, SETTLE_TRIES):
             groups = proc.groups() if groups is None else groups
             _kill_left_behind(run, groups)
-    runs.fences.sweep(frozenset(group for run in runs.live.values() for group in run.cgroups))
+    if any(run.cgroups for run in runs.table.values()):
+        # A run that is not settled yet may be about to join its groups.
+        runs.fences.sweep(frozenset(group for run in runs.table.values() if run.end is None for group in run.cgroups))
     runs.compact()
 
 
@@ -65,10 +67,10 @@ def _replay(runs: Runs) -> dict[str, str]:
 def _settle(runs: Runs, run: Run, tries: int) -> bool:
     """Watch `run` if it lives, else report its end. False: it has ended while nobody watched."""
     status = f"{run.directory}/status"
-    pid, code, error = read_status(run.directory)
+    pid, code, error = read_status(run.name, run.directory)
     pid = run.pid or pid
     if code is None and not error:
-        if pid and proc.holds_file(pid, STATUS_FD, status):
+        if pid and proc.holds_file(pid, status):
             _adopt(runs, run, pid)
             return True
         if not pid and tries and os.path.isdir(run.directory):
@@ -111,12 +113,12 @@ def _watch(runs: Runs, run: Run) -> None:
         runs.ended_elsewhere(run)
 
     def look() -> None:
-        if proc.holds_file(run.pid, STATUS_FD, status):
+        if proc.holds_file(run.pid, status):
             loop.call_later(POLL_S, look)
         else:
             gone()
 
-    if pidfd >= 0 and proc.holds_file(run.pid, STATUS_FD, status):
+    if pidfd >= 0 and proc.holds_file(run.pid, status):
         loop.add_reader(pidfd, gone)
     else:
         loop.call_soon(look)

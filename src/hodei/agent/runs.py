@@ -114,7 +114,7 @@ class Runs:
         try:
             self.places.make(run.directory)
             fence = self.fences.build(f"{run.installation}.{run.name}", run.limits)
-            run.pid = spawn(run.directory, run.argv, run.env, run.workdir, fence)
+            run.pid = spawn(run.name, run.directory, run.argv, run.env, run.workdir, fence)
         except FileExistsError:
             self._ended(run, code=None)  # a run of this name has been here before: never a second time
             return
@@ -203,12 +203,12 @@ class Runs:
             os.waitpid(dead.si_pid, 0)
             if run is not None:
                 code = dead.si_status if dead.si_code == os.CLD_EXITED else 128 + dead.si_status
-                error = read_status(run.directory)[2] if code == NOT_TRIED else ""
+                error = read_status(run.name, run.directory)[2] if code == NOT_TRIED else ""
                 self._ended(run, code=code, error=ERRORS[error].format(workdir=run.workdir) if error else "")
 
     def ended_elsewhere(self, run: Run) -> None:
         """A run that is not our child is gone: what its wrapper wrote down is all there is to know."""
-        _, code, error = read_status(run.directory)
+        _, code, error = read_status(run.name, run.directory)
         self._ended(run, code=code, error=ERRORS[error].format(workdir=run.workdir) if error else "")
 
     def _ended(self, run: Run, *, code: int | None, error: str = "") -> None:

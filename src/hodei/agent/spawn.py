@@ -8,7 +8,6 @@ killed. It writes with builtins only, to descriptor 9, which the command itself 
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Mapping, Sequence
 
@@ -19,27 +18,28 @@ STATUS_FD = 9
 NOT_TRIED = 125
 SHELL = next((path for path in ("/bin/dash", "/usr/bin/dash") if os.access(path, os.X_OK)), "/bin/sh")
 
-# One line, so that the shell's own messages read "hodei: 1: ...". Arguments: workdir, address space in KiB or 0,
-# groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
+# One line, so that the shell's own messages read "hodei: 1: ...". Arguments: the run, workdir, address space in KiB
+# or 0, groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
 # traps; the shell sets them back to default in the child.
 SCRIPT = (
-    'echo "pid $$" >&9; '
+    '_hodei_run=$1; echo "$1 pid $$" >&9; '
     "trap : HUP INT QUIT TERM USR1 USR2 ALRM; "
-    'cd -- "$1" || { echo "error workdir" >&9; exit 125; }; unset OLDPWD; '
-    'if [ "$2" != 0 ]; then ulimit -v "$2" || { echo "error memory" >&9; exit 125; }; fi; '
-    "shift 2; "
+    'cd -- "$2" || { echo "$1 error workdir" >&9; exit 125; }; unset OLDPWD; '
+    'if [ "$3" != 0 ]; then ulimit -v "$3" || { echo "$1 error memory" >&9; exit 125; }; fi; '
+    "shift 3; "
     'while [ "$1" != -- ]; do '
-    'echo 0 >"$1" || { echo "error group" >&9; exit 125; }; shift; done; shift; '
-    '"$@" 9>&-; _hodei_exit=$?; echo "exit $_hodei_exit" >&9; exit $_hodei_exit'
+    'echo 0 >"$1" || { echo "$_hodei_run error group" >&9; exit 125; }; shift; done; shift; '
+    '"$@" 9>&-; _hodei_exit=$?; echo "$_hodei_run exit $_hodei_exit" >&9; exit $_hodei_exit'
 )
 # A command with the name of one of the shell's own (echo, test, ...) means the program of that name. `exec` in a
 # subshell always means a program; it costs a full fork, so the others go without.
 SCRIPT_FOR_SHELL_WORDS = SCRIPT.replace('"$@" 9>&-;', '(exec "$@" 9>&-);')
-_SHELL_WORDS = frozenset(
-    ". : [ alias bg break cd chdir command continue echo eval exec exit export false fg fc getopts hash jobs kill let local "
-    "printf pwd read readonly return set shift source test times trap true type typeset ulimit umask unalias unset "
-    "wait".split()
-)
+_SHELL_WORDS = frozenset((
+    ".", ":", "[", "alias", "bg", "break", "cd", "chdir", "command", "continue", "echo", "eval", "exec", "exit",
+    "export", "false", "fg", "fc", "getopts", "hash", "jobs", "kill", "let", "local", "printf", "pwd", "read",
+    "readonly", "return", "set", "shift", "source", "test", "times", "trap", "true", "type", "typeset", "ulimit",
+    "umask", "unalias", "unset", "wait",
+))  # fmt: skip
 
 ERRORS = {
     "workdir": "the working directory {workdir} cannot be entered",
@@ -49,13 +49,17 @@ ERRORS = {
 
 _RESET = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that a shell treats specially, so that it would not hand them on as they were given.
-_SHELL_NAMES = frozenset({"PWD", "OLDPWD", "IFS", "OPTIND", "OPTARG", "PPID", "LINENO", "PS1", "PS2", "PS4", "ENV"})
+_SHELL_NAMES = frozenset(
+    {
+        *("PWD", "OLDPWD", "IFS", "OPTIND", "OPTARG", "PPID", "LINENO", "PS1", "PS2", "PS4", "ENV"),
+        *("_hodei_run", "_hodei_exit"),
+    }
+)
 _HANDS_ENV_ON = os.path.basename(SHELL) == "dash"
 
 
-def spawn(directory: str, argv: Sequence[str], env: Mapping[str, str], workdir: str, fence: Fence) -> int:
+def spawn(name: str, directory: str, argv: Sequence[str], env: Mapping[str, str], workdir: str, fence: Fence) -> int:
     """The wrapper's pid, which is also its session and process group. OSError or ValueError: nothing was started."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -68,7 +72,7 @@ def spawn(directory: str, argv: Sequence[str], env: Mapping[str, str], workdir: 
     else:
         command, shell_env = _with_exact_env(argv, {"PWD": workdir, **env}), {}
     script = SCRIPT_FOR_SHELL_WORDS if command[0] in _SHELL_WORDS else SCRIPT
-    args = ["hodei", "-c", script, "hodei", workdir, str(fence.address_space_kib), *fence.join, "--", *command]
+    args = ["hodei", "-c", script, "hodei", name, workdir, str(fence.address_space_kib), *fence.join, "--", *command]
     if not fence.cpus:
         return os.posix_spawn(
             SHELL, args, shell_env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
@@ -84,28 +88,28 @@ def spawn(directory: str, argv: Sequence[str], env: Mapping[str, str], workdir: 
         os.sched_setaffinity(0, mine)
 
 
-def read_status(directory: str) -> tuple[int, int | None, str]:
-    """What the wrapper wrote: (its pid or 0, the exit code or None, a key of ERRORS or "")."""
+def read_status(name: str, directory: str) -> tuple[int, int | None, str]:
+    """What the wrapper of run `name` wrote: (its pid or 0, the exit code or None, a key of ERRORS or "")."""
     pid, code, error = 0, None, ""
     try:
         fd = os.open(f"{directory}/status", os.O_RDONLY | os.O_NOFOLLOW)
-        with os.fdopen(fd, encoding="utf-8", errors="replace") as file:
-            lines = file.read(16_384).split("\n")
+        with os.fdopen(fd, "rb") as file:
+            lines = file.read(65_536).decode(errors="replace").split("\n")
     except OSError:
         return 0, None, ""
     for line in lines[:-1]:  # a line without its end is torn
-        word, _, rest = line.partition(" ")
-        if word == "pid" and rest.isdigit():
-            pid = int(rest)
-        elif word == "exit" and rest.isdigit():
-            code = int(rest)
-        elif word == "error" and rest in ERRORS:
-            error = rest
+        match line.split(" "):
+            case [run, "pid", number] if run == name and number.isdigit():
+                pid = int(number)
+            case [run, "exit", number] if run == name and number.isdigit():
+                code = int(number)
+            case [run, "error", key] if run == name and key in ERRORS:
+                error = key
     return pid, code, error
 
 
 def _plain(env: Mapping[str, str]) -> bool:
-    return all(_PLAIN_NAME.fullmatch(name) for name in env) and _SHELL_NAMES.isdisjoint(env)
+    return _SHELL_NAMES.isdisjoint(env) and all(name.isascii() and name.isidentifier() for name in env)
 
 
 def _with_exact_env(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:

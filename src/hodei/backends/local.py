@@ -36,8 +36,9 @@ __all__ = ["LocalBackend", "NodeOffer", "enforcement"]
 BIRTH_TIMEOUT_S = 15.0
 RECONNECT_MAX_S = 2.0
 ORDERS_PER_MESSAGE = 500
-# The kernel takes no larger command; said here, because asking again cannot help.
+# The kernel takes no larger command, and no longer word in it; said here, because asking again cannot help.
 COMMAND_LIMIT = 1 << 20
+WORD_LIMIT = (128 << 10) - 1
 
 
 class NodeOffer(Struct, frozen=True, omit_defaults=True):
@@ -94,11 +95,12 @@ class LocalBackend:
         epoch: int,
         nodes: Sequence[NodeOffer] = (),
         linger_s: float = 30,
+        keep_logs_s: float = 7 * 86_400,
     ) -> None:
         self.name = name
         self._home, self._installation, self._epoch = home, installation, epoch
         self._offers = {offer.name: offer for offer in nodes}
-        self._linger_s = linger_s
+        self._linger_s, self._keep_logs_s = linger_s, keep_logs_s
         self._link: Link | None = None
         self._connected = asyncio.Event()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -106,6 +108,7 @@ class LocalBackend:
         self._news: list[RunObserved] = []
         self._something_new = asyncio.Event()
         self._over: StaleEpoch | None = None
+        self._whole: Resources | None = None
 
     # ---------------------------------------------------------------------------------------- connection
 
@@ -147,7 +150,10 @@ class LocalBackend:
         with open(os.open(self._home / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             # A session of its own, so that it outlives us and our terminal. If another agent is at home, it leaves.
             self._agent = subprocess.Popen(
-                [sys.executable, "-m", "hodei.agent", "--home", str(self._home), "--linger", f"{self._linger_s:g}"],
+                [
+                    *(sys.executable, "-m", "hodei.agent", "--home", str(self._home)),
+                    *("--linger", f"{self._linger_s:g}", "--keep-logs", f"{self._keep_logs_s:g}"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -181,15 +187,20 @@ class LocalBackend:
                 pause_s = min(pause_s * 2, RECONNECT_MAX_S)
 
     async def _reach(self) -> Link:
+        """The agent, waiting for it to come back if it is gone."""
+        if self._keeper is None:
+            raise BackendError("the backend is not open")
         try:
-            await asyncio.wait_for(self._connected.wait(), BIRTH_TIMEOUT_S)
+            async with asyncio.timeout(BIRTH_TIMEOUT_S):
+                while True:
+                    if self._over is not None:
+                        raise self._over
+                    if self._link is not None and not self._link.closed.is_set():
+                        return self._link
+                    self._connected.clear()  # the keeper is about to notice, and brings a new link
+                    await self._connected.wait()
         except TimeoutError:
             raise BackendError("the host agent is out of reach", hint=f"see {self._home}/agent.log") from None
-        if self._over is not None:
-            raise self._over
-        if self._link is None:
-            raise BackendError("the host agent is out of reach", hint=f"see {self._home}/agent.log")
-        return self._link
 
     async def close(self) -> None:
         if self._keeper is not None:
@@ -231,7 +242,10 @@ class LocalBackend:
         return out
 
     async def nodes(self) -> list[Node]:
-        whole = machine.capacity(self._home if self._home.exists() else Path("/"))
+        if self._whole is None:
+            # Once: free space that moved with every write would make a new node of it each time.
+            self._whole = machine.capacity(self._home if self._home.exists() else Path("/"))
+        whole = self._whole
         host = machine.hostname()
         offers = list(self._offers.values()) or [NodeOffer(host)]
         return [
@@ -300,11 +314,12 @@ class LocalBackend:
             "HODEI_NODE": run.node,
             "HODEI_PROJECT": spec.project,
         }
-        size = sum(len(word.encode()) + 1 for word in task.command)
-        size += sum(len(name.encode()) + len(value.encode()) + 2 for name, value in task.env.items())
-        if size > COMMAND_LIMIT:
+        sizes = [len(word.encode()) + 1 for word in task.command]
+        sizes += [len(name.encode()) + len(value.encode()) + 2 for name, value in task.env.items()]
+        if sum(sizes) > COMMAND_LIMIT or max(sizes) > WORD_LIMIT:
             raise BackendRefused(
-                f"the command and its environment are {size} bytes; no more than {COMMAND_LIMIT} can be started",
+                f"the command and its environment are {sum(sizes)} bytes, the longest word {max(sizes)}; "
+                f"the system takes {COMMAND_LIMIT} and {WORD_LIMIT}",
                 hint="put the data into a file",
             )
         offer = self._offers.get(run.node)

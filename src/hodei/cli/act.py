@@ -66,7 +66,7 @@ def wait_for(
         if progress and sys.stderr.isatty():
             click.echo("", err=True)
     if output:
-        emit_list(views, output, COLUMNS, name=lambda view: str(view.id), headers=headers)
+        emit_list(views, output, COLUMNS, name=lambda view: str(view.id), headers=headers, empty="no active jobs")
     bad = [view for view in views if view.state != "succeeded"]
     for view in bad if not output else ():
         note(f"job {view.id} {view.state}: {view.reason or f'exit code {view.exit_code}'}")
@@ -133,6 +133,8 @@ def each(ids: list[int], act: Callable[[int], JobView], output: str, asked: str,
                 raise
             errors.report(error)
     if output in ("table", "wide"):
+        if not ids:
+            note("no active jobs")
         for view in views:
             word = asked if view.state in ("running", "scheduled") else done
             click.echo(f"job {view.id}{f' ({clean(view.name)})' if view.name else ''} {word}")

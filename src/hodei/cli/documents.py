@@ -14,49 +14,64 @@ from typing import Any, TypeVar
 import click
 
 from hodei.cli.errors import UsageProblem
+from hodei.cli.times import now_ms
 from hodei.model.errors import InvalidInput
 
+# This side reads what its own user wrote, so more than a server takes in one request is fine.
 LARGEST_FILE = 64 * 1024 * 1024
+MOST_VALUES = 2_000_000
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
     """The documents of all files in order, each one checked. UsageProblem or InvalidInput names the file at fault."""
     from hodei.wire.document import parse_job
-    from hodei.wire.yamlfile import load_yaml
 
     documents: list[dict[str, Any]] = []
     problems: list[tuple[str, str]] = []
     hint = ""
     for path in paths:
         name = "stdin" if path == "-" else path
-        found = load_yaml(_read_text(path, name), name=name)
+        found = _documents_in(_read_text(path, name), name)
         if not found:
             raise UsageProblem(f"{name} holds no job", hint="an example: hodei job init")
         for number, document in enumerate(found, 1):
-            where = name if len(found) == 1 else f"{name}, document {number}"
+            where = name if len(found) == 1 else f"{name}, job {number}"
             try:
-                parse_job(document)
+                parse_job(document, now_ms=now_ms())
             except InvalidInput as error:
                 hint = hint or error.hint
-                problems += [
-                    (f"{where}: {place}" if place else where, text)
-                    for place, text in error.problems or (("", error.message),)
-                ]
-                continue
-            assert isinstance(document, dict)
-            documents.append(document)
+                places = error.problems or (("", error.message),)
+                problems += [(f"{where}: {place}" if place else where, text) for place, text in places]
+            else:
+                documents.append(document)
     if problems:
         what = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-        raise InvalidInput(f"{what} in the job file, nothing was sent", hint=hint, problems=tuple(problems))
+        hint = hint or "every key is explained by: hodei schema"
+        raise InvalidInput(f"{what} found, nothing was sent", hint=hint, problems=tuple(problems))
     return documents
+
+
+def _documents_in(text: str, name: str) -> list[Any]:
+    """YAML or JSON documents, a list of jobs, `{"jobs": [...]}`, or one JSON object per line."""
+    from hodei.wire.yamlfile import load_yaml
+
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and all(line[0] == "{" and line.rstrip()[-1] == "}" for line in lines):
+        return [load_yaml(line, name=f"{name}:{number}")[0] for number, line in enumerate(lines, 1)]
+    found: list[Any] = []
+    for document in load_yaml(text, name=name, max_bytes=LARGEST_FILE, max_values=MOST_VALUES):
+        if isinstance(document, dict) and list(document) == ["jobs"] and isinstance(document["jobs"], list):
+            document = document["jobs"]
+        found += document if isinstance(document, list) else [document]
+    return found
 
 
 def checked(document: dict[str, Any]) -> dict[str, Any]:
     """The document, if a server could take it."""
     from hodei.wire.document import parse_job
 
-    parse_job(document)
+    parse_job(document, now_ms=now_ms())
     return document
 
 

@@ -41,6 +41,8 @@ def describe(error: BaseException) -> list[str]:
         return _lines(error.format_message(), hint=hint, code="USAGE")
     if isinstance(error, HodeiError):
         problems = error.problems if isinstance(error, InvalidInput) else ()
+        if len(problems) == 1 and error.message.startswith(problems[0][0] or problems[0][1]):
+            problems = ()  # the message is that one problem already
         return _lines(error.message, problems=problems, hint=error.hint, code=error.code)
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""

@@ -21,7 +21,7 @@ COLUMNS = (
     Column("JOB", lambda e: str(e["job"] or "-")),
     Column("RUN", lambda e: e["run"] or "-"),
     Column("NODE", lambda e: e["node"] or "-"),
-    Column("DETAIL", lambda e: " ".join(f"{k}={v}" for k, v in e["detail"].items() if v not in ("", None)) or "-"),
+    Column("DETAIL", lambda e: detail_text(e["detail"]) or "-"),
 )
 
 
@@ -58,10 +58,16 @@ def plain(event: Event) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def detail_text(detail: dict[str, Any]) -> str:
+    """`key=value` for what there is to say; lists with commas."""
+    said = {key: value for key, value in detail.items() if value not in ("", None, [], {})}
+    return " ".join(f"{k}={','.join(map(str, v)) if isinstance(v, list) else v}" for k, v in said.items())
+
+
 def _print_as_they_come(found: Iterator[dict[str, Any]]) -> None:
     """One line each: widths cannot be known before the end, so columns are loose."""
     for event in found:
-        what = " ".join(f"{k}={v}" for k, v in event["detail"].items() if v not in ("", None))
+        what = detail_text(event["detail"])
         who = " ".join(
             part for part in (f"job={event['job']}" if event["job"] else "", event["run"], event["node"]) if part
         )

@@ -24,13 +24,13 @@ COLUMNS = (
     Column("PROJECT", lambda v: v.project),
     Column("USER", lambda v: v.user or "-", wide=True),
     Column("PRIORITY", lambda v: str(v.priority), wide=True),
-    Column("NODES", lambda v: _nodes(v)),
+    Column("NODES", lambda v: _nodes(v), if_any=True),
     Column("EXIT", lambda v: "-" if v.exit_code is None else str(v.exit_code)),
     Column("ATTEMPT", lambda v: str(v.attempt), wide=True),
     Column("SUBMITTED", lambda v: ago(v.submitted_at)),
     Column("RUNTIME", lambda v: span(v.started_at, v.finished_at) or "-"),
     Column("LABELS", lambda v: ",".join(f"{k}={x}" for k, x in sorted(v.labels.items())) or "-", wide=True),
-    Column("REASON", lambda v: v.reason or v.reason_code or "-"),
+    Column("REASON", lambda v: v.reason or v.reason_code or "-", if_any=True),
 )
 RUN_COLUMNS = (
     Column("RUN", lambda r: r.id),
@@ -40,7 +40,7 @@ RUN_COLUMNS = (
     Column("EXIT", lambda r: "-" if r.exit_code is None else str(r.exit_code)),
     Column("STARTED", lambda r: ago(r.started_at) or "-"),
     Column("RUNTIME", lambda r: span(r.started_at, r.finished_at) or "-"),
-    Column("REASON", lambda r: r.reason or r.reason_code or "-"),
+    Column("REASON", lambda r: r.reason or r.reason_code or "-", if_any=True),
 )
 
 

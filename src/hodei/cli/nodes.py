@@ -26,13 +26,13 @@ COLUMNS = (
     Column("BACKEND", lambda n: n.backend),
     Column("CPU", lambda n: _share(n, "cpu")),
     Column("MEMORY", lambda n: _share(n, "memory")),
-    Column("GPU", lambda n: _share(n, "gpu") + (f" {n.gpu_type}" if n.gpu_type else "")),
+    Column("GPU", lambda n: _share(n, "gpu") + (f" {n.gpu_type}" if n.gpu_type else ""), if_any=True),
     Column("RUNS", lambda n: str(n.runs)),
     Column("ARCH", lambda n: n.arch or "-", wide=True),
     Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n.labels.items())) or "-", wide=True),
     Column("VERSION", lambda n: n.version or "-", wide=True),
-    Column("TAINTS", lambda n: ",".join(map(taint_text, n.taints)) or "-"),
-    Column("REASON", lambda n: n.reason or "-"),
+    Column("TAINTS", lambda n: ",".join(map(taint_text, n.taints)) or "-", if_any=True),
+    Column("REASON", lambda n: n.reason or "-", if_any=True),
 )
 
 

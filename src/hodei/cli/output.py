@@ -30,11 +30,13 @@ _COLOURS = {
 
 
 class Column(NamedTuple):
-    """One column of a table: a header, the text of a row, and whether it is shown only with `-o wide`."""
+    """One column of a table: a header and the text of a row. `wide`: shown only with `-o wide`; `if_any`: left out of
+    a narrow table with headers when every row has only `-` to say."""
 
     header: str
     cell: Callable[[Any], str]
     wide: bool = False
+    if_any: bool = False
 
 
 def clean(text: str) -> str:
@@ -98,7 +100,8 @@ def emit_one(item: Any, output: str, *, name: Callable[[Any], str], text: Callab
 
 def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False, headers: bool = True) -> str:
     """Rows in aligned columns. On a terminal the last column gives way, unless `wide`."""
-    shown = [column for column in columns if wide or not column.wide]
+    silent = {c.header for c in columns if c.if_any and headers and all(c.cell(row) == "-" for row in rows)}
+    shown = [column for column in columns if wide or not (column.wide or column.header in silent)]
     cells = [[clean(column.cell(row)) for column in shown] for row in rows]
     if headers:
         cells.insert(0, [column.header for column in shown])

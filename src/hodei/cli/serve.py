@@ -25,8 +25,9 @@ _POLL_S = 0.05
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--home", metavar="DIR", help="Where it keeps its things [env: HODEI_HOME; default: ~/.hodei].")
 @click.option("--host", metavar="ADDRESS", help="Where to listen [default: 127.0.0.1].")
-@click.option("--port", metavar="N", help="Which port [default: any free one].")
-@click.option("--config", metavar="FILE", help="A configuration file.")
+@click.option("--port", metavar="N", help="Which port; 0 for any free one [default: 7680, or any if taken].")
+@click.option("--config", metavar="FILE", help="A TOML file [default: HOME/config.toml if it is there].")
+@click.option("--decision-log", metavar="NAME", help="Write every decision to this file in HOME, for `hodei replay`.")
 @click.option("--insecure", is_flag=True, help="Allow an address that others reach without TLS.")
 @click.option("--instant", is_flag=True, help="Jobs end at once without running anything: for trials and measuring.")
 @click.option("-d", "--detach", is_flag=True, help="Go on in the background; the log is HOME/server.log.")
@@ -40,7 +41,7 @@ def up(detach: bool, timeout: float, insecure: bool, instant: bool, more: tuple[
         raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
     home = given.pop("home") or settings()["home"]
     args = [f"--home={home}"] if home else []
-    args += [f"--{name}={value}" for name, value in given.items() if value is not None]
+    args += [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
     args += [f"--{name}" for name, wanted in (("insecure", insecure), ("instant", instant)) if wanted]
     if detach:
         _start_detached(home, [*args, *more], timeout)
@@ -172,4 +173,5 @@ def _last_words(log_path: Path, since: int) -> str:
     with open(log_path, "rb") as log:
         log.seek(since)
         lines = [line for line in log.read()[-4000:].decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it said nothing"
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines
+    return said[-1].strip() if said else "it said nothing"

@@ -58,8 +58,11 @@ def _headline(answer: Explanation, planned: bool) -> str:
         "running": "is running",
         "ended": answer.state or "has ended",
     }
-    state = paint(words[answer.status], answer.state if answer.status == "ended" else answer.status)
-    return f"{who} {state}: {clean(answer.summary)} [{clean(answer.code)}]"
+    state, colour = words[answer.status], answer.state if answer.status == "ended" else answer.status
+    text = clean(answer.summary)
+    if text.startswith(state):  # said once is enough
+        return f"{who} {paint(state, colour)}{text.removeprefix(state)} [{clean(answer.code)}]"
+    return f"{who} {paint(state, colour)}: {text} [{clean(answer.code)}]"
 
 
 def _blockers(blockers: tuple[Blocker, ...], wide: bool) -> str:
@@ -92,14 +95,9 @@ def _evidence(answer: Explanation, planned: bool) -> str:
         ("queue", f"position {queue.position} of {queue.pending}" if queue else ""),
         ("nodes", f"{answer.feasible} of {answer.nodes} could take it" if answer.nodes and waiting else ""),
         ("tried", f"{tries}, last {ago(answer.last_attempt_ms)}" if answer.last_attempt_ms and not planned else ""),
-        ("next try", _next(answer) if waiting and not planned else ""),
+        ("next try", ", ".join(filter(None, (ago(answer.next_attempt_ms), answer.next_trigger))) if waiting else ""),
         ("scheduler", f"has not been seen since {ago(answer.scheduler_beat_ms)}" if silent_ms > _STALE_BEAT_MS else ""),
     ])  # fmt: skip
-
-
-def _next(answer: Explanation) -> str:
-    when = ago(answer.next_attempt_ms) if answer.next_attempt_ms else ""
-    return " or when ".join(part for part in (when, answer.next_trigger) if part)
 
 
 def _placement(where: Placement, planned: bool) -> str:

@@ -43,14 +43,14 @@ class Lives:
             if fact.state in RUN_ENDED:
                 self._world.act(Forget(run.id, run.backend))
             return
-        if fact.state == "running":
-            if run.state == "placed":
-                self._world.change_run(run, to="running", started_ms=fact.at_ms)
-                job = self._world.jobs[run.job]
-                if job.state == "scheduled":
-                    self._world.change_job(job, now_ms, to="running", started_ms=fact.at_ms)
-                    self._world.tell("job.started", now_ms, job=job.id, run=run.id, node=run.node)
-        elif fact.state in RUN_ENDED:
+        if run.state == "placed" and fact.state != "lost" and fact.reason_code != START_FAILED:
+            # Also when its end is the first that we hear of it: it has run.
+            run = self._world.change_run(run, to="running", started_ms=fact.at_ms)
+            job = self._world.jobs[run.job]
+            if job.state == "scheduled":
+                self._world.change_job(job, now_ms, to="running", started_ms=fact.at_ms)
+                self._world.tell("job.started", now_ms, job=job.id, run=run.id, node=run.node)
+        if fact.state in RUN_ENDED:
             # A run that was told to stop has stopped, whichever way it went (one that made it first has made it);
             # one that was stopped by nobody here has failed.
             state: RunState = fact.state
@@ -73,7 +73,6 @@ class Lives:
         run = world.change_run(
             run,
             to=state,
-            started_ms=run.started_ms or (fact.at_ms if fact.reason_code != START_FAILED else 0),
             finished_ms=fact.at_ms,
             exit_code=fact.exit_code,
             reason_code="permanent" if fact.permanent else fact.reason_code,

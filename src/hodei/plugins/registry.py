@@ -13,7 +13,9 @@ from typing import Any
 
 from hodei.engine.points import QueueSort
 from hodei.engine.profile import Profile, make_profile
+from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
+from hodei.model.quantity import parse_duration_ms
 from hodei.model.text import did_you_mean
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.fit import Fit
@@ -118,3 +120,31 @@ def _announced(name: str) -> type[Any] | None:
         found: type[Any] = entry.load()
         return found
     return None
+
+
+def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
+    """Every configured profile, and `default` if none of that name is."""
+    out = {}
+    for name, wanted in {"default": ProfileConfig(), **config.profiles}.items():
+        arguments: dict[str, Any] = {}
+        if wanted.queue == "fair":
+            arguments = {
+                "tenant_key": wanted.tenant_key,
+                "weights": wanted.weights,
+                "quantum_ms": parse_duration_ms(wanted.quantum),
+            }
+        try:
+            out[name] = build_profile(
+                name,
+                queue=wanted.queue,
+                queue_arguments=arguments,
+                worker_selection=wanted.worker_selection,
+                plugins=wanted.plugins,
+                disabled=wanted.disable,
+                scores=wanted.scores,
+                arguments=wanted.options,
+                max_pending=wanted.max_pending,
+            )
+        except InvalidInput as error:
+            raise InvalidInput(f"profile {name!r}: {error.message}", hint=error.hint) from error
+    return out

@@ -18,7 +18,7 @@ from hodei.server.errors import UnknownMediaType, UnknownPath, WrongMethod, repl
 from hodei.server.guard import Guard, Slots, check_depth, read_body
 from hodei.server.openapi import openapi
 from hodei.server.params import closest, read_params
-from hodei.server.route import MIB, Call, Principal, Reply, Route, Shared
+from hodei.server.route import MIB, SMALL, Call, Principal, Reply, Route, Shared
 from hodei.server.routes import table as route_table
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ class Endpoint:
         # YAML takes a hundred times longer to read than JSON, and large submits are made by programs.
         limit = min(self.route.body_limit, YAML_LIMIT) if yaml else self.route.body_limit
         body = await read_body(call.scope, receive, limit=limit, timeout_s=self._body_timeout_s)
-        if not yaml:
+        if not yaml and len(body) > SMALL:
+            await asyncio.to_thread(check_depth, body)
+        elif not yaml:
             check_depth(body)
         return Call(call.shared, call.who, call.args, call.scope, body, "application/yaml" if yaml else media)
 

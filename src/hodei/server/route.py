@@ -23,6 +23,8 @@ RANK: dict[str, int] = {"viewer": 1, "user": 2, "admin": 3}
 API = "/api/v1"
 KIB = 1024
 MIB = 1024 * 1024
+# Above this size a body is looked at in a thread, so that one large submit does not hold up every other call.
+SMALL = 256 * KIB
 
 
 class Policy(Struct, frozen=True):

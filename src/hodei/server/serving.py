@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -26,7 +28,7 @@ class Limits(Struct, frozen=True):
 
     connections: int = 2048
     headers_s: float = 10.0
-    keep_alive_s: int = 30
+    keep_alive_s: int = 75
     flush_s: float = 10.0
     shutdown_s: int = 5
     header_count: int = MAX_HEADERS
@@ -105,11 +107,15 @@ class Connection(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Ends waits and streams first when it is told to stop."""
+    """Ends waits and streams first when it is told to stop. Signals are left to whoever runs the loop."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
         self._hodei = app
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._hodei.close()
@@ -127,7 +133,7 @@ def make_server(
     insecure: bool = False,
     limits: Limits | None = None,
 ) -> Server:
-    """A server that is ready for `await server.serve()`. InvalidInput if it would speak in the clear beyond this machine."""
+    """A server that is ready for `await server.serve(sockets=[...])`. InvalidInput if it would speak in the clear beyond this machine."""
     if uds is None:
         refuse_clear_text(host, tls=bool(certificate), insecure=insecure)
     limits = limits or Limits()
@@ -137,7 +143,7 @@ def make_server(
         port=port,
         uds=uds,
         http=type("LimitedConnection", (Connection,), {"limits": limits}),
-        loop="uvloop",
+        loop="auto",
         ws="none",
         lifespan="off",
         log_config=None,

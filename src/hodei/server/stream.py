@@ -98,6 +98,8 @@ class EventStream:
 
         async def collect() -> None:
             async for event in subscription:
+                if subscription.lagged:
+                    return  # some were dropped before this one: the client has to fetch them first
                 if event.seq <= self._last or (self._job and event.job != self._job):
                     continue
                 waiting.append(event)

@@ -99,7 +99,8 @@ def _job(
     at: str,
     problems: Problems,
 ) -> JobSpec:
-    workload, filled = _BATCH, _NOTHING
+    workload: Workload = _BATCH
+    filled = _NOTHING
     if keys.workload is not None:
         workload, filled = _workload(keys.workload, f"{at}workload", problems)
     timeout = _duration(keys.timeout, f"{at}timeout", problems)
@@ -113,7 +114,9 @@ def _job(
         retries = _agree(retries, "retries", filled, at, problems, str)
         restart = _agree(restart, "restart", filled, at, problems, str)
     if sum(map(_weight, tasks)) > MAX_JOB_TEXT:
-        problems.append((at, f"the job's commands and variables are larger than {MAX_JOB_TEXT // 1024} KiB together"))
+        problems.append(
+            (at.rstrip("."), f"the job's commands and variables are larger than {MAX_JOB_TEXT // 1024} KiB together")
+        )
     return JobSpec(
         _take(problems, f"{who_at}name", job_name, name, name),
         tasks,

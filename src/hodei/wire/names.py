@@ -18,6 +18,8 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,255}")
 
 def shown(value: object) -> str:
     """A short safe picture of what was written: never megabytes, never control or bidirectional characters."""
+    if not isinstance(value, str | bool | float | None) and not (isinstance(value, int) and abs(value) < 2**64):
+        return f"({type(value).__name__})"
     text = value if isinstance(value, str) else str(value)
     return repr(text) if len(text) <= 40 else f"{text[:40]!r}..."
 

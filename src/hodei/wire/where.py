@@ -72,10 +72,14 @@ def backend(given: str | forms.BackendForm) -> BackendChoice:
 def near(form: forms.NearForm) -> Location:
     if (form.lat is None) != (form.lng is None):
         raise InvalidInput("lat and lng belong together; give both or neither")
-    names = [word(name) if name else "" for name in (form.region, form.zone, form.datacenter, form.rack)]
-    if form.lat is None or form.lng is None:
-        return Location(*names)
-    return Location(*names, lat_micro=round(form.lat * 1e6), lng_micro=round(form.lng * 1e6))
+    return Location(
+        region=word(form.region) if form.region else "",
+        zone=word(form.zone) if form.zone else "",
+        datacenter=word(form.datacenter) if form.datacenter else "",
+        rack=word(form.rack) if form.rack else "",
+        lat_micro=None if form.lat is None else round(form.lat * 1e6),
+        lng_micro=None if form.lng is None else round(form.lng * 1e6),
+    )
 
 
 @lru_cache(maxsize=256)

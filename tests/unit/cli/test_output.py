@@ -55,7 +55,7 @@ def test_output_is_as_it_always_was(hodei, world, args: str):
     result = hodei(*args.split())
     assert result.exit_code == 0, result.stderr
     golden = GOLDEN / (args.replace(" ", "_") + ".txt")
-    golden.write_text(result.stdout)
+    assert result.stdout == golden.read_text()
 
 
 def test_json_of_a_list_is_a_list_and_of_one_thing_an_object(hodei, world):

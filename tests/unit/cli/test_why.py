@@ -19,7 +19,7 @@ WAITING = Explanation(
         Blocker("UNTOLERATED_TAINT", "taint gpu:NoSchedule is not tolerated", "taints", count=2, nodes=("g1", "g2")),
     ),
     nearest=NearestMiss("n3", "lacks 500m cpu"), queue=QueuePlace(3, 41), attempts=4, last_attempt_ms=NOW_MS - 20_000,
-    next_attempt_ms=NOW_MS + 8_000, next_trigger="a run ends or a node joins", hint="ask for 1500m cpu or less",
+    next_attempt_ms=NOW_MS + 8_000, next_trigger="when a run ends or a node joins", hint="ask for 1500m cpu or less",
     scheduler_beat_ms=NOW_MS - 100, at_ms=NOW_MS,
 )  # fmt: skip
 TERMS = (Term("resource_fit", 8000, 40), Term("load", 9000, 30), Term("affinity", 0, 20), Term("proximity", 5000, 10))
@@ -38,7 +38,7 @@ def test_the_explanation_reads_as_it_always_did(hodei, stub, name: str, answer: 
     stub.on("GET", f"{API}/jobs/12/why", answer)
     result = hodei("why", "12")
     assert result.exit_code == 0, result.stderr
-    (GOLDEN / f"why_{name}.txt").write_text(result.stdout)
+    assert result.stdout == (GOLDEN / f"why_{name}.txt").read_text()
 
 
 def test_programs_get_the_object_of_the_api(hodei, stub):

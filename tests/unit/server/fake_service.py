@@ -65,7 +65,7 @@ class FakeStore:
 
 
 class Subscription:
-    """Bounded like the real one: when `most` events wait unread, it lags and ends."""
+    """Bounded like the real one: when more than `most` events wait unread, they are dropped, and it lags and ends."""
 
     def __init__(self, owner: FakeService, most: int) -> None:
         self.lagged = self.closed = False
@@ -74,10 +74,10 @@ class Subscription:
         self._news = asyncio.Event()
 
     def push(self, event: Event) -> None:
-        if len(self._waiting) >= self._most:
+        self._waiting.append(event)
+        if len(self._waiting) > self._most:
             self.lagged = True
-        else:
-            self._waiting.append(event)
+            self._waiting.clear()
         self._news.set()
 
     def __aiter__(self) -> Subscription:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import time
 
@@ -166,6 +167,12 @@ def test_a_foreign_host_on_the_wire(served):
         raw(served.port, "GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\nConnection: close\r\n\r\n")
     )
     assert b" 400 " in twice.split(b"\r\n")[0]
+
+
+def test_signals_are_left_to_whoever_runs_the_loop(app):
+    before = signal.getsignal(signal.SIGTERM)
+    with make_server(app).capture_signals():
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "hodei.example", ""])

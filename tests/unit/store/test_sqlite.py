@@ -168,3 +168,12 @@ def test_writing_may_come_from_different_threads_one_after_the_other(store: Sqli
         thread.start()
         thread.join()
     assert store.counts()["pending"] == 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8, 63, 64, 65, 511, 513, 1024, 2049])
+def test_batches_of_every_size_are_written_whole(store: SqliteStore, count: int):
+    ids = range(1, count + 1)
+    store.commit([*new(*ids), *(a_record(id, job=id) for id in ids)])
+    store.commit([SaveJob(a_job(id, state="held", version=id)) for id in ids])
+    assert [(job.id, job.state, job.version) for job, _ in store.active()] == [(id, "held", id) for id in ids]
+    assert [event.job for event in store.events(limit=5000)] == list(ids)

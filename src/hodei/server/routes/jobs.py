@@ -16,17 +16,16 @@ from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JobState
 from hodei.model.selector import parse_selector
 from hodei.ports import JobQuery
-from hodei.server.errors import Busy
+from hodei.server.errors import Busy, Malformed
 from hodei.server.params import read_since_ms
-from hodei.server.route import API, MIB, READ, WRITE, Call, Param, Reply, Route
+from hodei.server.route import API, MIB, READ, SMALL, WRITE, Call, Param, Reply, Route
 from hodei.wire.document import decode_jobs
 from hodei.wire.render import job_document, job_view, run_view
 from hodei.wire.views import CancelRequest, JobDetail, JobList, JobView, PlanReply, SubmitReply
+from hodei.wire.yamlfile import load_yaml
 
 BULK_LIMIT = 32 * MIB
 LOG_LIMIT = 4 * MIB
-# Above this size a body is decoded in a thread, so that one large submit does not hold up every other call.
-_SMALL = 256 * 1024
 _ID = Param("id", "the job's number", type=int, where="path", minimum=1)
 _cancel_request = msgspec.json.Decoder(CancelRequest)
 
@@ -45,13 +44,34 @@ async def plan(call: Call) -> PlanReply:
 
 
 async def _specs(call: Call) -> Sequence[JobSpec]:
-    if len(call.body) > _SMALL or call.content_type == "application/yaml":
-        specs = await asyncio.to_thread(decode_jobs, call.body, call.content_type)
+    if len(call.body) > SMALL or call.content_type == "application/yaml":
+        specs = await asyncio.to_thread(_decode, call)
     else:
-        specs = decode_jobs(call.body, call.content_type)
+        specs = _decode(call)
     if not specs:
         raise InvalidInput("there is no job in this body", hint='send one job document, a list, or {"jobs": [...]}')
     return [structs.replace(spec, user=call.who.name) for spec in specs]
+
+
+def _decode(call: Call) -> list[JobSpec]:
+    try:
+        return decode_jobs(call.body, call.content_type, now_ms=call.shared.now_ms())
+    except InvalidInput as error:
+        if _parses(call):
+            raise
+        raise InvalidInput(error.message, hint=error.hint, code=Malformed.code, problems=error.problems) from None
+
+
+def _parses(call: Call) -> bool:
+    """Whether a body that was refused is at least JSON or YAML: that is another kind of mistake."""
+    try:
+        if call.content_type == "application/yaml":
+            load_yaml(call.body)
+        else:
+            msgspec.json.decode(call.body)
+    except (InvalidInput, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 async def list_jobs(call: Call) -> JobList:

@@ -1,0 +1,168 @@
+"""The loop: facts are gathered, the controller steps, the saves are committed as one, then everyone is told and the acts begin.
+
+One step at a time. While a commit waits for the disk new facts gather, so that the next commit carries more: the
+group grows with the load. Nobody hears of anything that is not committed, and no act begins before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from hodei.control.controller import Controller
+from hodei.model.effects import Act, Record, Save, SaveJob
+from hodei.model.errors import HodeiError, StaleEpoch, Unavailable
+from hodei.model.facts import Fact
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.ports import Clock, Store
+from hodei.runtime.decision_log import DecisionLog
+from hodei.runtime.hub import Hub
+from hodei.runtime.metrics import Metrics
+
+log = logging.getLogger("hodei.loop")
+T = TypeVar("T")
+
+_MAX_FACTS = 2000
+_IDLE_S = 5.0
+
+
+class Loop:
+    def __init__(
+        self,
+        controller: Controller,
+        store: Store,
+        clock: Clock,
+        hub: Hub,
+        metrics: Metrics,
+        act: Callable[[Sequence[Act]], None],
+        decision_log: DecisionLog | None = None,
+    ) -> None:
+        self.controller = controller
+        self.fatal: HodeiError | None = None
+        self._store = store
+        self._clock = clock
+        self._hub = hub
+        self._metrics = metrics
+        self._act = act
+        self._decision_log = decision_log
+        self._inbox: list[tuple[Sequence[Fact], Sequence[Save], asyncio.Future[None] | None]] = []
+        self._more = asyncio.Event()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._stopping = False
+        self.waiting_jobs = 0
+
+    # ------------------------------------------------------------------------------------------- telling
+
+    def tell(self, facts: Sequence[Fact]) -> None:
+        """Facts that nobody waits for."""
+        self._inbox.append((facts, (), None))
+        self._more.set()
+
+    async def committed(self, facts: Sequence[Fact], saves: Sequence[Save] = ()) -> None:
+        """Returns when the facts, with all that followed from them, are safely stored."""
+        if self.fatal is not None or self._stopping:
+            raise Unavailable("the server is shutting down", hint="try again when it is back")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.append((facts, saves, done))
+        self._more.set()
+        await done
+
+    async def write(self, call: Callable[[], T]) -> T:
+        """Any other write to the store, between two commits."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, call)
+
+    # ------------------------------------------------------------------------------------------- turning
+
+    async def run(self) -> None:
+        """Until `stop`, or until another writer has taken over (then `fatal` says so)."""
+        while not self._stopping:
+            await self._pause()
+            try:
+                await self._turn()
+            except StaleEpoch as error:
+                self.fatal = error
+                log.error("another server has taken over this store: %s", error)
+                break
+        self._fail_all(Unavailable("the server is shutting down", hint="try again when it is back"))
+        self._writer.shutdown(wait=True)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._more.set()
+
+    async def _pause(self) -> None:
+        now = self._clock.now_ms()
+        due = self.controller.next_wakeup_ms(now)
+        wait = _IDLE_S if due is None else min(max(due - now, 0) / 1000, _IDLE_S)
+        if not self._inbox and wait > 0:
+            try:
+                await asyncio.wait_for(self._more.wait(), wait)
+            except TimeoutError:
+                pass
+        else:
+            await asyncio.sleep(0)
+        self._more.clear()
+
+    async def _turn(self) -> None:
+        facts: list[Fact] = []
+        saves: list[Save] = []
+        waiting: list[asyncio.Future[None]] = []
+        taken = 0
+        for batch, more, done in self._inbox:
+            if facts and len(facts) + len(batch) > _MAX_FACTS:
+                break
+            taken += 1
+            facts += batch
+            saves += more
+            if done is not None:
+                waiting.append(done)
+        del self._inbox[:taken]
+        if self._inbox:
+            self._more.set()
+
+        now = self._clock.now_ms()
+        started = time.perf_counter()
+        step = self.controller.step(now, facts)
+        decided = time.perf_counter()
+        if self._decision_log is not None and (facts or not step.empty):
+            self._decision_log.step(now, facts, step.plan)
+        saves += step.saves
+        if saves:
+            await self._commit(saves)
+        self._metrics.stepped(step, decided - started, time.perf_counter() - decided)
+        events = [save.event for save in step.saves if isinstance(save, Record)]
+        ended = [save.job.id for save in step.saves if isinstance(save, SaveJob) and save.job.state in JOB_ENDED]
+        for done in waiting:
+            if not done.done():
+                done.set_result(None)
+        if events or ended:
+            self._hub.publish(events, ended)
+        if step.acts:
+            self._act(step.acts)
+
+    async def _commit(self, saves: Sequence[Save]) -> None:
+        """Held up, not lost, when storage fails: what was decided stays decided and is written when storage is back.
+        Callers wait that long; those who give up may ask again with the same key."""
+        loop, pause = asyncio.get_running_loop(), 0.1
+        while True:
+            try:
+                await loop.run_in_executor(self._writer, self._store.commit, saves)
+                return
+            except Unavailable as error:
+                if self._stopping:
+                    raise StaleEpoch("stopped before the store came back") from error
+                log.error("cannot write to the store, trying again in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 5.0)
+
+    def _fail_all(self, error: HodeiError) -> None:
+        for _, _, done in self._inbox:
+            if done is not None and not done.done():
+                done.set_exception(error)
+        self._inbox.clear()
+        if self._decision_log is not None:
+            self._decision_log.flush()

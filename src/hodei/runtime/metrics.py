@@ -1,0 +1,98 @@
+"""What the house counts about itself, in Prometheus' words. No label ever holds a job's name or id."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from hodei.control.controller import Controller, Step
+from hodei.model.effects import SaveJob
+from hodei.model.lifecycle import JOB_ENDED
+
+_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+_WAIT_MS = (10, 100, 1000, 5000, 30_000, 60_000, 300_000, 1_800_000, 7_200_000, 86_400_000)
+# Per-node gauges are for clusters that a person can look at; larger ones get the sums per backend.
+_MAX_NODES = 200
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.latency = Histogram("hodei_scheduling_latency_ms", "Time of one scheduling step", buckets=_MS, registry=r)
+        self.commit = Histogram("hodei_commit_duration_ms", "Time of one group commit", buckets=_MS, registry=r)
+        self.wait = Histogram("hodei_queue_wait_time_ms", "From submission to placement", buckets=_WAIT_MS, registry=r)
+        self.attempts = Counter("hodei_scheduling_attempts", "Gangs tried, by result", ["result"], registry=r)
+        self.failures = Counter("hodei_scheduling_failures", "Refused attempts, by reason code", ["code"], registry=r)
+        self.gangs = Counter("hodei_gangs_scheduled", "Gangs of more than one member placed whole", registry=r)
+        self.retries = Counter("hodei_job_retries", "Jobs put back into the queue, by cause", ["code"], registry=r)
+        self.submitted = Counter("hodei_jobs_submitted", "Jobs accepted", registry=r)
+        self.ended = Counter("hodei_jobs_ended", "Jobs ended, by state", ["state"], registry=r)
+        self.faults = Counter(
+            "hodei_plugin_faults", "Plugin failures that were fenced", ["plugin", "point"], registry=r
+        )
+        self.backend_errors = Counter("hodei_backend_errors", "Failed calls to a backend", ["backend"], registry=r)
+        self.pending = Gauge("hodei_queue_length", "Jobs waiting, by profile", ["profile"], registry=r)
+        self.running = Gauge("hodei_runs_live", "Runs placed or running", registry=r)
+        self.nodes = Gauge("hodei_nodes", "Nodes, by state", ["state"], registry=r)
+        self.used = Gauge(
+            "hodei_worker_utilization", "Share of a node's resource in use", ["node", "resource"], registry=r
+        )
+        self.allocated = Gauge("hodei_allocation_ratio", "Share of all capacity in use", ["resource"], registry=r)
+        self.stuck = Gauge("hodei_fragmentation_ratio", "Share of free cpu on nodes that are nearly full", registry=r)
+        self.beat = Gauge("hodei_last_step_timestamp_seconds", "When the scheduler last went round", registry=r)
+
+    def stepped(self, step: Step, seconds: float, commit_seconds: float) -> None:
+        self.latency.observe(seconds * 1000)
+        if step.saves:
+            self.commit.observe(commit_seconds * 1000)
+        placed: dict[int, int] = {}
+        for bind in step.plan.binds:
+            placed[bind.job] = placed.get(bind.job, 0) + 1
+        if placed:
+            self.attempts.labels("scheduled").inc(len(placed))
+            self.gangs.inc(sum(members > 1 for members in placed.values()))
+        for refusal in step.plan.refusals:
+            self.attempts.labels("refused").inc()
+            self.failures.labels(refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES").inc()
+        for fault in step.plan.faults:
+            self.faults.labels(fault.plugin, fault.point).inc()
+        new = 0
+        for save in step.saves:
+            if isinstance(save, SaveJob):
+                job = save.job
+                new += save.new
+                if job.id in placed:
+                    self.wait.observe(max(0, job.scheduled_ms - (job.queued_ms or job.submitted_ms)))
+                if job.state in JOB_ENDED:
+                    self.ended.labels(job.state).inc()
+                elif job.state == "pending" and job.attempt and job.queued_ms == job.changed_ms:
+                    self.retries.labels(job.reason_code).inc()
+        self.submitted.inc(new)
+
+    def render(self, controller: Controller) -> bytes:
+        """The gauges are read off the world when someone asks, not kept up all the time."""
+        table = controller.world.table
+        table.settle()
+        for name, count in controller.pending().items():
+            self.pending.labels(name).set(count)
+        self.running.set(int(table.runs.sum()) if len(table.runs) else 0)
+        states = [("ready" if node.ready and not node.cordoned else "cordoned" if node.ready else "not-ready")
+                  for node in table.nodes]  # fmt: skip
+        for state in ("ready", "cordoned", "not-ready"):
+            self.nodes.labels(state).set(states.count(state))
+        view = table.view()
+        self.used.clear()
+        for resource in table.column:
+            capacity, used = view.capacity(resource), view.used(resource)
+            total = int(capacity.sum())
+            if total:
+                self.allocated.labels(resource).set(int(used.sum()) / total)
+                if len(table.names) <= _MAX_NODES:
+                    for row, node in enumerate(table.names):
+                        if capacity[row]:
+                            self.used.labels(node, resource).set(int(used[row]) / int(capacity[row]))
+        free, whole = view.free("cpu"), view.capacity("cpu")
+        scraps = int(free[(free > 0) & (free * 10 < whole)].sum())
+        self.stuck.set(scraps / int(free.sum()) if int(free.sum()) > 0 else 0)
+        self.beat.set(controller.beat_ms / 1000)
+        return generate_latest(self.registry)

@@ -1,0 +1,311 @@
+"""The house as others use it: everything that a caller may ask of a running Hodei, without HTTP.
+
+`start` brings it to life (store, recovery, backends, loop), `stop` lays it down; runs go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from hodei.control import why as explain
+from hodei.control.controller import Controller
+from hodei.model.effects import SaveKey
+from hodei.model.errors import Conflict, NotFound, Unavailable
+from hodei.model.explanation import Explanation
+from hodei.model.facts import (
+    Fact,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobRequeued,
+    JobRestored,
+    JobSubmitted,
+    MarksRestored,
+    NodeMarked,
+)
+from hodei.model.ids import JobId
+from hodei.model.job import Job, JobSpec, Run
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.node import Node
+from hodei.model.resources import Resources
+from hodei.ports import Backend, Clock, Opened, Store
+from hodei.runtime.binder import Binder
+from hodei.runtime.decision_log import DecisionLog
+from hodei.runtime.hub import Hub, Subscription
+from hodei.runtime.loop import Loop
+from hodei.runtime.metrics import Metrics
+from hodei.runtime.watcher import Watcher
+
+log = logging.getLogger("hodei.service")
+T = TypeVar("T")
+_RESTORE_BATCH = 1000
+_PRUNE_EVERY_S = 60.0
+
+
+class NodeStatus(Struct, frozen=True):
+    node: Node
+    used: Resources
+    runs: int
+
+
+class Submitted(Struct, frozen=True):
+    ids: tuple[JobId, ...]
+    repeated: bool = False
+
+
+class Service:
+    def __init__(
+        self,
+        store: Store,
+        opened: Opened,
+        controller: Controller,
+        backends: Mapping[str, Backend],
+        clock: Clock,
+        *,
+        retention_ms: int = 0,
+        decision_log: DecisionLog | None = None,
+        checks: Callable[[Service], Awaitable[list[Any]]] | None = None,
+    ) -> None:
+        self.store = store
+        self.installation, self.epoch = opened.installation, opened.epoch
+        self.clock = clock
+        self.started_ms = clock.now_ms()
+        self.controller = controller
+        self.profiles = tuple(sorted(controller.engine.profiles))
+        self.backends = tuple(backends)
+        self.prometheus = Metrics()
+        self.hub = Hub()
+        self._backends = backends
+        self._last_job = opened.last_job
+        self._retention_ms = retention_ms
+        self._checks = checks
+        self._decision_log = decision_log
+        self._readers = ThreadPoolExecutor(4, thread_name_prefix="reader")
+        self._keys: dict[str, asyncio.Future[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
+        self._binder = Binder(backends, clock, self.prometheus, self.loop.tell)
+        self._watchers = {
+            name: Watcher(backend, controller.world, clock, self.prometheus, self.loop.tell, self._act)
+            for name, backend in backends.items()
+        }
+
+    # --------------------------------------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Restore what the store remembers, then connect to the backends; returns when the loop turns."""
+        facts: list[Fact] = [MarksRestored(marks) for marks in await self.read(self.store.marks)]
+        facts += [JobRestored(job, runs) for job, runs in await self.read(self.store.active)]
+        self._spawn(self.loop.run())
+        for first in range(0, len(facts), _RESTORE_BATCH):
+            await self.loop.committed(facts[first : first + _RESTORE_BATCH])
+        for name, watcher in self._watchers.items():
+            self._spawn(self._binder.serve(name))
+            self._spawn(watcher.watch())
+        if self._retention_ms:
+            self._spawn(self._prune())
+
+    async def stop(self) -> None:
+        self.loop.stop()
+        self.hub.close()
+        if self._tasks:
+            await self._tasks[0]
+        for task in self._tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for backend in self._backends.values():
+            await backend.close()
+        self._readers.shutdown(wait=True)
+        if self._decision_log is not None:
+            self._decision_log.close()
+        self.store.close()
+
+    async def until_ready(self, timeout_s: float) -> bool:
+        waiting = [watcher.up.wait() for watcher in self._watchers.values()]
+        try:
+            await asyncio.wait_for(asyncio.gather(*waiting), timeout_s)
+            # One empty round: the facts of the first look at the nodes have been learnt.
+            await self.loop.committed([])
+        except TimeoutError:
+            return False
+        return True
+
+    async def ended(self) -> None:
+        """Returns when the loop has ended, for whatever reason."""
+        await asyncio.wait({self._tasks[0]})
+
+    @property
+    def ready(self) -> bool:
+        return not self.not_ready_reason
+
+    @property
+    def not_ready_reason(self) -> str:
+        if self.loop.fatal is not None:
+            return self.loop.fatal.message
+        if not self._tasks or self._tasks[0].done():
+            return "the scheduling loop is not running"
+        down = [name for name, watcher in self._watchers.items() if not watcher.up.is_set()]
+        return f"still connecting to {', '.join(down)}" if down else ""
+
+    def _spawn(self, work: Any) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    def _act(self, acts: Any) -> None:
+        self._binder.act(acts)
+
+    async def read(self, call: Callable[..., T], *args: Any, **named: Any) -> T:
+        """A blocking read of the store, from a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(call, *args, **named))
+
+    async def _prune(self) -> None:
+        """Retention: forget what ended long ago, a little at a time."""
+        while True:
+            before = self.clock.now_ms() - self._retention_ms
+            try:
+                await self.loop.write(partial(self.store.prune, ended_before_ms=before))
+            except Unavailable as error:
+                log.warning("retention could not run: %s", error)
+            await asyncio.sleep(_PRUNE_EVERY_S)
+
+    # --------------------------------------------------------------------------------------------- jobs
+
+    async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
+        """All or none, durable and visible when it returns. The same key again gives the same answer again."""
+        if key:
+            used = await self._used_key(key, fingerprint)
+            if used is not None:
+                return Submitted(used.jobs, repeated=True)
+        pending = self.controller.pending()
+        if self.loop.waiting_jobs:
+            pending = {name: count + self.loop.waiting_jobs for name, count in pending.items()}
+        self.controller.gate.check(specs, pending)
+        now = self.clock.now_ms()
+        first = self._last_job + 1
+        self._last_job += len(specs)
+        facts = [
+            JobSubmitted(Job(id, spec, "pending", now, now, queued_ms=now)) for id, spec in enumerate(specs, first)
+        ]
+        ids = tuple(range(first, first + len(specs)))
+        saves = [SaveKey(key, fingerprint, ids, now)] if key else []
+        if key:
+            self._keys[key] = asyncio.get_running_loop().create_future()
+        self.loop.waiting_jobs += len(specs)
+        try:
+            await self.loop.committed(facts, saves)
+        finally:
+            self.loop.waiting_jobs -= len(specs)
+            if key:
+                self._keys.pop(key).set_result(None)
+        return Submitted(ids)
+
+    async def _used_key(self, key: str, fingerprint: str) -> SaveKey | None:
+        if key in self._keys:
+            await asyncio.shield(self._keys[key])
+        used = await self.read(self.store.key, key)
+        if used is not None and used.fingerprint != fingerprint:
+            raise Conflict(
+                "this Idempotency-Key was used for another request", hint="use a new key for a new request",
+                code="KEY_REUSED",
+            )  # fmt: skip
+        return used
+
+    async def cancel(self, job: JobId, reason: str = "") -> Job:
+        found = await self._stored(job)
+        if found.state in JOB_ENDED:
+            raise Conflict(f"job {job} has {found.state} already", hint="there is nothing left to cancel")
+        return await self._changed(job, JobCancelled(job, reason))
+
+    async def hold(self, job: JobId) -> Job:
+        found = await self._stored(job)
+        if found.state == "held":
+            return found
+        if found.state != "pending":
+            raise Conflict(f"job {job} is {found.state}; only a pending job can be held", hint=f"hodei cancel {job}")
+        return await self._changed(job, JobHeld(job))
+
+    async def release(self, job: JobId) -> Job:
+        found = await self._stored(job)
+        if found.state != "held":
+            raise Conflict(f"job {job} is {found.state}, not held")
+        return await self._changed(job, JobReleased(job))
+
+    async def requeue(self, job: JobId) -> Job:
+        found = await self._stored(job)
+        if found.state in ("pending", "held"):
+            raise Conflict(f"job {job} is {found.state}: it has not started yet")
+        return await self._changed(job, JobRequeued(job, found if found.state in JOB_ENDED else None))
+
+    async def wait(self, job: JobId, timeout_ms: int) -> Job:
+        """The job when it has ended, or as it stands when the time is over."""
+        end = self.hub.end_of(job)
+        try:
+            found = await self._stored(job)
+            if found.state not in JOB_ENDED:
+                await asyncio.wait({end}, timeout=timeout_ms / 1000)
+                found = await self._stored(job)
+            return found
+        finally:
+            self.hub.give_up(job, end)
+
+    async def why(self, job: JobId) -> Explanation:
+        found = explain.why(self.controller, job, self.clock.now_ms())
+        if found is not None:
+            return found
+        stored = await self._stored(job)
+        return explain.landed(
+            stored, await self.read(self.store.runs, job), self.clock.now_ms(), self.controller.beat_ms
+        )
+
+    async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
+        return explain.plan(self.controller, specs, self.clock.now_ms())
+
+    async def logs(self, run: Run, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
+        backend = self._backends.get(run.backend)
+        if backend is None:
+            raise NotFound(f"the logs of {run.id} are on backend {run.backend!r}, which is not configured any more")
+        return await backend.logs(run.id, stream, offset, limit)
+
+    async def _stored(self, job: JobId) -> Job:
+        found = await self.read(self.store.job, job)
+        if found is None:
+            raise NotFound(f"there is no job {job}", hint="hodei jobs --all")
+        return found
+
+    async def _changed(self, job: JobId, fact: Fact) -> Job:
+        await self.loop.committed([fact])
+        return await self._stored(job)
+
+    # -------------------------------------------------------------------------------------------- nodes
+
+    def nodes(self) -> list[NodeStatus]:
+        table = self.controller.world.table
+        table.settle()
+        return [NodeStatus(node, table.usage(row), int(table.runs[row])) for row, node in enumerate(table.nodes)]
+
+    async def mark_node(self, change: NodeMarked) -> NodeStatus:
+        if change.node not in self.controller.world.nodes:
+            raise NotFound(f"there is no node {change.node!r}", hint="hodei nodes")
+        await self.loop.committed([change])
+        return next(status for status in self.nodes() if status.node.name == change.node)
+
+    # ------------------------------------------------------------------------------------------- looking
+
+    def subscribe(self) -> Subscription:
+        return self.hub.subscribe()
+
+    def metrics(self) -> bytes:
+        return self.prometheus.render(self.controller)
+
+    async def checks(self) -> list[Any]:
+        """The server's own part of `doctor`."""
+        return await self._checks(self) if self._checks is not None else []
+
+    def backend_errors(self) -> dict[str, str]:
+        return {name: watcher.last_error for name, watcher in self._watchers.items()}

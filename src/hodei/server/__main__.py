@@ -1,0 +1,186 @@
+"""`python -m hodei.server` (what `hodei up` becomes): one process with the API, the scheduler and the local agent's leash.
+
+Prints its address and how to log in when it is ready; goes down in order on SIGTERM or Ctrl-C, and its jobs go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from hodei import __version__
+from hodei.model.config import Config
+from hodei.model.errors import Conflict, HodeiError, InvalidInput
+from hodei.runtime.service import Service
+from hodei.server.app import make_app
+from hodei.server.auth import open_tokens
+from hodei.server.serving import Server, make_server, refuse_clear_text
+from hodei.wiring import load_config, make_service
+
+_READY_TIMEOUT_S = 30.0
+
+
+def main(args: list[str] | None = None) -> int:
+    given = _arguments().parse_args(args)
+    logging.basicConfig(
+        level=logging.DEBUG if given.verbose else logging.INFO, stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )  # fmt: skip
+    try:
+        return _serve(given)
+    except HodeiError as error:
+        print(f"error: {error.message}\n  next: {error.hint or 'see docs/how-to/troubleshooting.md'}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidInput) else 1
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hodei up", description="Start Hodei: API, scheduler, local agent, SQLite.")
+    parser.add_argument("--home", type=Path, help="where everything is kept (HODEI_HOME, else ~/.hodei)")
+    parser.add_argument("--config", type=Path, help="a TOML file (else HOME/config.toml if it is there)")
+    parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="the port; 0 for any free one (7680, or any if that is taken)")
+    parser.add_argument("--insecure", action="store_true", help="allow a non-loopback address without TLS")
+    parser.add_argument("--decision-log", help="write every decision to this file in HOME, for `hodei replay`")
+    parser.add_argument("--instant", action="store_true", help="a fake backend that finishes everything at once")
+    parser.add_argument("--verbose", action="store_true")
+    return parser
+
+
+def _serve(given: argparse.Namespace) -> int:
+    home: Path = given.home or Path(os.environ.get("HODEI_HOME") or "~/.hodei").expanduser()
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _only_one(home)
+    config = _configured(given, home)
+    refuse_clear_text(config.server.host, tls=bool(config.server.tls_cert), insecure=given.insecure)
+    listener = _listen(config, asked=given.port is not None)
+    try:
+        # Lists of jobs are long-lived; the collector need not walk what was loaded at start-up again and again.
+        gc.set_threshold(50_000, 20, 50)
+        sys.setswitchinterval(0.001)  # the store's writer thread should not wait long for its turn
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_live(home, config, listener, instant=given.instant, insecure=given.insecure))
+    finally:
+        listener.close()
+        lock.close()
+
+
+def _only_one(home: Path) -> TextIO:
+    lock = (home / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise Conflict(f"a server is running in {home} already", hint="hodei down, or choose another --home") from None
+    return lock
+
+
+def _configured(given: argparse.Namespace, home: Path) -> Config:
+    path = given.config or (home / "config.toml" if (home / "config.toml").exists() else None)
+    config = load_config(path)
+    changes = {"host": given.host, "port": given.port, "decision_log": given.decision_log}
+    server = msgspec.structs.replace(config.server, **{k: v for k, v in changes.items() if v is not None})
+    return msgspec.structs.replace(config, server=server)
+
+
+def _listen(config: Config, *, asked: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.server.host else socket.AF_INET
+    ports = [config.server.port] if asked or config.server.port == 0 else [config.server.port, 0]
+    for port in ports:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((config.server.host, port))
+            return listener
+        except OSError as error:
+            listener.close()
+            failure = error
+    raise Conflict(
+        f"cannot listen on {config.server.host}:{ports[0]}: {failure.strerror}", hint="choose another --port"
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _live(home: Path, config: Config, listener: socket.socket, *, instant: bool, insecure: bool) -> int:
+    tokens, first_time = open_tokens(home)
+    service = make_service(home, config, instant=instant)
+    scheme = "https" if config.server.tls_cert else "http"
+    host, port = listener.getsockname()[:2]
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    app = make_app(service, tokens, hosts=(host, *config.server.names), metrics_public=config.server.metrics_public)
+    server = make_server(
+        app,
+        host=host,
+        port=port,
+        certificate=config.server.tls_cert,
+        key=config.server.tls_key,
+        insecure=insecure,
+    )
+    await service.start()
+    announced = asyncio.create_task(_announce(service, home, address, first_time))
+    ended = asyncio.create_task(_until_fatal(service, server))
+    _stop_on_signals(server)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in (announced, ended):
+            task.cancel()
+        (home / "server.json").unlink(missing_ok=True)
+        await service.stop()
+    return 1 if service.loop.fatal is not None else 0
+
+
+def _stop_on_signals(server: Server) -> None:
+    def stop() -> None:
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+async def _until_fatal(service: Service, server: Server) -> None:
+    await service.ended()
+    server.should_exit = True
+
+
+async def _announce(service: Service, home: Path, address: str, first_time: bool) -> None:
+    """Tell the CLI where we are, and people what to do next."""
+    path = home / "server.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"address": address, "pid": os.getpid(), "version": __version__}))
+    part.chmod(0o600)
+    part.replace(path)
+    ready = await service.until_ready(_READY_TIMEOUT_S)
+    gc.freeze()
+    state = "is up" if ready else f"is up, but not ready: {service.not_ready_reason}"
+    where = "" if home == Path("~/.hodei").expanduser() else f" (set HODEI_HOME={home})"
+    with suppress(BrokenPipeError):
+        print(f"Hodei {__version__} {state} at {address}", flush=True)
+        print(f"  token    {home / 'token'}{'  (made just now, mode 0600)' if first_time else ''}", flush=True)
+        print(f"  log in   the hodei command finds both by itself{where}", flush=True)
+        print("  try      hodei run -- python3 -c 'print(6*7)'", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""PRETENDS: drives the same controller from recorded or invented facts. Never imports `runtime` or `backends`."""

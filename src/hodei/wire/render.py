@@ -1,0 +1,284 @@
+"""From the model back to what people read: the canonical document of a job, and the views that the API answers with.
+
+Lists are long, so views are cheap. `parse_job(job_document(spec)) == spec` for everything that `parse_job` can make
+(but for `user`, which the server knows and no document says).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from hodei.model.errors import InvalidInput
+from hodei.model.job import (
+    PRIORITY_CLASSES,
+    Affinity,
+    Batch,
+    DataProcessing,
+    Interactive,
+    Job,
+    JobSpec,
+    LongRunning,
+    NodeTerm,
+    Run,
+    Serverless,
+    TaskSpec,
+    Toleration,
+    Workload,
+)  # fmt: skip
+from hodei.model.node import Location, Node
+from hodei.model.quantity import format_duration, format_quantity
+from hodei.model.resources import format_resources
+from hodei.model.selector import Requirement, parse_selector
+from hodei.wire.views import JobView, NodeView, RunView, TaintView
+
+REDACTED = "***"
+_SECRET_ENDINGS = ("TOKEN", "PASSWORD", "PASSWD", "SECRET", "KEY", "CREDENTIALS")
+_MILLIS = tuple(f".{ms:03d}Z" for ms in range(1000))
+_CLASS_OF = {value: name for name, value in PRIORITY_CLASSES.items()}
+
+
+def iso(ms: int) -> str:
+    """UTC in ISO 8601 with milliseconds; empty for 0."""
+    if ms == 0:
+        return ""
+    second, rest = divmod(ms, 1000)
+    return _second(second) + _MILLIS[rest]
+
+
+@lru_cache(maxsize=65_536)
+def _second(second: int) -> str:
+    return f"{_minute(second // 60)}:{second % 60:02d}"
+
+
+@lru_cache(maxsize=4096)
+def _minute(minute: int) -> str:
+    return datetime.fromtimestamp(minute * 60, UTC).strftime("%Y-%m-%dT%H:%M").rjust(16, "0")
+
+
+# ------------------------------------------------------------------------------------------- views
+
+
+def job_view(job: Job, nodes: Sequence[str] = ()) -> JobView:
+    spec = job.spec
+    tasks = spec.tasks
+    return JobView(
+        job.id,
+        spec.name,
+        spec.project,
+        spec.user,
+        job.state,
+        job.reason_code,
+        job.reason,
+        spec.priority,
+        spec.profile,
+        spec.labels,
+        len(tasks),
+        tasks[0].count if len(tasks) == 1 else spec.size,
+        job.attempt,
+        job.cancel_requested,
+        job.exit_code,
+        iso(job.submitted_ms),
+        iso(job.scheduled_ms),
+        iso(job.started_ms),
+        iso(job.finished_ms),
+        job.version,
+        list(nodes),
+    )
+
+
+def run_view(run: Run) -> RunView:
+    return RunView(
+        id=run.id,
+        job=run.job,
+        task=run.task,
+        member=run.member,
+        attempt=run.attempt,
+        node=run.node,
+        backend=run.backend,
+        state=run.state,
+        exit_code=run.exit_code,
+        reason_code=run.reason_code,
+        reason=run.reason,
+        placed_at=iso(run.placed_ms),
+        started_at=iso(run.started_ms),
+        finished_at=iso(run.finished_ms),
+    )
+
+
+def node_view(node: Node, used: Mapping[str, int], runs: int) -> NodeView:
+    """`state`: not-ready (whatever else holds), cordoned, or ready."""
+    state = "not-ready" if not node.ready else "cordoned" if node.cordoned else "ready"
+    return NodeView(
+        name=node.name,
+        backend=node.backend,
+        kind=node.kind,
+        state=state,
+        reason=node.not_ready_reason,
+        arch=node.arch,
+        gpu_type=node.gpu_type,
+        capacity=format_resources(node.capacity),
+        used=format_resources(used),
+        labels=node.labels,
+        taints=[TaintView(taint.key, taint.value, taint.effect) for taint in node.taints],
+        location=_place(node.location),
+        runs=runs,
+        version=node.version,
+    )
+
+
+# ------------------------------------------------------------------------------------------- documents
+
+
+def job_document(spec: JobSpec, *, redact: bool = False) -> dict[str, Any]:
+    """The full form of a job, without the keys that have their default value.
+
+    `redact` hides the values of variables whose names look secret; such a document no longer means the same job.
+    """
+    metadata = {
+        "name": spec.name,
+        "project": spec.project if spec.project != "default" else "",
+        "labels": spec.labels,
+        "annotations": spec.annotations,
+    }
+    return {
+        "apiVersion": "hodei/v1",
+        "kind": "Job",
+        "metadata": _given(metadata),
+        "spec": {
+            **_given(
+                {
+                    "profile": spec.profile if spec.profile != "default" else "",
+                    "backend": {spec.backend.mode: list(spec.backend.names)} if spec.backend.mode != "any" else "",
+                    "near": _place(spec.near),
+                    "workload": _workload(spec.workload),
+                    "estimate": spec.estimate_ms and format_duration(spec.estimate_ms),
+                    "timeout": spec.timeout_ms and format_duration(spec.timeout_ms),
+                    "scheduling_timeout": spec.scheduling_timeout_ms and format_duration(spec.scheduling_timeout_ms),
+                    "deadline": iso(spec.deadline_ms),
+                    "retries": spec.retries,
+                }
+            ),
+            **({} if spec.priority == 500 else {"priority": _CLASS_OF.get(spec.priority, spec.priority)}),
+            **({} if spec.grace_ms == 10_000 else {"grace": format_duration(spec.grace_ms)}),
+            **({} if spec.restart == "on_failure" else {"restart": spec.restart}),
+            "tasks": [_task(task, redact) for task in spec.tasks],
+        },
+    }
+
+
+def _task(task: TaskSpec, redact: bool) -> dict[str, Any]:
+    env = task.env
+    if redact:
+        env = {name: REDACTED if name.upper().endswith(_SECRET_ENDINGS) else value for name, value in env.items()}
+    return {"name": task.name, "count": task.count} | _given(
+        {
+            "command": list(task.command),
+            "env": env,
+            "workdir": task.workdir,
+            "image": task.image,
+            "resources": _given({"requests": format_resources(task.request), "limits": format_resources(task.limits)}),
+            "arch": task.arch,
+            "gpu_type": task.gpu_type,
+            "node_selector": task.node_selector,
+            "affinity": _affinity(task.affinity),
+            "tolerations": [_toleration(toleration) for toleration in task.tolerations],
+        }
+    )
+
+
+def _given(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value}
+
+
+def _place(location: Location) -> dict[str, Any]:
+    place: dict[str, Any] = _given(
+        {
+            "region": location.region,
+            "zone": location.zone,
+            "datacenter": location.datacenter,
+            "rack": location.rack,
+        }
+    )
+    if location.lat_micro is not None:
+        place["lat"] = location.lat_micro / 1e6
+    if location.lng_micro is not None:
+        place["lng"] = location.lng_micro / 1e6
+    return place
+
+
+def _workload(workload: Workload) -> Any:
+    match workload:
+        case Batch():
+            return ""
+        case LongRunning(max_duration_ms=0):
+            return "long-running"
+        case LongRunning():
+            return {"type": "long-running", "max_duration": format_duration(workload.max_duration_ms)}
+        case Serverless():
+            return (
+                "serverless"
+                if workload.cold_start_acceptable
+                else {"type": "serverless", "cold_start_acceptable": False}
+            )
+        case DataProcessing():
+            sizes = {"input_size": workload.input_bytes, "output_size": workload.output_bytes}
+            return {"type": "data-processing"} | {key: format_quantity(size) for key, size in sizes.items() if size}
+        case Interactive(idle_timeout_ms=0):
+            return "interactive"
+        case Interactive():
+            return {"type": "interactive", "idle_timeout": format_duration(workload.idle_timeout_ms)}
+
+
+def _toleration(toleration: Toleration) -> dict[str, Any]:
+    out: dict[str, Any] = _given({"key": toleration.key})
+    out["operator"] = toleration.operator
+    out |= _given({"value": toleration.value, "effect": toleration.effect})
+    if toleration.seconds is not None:
+        out["tolerationSeconds"] = toleration.seconds
+    return out
+
+
+def _affinity(affinity: Affinity) -> dict[str, Any]:
+    """Selectors where they say it all, else Kubernetes' block."""
+    terms = [*affinity.required, *(wish.term for wish in affinity.preferred)]
+    if all(map(_fits_a_selector, terms)):
+        return _given(
+            {
+                "required": [str(term) for term in affinity.required],
+                "preferred": [{"weight": wish.weight, "match": str(wish.term)} for wish in affinity.preferred],
+            }
+        )
+    block: dict[str, Any] = {}
+    if affinity.required:
+        block["requiredDuringSchedulingIgnoredDuringExecution"] = {
+            "nodeSelectorTerms": [_term(term) for term in affinity.required]
+        }
+    if affinity.preferred:
+        block["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": wish.weight, "preference": _term(wish.term)} for wish in affinity.preferred
+        ]
+    return {"nodeAffinity": block}
+
+
+def _fits_a_selector(term: NodeTerm) -> bool:
+    try:
+        return not term.fields and len(str(term)) <= 1024 and parse_selector(str(term)) == term.labels
+    except InvalidInput:
+        return False
+
+
+def _term(term: NodeTerm) -> dict[str, Any]:
+    return _given(
+        {
+            "matchExpressions": [_expression(one) for one in term.labels],
+            "matchFields": [_expression(one) for one in term.fields],
+        }
+    )
+
+
+def _expression(requirement: Requirement) -> dict[str, Any]:
+    values = {"values": list(requirement.values)} if requirement.values else {}
+    return {"key": requirement.key, "operator": requirement.operator} | values

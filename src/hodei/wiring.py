@@ -1,0 +1,160 @@
+"""Configuration to objects: the only module that knows every name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from hodei.agent.limits import enforcement
+from hodei.backends.instant import InstantBackend
+from hodei.backends.local import LocalBackend, NodeOffer
+from hodei.control.admission import AdmissionPolicy
+from hodei.control.controller import Controller
+from hodei.control.retry import Backoff, RetryPolicy
+from hodei.model.config import Config, NodeConfig, SchedulingConfig
+from hodei.model.errors import InvalidInput
+from hodei.model.node import Location, Node, Taint
+from hodei.model.quantity import parse_duration_ms, parse_quantity
+from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, parse_resources
+from hodei.model.text import did_you_mean
+from hodei.plugins.registry import build_profiles
+from hodei.ports import Backend, Store
+from hodei.runtime.clock import SystemClock
+from hodei.runtime.decision_log import DecisionLog
+from hodei.runtime.service import Service
+from hodei.store.sqlite import SqliteStore
+from hodei.wire.views import Check
+
+_TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)")
+
+
+def load_config(path: Path | None) -> Config:
+    """The file's settings over the defaults; InvalidInput says what is wrong and where."""
+    if path is None:
+        return Config()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot read the configuration {path}: {error.strerror}") from error
+    try:
+        return msgspec.toml.decode(raw, type=Config)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidInput(f"{path}: {_in_words(str(error))}", hint="docs/reference/configuration.md") from error
+
+
+def _in_words(error: str) -> str:
+    """msgspec names an unknown field but not the one that was meant."""
+    found = re.search(r"unknown field `([^`]*)`", error)
+    if not found:
+        return error
+    structs = [Config, *(field.type for field in msgspec.structs.fields(Config)), NodeConfig]
+    known = {
+        name for struct in structs if isinstance(struct, type) for name in getattr(struct, "__struct_fields__", ())
+    }
+    return f"{error}{did_you_mean(found[1], known)}"
+
+
+def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller:
+    retry = Backoff(
+        parse_duration_ms(config.retry.base),
+        config.retry.factor,
+        parse_duration_ms(config.retry.max),
+        round(config.retry.jitter * 1000),
+    )
+    return Controller(
+        build_profiles(config),
+        retry=RetryPolicy(failed_run=retry, max_losses=config.max_losses),
+        admission=AdmissionPolicy(config.admission.oversized, config.admission.max_members),
+        last_event=last_event,
+        max_tries=1000,
+    )
+
+
+def node_offer(config: NodeConfig) -> NodeOffer:
+    amounts = {CPU: config.cpu, MEMORY: config.memory, GPU: config.gpu, **config.resources}
+    if parse_quantity(config.storage):
+        amounts[STORAGE] = config.storage
+    try:
+        capacity = parse_resources(amounts)
+        taints = tuple(parse_taint(taint) for taint in config.taints)
+    except InvalidInput as error:
+        raise InvalidInput(f"node {config.name!r}: {error.message}", hint=error.hint) from error
+    return NodeOffer(
+        name=config.name,
+        capacity=capacity,
+        labels=config.labels,
+        taints=taints,
+        arch=config.arch,
+        gpu_type=config.gpu_type,
+        location=Location(config.region, config.zone, config.datacenter, config.rack),
+    )
+
+
+def parse_taint(text: str) -> Taint:
+    found = _TAINT.fullmatch(text)
+    if found is None:
+        raise InvalidInput(f"{text!r} is not a taint", hint="write key=value:NoSchedule")
+    return Taint(found["key"], found["value"] or "", found["effect"])  # type: ignore[arg-type]
+
+
+def make_service(home: Path, config: Config, *, instant: bool = False) -> Service:
+    """A house in `home`: its store opened, its controller and backends made; `start` brings it to life."""
+    make_controller(config.scheduling)  # a wrong profile is told before anything is touched on disk
+    offers = tuple(node_offer(node) for node in config.nodes)
+    retention_ms = parse_duration_ms(config.server.retention)
+    clock = SystemClock()
+    store = SqliteStore(home / "hodei.db")
+    opened = store.open()
+    backends: dict[str, Backend] = {}
+    if instant:
+        nodes = [Node(o.name, "instant", "instant", o.capacity, o.labels, o.taints) for o in offers]
+        huge = {CPU: 2**40, MEMORY: 2**50, STORAGE: 2**50}
+        backends["instant"] = InstantBackend("instant", nodes or [Node("instant", "instant", "instant", huge)], clock)
+    else:
+        backends["local"] = LocalBackend(
+            "local",
+            home=home / "agent",
+            installation=opened.installation,
+            epoch=opened.epoch,
+            nodes=offers,
+            keep_logs_s=retention_ms / 1000,
+        )
+    decision_log = None
+    if config.server.decision_log:
+        path = home / config.server.decision_log
+        decision_log = DecisionLog(path, config.scheduling, opened.last_event)
+    return Service(
+        store,
+        opened,
+        make_controller(config.scheduling, opened.last_event),
+        backends,
+        clock,
+        retention_ms=retention_ms,
+        decision_log=decision_log,
+        checks=lambda service: server_checks(service, store),
+    )
+
+
+async def server_checks(service: Service, store: Store) -> list[Check]:
+    """What only the server can see of its own health."""
+    out = [
+        Check(
+            f"store: {what}", "ok" if well else "problem", found, "" if well else "see docs/how-to/troubleshooting.md"
+        )
+        for what, well, found in await service.read(store.check)
+    ]
+    behind = service.clock.now_ms() - service.controller.beat_ms
+    level = "ok" if behind < 15_000 else "problem"
+    out.append(
+        Check("scheduler", level, f"last went round {behind} ms ago", "" if level == "ok" else "see the server's log")
+    )
+    for name, error in service.backend_errors().items():
+        fix = "see HOME/agent/agent.log" if error else ""
+        out.append(Check(f"backend {name}", "problem" if error else "ok", error or "in reach", fix))
+    for what, by in enforcement().items():
+        strong = by.startswith("cgroup")
+        fix = "" if strong else "run as root, or delegate a cgroup to this user, for limits that hold"
+        out.append(Check(f"limits: {what}", "ok" if strong else "warning", f"enforced by {by}", fix))
+    return out

@@ -1,0 +1,282 @@
+"""What every backend promises (`ports.Backend`). Those that run commands are held to what the commands did, too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_host import Desk, a_host, alive, an_order, until
+from builders import a_node
+from hodei.backends.instant import InstantBackend
+from hodei.model.effects import Forget
+from hodei.model.errors import BackendRefused, NotFound
+
+Story = Callable[[Desk], Coroutine[Any, Any, None]]
+
+
+@contextlib.asynccontextmanager
+async def an_instant(_: Path) -> AsyncIterator[Desk]:
+    backend = InstantBackend("instant", [a_node()])
+    await backend.open()
+    yield Desk(backend)
+    await backend.close()
+
+
+LOCAL = pytest.param(a_host, id="local", marks=pytest.mark.real)
+every_backend = pytest.mark.parametrize("place", [LOCAL, pytest.param(an_instant, id="instant")])
+backends_that_run_commands = pytest.mark.parametrize("place", [LOCAL])
+
+
+def tell(place: Callable[[Path], Any], home: Path, story: Story) -> None:
+    async def whole() -> None:
+        async with place(home) as desk:
+            await story(desk)
+
+    asyncio.run(whole())
+
+
+# ------------------------------------------------------------------------------------- every backend
+
+
+@every_backend
+def test_a_run_is_seen_running_and_then_ended(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        (end,) = await desk.run(an_order(1))
+        assert (end.state, end.exit_code, end.reason_code) == ("succeeded", 0, "")
+        assert [seen.state for seen in desk.heard if seen.run == "1.0.1"] == ["running", "succeeded"]
+
+    tell(place, tmp_path, story)
+
+
+@every_backend
+def test_a_start_ordered_twice_happens_once(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        order = an_order(1)
+        assert await desk.backend.start([order, order]) == {}
+        assert await desk.backend.start([order]) == {}
+        await desk.end_of("1.0.1")
+        assert await desk.backend.start([order]) == {}
+        assert list(await desk.backend.known()) == ["1.0.1"]
+
+    tell(place, tmp_path, story)
+
+
+@every_backend
+def test_a_run_that_was_never_ordered_is_unknown(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        await desk.run(an_order(1))
+        assert "2.0.1" not in await desk.backend.known()
+
+    tell(place, tmp_path, story)
+
+
+@every_backend
+def test_stopping_unknown_and_ended_runs_is_no_error(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        (end,) = await desk.run(an_order(1))
+        await desk.stop("1.0.1")
+        await desk.stop("77.0.1")
+        assert (await desk.backend.known())["1.0.1"] == end
+
+    tell(place, tmp_path, story)
+
+
+@every_backend
+def test_an_end_stays_known_until_it_is_forgotten(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        await desk.run(an_order(1), an_order(2))
+        await desk.backend.forget([Forget("1.0.1", desk.backend.name)])
+        await desk.backend.forget([Forget("1.0.1", desk.backend.name), Forget("9.0.1", desk.backend.name)])
+        assert list(await desk.backend.known()) == ["2.0.1"]
+
+    tell(place, tmp_path, story)
+
+
+@every_backend
+def test_nodes_carry_the_name_of_their_backend(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        nodes = await desk.backend.nodes()
+        assert nodes
+        assert all(node.capacity["cpu"] > 0 for node in nodes)
+
+    tell(place, tmp_path, story)
+
+
+@every_backend
+def test_many_starts_in_one_call_all_end(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        ends = await desk.run(*(an_order(job) for job in range(1, 101)))
+        assert {end.state for end in ends} == {"succeeded"}
+
+    tell(place, tmp_path, story)
+
+
+# --------------------------------------------------------------------- backends that run commands
+
+
+@backends_that_run_commands
+def test_exit_codes_arrive_as_they_were(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        ends = await desk.run(
+            an_order(1, "/bin/sh", "-c", "exit 0"),
+            an_order(2, "/bin/sh", "-c", "exit 3"),
+            an_order(3, "/bin/sh", "-c", "kill -SEGV $$"),
+            an_order(4, "no-such-command-anywhere"),
+            an_order(5, "/etc/passwd"),
+            an_order(6, "/bin/sh", "-c", "exit 125"),
+            an_order(7, "false"),
+            an_order(8, "/bin/true", workdir="/no/such/directory"),
+        )
+        seen = [(end.state, end.exit_code, end.reason_code) for end in ends]
+        assert seen == [
+            ("succeeded", 0, ""),
+            ("failed", 3, ""),
+            ("failed", 139, "killed"),
+            ("failed", 127, ""),
+            ("failed", 126, ""),
+            ("failed", 125, ""),
+            ("failed", 1, ""),
+            ("failed", None, "error"),
+        ]
+        assert "/no/such/directory" in ends[-1].reason
+        assert b"no-such-command-anywhere: not found" in await desk.log("4.0.1", "stderr")
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_a_run_whose_acceptance_was_not_heard_is_adopted_by_the_next_order(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        proof = tmp_path / "proof"
+        order = an_order(1, "/bin/sh", "-c", f"echo ran >> {proof}; sleep 0.2")
+        # The connection breaks the moment the order is on its way: nobody hears the answer.
+        lost = asyncio.create_task(desk.backend.start([order]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        desk.backend._link.close()
+        await asyncio.gather(lost, return_exceptions=True)
+        assert await desk.backend.start([order]) == {}
+        assert (await desk.end_of("1.0.1")).state == "succeeded"
+        assert proof.read_text() == "ran\n"
+
+    tell(place, tmp_path / "home", story)
+
+
+@backends_that_run_commands
+def test_a_stop_reaches_the_whole_group_and_carries_its_reason_back(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        script = "sleep 300 & echo $! ; sleep 300 & echo $! ; echo ready; wait"
+        await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
+        said = await desk.log_has("1.0.1", b"ready")
+        await desk.stop("1.0.1", reason="preempted by 7")
+        await desk.stop("1.0.1", reason="a second time")
+        end = await desk.end_of("1.0.1")
+        assert (end.state, end.exit_code, end.reason) == ("stopped", 143, "preempted by 7")
+        for child in said.split()[:2]:
+            await until(lambda child=child: not alive(int(child)))
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_a_stop_right_behind_the_start_is_not_lost(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        orders = [an_order(job, "/bin/sleep", "300") for job in range(1, 21)]
+        assert await desk.backend.start(orders) == {}
+        for order in orders:
+            await desk.stop(order.run.id, grace_ms=600_000)
+        assert {(await desk.end_of(order.run.id)).state for order in orders} == {"stopped"}
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_ends_are_told_again_after_a_reconnect_until_they_are_forgotten(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        first, second = await desk.run(an_order(1), an_order(2, "/bin/sh", "-c", "exit 4"))
+        await desk.backend.forget([Forget(first.run, "local")])
+        desk.heard.clear()
+        desk.backend._link.close()
+        assert await desk.end_of("2.0.1") == second
+        assert {seen.run for seen in desk.heard} == {"2.0.1"}
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_logs_are_read_from_an_offset(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        await desk.run(an_order(1, "/bin/sh", "-c", "printf 0123456789; printf error >&2"))
+        logs = desk.backend.logs
+        assert await logs("1.0.1", "stdout", 0, 4) == (b"0123", 4)
+        assert await logs("1.0.1", "stdout", 4, 100) == (b"456789", 10)
+        assert await logs("1.0.1", "stdout", 10, 100) == (b"", 10)
+        assert await logs("1.0.1", "stderr", 0, 100) == (b"error", 5)
+        await desk.backend.forget([Forget("1.0.1", "local")])
+        assert await logs("1.0.1", "stdout", 0, 4) == (b"0123", 4)
+        with pytest.raises(NotFound):
+            await logs("99.0.1", "stdout", 0, 4)
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param({"GREETING": "hello 'you' \"there\" $HOME `id`\nand a new line"}, id="plain names"),
+        pytest.param({"with.dot": "1", "IFS": "x", "OPTIND": "abc", "PWD": "/x", "_": "y"}, id="a shell would object"),
+        pytest.param({"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "d": "kept", "_hodei": "z"}, id="own path"),
+    ],
+)
+def test_the_environment_is_exactly_what_was_asked_for(place, tmp_path, asked, monkeypatch):
+    monkeypatch.setenv("HODEI_TOKEN", "a secret of the server")
+    monkeypatch.setenv("SOMETHING_ELSE", "of the server")
+
+    async def story(desk: Desk) -> None:
+        await desk.run(an_order(1, "/usr/bin/env", "-0", env=asked, workdir="/tmp", project="ml"))
+        seen = dict(pair.split("=", 1) for pair in (await desk.log("1.0.1")).decode().split("\0") if pair)
+        own = {
+            "HODEI_JOB_ID": "1", "HODEI_RUN_ID": "1.0.1", "HODEI_TASK": "main", "HODEI_RANK": "0",
+            "HODEI_WORLD_SIZE": "1", "HODEI_ATTEMPT": "1", "HODEI_NODE": "n1", "HODEI_PROJECT": "ml",
+        }  # fmt: skip
+        given = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "LANG", "TZ") if name in os.environ}
+        given["PATH"] = os.environ["PATH"]
+        assert seen == {**given, "PWD": "/tmp", **asked, **own}
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_a_program_with_the_name_of_a_shell_word_is_the_program(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        await desk.run(an_order(1, "echo", "-e", r"a\tb"), an_order(2, "exit", "3"), an_order(3, "eval", "echo hi"))
+        assert await desk.log("1.0.1") == b"a\tb\n"
+        assert [(await desk.end_of(f"{job}.0.1")).exit_code for job in (2, 3)] == [127, 127]
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_what_can_never_run_is_refused_with_a_reason(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        answer = await desk.backend.start(
+            [
+                an_order(1, image="python:3.12"),
+                an_order(2, "/bin/echo", "a\0b"),
+                an_order(3, "/bin/echo", "x" * (2 << 20)),
+                an_order(4),
+            ]
+        )
+        assert {run: type(error) for run, error in answer.items()} == dict.fromkeys(
+            ("1.0.1", "2.0.1", "3.0.1"), BackendRefused
+        )
+        assert (await desk.end_of("4.0.1")).state == "succeeded"
+
+    tell(place, tmp_path, story)

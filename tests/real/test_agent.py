@@ -1,0 +1,438 @@
+"""The host agent with real processes: killed, restarted, and held to what it promises while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_host import DEADLINE_S, Desk, a_host, agent_pid, alive, an_order, kill_agent, until
+from hodei.agent.limits import enforcement
+from hodei.backends.agent_link import Link
+from hodei.backends.local import LocalBackend, NodeOffer
+from hodei.model.effects import Start
+from hodei.model.errors import BackendError, NotFound, StaleEpoch
+
+pytestmark = pytest.mark.real
+ENFORCED = enforcement()
+needs_memory_groups = pytest.mark.skipif(
+    not ENFORCED["memory"].startswith("cgroup"), reason="no cgroup with a memory controller is writable here"
+)
+needs_cpu_groups = pytest.mark.skipif(
+    not ENFORCED["cpu"].startswith("cgroup"), reason="no cgroup with a cpu controller is writable here"
+)
+
+
+async def pid_of(desk: Desk, run: str) -> int:
+    """The pid that the run's own script has printed first."""
+    return int((await desk.log_has(run, b"\n")).split()[0])
+
+
+async def order_until_heard(desk: Desk, orders: list[Start]) -> None:
+    """What a server does: a call that broke is made again."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                assert await desk.backend.start(orders) == {}
+                return
+            except BackendError:
+                continue
+
+
+# ------------------------------------------------------------------------------------ kill -9 of the agent
+
+
+def test_runs_are_found_again_after_the_agent_was_killed(tmp_path):
+    async def story() -> None:
+        gate = tmp_path / "gate"
+        async with a_host(tmp_path / "home") as desk:
+            wait = f"echo ran >> {tmp_path}/proof-$HODEI_JOB_ID; until [ -e {gate} ]; do sleep 0.02; done; exit $1"
+            orders = [an_order(job, "/bin/sh", "-c", wait, "sh", str(job)) for job in (1, 2, 3)]
+            await desk.backend.start(orders)
+            for order in orders:
+                await desk.running(order.run.id)
+            await kill_agent(tmp_path / "home")
+            await order_until_heard(desk, orders)
+            gate.touch()
+            ends = [await desk.end_of(order.run.id) for order in orders]
+            assert [(end.state, end.exit_code) for end in ends] == [("failed", 1), ("failed", 2), ("failed", 3)]
+            assert [(tmp_path / f"proof-{job}").read_text() for job in (1, 2, 3)] == ["ran\n"] * 3
+
+    asyncio.run(story())
+
+
+def test_a_run_that_ended_while_no_agent_was_there_keeps_its_exit_code(tmp_path):
+    async def story() -> None:
+        home, gate = tmp_path / "home", tmp_path / "gate"
+        async with a_host(home) as desk:
+            script = f"echo $$; until [ -e {gate} ]; do sleep 0.02; done; exit 42"
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
+            pid = await pid_of(desk, "1.0.1")
+            await desk.backend.close()
+            await kill_agent(home)
+            gate.touch()
+            await until(lambda: not alive(pid))
+        async with a_host(home, epoch=2) as desk:
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code) == ("failed", 42)
+
+    asyncio.run(story())
+
+
+def test_a_run_that_vanished_without_a_trace_is_lost(tmp_path):
+    async def story() -> None:
+        home = tmp_path / "home"
+        async with a_host(home) as desk:
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", "echo $PPID $$; sleep 300")])
+            said = await desk.log_has("1.0.1", b"\n")
+            wrapper, command = map(int, said.split())
+            await desk.backend.close()
+            await kill_agent(home)
+            os.killpg(wrapper, signal.SIGKILL)
+            await until(lambda: not alive(command) and not alive(wrapper))
+        async with a_host(home, epoch=2) as desk:
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code, end.reason_code) == ("lost", None, "lost")
+
+    asyncio.run(story())
+
+
+def test_what_an_ended_run_left_in_its_group_is_killed_even_if_the_agent_was_dead(tmp_path):
+    async def story() -> None:
+        home, gate = tmp_path / "home", tmp_path / "gate"
+        async with a_host(home) as desk:
+            script = f"sleep 300 & echo $!; until [ -e {gate} ]; do sleep 0.02; done"
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
+            left = await pid_of(desk, "1.0.1")
+            await desk.backend.close()
+            await kill_agent(home)
+            gate.touch()
+        async with a_host(home, epoch=2) as desk:
+            assert (await desk.end_of("1.0.1")).state == "succeeded"
+            await until(lambda: not alive(left))
+
+    asyncio.run(story())
+
+
+def test_many_short_runs_end_exactly_once_while_the_agent_is_killed_again_and_again(tmp_path):
+    async def story() -> None:
+        home = tmp_path / "home"
+        async with a_host(home) as desk:
+            script = f"echo ran >> {tmp_path}/proof-$HODEI_JOB_ID; exit $((HODEI_JOB_ID % 3))"
+            orders = [an_order(job, "/bin/sh", "-c", script) for job in range(1, 101)]
+            for at in range(0, 100, 20):
+                order = asyncio.create_task(order_until_heard(desk, orders[at : at + 20]))
+                await asyncio.sleep(0)
+                await kill_agent(home)
+                await order
+            ends = [await desk.end_of(order.run.id) for order in orders]
+            for order, end in zip(orders, ends, strict=True):
+                proof = tmp_path / f"proof-{order.run.job}"
+                if end.state == "lost":  # accepted, and the agent died before it was born
+                    assert not proof.exists()
+                else:
+                    assert (end.exit_code, proof.read_text()) == (order.run.job % 3, "ran\n")
+
+    asyncio.run(story())
+
+
+def test_a_terminated_agent_leaves_and_its_runs_go_on(tmp_path):
+    async def story() -> None:
+        home, gate = tmp_path / "home", tmp_path / "gate"
+        async with a_host(home) as desk:
+            script = f"echo $$; until [ -e {gate} ]; do sleep 0.02; done; exit 7"
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
+            pid, agent = await pid_of(desk, "1.0.1"), agent_pid(home)
+            os.kill(agent, signal.SIGTERM)
+            await until(lambda: not alive(agent))
+            assert alive(pid)
+            gate.touch()
+            assert (await desk.end_of("1.0.1")).exit_code == 7
+
+    asyncio.run(story())
+
+
+# ------------------------------------------------------------------------------------ timeouts and stops
+
+
+def test_a_timeout_holds_while_no_server_is_connected(tmp_path):
+    async def story() -> None:
+        home = tmp_path / "home"
+        async with a_host(home) as desk:
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=300)])
+            pid = await pid_of(desk, "1.0.1")
+            await desk.backend.close()
+            await until(lambda: not alive(pid))
+        async with a_host(home, epoch=2) as desk:
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code, end.reason_code) == ("failed", 143, "timeout")
+
+    asyncio.run(story())
+
+
+def test_a_timeout_holds_after_the_agent_was_killed(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300", timeout_ms=700)])
+            await pid_of(desk, "1.0.1")
+            await kill_agent(tmp_path / "home")
+            assert (await desk.end_of("1.0.1")).reason_code == "timeout"
+
+    asyncio.run(story())
+
+
+def test_a_command_that_ignores_term_is_killed_after_its_grace_with_its_children(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            script = "trap '' TERM; sleep 300 & echo $!; echo ready; while :; do sleep 0.05; done"
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
+            child = int((await desk.log_has("1.0.1", b"ready")).split()[0])
+            await desk.stop("1.0.1", grace_ms=100, reason="enough")
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code, end.reason) == ("stopped", 137, "enough")
+            await until(lambda: not alive(child))
+
+    asyncio.run(story())
+
+
+@needs_memory_groups
+def test_a_stop_takes_children_along_that_left_the_group(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            script = "setsid sh -c 'echo $$; exec sleep 300' & sleep 300"
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", script, limits={"memory": 256 << 20})])
+            daemon = await pid_of(desk, "1.0.1")
+            await desk.stop("1.0.1", grace_ms=5000)
+            assert (await desk.end_of("1.0.1")).state == "stopped"
+            await until(lambda: not alive(daemon))
+
+    asyncio.run(story())
+
+
+def test_what_a_run_leaves_behind_in_its_group_is_killed_when_it_ends(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await desk.run(an_order(1, "/bin/sh", "-c", "sleep 300 & echo $!"))
+            left = await pid_of(desk, "1.0.1")
+            await until(lambda: not alive(left))
+
+    asyncio.run(story())
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+@needs_memory_groups
+def test_a_run_over_its_memory_limit_ends_as_oom_and_its_group_is_removed(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home", installation="oomtest") as desk:
+            hungry = "b = bytearray(200 << 20); print(len(b))"
+            limits = {"memory": 64 << 20}
+            modest, end = await desk.run(
+                an_order(1, sys.executable, "-S", "-c", "print(1)", limits=limits),
+                an_order(2, sys.executable, "-S", "-c", hungry, limits=limits),
+            )
+            assert modest.state == "succeeded"
+            assert (end.state, end.exit_code, end.reason_code) == ("failed", 137, "oom")
+            await until(lambda: not list(Path("/sys/fs/cgroup").glob("**/hodei-*/oomtest.*")))
+
+    asyncio.run(story())
+
+
+@needs_cpu_groups
+def test_a_cpu_limit_is_a_quota(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home", installation="cputest") as desk:
+            script = "cat /proc/self/cgroup; echo ready; sleep 300"
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", script, limits={"cpu": 250})])
+            await desk.log_has("1.0.1", b"ready")
+            (group,) = Path("/sys/fs/cgroup").glob("**/hodei-*/cputest.1.0.1")
+            quota = group / "cpu.cfs_quota_us"
+            assert (quota.read_text() if quota.exists() else (group / "cpu.max").read_text()).split()[0] == "25000"
+            await desk.stop("1.0.1", grace_ms=0)
+            await desk.end_of("1.0.1")
+            await until(lambda: not group.exists())
+
+    asyncio.run(story())
+
+
+def test_runs_of_a_virtual_node_stay_on_its_cores(tmp_path):
+    core = max(os.sched_getaffinity(0))
+
+    async def story() -> None:
+        async with a_host(tmp_path / "home", nodes=[NodeOffer("n1", cpus=(core,)), NodeOffer("n2")]) as desk:
+            await desk.run(an_order(1, sys.executable, "-S", "-c", "import os; print(os.sched_getaffinity(0))"))
+            assert await desk.log("1.0.1") == f"{{{core}}}\n".encode()
+            assert [node.name for node in await desk.backend.nodes()] == ["n1", "n2"]
+
+    asyncio.run(story())
+
+
+# -------------------------------------------------------------------------------------------------- logs
+
+
+def test_output_past_the_cap_keeps_its_head_and_its_tail(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            link = desk.backend._link
+            order = {"run": "1.0.1", "argv": ["/bin/sh", "-c", "seq 1 200000"], "log_cap": 65_536}
+            await link.ask("start", runs=[order])
+            await desk.end_of("1.0.1")
+            said = await desk.log("1.0.1")
+            assert said.startswith(b"1\n2\n3\n")
+            assert said.endswith(b"199999\n200000\n")
+            assert b"bytes dropped ...]\n" in said
+            assert len(said) < 70_000
+            kept = (tmp_path / "home" / "runs" / "test" / "1.0.1" / "stdout").stat()
+            assert kept.st_blocks * 512 < 100_000
+
+    asyncio.run(story())
+
+
+def test_a_log_that_is_no_file_of_the_run_is_refused(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await desk.run(an_order(1, "echo", "hi"), an_order(2, "echo", "hi"))
+            runs = tmp_path / "home" / "runs" / "test"
+            (runs / "1.0.1" / "stdout").unlink()
+            (runs / "1.0.1" / "stdout").mkdir()
+            (runs / "2.0.1" / "stdout").unlink()
+            (runs / "2.0.1" / "stdout").symlink_to("/etc/passwd")
+            for run in ("1.0.1", "2.0.1"):
+                with pytest.raises(NotFound, match="stdout"):
+                    await desk.backend.logs(run, "stdout", 0, 100)
+            link: Link = desk.backend._link
+            for run in ("../1.0.1", "..", "1.0.1/x", "", "a\0b"):
+                with pytest.raises(Exception, match="run's id"):
+                    await link.ask("logs", run=run, stream="stdout", offset=0, limit=1)
+
+    asyncio.run(story())
+
+
+# -------------------------------------------------------------------------------------- words stay words
+
+TEXT = st.text(
+    st.one_of(st.sampled_from("$`\"'\\;&|<>(){}[]*?~#!\n\r\t -=%@"), st.characters(exclude_categories=("Cs",))),
+    max_size=30,
+).filter(lambda text: "\0" not in text)
+
+
+def test_no_string_is_ever_read_as_code(tmp_path):
+    canary = tmp_path / "canary"
+    attacks = [
+        f"$(touch {canary})",
+        f"`touch {canary}`",
+        f"; touch {canary}",
+        f"\n touch {canary}\n",
+        f"'; touch {canary} #",
+    ]
+
+    async def check(desk: Desk, batches: list[list[str]]) -> None:
+        orders = []
+        for words in batches:
+            check.job += 1  # type: ignore[attr-defined]
+            env = {"WORD": words[0] if words else ""}
+            orders.append(an_order(check.job, "/usr/bin/printf", r"%s\0", *words, *attacks, env=env))  # type: ignore[attr-defined]
+        for words, end in zip(batches, await desk.run(*orders), strict=True):
+            assert end.state == "succeeded"
+            expected = "".join(f"{word}\0" for word in [*words, *attacks])
+            assert (await desk.log(end.run)).decode() == expected
+
+    check.job = 0  # type: ignore[attr-defined]
+    with asyncio.Runner() as runner:
+        host = a_host(tmp_path / "home")
+        desk = runner.run(host.__aenter__())
+
+        @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(st.lists(TEXT, max_size=5), min_size=10, max_size=30))
+        def every_batch(batches: list[list[str]]) -> None:
+            runner.run(check(desk, batches))
+
+        try:
+            every_batch()
+        finally:
+            runner.run(host.__aexit__(None, None, None))
+    assert not canary.exists()
+
+
+# -------------------------------------------------------------------------------------- doors and locks
+
+
+def test_two_installations_on_one_agent_never_mix(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path, installation="one") as one, a_host(tmp_path, installation="two") as two:
+            await one.run(an_order(1, "echo", "of one"))
+            await two.run(an_order(1, "echo", "of two"))
+            assert await one.log("1.0.1") == b"of one\n"
+            assert await two.log("1.0.1") == b"of two\n"
+            assert list(await one.backend.known()) == list(await two.backend.known()) == ["1.0.1"]
+
+    asyncio.run(story())
+
+
+def test_an_older_server_is_turned_away_and_a_newer_one_takes_over(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path, epoch=5) as old:
+            async with a_host(tmp_path, epoch=6) as new:
+                with pytest.raises(StaleEpoch):
+                    await asyncio.wait_for(old.backend.observe(), 10)
+                with pytest.raises(StaleEpoch):
+                    await old.backend.start([an_order(1)])
+                await new.run(an_order(1))
+            await kill_agent(tmp_path)
+            late = LocalBackend(home=tmp_path, installation="test", epoch=4, linger_s=1)
+            with pytest.raises(StaleEpoch):
+                await late.open()
+
+    asyncio.run(story())
+
+
+def test_a_home_with_a_very_long_path_works(tmp_path):
+    home = tmp_path / ("deep" * 20) / ("deeper" * 20)
+
+    async def story() -> None:
+        async with a_host(home) as desk:
+            assert (await desk.run(an_order(1)))[0].state == "succeeded"
+            door = Path((home / "agent.addr").read_text())
+            assert stat.S_IMODE(door.stat().st_mode) == 0o600
+            assert stat.S_IMODE(door.parent.stat().st_mode) == 0o700
+
+    asyncio.run(story())
+
+
+def test_only_one_agent_lives_in_a_home_and_it_leaves_when_nobody_needs_it(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path) as desk:
+            second = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "hodei.agent", "--home", tmp_path, stderr=asyncio.subprocess.PIPE
+            )
+            _, words = await asyncio.wait_for(second.communicate(), DEADLINE_S)
+            assert (second.returncode, b"another agent" in words) == (3, True)
+            assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+            assert stat.S_IMODE((tmp_path / "agent.sock").stat().st_mode) == 0o600
+            agent = agent_pid(tmp_path)
+            await desk.backend.close()
+            await until(lambda: not alive(agent))
+            assert not (tmp_path / "agent.sock").exists()
+
+    asyncio.run(story())
+
+
+def test_nonsense_on_the_socket_gets_a_clear_answer_and_changes_nothing(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path) as desk:
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "agent.sock"))
+            for line in (b"not json", b"[1]", b'{"id":1,"op":"start"}', b'{"id":2,"op":"x"}', b"[" * 100_000):
+                writer.write(line + b"\n")
+                assert b'"error"' in await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+            assert (await desk.run(an_order(1)))[0].state == "succeeded"
+
+    asyncio.run(story())

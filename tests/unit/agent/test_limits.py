@@ -1,0 +1,66 @@
+"""Fences in pretended hierarchies: which one is chosen, and what is written into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hodei.agent import limits
+from hodei.agent.limits import Fences, Limits, enforcement
+
+
+@pytest.fixture
+def v2(tmp_path, monkeypatch) -> Path:
+    """A cgroup v2 tree in which a slice two levels up hands memory and cpu down."""
+    monkeypatch.setattr(limits, "own_groups", lambda: {"": "/user.slice/session.scope"})
+    (tmp_path / "user.slice" / "session.scope").mkdir(parents=True)
+    for place, handed_down in (("", "memory cpu"), ("user.slice", "memory cpu pids"), ("user.slice/session.scope", "")):
+        (tmp_path / place / "cgroup.controllers").write_text("memory cpu pids")
+        (tmp_path / place / "cgroup.subtree_control").write_text(handed_down)
+    (tmp_path / "user.slice" / "mine").mkdir()
+    (tmp_path / "user.slice" / "mine" / "cgroup.subtree_control").write_text("")
+    return tmp_path
+
+
+def test_version_2_is_used_at_the_nearest_place_that_hands_its_controllers_down(v2):
+    fences = Fences("mine", v2)
+    assert (fences.version, fences.parents["memory"]) == (2, v2 / "user.slice" / "mine")
+
+
+def test_version_2_writes_the_limits_of_a_run(v2):
+    fences = Fences("mine", v2)
+    group = v2 / "user.slice" / "mine" / "run"
+    group.mkdir()
+    for name in ("memory.max", "memory.swap.max", "cpu.max"):
+        (group / name).touch()
+    fence = fences.build("run", Limits(cpu_milli=1500, memory_bytes=1 << 30))
+    assert fence.join == (f"{group}/cgroup.procs",)
+    assert (fence.address_space_kib, fence.cpus) == (0, ())
+    written = [(group / name).read_text() for name in ("memory.max", "memory.swap.max", "cpu.max")]
+    assert written == [str(1 << 30), "0", "150000 100000"]
+
+
+def test_without_any_hierarchy_memory_becomes_an_address_space_limit(tmp_path):
+    fences = Fences("mine", tmp_path)
+    fence = fences.build("run", Limits(memory_bytes=64 << 20))
+    assert (fences.version, fence.groups, fence.address_space_kib) == (0, (), 64 << 10)
+    assert enforcement(tmp_path) == {"memory": "rlimit", "cpu": "affinity", "processes": "group"}
+
+
+def test_a_run_without_limits_needs_no_fence(v2):
+    assert Fences("mine", v2).build("run", Limits()) == limits.Fence()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ran_out"),
+    [
+        ("memory.events", "low 0\noom 3\noom_kill 1\n", True),
+        ("memory.events", "low 0\noom 3\noom_kill 0\n", False),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True),
+        ("other", "", False),
+    ],
+)
+def test_running_out_of_memory_is_told_by_the_kernel_count(tmp_path, name, text, ran_out):
+    (tmp_path / name).write_text(text)
+    assert Fences.ran_out_of_memory([str(tmp_path)]) is ran_out

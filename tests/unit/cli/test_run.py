@@ -1,0 +1,164 @@
+"""`run` and `logs`: a job as if it ran right here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hodei.cli import run as run_module
+from hodei.cli.logs import last_lines
+from unit.cli.stub import Answer, Request, job
+
+API = "/api/v1"
+OUTPUT = {"stdout": b"out\x00\xff\x1b[1m\n", "stderr": b"err\n"}
+
+
+def log_of(request: Request, state: str = "succeeded", job_state: str = "succeeded") -> Answer:
+    offset = int(request.query["offset"])
+    data = OUTPUT[request.query["stream"]][offset:]
+    headers = {"Hodei-Run": "1.0.1", "Hodei-Run-State": state, "Hodei-Job-State": job_state}
+    return Answer(data, headers=headers | {"Hodei-Next-Offset": str(offset + len(data))})
+
+
+@pytest.fixture
+def ended(stub):
+    """A job that runs at once and ends as the test says."""
+
+    def end(**how):
+        stub.on("POST", f"{API}/jobs", Answer({"ids": [1]}, 201))
+        stub.on("GET", f"{API}/jobs/1/logs", log_of)
+        stub.on("GET", f"{API}/jobs/1/wait", job(1, **how))
+        return stub
+
+    return end
+
+
+def test_run_copies_both_streams_byte_for_byte_and_succeeds(hodei, ended):
+    ended(state="succeeded")
+    result = hodei("run", "--", "python", "-c", "print(6*7)")
+    assert result.exit_code == 0
+    assert result.stdout_bytes == OUTPUT["stdout"]
+    assert result.stderr_bytes == OUTPUT["stderr"]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ({"state": "failed", "exit_code": 3}, 3, ""),
+        ({"state": "failed", "exit_code": 137, "reason_code": "oom", "reason": "out of memory"}, 137, "out of memory"),
+        ({"state": "failed", "reason_code": "lost", "reason": "node gone"}, 10, "job 1 failed: node gone"),
+        ({"state": "cancelled", "reason": "by admin"}, 10, "job 1 cancelled: by admin"),
+    ],
+    ids=["its own code", "a signal", "no code", "cancelled by someone"],
+)
+def test_run_ends_with_the_jobs_own_code(hodei, ended, how, code: int, said: str):
+    ended(**how)
+    result = hodei("run", "false")
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+def test_options_behind_the_command_belong_to_the_command(hodei, ended):
+    stub = ended(state="succeeded")
+    hodei("run", "--cpu", "2", "ls", "--name", "-d")
+    document = stub.sent("POST", f"{API}/jobs")[0].json()["jobs"][0]
+    assert (document["command"], document["cpu"]) == (["ls", "--name", "-d"], "2")
+    assert "name" not in document
+
+
+def test_detached_prints_the_id_and_nothing_else(hodei, ended):
+    stub = ended(state="succeeded")
+    result = hodei("run", "-d", "--", "sleep", "9")
+    assert (result.stdout, result.stderr) == ("1\n", "")
+    assert len(stub.requests) == 1
+
+
+def test_a_job_that_does_not_start_says_why_once(hodei, ended, monkeypatch):
+    stub = ended(state="succeeded")
+    monkeypatch.setattr(run_module, "PATIENCE_S", 0.0)
+    asked = []
+
+    def logs(request: Request) -> Answer:
+        asked.append(1)
+        if len(asked) > 6:
+            return log_of(request)
+        return Answer(b"", headers={"Hodei-Run": "", "Hodei-Run-State": "", "Hodei-Job-State": "pending"})
+
+    stub.on("GET", f"{API}/jobs/1/logs", logs)
+    why = {"status": "waiting", "code": "INSUFFICIENT_CPU", "summary": "1 node lacks cpu", "hint": "ask for less"}
+    stub.on("GET", f"{API}/jobs/1/why", why)
+    result = hodei("run", "true")
+    assert result.stderr == "job 1 is waiting: 1 node lacks cpu [INSUFFICIENT_CPU]\n  next: ask for less\nerr\n"
+    assert len(stub.sent("GET", f"{API}/jobs/1/why")) == 1
+
+
+@pytest.mark.real
+def test_ctrl_c_cancels_the_job(stub):
+    stub.on("POST", f"{API}/jobs", Answer({"ids": [1]}, 201))
+    stub.on("GET", f"{API}/jobs/1/logs", lambda request: log_of(request, "running", "running"))
+    stub.on("POST", f"{API}/jobs/1/cancel", job(1, "running"))
+    stub.on("GET", f"{API}/jobs/1/wait", job(1, "cancelled"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hodei.cli.main", "run", "sleep", "60"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ,
+    )  # fmt: skip
+    deadline = time.monotonic() + 20
+    while len(stub.sent("GET", f"{API}/jobs/1/logs")) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"cancelling job 1" in errors
+    assert b"Traceback" not in errors
+    assert stub.sent("POST", f"{API}/jobs/1/cancel")[0].json() == {"reason": "interrupted at the terminal"}
+
+
+# ---------------------------------------------------------------------------------------------------- logs
+
+
+def test_logs_are_raw_and_say_where_they_end(hodei, ended):
+    ended(state="succeeded")
+    assert hodei("logs", "1").stdout_bytes == OUTPUT["stdout"]
+    assert hodei("logs", "1", "--stderr").stdout_bytes == OUTPUT["stderr"]
+    assert hodei("logs", "-f", "1").stdout_bytes == OUTPUT["stdout"]
+
+
+def test_an_empty_log_is_explained_on_stderr(hodei, stub):
+    from unit.cli.stub import detail
+
+    stub.on("GET", f"{API}/jobs/1/logs", Answer(b"", headers={"Hodei-Job-State": "pending"}))
+    stub.on("GET", f"{API}/jobs/1", detail(job(1, "pending")))
+    result = hodei("logs", "1")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "job 1 (pending) has written nothing to stdout\n"
+
+
+def test_options_choose_member_attempt_and_stream(hodei, ended):
+    stub = ended(state="succeeded")
+    hodei("logs", "1", "--member", "2", "--attempt", "3", "--stderr")
+    query = stub.requests[0].query
+    assert (query["member"], query["attempt"], query["stream"]) == ("2", "3", "stderr")
+
+
+def test_the_tail_is_the_last_lines_then_what_follows(hodei, stub):
+    text = b"".join(b"line %d\n" % n for n in range(1000)) + b"rest"
+
+    def logs(request: Request) -> Answer:
+        offset = int(request.query["offset"])
+        data = text[offset : offset + 1000]
+        headers = {"Hodei-Run": "1.0.1", "Hodei-Run-State": "succeeded", "Hodei-Job-State": "succeeded"}
+        return Answer(data, headers=headers)
+
+    stub.on("GET", f"{API}/jobs/1/logs", logs)
+    assert hodei("logs", "--tail", "2", "1").stdout_bytes == b"line 999\nrest"
+    assert hodei("logs", "--tail", "2", "-f", "1").stdout_bytes == b"line 999\nrest"
+    assert hodei("logs", "--tail", "0", "1").stdout_bytes == b""
+
+
+def test_lines_split_over_chunks_are_put_together():
+    assert last_lines([b"a\nb", b"c\n", b"d"], 2) == [b"bc\n", b"d"]

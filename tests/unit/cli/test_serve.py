@@ -1,0 +1,129 @@
+"""`up`, `down`, `replay`, `bench`: which program is started, and that only our own server is ever stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hodei.cli import serve
+
+# Stands in for a server: says where it is, answers /readyz, ends on TERM. What a real one does is not shown here.
+SERVER = """
+import http.server, json, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.send_header("Content-Length", "3"); self.end_headers(); self.wfile.write(b"ok\\n")
+    def log_message(self, *args): pass
+if "--port=bad" in sys.argv:
+    sys.exit("cannot listen there")
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+home = next(a.split("=", 1)[1] for a in sys.argv if a.startswith("--home="))
+with open(os.path.join(home, "server.json"), "w") as file:
+    json.dump({"address": "http://127.0.0.1:%d" % server.server_address[1], "pid": os.getpid()}, file)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    calls: list[list[str]] = []
+
+    def execv(path: str, argv: list[str]) -> None:
+        assert path == sys.executable
+        calls.append(argv[1:])
+        raise SystemExit(0)  # nothing comes back from the real one
+
+    monkeypatch.setattr(os, "execv", execv)
+    return calls
+
+
+def test_up_becomes_the_server_and_passes_everything_on(hodei, executed):
+    hodei("up", "--home", "/x", "--port", "0", "--instant", "--insecure", "--agents", "2", "--log-level=debug")
+    assert executed == [
+        ["-m", "hodei.server", "--home=/x", "--port=0", "--insecure", "--instant", "--agents", "2", "--log-level=debug"]
+    ]
+
+
+def test_the_home_before_the_command_counts_too(hodei, executed):
+    hodei("--home", "/y", "up")
+    assert executed == [["-m", "hodei.server", "--home=/y"]]
+
+
+@pytest.mark.parametrize(("name", "module"), [("bench", "hodei.bench"), ("replay", "hodei.sim.replay")])
+def test_bench_and_replay_are_programs_of_their_own(hodei, executed, name: str, module: str):
+    hodei(name, "engine", "--nodes", "5", "--help")
+    assert executed == [["-m", module, "engine", "--nodes", "5", "--help"]]
+
+
+def test_a_client_without_a_server_part_says_what_to_install(hodei, monkeypatch):
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    result = hodei("up")
+    assert result.exit_code == 2
+    assert "pip install 'hodei[server]'" in result.stderr
+
+
+def test_down_without_a_server_is_not_found(hodei, tmp_path: Path):
+    assert hodei("down", "--home", str(tmp_path)).exit_code == 3
+
+
+def test_down_leaves_a_stranger_with_the_same_pid_alone(hodei, tmp_path: Path):
+    (tmp_path / "server.json").write_text(json.dumps({"address": "http://127.0.0.1:1", "pid": os.getpid()}))
+    result = hodei("down", "--home", str(tmp_path))
+    assert result.exit_code == 8
+    assert "is left alone" in result.stderr
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch):
+    """`-m hodei.server` finds the stand-in; whatever was started is ended by its own pid."""
+    package = tmp_path / "path/hodei/server"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(SERVER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    started: list[subprocess.Popen] = []
+    real = subprocess.Popen
+
+    def popen(*args, **kwargs):
+        started.append(real(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+
+
+@pytest.mark.real
+def test_a_detached_server_is_awaited_named_and_stopped(hodei, stand_in, tmp_path: Path):
+    home = tmp_path / "home"
+    result = hodei("up", "-d", "--home", str(home))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == json.loads((home / "server.json").read_text())["address"] + "\n"
+    assert f"{home}/token" in result.stderr
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert (home / "server.log").stat().st_mode & 0o777 == 0o600
+    assert os.getsid(stand_in[0].pid) == stand_in[0].pid
+    assert "already running" in hodei("up", "-d", "--home", str(home)).stderr
+    assert len(stand_in) == 1
+    stopped = hodei("down", "--home", str(home))
+    assert stopped.exit_code == 0, stopped.stderr
+    assert not serve.is_alive(stand_in[0].pid)
+
+
+@pytest.mark.real
+def test_a_server_that_dies_at_once_is_reported_with_its_last_words(hodei, stand_in, tmp_path: Path):
+    began = time.monotonic()
+    result = hodei("up", "-d", "--home", str(tmp_path / "home"), "--port", "bad")
+    assert result.exit_code == 1
+    assert "exit code 1): cannot listen there" in result.stderr
+    assert time.monotonic() - began < 20
