@@ -110,7 +110,7 @@ def make_service(home: Path, config: Config, *, instant: bool = False) -> Servic
     backends: dict[str, Backend] = {}
     if instant:
         nodes = [Node(o.name, "instant", "instant", o.capacity, o.labels, o.taints) for o in offers]
-        huge = {CPU: 2**40, MEMORY: 2**50, STORAGE: 2**50}
+        huge = {CPU: 2**38, MEMORY: 2**48, STORAGE: 2**48}
         backends["instant"] = InstantBackend("instant", nodes or [Node("instant", "instant", "instant", huge)], clock)
     else:
         backends["local"] = LocalBackend(

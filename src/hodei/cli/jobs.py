@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
-from hodei.cli.output import Column, emit_list, emit_one, fields, indent, paint, table
+from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, paint, table
 from hodei.cli.refs import ACTIVE, resolve_job
 from hodei.cli.times import ago, span
 from hodei.model.lifecycle import JOB_STEPS
@@ -78,9 +78,19 @@ def jobs(
             project=project, user=user, name=name, label=selector, since=since, limit=limit,
         )  # fmt: skip
 
-    def draw(found: Iterable[JobView]) -> None:
+    def draw(views: Iterable[JobView]) -> None:
+        shown = 0
+
+        def counted() -> Iterator[JobView]:
+            nonlocal shown
+            for view in views:
+                shown += 1
+                yield view
+
         nothing = "no such jobs" if every or state else "no active jobs (all: hodei jobs -a)"
-        emit_list(found, output, COLUMNS, name=lambda v: str(v.id), headers=not no_headers, empty=nothing)
+        emit_list(counted(), output, COLUMNS, name=lambda v: str(v.id), headers=not no_headers, empty=nothing)
+        if shown == limit:
+            note(f"these are the newest {limit}; there may be more (--limit)")
 
     with client() as server:
         if watch:

@@ -82,7 +82,7 @@ def exit_code(view: JobView) -> int:
     if view.state == "succeeded":
         return errors.OK
     if view.exit_code:
-        if view.reason_code:
+        if view.reason_code not in ("", "EXIT_CODE"):  # a command that simply failed has said so itself
             note(f"job {view.id} {view.state}: {view.reason}")
         return view.exit_code
     note(f"job {view.id} {view.state}: {view.reason or view.reason_code or 'no reason was given'}")

@@ -12,6 +12,7 @@ from hodei.cli.documents import checked, document_of, job_options, read_document
 from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list
+from hodei.model.errors import InvalidInput
 
 COMMAND = "hodei.command"
 
@@ -80,7 +81,13 @@ def plan(
     from hodei.cli.why import render
 
     with client() as server:
-        plans = server.plan(documents_from(ctx, files, given, local=lambda: server.loopback))
+        try:
+            plans = server.plan(documents_from(ctx, files, given, local=lambda: server.loopback))
+        except InvalidInput as error:
+            if error.code != "LARGER_THAN_CLUSTER":
+                raise
+            errors.report(error)  # this server refuses at once what no node could ever take
+            ctx.exit(errors.UNSCHEDULABLE)
     if output in ("table", "wide") and len(plans) == 1:
         click.echo(render(plans[0], wide=output == "wide", planned=True))
     else:

@@ -186,7 +186,6 @@ class Controller:
                 job = self.world.change_job(job, now_ms, requeue_requested=True)
                 self._lives.stop_all(job, "requeued", now_ms)
         elif fact.record is not None and fact.record.state in JOB_ENDED:
-            self.world.tell("job.requeued", now_ms, job=fact.job)
             self._lives.again(fact.record, now_ms, "REQUEUED", "requeued by a user", fresh=True)
 
     def _mark(self, fact: NodeMarked, now_ms: int) -> None:
@@ -204,6 +203,12 @@ class Controller:
     # --------------------------------------------------------------------------------------------- queueing
 
     def _enqueue(self, job: Job, now_ms: int) -> None:
+        if job.spec.profile not in self.lines:
+            # The configuration has changed since it was let in; it waits for a person rather than being thrown away.
+            reason = f"its profile {job.spec.profile!r} is not configured any more"
+            self.world.change_job(job, now_ms, to="held", reason_code="UNKNOWN_PROFILE", reason=reason)
+            self.world.tell("job.held", now_ms, job=job.id, reason=reason)
+            return
         gang = gang_of(job.id, job.spec, job.submitted_ms)
         gang.queued_ms = job.submitted_ms
         self.lines[job.spec.profile].add(gang, not_before_ms=job.not_before_ms, now_ms=now_ms)
@@ -211,7 +216,9 @@ class Controller:
             self._timers.set((job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms, job.id)
 
     def _dequeue(self, job: Job) -> None:
-        self.lines[job.spec.profile].remove(job.id)
+        line = self.lines.get(job.spec.profile)
+        if line is not None:
+            line.remove(job.id)
 
     def _wake(self, trigger: Trigger) -> None:
         self._triggers.add(trigger)

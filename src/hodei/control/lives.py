@@ -43,7 +43,7 @@ class Lives:
             if fact.state in RUN_ENDED:
                 self._world.act(Forget(run.id, run.backend))
             return
-        if run.state == "placed" and fact.state != "lost" and fact.reason_code != START_FAILED:
+        if run.state == "placed" and fact.state not in ("placed", "lost") and fact.reason_code != START_FAILED:
             # Also when its end is the first that we hear of it: it has run.
             run = self._world.change_run(run, to="running", started_ms=fact.at_ms)
             job = self._world.jobs[run.job]

@@ -75,7 +75,11 @@ class World:
         return run
 
     def run(self, run: RunId) -> Run | None:
-        return self.runs.get(job_of(run), {}).get(run)
+        """None for a run of an attempt that is over, and for one that is not ours at all."""
+        try:
+            return self.runs.get(job_of(run), {}).get(run)
+        except ValueError:
+            return None
 
     def live_runs(self, job: JobId) -> list[Run]:
         return [run for run in self.runs.get(job, {}).values() if run.state not in RUN_ENDED]

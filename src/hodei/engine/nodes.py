@@ -51,6 +51,17 @@ class Interned:
         return found[self.ids[self._rows]]
 
 
+class _Holding:
+    """What the runs on one node take of it."""
+
+    __slots__ = ("last_placed", "runs", "used")
+
+    def __init__(self) -> None:
+        self.used: Resources = {}
+        self.runs = 0
+        self.last_placed = 0
+
+
 class Table:
     """All nodes, and the only place where their usage changes."""
 
@@ -62,11 +73,15 @@ class Table:
         self.row: dict[NodeName, int] = {}
         self.column: dict[str, int] = {}
         self._capacity: Ints = np.zeros((0, 0), dtype=np.int64)
-        self._used: Ints = np.zeros((0, 0), dtype=np.int64)
-        self.runs: Ints = np.zeros(0, dtype=np.int64)
-        self.last_placed: Ints = np.zeros(0, dtype=np.int64)
+        self._free: Ints = np.zeros((0, 0), dtype=np.int64)
+        self._runs: Ints = np.zeros(0, dtype=np.int64)
+        self._last_placed: Ints = np.zeros(0, dtype=np.int64)
         self._placements = 0
+        # What each row holds, in plain numbers; the columns follow when someone looks at them.
+        self.holds: list[_Holding] = []
+        self._unwritten: set[int] = set()
         self._interned: dict[Hashable, Interned] = {}
+        self._scales: dict[str, tuple[int, NDArray[np.float64]]] = {}
         self._known: dict[NodeName, Node] = {}
         self._absent: dict[NodeName, list[Resources]] = {}
         self._stale = False
@@ -99,22 +114,15 @@ class Table:
             for resource in self._known[name].capacity:
                 columns.setdefault(resource, len(columns))
         capacity = np.zeros((len(columns), len(names)), dtype=np.int64)
-        used = np.zeros_like(capacity)
-        runs = np.zeros(len(names), dtype=np.int64)
-        last_placed = np.zeros(len(names), dtype=np.int64)
         for new, name in enumerate(names):
             for resource, amount in self._known[name].capacity.items():
                 capacity[columns[resource], new] = amount
-        kept = [(new, self.row[name]) for new, name in enumerate(names) if name in self.row]
-        if kept:
-            to, from_ = (np.array(side, dtype=np.intp) for side in zip(*kept, strict=True))
-            used[: len(self.column), to] = self._used[:, from_]
-            runs[to] = self.runs[from_]
-            last_placed[to] = self.last_placed[from_]
+        self.holds = [self.holds[self.row[name]] if name in self.row else _Holding() for name in names]
         self.names, self.nodes = names, [self._known[name] for name in names]
         self.row = {name: row for row, name in enumerate(names)}
-        self.column, self._capacity, self._used = columns, capacity, used
-        self.runs, self.last_placed = runs, last_placed
+        self.column, self._capacity, self._free = columns, capacity, capacity.copy()
+        self._runs, self._last_placed = np.zeros((2, len(names)), dtype=np.int64)
+        self._unwritten = {row for row, held in enumerate(self.holds) if held.last_placed}
         for name in [name for name in self._absent if name in self.row]:
             for request in self._absent.pop(name):
                 self.place(self.row[name], request)
@@ -124,6 +132,7 @@ class Table:
         self.generation += 1
         self.changes.clear()
         self._interned.clear()
+        self._scales.clear()
 
     def column_of(self, resource: str) -> int:
         """The column of a resource; a name that no node has gets an empty column of its own."""
@@ -132,24 +141,58 @@ class Table:
             found = self.column[resource] = len(self.column)
             empty = np.zeros((1, self._capacity.shape[1]), dtype=np.int64)
             self._capacity = np.concatenate([self._capacity, empty])
-            self._used = np.concatenate([self._used, empty])
+            self._free = np.concatenate([self._free, empty])
         return found
 
     # ------------------------------------------------------------------------------------------ usage
 
     def place(self, row: int, request: Resources) -> None:
+        held = self.holds[row]
+        used = held.used
         for resource, amount in request.items():
-            self._used[self.column_of(resource), row] += amount
-        self.runs[row] += 1
+            used[resource] = used.get(resource, 0) + amount
+        held.runs += 1
         self._placements += 1
-        self.last_placed[row] = self._placements
+        held.last_placed = self._placements
         self.changes.append(row)
+        self._unwritten.add(row)
 
     def release(self, row: int, request: Resources) -> None:
+        held = self.holds[row]
         for resource, amount in request.items():
-            self._used[self.column_of(resource), row] -= amount
-        self.runs[row] -= 1
+            held.used[resource] = held.used.get(resource, 0) - amount
+        held.runs -= 1
         self.changes.append(row)
+        self._unwritten.add(row)
+
+    def _write(self) -> None:
+        """Bring the columns up to what the rows hold."""
+        for row in self._unwritten:
+            held = self.holds[row]
+            for resource, amount in held.used.items():
+                column = self.column_of(resource)
+                self._free[column, row] = self._capacity[column, row] - amount
+            self._runs[row] = held.runs
+            self._last_placed[row] = held.last_placed
+        self._unwritten.clear()
+
+    @property
+    def free(self) -> Ints:
+        if self._unwritten:
+            self._write()
+        return self._free
+
+    @property
+    def runs(self) -> Ints:
+        if self._unwritten:
+            self._write()
+        return self._runs
+
+    @property
+    def last_placed(self) -> Ints:
+        if self._unwritten:
+            self._write()
+        return self._last_placed
 
     def hold(self, name: NodeName, request: Resources) -> None:
         """A run known from before holds room on a node, which may not have joined yet."""
@@ -168,19 +211,19 @@ class Table:
     @contextmanager
     def trial(self) -> Iterator[None]:
         """What is placed and released inside leaves no mark, not even in the order of turns."""
-        turns, placements, start = self.last_placed.copy(), self._placements, len(self.changes)
+        turns, placements, start = [held.last_placed for held in self.holds], self._placements, len(self.changes)
         try:
             yield
         finally:
-            self.last_placed, self._placements = turns, placements
-            self.changes += sorted(set(self.changes[start:]))
+            self._placements = placements
+            touched = sorted(set(self.changes[start:]))
+            for row in touched:
+                self.holds[row].last_placed = turns[row]
+            self._unwritten.update(touched)
+            self.changes += touched
 
     def usage(self, row: int) -> Resources:
-        return {
-            resource: int(self._used[column, row])
-            for resource, column in self.column.items()
-            if self._used[column, row]
-        }
+        return {resource: amount for resource, amount in self.holds[row].used.items() if amount}
 
     def at_best(self) -> Table:
         """A copy with nothing running on it and every node healthy: what the cluster could do at best."""
@@ -191,6 +234,17 @@ class Table:
     def largest(self, resource: str) -> int:
         column = self._capacity[self.column_of(resource)]
         return int(column.max()) if column.size else 0
+
+    def scale_of(self, resource: str) -> tuple[int, NDArray[np.float64]]:
+        """How far amounts are shifted down before they are scaled, and each node's capacity after it (infinite where
+        there is none, so that its share is 0)."""
+        found = self._scales.get(resource)
+        if found is None:
+            shift = 10 if resource in _LARGE else 0
+            whole = (self._capacity[self.column_of(resource)] >> shift).astype(np.float64)
+            whole[whole == 0] = np.inf
+            found = self._scales[resource] = (shift, whole)
+        return found
 
     # ------------------------------------------------------------------------------------------ views
 
@@ -237,15 +291,16 @@ class Nodes:
         return found
 
     def used(self, resource: str) -> Ints:
-        found: Ints = self.table._used[self.table.column_of(resource)][self._rows]
+        column = self.table.column_of(resource)
+        found: Ints = (self.table._capacity[column] - self.table.free[column])[self._rows]
         return found
 
     def share(self, part: Ints, resource: str) -> Ints:
         """`part` of each node's capacity on a scale of 0 to 10,000; 0 where there is no capacity."""
-        shift = 10 if resource in _LARGE else 0  # bytes times the scale could pass 64 bits
-        whole = self.capacity(resource) >> shift
-        scaled: Ints = (np.maximum(part, 0) >> shift) * _SCALE // np.maximum(whole, 1)
-        return np.where(whole > 0, scaled, 0) if not whole.all() else scaled
+        shift, whole = self.table.scale_of(resource)
+        scaled = np.maximum(part, 0) >> shift
+        # Exact: both sides are whole, the divisor is below 2**39 and the quotient wanted below 2**14.
+        return (scaled * _SCALE / whole[self._rows]).astype(np.int64)
 
     def runs(self) -> Ints:
         found: Ints = self.table.runs[self._rows]
@@ -257,8 +312,7 @@ class Nodes:
         return found
 
     def free(self, resource: str) -> Ints:
-        column = self.table.column_of(resource)
-        found: Ints = self.table._capacity[column][self._rows] - self.table._used[column][self._rows]
+        found: Ints = self.table.free[self.table.column_of(resource)][self._rows]
         return found
 
     def largest(self, resource: str) -> int:
@@ -300,26 +354,25 @@ class OneNode:
     Asking about the one node that changed is what happens most, and small arrays are slow.
     """
 
-    __slots__ = ("row", "table")
+    __slots__ = ("_capacity", "_used", "table")
 
     def __init__(self, table: Table, row: int) -> None:
         self.table = table
-        self.row = row
+        self._capacity = table.nodes[row].capacity
+        self._used = table.holds[row].used
 
     def capacity(self, resource: str) -> int:
-        return int(self.table._capacity.item(self.table.column_of(resource), self.row))
+        return self._capacity.get(resource, 0)
 
     def used(self, resource: str) -> int:
-        return int(self.table._used.item(self.table.column_of(resource), self.row))
+        return self._used.get(resource, 0)
 
     def free(self, resource: str) -> int:
-        table = self.table
-        column = table.column_of(resource)
-        return int(table._capacity.item(column, self.row) - table._used.item(column, self.row))
+        return self._capacity.get(resource, 0) - self._used.get(resource, 0)
 
     def share(self, part: int, resource: str) -> int:
         shift = 10 if resource in _LARGE else 0
-        whole = self.capacity(resource) >> shift
+        whole = self._capacity.get(resource, 0) >> shift
         return (part >> shift) * _SCALE // whole if part > 0 and whole > 0 else 0
 
     def largest(self, resource: str) -> int:

@@ -20,7 +20,7 @@ bind(gang, placements, view)          The gang is in the plan; may return the pl
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -99,7 +99,6 @@ class Score(Protocol):
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None: ...
 
 
-@runtime_checkable
 class Normalizer(Protocol):
     def normalize(self, raw: Ints, feasible: Mask) -> Ints: ...
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hodei.engine.nodes import Ints, Mask, Nodes, OneNode, Rows, Table
-from hodei.engine.points import Normalizer, reads_of
+from hodei.engine.points import reads_of
 from hodei.engine.profile import Profile, key_of
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, View
@@ -28,17 +29,22 @@ _FEW_ROWS = 8
 class _Memo:
     """One plugin's answer over all rows. `array` is None when the plugin has nothing to say about such members."""
 
-    __slots__ = ("array", "ask", "ask_one", "generation", "live", "runner", "seen")
+    __slots__ = ("_ask", "_live", "_plain", "_runner", "_seen", "array", "generation")
 
     def __init__(
-        self, ask: Callable[[Nodes], Any], live: bool, runner: Runner, ask_one: Callable[[OneNode], int] | None = None
+        self,
+        runner: Runner,
+        ask: Callable[[Nodes], Any],
+        *,
+        live: bool = True,
+        plain: Callable[[OneNode], int] | None = None,
     ) -> None:
-        self.ask = ask
-        self.ask_one = ask_one
-        self.live = live
-        self.runner = runner
+        self._runner = runner
+        self._ask = ask
+        self._live = live
+        self._plain = plain
+        self._seen = 0
         self.generation = -1
-        self.seen = 0
         self.array: Any = None
 
     @property
@@ -47,25 +53,26 @@ class _Memo:
         return self.generation < 0
 
     def refresh(self, table: Table) -> None:
-        self.runner.failed = False
+        changes = table.changes
+        if self.generation == table.generation and (not self._live or self._seen == len(changes)):
+            return
+        failures = self._runner.failures
         if self.generation != table.generation:
-            answer = self.ask(table.view())
+            answer = self._ask(table.view())
             # A plugin may hand out an array that it (or the table) owns; this one is written to.
             self.array = None if answer is None else answer.copy()
             self.generation = table.generation
-        elif self.live and self.seen != len(table.changes):
-            trace = table.changes[self.seen :]
-            if self.ask_one is not None and self.array is not None and len(trace) <= _FEW_ROWS:
-                for row in trace:
-                    self.array[row] = self.ask_one(OneNode(table, row))
-            else:
-                self._refresh_rows(table, np.unique(trace))
-        self.seen = len(table.changes)
-        if self.runner.failed:
+        elif self._plain is not None and self.array is not None and len(changes) - self._seen <= _FEW_ROWS:
+            for row in changes[self._seen :]:
+                self.array[row] = self._plain(OneNode(table, row))
+        else:
+            self._refresh_rows(table, np.unique(changes[self._seen :]))
+        self._seen = len(changes)
+        if self._runner.failures != failures:
             self.generation = -1
 
     def _refresh_rows(self, table: Table, rows: Rows) -> None:
-        answer = self.ask(table.view(rows))
+        answer = self._ask(table.view(rows))
         if answer is not None:
             if self.array is None:
                 self.array = np.zeros(len(table.names), dtype=answer.dtype)
@@ -147,7 +154,7 @@ class Ranking:
             if memo.array is None:
                 continue
             self.weight += weighted.weight
-            if isinstance(weighted.plugin, Normalizer):
+            if hasattr(weighted.plugin, "normalize"):
                 self._normal.append((weighted.plugin, weighted.weight, memo))
                 self.terms.append((weighted.plugin.name, weighted.weight, memo, weighted.plugin))
                 continue
@@ -170,7 +177,7 @@ class Ranking:
         total = self._static_total.copy()
         for weight, memo in self._plain:
             total += memo.array * weight
-        total[refused] = -1
+        np.putmask(total, refused, -1)
         self.rank = total
         self.feasible = len(total) - int(np.count_nonzero(refused))
 
@@ -255,47 +262,39 @@ class Memos:
         self._kept: OrderedDict[Hashable, _Memo] = OrderedDict()
 
     def filter(self, plugin: Any, member: Member, view: View) -> _Memo:
-        runner = self._runner
-        return self._memo(
-            plugin,
-            "filter",
-            member,
-            lambda nodes: runner.refused(plugin, member, nodes, view),
-            lambda node: runner.refused_by_one(plugin, member, node, view),
-        )
+        found, key = self._kept_memo(plugin, "filter", member)
+        if found is None:
+            runner = self._runner
+            plain = partial(runner.refused_by_one, plugin, member, view) if getattr(plugin, "plain", False) else None
+            found = self._keep(key, plugin, lambda nodes: runner.refused(plugin, member, nodes, view), plain)
+        return found
 
     def score(self, plugin: Any, member: Member, view: View) -> _Memo:
-        runner = self._runner
-        return self._memo(
-            plugin,
-            "score",
-            member,
-            lambda nodes: runner.score(plugin, member, nodes, view),
-            lambda node: runner.score_of_one(plugin, member, node, view),
-        )
+        found, key = self._kept_memo(plugin, "score", member)
+        if found is None:
+            runner = self._runner
+            plain = partial(runner.score_of_one, plugin, member, view) if getattr(plugin, "plain", False) else None
+            found = self._keep(key, plugin, lambda nodes: runner.score(plugin, member, nodes, view), plain)
+        return found
 
-    def _memo(
-        self,
-        plugin: Any,
-        point: str,
-        member: Member,
-        ask: Callable[[Nodes], Any],
-        ask_one: Callable[[OneNode], int],
-    ) -> _Memo:
-        reads = reads_of(plugin)
-        if reads == "cluster":
-            return _Memo(ask, True, self._runner)
+    def _kept_memo(self, plugin: Any, point: str, member: Member) -> tuple[_Memo | None, Hashable]:
+        if reads_of(plugin) == "cluster":
+            return None, None
         key = (id(plugin), point, key_of(plugin, member))
         found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = _Memo(
-                ask, reads == "usage", self._runner, ask_one if getattr(plugin, "plain", False) else None
-            )
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found, key
+
+    def _keep(
+        self, key: Hashable, plugin: Any, ask: Callable[[Nodes], Any], plain: Callable[[OneNode], int] | None
+    ) -> _Memo:
+        made = _Memo(self._runner, ask, live=reads_of(plugin) != "static", plain=plain)
+        if key is not None:
+            self._kept[key] = made
             if len(self._kept) > _MEMOS_KEPT:
                 self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(key)
-        return found
+        return made
 
 
 class Rankings:

@@ -24,7 +24,7 @@ class Runner:
     def __init__(self) -> None:
         self.faults: list[Fault] = []
         self.job: JobId = 0
-        self.failed = False  # set by every failure, so that the caches do not keep a stand-in
+        self.failures = 0  # counted, so that the caches do not keep a stand-in for an answer
 
     def take_faults(self) -> list[Fault]:
         faults, self.faults = self.faults, []
@@ -60,14 +60,14 @@ class Runner:
             self._report(plugin, "score", error)
             return None
 
-    def refused_by_one(self, plugin: Any, member: Member, node: OneNode, view: View) -> bool:
+    def refused_by_one(self, plugin: Any, member: Member, view: View, node: OneNode) -> bool:
         try:
-            return any(bool(mask) for mask, _ in plugin.filter(member, node, view))
+            return any(mask for mask, _ in plugin.filter(member, node, view))
         except Exception as error:
             self._report(plugin, "filter", error)
             return True
 
-    def score_of_one(self, plugin: Any, member: Member, node: OneNode, view: View) -> int:
+    def score_of_one(self, plugin: Any, member: Member, view: View, node: OneNode) -> int:
         try:
             return int(plugin.score(member, node, view) or 0)
         except Exception as error:
@@ -90,7 +90,7 @@ class Runner:
             return self._report(plugin, point, error)
 
     def _report(self, plugin: Any, point: str, error: Exception) -> Reason:
-        self.failed = True
+        self.failures += 1
         text = f"{type(error).__name__}: {error}"[:300]
         fault = Fault(plugin.name, point, self.job, text)
         if fault not in self.faults[-8:]:

@@ -7,7 +7,7 @@ A quantity finer than its unit is rounded up, as Kubernetes does; a negative one
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
 
 from hodei.model.errors import InvalidInput
@@ -48,7 +48,7 @@ def parse_quantity(value: str | int | float, *, scale: int = 1) -> int:
         raise InvalidInput(f"{text!r} is negative", hint="amounts start at 0")
     if number > MAX_AMOUNT:
         raise InvalidInput(f"{text!r} is larger than any machine", hint="check the suffix")
-    return int(-(-number // 1))
+    return int(number.to_integral_value(ROUND_CEILING))
 
 
 def format_quantity(amount: int, *, scale: int = 1) -> str:

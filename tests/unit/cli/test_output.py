@@ -89,6 +89,13 @@ def test_filters_go_to_the_server(hodei, world):
     assert world.requests[-1].query["state"] == "failed,cancelled"
 
 
+def test_a_list_that_was_cut_says_so_on_stderr(hodei, world):
+    result = hodei("jobs", "-a", "--limit", "3", "-o", "name")
+    assert result.stdout == "3\n2\n1\n"
+    assert "there may be more" in result.stderr
+    assert hodei("jobs", "-a", "--limit", "4").stderr == ""
+
+
 EVIL = "x\x1b]0;owned\x07\r\n\x9b31m\u202ey"
 
 

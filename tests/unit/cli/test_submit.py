@@ -11,7 +11,7 @@ import pytest
 from hodei.model.explanation import Explanation, Placement
 from hodei.wire.document import parse_job
 from hodei.wire.yamlfile import load_yaml
-from unit.cli.stub import Answer, job
+from unit.cli.stub import Answer, job, problem
 
 API = "/api/v1"
 
@@ -211,3 +211,10 @@ def test_plan_explains_one_job_and_lists_several(hodei, stub, file):
         "b    waiting  -      1 node lacks cpu",
     ]
     assert len(msgspec.json.decode(hodei("plan", path, "-o", "json").stdout)) == 2
+
+
+def test_a_job_that_the_server_refuses_as_too_large_is_unschedulable_too(hodei, stub, file):
+    stub.on("POST", f"{API}/plan", problem(422, "LARGER_THAN_CLUSTER", "x can never run here", "ask for less"))
+    result = hodei("plan", file("command: [x]"))
+    assert result.exit_code == 5
+    assert "error: x can never run here" in result.stderr

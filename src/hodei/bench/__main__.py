@@ -1,0 +1,31 @@
+"""`python -m hodei.bench engine|server`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from typing import Any
+
+from hodei.bench import engine, server
+
+
+def main(args: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="hodei bench", description="Measure Hodei on this machine.")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    for module in (engine, server):
+        module.add_arguments(kinds)
+    given = parser.parse_args(args)
+    result: dict[str, Any] = given.measure(given)
+    if given.json:
+        print(json.dumps(result))
+    else:
+        print(f"{platform.machine()}, Python {platform.python_version()}")
+        for name, value in result.items():
+            print(f"  {name:<22}{value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The whole server: from submit to finished, through the real API and the real SQLite store, in its own process.
+
+With the instant backend nothing is run, so that the figure is Hodei's own. With the local backend every job is a real
+`/bin/true`, beside a bare asyncio loop that starts as many with as many in flight, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hodei.client import Client
+
+_IN_FLIGHT = 100
+_DEADLINE_S = 600
+
+
+def add_arguments(kinds: Any) -> None:
+    parser: argparse.ArgumentParser = kinds.add_parser("server", help="jobs per second from submit to finished")
+    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--backend", choices=("instant", "local"), default="instant")
+    parser.add_argument("--batch", type=int, default=500, help="jobs in one request")
+    parser.add_argument("--clients", type=int, default=2, help="connections that submit at the same time")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(measure=measure)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    result: dict[str, Any] = {"backend": given.backend, "jobs": given.jobs}
+    bare = None
+    if given.backend == "local":
+        bare = asyncio.run(_bare_loop(given.jobs))
+        result["bare_asyncio_per_s"] = round(bare)
+    with tempfile.TemporaryDirectory(prefix="hodei-bench-") as home:
+        result |= _through_server(given, Path(home))
+    if bare:
+        result["ratio_to_bare"] = round(result["jobs_per_s"] / bare, 3)
+    return result
+
+
+def _through_server(given: argparse.Namespace, home: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "hodei.server", "--home", str(home), "--port", "0"]
+    command += ["--instant"] if given.backend == "instant" else []
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert server.stdout is not None
+        first = server.stdout.readline()
+        if not re.search(r" is up at http", first):
+            raise RuntimeError(f"the server did not come up: {first!r}")
+        client = Client(home=home)
+        request = {"name": "bench", "command": ["/bin/true"], "cpu": f"{_cpu_share()}m", "memory": "1Mi"}
+        parts = [given.batch] * (given.jobs // given.batch) + (
+            [given.jobs % given.batch] if given.jobs % given.batch else []
+        )
+        began = time.perf_counter()
+        threads = [
+            threading.Thread(target=_submit, args=(home, request, parts[i :: given.clients]))
+            for i in range(given.clients)
+        ]
+        for thread in threads:
+            thread.start()
+        accepted = None
+        while True:
+            counts = client.info().jobs
+            if accepted is None and not any(thread.is_alive() for thread in threads):
+                accepted = time.perf_counter()
+            if counts.get("succeeded", 0) + counts.get("failed", 0) >= given.jobs:
+                break
+            if time.perf_counter() - began > _DEADLINE_S:
+                raise RuntimeError(f"not finished within {_DEADLINE_S} s: {counts}")
+            time.sleep(0.02)
+        ended = time.perf_counter()
+        failed = client.info().jobs.get("failed", 0)
+        if failed:
+            raise RuntimeError(f"{failed} jobs failed")
+        server_cpu = _cpu_of(server.pid)
+        return {
+            "jobs_per_s": round(given.jobs / (ended - began)),
+            "submitted_per_s": round(given.jobs / ((accepted or ended) - began)),
+            "seconds": round(ended - began, 2),
+            "server_cpu_us_per_job": round(server_cpu / given.jobs * 1e6),
+            "server_rss_mb": round(_rss_of(server.pid), 1),
+            "client_cpu_s": round(resource.getrusage(resource.RUSAGE_SELF).ru_utime, 2),
+        }
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _submit(home: Path, request: dict[str, Any], parts: list[int]) -> None:
+    client = Client(home=home)
+    for size in parts:
+        client.submit_all([request] * size)
+
+
+def _cpu_share() -> int:
+    """So small that about `_IN_FLIGHT` fit on this machine at once."""
+    return max((os.cpu_count() or 1) * 1000 // _IN_FLIGHT, 1)
+
+
+async def _bare_loop(jobs: int) -> float:
+    """What asyncio alone can start and reap: no store, no queue, no limits, no output kept."""
+    slots = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def one() -> None:
+        async with slots:
+            process = await asyncio.create_subprocess_exec(
+                "/bin/true", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+            )
+            await process.wait()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(jobs)))
+    return jobs / (time.perf_counter() - began)
+
+
+def _cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss_of(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -1,0 +1,144 @@
+"""kill -9 at random moments: what was acknowledged ends exactly once, and what cannot be known is said to be lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from real.house import House, until
+
+from hodei.client import ServerUnreachable
+from hodei.model.errors import Unavailable
+from hodei.wire.views import JobDetail
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+WIDE = '[[nodes]]\nname = "wide"\ncpu = "12"\nmemory = "12Gi"\n'
+
+
+class Submitter(threading.Thread):
+    """Hands in jobs one by one, each with its own key, and tries again with the same key until it is acknowledged."""
+
+    def __init__(self, house: House, jobs: list[dict[str, object]]) -> None:
+        super().__init__(daemon=True)
+        self._house, self._jobs = house, jobs
+        self.ids: list[int] = []
+        self.tries = 0
+
+    def run(self) -> None:
+        with self._house.client() as client:
+            for number, job in enumerate(self._jobs):
+                while True:
+                    self.tries += 1
+                    try:
+                        self.ids.append(client.submit(job, key=f"crash-{number}").id)
+                        break
+                    except (ServerUnreachable, Unavailable):
+                        time.sleep(0.01)
+
+    def has_acknowledged(self, count: int) -> None:
+        until(lambda: len(self.ids) >= count or not self.is_alive(), f"{count} jobs acknowledged", 60)
+
+
+def seeded() -> random.Random:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def moments(chance: random.Random, jobs: int, count: int) -> list[int]:
+    return sorted(chance.sample(range(2, jobs - 2), count))
+
+
+def a_job(folder: Path, number: int, sleep_s: float) -> dict[str, object]:
+    """Says in its own file that it began and that it ended, and has an exit code of its own."""
+    script = 'echo "$HODEI_RUN_ID began $(date +%s%N)" >>"$1"; sleep "$2"; echo "$HODEI_RUN_ID ended $(date +%s%N)" >>"$1"; exit "$3"'
+    return {
+        "name": f"job-{number}", "cpu": "100m", "memory": "10Mi", "workdir": str(folder),
+        "command": ["sh", "-c", script, "sh", str(folder / str(number)), str(sleep_s), str(number % 7)],
+    }  # fmt: skip
+
+
+def said(folder: Path, number: int) -> list[tuple[str, str, int]]:
+    lines = (folder / str(number)).read_text().splitlines()
+    return [(run, what, int(at)) for run, what, at in (line.split() for line in lines)]
+
+
+def is_sound(house: House, jobs: int) -> None:
+    """The store is whole, and holds each job once, each ended once."""
+    assert house.rows("PRAGMA integrity_check") == [("ok",)]
+    assert house.rows("SELECT count(*) FROM job") == [(jobs,)]
+    ends = house.rows("SELECT job, count(*) FROM event WHERE kind = 'job.ended' GROUP BY job")
+    assert len(ends) == jobs
+    assert {count for _, count in ends} == {1}
+    seqs = [seq for (seq,) in house.rows("SELECT seq FROM event ORDER BY seq")]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def ended_right(detail: JobDetail, number: int) -> None:
+    assert detail.job.name == f"job-{number}"
+    assert detail.job.exit_code == number % 7
+    assert detail.job.state == ("succeeded" if number % 7 == 0 else "failed")
+
+
+def test_a_server_that_is_killed_five_times_loses_no_job_and_runs_none_twice(house: House, tmp_path: Path) -> None:
+    chance, count = seeded(), 200
+    (tmp_path / "out").mkdir()
+    jobs = [a_job(tmp_path / "out", number, round(chance.uniform(0, 0.3), 3)) for number in range(count)]
+    submitter = Submitter(house.configure(WIDE).up(), jobs)
+    submitter.start()
+    for moment in moments(chance, count, 5):
+        submitter.has_acknowledged(moment)
+        time.sleep(chance.uniform(0, 0.05))
+        house.kill()
+        house.start()
+        if chance.random() < 0.5:
+            house.until_up()
+    submitter.join(60)
+    assert len(set(submitter.ids)) == count
+    house.until_up()
+    details = house.ended(*submitter.ids)
+    print(f"{submitter.tries} requests for {count} jobs")
+    for number, detail in enumerate(details):
+        ended_right(detail, number)
+        assert [run.attempt for run in detail.runs] == [1]
+        assert [what for _, what, _ in said(tmp_path / "out", number)] == ["began", "ended"]
+    assert house.stop() == 0
+    is_sound(house, count)
+
+
+@pytest.mark.parametrize("with_server", [False, True], ids=["the agent alone", "the agent and the server at once"])
+def test_after_an_agent_is_killed_its_runs_are_found_again_or_said_to_be_lost(
+    house: House, tmp_path: Path, with_server: bool
+) -> None:
+    chance, count = seeded(), 60
+    (tmp_path / "out").mkdir()
+    jobs = [a_job(tmp_path / "out", number, round(chance.uniform(0, 1.2), 3)) for number in range(count)]
+    submitter = Submitter(house.configure(WIDE).up(), jobs)
+    submitter.start()
+    for moment in moments(chance, count, 2):
+        submitter.has_acknowledged(moment)
+        time.sleep(chance.uniform(0, 0.05))
+        if with_server:
+            house.kill()
+        house.kill_agent()
+        if with_server:
+            house.up()
+    submitter.join(60)
+    details = house.ended(*submitter.ids)
+    again = 0
+    for number, detail in enumerate(details):
+        ended_right(detail, number)
+        assert [run.state for run in detail.runs[:-1]] == ["lost"] * (len(detail.runs) - 1)
+        again += len(detail.runs) > 1
+        # One beginning for each run at most, and each run over before the next begins.
+        lines = said(tmp_path / "out", number)
+        assert len({run for run, what, _ in lines if what == "began"}) == sum(what == "began" for _, what, _ in lines)
+        assert [run for run, _, _ in lines] == sorted(run for run, _, _ in lines)
+        assert {run for run, _, _ in lines} <= {run.id for run in detail.runs}
+    print(f"{again} of {count} jobs lost a run and were started again")
+    assert house.stop() == 0
+    is_sound(house, count)

@@ -1,0 +1,348 @@
+"""The documentation is true: its examples parse or run, its links lead somewhere, its tables hold what the code holds.
+
+A fenced block may have a comment on the line before it:
+
+    <!-- run -->                 console: every `$ ` line is run by a real shell; python: run against a real server
+    <!-- file: NAME -->          written to NAME in the directory where the page's commands are run
+    <!-- not a job -->           YAML of something else; `<!-- not a configuration -->`: TOML of something else
+
+In a console block `…` stands for any text, alone on a line for any lines; spaces count as one; `# exit code 5` behind
+a command says how it ends (0 if nothing is said); a command without lines after it may say what it likes.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import msgspec
+import pytest
+from real.house import House
+
+from hodei.model.config import Config
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.runtime.metrics import Metrics
+from hodei.wire.document import parse_job
+from hodei.wire.yamlfile import load_yaml
+from hodei.wiring import load_config, make_controller, node_offer
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "hodei"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+TIMEOUT_S = 60
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\s*$")
+_COMMENT = re.compile(r"^ *<!-- (?P<text>.*?) -->\s*$")
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"[A-Z]{2,}(_[A-Z0-9]+)*_?")
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    comment: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    lines = page.read_text().splitlines()
+    at = 0
+    while at < len(lines):
+        opened = _FENCE.match(lines[at])
+        if opened is None:
+            at += 1
+            continue
+        comment = _COMMENT.match(lines[at - 1]) if at else None
+        ends = next(i for i in range(at + 1, len(lines)) if lines[i].strip() == "```")
+        cut = len(opened["indent"])
+        text = "\n".join(line[cut:] for line in lines[at + 1 : ends]) + "\n"
+        yield Block(page, at + 1, opened["language"], comment["text"] if comment else "", text)
+        at = ends + 1
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def blocks(language: str, but: str = "") -> list[Any]:
+    return [pytest.param(b, id=str(b)) for b in BLOCKS if b.language == language and (not but or b.comment != but)]
+
+
+def pages_that_run(language: str) -> list[Any]:
+    pages = dict.fromkeys(b.page for b in BLOCKS if b.language == language and b.comment == "run")
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+
+
+def words(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"(?ms)^ *```.*?^ *```\s*$", "", page.read_text())
+
+
+# --------------------------------------------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize("block", blocks("yaml", but="not a job"))
+def test_a_job_in_the_documentation_is_a_job(block: Block) -> None:
+    for document in load_yaml(block.text, name=str(block)):
+        assert parse_job(document, now_ms=1).tasks
+
+
+@pytest.mark.parametrize("block", blocks("toml", but="not a configuration"))
+def test_a_configuration_in_the_documentation_can_be_loaded(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(block.text)
+    config = load_config(path)
+    assert config != Config()
+    for node in config.nodes:
+        assert node_offer(node).name
+    if not any(":" in name for profile in config.scheduling.profiles.values() for name in profile.plugins):
+        make_controller(config.scheduling)
+
+
+@pytest.mark.parametrize("block", [p for p in blocks("toml") if p.values[0].comment == "not a configuration"])
+def test_other_toml_is_toml(block: Block) -> None:
+    assert tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_in_the_documentation_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+def test_no_block_names_a_comment_that_nobody_understands() -> None:
+    known = {"", "run", "not a job", "not a configuration"}
+    odd = [str(b) for b in BLOCKS if b.comment not in known and not b.comment.startswith("file: ")]
+    assert odd == []
+
+
+# ---------------------------------------------------------------------------------------------------- running
+
+
+class Command(NamedTuple):
+    line: str
+    code: int
+    says: list[str]
+
+
+def commands_of(block: Block) -> Iterator[Command]:
+    line, says = "", list[str]()
+    for text in [*block.text.splitlines(), "$ "]:
+        if text.startswith("$ "):
+            if line:
+                wanted = re.search(r"# exit code (\d+)\s*$", line)
+                yield Command(line, int(wanted[1]) if wanted else 0, says)
+            line, says = text[2:], []
+        elif text.startswith("> ") and not says:
+            line = f"{line}\n{text[2:]}"
+        elif text.strip():
+            says.append(text)
+
+
+def matches(wanted: list[str], said: str) -> bool:
+    parts = []
+    for line in wanted:
+        if line.strip() == "…":
+            parts.append(r"(?:[^\n]*\n)*?")
+        else:
+            parts.append(r"[^\n]*".join(re.escape(piece) for piece in _one_space(line).split("…")) + "\n")
+    lines = [_one_space(line) for line in said.splitlines() if line.strip()]
+    return re.fullmatch("".join(parts), "".join(line + "\n" for line in lines)) is not None
+
+
+def _one_space(line: str) -> str:
+    return " ".join(line.split())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path / "home")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def shell_env(house: House) -> dict[str, str]:
+    return house.env({"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"})
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("page", pages_that_run("console"))
+def test_the_commands_of_a_page_do_what_it_says(page: Path, house: House, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    commands: list[Command] = []
+    for block in blocks_of(page):
+        if block.comment.startswith("file: "):
+            path = work / block.comment.removeprefix("file: ")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.language == "console" and block.comment == "run":
+            commands += commands_of(block)
+    script = "".join(f"{command.line}\nprintf '\\n@@ {number} %d\\n' $?\n" for number, command in enumerate(commands))
+    done = subprocess.run(
+        ["bash", "-c", f"exec 2>&1 </dev/null\n{script}"], cwd=work, env=shell_env(house), capture_output=True,
+        text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    parts = re.split(r"\n@@ \d+ (\d+)\n", done.stdout)
+    for command, said, code in zip(commands, parts[0::2], parts[1::2], strict=False):
+        assert int(code) == command.code, f"$ {command.line}\n{said}(exit code {code})"
+        if command.says:
+            assert matches(command.says, said), f"$ {command.line}\n{said}\nis not\n" + "\n".join(command.says)
+    assert len(parts) == 2 * len(commands) + 1, done.stdout[-2000:]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("page", pages_that_run("python"))
+def test_the_python_of_a_page_runs_against_a_real_server(page: Path, house: House, tmp_path: Path) -> None:
+    house.up()
+    for block in blocks_of(page):
+        if block.language == "python" and block.comment == "run":
+            done = subprocess.run(
+                [sys.executable, "-c", block.text], cwd=tmp_path, env=shell_env(house), capture_output=True,
+                text=True, timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
+
+
+# ------------------------------------------------------------------------------------------------------ links
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    dead = []
+    for link in _LINK.findall(words(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, place = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or (place and place not in places_of(path)):
+            dead.append(link)
+    assert dead == []
+
+
+def places_of(page: Path) -> set[str]:
+    """The names by which GitHub knows the headings of a page."""
+    titles = re.findall(r"(?m)^#+ +(.+?)\s*$", words(page))
+    return {re.sub(r"[^\w\- ]", "", title.lower().replace("`", "")).replace(" ", "-") for title in titles}
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    index = DOCS / "index.md"
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in _LINK.findall(words(index))}
+    assert [str(page) for page in sorted(DOCS.rglob("*.md")) if page != index and page not in linked] == []
+
+
+def test_no_page_names_a_path_of_the_machine_it_was_written_on() -> None:
+    home = str(Path.home())
+    told = [str(page) for page in PAGES if str(ROOT) in page.read_text() or f"{home}/" in page.read_text()]
+    assert told == []
+
+
+# -------------------------------------------------------------------------------------------------- reference
+
+
+def first_cells(page: Path, section: str = "") -> list[tuple[str, ...]]:
+    """Rows of the page's tables (below one heading, if named) whose first cell begins with code."""
+    text = words(page)
+    if section:
+        _, _, text = text.partition(f"\n## {section}\n")
+        text = text.partition("\n## ")[0]
+    rows = re.findall(r"(?m)^\| *(`.*?) *\|$", text)
+    return [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", row)) for row in rows]
+
+
+def test_every_metric_is_in_the_reference_and_no_other() -> None:
+    kinds = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in Metrics().registry.collect()}
+    told = {row[0].strip("`"): row[1] for row in first_cells(DOCS / "reference" / "metrics.md")}
+    assert told == kinds
+
+
+SECTIONS = {
+    "server": ("server", "ServerConfig"),
+    "scheduling": ("scheduling", "SchedulingConfig"),
+    "scheduling.profiles.NAME": ("scheduling", "ProfileConfig"),
+    "scheduling.retry": ("scheduling", "BackoffConfig"),
+    "scheduling.admission": ("scheduling", "AdmissionConfig"),
+    "nodes": ("nodes", "NodeConfig"),
+}
+
+
+def config_structs(of: type = Config) -> dict[str, type]:
+    found = {of.__name__: of}
+    for hint in get_type_hints(of).values():
+        for part in (hint, *get_args(hint)):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                found |= config_structs(part)
+    return found
+
+
+def test_every_struct_of_the_configuration_has_a_section() -> None:
+    assert {name for _, name in SECTIONS.values()} | {"Config"} == set(config_structs())
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_of_the_configuration_is_in_the_reference_with_its_default(section: str) -> None:
+    struct = config_structs()[SECTIONS[section][1]]
+    keys = {}
+    for field in msgspec.structs.fields(struct):
+        default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+        if not isinstance(default, msgspec.Struct) and field.name != "profiles":
+            keys[field.name] = default
+    told = {row[0].strip("`"): row[1] for row in first_cells(DOCS / "reference" / "configuration.md", f"[{section}]")}
+    assert told.keys() == keys.keys()
+    for key, default in keys.items():
+        if default is msgspec.NODEFAULT or default is None:
+            assert not told[key].startswith("`"), key
+        else:
+            plain = list(default) if isinstance(default, tuple) else default
+            assert tomllib.loads(f"it = {told[key].strip('`')}")["it"] == plain, key
+
+
+def codes_in_the_code() -> set[str]:
+    """Strings in capitals in the rooms that give reasons, and every `code=` of the others."""
+    found = {state.upper() for state in JOB_ENDED}
+    for room in ("plugins", "engine", "control", "runtime", "model/errors.py", "server", "client", "cli", "agent"):
+        path = SOURCE / room
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            tree = ast.parse(file.read_text())
+            for node in ast.walk(tree):
+                if room in ("server", "client", "cli", "agent"):
+                    found |= _named_codes(node)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _CODE.fullmatch(node.value):
+                    found.add(node.value)
+    return found
+
+
+def _named_codes(node: ast.AST) -> set[str]:
+    values: list[ast.expr] = []
+    if isinstance(node, ast.keyword) and node.arg == "code":
+        values = [node.value]
+    elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "code" for t in node.targets):
+        values = [node.value]
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Refused", "_reply"):
+        values = list(node.args)
+    elif isinstance(node, ast.Dict):
+        values = [v for k, v in zip(node.keys, node.values, strict=True) if getattr(k, "value", "") == "code"]
+    texts = [v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+    return {text for text in texts if _CODE.fullmatch(text)}
+
+
+def test_every_reason_code_is_in_the_reference_and_no_other() -> None:
+    rows = first_cells(DOCS / "reference" / "reasons.md")
+    told = {code for row in rows for code in re.findall(r"`([A-Z][A-Z_]+)`", row[0])}
+    codes = codes_in_the_code()
+    families = {code for code in codes if code.endswith("_")}
+    members = {code for code in told if any(code.startswith(family) for family in families)}
+    assert {family for family in families if not any(code.startswith(family) for code in members)} == set()
+    assert told - members == codes - families
