@@ -1,17 +1,50 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# Two commands do all the set-up on a machine with python3 (3.11+), make and git: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
 
-.PHONY: venv demo test test-real lint bench clean
 .DEFAULT_GOAL := help
+.PHONY: help venv demo test unit real lint format bench clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(BIN)/hodei: pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: apt-get install python3-venv"; exit 1; }
+# A venv may lack pip where Debian's python3-venv is not installed; then pip is brought in by what is at hand.
+$(BIN)/.ready: pyproject.toml
+	@sh scripts/make-venv.sh "$(PYTHON)" "$(VENV)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
-	@touch $(BIN)/hodei
+	@touch $@
 
-venv: $(BIN)/hodei  ## .venv with hodei in it
+venv: $(BIN)/.ready  ## .venv with hodei in it
+
+demo: venv  ## the main job on the embedded default, to the end
+	@sh scripts/demo.sh $(BIN)
+
+test: venv  ## all tests
+	$(PYTEST)
+
+unit: venv  ## the tests that take seconds
+	$(PYTEST) -m 'not real and not slow and not browser'
+
+real: venv  ## the tests that start real servers and processes
+	$(PYTEST) -m 'real or slow'
+
+lint: venv  ## ruff, mypy, import-linter
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: venv  ## let ruff lay out the code
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+bench: venv  ## figures and ratios of this machine
+	$(BIN)/hodei bench engine
+	$(BIN)/hodei bench server
+	$(BIN)/hodei bench server --backend local --jobs 5000
+
+clean:  ## away with the venv and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

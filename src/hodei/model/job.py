@@ -144,7 +144,8 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
 
 
 class Job(Struct, frozen=True, omit_defaults=True):
-    """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes."""
+    """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes;
+    `nodes` names where its latest attempt went (the first twenty, separated by spaces)."""
 
     id: JobId
     spec: JobSpec
@@ -164,6 +165,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
     started_ms: int = 0
     finished_ms: int = 0
     exit_code: int | None = None
+    nodes: str = ""
     version: int = 1
 
 

@@ -64,7 +64,7 @@ def format_quantity(amount: int, *, scale: int = 1) -> str:
 def human_quantity(amount: int, *, scale: int = 1) -> str:
     """A short rounded form for people: `3.5` cores, `7.8Gi`."""
     if scale == 1000:
-        return f"{amount / 1000:.3g}"
+        return f"{amount / 1000:.3g}" if amount < 1_000_000 else str(round(amount / 1000))
     for suffix, size in _BINARY:
         if amount >= size:
             return f"{amount / size:.3g}{suffix}" if amount < 1000 * size else f"{amount // size}{suffix}"

@@ -41,6 +41,7 @@ _VERSION_1 = (
         started_ms INTEGER NOT NULL,
         finished_ms INTEGER NOT NULL,
         exit_code INTEGER,
+        nodes TEXT NOT NULL DEFAULT '',
         version INTEGER NOT NULL,
         project TEXT NOT NULL,
         user TEXT NOT NULL,

@@ -6,7 +6,7 @@ Lists are long, so views are cheap. `parse_job(job_document(spec)) == spec` for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -61,7 +61,7 @@ def _minute(minute: int) -> str:
 # ------------------------------------------------------------------------------------------- views
 
 
-def job_view(job: Job, nodes: Sequence[str] = ()) -> JobView:
+def job_view(job: Job) -> JobView:
     spec = job.spec
     tasks = spec.tasks
     return JobView(
@@ -85,7 +85,7 @@ def job_view(job: Job, nodes: Sequence[str] = ()) -> JobView:
         iso(job.started_ms),
         iso(job.finished_ms),
         job.version,
-        list(nodes),
+        job.nodes.split(),
     )
 
 

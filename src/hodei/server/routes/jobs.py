@@ -19,12 +19,12 @@ from hodei.ports import JobQuery
 from hodei.server.errors import Busy, Malformed
 from hodei.server.params import read_since_ms
 from hodei.server.route import API, MIB, READ, SMALL, WRITE, Call, Param, Reply, Route
-from hodei.wire.document import decode_jobs
+from hodei.wire.document import MAX_BODY_BYTES, decode_jobs
 from hodei.wire.render import job_document, job_view, run_view
 from hodei.wire.views import CancelRequest, JobDetail, JobList, JobView, PlanReply, SubmitReply
 from hodei.wire.yamlfile import load_yaml
 
-BULK_LIMIT = 32 * MIB
+BULK_LIMIT = MAX_BODY_BYTES
 LOG_LIMIT = 4 * MIB
 _ID = Param("id", "the job's number", type=int, where="path", minimum=1)
 _cancel_request = msgspec.json.Decoder(CancelRequest)
@@ -92,9 +92,8 @@ async def list_jobs(call: Call) -> JobList:
 
 async def show_job(call: Call) -> JobDetail:
     job, runs = await _job(call)
-    nodes = tuple(dict.fromkeys(run.node for run in runs if run.attempt == job.attempt))
     spec = job_document(job.spec, redact=call.who.role == "viewer")
-    return JobDetail(job_view(job, nodes), spec, [run_view(run) for run in runs])
+    return JobDetail(job_view(job), spec, [run_view(run) for run in runs])
 
 
 async def _job(call: Call) -> tuple[Job, list[Run]]:
