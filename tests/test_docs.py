@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 import pytest
-from real.house import House
 
 from hodei.model.config import Config
 from hodei.model.lifecycle import JOB_ENDED
@@ -32,6 +31,7 @@ from hodei.runtime.metrics import Metrics
 from hodei.wire.document import parse_job
 from hodei.wire.yamlfile import load_yaml
 from hodei.wiring import load_config, make_controller, node_offer
+from real.house import House
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -326,9 +326,9 @@ def codes_in_the_code() -> set[str]:
 
 def _named_codes(node: ast.AST) -> set[str]:
     values: list[ast.expr] = []
-    if isinstance(node, ast.keyword) and node.arg == "code":
-        values = [node.value]
-    elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "code" for t in node.targets):
+    if (isinstance(node, ast.keyword) and node.arg == "code") or (
+        isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "code" for t in node.targets)
+    ):
         values = [node.value]
     elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Refused", "_reply"):
         values = list(node.args)

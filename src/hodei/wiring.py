@@ -16,7 +16,7 @@ from hodei.control.retry import Backoff, RetryPolicy
 from hodei.model.config import Config, NodeConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location, Node, Taint
-from hodei.model.quantity import parse_duration_ms, parse_quantity
+from hodei.model.quantity import MAX_DURATION_MS, parse_duration_ms, parse_quantity
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, parse_resources
 from hodei.model.text import did_you_mean
 from hodei.plugins.registry import build_profiles
@@ -104,6 +104,7 @@ def make_service(home: Path, config: Config, *, instant: bool = False) -> Servic
     make_controller(config.scheduling)  # a wrong profile is told before anything is touched on disk
     offers = tuple(node_offer(node) for node in config.nodes)
     retention_ms = parse_duration_ms(config.server.retention)
+    log_cap_bytes = parse_quantity(config.server.log_cap)
     clock = SystemClock()
     store = SqliteStore(home / "hodei.db")
     opened = store.open()
@@ -119,7 +120,8 @@ def make_service(home: Path, config: Config, *, instant: bool = False) -> Servic
             installation=opened.installation,
             epoch=opened.epoch,
             nodes=offers,
-            keep_logs_s=retention_ms / 1000,
+            keep_logs_s=(retention_ms or MAX_DURATION_MS) / 1000,  # no retention: kept for ever, output too
+            log_cap_bytes=log_cap_bytes,
         )
     decision_log = None
     if config.server.decision_log:
@@ -140,9 +142,7 @@ def make_service(home: Path, config: Config, *, instant: bool = False) -> Servic
 async def server_checks(service: Service, store: Store) -> list[Check]:
     """What only the server can see of its own health."""
     out = [
-        Check(
-            f"store: {what}", "ok" if well else "problem", found, "" if well else "see docs/how-to/troubleshooting.md"
-        )
+        Check(what, "ok" if well else "problem", found, "" if well else "see docs/how-to/troubleshooting.md")
         for what, well, found in await service.read(store.check)
     ]
     behind = service.clock.now_ms() - service.controller.beat_ms

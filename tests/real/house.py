@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 T = TypeVar("T")
 
 
-def until(true: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
+def until(true: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
     """What `true` says once that is no longer nothing: polled, with a deadline."""
     ends = time.monotonic() + deadline_s
     while not (found := true()):
@@ -36,6 +36,16 @@ def until(true: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T
             raise AssertionError(f"{what}: not within {deadline_s:g} s")
         time.sleep(0.01)
     return found
+
+
+def pids_in(file: Path, count: int) -> list[int]:
+    """The first `count` process numbers that jobs have written into `file`, when they have."""
+
+    def read() -> list[int]:
+        found = file.read_text().split() if file.exists() else []
+        return [int(pid) for pid in found] if len(found) >= count else []
+
+    return until(read, f"{count} processes have said who they are")
 
 
 class Said(NamedTuple):

@@ -9,21 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from agent_host import alive
-from real.house import House, until
+from real.house import House, pids_in, until
 
 pytestmark = pytest.mark.real
 
 TINY = '[[nodes]]\nname = "tiny"\ncpu = "1"\nmemory = "1Gi"\n'
 QUICK_RETRIES = '[scheduling.retry]\nbase = "200ms"\nfactor = 2\njitter = 0.0\n'
-
-
-def pids_in(file: Path, count: int) -> list[int]:
-    def read() -> list[int]:
-        found = file.read_text().split() if file.exists() else []
-        return [int(pid) for pid in found] if len(found) >= count else []
-
-    return until(read, f"{count} processes have said who they are")
 
 
 def test_run_is_like_running_it_here(house: House, tmp_path: Path) -> None:

@@ -2,49 +2,67 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from real.house import House, until
 
 from hodei.client import ServerUnreachable
 from hodei.model.errors import Unavailable
 from hodei.wire.views import JobDetail
+from real.house import House, until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 WIDE = '[[nodes]]\nname = "wide"\ncpu = "12"\nmemory = "12Gi"\n'
 
 
-class Submitter(threading.Thread):
-    """Hands in jobs one by one, each with its own key, and tries again with the same key until it is acknowledged."""
+class Submitters:
+    """Several clients at once. Each job has its own key, and is handed in with it until it is acknowledged."""
 
-    def __init__(self, house: House, jobs: list[dict[str, object]]) -> None:
-        super().__init__(daemon=True)
+    def __init__(self, house: House, jobs: list[dict[str, object]], clients: int = 3) -> None:
         self._house, self._jobs = house, jobs
-        self.ids: list[int] = []
+        self._left = iter(list(enumerate(jobs)))
+        self._lock = threading.Lock()
+        self._acknowledged: dict[int, int] = {}
         self.tries = 0
+        self._threads = [threading.Thread(target=self._submit, daemon=True) for _ in range(clients)]
+        for thread in self._threads:
+            thread.start()
 
-    def run(self) -> None:
+    def _submit(self) -> None:
         with self._house.client() as client:
-            for number, job in enumerate(self._jobs):
-                while True:
+            while True:
+                with self._lock:
+                    number, job = next(self._left, (-1, {}))
+                if not job:
+                    return
+                while number not in self._acknowledged:
                     self.tries += 1
                     try:
-                        self.ids.append(client.submit(job, key=f"crash-{number}").id)
-                        break
+                        self._acknowledged[number] = client.submit(job, key=f"crash-{number}").id
                     except (ServerUnreachable, Unavailable):
                         time.sleep(0.01)
 
-    def has_acknowledged(self, count: int) -> None:
-        until(lambda: len(self.ids) >= count or not self.is_alive(), f"{count} jobs acknowledged", 60)
+    def have(self, count: int) -> None:
+        """Wait until so many are acknowledged."""
+        until(lambda: len(self._acknowledged) >= count, f"{count} jobs acknowledged", 60)
+
+    def all(self) -> list[int]:
+        """The ids, in the order of the jobs, when all are acknowledged."""
+        for thread in self._threads:
+            thread.join(60)
+        ids = [self._acknowledged[number] for number in range(len(self._jobs))]
+        assert len(set(ids)) == len(ids)
+        return ids
 
 
 def seeded() -> random.Random:
-    seed = random.SystemRandom().randrange(2**32)
+    """Another one each time; SEED=N in the environment repeats one."""
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
     print(f"seed {seed}")
     return random.Random(seed)
 
@@ -88,20 +106,23 @@ def test_a_server_that_is_killed_five_times_loses_no_job_and_runs_none_twice(hou
     chance, count = seeded(), 200
     (tmp_path / "out").mkdir()
     jobs = [a_job(tmp_path / "out", number, round(chance.uniform(0, 0.3), 3)) for number in range(count)]
-    submitter = Submitter(house.configure(WIDE).up(), jobs)
-    submitter.start()
+    submitters = Submitters(house.configure(WIDE).up(), jobs)
+    kills = 0
     for moment in moments(chance, count, 5):
-        submitter.has_acknowledged(moment)
+        submitters.have(moment)
         time.sleep(chance.uniform(0, 0.05))
         house.kill()
         house.start()
-        if chance.random() < 0.5:
-            house.until_up()
-    submitter.join(60)
-    assert len(set(submitter.ids)) == count
+        kills += 1
+        if chance.random() < 0.4:  # once more, while it comes up
+            time.sleep(chance.uniform(0, 0.8))
+            house.kill()
+            house.start()
+            kills += 1
+    ids = submitters.all()
     house.until_up()
-    details = house.ended(*submitter.ids)
-    print(f"{submitter.tries} requests for {count} jobs")
+    details = house.ended(*ids)
+    print(f"{kills} kills, {submitters.tries} requests for {count} jobs")
     for number, detail in enumerate(details):
         ended_right(detail, number)
         assert [run.attempt for run in detail.runs] == [1]
@@ -117,18 +138,16 @@ def test_after_an_agent_is_killed_its_runs_are_found_again_or_said_to_be_lost(
     chance, count = seeded(), 60
     (tmp_path / "out").mkdir()
     jobs = [a_job(tmp_path / "out", number, round(chance.uniform(0, 1.2), 3)) for number in range(count)]
-    submitter = Submitter(house.configure(WIDE).up(), jobs)
-    submitter.start()
+    submitters = Submitters(house.configure(WIDE).up(), jobs)
     for moment in moments(chance, count, 2):
-        submitter.has_acknowledged(moment)
+        submitters.have(moment)
         time.sleep(chance.uniform(0, 0.05))
         if with_server:
             house.kill()
         house.kill_agent()
         if with_server:
             house.up()
-    submitter.join(60)
-    details = house.ended(*submitter.ids)
+    details = house.ended(*submitters.all())
     again = 0
     for number, detail in enumerate(details):
         ended_right(detail, number)

@@ -36,6 +36,8 @@ __all__ = ["LocalBackend", "NodeOffer", "enforcement"]
 BIRTH_TIMEOUT_S = 15.0
 RECONNECT_MAX_S = 2.0
 ORDERS_PER_MESSAGE = 500
+# Shorter than a reader's own patience, so that he hears a reason.
+LOGS_TIMEOUT_S = 10.0
 # The kernel takes no larger command, and no longer word in it; said here, because asking again cannot help.
 COMMAND_LIMIT = 1 << 20
 WORD_LIMIT = (128 << 10) - 1
@@ -65,6 +67,7 @@ class _Order(Struct, omit_defaults=True):
     cpus: tuple[int, ...] = ()
     timeout_ms: int = 0
     grace_ms: int | None = None
+    log_cap: int | None = None
 
 
 class _Started(Struct):
@@ -96,11 +99,12 @@ class LocalBackend:
         nodes: Sequence[NodeOffer] = (),
         linger_s: float = 30,
         keep_logs_s: float = 7 * 86_400,
+        log_cap_bytes: int | None = None,
     ) -> None:
         self.name = name
         self._home, self._installation, self._epoch = home, installation, epoch
         self._offers = {offer.name: offer for offer in nodes}
-        self._linger_s, self._keep_logs_s = linger_s, keep_logs_s
+        self._linger_s, self._keep_logs_s, self._log_cap_bytes = linger_s, keep_logs_s, log_cap_bytes
         self._link: Link | None = None
         self._connected = asyncio.Event()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -333,6 +337,7 @@ class LocalBackend:
             cpus=offer.cpus if offer else (),
             timeout_ms=spec.timeout_ms,
             grace_ms=spec.grace_ms,
+            log_cap=self._log_cap_bytes,
         )
 
     async def stop(self, orders: Sequence[Stop]) -> None:
@@ -346,7 +351,10 @@ class LocalBackend:
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
         try:
-            answer = await (await self._reach()).ask("logs", run=run, stream=stream, offset=offset, limit=limit)
+            link = await self._reach()
+            answer = await link.ask(
+                "logs", timeout_s=LOGS_TIMEOUT_S, run=run, stream=stream, offset=offset, limit=limit
+            )
         except BackendError as error:
             if error.code == "NO_LOG":
                 raise NotFound(error.message) from None

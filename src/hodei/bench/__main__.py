@@ -23,7 +23,7 @@ def main(args: list[str] | None = None) -> int:
     else:
         print(f"{platform.machine()}, Python {platform.python_version()}")
         for name, value in result.items():
-            print(f"  {name:<22}{value}")
+            print(f"  {name:<34}{value}")
     return 0
 
 

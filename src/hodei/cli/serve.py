@@ -136,15 +136,16 @@ def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + timeout_s
-    while not _is_ready(where, server.pid):
+    while (missing := _not_ready(where, server.pid)) is not None:
         if server.poll() is not None:
             raise HodeiError(
                 f"the server ended at once (exit code {server.returncode}): {_last_words(log_path, began)}",
                 hint=f"see {log_path}", code="NOT_STARTED",
             )  # fmt: skip
         if time.monotonic() > deadline:
-            hint = f"it goes on starting as process {server.pid}; see {log_path}"
-            raise HodeiError(f"the server is not ready after {timeout_s:g} s", hint=hint, code="NOT_READY")
+            hint = missing.hint or f"it goes on starting as process {server.pid}; see {log_path}"
+            text = f"the server is not ready after {timeout_s:g} s: {missing.message}"
+            raise HodeiError(text, hint=hint, code="NOT_READY")
         time.sleep(_POLL_S)
     found = read_server_file(where)
     click.echo(found.address if found else "")
@@ -155,18 +156,20 @@ def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None
     note("try: hodei run -- echo hello        stop it: hodei down")
 
 
-def _is_ready(where: Path, pid: int) -> bool:
+def _not_ready(where: Path, pid: int) -> HodeiError | None:
+    """What is still missing before the server takes jobs; None if nothing is."""
     from hodei.client import Client
     from hodei.client.address import read_server_file
 
     found = read_server_file(where)
     if found is None or found.pid != pid:
-        return False
+        return HodeiError("it has not said where it listens")
     try:
         with Client(found.address, home=where, timeout_s=5) as server:
-            return server.ready()
-    except HodeiError:
-        return False
+            server.ready()
+    except HodeiError as error:
+        return error
+    return None
 
 
 def _last_words(log_path: Path, since: int) -> str:

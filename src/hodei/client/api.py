@@ -225,7 +225,7 @@ class Client:
     def events(self, after: int = 0, follow: bool = False, *, job: int = 0) -> Iterator[Event]:
         """Events with a number above `after`, oldest first; with `follow` it never ends and misses none."""
         while True:
-            page = self.event_page(after, job=job)
+            page = self._patiently(partial(self.event_page, after, job=job))
             yield from page.events
             if not page.events:
                 break

@@ -67,7 +67,8 @@ class Gate:
     def never_fits(self, spec: JobSpec) -> Refusal | None:
         """The refusal that even an empty and healthy cluster of these nodes would give, by all the filters of the
         job's profile; None if it could take the job, or if there are no nodes yet to judge by."""
-        return self._on_empty(spec, self._engine.profiles[spec.profile])
+        whole = self._engine.profiles[spec.profile]
+        return self._on_empty(spec, Profile(whole.name, whole.queue, whole.filters))
 
     def _too_large(self, spec: JobSpec) -> Refusal | None:
         """The same by size alone: labels and taints are an operator's word away, only sheer size is hopeless."""
@@ -91,7 +92,7 @@ class Gate:
         result = engine.try_gang(gang, View(0))
         if isinstance(result, Refusal):
             return result
-        engine.undo(result)
+        engine.withdraw(gang, result)
         return None
 
     def _keep_up(self) -> None:

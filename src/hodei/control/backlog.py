@@ -8,6 +8,7 @@ as many as there are jobs. Lines of different tenants take turns by the charge o
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Hashable, Iterator
 
 from hodei.engine.plan import Refusal
@@ -37,6 +38,8 @@ class Line:
         self._groups: dict[Hashable, _Group] = {}
         self._ready: dict[str, list[tuple[tuple[int, ...], JobId]]] = {}
         self._turns: dict[str, int] = {}
+        self._clock = 0
+        self._waiting: Counter[str] = Counter()
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
 
@@ -47,6 +50,11 @@ class Line:
 
     def add(self, gang: Gang, *, not_before_ms: int = 0, now_ms: int = 0) -> None:
         self.profile.admit(gang)
+        tenant = gang.tenant
+        if not self._waiting[tenant]:
+            # A tenant that was idle joins at the present turn: it has not saved any up. One that waits keeps its own.
+            self._turns[tenant] = max(self._turns.get(tenant, 0), self._clock)
+        self._waiting[tenant] += 1
         self.gangs[gang.id] = gang
         if not_before_ms > now_ms:
             self._until[gang.id] = not_before_ms
@@ -59,11 +67,13 @@ class Line:
         self._until.pop(job, None)
         gang = self.gangs.pop(job, None)
         if gang is not None:
+            self._waiting[gang.tenant] -= 1
             self._expose(gang.group)
         return gang
 
     def started(self, gang: Gang) -> None:
-        self._turns[gang.tenant] = self._turns.get(gang.tenant, 0) + self.profile.queue.charge(gang)
+        self._clock = max(self._clock, self._turns[gang.tenant])
+        self._turns[gang.tenant] += self.profile.queue.charge(gang)
         self.remove(gang.id)
 
     # ------------------------------------------------------------------------------------------- the order
@@ -116,10 +126,12 @@ class Line:
         return self._until.get(job, 0)
 
     def position(self, gang: Gang) -> int:
-        """1 for the first in line, by the order in which gangs would be tried."""
-        turn = self._turns.get(gang.tenant, 0)
-        mine = (turn, gang.tenant, gang.order)
-        return 1 + sum((self._turns.get(o.tenant, 0), o.tenant, o.order) < mine for o in self.gangs.values())
+        """1 for the first in line, by the order in which gangs would be tried if each found room."""
+        turns, places = dict(self._turns), dict[JobId, tuple[int, str, tuple[int, ...]]]()
+        for other in sorted(self.gangs.values(), key=lambda other: other.order):
+            places[other.id] = (turns[other.tenant], other.tenant, other.order)
+            turns[other.tenant] += self.profile.queue.charge(other)
+        return 1 + sum(place < places[gang.id] for place in places.values())
 
     # ---------------------------------------------------------------------------------------------- inside
 
@@ -152,15 +164,12 @@ class Line:
         tenant = group.tenant
         heap = self._ready.get(tenant)
         if heap is None:
-            # A tenant that was idle joins at the turn of those who are busy: it has not saved any up.
-            busy = [self._turns.get(name, 0) for name in self._ready]
-            self._turns[tenant] = max(self._turns.get(tenant, 0), min(busy, default=0))
             heap = self._ready[tenant] = []
         heapq.heappush(heap, group.heap[0])
 
     def _next(self) -> Gang | None:
         while self._ready:
-            tenant = min(self._ready, key=lambda name: (self._turns.get(name, 0), name))
+            tenant = min(self._ready, key=lambda name: (self._turns[name], name))
             heap = self._ready[tenant]
             while heap:
                 gang = self.gangs.get(heap[0][1])

@@ -43,6 +43,9 @@ from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
 from hodei.model.node import NodeMarks
 
+# How often those are tried again whom nothing but time may help.
+_TICK_MS = 1000
+
 
 class Step(Struct):
     """What one step decided and what is to be done about it: first all `saves` in one commit, then the `acts`."""
@@ -76,6 +79,7 @@ class Controller:
         self._lives = Lives(self.world, self.retry, self._enqueue, self._wake)
         self._max_tries = max_tries
         self._triggers: set[Trigger] = set()
+        self._tick_ms: int | None = None
         self._unfinished = False
 
     # -------------------------------------------------------------------------------------------- driving
@@ -93,7 +97,7 @@ class Controller:
         """When `step` should be called even if nothing happens; None for never."""
         if self._unfinished:
             return now_ms
-        due = [line.next_due_ms() for line in self.lines.values()] + [self._timers.next_ms()]
+        due = [line.next_due_ms() for line in self.lines.values()] + [self._timers.next_ms(), self._tick_ms]
         return min((at for at in due if at is not None), default=None)
 
     def pending(self) -> dict[str, int]:
@@ -224,6 +228,9 @@ class Controller:
         self._triggers.add(trigger)
 
     def _expire(self, now_ms: int) -> None:
+        if self._tick_ms is not None and now_ms >= self._tick_ms:
+            self._tick_ms = None
+            self._wake("time")
         for id in self._timers.due(now_ms):
             job = self.world.jobs.get(id)
             if job is not None and job.state == "pending":
@@ -279,11 +286,14 @@ class Controller:
             line.back_off(gang, now_ms + self.retry.failed_plugin.pause_ms(gang.id, gang.attempts))
         else:
             line.refused(gang, refusal)
+            if "time" in refusal.cured_by and self._tick_ms is None:
+                self._tick_ms = now_ms + _TICK_MS
 
     def _bind(self, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> None:
         world = self.world
         job = world.jobs[gang.id]
         attempt = job.attempt + 1
+        nodes = sorted({placed.node.name for placed in placements})
         job = world.change_job(
             job,
             now_ms,
@@ -293,6 +303,7 @@ class Controller:
             reason_code="",
             reason="",
             not_before_ms=0,
+            nodes=" ".join(nodes[:20]),
         )
         world.drop_runs(job.id)
         for placed in placements:
@@ -312,7 +323,6 @@ class Controller:
             )
             world.add_run(run, new=True)
             world.act(Start(run, job.spec, task))
-        nodes = sorted({placed.node.name for placed in placements})
         world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20])
 
 

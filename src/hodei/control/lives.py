@@ -12,6 +12,7 @@ from typing import Literal
 from hodei.control.retry import RetryPolicy
 from hodei.control.world import World
 from hodei.engine.points import Trigger
+from hodei.engine.view import Member
 from hodei.model.effects import Forget, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.job import Job, Run
@@ -64,12 +65,15 @@ class Lives:
 
     def hold_room(self, run: Run) -> None:
         """A restored run goes on holding its room, also before its node has joined again."""
-        self._world.table.hold(run.node, self._world.jobs[run.job].spec.task_of(run.member).request)
+        job = self._world.jobs[run.job].spec
+        task = job.task_of(run.member)
+        self._world.table.hold(run.node, task.request, Member(job, task))
 
     def _end(self, run: Run, state: RunState, now_ms: int, fact: RunObserved) -> None:
         world = self._world
         job = world.jobs[run.job]
-        world.table.let_go(run.node, job.spec.task_of(run.member).request)
+        task = job.spec.task_of(run.member)
+        world.table.let_go(run.node, task.request, Member(job.spec, task))
         run = world.change_run(
             run,
             to=state,

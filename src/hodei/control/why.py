@@ -72,7 +72,7 @@ def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[
     controller.gate.check(specs, controller.pending())
     engine.table.settle()
     with engine.table.trial():
-        kept: list[Placed] = []
+        kept: list[tuple[Gang, list[Placed]]] = []
         for spec in specs:
             gang = gang_of(0, spec, now_ms)
             gang.order = ()
@@ -81,9 +81,10 @@ def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[
             if isinstance(result, Refusal):
                 out.append(_refused(controller, spec, gang, result, now_ms))
             else:
-                kept += result
+                kept.append((gang, result))
                 out.append(_would_start(spec, result, now_ms))
-        engine.undo(kept)
+        for gang, placements in reversed(kept):
+            engine.withdraw(gang, placements)
     engine.runner.take_faults()
     return out
 
@@ -103,7 +104,7 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     with engine.table.trial():
         result = engine.try_gang(gang, View(now_ms))
         if not isinstance(result, Refusal):
-            engine.undo(result)
+            engine.withdraw(gang, result)
             explanation = None
         else:
             explanation = _refused(controller, job.spec, gang, result, now_ms)

@@ -43,11 +43,11 @@ class Engine:
 
         placements = self._greedy(gang, profile, view)
         if isinstance(placements, Refusal):
-            if len(gang.members) == 1:
-                return placements
             # Unequal members can stand in each other's way; look for an order in which they do not.
-            packed = pack(gang, profile, self._rankings, self.table, view)
+            packed = pack(gang, profile, self._rankings, self.table, view) if len(gang.members) > 1 else None
             if packed is None:
+                for plugin in profile.post_filters:
+                    self.runner.ask(plugin, "post_filter", gang, view)
                 return placements
             placements = packed
 
@@ -61,14 +61,19 @@ class Engine:
                 self.undo(placements)
                 return self._refuse_all(gang, reason, cures_of(plugin))
         for plugin in profile.binds:
-            bound = self.runner.ask(plugin, "bind", gang, placements, view)
-            if not isinstance(bound, Reason):
-                placements = list(bound)
+            placements = self.runner.bind(plugin, gang, placements, view)
         return placements
 
     def undo(self, placements: Sequence[Placed]) -> None:
+        """Give the room back."""
         for placed in reversed(placements):
-            self.table.release(placed.row, placed.member.task.request)
+            self.table.release(placed.row, placed.member.task.request, placed.member)
+
+    def withdraw(self, gang: Gang, placements: Sequence[Placed]) -> None:
+        """As if the gang had never been tried: for those who only wanted to know."""
+        profile = self.profile(gang)
+        self._unreserve(profile, gang, placements, upto=len(profile.reserves))
+        self.undo(placements)
 
     def _greedy(self, gang: Gang, profile: Profile, view: View) -> list[Placed] | Refusal:
         """Each member in turn to its best node; for members of one shape this finds room whenever there is room."""
@@ -88,7 +93,7 @@ class Engine:
                     self.undo(placements)
                     return refusal
                 row, decision = found
-                table.place(row, member.task.request)
+                table.place(row, member.task.request, member)
                 placements.append(Placed(member, len(placements), row, table.nodes[row], decision))
         return placements
 

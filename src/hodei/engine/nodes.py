@@ -16,6 +16,8 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from hodei.engine.residents import Kind, Residents
+from hodei.engine.view import Member
 from hodei.model.ids import NodeName
 from hodei.model.node import Node
 from hodei.model.resources import MEMORY, STORAGE, Resources
@@ -51,15 +53,24 @@ class Interned:
         return found[self.ids[self._rows]]
 
 
+def promised(node: Node) -> Resources:
+    """How much of each resource may be given away: what there is, times the overcommit ratio."""
+    if not node.overcommit_percent:
+        return node.capacity
+    ratio = node.overcommit_percent
+    return {resource: amount * ratio.get(resource, 100) // 100 for resource, amount in node.capacity.items()}
+
+
 class _Holding:
     """What the runs on one node take of it."""
 
-    __slots__ = ("last_placed", "runs", "used")
+    __slots__ = ("kinds", "last_placed", "runs", "used")
 
     def __init__(self) -> None:
         self.used: Resources = {}
         self.runs = 0
         self.last_placed = 0
+        self.kinds: dict[Kind, int] = {}
 
 
 class Table:
@@ -80,10 +91,12 @@ class Table:
         # What each row holds, in plain numbers; the columns follow when someone looks at them.
         self.holds: list[_Holding] = []
         self._unwritten: set[int] = set()
+        self.residents = Residents()
+        self.room: list[Resources] = []
         self._interned: dict[Hashable, Interned] = {}
         self._scales: dict[str, tuple[int, NDArray[np.float64]]] = {}
         self._known: dict[NodeName, Node] = {}
-        self._absent: dict[NodeName, list[Resources]] = {}
+        self._absent: dict[NodeName, list[tuple[Resources, Member | None]]] = {}
         self._stale = False
         for node in nodes:
             self.put(node)
@@ -113,19 +126,24 @@ class Table:
         for name in names:
             for resource in self._known[name].capacity:
                 columns.setdefault(resource, len(columns))
+        room = [promised(self._known[name]) for name in names]
         capacity = np.zeros((len(columns), len(names)), dtype=np.int64)
-        for new, name in enumerate(names):
-            for resource, amount in self._known[name].capacity.items():
+        for new, amounts in enumerate(room):
+            for resource, amount in amounts.items():
                 capacity[columns[resource], new] = amount
+        for name, row in self.row.items():
+            if name not in self._known:
+                for kind, number in self.holds[row].kinds.items():
+                    self.residents.left(kind, number)
         self.holds = [self.holds[self.row[name]] if name in self.row else _Holding() for name in names]
-        self.names, self.nodes = names, [self._known[name] for name in names]
+        self.names, self.nodes, self.room = names, [self._known[name] for name in names], room
         self.row = {name: row for row, name in enumerate(names)}
         self.column, self._capacity, self._free = columns, capacity, capacity.copy()
         self._runs, self._last_placed = np.zeros((2, len(names)), dtype=np.int64)
         self._unwritten = {row for row, held in enumerate(self.holds) if held.last_placed}
         for name in [name for name in self._absent if name in self.row]:
-            for request in self._absent.pop(name):
-                self.place(self.row[name], request)
+            for request, member in self._absent.pop(name):
+                self.place(self.row[name], request, member)
         self._void()
 
     def _void(self) -> None:
@@ -135,7 +153,8 @@ class Table:
         self._scales.clear()
 
     def column_of(self, resource: str) -> int:
-        """The column of a resource; a name that no node has gets an empty column of its own."""
+        """The column of a resource; a name that no node has gets an empty column of its own, in arrays laid anew: ask for
+        the column first, then for the array."""
         found = self.column.get(resource)
         if found is None:
             found = self.column[resource] = len(self.column)
@@ -146,7 +165,7 @@ class Table:
 
     # ------------------------------------------------------------------------------------------ usage
 
-    def place(self, row: int, request: Resources) -> None:
+    def place(self, row: int, request: Resources, member: Member | None = None) -> None:
         held = self.holds[row]
         used = held.used
         for resource, amount in request.items():
@@ -154,14 +173,24 @@ class Table:
         held.runs += 1
         self._placements += 1
         held.last_placed = self._placements
+        if member is not None:
+            kind = self.residents.kind_of(member, self)
+            held.kinds[kind] = held.kinds.get(kind, 0) + 1
+            self.residents.moved(kind, row, 1, self)
         self.changes.append(row)
         self._unwritten.add(row)
 
-    def release(self, row: int, request: Resources) -> None:
+    def release(self, row: int, request: Resources, member: Member | None = None) -> None:
         held = self.holds[row]
         for resource, amount in request.items():
             held.used[resource] = held.used.get(resource, 0) - amount
         held.runs -= 1
+        if member is not None:
+            kind = self.residents.kind_of(member, self)
+            held.kinds[kind] -= 1
+            if not held.kinds[kind]:
+                del held.kinds[kind]
+            self.residents.moved(kind, row, -1, self)
         self.changes.append(row)
         self._unwritten.add(row)
 
@@ -194,19 +223,19 @@ class Table:
             self._write()
         return self._last_placed
 
-    def hold(self, name: NodeName, request: Resources) -> None:
+    def hold(self, name: NodeName, request: Resources, member: Member | None = None) -> None:
         """A run known from before holds room on a node, which may not have joined yet."""
         if name in self.row:
-            self.place(self.row[name], request)
+            self.place(self.row[name], request, member)
         else:
-            self._absent.setdefault(name, []).append(request)
+            self._absent.setdefault(name, []).append((request, member))
 
-    def let_go(self, name: NodeName, request: Resources) -> None:
+    def let_go(self, name: NodeName, request: Resources, member: Member | None = None) -> None:
         """The opposite of `hold` and `place`, by name; a node that is gone has nothing to give back."""
         if name in self.row:
-            self.release(self.row[name], request)
-        elif request in self._absent.get(name, ()):
-            self._absent[name].remove(request)
+            self.release(self.row[name], request, member)
+        elif (request, member) in self._absent.get(name, ()):
+            self._absent[name].remove((request, member))
 
     @contextmanager
     def trial(self) -> Iterator[None]:
@@ -232,7 +261,8 @@ class Table:
         )
 
     def largest(self, resource: str) -> int:
-        column = self._capacity[self.column_of(resource)]
+        number = self.column_of(resource)
+        column = self._capacity[number]
         return int(column.max()) if column.size else 0
 
     def scale_of(self, resource: str) -> tuple[int, NDArray[np.float64]]:
@@ -241,7 +271,8 @@ class Table:
         found = self._scales.get(resource)
         if found is None:
             shift = 10 if resource in _LARGE else 0
-            whole = (self._capacity[self.column_of(resource)] >> shift).astype(np.float64)
+            column = self.column_of(resource)
+            whole = (self._capacity[column] >> shift).astype(np.float64)
             whole[whole == 0] = np.inf
             found = self._scales[resource] = (shift, whole)
         return found
@@ -287,7 +318,8 @@ class Nodes:
         return self.table.usage(self.table.row[name])
 
     def capacity(self, resource: str) -> Ints:
-        found: Ints = self.table._capacity[self.table.column_of(resource)][self._rows]
+        column = self.table.column_of(resource)
+        found: Ints = self.table._capacity[column][self._rows]
         return found
 
     def used(self, resource: str) -> Ints:
@@ -312,7 +344,8 @@ class Nodes:
         return found
 
     def free(self, resource: str) -> Ints:
-        found: Ints = self.table.free[self.table.column_of(resource)][self._rows]
+        column = self.table.column_of(resource)
+        found: Ints = self.table.free[column][self._rows]
         return found
 
     def largest(self, resource: str) -> int:
@@ -358,7 +391,7 @@ class OneNode:
 
     def __init__(self, table: Table, row: int) -> None:
         self.table = table
-        self._capacity = table.nodes[row].capacity
+        self._capacity = table.room[row]
         self._used = table.holds[row].used
 
     def capacity(self, resource: str) -> int:

@@ -75,10 +75,10 @@ class _Search:
             decision = Decision(
                 Candidate(node.name, score), feasible=ranking.feasible, nodes=len(order), profile=self._profile.name
             )
-            self._table.place(row, member.task.request)
+            self._table.place(row, member.task.request, member)
             self.placed.append(Placed(member, index, row, node, decision))
             if self.place(depth + 1, row):
                 return True
             self.placed.pop()
-            self._table.release(row, member.task.request)
+            self._table.release(row, member.task.request, member)
         return False

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from hodei.engine.nodes import Ints, Mask, Nodes
+from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Decision, Reason
 from hodei.model.node import Node
@@ -67,6 +67,12 @@ class Keyed(Protocol):
     def key(self, member: Member) -> Hashable:
         """All that the plugin reads of a member: members with equal keys get equal answers.
         Without this method every job counts as different from every other."""
+
+
+class Stamped(Protocol):
+    def stamp(self, member: Member, table: Table) -> Hashable:
+        """For a plugin that reads "cluster": a value that changes whenever its answer for this member could, apart from
+        the node's own usage; its answers are kept while it stays. None: ask anew each time (as without this method)."""
 
 
 class QueueSort(Protocol):

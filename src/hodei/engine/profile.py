@@ -49,9 +49,32 @@ class Profile(Struct, frozen=True):
         return (self.name, *seen.values(), tuple(member.task.request.items()))
 
 
+class _Itself:
+    """A key that is like no other; it holds on to its member, so that no later one can take its identity."""
+
+    __slots__ = ("_member",)
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def __hash__(self) -> int:
+        return id(self._member)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._member is other._member
+
+
 def key_of(plugin: Any, member: Member) -> Hashable:
-    key = getattr(plugin, "key", None)
-    return key(member) if key is not None else id(member)
+    """What the plugin reads of a member; a plugin without a (working, hashable) key is asked about each anew."""
+    make = getattr(plugin, "key", None)
+    if make is None:
+        return _Itself(member)
+    try:
+        key: Hashable = make(member)
+        hash(key)
+        return key
+    except Exception:
+        return _Itself(member)
 
 
 def make_profile(

@@ -85,7 +85,7 @@ class Ranking:
     """The answer for one shape: `rank` is the weighted score where a node is feasible, -1 where it is not."""
 
     __slots__ = (
-        "_always_anew", "_filters", "_generation", "_normal", "_plain", "_refused", "_seen", "_static_total", "_table",
+        "_always_anew", "_filters", "_generation", "_normal", "_plain", "_refused", "_seen", "_stamps", "_static_total", "_table",
         "feasible", "profile", "rank", "runner", "terms", "weight",
     )  # fmt: skip
 
@@ -96,6 +96,7 @@ class Ranking:
         self._generation = -1
         self._seen = 0
         self._always_anew = False
+        self._stamps: list[tuple[Any, Hashable]] = []
         self._filters: list[_Memo] = []
         self._plain: list[tuple[int, _Memo]] = []
         self._normal: list[tuple[Any, int, _Memo]] = []
@@ -110,7 +111,11 @@ class Ranking:
 
     def refresh(self, memos: Memos, member: Member, view: View) -> None:
         table = self._table
-        if self._generation != table.generation or self._always_anew:
+        if (
+            self._generation != table.generation
+            or self._always_anew
+            or any(stamp_of(plugin, member, table) != stamp for plugin, stamp in self._stamps)
+        ):
             self._build(memos, member, view)
         elif self._seen != len(table.changes):
             trace = table.changes[self._seen :]
@@ -134,6 +139,7 @@ class Ranking:
         table, profile = self._table, self.profile
         self._generation = table.generation
         self._always_anew = False
+        self._stamps = []
         self._filters, self._plain, self._normal, self.terms = [], [], [], []
         self._refused = np.zeros(len(table.names), dtype=np.bool_)
         self._static_total = np.zeros(len(table.names), dtype=np.int64)
@@ -141,7 +147,7 @@ class Ranking:
         for plugin in profile.filters:
             memo = memos.filter(plugin, member, view)
             memo.refresh(table)
-            self._note(plugin, memo)
+            self._note(plugin, memo, member)
             if reads_of(plugin) == "static":
                 if memo.array is not None:
                     self._refused |= memo.array
@@ -150,7 +156,7 @@ class Ranking:
         for weighted in profile.scores:
             memo = memos.score(weighted.plugin, member, view)
             memo.refresh(table)
-            self._note(weighted.plugin, memo)
+            self._note(weighted.plugin, memo, member)
             if memo.array is None:
                 continue
             self.weight += weighted.weight
@@ -165,9 +171,13 @@ class Ranking:
                 self._plain.append((weighted.weight, memo))
         self._sum_all()
 
-    def _note(self, plugin: Any, memo: _Memo) -> None:
-        if memo.void or (reads_of(plugin) == "cluster" and memo.array is not None):
+    def _note(self, plugin: Any, memo: _Memo, member: Member) -> None:
+        if memo.void:
             self._always_anew = True
+        elif reads_of(plugin) == "cluster":
+            stamp = stamp_of(plugin, member, self._table)
+            self._stamps.append((plugin, stamp))
+            self._always_anew |= stamp is None
 
     def _sum_all(self) -> None:
         refused = self._refused.copy()
@@ -254,6 +264,14 @@ class Ranking:
         return Candidate(self._table.names[row], total // self.weight if self.weight else 0, tuple(terms))
 
 
+def stamp_of(plugin: Any, member: Member, table: Table) -> Hashable:
+    make = getattr(plugin, "stamp", None)
+    try:
+        return None if make is None else make(member, table)
+    except Exception:
+        return None
+
+
 class Memos:
     """Every plugin's answers by (plugin, point, key), the least recently used let go."""
 
@@ -289,7 +307,7 @@ class Memos:
     def _keep(
         self, key: Hashable, plugin: Any, ask: Callable[[Nodes], Any], plain: Callable[[OneNode], int] | None
     ) -> _Memo:
-        made = _Memo(self._runner, ask, live=reads_of(plugin) != "static", plain=plain)
+        made = _Memo(self._runner, ask, live=reads_of(plugin) == "usage", plain=plain)
         if key is not None:
             self._kept[key] = made
             if len(self._kept) > _MEMOS_KEPT:

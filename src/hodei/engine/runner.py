@@ -6,14 +6,15 @@ Both are reported as faults of the plan, once per plugin, point and cycle for ea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from hodei.engine.nodes import Ints, Mask, Nodes, OneNode
 from hodei.engine.plan import Fault
-from hodei.engine.points import MAX_SCORE, Filter, Refusals, Score
-from hodei.engine.view import Member, View
+from hodei.engine.points import MAX_SCORE, Bind, Filter, Placed, Refusals, Score
+from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.ids import JobId
 
@@ -32,7 +33,7 @@ class Runner:
 
     def refusals(self, plugin: Filter, member: Member, nodes: Nodes, view: View) -> Refusals:
         try:
-            pairs = plugin.filter(member, nodes, view)
+            pairs = list(plugin.filter(member, nodes, view))
             for mask, reason in pairs:
                 if len(mask) != len(nodes) or mask.dtype != np.bool_ or not isinstance(reason, Reason):
                     raise TypeError(f"filter must return pairs of (bool array of {len(nodes)}, Reason)")
@@ -55,7 +56,8 @@ class Runner:
             scores = plugin.score(member, nodes, view)
             if scores is not None and (len(scores) != len(nodes) or scores.dtype != np.int64):
                 raise TypeError(f"score must return an int64 array of {len(nodes)}")
-            return scores
+            # Below 0 means "cannot take it" further on; no score may say that. Raw scores are normalised first.
+            return scores if scores is None or hasattr(plugin, "normalize") else np.clip(scores, 0, MAX_SCORE)
         except Exception as error:
             self._report(plugin, "score", error)
             return None
@@ -69,7 +71,7 @@ class Runner:
 
     def score_of_one(self, plugin: Any, member: Member, view: View, node: OneNode) -> int:
         try:
-            return int(plugin.score(member, node, view) or 0)
+            return min(max(int(plugin.score(member, node, view) or 0), 0), MAX_SCORE)
         except Exception as error:
             self._report(plugin, "score", error)
             return 0
@@ -77,17 +79,35 @@ class Runner:
     def normalize(self, plugin: Any, raw: Ints, feasible: Mask) -> Ints:
         try:
             normalized: Ints = plugin.normalize(raw, feasible)
+            if normalized.shape != raw.shape or normalized.dtype != np.int64:
+                raise TypeError(f"normalize must return an int64 array of {len(raw)}")
             return np.clip(normalized, 0, MAX_SCORE)
         except Exception as error:
             self._report(plugin, "normalize", error)
             return np.zeros_like(raw)
 
-    def ask(self, plugin: Any, point: str, *args: Any) -> Any:
-        """Any other point: a failure is a refusal of the gang."""
+    def ask(self, plugin: Any, point: str, *args: Any) -> Reason | None:
+        """Any other point that may say no; a failure is a refusal of the gang."""
         try:
-            return getattr(plugin, point)(*args)
+            reason = getattr(plugin, point)(*args)
+            if reason is not None and not isinstance(reason, Reason):
+                raise TypeError(f"{point} must return a Reason or None, not {type(reason).__name__}")
+            return reason
         except Exception as error:
             return self._report(plugin, point, error)
+
+    def bind(self, plugin: Bind, gang: Gang, placements: Sequence[Placed], view: View) -> list[Placed]:
+        """The placements with what the plugin adds to them; it cannot move them, and if it fails they stay as they are."""
+        try:
+            bound = list(plugin.bind(gang, placements, view))
+            if [(placed.index, placed.row) for placed in bound] != [
+                (placed.index, placed.row) for placed in placements
+            ]:
+                raise TypeError("bind must return the same placements, in order")
+            return bound
+        except Exception as error:
+            self._report(plugin, "bind", error)
+            return list(placements)
 
     def _report(self, plugin: Any, point: str, error: Exception) -> Reason:
         self.failures += 1

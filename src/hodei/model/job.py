@@ -15,6 +15,7 @@ from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.lifecycle import JobState, RunState
 from hodei.model.node import Location, Taint, TaintEffect
 from hodei.model.resources import Resources
+from hodei.model.rules import HostPort, JobAffinity, SpreadRule
 from hodei.model.selector import Requirement
 
 PRIORITY_CLASSES = {"critical": 1000, "high": 750, "medium": 500, "low": 250, "batch": 100, "scavenger": 0}
@@ -109,6 +110,10 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
     node_selector: dict[str, str] = {}
     affinity: Affinity = Affinity()
     tolerations: tuple[Toleration, ...] = ()
+    job_affinity: JobAffinity = JobAffinity()
+    job_anti_affinity: JobAffinity = JobAffinity()
+    spread: tuple[SpreadRule, ...] = ()
+    ports: tuple[HostPort, ...] = ()
 
 
 class JobSpec(Struct, frozen=True, omit_defaults=True):
@@ -130,6 +135,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     grace_ms: int = 10_000
     retries: int = 0
     restart: RestartPolicy = "on_failure"
+    inputs: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

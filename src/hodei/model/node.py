@@ -33,7 +33,11 @@ class Location(Struct, frozen=True, omit_defaults=True):
 
 
 class Node(Struct, frozen=True, omit_defaults=True):
-    """What a backend says of a place, with the operator's marks already laid over it."""
+    """What a backend says of a place, with the operator's marks already laid over it.
+
+    `data` names the data sets that it holds; `cost_milli` is what an hour of it costs, in thousandths;
+    `overcommit_percent` is how much of a resource may be promised, 100 (or absent) being all that there is.
+    """
 
     name: NodeName
     backend: str
@@ -44,6 +48,9 @@ class Node(Struct, frozen=True, omit_defaults=True):
     arch: str = ""
     gpu_type: str = ""
     location: Location = Location()
+    data: tuple[str, ...] = ()
+    cost_milli: int = 0
+    overcommit_percent: dict[str, int] = {}
     ready: bool = True
     not_ready_reason: str = ""
     cordoned: bool = False

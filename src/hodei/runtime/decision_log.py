@@ -5,7 +5,8 @@ The first line carries the configuration. Each further one: {"now": ms, "facts":
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,12 +16,14 @@ from hodei.engine.plan import Plan
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import Fact
 
+log = logging.getLogger("hodei.decision_log")
 FORMAT = 1
 
 
 class DecisionLog:
     def __init__(self, path: Path, config: SchedulingConfig, last_event: int) -> None:
         self._encoder = msgspec.json.Encoder()
+        self._broken = False
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size:
             # A log starts with the world as it was: an old one is kept beside the new.
@@ -33,10 +36,20 @@ class DecisionLog:
         self._write({"now": now_ms, "facts": facts, "plan": plan})
 
     def flush(self) -> None:
-        self._file.flush()
-
-    def _write(self, line: object) -> None:
-        self._file.write(self._encoder.encode(line) + b"\n")
+        self._attempt(self._file.flush)
 
     def close(self) -> None:
-        self._file.close()
+        self._attempt(self._file.close)
+
+    def _write(self, line: object) -> None:
+        if not self._broken:
+            self._attempt(lambda: self._file.write(self._encoder.encode(line) + b"\n"))
+
+    def _attempt(self, act: Callable[[], object]) -> None:
+        """A log that cannot be written ends there: with a gap in it, what follows could not be decided again."""
+        try:
+            act()
+        except OSError as error:
+            if not self._broken:
+                log.error("the decision log ends here, it cannot be written: %s", error.strerror)
+            self._broken = True

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from hodei.control.controller import Controller
@@ -50,9 +51,11 @@ class Loop:
         self._act = act
         self._decision_log = decision_log
         self._inbox: list[tuple[Sequence[Fact], Sequence[Save], asyncio.Future[None] | None]] = []
+        self._answering: list[asyncio.Future[None]] = []
         self._more = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._stopping = False
+        self._in_a_hurry = asyncio.Event()
         self.waiting_jobs = 0
 
     # ------------------------------------------------------------------------------------------- telling
@@ -79,18 +82,28 @@ class Loop:
 
     async def run(self) -> None:
         """Until `stop`, or until another writer has taken over (then `fatal` says so)."""
-        while not self._stopping:
-            await self._pause()
-            try:
+        try:
+            while not self._stopping:
+                await self._pause()
                 await self._turn()
-            except StaleEpoch as error:
-                self.fatal = error
-                log.error("another server has taken over this store: %s", error)
-                break
-        self._fail_all(Unavailable("the server is shutting down", hint="try again when it is back"))
-        self._writer.shutdown(wait=True)
+        except StaleEpoch as error:
+            self.fatal = error
+            log.error("another server has taken over this store: %s", error)
+        except Unavailable as error:
+            self.fatal = error
+            log.error("stopped before the store was back; what was not acknowledged is dropped: %s", error)
+        finally:
+            # Whatever ended it, nobody is left waiting for an answer that will not come.
+            self._stopping = True
+            self._fail_all(Unavailable("the server is shutting down", hint="try again when it is back"))
+            self._writer.shutdown(wait=True)
+
+    def hurry(self) -> None:
+        """The end is near: go on, but give up what the store does not take now instead of waiting for it."""
+        self._in_a_hurry.set()
 
     def stop(self) -> None:
+        self.hurry()
         self._stopping = True
         self._more.set()
 
@@ -110,7 +123,7 @@ class Loop:
     async def _turn(self) -> None:
         facts: list[Fact] = []
         saves: list[Save] = []
-        waiting: list[asyncio.Future[None]] = []
+        self._answering = waiting = list[asyncio.Future[None]]()
         taken = 0
         for batch, more, done in self._inbox:
             if facts and len(facts) + len(batch) > _MAX_FACTS:
@@ -153,14 +166,15 @@ class Loop:
                 await loop.run_in_executor(self._writer, self._store.commit, saves)
                 return
             except Unavailable as error:
-                if self._stopping:
-                    raise StaleEpoch("stopped before the store came back") from error
-                log.error("cannot write to the store, trying again in %.1f s: %s", pause, error)
-                await asyncio.sleep(pause)
+                if self._in_a_hurry.is_set():
+                    raise
+                log.error("cannot write to the store, trying again in %.1f s: %s; %s", pause, error, error.hint)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._in_a_hurry.wait(), pause)
                 pause = min(pause * 2, 5.0)
 
     def _fail_all(self, error: HodeiError) -> None:
-        for _, _, done in self._inbox:
+        for done in (*self._answering, *(done for _, _, done in self._inbox)):
             if done is not None and not done.done():
                 done.set_exception(error)
         self._inbox.clear()

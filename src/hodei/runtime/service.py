@@ -88,7 +88,7 @@ class Service:
         self._checks = checks
         self._decision_log = decision_log
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="reader")
-        self._keys: dict[str, asyncio.Future[None]] = {}
+        self._keys: dict[str, asyncio.Task[Submitted]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
         self._binder = Binder(backends, clock, self.prometheus, self.loop.tell)
@@ -111,6 +111,10 @@ class Service:
             self._spawn(watcher.watch())
         if self._retention_ms:
             self._spawn(self._prune())
+
+    def hurry(self) -> None:
+        """A stop is coming: nobody is to wait for a store that is out of order."""
+        self.loop.hurry()
 
     async def stop(self) -> None:
         self.loop.stop()
@@ -178,10 +182,32 @@ class Service:
 
     async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
         """All or none, durable and visible when it returns. The same key again gives the same answer again."""
-        if key:
-            used = await self._used_key(key, fingerprint)
-            if used is not None:
-                return Submitted(used.jobs, repeated=True)
+        if not key:
+            return await self._submit(specs)
+        while key in self._keys:
+            await asyncio.wait({self._keys[key]})
+        # A task of its own: a caller who gives up must not set the key free while his jobs are still on their way.
+        once = self._keys[key] = asyncio.create_task(self._submit_once(specs, key, fingerprint))
+        once.add_done_callback(partial(self._submitted_once, key))
+        return await asyncio.shield(once)
+
+    def _submitted_once(self, key: str, once: asyncio.Task[Submitted]) -> None:
+        del self._keys[key]
+        if not once.cancelled():
+            once.exception()  # looked at, also when the caller is gone
+
+    async def _submit_once(self, specs: Sequence[JobSpec], key: str, fingerprint: str) -> Submitted:
+        used = await self.read(self.store.key, key)
+        if used is None:
+            return await self._submit(specs, key, fingerprint)
+        if used.fingerprint != fingerprint:
+            raise Conflict(
+                "this Idempotency-Key was used for another request", hint="use a new key for a new request",
+                code="KEY_REUSED",
+            )  # fmt: skip
+        return Submitted(used.jobs, repeated=True)
+
+    async def _submit(self, specs: Sequence[JobSpec], key: str = "", fingerprint: str = "") -> Submitted:
         pending = self.controller.pending()
         if self.loop.waiting_jobs:
             pending = {name: count + self.loop.waiting_jobs for name, count in pending.items()}
@@ -194,27 +220,12 @@ class Service:
         ]
         ids = tuple(range(first, first + len(specs)))
         saves = [SaveKey(key, fingerprint, ids, now)] if key else []
-        if key:
-            self._keys[key] = asyncio.get_running_loop().create_future()
         self.loop.waiting_jobs += len(specs)
         try:
             await self.loop.committed(facts, saves)
         finally:
             self.loop.waiting_jobs -= len(specs)
-            if key:
-                self._keys.pop(key).set_result(None)
         return Submitted(ids)
-
-    async def _used_key(self, key: str, fingerprint: str) -> SaveKey | None:
-        if key in self._keys:
-            await asyncio.shield(self._keys[key])
-        used = await self.read(self.store.key, key)
-        if used is not None and used.fingerprint != fingerprint:
-            raise Conflict(
-                "this Idempotency-Key was used for another request", hint="use a new key for a new request",
-                code="KEY_REUSED",
-            )  # fmt: skip
-        return used
 
     async def cancel(self, job: JobId, reason: str = "") -> Job:
         found = await self._stored(job)

@@ -31,7 +31,9 @@ from hodei.server.auth import open_tokens
 from hodei.server.serving import Server, make_server, refuse_clear_text
 from hodei.wiring import load_config, make_service
 
+log = logging.getLogger("hodei.server")
 _READY_TIMEOUT_S = 30.0
+_AGAIN_S = 1.0
 
 
 def main(args: list[str] | None = None) -> int:
@@ -62,8 +64,12 @@ def _arguments() -> argparse.ArgumentParser:
 
 def _serve(given: argparse.Namespace) -> int:
     home: Path = given.home or Path(os.environ.get("HODEI_HOME") or "~/.hodei").expanduser()
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = _only_one(home)
+    try:
+        _settle_in(home)
+        lock = _only_one(home)
+    except OSError as error:
+        hint = "name a directory that this user can write to: --home DIR"
+        raise InvalidInput(f"{home} cannot be used as a home: {error.strerror}", hint=hint) from error
     config = _configured(given, home)
     refuse_clear_text(config.server.host, tls=bool(config.server.tls_cert), insecure=given.insecure)
     listener = _listen(config, asked=given.port is not None)
@@ -78,11 +84,19 @@ def _serve(given: argparse.Namespace) -> int:
         lock.close()
 
 
+def _settle_in(home: Path) -> None:
+    """A home is closed to others; a directory that holds other things as well keeps its mode (our files have theirs)."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if home.stat().st_mode & 0o077 and {path.name for path in home.iterdir()} <= {"config.toml", "server.log"}:
+        home.chmod(0o700)
+
+
 def _only_one(home: Path) -> TextIO:
-    lock = (home / "lock").open("w")
+    lock = os.fdopen(os.open(home / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        lock.close()
         raise Conflict(f"a server is running in {home} already", hint="hodei down, or choose another --home") from None
     return lock
 
@@ -139,7 +153,7 @@ async def _live(home: Path, config: Config, listener: socket.socket, *, instant:
     await service.start()
     announced = asyncio.create_task(_announce(service, home, address, first_time))
     ended = asyncio.create_task(_until_fatal(service, server))
-    _stop_on_signals(server)
+    _stop_on_signals(service, server)
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -150,8 +164,9 @@ async def _live(home: Path, config: Config, listener: socket.socket, *, instant:
     return 1 if service.loop.fatal is not None else 0
 
 
-def _stop_on_signals(server: Server) -> None:
+def _stop_on_signals(service: Service, server: Server) -> None:
     def stop() -> None:
+        service.hurry()
         server.should_exit = True
 
     loop = asyncio.get_running_loop()
@@ -166,11 +181,7 @@ async def _until_fatal(service: Service, server: Server) -> None:
 
 async def _announce(service: Service, home: Path, address: str, first_time: bool) -> None:
     """Tell the CLI where we are, and people what to do next."""
-    path = home / "server.json"
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"address": address, "pid": os.getpid(), "version": __version__}))
-    part.chmod(0o600)
-    part.replace(path)
+    await _leave_address(home, address)
     ready = await service.until_ready(_READY_TIMEOUT_S)
     gc.freeze()
     state = "is up" if ready else f"is up, but not ready: {service.not_ready_reason}"
@@ -180,6 +191,20 @@ async def _announce(service: Service, home: Path, address: str, first_time: bool
         print(f"  token    {home / 'token'}{'  (made just now, mode 0600)' if first_time else ''}", flush=True)
         print(f"  log in   the hodei command finds both by itself{where}", flush=True)
         print("  try      hodei run -- python3 -c 'print(6*7)'", flush=True)
+
+
+async def _leave_address(home: Path, address: str) -> None:
+    path = home / "server.json"
+    part = path.with_suffix(".part")
+    while True:
+        try:
+            part.write_text(json.dumps({"address": address, "pid": os.getpid(), "version": __version__}))
+            part.chmod(0o600)
+            part.replace(path)
+            return
+        except OSError as error:
+            log.error("cannot write %s, trying again: %s", path, error.strerror)
+            await asyncio.sleep(_AGAIN_S)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def replay(path: Path) -> Result:
         number, first = next(lines)
         header = msgspec.json.decode(first, type=Header)
     except (StopIteration, msgspec.DecodeError) as error:
-        raise InvalidInput(f"{path} is not a decision log: {error or 'it is empty'}") from error
+        raise InvalidInput(f"{path} is not a decision log: {str(error) or 'it is empty'}") from error
     if header.hodei_decision_log not in _FORMATS:
         raise InvalidInput(f"{path} is of format {header.hodei_decision_log}, which this version does not know")
     controller = make_controller(header.config, header.last_event)

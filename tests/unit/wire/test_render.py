@@ -184,7 +184,7 @@ def test_times_are_iso_8601_in_utc(ms: int, shown: str) -> None:
 
 
 def test_a_job_as_people_see_it() -> None:
-    view = job_view(a_job(7, state="running", name="x", count=3, started_ms=1_700_000_000_000), ["n1"])
+    view = job_view(a_job(7, state="running", name="x", count=3, started_ms=1_700_000_000_000, nodes="n1"))
     assert (view.id, view.name, view.state, view.tasks, view.members) == (7, "x", "running", 1, 3)
     assert (view.started_at, view.finished_at, view.nodes) == ("2023-11-14T22:13:20.000Z", "", ["n1"])
 

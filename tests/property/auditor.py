@@ -1,0 +1,195 @@
+"""An auditor who trusts nobody: he reads facts and effects, keeps books of his own, and says what does not add up.
+
+Not a line of the engine or of the controller is used here. What he holds to be true is told in his messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from hodei.model.effects import Act, Forget, Record, Save, SaveJob, SaveMarks, SaveRun, Start, Stop
+from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeMarked
+from hodei.model.job import Job, Run
+from hodei.model.node import Node, NodeMarks, Taint
+from property import naive
+
+LIVE = ("placed", "running")
+ENDED_JOB = ("succeeded", "failed", "cancelled")
+FORWARD = {"placed": 0, "running": 1, "succeeded": 2, "failed": 2, "stopped": 2, "lost": 2}
+
+
+class Marks:
+    """What operators said of one node, as a plain list of wishes."""
+
+    def __init__(self) -> None:
+        self.cordoned = False
+        self.labels: dict[str, str | None] = {}
+        self.taints: dict[tuple[str, str], Taint | None] = {}
+
+    def hear(self, fact: NodeMarked) -> None:
+        if fact.cordon is not None:
+            self.cordoned = fact.cordon
+        if fact.drain:
+            self.cordoned = True
+        self.labels |= fact.labels
+        for taint in fact.remove_taints:
+            self.taints[taint.key, taint.effect] = None
+        for taint in fact.add_taints:
+            self.taints[taint.key, taint.effect] = taint
+
+    def on(self, node: Node) -> Node:
+        labels = {**node.labels, **self.labels}
+        taints = {(taint.key, taint.effect): taint for taint in node.taints} | self.taints
+        return structs.replace(
+            node,
+            cordoned=node.cordoned or self.cordoned,
+            labels={key: value for key, value in labels.items() if value is not None},
+            taints=tuple(taint for taint in taints.values() if taint is not None),
+        )
+
+
+class Auditor:
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job] = {}
+        self.runs: dict[str, Run] = {}
+        self.saved_marks: dict[str, NodeMarks] = {}
+        self.offered: dict[str, Node] = {}
+        self.marks: dict[str, Marks] = {}
+        self.ends: dict[int, int] = {}
+        self.last_event = 0
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def nodes(self) -> list[Node]:
+        return [self.marks.get(name, Marks()).on(self.offered[name]) for name in sorted(self.offered)]
+
+    def live(self) -> list[Run]:
+        return [run for run in self.runs.values() if run.state in LIVE]
+
+    def used(self) -> dict[str, dict[str, int]]:
+        books: dict[str, dict[str, int]] = {name: {} for name in self.offered}
+        for run in self.live():
+            request = naive.members(self.jobs[run.job].spec)[run.member].request
+            book = books.setdefault(run.node, {})
+            for name, amount in request.items():
+                book[name] = book.get(name, 0) + amount
+        return books
+
+    def attempt(self, job: int) -> list[Run]:
+        return sorted(
+            (run for run in self.runs.values() if run.job == job and run.attempt == self.jobs[job].attempt),
+            key=lambda run: run.member,
+        )
+
+    # ---------------------------------------------------------------------------------------- auditing
+
+    def restarted(self) -> None:
+        """The nodes have to join again; all else was in the store."""
+        self.offered = {}
+
+    def step(self, facts: Sequence[Fact], saves: Sequence[Save], acts: Sequence[Act]) -> None:
+        self._hear(facts)
+        again = {fact.job for fact in facts if isinstance(fact, JobRequeued)}
+        jobs = {save.job.id: save for save in saves if isinstance(save, SaveJob)}
+        runs = {save.run.id: save for save in saves if isinstance(save, SaveRun)}
+        before = dict(self.runs)
+        for save in runs.values():
+            self._run(save)
+        for save in jobs.values():
+            self._job(save, again)
+        for save in saves:
+            if isinstance(save, SaveMarks):
+                self.saved_marks[save.marks.node] = save.marks
+            elif isinstance(save, Record):
+                assert save.event.seq == self.last_event + 1, f"event {save.event.seq} follows {self.last_event}"
+                self.last_event = save.event.seq
+        started = {save.run.id: save.run for save in runs.values() if save.new}
+        self._starts(started, acts)
+        self._gangs(started, before)
+        self._rules(started)
+        self._one_attempt()
+
+    def _hear(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            if isinstance(fact, NodeJoined):
+                self.offered[fact.node.name] = fact.node
+            elif isinstance(fact, NodeLost):
+                self.offered.pop(fact.node, None)
+            elif isinstance(fact, NodeMarked):
+                self.marks.setdefault(fact.node, Marks()).hear(fact)
+            elif isinstance(fact, JobSubmitted):
+                assert fact.job.id not in self.jobs
+
+    def _run(self, save: SaveRun) -> None:
+        run, old = save.run, self.runs.get(save.run.id)
+        assert save.new == (old is None), f"run {run.id} is saved as {'new' if save.new else 'known'}"
+        if old is not None:
+            forward = FORWARD[run.state] > FORWARD[old.state] or run.state == old.state
+            assert forward, f"run {run.id} goes back from {old.state} to {run.state}"
+            assert (run.node, run.backend, run.attempt) == (old.node, old.backend, old.attempt), f"run {run.id} moved"
+        self.runs[run.id] = run
+
+    def _job(self, save: SaveJob, again: set[int]) -> None:
+        job, old = save.job, self.jobs.get(save.job.id)
+        assert save.new == (old is None), f"job {job.id} is saved as {'new' if save.new else 'known'}"
+        if old is not None:
+            assert job.version > old.version, f"the version of job {job.id} does not count up"
+            assert job.attempt in (old.attempt, old.attempt + 1), f"job {job.id} skips an attempt"
+            if old.state in ENDED_JOB:
+                assert job.id in again, f"job {job.id} had {old.state} and is {job.state} without being asked"
+        self.jobs[job.id] = job
+        if job.state in ENDED_JOB:
+            alive = [run.id for run in self.live() if run.job == job.id]
+            assert not alive, f"job {job.id} has {job.state} while {alive} go on"
+            assert job.finished_ms, f"job {job.id} has ended and does not say when"
+
+    def _starts(self, started: Mapping[str, Run], acts: Sequence[Act]) -> None:
+        ordered = [act for act in acts if isinstance(act, Start)]
+        assert len(ordered) == len(started), "starts and newly saved runs differ in number"
+        for act in ordered:
+            saved = started.get(act.run.id)
+            assert saved == act.run, f"start of {act.run.id}, which is not saved like that"
+            assert saved.state == "placed", f"start of {act.run.id}, which is {saved.state}"
+            assert act.spec == self.jobs[act.run.job].spec
+            assert act.task == naive.members(act.spec)[act.run.member], f"{act.run.id} is started as another task"
+        for act in acts:
+            if isinstance(act, Stop):
+                assert self.runs[act.run].stop_requested, f"stop of {act.run}, but it is not written down"
+                assert self.runs[act.run].backend == act.backend
+            elif isinstance(act, Forget):
+                assert self.runs[act.run].state not in LIVE, f"{act.run} is forgotten alive"
+
+    def _gangs(self, started: Mapping[str, Run], before: Mapping[str, Run]) -> None:
+        for id in {run.job for run in started.values()}:
+            mine, job = [run for run in started.values() if run.job == id], self.jobs[id]
+            assert sorted(run.member for run in mine) == list(range(job.spec.size)), f"job {id} started in part"
+            assert {run.attempt for run in mine} == {job.attempt}, f"job {id} started two attempts at once"
+            assert job.state == "scheduled", f"job {id} was started and is {job.state}"
+            assert not [run for run in before.values() if run.job == id and run.attempt == job.attempt]
+
+    def _rules(self, started: Mapping[str, Run]) -> None:
+        nodes, used = {node.name: node for node in self.nodes()}, self.used()
+        for run in started.values():
+            spec = self.jobs[run.job].spec
+            task = naive.members(spec)[run.member]
+            node = nodes.get(run.node)
+            assert node is not None, f"{run.id} was put on {run.node}, which is not there"
+            assert run.backend == node.backend
+            broken = naive.refusals(spec, task, node)
+            assert not broken, f"{run.id} was put on {run.node} against {broken}"
+            for name, amount in task.request.items():
+                if amount:
+                    assert used[run.node][name] <= node.capacity.get(name, 0), f"{run.node} is over-committed in {name}"
+
+    def _one_attempt(self) -> None:
+        attempts: dict[int, set[int]] = {}
+        for run in self.live():
+            attempts.setdefault(run.job, set()).add(run.attempt)
+        double = {job: found for job, found in attempts.items() if len(found) > 1}
+        assert not double, f"several attempts at once: {double}"
+        for job in attempts:
+            assert self.jobs[job].state in ("scheduled", "running"), (
+                f"job {job} is {self.jobs[job].state} with live runs"
+            )

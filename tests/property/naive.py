@@ -1,0 +1,102 @@
+"""The rules told a second time, plainly and slowly, without a line of the engine: what a node must be for a member."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from hodei.model.job import JobSpec, TaskSpec, Toleration
+from hodei.model.node import Node, Taint
+from hodei.model.selector import Requirement
+
+ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+
+
+def refusals(spec: JobSpec, task: TaskSpec, node: Node) -> list[str]:
+    """Every required rule that the node breaks, room apart."""
+    broken = []
+    if not node.ready:
+        broken.append("not ready")
+    if node.cordoned:
+        broken.append("cordoned")
+    for key, value in task.node_selector.items():
+        if node.labels.get(key) != value:
+            broken.append(f"selector {key}={value}")
+    required = task.affinity.required
+    if required and not any(
+        (term.labels or term.fields)
+        and all(meets(requirement, node.labels) for requirement in term.labels)
+        and all(meets(requirement, {"metadata.name": node.name}) for requirement in term.fields)
+        for term in required
+    ):
+        broken.append("affinity")
+    for taint in node.taints:
+        if taint.effect in ("NoSchedule", "NoExecute") and not any(forgives(t, taint) for t in task.tolerations):
+            broken.append(f"taint {taint}")
+    if task.arch and one_name(task.arch) != one_name(node.arch):
+        broken.append("architecture")
+    if task.gpu_type and task.gpu_type.lower() != node.gpu_type.lower():
+        broken.append("gpu type")
+    if spec.backend.mode == "specific" and node.backend not in spec.backend.names:
+        broken.append("backend")
+    return broken
+
+
+def one_name(arch: str) -> str:
+    return ARCHITECTURES.get(arch.lower(), arch.lower())
+
+
+def meets(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+    there, value = requirement.key in labels, labels.get(requirement.key, "")
+    if requirement.operator == "In":
+        return there and value in requirement.values
+    if requirement.operator == "NotIn":
+        return not (there and value in requirement.values)
+    if requirement.operator == "Exists":
+        return there
+    if requirement.operator == "DoesNotExist":
+        return not there
+    if not value.lstrip("+-").isdigit():
+        return False
+    bound = int(requirement.values[0])
+    return int(value) > bound if requirement.operator == "Gt" else int(value) < bound
+
+
+def forgives(toleration: Toleration, taint: Taint) -> bool:
+    effect = toleration.effect in ("", taint.effect)
+    if toleration.key == "":
+        return toleration.operator == "Exists" and effect
+    same = toleration.key == taint.key and effect
+    return same and (toleration.operator == "Exists" or toleration.value == taint.value)
+
+
+def has_room(task: TaskSpec, node: Node, used: Mapping[str, int]) -> bool:
+    return all(
+        amount == 0 or used.get(name, 0) + amount <= node.capacity.get(name, 0) for name, amount in task.request.items()
+    )
+
+
+def members(spec: JobSpec) -> list[TaskSpec]:
+    return [task for task in spec.tasks for _ in range(task.count)]
+
+
+def can_start(spec: JobSpec, nodes: Sequence[Node], used: Mapping[str, Mapping[str, int]]) -> bool:
+    """Is there any way at all to put the whole gang somewhere? Every way is tried."""
+    return next(ways(spec, nodes, used), None) is not None
+
+
+def ways(spec: JobSpec, nodes: Sequence[Node], used: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Node, ...]]:
+    gang = members(spec)
+    homes = []
+    for task in gang:
+        allowed = [node for node in nodes if not refusals(spec, task, node) and has_room(task, node, used[node.name])]
+        homes.append(allowed)
+    for way in product(*homes):
+        taken = {node.name: dict(used[node.name]) for node in nodes}
+        for task, node in zip(gang, way, strict=True):
+            if not has_room(task, node, taken[node.name]):
+                break
+            for name, amount in task.request.items():
+                taken[node.name][name] = taken[node.name].get(name, 0) + amount
+        else:
+            yield way

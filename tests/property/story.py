@@ -1,0 +1,179 @@
+"""Drives a controller through a made-up life: every choice is a number, read against the world as it is by then.
+
+So any list of numbers is a story, and Hypothesis can shorten it. A fake backend obeys starts and stops when told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from builders import NOW_MS, a_job
+from hodei.control.admission import AdmissionPolicy
+from hodei.control.controller import Controller, Step
+from hodei.control.lives import START_FAILED
+from hodei.model.facts import (
+    Fact,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobRequeued,
+    JobRestored,
+    JobSubmitted,
+    MarksRestored,
+    NodeJoined,
+    NodeLost,
+    NodeMarked,
+    RunObserved,
+)
+from property import worlds
+from property.auditor import LIVE, Auditor
+
+pick = st.integers(0, 11)
+events = st.one_of(
+    st.tuples(st.just("submit"), worlds.specs()),
+    st.tuples(st.just("submit"), worlds.specs()),
+    st.tuples(st.just("submit"), worlds.specs()),
+    st.tuples(st.just("join"), worlds.nodes()),
+    st.tuples(
+        st.sampled_from(("runs", "succeeds", "fails", "is lost", "does not start", "is refused", "stops", "repeats")),
+        pick,
+    ),
+    st.tuples(st.sampled_from(("succeeds", "fails", "stops")), pick),
+    st.tuples(st.sampled_from(("cancel", "hold", "release", "requeue")), pick),
+    st.tuples(st.sampled_from(("lose", "cordon", "uncordon", "taint", "untaint", "label", "unlabel", "drain")), pick),
+    st.tuples(st.just("wait"), st.sampled_from((1, 1500, 40_000))),
+)
+restarts = st.tuples(st.just("restart"), st.just(0))
+steps = st.lists(events, min_size=1, max_size=3)
+crash = st.lists(restarts, min_size=1, max_size=1)
+stories = st.tuples(worlds.clusters(), st.lists(st.one_of(steps, steps, steps, steps, crash), min_size=6, max_size=20))
+calm_stories = st.tuples(worlds.clusters(), st.lists(steps, min_size=3, max_size=15))
+
+
+class Story:
+    """`between` is called after every step; it must leave no mark."""
+
+    def __init__(self, between: Callable[[Story], None] | None = None, max_tries: int = 5000) -> None:
+        self.now_ms = NOW_MS
+        self.max_tries = max_tries
+        self.auditor = Auditor()
+        self.controller = self._new()
+        self.written: list[bytes] = []
+        self.last: Step | None = None
+        self._last_job = 0
+        self._between = between
+
+    def _new(self) -> Controller:
+        return Controller(
+            worlds.profiles(),
+            admission=AdmissionPolicy("wait"),
+            last_event=self.auditor.last_event,
+            max_tries=self.max_tries,
+        )
+
+    def tell(self, cluster: Sequence[Any], chapters: Sequence[Sequence[tuple[str, Any]]]) -> Story:
+        self.step([NodeJoined(node) for node in cluster])
+        for chapter in chapters:
+            if chapter[0][0] == "restart":
+                self.restart()
+                continue
+            facts: list[Fact] = []
+            for what, which in chapter:
+                facts += self.facts(what, which)
+            self.step(facts)
+        return self
+
+    def step(self, facts: Sequence[Fact]) -> Step:
+        done = self.last = self.controller.step(self.now_ms, facts)
+        self.written.append(msgspec.json.encode([done.plan, done.saves, done.acts]))
+        self.auditor.step(facts, done.saves, done.acts)
+        self._compare_books()
+        if self._between is not None:
+            self._between(self)
+        return done
+
+    def restart(self) -> None:
+        """The process dies and another reads the store; the nodes are offered again after that."""
+        auditor, offered = self.auditor, list(self.auditor.offered.values())
+        self.controller = self._new()
+        auditor.restarted()
+        active = [job for job in sorted(auditor.jobs.values(), key=lambda job: job.id) if not job.finished_ms]
+        facts: list[Fact] = [MarksRestored(marks) for marks in auditor.saved_marks.values()]
+        self.step(facts + [JobRestored(job, tuple(auditor.attempt(job.id))) for job in active])
+        self.step([NodeJoined(node) for node in offered])
+
+    # ------------------------------------------------------------------------------------------- facts
+
+    def facts(self, what: str, which: Any) -> list[Fact]:
+        auditor, now = self.auditor, self.now_ms
+        if what == "submit":
+            self._last_job += 1
+            return [JobSubmitted(a_job(self._last_job, spec=which, at_ms=now, queued_ms=now))]
+        if what == "join":
+            return [NodeJoined(which)]
+        if what == "wait":
+            self.now_ms += which
+            return []
+        if what in ("cancel", "hold", "release", "requeue"):
+            return self._about_a_job(what, which)
+        if what in ("lose", "cordon", "uncordon", "taint", "untaint", "label", "unlabel", "drain"):
+            return self._about_a_node(what, worlds.NODE_NAMES[which % len(worlds.NODE_NAMES)], which)
+        runs = sorted(run.id for run in auditor.runs.values() if (run.state in LIVE) == (what != "repeats"))
+        if what == "stops":
+            runs = [run for run in runs if auditor.runs[run].stop_requested] or runs
+        if not runs:
+            return []
+        run = runs[which % len(runs)]
+        seen: dict[str, RunObserved] = {
+            "runs": RunObserved(run, "running", now),
+            "succeeds": RunObserved(run, "succeeded", now, 0),
+            "fails": RunObserved(run, "failed", now, 3),
+            "is lost": RunObserved(run, "lost", now, reason_code="lost", reason="gone"),
+            "does not start": RunObserved(run, "failed", now, reason_code=START_FAILED, reason="no luck"),
+            "is refused": RunObserved(run, "failed", now, reason_code=START_FAILED, reason="never", permanent=True),
+            "stops": RunObserved(run, "stopped", now, 143, "killed"),
+            "repeats": RunObserved(run, "succeeded", now, 0),
+        }
+        return [seen[what]]
+
+    def _about_a_job(self, what: str, which: int) -> list[Fact]:
+        jobs = sorted(self.auditor.jobs)
+        if not jobs:
+            return []
+        id = jobs[which % len(jobs)]
+        if what == "requeue":
+            job = self.auditor.jobs[id]
+            return [JobRequeued(id, job if job.finished_ms else None)]
+        return [{"cancel": JobCancelled(id), "hold": JobHeld(id), "release": JobReleased(id)}[what]]
+
+    def _about_a_node(self, what: str, name: str, which: int) -> list[Fact]:
+        if name not in self.auditor.offered:
+            return []
+        taint = worlds.TAINTS[which % len(worlds.TAINTS)]
+        marks: dict[str, Fact] = {
+            "lose": NodeLost(name, "unplugged"),
+            "cordon": NodeMarked(name, cordon=True),
+            "uncordon": NodeMarked(name, cordon=False),
+            "taint": NodeMarked(name, add_taints=(taint,)),
+            "untaint": NodeMarked(name, remove_taints=(taint,)),
+            "label": NodeMarked(name, labels={"disk": "ssd", "zone": "a"}),
+            "unlabel": NodeMarked(name, labels={"disk": None}),
+            "drain": NodeMarked(name, drain=True),
+        }
+        return [marks[what]]
+
+    # ------------------------------------------------------------------------------------------ checks
+
+    def _compare_books(self) -> None:
+        """What the table says is held must be what the auditor adds up from the saved runs."""
+        table, used = self.controller.world.table, self.auditor.used()
+        for row, name in enumerate(table.names):
+            books = {resource: amount for resource, amount in used.get(name, {}).items() if amount}
+            assert table.usage(row) == books, f"{name}: {table.usage(row)} in the table, {books} by the saved runs"
+            assert table.runs[row] == sum(run.node == name for run in self.auditor.live())
+        assert table.names == sorted(self.auditor.offered)
+        assert table.nodes == self.auditor.nodes(), "the table and the auditor disagree about a node"

@@ -1,0 +1,89 @@
+"""Whatever happens, in whatever order: the auditor finds nothing to complain of."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, note, settings
+
+from hodei.control import why as explain
+from hodei.model.facts import JobCancelled, RunObserved
+from property import naive
+from property.auditor import ENDED_JOB
+from property.story import Story, calm_stories, stories
+from property.worlds import specs
+
+
+@settings(max_examples=100, deadline=None)
+@given(stories)
+def test_no_node_is_overcommitted_no_gang_is_split_and_no_rule_is_broken_whatever_happens(story):
+    Story().tell(*story)
+
+
+@settings(max_examples=40, deadline=None)
+@given(stories)
+def test_nobody_waits_while_there_is_room_and_nothing_is_lost_in_the_end(story):
+    told = Story(between=_nobody_waits_for_nothing).tell(*story)
+    alive = [id for id, job in told.auditor.jobs.items() if job.state not in ENDED_JOB]
+    told.step([JobCancelled(id) for id in alive])
+    told.step([RunObserved(run.id, "stopped", told.now_ms, 143) for run in told.auditor.live()])
+    assert all(job.state in ENDED_JOB for job in told.auditor.jobs.values())
+    assert not told.controller.world.jobs
+    assert not any(told.controller.pending().values())
+    assert not told.controller.world.table.runs.any()
+
+
+def _nobody_waits_for_nothing(story: Story) -> None:
+    """Brute force over every way to place every waiting gang: if there is one, a wake-up was missed."""
+    auditor, used = story.auditor, story.auditor.used()
+    for job in auditor.jobs.values():
+        if job.state == "pending" and job.not_before_ms <= story.now_ms:
+            assert not naive.can_start(job.spec, auditor.nodes(), used), f"job {job.id} waits though there is room"
+
+
+@settings(max_examples=40, deadline=None)
+@given(calm_stories)
+def test_the_same_facts_give_the_same_plans_byte_for_byte_also_when_someone_asks_why_in_between(story):
+    plain = Story().tell(*story)
+    asked = Story(between=_ask_everything).tell(*story)
+    for number, (one, other) in enumerate(zip(plain.written, asked.written, strict=True)):
+        assert one == other, f"step {number} differs"
+
+
+def _ask_everything(story: Story) -> None:
+    for job in story.auditor.jobs.values():
+        explain.why(story.controller, job.id, story.now_ms)
+    pending = [job.spec for job in story.auditor.jobs.values() if job.state == "pending"]
+    explain.plan(story.controller, pending[:2] + [job.spec for job in story.auditor.jobs.values()][:2], story.now_ms)
+
+
+@settings(max_examples=40, deadline=None)
+@given(calm_stories)
+def test_a_restart_holds_the_same_room_and_loses_no_job(story):
+    told = Story().tell(*story)
+    before, waiting = told.auditor.used(), told.controller.pending()
+    live = {run.id for run in told.auditor.live()}
+    offered = told.auditor.offered.copy()
+    told.restart()
+    assert told.auditor.offered == offered
+    assert told.controller.pending() == waiting, "a job that waited is forgotten, or started by the restart alone"
+    assert {run.id for run in told.auditor.live()} == live
+    assert told.auditor.used() == before
+    assert set(told.controller.world.jobs) == {id for id, job in told.auditor.jobs.items() if not job.finished_ms}
+
+
+@settings(max_examples=40, deadline=None)
+@given(calm_stories, specs())
+def test_a_plan_is_what_then_happens(story, spec):
+    told = Story().tell(*story)
+    (planned,) = explain.plan(told.controller, [spec], told.now_ms)
+    note(f"planned: {planned.code} {planned.summary}")
+    done = told.step(told.facts("submit", spec))
+    binds = [(bind.member, bind.node, msgspec.json.encode(bind.decision)) for bind in done.plan.binds]
+    assert binds == [(place.member, place.node, msgspec.json.encode(place.decision)) for place in planned.placements]
+    assert bool(binds) == (planned.code == "WOULD_START")
+    if not binds:
+        refused = told.controller.lines[spec.profile].refusal_of(
+            told.controller.lines[spec.profile].gangs[told.auditor.jobs[max(told.auditor.jobs)].id]
+        )
+        assert refused is not None
+        assert (refused.verdicts[0].reason.code if refused.verdicts else "NO_NODES") == planned.code

@@ -1,0 +1,47 @@
+"""More room never hurts: a gang that can be placed can still be placed when a node is added."""
+
+from __future__ import annotations
+
+from hypothesis import assume, given, note, settings
+from hypothesis import strategies as st
+
+from hodei.engine.cycle import Engine
+from hodei.engine.nodes import Table
+from hodei.engine.plan import Refusal
+from hodei.engine.view import View, gang_of
+from property import naive
+from property.worlds import clusters, nodes, profiles, specs
+
+held = st.lists(st.tuples(st.integers(0, 3), st.sampled_from((500, 1000, 2000))), max_size=3)
+
+
+def _try(cluster, spec, taken):
+    table = Table(cluster)
+    table.settle()
+    used = {node.name: {} for node in cluster}
+    for place, cpu in taken:
+        name = f"n{place + 1}"
+        if name in used:
+            table.place(table.row[name], {"cpu": cpu})
+            used[name]["cpu"] = used[name].get("cpu", 0) + cpu
+    engine = Engine(table, profiles())
+    gang = gang_of(1, spec, 0)
+    engine.profile(gang).admit(gang)
+    return engine.try_gang(gang, View(0)), used
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusters(), specs(), held, nodes("n0"))
+def test_adding_a_node_never_makes_a_placeable_gang_unplaceable(cluster, spec, taken, more):
+    before, _ = _try(cluster, spec, taken)
+    assume(not isinstance(before, Refusal))
+    after, _ = _try([*cluster, more], spec, taken)
+    note(f"placed on {[placed.node.name for placed in before]}, then {after}")
+    assert not isinstance(after, Refusal)
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusters(), specs(), held)
+def test_a_gang_is_placed_exactly_when_there_is_any_way_to_place_it(cluster, spec, taken):
+    result, used = _try(cluster, spec, taken)
+    assert isinstance(result, Refusal) != naive.can_start(spec, cluster, used)

@@ -1,0 +1,155 @@
+"""The caches are exact: after any sequence of changes a kept ranking equals one made from scratch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from builders import a_job_spec, a_task
+from hodei.engine.nodes import OneNode, Table
+from hodei.engine.profile import Profile
+from hodei.engine.ranking import Rankings
+from hodei.engine.runner import Runner
+from hodei.engine.view import Member, View, gang_of
+from hodei.model.node import Node
+from hodei.model.resources import Resources
+from hodei.plugins.registry import PLUGINS, build_profile
+from property.worlds import NODE_NAMES, clusters, nodes, plain_tasks, profiles, specs
+
+where = st.sampled_from(NODE_NAMES)
+requests = st.sampled_from(({"cpu": 500}, {"cpu": 1000, "memory": 2**30}, {"gpu": 1000}, {"example.com/fpga": 1}))
+changes = st.one_of(
+    st.tuples(st.just("place"), where, requests),
+    st.tuples(st.just("place"), where, requests),
+    st.tuples(st.just("release"), where, st.none()),
+    st.tuples(st.just("put"), nodes(), st.none()),
+    st.tuples(st.just("remove"), where, st.none()),
+    st.tuples(st.just("try"), where, requests),
+)
+# Runs of changes without a look in between, so that both the short and the long way of keeping up are taken.
+rounds = st.lists(st.lists(changes, min_size=1, max_size=12), min_size=1, max_size=6)
+VIEW = View(0)
+
+
+class Replayed:
+    """A table with its history, so that the same table can be made again with no cache on it."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.history: list[tuple[str, Any, Any]] = []
+        self._held: dict[str, list[Resources]] = {}
+
+    def change(self, what: str, on: Any, request: Resources | None) -> None:
+        table = self.table
+        if what == "put":
+            table.put(on)
+            table.settle()
+        elif what == "remove":
+            table.remove(on)
+            table.settle()
+            self._held.pop(on, None)
+        elif on in table.row:
+            if what == "place" and request is not None:
+                table.place(table.row[on], request)
+                self._held.setdefault(on, []).append(request)
+            elif what == "try" and request is not None:
+                with table.trial():
+                    table.place(table.row[on], request)
+                    table.release(table.row[on], request)
+            elif what == "release" and self._held.get(on):
+                table.release(table.row[on], self._held[on].pop())
+        self.history.append((what, on, request))
+
+    def again(self) -> Table:
+        other = Replayed()
+        for what, on, request in self.history:
+            other.change(what, on, request)
+        return other.table
+
+
+def _members(profile: Profile, jobs: list[Any]) -> list[tuple[Member, Any]]:
+    out = []
+    for number, spec in enumerate(jobs):
+        gang = gang_of(number, spec, 0)
+        profile.admit(gang)
+        out += list(zip(gang.members, gang.shapes, strict=True))
+    return out
+
+
+every_strategy = st.sampled_from(
+    ("", "least_loaded", "most_free", "resource_balance", "bin_packing", "round_robin", "locality_aware")
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(clusters(), st.lists(specs(), min_size=1, max_size=3), rounds, every_strategy)
+def test_a_kept_ranking_equals_one_from_scratch(cluster, jobs, history, strategy):
+    profile = build_profile("default", worker_selection=strategy)
+    world, runner = Replayed(), Runner()
+    kept = Rankings(world.table, runner)
+    for node in cluster:
+        world.change("put", node, None)
+    members = _members(profile, jobs)
+    for batch in history:
+        for change in batch:
+            world.change(*change)
+        fresh_table = world.again()
+        assert [fresh_table.usage(row) for row in range(len(fresh_table.names))] == [
+            world.table.usage(row) for row in range(len(world.table.names))
+        ]
+        for member, shape in members:
+            fresh = Rankings(fresh_table, Runner()).of(profile, member, shape, VIEW)
+            ranking = kept.of(profile, member, shape, VIEW)
+            note(f"{member.task.name}: {ranking.order()} kept, {fresh.order()} from scratch")
+            assert np.array_equal(ranking.order(), fresh.order())
+            assert (ranking.feasible, ranking.weight) == (fresh.feasible, fresh.weight)
+            assert ranking.decide() == fresh.decide()
+            assert np.array_equal(ranking.order(), fresh.order()), "looking at a ranking has changed it"
+    assert not runner.faults
+
+
+plain_plugins = st.sampled_from([plugin for plugin in PLUGINS.values() if getattr(plugin, "plain", False)])
+
+
+@settings(max_examples=120, deadline=None)
+@given(clusters(), st.lists(changes, max_size=10), plain_tasks(), plain_plugins)
+def test_a_plain_plugin_says_the_same_of_one_node_as_of_many(cluster, history, task, kind):
+    world = Replayed()
+    for node in cluster:
+        world.change("put", node, None)
+    for change in history:
+        world.change(*change)
+    _compare(kind(), task, world.table)
+
+
+huge = st.integers(0, 2**45)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(st.tuples(huge, huge, huge, huge), min_size=1, max_size=4), huge, huge, plain_plugins)
+def test_a_plain_plugin_says_the_same_also_of_very_large_and_overfull_nodes(sizes, cpu, memory, kind):
+    table = Table(Node(f"n{i}", "b", capacity={"cpu": size[0], "memory": size[1]}) for i, size in enumerate(sizes))
+    table.settle()
+    for row, size in enumerate(sizes):
+        table.place(row, {"cpu": size[2], "memory": size[3]})
+    _compare(kind(), structs.replace(a_task(), request={"cpu": cpu, "memory": memory}), table)
+
+
+def _compare(plugin: Any, task: Any, table: Table) -> None:
+    member = Member(a_job_spec("one", tasks=[task]), task)
+    many = table.view()
+    for row in range(len(table.names)):
+        one = OneNode(table, row)
+        if hasattr(plugin, "filter"):
+            in_array = [bool(mask[row]) for mask, _ in plugin.filter(member, many, VIEW)]
+            assert [bool(mask) for mask, _ in plugin.filter(member, one, VIEW)] == in_array
+        if hasattr(plugin, "score"):
+            assert plugin.score(member, one, VIEW) == plugin.score(member, many, VIEW)[row]
+
+
+def test_profiles_of_these_worlds_use_every_kind_of_queue():
+    assert {profile.queue.name for profile in profiles().values()} == {"priority", "fair", "fifo"}

@@ -1,0 +1,200 @@
+"""Nonsense, at the real server and through the real command line: each a clear error at once, and the house goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from real.house import Answer, House
+
+pytestmark = pytest.mark.real
+
+JSON, YAML = "application/json", "application/yaml"
+
+
+def job(**fields: Any) -> bytes:
+    return json.dumps({"command": ["true"], **fields}).encode()
+
+
+def laughs(levels: int) -> bytes:
+    """Every anchor holds ten of the one before: a small file that would unfold to ten to the power of `levels`."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
+    return "\n".join(lines).encode()
+
+
+# name: (content type, body, status, code, a word that must be in the answer)
+BAD: dict[str, tuple[str, bytes, int, str, str]] = {
+    "malformed YAML": (YAML, b"command: [unclosed\nname: x", 400, "MALFORMED", "line"),
+    "malformed JSON": (JSON, b'{"command": [', 400, "MALFORMED", ""),
+    "a tab in YAML": (YAML, b"command:\n\t- x", 400, "MALFORMED", "line"),
+    "a YAML tag": (YAML, b"!!python/object/apply:os.system ['true']", 400, "MALFORMED", ""),
+    "not text": (YAML, b"\xff\xfe\x00\x01", 400, "MALFORMED", ""),
+    "nothing": (JSON, b"", 400, "MALFORMED", ""),
+    "null": (JSON, b"null", 422, "INVALID", ""),
+    "an empty list": (JSON, b"[]", 422, "INVALID", ""),
+    "a number": (JSON, b"42", 422, "INVALID", ""),
+    "an unknown key": (JSON, job(memroy="1Gi"), 422, "INVALID", "memory"),
+    "no command": (JSON, b'{"name": "x"}', 422, "INVALID", "command"),
+    "a negative cpu": (JSON, job(cpu="-1"), 422, "INVALID", "negative"),
+    "a negative memory": (JSON, job(memory="-1Gi"), 422, "INVALID", "negative"),
+    "an absurd memory": (JSON, job(memory="1e30"), 422, "INVALID", "larger than any machine"),
+    "an exponent without end": (JSON, job(memory="1e999999999"), 422, "INVALID", ""),
+    "a quantity that is none": (JSON, job(memory="8GB"), 422, "INVALID", "leave out the B"),
+    "NaN as text": (JSON, job(cpu="NaN"), 422, "INVALID", ""),
+    "NaN in JSON": (JSON, b'{"command": ["true"], "cpu": NaN}', 400, "MALFORMED", ""),
+    "NaN in YAML": (YAML, b"command: [x]\ncpu: .nan", 422, "INVALID", ""),
+    "infinity in YAML": (YAML, b"command: [x]\ncpu: .inf", 422, "INVALID", ""),
+    "a count of zero": (JSON, job(count=0), 422, "INVALID", "count"),
+    "a count without end": (JSON, job(count=10**12), 422, "INVALID", "count"),
+    "a negative timeout": (JSON, job(timeout="-5s"), 422, "INVALID", "timeout"),
+    "retries without end": (JSON, job(retries=10**9), 422, "INVALID", "retries"),
+    "a priority beyond all": (JSON, job(priority=10**30), 422, "INVALID", "priority"),
+    "a name of 10 MB": (JSON, job(name="x" * 10_000_000), 422, "INVALID", "name"),
+    "a name of 10 MB in YAML": (YAML, b"command: [x]\nname: " + b"x" * 10_000_000, 413, "TOO_LARGE", ""),
+    "a key of 10 MB": (JSON, job(**{"x" * 10_000_000: 1}), 422, "INVALID", ""),
+    "100 deep in JSON": (JSON, b"[" * 100 + b"]" * 100, 400, "MALFORMED", "nested"),
+    "100,000 deep in JSON": (JSON, b"[" * 100_000 + b"]" * 100_000, 400, "MALFORMED", "nested"),
+    "100 deep in YAML": (YAML, b"[" * 100 + b"]" * 100, 400, "MALFORMED", ""),
+    "a cycle of anchors": (YAML, b"command: [x]\nenv: &a {b: *a}", 400, "MALFORMED", ""),
+    "a billion laughs": (YAML, laughs(9), 400, "MALFORMED", ""),
+    "a NUL in the command": (JSON, job(command=["a\0b"]), 422, "INVALID", "command"),
+    "a variable with = in its name": (JSON, job(env={"A=B": "1"}), 422, "INVALID", "env"),
+    "an unknown profile": (JSON, job(profile="nope"), 422, "UNKNOWN_PROFILE", "default"),
+    "larger than every node": (JSON, job(cpu="10000"), 422, "LARGER_THAN_CLUSTER", "largest node"),
+    "a gang larger than all nodes": (JSON, job(cpu="1", count=1000), 422, "LARGER_THAN_CLUSTER", "members"),
+    "neither JSON nor YAML": ("text/html", b"<p>", 415, "UNKNOWN_MEDIA_TYPE", ""),
+}  # fmt: skip
+
+
+def is_clear(answer: Answer, status: int, code: str, word: str = "") -> None:
+    problem = answer.json
+    assert (answer.status, problem["code"]) == (status, code), problem
+    assert problem["message"]
+    assert word in json.dumps(problem)
+    assert len(answer.body) < 10_000
+    assert "Traceback" not in problem["message"]
+    assert answer.seconds < 1
+
+
+def test_every_bad_document_is_refused_in_words_at_once(house: House) -> None:
+    house.up()
+    took: dict[str, float] = {}
+    without_hint = []
+    for what, (kind, body, status, code, word) in BAD.items():
+        answer = house.request("POST", "/api/v1/jobs", body, headers={"Content-Type": kind})
+        try:
+            is_clear(answer, status, code, word)
+        except AssertionError as error:
+            raise AssertionError(f"{what}: {error}") from error
+        if not answer.json["hint"] and not answer.json.get("problems"):
+            without_hint.append((what, answer.json["message"]))
+        took[what] = answer.seconds
+    slowest = sorted(took.items(), key=lambda pair: -pair[1])[:5]
+    print("slowest:", ", ".join(f"{what} {seconds * 1000:.0f} ms" for what, seconds in slowest))
+    assert without_hint == []
+    assert house.ok("jobs", "-a", "-o", "name").out == ""
+    house.works()
+
+
+def test_a_request_to_the_wrong_place_is_refused_in_words(house: House) -> None:
+    house.up()
+    port = house.address.rsplit(":", 1)[1]
+    is_clear(house.request("GET", "/api/v1/jobs", token="hod_wrong"), 401, "UNAUTHORIZED")
+    is_clear(house.request("GET", "/api/v1/jobs", headers={"Host": "evil.example"}), 421, "FOREIGN_HOST")
+    is_clear(house.request("GET", "/api/v1/jobs", headers={"Host": f"evil.example:{port}"}), 421, "FOREIGN_HOST")
+    is_clear(
+        house.request("POST", "/api/v1/jobs", job(), headers={"Origin": "https://evil.example"}), 403, "CROSS_SITE"
+    )
+    is_clear(house.request("GET", "/api/v1/job"), 404, "NO_SUCH_PATH", "/api/v1/jobs")
+    is_clear(house.request("DELETE", "/api/v1/jobs"), 405, "METHOD_NOT_ALLOWED", "GET")
+    is_clear(house.request("GET", "/api/v1/jobs?stat=failed"), 422, "INVALID", "state")
+    is_clear(house.request("GET", "/api/v1/jobs?limit=-1"), 422, "INVALID", "limit")
+    is_clear(house.request("GET", "/api/v1/jobs/99"), 404, "NOT_FOUND")
+    is_clear(house.request("GET", f"/api/v1/jobs/{10**30}"), 422, "INVALID")
+    is_clear(house.request("GET", "/api/v1/jobs/..%2F..%2Fetc"), 404, "NO_SUCH_PATH")
+    is_clear(house.request("GET", "/api/v1/nodes/%00"), 422, "INVALID")
+    is_clear(house.request("GET", "/api/v1/nodes/nowhere"), 404, "NOT_FOUND")
+    house.works()
+
+
+def test_a_directory_in_the_place_of_a_log_is_an_error_and_not_a_crash(house: House) -> None:
+    house.up()
+    id = house.submit("sh", "-c", "echo hello; exit 0")
+    (detail,) = house.ended(id)
+    (log,) = house.agent_home.glob(f"runs/*/{detail.runs[0].id}/stdout")
+    log.unlink()
+    log.mkdir()
+    answer = house.request("GET", f"/api/v1/jobs/{id}/logs")
+    assert answer.status in (404, 503)
+    assert answer.json["message"]
+    assert answer.seconds < 1
+    said = house.hodei("logs", str(id))
+    assert said.code in (1, 3)
+    assert said.err.startswith("error: ")
+    house.works()
+
+
+def test_a_job_in_a_directory_that_is_not_there_says_so(house: House, tmp_path: Path) -> None:
+    house.up()
+    (detail,) = house.ended(house.submit("true", workdir="/no/such/place"))
+    assert detail.job.state == "failed"
+    assert "/no/such/place" in detail.job.reason
+    file = tmp_path / "file"
+    file.write_text("not a program")
+    assert house.ended(house.submit(str(file)))[0].job.exit_code == 126
+    assert house.ended(house.submit(str(tmp_path)))[0].job.exit_code == 126
+    house.works()
+
+
+# name: (text of the file, exit code, a word that must be on stderr)
+BAD_FILES: dict[str, tuple[bytes, int, str]] = {
+    "malformed YAML": (b"command: [unclosed\nname: x", 1, "job.yaml:2:"),
+    "unknown keys": (b"command: [x]\nmemroy: 1Gi\ncpuu: 1", 1, "memory"),
+    "negative and absurd": (b"command: [x]\ncpu: -1\nmemory: 1e30", 1, "negative"),
+    "NaN": (b"command: [x]\ncpu: .nan", 1, "cpu"),
+    "a name of 10 MB": (b"command: [x]\nname: " + b"x" * 10_000_000, 1, "name"),
+    "100 deep": (b"command: [x]\nlabels: " + b"[" * 100 + b"]" * 100, 1, "levels"),
+    "a cycle of anchors": (b"command: [x]\nenv: &a {b: *a}", 1, ""),
+    "a billion laughs": (laughs(9), 1, ""),
+    "larger than every node": (b"command: [x]\ncpu: 10000", 1, "largest node"),
+    "binary": (b"\x7fELF\0\0\0", 2, "text"),
+    "empty": (b"", 2, "no job"),
+}
+
+
+def test_every_bad_file_is_refused_by_the_command_line_in_words(house: House, tmp_path: Path) -> None:
+    house.up()
+    for what, (text, code, word) in BAD_FILES.items():
+        file = tmp_path / "job.yaml"
+        file.write_bytes(text)
+        for command in ("submit", "plan"):
+            said = house.hodei(command, str(file))
+            impossible = command == "plan" and what == "larger than every node"
+            assert said.code == (5 if impossible else code), (what, command, said)
+            assert said.out == ""
+            assert said.err.startswith("error: "), what
+            assert word in said.err, (what, said.err)
+            assert "next: " in said.err, (what, said.err)
+            assert said.err.rstrip().endswith("]"), what
+            assert len(said.err) < 5000, what
+            assert "Traceback" not in said.err
+    assert house.hodei("submit", str(tmp_path)).code == 2  # a directory
+    assert "is a directory" in house.hodei("submit", str(tmp_path)).err
+    assert house.hodei("submit", str(tmp_path / "nowhere.yaml")).code == 2
+    assert house.hodei("jobs", env={"HODEI_TOKEN": "wrong"}).code == 4
+    assert house.hodei("jobs", env={"HODEI_SERVER": "http://127.0.0.1:9"}).code == 7
+    assert house.hodei("jobs", "--frobnicate").code == 2
+    assert house.ok("jobs", "-a", "-o", "name").out == ""
+    house.works()
+
+
+def test_one_bad_job_in_a_bulk_refuses_them_all(house: House) -> None:
+    house.up()
+    jobs = [{"command": ["true"], "name": f"n{n}"} for n in range(50)] + [{"command": ["true"], "cpu": "-1"}]
+    answer = house.request("POST", "/api/v1/jobs", json.dumps(jobs).encode(), headers={"Content-Type": JSON})
+    is_clear(answer, 422, "INVALID", "negative")
+    assert house.ok("jobs", "-a", "-o", "name").out == ""

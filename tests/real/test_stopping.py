@@ -1,0 +1,203 @@
+"""Going down and coming up again while jobs run: they go on, and their ends are known whoever was there to see them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_host import alive
+from real.house import Answer, House, pids_in, until
+
+pytestmark = pytest.mark.real
+
+
+def test_jobs_go_on_while_the_server_is_down_in_good_order(house: House, tmp_path: Path) -> None:
+    house.up()
+    during = [house.submit("sh", "-c", f"sleep 0.{n}; echo done {n}; exit {n}") for n in range(1, 6)]
+    across = house.submit("sh", "-c", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 42")
+    house.until_state(across, "running")
+    agent = house.agent()
+    began = time.monotonic()
+    assert house.stop() == 0
+    assert time.monotonic() - began < 5
+    assert not (house.home / "server.json").exists()
+    assert house.hodei("jobs").code == 7
+    assert alive(agent)
+    time.sleep(0.6)  # all but one end now, with nobody there
+    house.up()
+    assert house.agent() == agent
+    assert house.state(across) == "running"
+    (tmp_path / "go").touch()
+    details = house.ended(*during, across)
+    assert [detail.job.exit_code for detail in details] == [1, 2, 3, 4, 5, 42]
+    assert all(len(detail.runs) == 1 for detail in details)
+    assert house.log_of(during[2]) == "done 3\n"
+
+
+def test_jobs_that_end_after_the_server_was_killed_are_known_to_the_next(house: House) -> None:
+    house.up()
+    ids = [house.submit("sh", "-c", f"sleep 0.3; exit {n}") for n in range(5)]
+    for id in ids:
+        house.until_state(id, "running")
+    house.kill()
+    time.sleep(0.6)
+    house.up()
+    assert [detail.job.exit_code for detail in house.ended(*ids)] == [0, 1, 2, 3, 4]
+
+
+def test_the_server_goes_down_in_time_with_waits_streams_and_logs_open(house: House) -> None:
+    house.up()
+    id = house.submit("sh", "-c", "while :; do echo tick; sleep 0.1; done")
+    house.until_state(id, "running")
+    open_calls = [house.begin("wait", str(id)), house.begin("events", "-f"), house.begin("logs", "-f", str(id))]
+    for call in open_calls[1:]:
+        assert call.stdout is not None
+        assert call.stdout.readline()  # it has met the server
+    began = time.monotonic()
+    assert house.stop() == 0
+    took = time.monotonic() - began
+    print(f"down in {took:.2f} s")
+    assert took < 8
+    house.up()  # they sit it out
+    house.ok("cancel", str(id))
+    assert open_calls[0].wait(30) == 10
+    assert open_calls[1].poll() is None  # goes on
+    assert open_calls[2].communicate(timeout=20)[0].replace(b"tick\n", b"") == b""
+    assert open_calls[2].returncode == 0
+
+
+def test_a_submit_that_meets_the_end_of_the_server_is_done_or_not_done_and_never_half(house: House) -> None:
+    house.up()
+    acknowledged: list[int] = []
+    stopped = threading.Event()
+
+    def submit() -> None:
+        number = 0
+        with house.client() as client:
+            while not stopped.is_set():
+                number += 1
+                try:
+                    acknowledged.append(client.submit(command=["true"], cpu="10m", memory="1Mi", key=f"k{number}").id)
+                except Exception:
+                    return
+
+    threads = [threading.Thread(target=submit) for _ in range(1)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(acknowledged) > 20, "jobs come in")
+    assert house.stop() == 0
+    stopped.set()
+    for thread in threads:
+        thread.join(20)
+    house.up()
+    assert {detail.job.state for detail in house.ended(*acknowledged)} == {"succeeded"}
+
+
+def test_up_in_the_background_and_down_again(house: House) -> None:
+    up = house.hodei("up", "-d", "--port", "0")
+    assert up.code == 0
+    assert up.out.startswith("http://127.0.0.1:")
+    house.address = up.out.strip()
+    assert house.ok("run", "--", "echo", "hello").out == "hello\n"
+    assert house.ok("version", "-o", "json").code == 0
+    sleeping = house.submit("sh", "-c", "sleep 0.5; exit 9")
+    assert "stopped" in house.ok("down").out
+    assert house.hodei("down").code == 3
+    assert house.hodei("run", "--", "true").code == 7
+    assert house.hodei("up", "-d", "--port", "0").code == 0
+    assert house.ended(sleeping)[0].job.exit_code == 9
+    assert house.hodei("doctor").code == 0
+    house.ok("down")
+
+
+def test_ctrl_c_of_run_cancels_the_job(house: House, tmp_path: Path) -> None:
+    house.up()
+    command = house.begin("run", "--", "sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 600")
+    (pid,) = pids_in(tmp_path / "pid", 1)
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait(20) == 130
+    assert house.ended(1)[0].job.state == "cancelled"
+    assert not alive(pid)
+
+
+def test_run_and_logs_sit_out_a_killed_server(house: House, tmp_path: Path) -> None:
+    house.up()
+    script = f"echo one; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo two; exit 5"
+    command = house.begin("run", "--", "sh", "-c", script)
+    assert command.stdout is not None
+    assert command.stdout.readline() == b"one\n"
+    house.kill()
+    (tmp_path / "go").touch()
+    house.up()
+    out, _ = command.communicate(timeout=30)
+    assert (out, command.returncode) == (b"two\n", 5)
+
+
+@pytest.mark.slow
+def test_an_agent_that_hangs_holds_up_its_own_work_and_nothing_else(house: House) -> None:
+    house.up()
+    running = house.submit("sh", "-c", "echo hello; sleep 600")
+    house.until_state(running, "running")
+    agent = house.agent()
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        logs: list[Answer] = []
+        reader = threading.Thread(target=lambda: logs.append(house.request("GET", f"/api/v1/jobs/{running}/logs")))
+        reader.start()
+        waiting = house.submit("sh", "-c", "exit 3")
+        house.ok("cancel", str(running))
+        for path in ("/livez", "/api/v1/jobs", "/api/v1/nodes", f"/api/v1/jobs/{waiting}/why", "/metrics"):
+            answer = house.request("GET", path)
+            assert answer.status == 200
+            assert answer.seconds < 1
+        reader.join(25)
+        assert (logs[0].status, logs[0].json["code"]) == (503, "BACKEND_ERROR")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    first, second = house.ended(running, waiting)
+    assert (first.job.state, second.job.exit_code) == ("cancelled", 3)
+    assert len(first.runs) == len(second.runs) == 1
+
+
+TWO = '[[nodes]]\nname = "a"\ncpu = "1"\nmemory = "1Gi"\n[[nodes]]\nname = "b"\ncpu = "1"\nmemory = "1Gi"\n'
+ONE = '[[nodes]]\nname = "b"\ncpu = "1"\nmemory = "1Gi"\n'
+
+
+def test_a_run_on_a_node_that_is_no_longer_offered_still_ends_as_it_does(house: House, tmp_path: Path) -> None:
+    house.configure(TWO).up()
+    script = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 4"
+    id = house.submit("sh", "-c", script, node_selector={"kubernetes.io/hostname": "a"})
+    waiting = house.submit("true", node_selector={"kubernetes.io/hostname": "a"}, cpu=1)
+    house.until_state(id, "running")
+    house.stop()
+    house.configure(ONE).up()
+    assert [node["name"] for node in house.ok("nodes", "-o", "json").json] == ["b"]
+    house.works()
+    (tmp_path / "go").touch()
+    assert house.ended(id)[0].job.exit_code == 4
+    assert house.ok("why", str(waiting), "-o", "json").json["status"] == "unsatisfiable"
+    house.stop()
+    house.configure(TWO).up()
+    assert house.ended(waiting)[0].job.state == "succeeded"
+
+
+def test_a_job_of_a_profile_that_is_gone_is_told_and_the_others_go_on(house: House) -> None:
+    night = '[scheduling.profiles.night]\nqueue = "fifo"\n'
+    house.configure(night + ONE).up()
+    house.ok("node", "cordon", "b")
+    waiting = house.submit("true", profile="night")
+    running = house.submit("true")
+    house.stop()
+    house.configure(ONE).up()
+    house.ok("node", "uncordon", "b")
+    assert house.ended(running)[0].job.state == "succeeded"
+    house.works()
+    detail = house.job(waiting)
+    told = f"{detail.job.reason} {house.ok('why', str(waiting)).out}"
+    assert detail.job.state in ("pending", "held", "failed")
+    assert "night" in told

@@ -1,0 +1,306 @@
+"""A plugin that raises or answers nonsense is fenced, reported, and stops nobody but the gang it was asked about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import NOW_MS, a_job, a_node
+from hodei.control.controller import Controller
+from hodei.control.why import why
+from hodei.engine.points import PerNode, Placed
+from hodei.engine.profile import make_profile
+from hodei.model.decision import Reason
+from hodei.model.facts import JobSubmitted, NodeJoined
+from hodei.plugins.registry import build_profile
+
+
+class Wrong:
+    """A plugin with one point, which does as it is told, for jobs named `bad` alone."""
+
+    name = "wrong"
+    reads = "usage"
+
+    def __init__(self, point: str, answer: Any) -> None:
+        def asked(first, *rest):
+            spec = first.job
+            if spec.name == "good":
+                return {"filter": (), "bind": rest[0] if rest else None}.get(point)
+            return answer(*rest)
+
+        setattr(self, point, asked)
+
+    def key(self, member):
+        return member.job.name
+
+
+def _raise(*_: Any) -> Any:
+    raise RuntimeError("oh dear")
+
+
+REFUSING = [
+    pytest.param("pre_filter", _raise, id="pre_filter raises"),
+    pytest.param("pre_filter", lambda *_: "no", id="pre_filter returns a text"),
+    pytest.param("filter", _raise, id="filter raises"),
+    pytest.param("filter", lambda *_: None, id="filter returns nothing"),
+    pytest.param("filter", lambda nodes, _: [(np.zeros(99, dtype=bool), Reason("w", "W", "w"))], id="a mask too long"),
+    pytest.param("filter", lambda nodes, _: [(nodes.zeros(), Reason("w", "W", "w"))], id="a mask of numbers"),
+    pytest.param("filter", lambda nodes, _: [(nodes.none(), "because")], id="a text for a reason"),
+    pytest.param("filter", lambda nodes, _: [nodes.none()], id="a mask without a reason"),
+    pytest.param("reserve", _raise, id="reserve raises"),
+    pytest.param("reserve", lambda *_: True, id="reserve returns a truth"),
+    pytest.param("permit", _raise, id="permit raises"),
+    pytest.param("permit", lambda *_: 0, id="permit returns a number"),
+]
+TOLERABLE = [
+    pytest.param("score", _raise, id="score raises"),
+    pytest.param("score", lambda nodes, _: np.zeros(99, dtype=np.int64), id="scores too many"),
+    pytest.param("score", lambda nodes, _: np.zeros(len(nodes)), id="scores with fractions"),
+    pytest.param("score", lambda nodes, _: "high", id="a text for scores"),
+    pytest.param("bind", _raise, id="bind raises"),
+    pytest.param("bind", lambda *_: None, id="bind returns nothing"),
+    pytest.param("bind", lambda *_: [], id="bind returns too few"),
+    pytest.param("bind", lambda *_: ["n1"], id="bind returns texts"),
+]
+
+
+def _controller(*plugins: Any, weight: int = 10) -> Controller:
+    usual = build_profile("default")
+    made = [*usual.filters, *(w.plugin for w in usual.scores if w.plugin not in usual.filters), *plugins]
+    weights = {w.plugin.name: w.weight for w in usual.scores} | {plugin.name: weight for plugin in plugins}
+    controller = Controller({"default": make_profile("default", usual.queue, made, weights)})
+    controller.step(NOW_MS, [NodeJoined(a_node("n1", 4)), NodeJoined(a_node("n2", 4))])
+    return controller
+
+
+def _submit(controller: Controller):
+    jobs = [a_job(1, name="good"), a_job(2, name="bad"), a_job(3, name="good")]
+    return controller.step(NOW_MS, [JobSubmitted(job) for job in jobs])
+
+
+@pytest.mark.parametrize(("point", "answer"), REFUSING)
+def test_nothing_is_placed_on_a_rule_that_could_not_be_read_and_the_others_go_on(point, answer):
+    controller = _controller(Wrong(point, answer))
+    plan = _submit(controller).plan
+    assert {bind.job for bind in plan.binds} == {1, 3}
+    assert {(fault.plugin, fault.point, fault.job) for fault in plan.faults} == {("wrong", point, 2)}
+    (refusal,) = plan.refusals
+    assert "PLUGIN_FAILED" in {verdict.reason.code for verdict in refusal.verdicts}
+    assert controller.world.jobs[2].reason_code == "PLUGIN_FAILED"
+    assert not controller.world.table.usage(0).get("gpu")
+    assert int(controller.world.table.runs.sum()) == 2
+
+
+@pytest.mark.parametrize(("point", "answer"), REFUSING)
+def test_a_gang_refused_by_a_failing_plugin_is_tried_again_later(point, answer):
+    controller = _controller(Wrong(point, answer))
+    _submit(controller)
+    due = controller.next_wakeup_ms(NOW_MS)
+    assert due is not None
+    assert NOW_MS + 1000 <= due <= NOW_MS + 1100
+    assert why(controller, 2, NOW_MS).code == "BACKOFF"
+    assert [refusal.job for refusal in controller.step(due).plan.refusals] == [2]
+    again = controller.next_wakeup_ms(due)
+    assert again is not None
+    assert due + 2000 <= again <= due + 2200
+
+
+@pytest.mark.parametrize(("point", "answer"), TOLERABLE)
+def test_a_score_or_a_detail_that_fails_is_done_without(point, answer):
+    plan = _submit(_controller(Wrong(point, answer))).plan
+    assert {bind.job for bind in plan.binds} == {1, 2, 3}
+    assert {(fault.plugin, fault.point, fault.job) for fault in plan.faults} == {("wrong", point, 2)}
+
+
+def test_a_fault_is_told_as_an_event():
+    done = _submit(_controller(Wrong("filter", _raise)))
+    (event,) = [
+        save.event for save in done.saves if getattr(save, "event", None) and save.event.kind == "plugin.failed"
+    ]
+    assert event.detail["plugin"] == "wrong"
+    assert event.detail["error"] == "RuntimeError: oh dear"
+
+
+def test_a_plugin_that_recovers_is_believed_again():
+    class Moody:
+        name = "moody"
+        reads = "usage"
+        well = False
+
+        def key(self, member):
+            return None
+
+        def filter(self, member, nodes, view):
+            if not self.well:
+                raise RuntimeError("not today")
+            return ()
+
+    moody = Moody()
+    controller = _controller(moody)
+    assert not controller.step(NOW_MS, [JobSubmitted(a_job(1))]).plan.binds
+    moody.well = True
+    due = controller.next_wakeup_ms(NOW_MS)
+    assert [bind.job for bind in controller.step(due).plan.binds] == [1]
+
+
+@pytest.mark.parametrize("score", [-5, 10**9, -(2**62)])
+def test_a_score_out_of_bounds_is_cut_and_never_moves_a_job_to_a_node_that_refused(score):
+    class Extreme:
+        name = "extreme"
+        reads = "usage"
+
+        def key(self, member):
+            return None
+
+        def score(self, member, nodes, view):
+            return nodes.zeros() + score
+
+    controller = _controller(Extreme(), weight=1000)
+    controller.step(NOW_MS, [NodeJoined(a_node("n0", 1, "1Mi"))])
+    plan = controller.step(
+        NOW_MS, [JobSubmitted(a_job(1, cpu="4", memory="1Gi")), JobSubmitted(a_job(2, cpu="4"))]
+    ).plan
+    assert sorted(bind.node for bind in plan.binds) == ["n1", "n2"]
+    terms = {term.plugin: term.score for term in plan.binds[0].decision.chosen.terms}
+    assert terms["extreme"] == (0 if score < 0 else 10_000)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(_raise, id="raises"),
+        pytest.param(lambda raw, feasible: raw[:1], id="returns too few"),
+        pytest.param(lambda raw, feasible: raw / 3, id="returns fractions"),
+        pytest.param(lambda raw, feasible: None, id="returns nothing"),
+    ],
+)
+def test_a_normalize_that_fails_counts_as_no_opinion(answer):
+    class Odd:
+        name = "odd"
+        reads = "static"
+
+        def key(self, member):
+            return None
+
+        def score(self, member, nodes, view):
+            return nodes.zeros()
+
+        def normalize(self, raw, feasible):
+            return answer(raw, feasible)
+
+    plan = _submit(_controller(Odd())).plan
+    assert {bind.job for bind in plan.binds} == {1, 2, 3}
+    assert {fault.point for fault in plan.faults} == {"normalize"}
+
+
+def test_a_filter_written_as_a_generator_is_heard():
+    class Yields:
+        name = "yields"
+        reads = "usage"
+
+        def key(self, member):
+            return None
+
+        def filter(self, member, nodes, view):
+            yield ~nodes.none(), Reason("yields", "NEVER", "never")
+
+    plan = _submit(_controller(Yields())).plan
+    assert not plan.binds
+    assert not plan.faults
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(_raise, id="raises"), pytest.param(lambda member: ["a list"], id="cannot be hashed")]
+)
+def test_a_key_that_cannot_be_had_makes_every_member_different(key):
+    class Careless(PerNode):
+        name = "careless"
+
+        def refuse(self, member, node, used):
+            return "not for the bad" if member.job.name == "bad" else None
+
+    careless = Careless()
+    careless.key = key
+    plan = _submit(_controller(careless)).plan
+    assert {bind.job for bind in plan.binds} == {1, 3}
+
+
+def test_a_bind_may_add_detail_but_not_move_anyone():
+    class Mover:
+        name = "mover"
+
+        def bind(self, gang, placements, view):
+            return [Placed(p.member, p.index, 1 - p.row, p.node, p.decision) for p in placements]
+
+    plan = _submit(_controller(Mover())).plan
+    assert len(plan.binds) == 3
+    assert {fault.point for fault in plan.faults} == {"bind"}
+
+
+def test_a_plugin_that_reads_the_whole_cluster_is_asked_anew_each_time():
+    class Evenings:
+        """No `reads`: anything may have changed."""
+
+        name = "evenings"
+        cured_by = ("node_changed",)
+
+        def key(self, member):
+            return None
+
+        def filter(self, member, nodes, view):
+            return [(~nodes.none(), Reason("evenings", "CLOSED", "closed"))] if view.now_ms > NOW_MS else ()
+
+    controller = _controller(Evenings())
+    assert len(controller.step(NOW_MS, [JobSubmitted(a_job(1))]).plan.binds) == 1
+    later = controller.step(NOW_MS + 1, [JobSubmitted(a_job(2))]).plan
+    assert not later.binds
+    assert later.refusals[0].verdicts[0].reason.code == "CLOSED"
+
+
+def test_a_reservation_is_taken_back_when_a_later_plugin_says_no_and_when_someone_only_asks():
+    class Ledger:
+        name = "ledger"
+        open = 0
+
+        def key(self, member):
+            return None
+
+        def reserve(self, gang, placements, view):
+            self.open += len(placements)
+
+        def unreserve(self, gang, placements):
+            self.open -= len(placements)
+
+    class Guard:
+        name = "guard"
+
+        def key(self, member):
+            return member.job.name
+
+        def permit(self, gang, placements, view):
+            return Reason("guard", "NOT_NOW", "not now") if gang.job.name == "bad" else None
+
+    ledger = Ledger()
+    controller = _controller(ledger, Guard())
+    plan = _submit(controller).plan
+    assert {bind.job for bind in plan.binds} == {1, 3}
+    assert plan.refusals[0].verdicts[0].reason.code == "NOT_NOW"
+    assert ledger.open == 2
+    assert why(controller, 2, NOW_MS).code == "NOT_NOW"
+    assert ledger.open == 2
+
+
+def test_post_filter_is_asked_after_a_refusal():
+    class Hopeful:
+        name = "hopeful"
+        asked: list[int] = []
+
+        def post_filter(self, gang, view):
+            self.asked.append(gang.id)
+
+    hopeful = Hopeful()
+    controller = _controller(hopeful)
+    controller.step(NOW_MS, [JobSubmitted(a_job(1)), JobSubmitted(a_job(2, cpu="99"))])
+    assert hopeful.asked == [2]

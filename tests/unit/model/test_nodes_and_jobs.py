@@ -1,0 +1,119 @@
+"""The small rules that belong to the nouns: tolerations, marks, members, lifecycles."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from builders import a_job_spec, a_node, a_task
+from hodei.model.ids import job_of, run_id
+from hodei.model.job import PRIORITY_CLASSES, Toleration
+from hodei.model.lifecycle import (
+    JOB_ENDED,
+    JOB_STEPS,
+    RUN_ENDED,
+    RUN_STEPS,
+    ImpossibleStep,
+    JobState,
+    RunState,
+    advance_job,
+    advance_run,
+)
+from hodei.model.node import NodeMarks, Taint
+from hodei.model.text import did_you_mean
+
+TAINT = Taint("dedicated", "team", "NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerates"),
+    [
+        pytest.param(Toleration("dedicated", "Equal", "team", "NoSchedule"), True, id="the same in all"),
+        pytest.param(Toleration("dedicated", "Equal", "team"), True, id="no effect means every effect"),
+        pytest.param(Toleration("dedicated", "Equal", "other"), False, id="another value"),
+        pytest.param(Toleration("dedicated", "Equal"), False, id="the empty value is a value"),
+        pytest.param(Toleration("dedicated", "Equal", "team", "NoExecute"), False, id="another effect"),
+        pytest.param(Toleration("gpu", "Equal", "team"), False, id="another key"),
+        pytest.param(Toleration("dedicated", "Exists"), True, id="any value"),
+        pytest.param(Toleration("dedicated", "Exists", "", "NoExecute"), False, id="any value of another effect"),
+        pytest.param(Toleration("", "Exists"), True, id="no key with Exists tolerates everything"),
+        pytest.param(Toleration("", "Exists", "", "NoExecute"), False, id="everything of another effect"),
+        pytest.param(Toleration("", "Equal", "team"), False, id="no key with Equal tolerates nothing"),
+    ],
+)
+def test_tolerations_follow_kubernetes(toleration, tolerates):
+    assert toleration.tolerates(TAINT) is tolerates
+
+
+def test_marks_are_laid_over_what_the_backend_says():
+    node = a_node(labels={"disk": "hdd", "old": "yes"}, taints=(Taint("spot"), TAINT))
+    marks = NodeMarks(
+        "n1", True, labels={"disk": "ssd"}, removed_labels=("old",), taints=(Taint("new"),), removed_taints=(TAINT,)
+    )
+    seen = marks.over(node)
+    assert seen.cordoned
+    assert seen.labels == {"disk": "ssd"}
+    assert seen.taints == (Taint("spot"), Taint("new"))
+
+
+def test_a_marked_taint_takes_the_place_of_one_with_the_same_key_and_effect():
+    seen = NodeMarks("n1", taints=(Taint("dedicated", "others"),)).over(a_node(taints=(TAINT,)))
+    assert seen.taints == (Taint("dedicated", "others"),)
+
+
+def test_empty_marks_change_nothing():
+    node = a_node()
+    assert NodeMarks("n1").over(node) is node
+
+
+def test_a_member_knows_its_task():
+    spec = a_job_spec(tasks=[a_task("head"), a_task("worker", count=3)])
+    assert spec.size == 4
+    assert [spec.task_of(member).name for member in range(4)] == ["head", "worker", "worker", "worker"]
+    with pytest.raises(IndexError):
+        spec.task_of(4)
+
+
+def test_a_run_id_tells_its_job():
+    assert run_id(12, 3, 2) == "12.3.2"
+    assert job_of("12.3.2") == 12
+
+
+def test_critical_comes_before_high_before_medium_before_low():
+    order = sorted(PRIORITY_CLASSES, key=lambda name: -PRIORITY_CLASSES[name])
+    assert order == ["critical", "high", "medium", "low", "batch", "scavenger"]
+
+
+@pytest.mark.parametrize("state", get_args(JobState))
+def test_a_job_takes_the_steps_of_its_table_and_no_others(state):
+    for to in get_args(JobState):
+        if to in JOB_STEPS[state]:
+            assert advance_job(state, to) == to
+        else:
+            with pytest.raises(ImpossibleStep, match=f"a {state} job cannot become {to}"):
+                advance_job(state, to)
+
+
+@pytest.mark.parametrize("state", get_args(RunState))
+def test_a_run_takes_the_steps_of_its_table_and_no_others(state):
+    for to in get_args(RunState):
+        if to in RUN_STEPS[state]:
+            assert advance_run(state, to) == to
+        else:
+            with pytest.raises(ImpossibleStep):
+                advance_run(state, to)
+
+
+def test_an_ended_run_is_ended_and_an_ended_job_can_only_be_queued_again():
+    assert {"succeeded", "failed", "stopped", "lost"} == RUN_ENDED
+    assert {"succeeded", "failed", "cancelled"} == JOB_ENDED
+    assert all(JOB_STEPS[state] == {"pending"} for state in JOB_ENDED)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("memroy", " (did you mean 'memory'?)"), ("zzz", ""), ("x" * 10_000_000, "")],
+    ids=["a slip", "nothing near", "ten million letters"],
+)  # fmt: skip
+def test_a_near_word_is_offered(word, said):
+    assert did_you_mean(word, ["memory", "cpu"]) == said
