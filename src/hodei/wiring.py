@@ -12,6 +12,7 @@ from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller
+from hodei.control.preempting import PreemptionPolicy
 from hodei.control.retry import Backoff, RetryPolicy
 from hodei.model.config import Config, NodeConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
@@ -25,8 +26,10 @@ from hodei.runtime.clock import SystemClock
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.service import Service
 from hodei.store.sqlite import SqliteStore
+from hodei.wire.names import word
 from hodei.wire.views import Check
 
+MAX_COST = 1_000_000
 _TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)")
 
 
@@ -67,6 +70,13 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
         build_profiles(config),
         retry=RetryPolicy(failed_run=retry, max_losses=config.max_losses),
         admission=AdmissionPolicy(config.admission.oversized, config.admission.max_members),
+        preemption=PreemptionPolicy(
+            config.preemption.enabled,
+            parse_duration_ms(config.preemption.min_runtime),
+            config.preemption.max_per_job,
+            config.preemption.budget,
+            parse_duration_ms(config.preemption.interval),
+        ),
         last_event=last_event,
         max_tries=1000,
     )
@@ -79,6 +89,10 @@ def node_offer(config: NodeConfig) -> NodeOffer:
     try:
         capacity = parse_resources(amounts)
         taints = tuple(parse_taint(taint) for taint in config.taints)
+        data = tuple(word(name) for name in config.data)
+        overcommit = _overcommit(config.overcommit, {*capacity, STORAGE})
+        if not 0 <= config.cost <= MAX_COST:
+            raise InvalidInput(f"a cost of {config.cost}", hint=f"what an hour costs, from 0 to {MAX_COST}")
     except InvalidInput as error:
         raise InvalidInput(f"node {config.name!r}: {error.message}", hint=error.hint) from error
     return NodeOffer(
@@ -89,7 +103,24 @@ def node_offer(config: NodeConfig) -> NodeOffer:
         arch=config.arch,
         gpu_type=config.gpu_type,
         location=Location(config.region, config.zone, config.datacenter, config.rack),
+        data=data,
+        cost_milli=round(config.cost * 1000),
+        overcommit_percent=overcommit,
     )
+
+
+def _overcommit(ratios: dict[str, float], known: set[str]) -> dict[str, int]:
+    """Percent by resource. A ratio for a resource that the node does not have is a slip, not a wish."""
+    out = {}
+    for given, ratio in ratios.items():
+        (resource,) = parse_resources({given: 1})
+        if resource not in known or resource in out:
+            problem = "given twice" if resource in out else f"not a resource of it{did_you_mean(given, known)}"
+            raise InvalidInput(f"overcommit of {given!r}: {problem}")
+        if not 0.1 <= ratio <= 100:
+            raise InvalidInput(f"an overcommit of {ratio} for {given}", hint="a ratio from 0.1 to 100")
+        out[resource] = round(ratio * 100)
+    return out
 
 
 def parse_taint(text: str) -> Taint:
@@ -97,6 +128,23 @@ def parse_taint(text: str) -> Taint:
     if found is None:
         raise InvalidInput(f"{text!r} is not a taint", hint="write key=value:NoSchedule")
     return Taint(found["key"], found["value"] or "", found["effect"])  # type: ignore[arg-type]
+
+
+def instant_node(offer: NodeOffer) -> Node:
+    return Node(
+        name=offer.name,
+        backend="instant",
+        kind="instant",
+        capacity=offer.capacity,
+        labels=offer.labels,
+        taints=offer.taints,
+        arch=offer.arch,
+        gpu_type=offer.gpu_type,
+        location=offer.location,
+        data=offer.data,
+        cost_milli=offer.cost_milli,
+        overcommit_percent=offer.overcommit_percent,
+    )
 
 
 def make_service(home: Path, config: Config, *, instant: bool = False) -> Service:
@@ -110,7 +158,7 @@ def make_service(home: Path, config: Config, *, instant: bool = False) -> Servic
     opened = store.open()
     backends: dict[str, Backend] = {}
     if instant:
-        nodes = [Node(o.name, "instant", "instant", o.capacity, o.labels, o.taints) for o in offers]
+        nodes = [instant_node(offer) for offer in offers]
         huge = {CPU: 2**38, MEMORY: 2**48, STORAGE: 2**48}
         backends["instant"] = InstantBackend("instant", nodes or [Node("instant", "instant", "instant", huge)], clock)
     else:

@@ -245,6 +245,7 @@ def test_the_environment_is_exactly_what_was_asked_for(place, tmp_path, asked, m
         own = {
             "HODEI_JOB_ID": "1", "HODEI_RUN_ID": "1.0.1", "HODEI_TASK": "main", "HODEI_RANK": "0",
             "HODEI_WORLD_SIZE": "1", "HODEI_ATTEMPT": "1", "HODEI_NODE": "n1", "HODEI_PROJECT": "ml",
+            "HODEI_QOS": "burstable",
         }  # fmt: skip
         given = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "LANG", "TZ") if name in os.environ}
         given["PATH"] = os.environ["PATH"]

@@ -13,10 +13,16 @@ from property.story import Story, calm_stories, stories
 from property.worlds import specs
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(stories)
 def test_no_node_is_overcommitted_no_gang_is_split_and_no_rule_is_broken_whatever_happens(story):
     Story().tell(*story)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stories)
+def test_it_is_so_also_when_higher_work_takes_the_place_of_lower(story):
+    Story(warlike=True).tell(*story)
 
 
 @settings(max_examples=40, deadline=None)
@@ -40,7 +46,7 @@ def _nobody_waits_for_nothing(story: Story) -> None:
             assert not naive.can_start(job.spec, auditor.nodes(), used), f"job {job.id} waits though there is room"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(calm_stories)
 def test_the_same_facts_give_the_same_plans_byte_for_byte_also_when_someone_asks_why_in_between(story):
     plain = Story().tell(*story)
@@ -81,9 +87,13 @@ def test_a_plan_is_what_then_happens(story, spec):
     binds = [(bind.member, bind.node, msgspec.json.encode(bind.decision)) for bind in done.plan.binds]
     assert binds == [(place.member, place.node, msgspec.json.encode(place.decision)) for place in planned.placements]
     assert bool(binds) == (planned.code == "WOULD_START")
-    if not binds:
+    assert bool(done.plan.evictions) <= (planned.code == "WOULD_PREEMPT")
+    if not binds and planned.code != "WOULD_PREEMPT":
         refused = told.controller.lines[spec.profile].refusal_of(
             told.controller.lines[spec.profile].gangs[told.auditor.jobs[max(told.auditor.jobs)].id]
         )
         assert refused is not None
-        assert (refused.verdicts[0].reason.code if refused.verdicts else "NO_NODES") == planned.code
+        if (
+            planned.status == "waiting"
+        ):  # else the code is that of the empty cluster: what no going of others would cure
+            assert (refused.verdicts[0].reason.code if refused.verdicts else "NO_NODES") == planned.code

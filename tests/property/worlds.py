@@ -112,7 +112,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         draw(st.sampled_from(("sort", "train", "serve"))),
         tasks=parts,
         project=draw(st.sampled_from(("red", "blue"))),
-        profile=draw(mostly("default", "fair", "packed")),
+        profile=draw(st.sampled_from(("default", "default", "fair", "packed"))),
         priority=draw(st.sampled_from(("critical", "high", "medium", "low"))),
         backend=draw(
             mostly(BackendChoice(), BackendChoice("specific", ("west",)), BackendChoice("preferred", BACKENDS))

@@ -131,7 +131,7 @@ class Runs:
     def arm_timeout(self, run: Run) -> None:
         if run.timeout_ms:
             left_ms = run.started_boot_ms + run.timeout_ms - proc.boot_clock_ms()
-            text = f"it ran longer than its timeout of {run.timeout_ms} ms"
+            text = f"it ran longer than its timeout of {run.timeout_ms / 1000:g}s"
             run.timers.append(
                 self._loop.call_later(max(0, left_ms) / 1000, self._stop, run, "timeout", text, run.grace_ms)
             )

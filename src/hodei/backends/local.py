@@ -28,6 +28,7 @@ from hodei.model.errors import BackendError, BackendRefused, NotFound, StaleEpoc
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Location, Node, Taint
+from hodei.model.qos import qos
 from hodei.model.resources import CPU, MEMORY, Resources
 from hodei.ports import Stream
 
@@ -55,6 +56,9 @@ class NodeOffer(Struct, frozen=True, omit_defaults=True):
     gpu_type: str = ""
     location: Location = Location()
     cpus: tuple[int, ...] = ()
+    data: tuple[str, ...] = ()
+    cost_milli: int = 0
+    overcommit_percent: dict[str, int] = {}
 
 
 class _Order(Struct, omit_defaults=True):
@@ -269,6 +273,9 @@ class LocalBackend:
                 arch=offer.arch or platform.machine(),
                 gpu_type=offer.gpu_type,
                 location=offer.location,
+                data=offer.data,
+                cost_milli=offer.cost_milli,
+                overcommit_percent=offer.overcommit_percent,
             )
             for offer in offers
         ]
@@ -317,6 +324,7 @@ class LocalBackend:
             "HODEI_ATTEMPT": str(run.attempt),
             "HODEI_NODE": run.node,
             "HODEI_PROJECT": spec.project,
+            "HODEI_QOS": qos(task),
         }
         sizes = [len(word.encode()) + 1 for word in task.command]
         sizes += [len(name.encode()) + len(value.encode()) + 2 for name, value in task.env.items()]

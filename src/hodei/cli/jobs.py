@@ -152,6 +152,7 @@ def _describe(detail: JobDetail) -> str:
         ("user", view.user),
         ("priority", str(view.priority)),
         ("profile", view.profile),
+        ("qos", view.qos),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
         ("members", f"{view.members} in {view.tasks} task{'s' if view.tasks != 1 else ''}"),
         ("attempt", str(view.attempt)),

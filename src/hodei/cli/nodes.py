@@ -27,9 +27,12 @@ COLUMNS = (
     Column("CPU", lambda n: _share(n, "cpu")),
     Column("MEMORY", lambda n: _share(n, "memory")),
     Column("GPU", lambda n: _share(n, "gpu") + (f" {n.gpu_type}" if n.gpu_type else ""), if_any=True),
+    Column("OVERCOMMIT", lambda n: _ratios(n, ",") or "-", if_any=True),
     Column("RUNS", lambda n: str(n.runs)),
     Column("ARCH", lambda n: n.arch or "-", wide=True),
     Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n.labels.items())) or "-", wide=True),
+    Column("COST", lambda n: f"{n.cost:g}" if n.cost else "-", wide=True),
+    Column("DATA", lambda n: ",".join(n.data) or "-", wide=True),
     Column("VERSION", lambda n: n.version or "-", wide=True),
     Column("TAINTS", lambda n: ",".join(map(taint_text, n.taints)) or "-", if_any=True),
     Column("REASON", lambda n: n.reason or "-", if_any=True),
@@ -178,6 +181,10 @@ def _share(view: NodeView, resource: str) -> str:
     )
 
 
+def _ratios(view: NodeView, between: str) -> str:
+    return between.join(f"{resource} x{ratio:g}" for resource, ratio in sorted(view.overcommit.items()))
+
+
 def _short(resource: str, amount: str | None) -> str:
     from hodei.model.errors import InvalidInput
     from hodei.model.quantity import parse_quantity
@@ -201,6 +208,9 @@ def _describe(view: NodeView) -> str:
         ("location", places),
         ("runs", str(view.runs)),
         *((name, _share(view, name)) for name in sorted(view.capacity)),
+        ("overcommit", _ratios(view, ", ")),
+        ("cost", f"{view.cost:g} an hour" if view.cost else ""),
+        ("data", ", ".join(view.data)),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
         ("taints", ", ".join(map(taint_text, view.taints))),
         ("version", view.version),

@@ -11,21 +11,24 @@ from hodei.cli.output import Column, clean, emit_one, fields, indent, paint, tab
 from hodei.cli.refs import resolve_job
 from hodei.cli.times import ago
 from hodei.model.decision import Candidate, Decision
-from hodei.model.explanation import Blocker, Explanation, Placement
+from hodei.model.explanation import Blocker, Explanation, Placement, Repair
 
 _NODES_SHOWN = 4
 _PLACEMENTS_SHOWN = 4
 _BAR = 20
 _STALE_BEAT_MS = 30_000
+_UNPLACED = ("waiting", "unsatisfiable", "held")
 
 
 @click.command()
 @job_argument
+@click.option("--node", default="", metavar="NODE", help="Only what this node says of the job.")
 @output_option
-def why(job: str, output: str) -> None:
-    """Say why a job waits, or why it landed where it did. Programs get the same object as from the API."""
+def why(job: str, node: str, output: str) -> None:
+    """Say why a job waits and what would help, or why it landed where it did. Programs get the same object as from
+    the API."""
     with client() as server:
-        answer = server.why(resolve_job(server, job))
+        answer = server.why(resolve_job(server, job), node)
     emit_one(answer, output, name=lambda a: str(a.job), text=lambda a: render(a, wide=output == "wide"))
 
 
@@ -34,11 +37,14 @@ def render(answer: Explanation, *, wide: bool = False, planned: bool = False) ->
     parts = [_headline(answer, planned)]
     if answer.blockers:
         parts.append(indent(_blockers(answer.blockers, wide)))
+    if answer.repairs:
+        parts.append(indent("any one of these changes would let it start now:\n" + _repairs(answer.repairs)))
     evidence = _evidence(answer, planned)
     if evidence:
         parts.append(indent(evidence))
     shown = answer.placements if wide else answer.placements[:_PLACEMENTS_SHOWN]
-    parts += [indent(_placement(where, planned)) for where in shown]
+    verb = "would go to" if planned else "could go to" if answer.status in _UNPLACED else "on"
+    parts += [indent(_placement(where, verb)) for where in shown]
     if len(shown) < len(answer.placements):
         parts.append(f"  … and {len(answer.placements) - len(shown)} more runs (-o wide shows all)")
     if answer.hint:
@@ -60,8 +66,9 @@ def _headline(answer: Explanation, planned: bool) -> str:
     }
     state, colour = words[answer.status], answer.state if answer.status == "ended" else answer.status
     text = clean(answer.summary)
-    if text.startswith(state):  # said once is enough
-        return f"{who} {paint(state, colour)}{text.removeprefix(state)} [{clean(answer.code)}]"
+    for said in (state, state.removeprefix("is ")):
+        if text.startswith(said):  # said once is enough
+            return f"{who} {paint(state, colour)}{text.removeprefix(said)} [{clean(answer.code)}]"
     return f"{who} {paint(state, colour)}: {text} [{clean(answer.code)}]"
 
 
@@ -79,6 +86,15 @@ def _blockers(blockers: tuple[Blocker, ...], wide: bool) -> str:
     return table(blockers, columns, wide=wide)
 
 
+def _repairs(repairs: tuple[Repair, ...]) -> str:
+    columns = [
+        Column("CHANGE", lambda r: r.change),
+        Column("NODES", lambda r: str(r.nodes)),
+        Column("FOR EXAMPLE", lambda r: r.example),
+    ]
+    return table(repairs, columns)
+
+
 def _names(blocker: Blocker, wide: bool) -> str:
     shown = blocker.nodes if wide else blocker.nodes[:_NODES_SHOWN]
     more = blocker.count - len(shown)
@@ -87,7 +103,7 @@ def _names(blocker: Blocker, wide: bool) -> str:
 
 def _evidence(answer: Explanation, planned: bool) -> str:
     nearest, queue = answer.nearest, answer.queue
-    waiting = answer.status in ("waiting", "unsatisfiable", "held")
+    waiting = answer.status in _UNPLACED
     tries = "once" if answer.attempts == 1 else f"{answer.attempts} times"
     silent_ms = answer.at_ms - answer.scheduler_beat_ms if answer.scheduler_beat_ms and answer.at_ms else 0
     return fields([
@@ -100,18 +116,18 @@ def _evidence(answer: Explanation, planned: bool) -> str:
     ])  # fmt: skip
 
 
-def _placement(where: Placement, planned: bool) -> str:
+def _placement(where: Placement, verb: str) -> str:
     what = f"{where.task}[{where.member}]" + (f" run {where.run}" if where.run else "")
-    line = clean(
-        f"{what} {'would go to' if planned else 'on'} {where.node}{f' ({where.state})' if where.state else ''}"
-    )
+    line = clean(f"{what} {verb} {where.node}{f' ({where.state})' if where.state else ''}")
     return f"{line}\n{indent(_decision(where.decision))}" if where.decision else line
 
 
 def _decision(decision: Decision) -> str:
     """The score of the chosen node, plugin by plugin, and the nodes that came next."""
     best = decision.chosen
-    head = f"score {_points(best.score)} of 100, best of {decision.feasible} of {decision.nodes} nodes"
+    head = f"score {_points(best.score)} of 100"
+    if decision.feasible:
+        head += f", best of {decision.feasible} of {decision.nodes} nodes"
     head += f" (profile {clean(decision.profile)})"
     total = sum(term.weight for term in best.terms) or 1
     columns = [

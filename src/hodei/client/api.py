@@ -153,8 +153,9 @@ class Client:
         # Sent twice it could start the job twice, so an answer that was lost is reported, not asked for again.
         return self._post(f"/jobs/{int(id)}/requeue", JobView, again=False)
 
-    def why(self, id: int) -> Explanation:
-        return self._get(f"/jobs/{int(id)}/why", Explanation)
+    def why(self, id: int, node: str = "") -> Explanation:
+        """`node`: only what that one node says of the job."""
+        return self._get(f"/jobs/{int(id)}/why", Explanation, {"node": node} if node else None)
 
     def plan(self, documents: Iterable[Mapping[str, Any]]) -> list[Explanation]:
         """What would happen to these jobs now, in order; nothing is changed."""

@@ -32,8 +32,8 @@ class JobHandle:
     def cancel(self, reason: str = "") -> JobView:
         return self._client.cancel(self.id, reason)
 
-    def why(self) -> Explanation:
-        return self._client.why(self.id)
+    def why(self, node: str = "") -> Explanation:
+        return self._client.why(self.id, node)
 
     def refresh(self) -> JobView:
         return self._client.job(self.id).job

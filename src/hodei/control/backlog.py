@@ -42,6 +42,7 @@ class Line:
         self._waiting: Counter[str] = Counter()
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
+        self._apart: dict[JobId, Hashable] = {}
 
     def __len__(self) -> int:
         return len(self.gangs)
@@ -65,6 +66,7 @@ class Line:
     def remove(self, job: JobId) -> Gang | None:
         """Take a gang out; its entries in the heaps are skipped when they come up."""
         self._until.pop(job, None)
+        self._apart.pop(job, None)
         gang = self.gangs.pop(job, None)
         if gang is not None:
             self._waiting[gang.tenant] -= 1
@@ -85,7 +87,17 @@ class Line:
 
     def refused(self, gang: Gang, refusal: Refusal) -> None:
         """The group of `gang` sleeps until one of the refusal's cures."""
+        if refusal.by_labels and gang.id not in self._apart:
+            self._set_apart(gang)
         self._groups[gang.group].refusal = refusal
+
+    def _set_apart(self, gang: Gang) -> None:
+        """Others of its group may be free to go: from now on it waits among those with its project and labels."""
+        before, labels = gang.group, tuple(sorted(gang.job.labels.items()))
+        gang.group = self._apart[gang.id] = (before, gang.job.project, labels)
+        group = self._groups.setdefault(gang.group, _Group(gang.tenant))
+        heapq.heappush(group.heap, (gang.order, gang.id))
+        self._expose(before)
 
     def back_off(self, gang: Gang, until_ms: int) -> None:
         """This gang alone steps aside for a while; the others of its group go on."""
@@ -143,17 +155,20 @@ class Line:
         if group.refusal is None and group.heap[0][1] == gang.id:
             self._show(group)
 
-    def _waits(self, entry: tuple[tuple[int, ...], JobId]) -> bool:
+    def _waits(self, entry: tuple[tuple[int, ...], JobId], key: Hashable) -> bool:
+        """Whether an entry of the group `key` still stands for a gang that waits there."""
         order, job = entry
         gang = self.gangs.get(job)
-        return gang is not None and gang.order == order and job not in self._until
+        if gang is None or gang.order != order or job in self._until:
+            return False
+        return job not in self._apart or self._apart[job] == key
 
     def _expose(self, key: Hashable) -> None:
         """Bring the first of a group that is awake to the front of its line; drop a group that is empty."""
         group = self._groups.get(key)
         if group is None:
             return
-        while group.heap and not self._waits(group.heap[0]):
+        while group.heap and not self._waits(group.heap[0], key):
             heapq.heappop(group.heap)
         if not group.heap:
             del self._groups[key]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hodei.control.admission import AdmissionPolicy, Gate
 from hodei.control.backlog import Line
+from hodei.control.evictions import Evictions
 from hodei.control.lives import Lives
+from hodei.control.preempting import Preempting, PreemptionPolicy
 from hodei.control.retry import RetryPolicy
 from hodei.control.timers import Timers
 from hodei.control.world import World
@@ -66,6 +68,7 @@ class Controller:
         *,
         retry: RetryPolicy | None = None,
         admission: AdmissionPolicy | None = None,
+        preemption: PreemptionPolicy | None = None,
         last_event: int = 0,
         max_tries: int = 5000,
     ) -> None:
@@ -77,6 +80,8 @@ class Controller:
         self.beat_ms = 0
         self._timers = Timers()
         self._lives = Lives(self.world, self.retry, self._enqueue, self._wake)
+        self._evictions = Evictions(self.world, self._lives)
+        self.preempting = Preempting(self.world, self.engine, self._lives, preemption or PreemptionPolicy())
         self._max_tries = max_tries
         self._triggers: set[Trigger] = set()
         self._tick_ms: int | None = None
@@ -97,11 +102,13 @@ class Controller:
         """When `step` should be called even if nothing happens; None for never."""
         if self._unfinished:
             return now_ms
-        due = [line.next_due_ms() for line in self.lines.values()] + [self._timers.next_ms(), self._tick_ms]
+        due = [line.next_due_ms() for line in self.lines.values()]
+        due += [self._timers.next_ms(), self._evictions.next_ms(), self._tick_ms]
         return min((at for at in due if at is not None), default=None)
 
     def pending(self) -> dict[str, int]:
-        return {name: len(line) for name, line in self.lines.items()}
+        held = [hold.gang.job.profile for hold in self.preempting.holds.values()]
+        return {name: len(line) + held.count(name) for name, line in self.lines.items()}
 
     # ------------------------------------------------------------------------------------------- learning
 
@@ -137,11 +144,14 @@ class Controller:
                 known = world.nodes.get(node.name)
                 if known != node:
                     world.put_node(node)
+                    self._evictions.look_at(node.name, now_ms)
                     self._wake("node_joined" if known is None else "node_changed")
                     if known is None:
                         world.tell("node.joined", now_ms, node=node.name, backend=node.backend)
             case NodeLost():
                 if fact.node in world.nodes:
+                    for gang in self.preempting.void_on(fact.node):
+                        self._void(gang, f"node {fact.node} was lost", now_ms)
                     for held_run in sorted(world.on_node.get(fact.node, ())):
                         run = world.run(held_run)
                         if run is not None:
@@ -198,6 +208,7 @@ class Controller:
         marks = marked(before, fact)
         if marks != before:
             world.put_marks(marks, new=True)
+            self._evictions.look_at(fact.node, now_ms)
             world.tell("node.marked", now_ms, node=fact.node, cordoned=marks.cordoned)
             self._wake("node_changed")
         if fact.drain:
@@ -220,6 +231,8 @@ class Controller:
             self._timers.set((job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms, job.id)
 
     def _dequeue(self, job: Job) -> None:
+        if self.preempting.drop(job.id):
+            self._wake("run_ended")  # what was kept for it is free for others
         line = self.lines.get(job.spec.profile)
         if line is not None:
             line.remove(job.id)
@@ -231,6 +244,7 @@ class Controller:
         if self._tick_ms is not None and now_ms >= self._tick_ms:
             self._tick_ms = None
             self._wake("time")
+        self._evictions.run_out(now_ms)
         for id in self._timers.due(now_ms):
             job = self.world.jobs.get(id)
             if job is not None and job.state == "pending":
@@ -243,8 +257,9 @@ class Controller:
     # --------------------------------------------------------------------------------------------- deciding
 
     def _decide(self, now_ms: int) -> Plan:
-        plan, view, tries = Plan([], [], []), View(now_ms), 0
+        plan, view, tries = Plan([], [], [], []), View(now_ms), 0
         self.world.table.settle()
+        self._take_places(plan, view)
         for trigger in sorted(self._triggers):
             for line in self.lines.values():
                 line.wake(trigger)
@@ -262,6 +277,11 @@ class Controller:
                 gang.last_attempt_ms = now_ms
                 result = self.engine.try_gang(gang, view)
                 if isinstance(result, Refusal):
+                    evictions = None if _failed(result) else self.preempting.attempt(gang, view)
+                    if evictions is not None:
+                        line.started(gang)
+                        plan.evictions += evictions
+                        continue
                     self._refused(line, gang, result, now_ms)
                     plan.refusals.append(result)
                 else:
@@ -274,6 +294,22 @@ class Controller:
             )
         return plan
 
+    def _take_places(self, plan: Plan, view: View) -> None:
+        """Those for whom room was made come first; should it have come to nothing (a node went), they queue again."""
+        for gang in self.preempting.ripe():
+            result = self.engine.try_gang(gang, view)
+            if isinstance(result, Refusal):
+                self._void(gang, summary(result.verdicts, result.nodes), view.now_ms)
+            else:
+                self._bind(gang, result, plan, view.now_ms)
+
+    def _void(self, gang: Gang, why: str, now_ms: int) -> None:
+        reason = f"the room made for it came to nothing: {why}"
+        self.world.tell("job.preemption_void", now_ms, job=gang.id, reason=reason)
+        self._wake("run_ended")
+        job = self.world.change_job(self.world.jobs[gang.id], now_ms, reason_code="PREEMPTION_VOID", reason=reason)
+        self._enqueue(job, now_ms)
+
     def _refused(self, line: Line, gang: Gang, refusal: Refusal, now_ms: int) -> None:
         job = self.world.jobs[gang.id]
         text = summary(refusal.verdicts, refusal.nodes)
@@ -282,9 +318,11 @@ class Controller:
             text = f"{refusal.fitted} of {gang.size} members fit; for the next one {text}"
         if (job.reason_code, job.reason) != (code, text):
             self.world.change_job(job, now_ms, reason_code=code, reason=text)
-        if any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts):
+        if _failed(refusal):
             line.back_off(gang, now_ms + self.retry.failed_plugin.pause_ms(gang.id, gang.attempts))
         else:
+            if self.preempting.too_soon and "time" not in refusal.cured_by:
+                refusal = structs.replace(refusal, cured_by=(*refusal.cured_by, "time"))
             line.refused(gang, refusal)
             if "time" in refusal.cured_by and self._tick_ms is None:
                 self._tick_ms = now_ms + _TICK_MS
@@ -324,6 +362,11 @@ class Controller:
             world.add_run(run, new=True)
             world.act(Start(run, job.spec, task))
         world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20])
+        self._wake("run_placed")
+
+
+def _failed(refusal: Refusal) -> bool:
+    return any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts)
 
 
 def marked(marks: NodeMarks, fact: NodeMarked) -> NodeMarks:

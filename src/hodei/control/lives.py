@@ -19,7 +19,7 @@ from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RUN_ENDED, RunState
 
 # Ends that are nobody's fault in the job: the attempt is repeated without counting as a failure.
-_MOVED = ("requeued", "drained")
+_MOVED = ("requeued", "drained", "tainted", "preempted")
 START_FAILED = "start_failed"
 
 
@@ -107,13 +107,14 @@ class Lives:
         spec = job.spec
         failed = next((run for run in runs if run.state == "failed"), None)
         lost = next((run for run in runs if run.state == "lost"), None)
-        moved = next((run for run in runs if run.state == "stopped" and run.stop_requested in _MOVED), None)
+        moved = next(
+            (run for run in runs if run.state == "stopped" and run.stop_requested.partition(" ")[0] in _MOVED), None
+        )
         if job.cancel_requested:
             status = next((run.exit_code for run in runs if run.exit_code is not None), None)
             self.finish(job, "cancelled", now_ms, "CANCELLED", job.reason, exit_code=status)
         elif job.requeue_requested or (moved is not None and failed is None and lost is None):
-            word = "requeued by a user" if job.requeue_requested else f"moved off node {moved.node if moved else ''}"
-            self.again(job, now_ms, "REQUEUED", word)
+            self._after_move(job, moved, now_ms)
         elif failed is not None and failed.reason_code == "permanent":
             self.finish(job, "failed", now_ms, "BACKEND_REFUSED", failed.reason)
         elif (failed is not None and failed.reason_code == START_FAILED) or (failed is None and lost is not None):
@@ -131,6 +132,16 @@ class Lives:
             self.again(job, now_ms, "RESTARTED", "restarted after success (restart: always)", pause_ms=1000)
         else:
             self.finish(job, "succeeded", now_ms, "", "", exit_code=0)
+
+    def _after_move(self, job: Job, moved: Run | None, now_ms: int) -> None:
+        if job.requeue_requested or moved is None:
+            self.again(job, now_ms, "REQUEUED", "requeued by a user")
+        elif moved.stop_requested.startswith("preempted"):
+            self.again(job, now_ms, "PREEMPTED", moved.stop_requested, preemptions=job.preemptions + 1)
+        elif moved.stop_requested == "tainted":
+            self.again(job, now_ms, "TAINTED", f"node {moved.node} has a NoExecute taint that it does not tolerate")
+        else:
+            self.again(job, now_ms, "REQUEUED", f"moved off node {moved.node}")
 
     def _after_failure(self, job: Job, failed: Run, now_ms: int) -> None:
         spec, failures = job.spec, job.failures + 1
@@ -170,6 +181,7 @@ class Lives:
         *,
         failures: int | None = None,
         losses: int | None = None,
+        preemptions: int | None = None,
         pause_ms: int = 0,
         fresh: bool = False,
     ) -> None:
@@ -178,6 +190,7 @@ class Lives:
             job, now_ms, to="pending", reason_code=code, reason=reason, requeue_requested=False, cancel_requested=False,
             failures=0 if fresh else (job.failures if failures is None else failures),
             losses=0 if fresh else (job.losses if losses is None else losses),
+            preemptions=0 if fresh else (job.preemptions if preemptions is None else preemptions),
             not_before_ms=now_ms + pause_ms if pause_ms else 0, queued_ms=now_ms, started_ms=0, finished_ms=0,
             exit_code=None,
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """Why a job waits, why it landed there, what would happen: one explanation, by the engine that decides.
 
-Whether a job could start now is not argued but tried, on the live table, and undone.
+Whether a job could start now is not argued but tried, on the live table, and undone. So is every change to a job that is
+proposed here (`repair`), and the work whose end it waits for (`patience`).
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hodei.control.controller import Controller
+from hodei.control.patience import soonest_end
+from hodei.control.repair import repairs
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import blockers, nearest_miss, objections, summary
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
+from hodei.engine.preempt import Preemption
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
 from hodei.model.ids import JobId
@@ -24,8 +28,11 @@ _TRIGGER_WORDS = {
     "node_joined": "a node joins",
     "node_changed": "a node changes",
     "job_ended": "a job ends",
+    "run_placed": "another job is placed",
     "time": "time passes",
 }
+# Trying changes takes a while; of a long list of planned jobs only the first that would wait are told some.
+_PLANS_REPAIRED = 5
 
 
 def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
@@ -73,13 +80,18 @@ def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[
     engine.table.settle()
     with engine.table.trial():
         kept: list[tuple[Gang, list[Placed]]] = []
+        refused = 0
         for spec in specs:
             gang = gang_of(0, spec, now_ms)
             gang.order = ()
             engine.profile(gang).admit(gang)
             result = engine.try_gang(gang, View(now_ms))
-            if isinstance(result, Refusal):
-                out.append(_refused(controller, spec, gang, result, now_ms))
+            taking = controller.preempting.look(gang, View(now_ms)) if isinstance(result, Refusal) else None
+            if taking is not None:
+                out.append(_would_preempt(spec, taking, now_ms))
+            elif isinstance(result, Refusal):
+                refused += 1
+                out.append(_refused(controller, spec, gang, result, now_ms, repair=refused <= _PLANS_REPAIRED))
             else:
                 kept.append((gang, result))
                 out.append(_would_start(spec, result, now_ms))
@@ -90,6 +102,10 @@ def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[
 
 
 def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
+    hold = controller.preempting.holds.get(job.id)
+    if hold is not None:
+        trigger = f"when {', '.join(sorted(hold.waiting_for)[:5])} has stopped"
+        return _about(controller, job, now_ms, "waiting", "PREEMPTING", job.reason, next_trigger=trigger)
     line = controller.lines[job.spec.profile]
     gang = line.gangs[job.id]
     queue = QueuePlace(line.position(gang), len(line))
@@ -115,30 +131,48 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     return _about(
         controller, job, now_ms, explanation.status, explanation.code, explanation.summary, nodes=explanation.nodes,
         feasible=explanation.feasible, blockers=explanation.blockers, nearest=explanation.nearest, hint=explanation.hint,
-        next_trigger=explanation.next_trigger, **common,
+        next_trigger=explanation.next_trigger, repairs=explanation.repairs, **common,
     )  # fmt: skip
 
 
-def _refused(controller: Controller, spec: JobSpec, gang: Gang, refusal: Refusal, now_ms: int) -> Explanation:
+def _refused(
+    controller: Controller, spec: JobSpec, gang: Gang, refusal: Refusal, now_ms: int, *, repair: bool = True
+) -> Explanation:
+    """To be called inside a trial."""
     engine, view = controller.engine, View(now_ms)
     found, misses, feasible = _all_blockers(engine, gang, refusal, view)
     hopeless = controller.gate.never_fits(spec)
-    text = summary(refusal.verdicts, refusal.nodes)
-    if refusal.fitted:
-        text = f"{refusal.fitted} of {gang.size} members fit now, all must start together; for the next one {text}"
-    code = refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES"
-    status: Status = "waiting"
-    trigger = "when " + " or ".join(_TRIGGER_WORDS[cure] for cure in refusal.cured_by) if refusal.cured_by else ""
-    hint = ""
-    if hopeless is not None:
-        status = "unsatisfiable"
+    cures = repairs(engine, gang, refusal, view) if repair else ()
+    cause = hopeless or refusal
+    text = summary(cause.verdicts, cause.nodes)
+    if cause.fitted:
+        when = "even when all nodes are idle" if hopeless else "now, all must start together"
+        text = f"{cause.fitted} of {gang.size} members fit {when}; for the next one {text}"
+    elif hopeless:
         text = f"no node could take it even when idle; {text}"
-        hint = "change the request or the rules of the job, or add or change a node"
+    trigger = "when " + " or ".join(_TRIGGER_WORDS[cure] for cure in refusal.cured_by) if refusal.cured_by else ""
     return Explanation(
-        status=status, code=code, summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible,
-        blockers=found, nearest=misses, next_trigger=trigger, hint=hint, at_ms=now_ms,
-        scheduler_beat_ms=controller.beat_ms,
+        status="unsatisfiable" if hopeless else "waiting",
+        code=cause.verdicts[0].reason.code if cause.verdicts else "NO_NODES",
+        summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible, blockers=found,
+        nearest=misses, next_trigger=trigger, at_ms=now_ms, scheduler_beat_ms=controller.beat_ms, repairs=cures,
+        hint=_advice(controller, gang, refusal, view, hopeless=hopeless is not None, cures=bool(cures)) if repair else "",
     )  # fmt: skip
+
+
+def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *, hopeless: bool, cures: bool) -> str:
+    if not refusal.nodes or any(not verdict.count for verdict in refusal.verdicts):
+        return ""  # no rule about nodes stands in its way: the reason itself says all
+    if hopeless:
+        change = "make one of these changes" if cures else "no single change to the job lets it start now: change more"
+        return f"{change}, or add or change a node"
+    alternative = "" if cures else "no single change to the job lets it start now; "
+    end = soonest_end(controller.engine, controller.world, gang, view)
+    if end is None:
+        return f"{alternative}wait: it fits when the nodes are idle and in service"
+    left_ms = end.at_ms - view.now_ms
+    due = f"expected in {format_duration((left_ms + 999) // 1000 * 1000)}" if left_ms > 0 else "which is overdue"
+    return f"{alternative}wait: it fits when job {end.job.id} ({end.job.spec.name}) ends, {due}"
 
 
 def _all_blockers(
@@ -177,6 +211,18 @@ def _would_start(spec: JobSpec, placements: Sequence[Placed], now_ms: int) -> Ex
         placements=places,
         feasible=feasible,
         at_ms=now_ms,
+    )
+
+
+def _would_preempt(spec: JobSpec, taking: Preemption, now_ms: int) -> Explanation:
+    nodes = sorted({placed.node.name for placed in taking.placements})
+    victims = ", ".join(f"{tenant.id} ({tenant.job.name})" for tenant in taking.victims[:5])
+    leaving = ", ".join(f"{tenant.id} ({tenant.job.name})" for tenant in taking.leaving[:5])
+    how = f"would take the place of job {victims}" if victims else f"would wait for job {leaving}, which is stopping"
+    text = f"{how}, on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}"
+    trigger = "when they have stopped"
+    return Explanation(
+        status="waiting", code="WOULD_PREEMPT", summary=text, name=spec.name, next_trigger=trigger, at_ms=now_ms
     )
 
 

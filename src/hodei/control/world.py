@@ -26,6 +26,7 @@ class World:
         self.nodes: dict[NodeName, Node] = {}
         self.marks: dict[NodeName, NodeMarks] = {}
         self.last_event = last_event
+        self._moved: dict[JobId, None] = {}
         self._new_jobs: set[JobId] = set()
         self._new_runs: set[RunId] = set()
         self._jobs: dict[JobId, Job] = {}
@@ -58,6 +59,7 @@ class World:
 
     def add_run(self, run: Run, *, new: bool) -> None:
         self.runs.setdefault(run.job, {})[run.id] = run
+        self._moved[run.job] = None
         if run.state not in RUN_ENDED:
             self.on_node.setdefault(run.node, set()).add(run.id)
         if new:
@@ -70,6 +72,7 @@ class World:
         run = structs.replace(run, state=state, **changes)
         self._runs[run.id] = run
         self.runs.setdefault(run.job, {})[run.id] = run
+        self._moved[run.job] = None
         if state in RUN_ENDED:
             self.on_node.get(run.node, set()).discard(run.id)
         return run
@@ -84,9 +87,15 @@ class World:
     def live_runs(self, job: JobId) -> list[Run]:
         return [run for run in self.runs.get(job, {}).values() if run.state not in RUN_ENDED]
 
+    def take_moved(self) -> list[JobId]:
+        """The jobs whose runs came, changed or ended since this was last asked."""
+        moved, self._moved = list(self._moved), {}
+        return moved
+
     def drop_runs(self, job: JobId) -> None:
         """The attempt is over: its runs live on in the store alone."""
         self.runs.pop(job, None)
+        self._moved[job] = None
 
     # --------------------------------------------------------------------------------------------- nodes
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hodei.engine.explain import verdicts
-from hodei.engine.nodes import Table
+from hodei.engine.nodes import Mask, Table
 from hodei.engine.packing import pack
 from hodei.engine.plan import Refusal
 from hodei.engine.points import ANY_TRIGGER, Placed, Trigger, cures_of
 from hodei.engine.profile import Profile
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
-from hodei.engine.view import Gang, View
+from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason, Verdict
 
 
@@ -33,6 +33,16 @@ class Engine:
         return self.profiles[gang.job.profile]
 
     def try_gang(self, gang: Gang, view: View) -> list[Placed] | Refusal:
+        """Placements that are in the table now, or why not, with the table as it was."""
+        result = self.place(gang, view)
+        if isinstance(result, Refusal):
+            for plugin in self.profile(gang).post_filters:
+                self.runner.ask(plugin, "post_filter", gang, view)
+        return result
+
+    def place(self, gang: Gang, view: View, *, search: bool = True) -> list[Placed] | Refusal:
+        """The same for those who ask "what if": nobody is told of a refusal. Without `search` a gang of unequal members
+        may be refused that a longer look would find room for."""
         profile = self.profile(gang)
         self.runner.job = gang.id
         plugin: Any
@@ -44,10 +54,8 @@ class Engine:
         placements = self._greedy(gang, profile, view)
         if isinstance(placements, Refusal):
             # Unequal members can stand in each other's way; look for an order in which they do not.
-            packed = pack(gang, profile, self._rankings, self.table, view) if len(gang.members) > 1 else None
+            packed = pack(gang, profile, self._rankings, self.table, view) if search and len(gang.members) > 1 else None
             if packed is None:
-                for plugin in profile.post_filters:
-                    self.runner.ask(plugin, "post_filter", gang, view)
                 return placements
             placements = packed
 
@@ -82,13 +90,14 @@ class Engine:
             for _ in range(member.task.count):
                 found = self._rankings.of(profile, member, shape, view).decide()
                 if found is None:
+                    refusing = verdicts(profile, self.runner, member, table, view)
                     refusal = Refusal(
                         job=gang.id,
-                        verdicts=verdicts(profile, self.runner, member, table, view),
+                        verdicts=refusing,
                         task=member.task.name,
                         fitted=len(placements),
                         nodes=len(table.names),
-                        cured_by=self._cures(profile),
+                        cured_by=self._cures(profile, refusing),
                     )
                     self.undo(placements)
                     return refusal
@@ -97,8 +106,27 @@ class Engine:
                 placements.append(Placed(member, len(placements), row, table.nodes[row], decision))
         return placements
 
-    def _cures(self, profile: Profile) -> tuple[Trigger, ...]:
+    def best_row(self, gang: Gang, member: Member, view: View) -> int:
+        """The row where one member of the gang would go now; -1 for nowhere."""
+        shape = gang.shapes[gang.members.index(member)]
+        return self._rankings.of(self.profile(gang), member, shape, view).best()
+
+    def open_to(self, gang: Gang, member: Member, view: View) -> Mask:
+        """The nodes that nothing keeps the member from but what others' going could change."""
+        nodes = self.table.view()
+        closed = nodes.none()
+        for plugin in self.profile(gang).filters:
+            for mask, reason in self.runner.refusals(plugin, member, nodes, view):
+                if not reason.evictable:
+                    closed = closed | mask
+        return ~closed
+
+    def _cures(self, profile: Profile, refusing: Sequence[Verdict]) -> tuple[Trigger, ...]:
         named = {cure for plugin in profile.filters for cure in cures_of(plugin)}
+        # Something is placed all the time: that wakes only those who were refused by a rule about company.
+        said_no = {verdict.reason.plugin for verdict in refusing}
+        if not any("run_placed" in cures_of(plugin) for plugin in profile.filters if plugin.name in said_no):
+            named.discard("run_placed")
         return tuple(trigger for trigger in ANY_TRIGGER if trigger in named)
 
     def _refuse_all(self, gang: Gang, reason: Reason, cures: tuple[Trigger, ...]) -> Refusal:

@@ -74,6 +74,11 @@ def nearest_miss(found: Objections, profile: Profile, member: Member, table: Tab
     return NearestMiss(table.names[row], "; ".join(texts), member.task.name)
 
 
+def lacking(profile: Profile, member: Member, table: Table, row: int, view: View) -> str:
+    """What one node lacks, in words; empty if it lacks nothing that can be measured."""
+    return _lacks(profile, member, table, row, view)[1]
+
+
 def _lacks(profile: Profile, member: Member, table: Table, row: int, view: View) -> tuple[int, str, set[str]]:
     """What a node lacks by the words of the plugins that can measure it (`lacks`): how much, as text, and who said so."""
     size, texts, by = 0, [], set()

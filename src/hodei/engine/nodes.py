@@ -141,10 +141,10 @@ class Table:
         self.column, self._capacity, self._free = columns, capacity, capacity.copy()
         self._runs, self._last_placed = np.zeros((2, len(names)), dtype=np.int64)
         self._unwritten = {row for row, held in enumerate(self.holds) if held.last_placed}
+        self._void()
         for name in [name for name in self._absent if name in self.row]:
             for request, member in self._absent.pop(name):
                 self.place(self.row[name], request, member)
-        self._void()
 
     def _void(self) -> None:
         self.generation += 1
@@ -308,6 +308,11 @@ class Nodes:
         if isinstance(self._rows, slice):
             return len(range(*self._rows.indices(len(self.table.names))))
         return len(self._rows)
+
+    @property
+    def rows(self) -> Rows:
+        """Which rows of the table these are, for answers that were worked out over all of them."""
+        return self._rows
 
     def each(self) -> list[Node]:
         if isinstance(self._rows, slice):

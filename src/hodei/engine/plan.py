@@ -8,6 +8,8 @@ from hodei.engine.points import Trigger
 from hodei.model.decision import Decision, Verdict
 from hodei.model.ids import JobId, NodeName
 
+EXISTING_ANTI_AFFINITY = "EXISTING_ANTI_AFFINITY"
+
 
 class Bind(Struct, frozen=True, omit_defaults=True):
     """Member `member` of job `job` goes to `node`."""
@@ -33,6 +35,19 @@ class Refusal(Struct, frozen=True, omit_defaults=True):
     nodes: int = 0
     cured_by: tuple[Trigger, ...] = ()
 
+    @property
+    def by_labels(self) -> bool:
+        """Whether a rule of a resident had a part in it, which means some jobs by their labels and not others."""
+        return any(verdict.reason.code == EXISTING_ANTI_AFFINITY for verdict in self.verdicts)
+
+
+class Eviction(Struct, frozen=True):
+    """`job` is told to go, to make room on `nodes` for `preemptor`, which starts when all who must have gone."""
+
+    job: JobId
+    preemptor: JobId
+    nodes: tuple[NodeName, ...]
+
 
 class Fault(Struct, frozen=True):
     """A plugin raised or answered nonsense; it was fenced, and the gang at hand went on without it or waits."""
@@ -47,7 +62,8 @@ class Plan(Struct, omit_defaults=True):
     binds: list[Bind] = []
     refusals: list[Refusal] = []
     faults: list[Fault] = []
+    evictions: list[Eviction] = []
 
     @property
     def empty(self) -> bool:
-        return not (self.binds or self.refusals or self.faults)
+        return not (self.binds or self.refusals or self.faults or self.evictions)

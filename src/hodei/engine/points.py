@@ -11,10 +11,13 @@ filter(member, nodes, view)           Which nodes cannot take a member: pairs of
                                       Every pair is reported by `why`; a node may appear in several.
 post_filter(gang, view) -> None       After a refusal: a chance to make room (not to say yes).
 score(member, nodes, view)            0 to MAX_SCORE per node, higher is better; None for no opinion on this member.
-normalize(raw, feasible)              Optional: brings raw scores (any whole numbers) to 0..MAX_SCORE, knowing all nodes.
+normalize(raw, feasible)              Optional: brings raw scores (any whole numbers, also several columns of them) to
+                                      0..MAX_SCORE, knowing which nodes are left.
 reserve(gang, placements, view)       The whole gang has nodes; a Reason undoes all of it. `unreserve` takes it back.
 permit(gang, placements, view)        The last word before the plan; a Reason undoes all of it.
 bind(gang, placements, view)          The gang is in the plan; may return the placements with more detail.
+
+And for `why`, both optional: `lacks` (how far one node is from yes) and `repairs` (see `engine.changes`).
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ MAX_SCORE = 10_000  # hundredths of a point: 100.00
 
 Reads = Literal["static", "usage", "cluster"]
 # What can turn a refusal into a yes; the backlog sleeps until one of those that the refusing plugins named.
-Trigger = Literal["run_ended", "node_joined", "node_changed", "job_ended", "time"]
-ANY_TRIGGER: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended", "time")
+Trigger = Literal["run_ended", "node_joined", "node_changed", "job_ended", "run_placed", "time"]
+ANY_TRIGGER: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended", "run_placed", "time")
 Refusals = Sequence[tuple[Mask, Reason]]
 
 
@@ -72,7 +75,8 @@ class Keyed(Protocol):
 class Stamped(Protocol):
     def stamp(self, member: Member, table: Table) -> Hashable:
         """For a plugin that reads "cluster": a value that changes whenever its answer for this member could, apart from
-        the node's own usage; its answers are kept while it stays. None: ask anew each time (as without this method)."""
+        the node's own usage; its answers are kept while it stays. None: ask anew each time (as without this method).
+        Members with equal keys may have unequal stamps, and then unequal answers."""
 
 
 class QueueSort(Protocol):

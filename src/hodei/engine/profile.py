@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from hodei.engine.points import Bind, Filter, Permit, PreFilter, QueueSort, Reserve, Score
+from hodei.engine.tenancy import class_of
 from hodei.engine.view import Gang, Member
 
 T = TypeVar("T")
@@ -35,7 +36,9 @@ class Profile(Struct, frozen=True):
         gang.order = (*self.queue.queue_sort(gang), gang.id)
         gang.tenant = self.queue.tenant(gang)
         gang.shapes = tuple(self._shape(member) for member in gang.members)
-        gang.group = (self.name, gang.tenant, gang.shapes, tuple(member.task.count for member in gang.members))
+        # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
+        counts = tuple(member.task.count for member in gang.members)
+        gang.group = (self.name, gang.tenant, class_of(gang.job.priority), gang.shapes, counts)
 
     def _shape(self, member: Member) -> Hashable:
         """Members that no plugin of this profile can tell apart have equal shapes."""

@@ -111,11 +111,7 @@ class Ranking:
 
     def refresh(self, memos: Memos, member: Member, view: View) -> None:
         table = self._table
-        if (
-            self._generation != table.generation
-            or self._always_anew
-            or any(stamp_of(plugin, member, table) != stamp for plugin, stamp in self._stamps)
-        ):
+        if self._generation != table.generation or self._always_anew or self._is_stale(member):
             self._build(memos, member, view)
         elif self._seen != len(table.changes):
             trace = table.changes[self._seen :]
@@ -135,6 +131,15 @@ class Ranking:
                 self._sum_all()
         self._seen = len(table.changes)
 
+    def _is_stale(self, member: Member) -> bool:
+        try:
+            for plugin, stamp in self._stamps:
+                if plugin.stamp(member, self._table) != stamp:
+                    return True
+        except Exception:
+            return True
+        return False
+
     def _build(self, memos: Memos, member: Member, view: View) -> None:
         table, profile = self._table, self.profile
         self._generation = table.generation
@@ -151,7 +156,8 @@ class Ranking:
             if reads_of(plugin) == "static":
                 if memo.array is not None:
                     self._refused |= memo.array
-            else:
+            elif memo.array is not None or reads_of(plugin) == "usage":
+                # What reads the cluster and has nothing to say stays silent until its stamp changes.
                 self._filters.append(memo)
         for weighted in profile.scores:
             memo = memos.score(weighted.plugin, member, view)
@@ -174,10 +180,12 @@ class Ranking:
     def _note(self, plugin: Any, memo: _Memo, member: Member) -> None:
         if memo.void:
             self._always_anew = True
-        elif reads_of(plugin) == "cluster":
+        elif reads_of(plugin) == "cluster" and all(plugin is not noted for noted, _ in self._stamps):
             stamp = stamp_of(plugin, member, self._table)
-            self._stamps.append((plugin, stamp))
-            self._always_anew |= stamp is None
+            if stamp is None:
+                self._always_anew = True
+            else:
+                self._stamps.append((plugin, stamp))
 
     def _sum_all(self) -> None:
         refused = self._refused.copy()
@@ -247,6 +255,11 @@ class Ranking:
             profile=self.profile.name,
         )
         return first, decision
+
+    def candidate(self, row: int) -> Candidate | None:
+        """One node with its score and the terms of it; None if it cannot take the member."""
+        total = self.order().item(row)
+        return self._candidate(row, total, self._normalized()) if total >= 0 else None
 
     def _normalized(self) -> dict[str, Ints]:
         feasible = self.rank >= 0 if self._normal else None

@@ -7,6 +7,7 @@ up with each placing and release, so that asking again costs one look-up per nod
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from itertools import count as counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
     from hodei.engine.nodes import Table
 
 Ints = NDArray[np.int64]
+Rule = tuple[JobTerm, str]
 _LOCATION = ("region", "zone", "datacenter", "rack")
 NO_DOMAIN = -1
+EACH_NODE = ""  # a topology of its own: every node is a domain, whatever its labels say
+# Rules come and go with their jobs; counts that nobody has asked for since are let go.
+_COUNTS_KEPT = 1024
+# Never the same number twice, so that a count made anew cannot be taken for the one that was let go.
+_versions = counter(1)
 
 
 def domain_of(node: Node, topology: str) -> str | None:
@@ -69,7 +76,7 @@ def kind_key(member: Member) -> Hashable:
 class DomainCount:
     """How many residents for which `counts` says so are in each domain of a topology key. `version` counts the changes."""
 
-    __slots__ = ("_ids", "by_domain", "counts", "domains", "generation", "topology", "total", "version")
+    __slots__ = ("_absent", "by_domain", "counts", "domains", "generation", "ids", "topology", "total", "version")
 
     def __init__(self, topology: str, counts: Callable[[Kind], int]) -> None:
         self.topology = topology
@@ -77,39 +84,96 @@ class DomainCount:
         self.generation = -1
         self.version = 0
         self.total = 0
-        self._ids: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+        self._absent = NO_DOMAIN
+        self.ids: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
         self.by_domain: Ints = np.zeros(0, dtype=np.int64)
         self.domains: tuple[str | None, ...] = ()
 
-    def rebuild(self, residents: Residents, table: Table) -> None:
-        column = table.interned(("topology", self.topology), lambda node: domain_of(node, self.topology))
-        self._ids, self.domains = column.ids, tuple(column.values)
+    def rebuild(self, table: Table) -> None:
+        self.ids, self.domains = domains(self.topology, table)
+        self._absent = self.domains.index(None) if None in self.domains else NO_DOMAIN
         self.by_domain = np.zeros(len(self.domains), dtype=np.int64)
         self.total = 0
         self.generation = table.generation
-        self.version += 1
+        self.version = next(_versions)
+        weights: dict[Kind, int] = {}
         for row, held in enumerate(table.holds):
             for kind, number in held.kinds.items():
-                weight = self.counts(kind)
+                weight = weights.get(kind)
+                if weight is None:
+                    weight = weights[kind] = self.counts(kind)
                 if weight:
                     self.add(row, weight * number)
 
     def add(self, row: int, amount: int) -> None:
         """Residents on nodes without the topology key belong to no domain: they are not counted."""
-        domain = self._ids[row]
-        self.version += 1
-        if self.domains[domain] is not None:
+        domain = self.ids[row]
+        if domain != self._absent:
+            self.version = next(_versions)
             self.by_domain[domain] += amount
             self.total += amount
 
-    def per_node(self, rows: slice | NDArray[np.intp]) -> Ints:
-        """The count of each node's own domain; NO_DOMAIN where a node has none."""
-        values = self.by_domain.copy()
-        for number, domain in enumerate(self.domains):
-            if domain is None:
-                values[number] = NO_DOMAIN
-        found: Ints = values[self._ids[rows]]
+    def per_node(self, rows: slice | NDArray[np.intp], absent: int = NO_DOMAIN) -> Ints:
+        """The count of each node's own domain; `absent` where a node has none."""
+        values = self.by_domain
+        if self._absent != NO_DOMAIN:
+            values = values.copy()
+            values[self._absent] = absent
+        found: Ints = values[self.ids[rows]]
         return found
+
+
+def domains(topology: str, table: Table) -> tuple[NDArray[np.intp], tuple[str | None, ...]]:
+    """The number of each node's domain, and what these numbers stand for (None: nodes without the key)."""
+    if topology == EACH_NODE:
+        return np.arange(len(table.names)), tuple(table.names)
+    column = table.interned(("topology", topology), lambda node: domain_of(node, topology))
+    return column.ids, tuple(column.values)
+
+
+class RuleBook:
+    """The terms that residents carry, each with the project of its owner, found by the members that they mean."""
+
+    def __init__(self) -> None:
+        self._carried: dict[Rule, int] = {}
+        # A term that wants one value of one label is looked up by it; all others are under None.
+        self._shelves: dict[tuple[str, str] | None, dict[Rule, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._carried)
+
+    def add(self, term: JobTerm, owner: str) -> None:
+        rule = (term, owner)
+        self._carried[rule] = self._carried.get(rule, 0) + 1
+        if term.selector is not None:
+            self._shelves.setdefault(_shelf(term), {})[rule] = None
+
+    def remove(self, term: JobTerm, owner: str) -> None:
+        rule = (term, owner)
+        self._carried[rule] -= 1
+        if not self._carried[rule]:
+            del self._carried[rule]
+            shelf = self._shelves.get(_shelf(term), {})
+            shelf.pop(rule, None)
+            if not shelf:
+                self._shelves.pop(_shelf(term), None)
+
+    def meaning(self, member: Member, projects: Mapping[str, Labels]) -> list[Rule]:
+        """The rules that mean this member."""
+        labels, project = member.job.labels, member.job.project
+        return [
+            rule
+            for shelf in (None, *labels.items())
+            for rule in self._shelves.get(shelf, ())
+            if rule[0].matches(rule[1], labels, project, projects)
+        ]
+
+
+def _shelf(term: JobTerm) -> tuple[str, str] | None:
+    for requirement in term.selector or ():
+        if requirement.operator == "In" and len(requirement.values) == 1:
+            return (requirement.key, requirement.values[0])
+    return None
 
 
 class Residents:
@@ -117,7 +181,9 @@ class Residents:
 
     def __init__(self) -> None:
         self.projects: dict[str, Labels] = {}
-        self.rules_version = 0
+        self.repelling = RuleBook()  # required anti-affinity
+        self.pulling = RuleBook()  # whatever makes a place better or worse
+        self.quiet = True  # neither of the two holds anything
         self._kinds: dict[Hashable, Kind] = {}
         self._carriers: dict[Kind, int] = {}
         self._counts: dict[Hashable, DomainCount] = {}
@@ -154,12 +220,20 @@ class Residents:
             self._carried(kind, -number)
 
     def _carried(self, kind: Kind, by: int) -> None:
-        self.rules_version += 1
-        number = self._carriers.get(kind, 0) + by
-        if number:
-            self._carriers[kind] = number
+        before = self._carriers.get(kind, 0)
+        now = before + by
+        if now:
+            self._carriers[kind] = now
         else:
             self._carriers.pop(kind, None)
+        if bool(before) != bool(now):
+            for book, terms in (
+                (self.repelling, kind.anti),
+                (self.pulling, (*kind.required, *(wish.term for wish in (*kind.attract, *kind.repel)))),
+            ):
+                for term in terms:
+                    (book.add if now else book.remove)(term, kind.project)
+            self.quiet = not self.repelling and not self.pulling
 
     def carriers(self) -> Mapping[Kind, int]:
         """The kinds with rules (or ports) of their own that live somewhere, and how many of each."""
@@ -167,15 +241,25 @@ class Residents:
 
     def count(self, key: Hashable, topology: str, counts: Callable[[Kind], int], table: Table) -> DomainCount:
         """The count of that name, made if need be and up to date. Equal keys must mean equal `counts`."""
-        found = self._counts.get((key, topology))
+        found = self._counts.pop((key, topology), None)
         if found is None:
-            found = self._counts[key, topology] = DomainCount(topology, counts)
+            if len(self._counts) >= _COUNTS_KEPT:
+                self._forget_counts()
+            found = DomainCount(topology, counts)
             for kind in self._kinds.values():
                 if kind.watched is not None and (weight := found.counts(kind)):
                     kind.watched.append((found, weight))
+        self._counts[key, topology] = found  # the last asked for stands last
         if found.generation != table.generation:
-            found.rebuild(self, table)
+            found.rebuild(table)
         return found
+
+    def _forget_counts(self) -> None:
+        """Let go of the older half."""
+        for old in list(self._counts)[: _COUNTS_KEPT // 2]:
+            del self._counts[old]
+        for kind in self._kinds.values():
+            kind.watched = None
 
     def matching(self, term: JobTerm, owner: str, table: Table) -> DomainCount:
         """How many members that `term` (of a job in project `owner`) means live in each domain."""

@@ -79,12 +79,12 @@ class Runner:
     def normalize(self, plugin: Any, raw: Ints, feasible: Mask) -> Ints:
         try:
             normalized: Ints = plugin.normalize(raw, feasible)
-            if normalized.shape != raw.shape or normalized.dtype != np.int64:
-                raise TypeError(f"normalize must return an int64 array of {len(raw)}")
+            if normalized.shape != feasible.shape or normalized.dtype != np.int64:
+                raise TypeError(f"normalize must return an int64 array of {len(feasible)}")
             return np.clip(normalized, 0, MAX_SCORE)
         except Exception as error:
             self._report(plugin, "normalize", error)
-            return np.zeros_like(raw)
+            return np.zeros(len(feasible), dtype=np.int64)
 
     def ask(self, plugin: Any, point: str, *args: Any) -> Reason | None:
         """Any other point that may say no; a failure is a refusal of the gang."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from msgspec import Struct
 
@@ -35,6 +35,12 @@ class Gang(Struct):
     @property
     def size(self) -> int:
         return sum(member.task.count for member in self.members)
+
+    def each(self) -> Iterator[Member]:
+        """Every member in its own right, in order."""
+        for member in self.members:
+            for _ in range(member.task.count):
+                yield member
 
 
 def gang_of(id: JobId, job: JobSpec, submitted_ms: int) -> Gang:

@@ -10,10 +10,12 @@ from msgspec import Struct
 class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A named scheduler: its queue, its plugins and their weights.
 
-    `worker_selection` names the strategy that takes the place of the resource and load scores; `scores` replaces all
-    weights; `plugins` adds (built-in names, announced ones, or module:Class), `disable` takes away.
+    `base` names the built-in profile whose weights it starts from (empty: the one of its own name, else `default`);
+    `worker_selection` names the strategy that takes the place of the scores resource (or fit) and load; `scores`
+    replaces all weights; `plugins` adds (built-in names, announced ones, or module:Class), `disable` takes away.
     """
 
+    base: str = ""
     queue: str = "priority"
     tenant_key: str = "project"
     weights: dict[str, int] = {}
@@ -33,6 +35,17 @@ class BackoffConfig(Struct, frozen=True, forbid_unknown_fields=True):
     jitter: float = 0.1
 
 
+class PreemptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Higher classes taking the place of lower ones. `min_runtime`: nobody is told to go sooner. `max_per_job`: how often
+    the same job may be. `budget`: how many jobs within `interval`, 0 for no limit."""
+
+    enabled: bool = True
+    min_runtime: str = "0s"
+    max_per_job: int = 5
+    budget: int = 0
+    interval: str = "1m"
+
+
 class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     oversized: Literal["reject", "wait"] = "reject"
     max_members: int = 100_000
@@ -45,10 +58,15 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retry: BackoffConfig = BackoffConfig()
     max_losses: int = 3
     admission: AdmissionConfig = AdmissionConfig()
+    preemption: PreemptionConfig = PreemptionConfig()
 
 
 class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A slice of this machine, offered as a node of its own."""
+    """A slice of this machine, offered as a node of its own.
+
+    `data` names the data sets that it holds, `cost` is what an hour of it costs, `overcommit` how many times over a
+    resource may be promised (from 0.1 to 100; 1 if not said).
+    """
 
     name: str
     cpu: str | int | float = "1"
@@ -64,6 +82,9 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     zone: str = ""
     datacenter: str = ""
     rack: str = ""
+    data: tuple[str, ...] = ()
+    cost: float = 0.0
+    overcommit: dict[str, float] = {}
 
 
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, convert, structs
 
 from hodei.model.decision import Decision
 from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.job import JobSpec, TaskSpec
 
 Status = Literal["waiting", "unsatisfiable", "held", "placed", "running", "ended"]
+RepairKind = Literal["lower", "tolerate", "drop", "members"]
 
 
 class Blocker(Struct, frozen=True, omit_defaults=True):
@@ -49,10 +51,43 @@ class Placement(Struct, frozen=True, omit_defaults=True):
     decision: Decision | None = None
 
 
+class Patch(Struct, frozen=True, omit_defaults=True):
+    """A change to a job in plain values: the fields to `set` of the task so named, or of the job itself for ""."""
+
+    task: str = ""
+    set: dict[str, Any] = {}
+
+    def applied_to(self, spec: JobSpec) -> JobSpec:
+        if not self.task:
+            return structs.replace(spec, **_typed(JobSpec, self.set))
+        changed = _typed(TaskSpec, self.set)
+        tasks = (structs.replace(task, **changed) if task.name == self.task else task for task in spec.tasks)
+        return structs.replace(spec, tasks=tuple(tasks))
+
+
+def _typed(kind: type[Struct], values: dict[str, Any]) -> dict[str, Any]:
+    types = {field.name: field.type for field in structs.fields(kind)}
+    return {name: convert(value, types[name]) for name, value in values.items()}
+
+
+class Repair(Struct, frozen=True, omit_defaults=True):
+    """One change that would let the job start now, if nothing else changes: it was tried.
+
+    `nodes`: how many nodes could then take what was changed; `example`: one that it would go to.
+    """
+
+    change: str
+    kind: RepairKind
+    nodes: int
+    example: NodeName
+    patch: Patch = Patch()
+
+
 class Explanation(Struct, frozen=True, omit_defaults=True):
     """`code` and `summary` are the dominant reason; `blockers` lists every reason, the most frequent first.
 
-    `status` tells apart what merely waits from what no node could ever take (`unsatisfiable`).
+    `status` tells apart what merely waits from what no node could ever take (`unsatisfiable`). `repairs` are single
+    changes to the job, the smallest first, each of which would let it start now.
     """
 
     status: Status
@@ -74,3 +109,4 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     placements: tuple[Placement, ...] = ()
     scheduler_beat_ms: int = 0
     at_ms: int = 0
+    repairs: tuple[Repair, ...] = ()

@@ -163,6 +163,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     failures: int = 0
     losses: int = 0
+    preemptions: int = 0
     cancel_requested: bool = False
     requeue_requested: bool = False
     queued_ms: int = 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import numpy as np
+from msgspec import structs
 
+from hodei.engine.changes import Change, alone
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
@@ -36,6 +38,20 @@ class NodeAffinity:
             text = " or ".join(f"[{term}]" for term in task.affinity.required)
             out.append((~hit, Reason(self.name, "AFFINITY_MISMATCH", f"required affinity {text} not met"[:500])))
         return out
+
+    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+        """Drop one label of the selector, or the required affinity: in the order of the refusals."""
+        task = member.task
+        labels, pairs = sorted(task.node_selector.items()), self.filter(member, nodes, view)
+        for place, helps in enumerate(alone(pairs)):
+            if helps and place < len(labels):
+                gone = labels[place]
+                rest = {label: value for label, value in task.node_selector.items() if label != gone[0]}
+                yield Change("drop", f"drop label {gone[0]}={gone[1]}", {"node_selector": rest})
+            elif helps:
+                terms = " or ".join(f"[{term}]" for term in task.affinity.required)
+                without = structs.replace(task.affinity, required=())
+                yield Change("drop", f"drop required affinity {terms}"[:500], {"affinity": without})
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         preferred = member.task.affinity.preferred

@@ -1,15 +1,21 @@
-"""Room: refuses nodes whose free resources are smaller than the request."""
+"""Room: refuses nodes whose free resources are smaller than the request; its score is one of Kubernetes' strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
+from typing import Any
 
-from hodei.engine.nodes import Nodes
+import numpy as np
+
+from hodei.engine.changes import Change, lowered
+from hodei.engine.nodes import Ints, Nodes
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
+from hodei.model.errors import InvalidInput
 from hodei.model.resources import human_amount
+from hodei.plugins.allocation import STRATEGIES
 
 
 class Fit:
@@ -18,8 +24,18 @@ class Fit:
     plain = True
     cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
+    def __init__(self, strategy: str = "least_allocated", **options: Any) -> None:
+        """`strategy` and its options are for the score alone, which takes part only where a profile gives it a weight."""
+        if strategy not in STRATEGIES:
+            raise InvalidInput(f"there is no strategy {strategy!r}", hint=f"one of: {', '.join(STRATEGIES)}")
+        self._strategy = STRATEGIES[strategy](**options)
+
     def key(self, member: Member) -> Hashable:
         return tuple(member.task.request.items())
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        points: Ints | None = self._strategy.score(member, nodes, view)
+        return points
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         return [
@@ -42,6 +58,38 @@ class Fit:
                     f" {human_amount(resource, amount)} asked)"
                 )
         return size, ", ".join(texts)
+
+    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+        """Less of one resource: as much as all members of the task together find, of the others as asked for."""
+        task = member.task
+        asked = {resource: amount for resource, amount in task.request.items() if amount}
+        for resource, amount in asked.items():
+            times = np.full(len(nodes), task.count, dtype=np.int64)
+            for other, much in asked.items():
+                if other != resource:
+                    times = np.minimum(times, np.maximum(nodes.free(other), 0) // much)
+            most = _most_each(np.maximum(nodes.free(resource), 0), times, task.count, amount)
+            if most == amount and len(member.job.tasks) > 1:
+                most -= 1  # alone it has room; less of it may leave room for the other tasks
+            if most is not None and most < amount and (most or lowered(task, resource, 0).kind == "drop"):
+                yield lowered(task, resource, most)
+
+
+def _most_each(free: Ints, times: Ints, count: int, limit: int) -> int | None:
+    """The largest amount up to `limit` of which `count` members find room, at most `times` on a node; None if the
+    nodes cannot take so many whatever the amount."""
+    if int(times.sum()) < count:
+        return None
+    if count == 1:
+        return min(int(free[times > 0].max()), limit)
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if int(np.minimum(times, free // middle).sum()) >= count:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @lru_cache(maxsize=1024)

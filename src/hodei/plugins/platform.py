@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
+from hodei.engine.changes import Change, alone
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
+from hodei.model.job import BackendChoice
 
 _SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
@@ -41,6 +43,18 @@ class Platform:
             other = nodes.by("backend", lambda node: node.backend).where(lambda name: name not in choice.names)
             out.append((other, Reason(self.name, "OTHER_BACKEND", f"not on backend {' or '.join(choice.names)}")))
         return out
+
+    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+        task, choice = member.task, member.job.backend
+        pairs = self.filter(member, nodes, view)
+        for (_, reason), helps in zip(pairs, alone(pairs), strict=True):
+            if helps and reason.code == "WRONG_ARCHITECTURE":
+                yield Change("drop", f"drop arch {task.arch}", {"arch": ""})
+            elif helps and reason.code == "WRONG_GPU_TYPE":
+                yield Change("drop", f"drop gpu type {task.gpu_type}", {"gpu_type": ""})
+            elif helps:
+                text = f"drop backend {' or '.join(choice.names)}"
+                yield Change("drop", text, {"backend": BackendChoice()}, whole_job=True)
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         """Preferred backends in the order named, the first best."""

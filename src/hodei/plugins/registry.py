@@ -18,26 +18,47 @@ from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms
 from hodei.model.text import did_you_mean
 from hodei.plugins.affinity import NodeAffinity
+from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
+from hodei.plugins.cost import Cost
+from hodei.plugins.data_locality import DataLocality
 from hodei.plugins.fit import Fit
 from hodei.plugins.health import Health
+from hodei.plugins.job_affinity import CompanyRules
 from hodei.plugins.platform import Platform
+from hodei.plugins.ports import Ports
 from hodei.plugins.proximity import LocalityAware, Proximity
 from hodei.plugins.queues import Fair, Fifo, Priority
+from hodei.plugins.spread import Spread
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
 from hodei.plugins.taints import Taints
 
 PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
-        Health, Platform, NodeAffinity, Taints, Fit,
+        Health, Platform, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit,
         Resource, Load, Proximity,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
+        LeastAllocated, MostAllocated, RequestedToCapacityRatio, BalancedAllocation, DataLocality, Cost,
     )
 }  # fmt: skip
 QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair)}
 
-FILTERS = ("health", "platform", "affinity", "taints", "fit")
-WEIGHTS = {"resource": 40, "load": 30, "affinity": 20, "proximity": 10, "platform": 20}
+FILTERS = ("health", "platform", "affinity", "taints", "job_affinity", "spread", "ports", "fit")
+WEIGHTS = {"resource": 40, "load": 30, "affinity": 20, "proximity": 10, "platform": 20,
+           "job_affinity": 20, "spread": 20, "taints": 30}  # fmt: skip
+_OF_DEFAULT_ALONE = ("resource", "load", "affinity", "proximity")
+# The built-in profiles; what is not among their own weights (a preferred backend, say) counts the same in each.
+BASES: dict[str, dict[str, int]] = {
+    "default": WEIGHTS,
+    "compute": {
+        **{name: weight for name, weight in WEIGHTS.items() if name not in _OF_DEFAULT_ALONE},
+        "fit": 30,
+        "affinity": 20,
+        "load": 20,
+        "data_locality": 20,
+        "cost": 10,
+    },
+}
 _POINTS = ("pre_filter", "filter", "post_filter", "score", "reserve", "permit", "bind")
 
 
@@ -61,6 +82,7 @@ def find(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
 def build_profile(
     name: str,
     *,
+    base: str = "default",
     queue: str = "priority",
     queue_arguments: Mapping[str, Any] | None = None,
     worker_selection: str = "",
@@ -70,13 +92,16 @@ def build_profile(
     arguments: Mapping[str, Mapping[str, Any]] | None = None,
     max_pending: int = 1_000_000,
 ) -> Profile:
-    """A profile from its configuration. `worker_selection` takes the place (and the weight) of resource and load;
-    `scores` replaces all weights; `plugins` adds to the built-in filters, `disabled` takes from them."""
+    """A profile from its configuration. `base` is the built-in profile whose weights it starts from; `worker_selection`
+    takes the place (and the weight) of resource or fit, and load; `scores` replaces all weights; `plugins` adds to the
+    built-in filters, `disabled` takes from them."""
+    if base not in BASES:
+        raise InvalidInput(f"there is no base {base!r}{did_you_mean(base, BASES)}", hint=f"one of: {', '.join(BASES)}")
     if queue not in QUEUES:
         raise InvalidInput(
             f"there is no queue {queue!r}{did_you_mean(queue, QUEUES)}", hint=f"one of: {', '.join(QUEUES)}"
         )
-    weights = dict(WEIGHTS if scores is None else scores)
+    weights = dict(BASES[base] if scores is None else scores)
     made: dict[str, Any] = {}
 
     def add(plugin_name: str) -> str:
@@ -92,7 +117,7 @@ def build_profile(
                     added, weights.pop(plugin_name, 10) if scores is None else weights.pop(plugin_name, 0)
                 )
     if worker_selection and scores is None:
-        weights[add(worker_selection)] = weights.pop("resource", 0) + weights.pop("load", 0)
+        weights[add(worker_selection)] = sum(weights.pop(replaced, 0) for replaced in ("resource", "fit", "load"))
     for plugin_name in list(weights):
         if plugin_name not in made and plugin_name not in disabled:
             weight = weights.pop(plugin_name)
@@ -123,9 +148,9 @@ def _announced(name: str) -> type[Any] | None:
 
 
 def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
-    """Every configured profile, and `default` if none of that name is."""
+    """The built-in profiles, and every configured one (over the built-in one of that name, if there is one)."""
     out = {}
-    for name, wanted in {"default": ProfileConfig(), **config.profiles}.items():
+    for name, wanted in {**dict.fromkeys(BASES, ProfileConfig()), **config.profiles}.items():
         arguments: dict[str, Any] = {}
         if wanted.queue == "fair":
             arguments = {
@@ -136,6 +161,7 @@ def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
         try:
             out[name] = build_profile(
                 name,
+                base=wanted.base or (name if name in BASES else "default"),
                 queue=wanted.queue,
                 queue_arguments=arguments,
                 worker_selection=wanted.worker_selection,

@@ -27,6 +27,7 @@ class Metrics:
         self.retries = Counter("hodei_job_retries", "Jobs put back into the queue, by cause", ["code"], registry=r)
         self.submitted = Counter("hodei_jobs_submitted", "Jobs accepted", registry=r)
         self.ended = Counter("hodei_jobs_ended", "Jobs ended, by state", ["state"], registry=r)
+        self.preemptions = Counter("hodei_preemptions", "Gangs told to go to make room for others", registry=r)
         self.faults = Counter(
             "hodei_plugin_faults", "Plugin failures that were fenced", ["plugin", "point"], registry=r
         )
@@ -54,6 +55,7 @@ class Metrics:
         for refusal in step.plan.refusals:
             self.attempts.labels("refused").inc()
             self.failures.labels(refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES").inc()
+        self.preemptions.inc(len(step.plan.evictions))
         for fault in step.plan.faults:
             self.faults.labels(fault.plugin, fault.point).inc()
         new = 0

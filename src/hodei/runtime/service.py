@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from hodei.control import why as explain
 from hodei.control.controller import Controller
+from hodei.control.one_node import on_node
 from hodei.model.effects import SaveKey
 from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.explanation import Explanation
@@ -265,14 +266,15 @@ class Service:
         finally:
             self.hub.give_up(job, end)
 
-    async def why(self, job: JobId) -> Explanation:
+    async def why(self, job: JobId, node: str = "") -> Explanation:
+        """`node`: only what that one node says."""
+        known = self.controller.world.jobs.get(job)
         found = explain.why(self.controller, job, self.clock.now_ms())
-        if found is not None:
-            return found
-        stored = await self._stored(job)
-        return explain.landed(
-            stored, await self.read(self.store.runs, job), self.clock.now_ms(), self.controller.beat_ms
-        )
+        if known is None or found is None:
+            known = await self._stored(job)
+            runs = await self.read(self.store.runs, job)
+            found = explain.landed(known, runs, self.clock.now_ms(), self.controller.beat_ms)
+        return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
 
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
         return explain.plan(self.controller, specs, self.clock.now_ms())

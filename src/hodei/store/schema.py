@@ -33,6 +33,7 @@ _VERSION_1 = (
         attempt INTEGER NOT NULL,
         failures INTEGER NOT NULL,
         losses INTEGER NOT NULL,
+        preemptions INTEGER NOT NULL,
         cancel_requested INTEGER NOT NULL,
         requeue_requested INTEGER NOT NULL,
         queued_ms INTEGER NOT NULL,

@@ -6,53 +6,35 @@ by `schema` (for editors). What the values mean is decided in `meaning`. `None` 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
+
+from hodei.wire.company_forms import CompanyForm, Constraint, JobAffinityForm, PodAffinity, PortForm, SpreadForm
+from hodei.wire.kinds import Expression as Expression
+from hodei.wire.kinds import (
+    Expressions,
+    Key,
+    Labels,
+    Line,
+    Long,
+    Quantities,
+    Quantity,
+    Short,
+    Weight,
+    Whole,
+    Word,
+    Words,
+)
+from hodei.wire.kinds import Form as _Form
+from hodei.wire.kinds import about as _about
+from hodei.wire.kinds import text as _text
 
 MAX_TASKS = 64
 MAX_COUNT = 100_000
 MAX_JOBS = 10_000
 
-
-def _text(limit: int) -> Meta:
-    return Meta(max_length=limit)
-
-
-def _about(description: str, *examples: Any, **schema: Any) -> Meta:
-    return Meta(description=description, examples=list(examples) or None, extra_json_schema=schema or None)
-
-
-# ------------------------------------------------------------------------------------------- kinds of values
-
-Word = Annotated[str, _text(63)]
-Key = Annotated[str, _text(317)]
-Line = Annotated[str, _text(1024)]
-Long = Annotated[str, _text(128 * 1024)]
-Short = Annotated[str, _text(64)]
-Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Quantity = Short | Whole | float
-Quantities = Annotated[dict[Key, Quantity], Meta(max_length=64)]
-Labels = Annotated[dict[Key, Word], Meta(max_length=256)]
-Words = Annotated[list[Word], Meta(min_length=1, max_length=64)]
-
-
-class _Form(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What all forms share: unknown keys are mistakes."""
-
-
 # ------------------------------------------------------------------------------------------- where it may run
-
-
-class Expression(_Form, frozen=True):
-    """One condition of a Kubernetes node selector term."""
-
-    key: Key
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    values: Annotated[list[Annotated[str, _text(253)]], Meta(max_length=256)] | None = None
-
-
-Expressions = Annotated[list[Expression], Meta(max_length=64)]
 
 
 class SelectorTerm(_Form, frozen=True):
@@ -68,9 +50,6 @@ class NodeSelector(_Form, frozen=True):
     node_selector_terms: Annotated[list[SelectorTerm], Meta(min_length=1, max_length=64)] = field(
         name="nodeSelectorTerms"
     )
-
-
-Weight = Annotated[int, Meta(ge=1, le=100)]
 
 
 class PreferredTerm(_Form, frozen=True):
@@ -97,7 +76,7 @@ class Preference(_Form, frozen=True):
 
 
 class AffinityForm(_Form, frozen=True):
-    """Either `required` and `preferred` with selectors, or Kubernetes' `nodeAffinity` as it is."""
+    """Either `required` and `preferred` with selectors, or Kubernetes' blocks as they are."""
 
     required: (
         Annotated[
@@ -109,6 +88,8 @@ class AffinityForm(_Form, frozen=True):
     ) = None
     preferred: Annotated[list[Preference], Meta(max_length=64), _about("What would be nice, by weight.")] | None = None
     node_affinity: NodeAffinity | None = field(name="nodeAffinity", default=None)
+    pod_affinity: PodAffinity | None = field(name="podAffinity", default=None)
+    pod_anti_affinity: PodAffinity | None = field(name="podAntiAffinity", default=None)
 
 
 class TolerationForm(_Form, frozen=True):
@@ -227,6 +208,24 @@ Tolerations = Annotated[
     Meta(max_length=64),
     _about("Taints that do not matter: `key`, `key:Effect`, `key=value:Effect`, or Kubernetes' shape.", ["gpu"]),
 ]
+JobAffinityKey = Annotated[JobAffinityForm, _about("Jobs that are demanded or preferred in the same place.")]
+JobAntiAffinityKey = Annotated[JobAffinityForm, _about("Jobs that are refused or disliked in the same place.")]
+Company = Annotated[
+    list[CompanyForm],
+    Meta(max_length=64),
+    _about("Where other jobs are, in short.", [{"with": "app=db", "same": "region"}]),
+]
+Spread = Annotated[
+    list[SpreadForm],
+    Meta(max_length=64),
+    _about("How members are spread over places.", [{"topology": "zone", "match": "app=web"}]),
+]
+Constraints = Annotated[list[Constraint], Meta(max_length=64), _about("Kubernetes' way to write `spread`.")]
+Ports = Annotated[
+    list[Annotated[int, Meta(ge=1, le=65535)] | PortForm],
+    Meta(max_length=256),
+    _about("Ports of the node itself that it holds.", [8080]),
+]
 
 
 class _TaskKeys(_Form, frozen=True):
@@ -241,6 +240,12 @@ class _TaskKeys(_Form, frozen=True):
     node_selector: Selector | None = None
     affinity: AffinityKey | None = None
     tolerations: Tolerations | None = None
+    job_affinity: JobAffinityKey | None = None
+    job_anti_affinity: JobAntiAffinityKey | None = None
+    company: Company | None = None
+    spread: Spread | None = None
+    constraints: Constraints | None = field(name="topology_spread_constraints", default=None)
+    ports: Ports | None = None
 
 
 class TaskForm(_TaskKeys, frozen=True):
@@ -271,6 +276,9 @@ Near = Annotated[NearForm, _about("Where the work is wanted; nodes nearer to it 
 Workload = Annotated[
     Short | WorkloadForm, _about("The kind of work. Default `batch`.", "batch", {"type": "serverless"})
 ]
+Inputs = Annotated[
+    list[Word], Meta(max_length=64), _about("Data sets that it reads; nodes that hold them score higher.", ["imagenet"])
+]
 Estimate = Annotated[Duration, _about("How long it will probably run.", "1h30m")]
 Timeout = Annotated[Duration, _about("Stop a run after this long.", "15m", "01:30:00")]
 SchedulingTimeout = Annotated[Duration, _about("Fail the job if it waits longer than this.", "2h")]
@@ -299,6 +307,7 @@ class FlatJob(_TaskKeys, frozen=True):
     profile: Profile | None = None
     backend: Backend | None = None
     near: Near | None = None
+    inputs: Inputs | None = None
     workload: Workload | None = None
     estimate: Estimate | None = None
     timeout: Timeout | None = None
@@ -326,6 +335,7 @@ class JobKeys(_Form, frozen=True):
     profile: Profile | None = None
     backend: Backend | None = None
     near: Near | None = None
+    inputs: Inputs | None = None
     workload: Workload | None = None
     estimate: Estimate | None = None
     timeout: Timeout | None = None

@@ -29,7 +29,7 @@ from hodei.model.job import (
 from hodei.model.node import Location
 from hodei.model.quantity import format_duration, parse_duration_ms
 from hodei.model.resources import GPU
-from hodei.wire import forms, where
+from hodei.wire import company, forms, where
 from hodei.wire.amounts import Entry, said, settle, size
 from hodei.wire.names import (
     did_you_mean,
@@ -67,7 +67,7 @@ def flat_spec(form: forms.FlatJob, now_ms: int, at: str, problems: Problems) -> 
     if form.gpu is not None:
         requests.append(("gpu", "gpu", form.gpu))
     limits: list[Entry] = [(f"limits.{name}", name, amount) for name, amount in (form.limits or {}).items()]
-    task = _task(form, "main", requests, limits, at, problems)
+    task = _task(form, "main", requests, limits, form.labels or {}, at, problems)
     name = form.name
     if name is None:
         name = name_of_program(_program(form))
@@ -80,7 +80,8 @@ def full_spec(form: forms.FullJob, now_ms: int, at: str, problems: Problems) -> 
     for i, task in enumerate(form.spec.tasks):
         path = f"{at}spec.tasks[{i}]."
         name = task.name or ("main" if len(form.spec.tasks) == 1 else f"task-{i + 1}")
-        tasks.append(_task(task, _take(problems, f"{path}name", plain_name, name, name), [], [], path, problems))
+        called = _take(problems, f"{path}name", plain_name, name, name)
+        tasks.append(_task(task, called, [], [], form.metadata.labels or {}, path, problems))
         if any(other.name == name for other in tasks[:-1]):
             problems.append((f"{path}name", f"there are two tasks with the name {shown(name)}"))
     if sum(task.count for task in tasks) > forms.MAX_COUNT:
@@ -136,6 +137,7 @@ def _job(
         10_000 if grace is None else grace,
         retries or 0,
         restart or "on_failure",
+        _inputs(keys.inputs, f"{at}inputs", problems) if keys.inputs else (),
     )
 
 
@@ -144,6 +146,7 @@ def _task(
     name: str,
     requests: list[Entry],
     limits: list[Entry],
+    labels: dict[str, str],
     at: str,
     problems: Problems,
 ) -> TaskSpec:
@@ -178,6 +181,7 @@ def _task(
         )
         if form.tolerations
         else (),
+        *company.rules(form, labels, at, problems),
     )
 
 
@@ -230,6 +234,11 @@ def _restart(value: str) -> RestartPolicy | None:
     if policy is None:
         raise InvalidInput(f"unknown restart policy {shown(value)}: never, on_failure or always")
     return policy
+
+
+def _inputs(names: list[str], at: str, problems: Problems) -> tuple[str, ...]:
+    """Each once, in the order given."""
+    return tuple(dict.fromkeys(_take(problems, f"{at}[{i}]", checked_word, name, name) for i, name in enumerate(names)))
 
 
 def _workdir(value: str) -> str:

@@ -29,9 +29,11 @@ from hodei.model.job import (
     Workload,
 )  # fmt: skip
 from hodei.model.node import Location, Node
+from hodei.model.qos import job_qos
 from hodei.model.quantity import format_duration, format_quantity
 from hodei.model.resources import format_resources
 from hodei.model.selector import Requirement, parse_selector
+from hodei.wire import company_render
 from hodei.wire.views import JobView, NodeView, RunView, TaintView
 
 REDACTED = "***"
@@ -86,6 +88,7 @@ def job_view(job: Job) -> JobView:
         iso(job.finished_ms),
         job.version,
         job.nodes.split(),
+        job_qos(spec),
     )
 
 
@@ -126,6 +129,9 @@ def node_view(node: Node, used: Mapping[str, int], runs: int) -> NodeView:
         location=_place(node.location),
         runs=runs,
         version=node.version,
+        data=list(node.data),
+        cost=node.cost_milli / 1000,
+        overcommit={resource: percent / 100 for resource, percent in node.overcommit_percent.items()},
     )
 
 
@@ -153,6 +159,7 @@ def job_document(spec: JobSpec, *, redact: bool = False) -> dict[str, Any]:
                     "profile": spec.profile if spec.profile != "default" else "",
                     "backend": {spec.backend.mode: list(spec.backend.names)} if spec.backend.mode != "any" else "",
                     "near": _place(spec.near),
+                    "inputs": list(spec.inputs),
                     "workload": _workload(spec.workload),
                     "estimate": spec.estimate_ms and format_duration(spec.estimate_ms),
                     "timeout": spec.timeout_ms and format_duration(spec.timeout_ms),
@@ -183,9 +190,10 @@ def _task(task: TaskSpec, redact: bool) -> dict[str, Any]:
             "arch": task.arch,
             "gpu_type": task.gpu_type,
             "node_selector": task.node_selector,
-            "affinity": _affinity(task.affinity),
+            "affinity": _affinity(task.affinity) | company_render.blocks(task),
             "tolerations": [_toleration(toleration) for toleration in task.tolerations],
         }
+        | company_render.rules(task)
     )
 
 

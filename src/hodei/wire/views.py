@@ -51,6 +51,7 @@ class JobView(Struct, frozen=True):
     finished_at: str
     version: int
     nodes: list[str] = []
+    qos: str = ""
 
 
 class JobDetail(Struct, frozen=True):
@@ -98,6 +99,9 @@ class NodeView(Struct, frozen=True):
     location: dict[str, Any]
     runs: int
     version: str
+    data: list[str] = []
+    cost: float = 0.0
+    overcommit: dict[str, float] = {}
 
 
 class NodeList(Struct, frozen=True):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hodei.model.decision import Candidate, Decision, Term
-from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace
+from hodei.model.explanation import Blocker, Explanation, NearestMiss, Patch, Placement, QueuePlace, Repair
 from unit.cli.stub import NOW_MS, job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,3 +61,31 @@ def test_last_asks_for_the_newest_job(hodei, stub):
     stub.on("GET", f"{API}/jobs", {"jobs": [job(12)], "next_after": 0})
     stub.on("GET", f"{API}/jobs/12/why", PLACED)
     assert hodei("why", "last").stdout.startswith("job 12 (train) is running")
+
+
+def test_the_changes_that_would_help_are_a_table_of_their_own(hodei, stub):
+    repairs = (
+        Repair("memory 64Gi to 60Gi", "lower", 3, "n2", Patch("main", {"request": {"memory": 60 * 2**30}})),
+        Repair("tolerate dedicated=gpu:NoSchedule", "tolerate", 5, "g1"),
+    )
+    stub.on("GET", f"{API}/jobs/12/why", msgspec.structs.replace(WAITING, repairs=repairs))
+    said = hodei("why", "12").stdout
+    assert "\n  any one of these changes would let it start now:\n" in said
+    assert "  memory 64Gi to 60Gi                3      n2\n" in said
+    assert "  tolerate dedicated=gpu:NoSchedule  5      g1\n" in said
+
+
+def test_one_node_can_be_asked(hodei, stub):
+    could = Placement("n2", "main", 0, decision=Decision(Candidate("n2", 6400, TERMS)))
+    answer = Explanation("waiting", "FITS_HERE", "n2 could take it", job=12, placements=(could,), nodes=1, feasible=1)
+    stub.on("GET", f"{API}/jobs/12/why", answer)
+    said = hodei("why", "12", "--node", "n2").stdout
+    assert said.startswith("job 12 is waiting: n2 could take it [FITS_HERE]\n")
+    assert "main[0] could go to n2\n    score 64.0 of 100 (profile default)\n" in said
+    (sent,) = stub.sent("GET", f"{API}/jobs/12/why")
+    assert sent.query == {"node": "n2"}
+
+
+def test_what_the_summary_says_already_is_not_said_twice(hodei, stub):
+    stub.on("GET", f"{API}/jobs/12/why", msgspec.structs.replace(PLACED, summary="running on n2", code="RUNNING"))
+    assert hodei("why", "12").stdout.startswith("job 12 (train) is running on n2 [RUNNING]\n")

@@ -124,6 +124,16 @@ def test_an_idle_tenant_saves_nothing_up():
     assert _by_tenant(_try_all(line)[:10]).count("b") in (5, 6)
 
 
+def test_a_tenant_that_waits_keeps_its_turn_also_when_more_of_its_work_comes():
+    line = _line("fair")
+    _add(line, _gang(100, project="blue", cpu="8"), *(_gang(id, project="red") for id in range(1, 11)))
+    assert len(_try_all(line, fits=lambda gang: gang.id < 100)) == 11
+    _add(line, *(_gang(id, project="blue", cpu="8") for id in range(101, 105)))
+    _add(line, *(_gang(id, project="red") for id in range(11, 16)))
+    line.wake("run_ended")
+    assert _by_tenant(_try_all(line)) == "bbbbb" + "rrrrr"
+
+
 def test_a_tenant_that_was_busy_alone_is_not_punished_for_it():
     line = _line("fair")
     _add(line, *(_gang(id, project="red") for id in range(1, 51)))
@@ -199,9 +209,17 @@ def test_one_that_comes_while_its_equals_sleep_sleeps_too():
     line = _line("priority")
     _add(line, _gang(1))
     _try_all(line, _never)
-    _add(line, _gang(2, priority="critical"))
+    _add(line, _gang(2, priority=501))
     assert _try_all(line, _never) == []
     line.wake("run_ended")
+    assert _try_all(line, _never) == [2]
+
+
+def test_one_of_a_higher_class_is_tried_although_its_equals_sleep_for_it_may_take_a_place():
+    line = _line("priority")
+    _add(line, _gang(1))
+    _try_all(line, _never)
+    _add(line, _gang(2, priority="critical"))
     assert _try_all(line, _never) == [2]
 
 

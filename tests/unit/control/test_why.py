@@ -28,7 +28,7 @@ def test_the_most_frequent_reason_comes_first_and_every_reason_is_counted():
         ("UNTOLERATED_TAINT", 1, ("c",)),
     ]
     assert said.summary == (
-        "no node could take it even when idle; 0/4 nodes are available: 3 Insufficient cpu, 1 cordoned,"
+        "no node could take it even when idle; 0/4 nodes are available: 3 Insufficient cpu,"
         " 1 untolerated taint gpu:NoSchedule"
     )
     assert (said.nodes, said.feasible, said.hint != "") == (4, 0, True)
@@ -65,7 +65,7 @@ def test_the_nearest_miss_is_the_node_with_the_fewest_and_smallest_objections():
 
 def test_the_position_in_the_queue_is_told():
     house = a_house(1)
-    house.submit(1)
+    house.submit(1, priority="critical")
     house.submit(2, cpu="1", priority="low")
     house.submit(3, cpu="500m", priority="high", name="other")
     house.submit(4, cpu="1", priority="low")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_node, a_task
+from hodei.engine.view import Member
 from hodei.model.job import Affinity, BackendChoice, NodeTerm, PreferredTerm, Toleration
 from hodei.model.node import Taint
 from hodei.model.selector import Requirement
@@ -168,6 +169,6 @@ def test_each_taint_that_is_not_tolerated_is_told():
 def test_a_filter_looks_at_the_task_it_is_asked_about():
     spec = a_job_spec(tasks=[a_task("head", cpu="8"), a_task("worker", cpu="1")])
     table = a_table([a_node("n1", 4)])
-    head, worker = (a_member(spec), a_member(spec).__class__(spec, spec.tasks[1]))
+    head, worker = Member(spec, spec.tasks[0]), Member(spec, spec.tasks[1])
     assert refused(Fit(), head, table)
     assert not refused(Fit(), worker, table)

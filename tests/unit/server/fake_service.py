@@ -154,8 +154,8 @@ class FakeService:
     def nodes(self) -> list[NodeStatus]:
         return self.node_list
 
-    async def why(self, job: int) -> Explanation:
-        return Explanation("waiting", "NO_ROOM", "no node has room", job=self._known(job).id)
+    async def why(self, job: int, node: str = "") -> Explanation:
+        return Explanation("waiting", "NO_ROOM", f"{node or 'no node'} has room", job=self._known(job).id)
 
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
         return [Explanation("placed", "PLACED", "would start now", name=spec.name) for spec in specs]

@@ -164,6 +164,12 @@ def test_an_unknown_job_is_not_found(ask, path):
     assert (got.status, got.code) == (404, "NOT_FOUND")
 
 
+def test_one_node_can_be_asked_about_a_job(ask, service):
+    service.store.by_id[7] = a_job(7)
+    assert ask("GET", f"{JOBS}/7/why").json["summary"] == "no node has room"
+    assert ask("GET", f"{JOBS}/7/why?node=n1").json["summary"] == "n1 has room"
+
+
 def test_changes_reach_the_service(ask, service):
     service.store.by_id[1] = a_job(1)
     assert ask("POST", f"{JOBS}/1/cancel", body=body({"reason": "enough"})).status == 200

@@ -41,7 +41,7 @@ def test_a_file_of_version_1_is_brought_up_to_date_and_keeps_everything(path: Pa
         assert schema.version_of(db) == 1
         db.execute("INSERT INTO meta VALUES (1, 'abcdefgh', 4, 7, 9)")
         db.execute(
-            """INSERT INTO job VALUES (7, 'running', 1, 2, 'C', 'why', 1, 0, 0, 1, 0, 0, 0, 3, 4, 0, NULL, 'n1', 5,
+            """INSERT INTO job VALUES (7, 'running', 1, 2, 'C', 'why', 1, 0, 0, 0, 1, 0, 0, 0, 3, 4, 0, NULL, 'n1', 5,
                'lab', 'ada', 'train')"""
         )
         db.execute("""INSERT INTO spec VALUES (7, '{"name":"train","tasks":[{}],"project":"lab","user":"ada"}')""")

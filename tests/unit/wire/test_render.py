@@ -130,6 +130,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         grace_ms=draw(durations),
         retries=draw(st.integers(0, 1000)),
         restart=draw(st.sampled_from(["never", "on_failure", "always"])),
+        inputs=tuple(draw(st.lists(words, max_size=3, unique=True))),
     )
 
 

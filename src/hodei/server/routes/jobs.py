@@ -128,7 +128,7 @@ async def requeue_job(call: Call) -> JobView:
 
 
 async def why_job(call: Call) -> Explanation:
-    return await call.service.why(call.args["id"])
+    return await call.service.why(call.args["id"], call.args["node"])
 
 
 async def wait_job(call: Call) -> JobView:
@@ -195,7 +195,7 @@ ROUTES = (
     Route("GET", f"{API}/jobs/{{id}}", READ, "One job with its spec and runs", show_job,
           response=JobDetail, params=(_ID,)),
     Route("GET", f"{API}/jobs/{{id}}/why", READ, "Why it waits, or why it landed there", why_job,
-          response=Explanation, params=(_ID,)),
+          response=Explanation, params=(_ID, Param("node", "only what this node says", default=""))),
     Route("GET", f"{API}/jobs/{{id}}/wait", READ, "Wait until the job has ended or the time is over", wait_job,
           response=JobView, lane="long",
           params=(_ID, Param("timeout_s", "how long", type=int, default=30, maximum=60))),

@@ -1,0 +1,159 @@
+"""What would have to be different about a job for it to start now: single changes, each tried before it is told.
+
+Plugins propose (see `engine.changes`); here each proposal is put into a copy of the spec and taken through the real
+engine on the live table, and undone. Whoever calls this does so inside `table.trial()`.
+
+The smallest comes first, in this order: a resource lowered by up to half (the smallest cut first), a toleration, a rule
+dropped, fewer members, a resource lowered by more than half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from msgspec import Struct, to_builtins
+
+from hodei.engine.changes import Change, dropped_company, fewer_members
+from hodei.engine.cycle import Engine
+from hodei.engine.explain import objections
+from hodei.engine.nodes import Ints
+from hodei.engine.plan import Refusal
+from hodei.engine.points import Placed
+from hodei.engine.view import Gang, Member, View, gang_of
+from hodei.model.explanation import Patch, Repair
+
+REPAIRS_SHOWN = 5
+# Every try costs as much as placing the gang; `why` must answer at once. So many tries of a small gang, fewer of a large.
+_MAX_TRIES = 40
+_LARGE = 500
+# In a larger cluster a gang of unequal tasks is tried in one order only, as the search for another takes too long.
+_SEARCHED = 64
+_HALF = 5_000
+_ORDER = {"lower": 0, "tolerate": 1, "drop": 2, "members": 3}
+_DEEP_CUT = 4
+
+
+class _Found(Struct, frozen=True):
+    """A change that helps: the gang as it would be, and where the trial put it."""
+
+    change: Change
+    patch: Patch
+    gang: Gang
+    placements: list[Placed]
+
+
+def repairs(engine: Engine, gang: Gang, refusal: Refusal, view: View) -> tuple[Repair, ...]:
+    """The smallest single changes that make a gang placeable which has just been refused; none if there is none."""
+    if not engine.table.names or any(not verdict.count for verdict in refusal.verdicts):
+        return ()  # nothing to go to, or refused as a whole: no rule of the job stands in the way of a node
+    bench = _Bench(engine, gang, view)
+    proposed = {(_task(member, change), change.text): (member, change) for member, change in bench.proposals(refusal)}
+    # How many members fit is known already: tried first, so that it is told even if the tries run out.
+    in_turn = sorted(proposed.values(), key=lambda one: (one[1].kind != "members", _smallness(one)))
+    found = [bench.best(member, change) for member, change in in_turn]
+    kept = {one.patch.task + one.change.text: one for one in found if one is not None}
+    smallest = sorted(kept.values(), key=lambda one: _smallness((one.gang.members[0], one.change)))
+    return tuple(bench.told(one) for one in smallest[:REPAIRS_SHOWN])
+
+
+def _smallness(proposal: tuple[Member, Change]) -> tuple[int, int, str]:
+    change = proposal[1]
+    kind = _DEEP_CUT if change.kind == "lower" and change.cut > _HALF else _ORDER[change.kind]
+    return kind, change.cut, change.text
+
+
+def _task(member: Member, change: Change) -> str:
+    return "" if change.whole_job else member.task.name
+
+
+class _Bench:
+    """Where changes are tried: an engine of its own over the live table, so that the caches of the real one stay as
+    they are."""
+
+    def __init__(self, engine: Engine, gang: Gang, view: View) -> None:
+        self._gang, self._view = gang, view
+        self._profile = engine.profile(gang)
+        self._engine = Engine(engine.table, {gang.job.profile: self._profile})
+        self._tries_left = _MAX_TRIES
+
+    # ----------------------------------------------------------------------------------------- proposing
+
+    def proposals(self, refusal: Refusal) -> Iterator[tuple[Member, Change]]:
+        for member in self._gang.members:
+            for change in self._by_plugins(member):
+                yield member, change
+            task = member.task
+            most = refusal.fitted if len(self._gang.members) == 1 else task.count - 1
+            if 0 < most < task.count:
+                yield member, fewer_members(task, most)
+
+    def _by_plugins(self, member: Member) -> Iterator[Change]:
+        table, runner = self._engine.table, self._engine.runner
+        refused = [runner.refused(plugin, member, table.view(), self._view) for plugin in self._profile.filters]
+        count: Ints = np.zeros(len(table.names), dtype=np.int64)
+        for mask in refused:
+            if mask is not None:
+                count += mask
+        silent = False
+        plugin: Any
+        for plugin, mask in zip(self._profile.filters, refused, strict=True):
+            rows = np.flatnonzero(count == (0 if mask is None else mask))
+            if not len(rows):
+                continue
+            if not hasattr(plugin, "repairs"):
+                silent |= mask is not None and bool(mask.any())
+                continue
+            try:
+                yield from plugin.repairs(member, table.view(rows), self._view)
+            except Exception:
+                continue  # a plugin that fails here has no proposal; the answer lives without it
+        if silent or len(self._gang.members) > 1 or member.task.count > 1:
+            yield from dropped_company(member.task)
+
+    # -------------------------------------------------------------------------------------------- trying
+
+    def best(self, member: Member, change: Change) -> _Found | None:
+        """The change if it helps; one of an amount that is too large yet, with the largest amount that does."""
+        found = self._try(member, change)
+        if found is not None or change.amount <= 1:
+            return found
+        found = self._try(member, change.with_amount(member.task, 1))
+        low, high = 1, change.amount - 1
+        while found is not None and low < high and self._tries_left > 0:
+            middle = (low + high + 1) // 2
+            less = change.with_amount(member.task, middle)
+            if less.amount > found.change.amount:
+                better = self._try(member, less)
+                if better is None:
+                    high = less.amount - 1
+                    continue
+                found = better
+            low = middle  # nothing that reads well lies between the two
+        return found
+
+    def _try(self, member: Member, change: Change) -> _Found | None:
+        if self._tries_left <= 0:
+            return None
+        patch = Patch(_task(member, change), to_builtins(change.fields))
+        gang = gang_of(self._gang.id, patch.applied_to(self._gang.job), self._gang.submitted_ms)
+        self._tries_left -= 1 + gang.size // _LARGE
+        self._profile.admit(gang)
+        result = self._engine.place(gang, self._view, search=len(self._engine.table.names) <= _SEARCHED)
+        if isinstance(result, Refusal):
+            return None
+        self._engine.withdraw(gang, result)
+        return _Found(change, patch, gang, result)
+
+    def told(self, found: _Found) -> Repair:
+        engine, change, task = self._engine, found.change, found.patch.task
+        changed = [member for member in found.gang.members if task in ("", member.task.name)]
+        nodes = min(
+            objections(self._profile, engine.runner, member, engine.table, self._view).feasible for member in changed
+        )
+        example = next(placed.node.name for placed in found.placements if placed.member in changed)
+        several = len(found.gang.members) > 1 and task
+        return Repair(
+            f"task {task}: {change.text}" if several else change.text, change.kind, nodes, example, found.patch
+        )

@@ -1,0 +1,157 @@
+"""Company: which jobs a task wants in its topology domain and which it does not, and what those already there say of it.
+
+Semantics are those of Kubernetes' inter-pod affinity. Every count comes from `engine.residents`, which keeps them up
+with each placing, so that asking again costs a look-up per node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from hodei.engine.nodes import Ints, Mask, Nodes, Table
+from hodei.engine.plan import EXISTING_ANTI_AFFINITY
+from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
+from hodei.engine.residents import DomainCount, Kind, Residents, Rule
+from hodei.engine.view import Member, View
+from hodei.model.decision import Reason
+from hodei.model.job import TaskSpec
+from hodei.model.rules import JobTerm
+
+
+class CompanyRules:
+    """`hard_weight`: how much a resident's required affinity pulls those that it means (0: not at all)."""
+
+    name = "job_affinity"
+    reads: Reads = "cluster"
+    cured_by: tuple[Trigger, ...] = ("run_placed", "run_ended", "node_joined", "node_changed")
+
+    def __init__(self, *, hard_weight: int = 1) -> None:
+        if not 0 <= hard_weight <= 100:
+            raise ValueError("hard_weight must be from 0 to 100")
+        self.hard_weight = hard_weight
+
+    def key(self, member: Member) -> Hashable:
+        task, job = member.task, member.job
+        if not _has_rules(task):
+            return None  # whom the rules of residents mean is in the stamp
+        labels = tuple(sorted(job.labels.items())) if job.labels else ()
+        return (job.project, labels, task.job_affinity, task.job_anti_affinity)
+
+    def stamp(self, member: Member, table: Table) -> Hashable:
+        if table.residents.quiet and not _has_rules(member.task):
+            return 0
+        counts = [
+            *self._together(member, table),
+            *(count for _, count in self._apart(member, table)),
+            *(count for _, count in self._repelled(member, table)),
+            *(count for count, _ in self._pulled(member, table)),
+        ]
+        return tuple([count.version for count in counts])
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        table, rows = nodes.table, nodes.rows
+        out: list[tuple[Mask, Reason]] = []
+        required = member.task.job_affinity.required
+        together = self._together(member, table)
+        first = not any(count.total for count in together) and _means(required, member, table.residents)
+        for term, count in zip(required, together, strict=True):
+            # The first of its kind may go wherever there is a domain at all.
+            refused = count.per_node(rows) < (0 if first else 1)
+            out.append((refused, Reason(self.name, "JOB_AFFINITY", _said("job affinity", term, "not met"))))
+        for term, count in self._apart(member, table):
+            text = _said("job anti-affinity", term, "not met")
+            out.append((count.per_node(rows) > 0, Reason(self.name, "JOB_ANTI_AFFINITY", text, evictable=True)))
+        for (term, _), count in self._repelled(member, table):
+            text = _said("anti-affinity", term, "of jobs already there")
+            out.append((count.per_node(rows) > 0, Reason(self.name, EXISTING_ANTI_AFFINITY, text, evictable=True)))
+        return out
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        raw = nodes.zeros()
+        for count, weight in self._pulled(member, nodes.table):
+            raw = raw + count.per_node(nodes.rows, absent=0) * weight
+        return raw if raw.any() else None
+
+    def normalize(self, raw: Ints, feasible: Mask) -> Ints:
+        left = raw[feasible]
+        low, high = (int(left.min()), int(left.max())) if left.size else (0, 0)
+        return (raw - low) * MAX_SCORE // (high - low) if high > low else np.zeros_like(raw)
+
+    # ------------------------------------------------------------------------------- the counts behind it
+
+    def _together(self, member: Member, table: Table) -> list[DomainCount]:
+        """For each required term: the residents that meet all the terms, by the domains of this one."""
+        required, owner = member.task.job_affinity.required, member.job.project
+        residents = table.residents
+        projects = residents.projects
+
+        def meets_all(kind: Kind) -> int:
+            return int(all(term.matches(owner, kind.labels, kind.project, projects) for term in required))
+
+        return [residents.count(("all", required, owner), term.topology, meets_all, table) for term in required]
+
+    def _apart(self, member: Member, table: Table) -> list[tuple[JobTerm, DomainCount]]:
+        owner, residents = member.job.project, table.residents
+        return [(term, residents.matching(term, owner, table)) for term in member.task.job_anti_affinity.required]
+
+    def _repelled(self, member: Member, table: Table) -> list[tuple[Rule, DomainCount]]:
+        """The anti-affinity of residents that means this member, with where its carriers live."""
+        residents = table.residents
+        if not residents.repelling:
+            return []
+        return [(rule, _carriers(rule, table)) for rule in residents.repelling.meaning(member, residents.projects)]
+
+    def _pulled(self, member: Member, table: Table) -> list[tuple[DomainCount, int]]:
+        """What makes a domain better (or, below 0, worse), with its weight: own wishes, and those of residents."""
+        task, owner, residents = member.task, member.job.project, table.residents
+        out = [(residents.matching(wish.term, owner, table), wish.weight) for wish in task.job_affinity.preferred]
+        out += [
+            (residents.matching(wish.term, owner, table), -wish.weight) for wish in task.job_anti_affinity.preferred
+        ]
+        if residents.pulling:
+            for rule in residents.pulling.meaning(member, residents.projects):
+                out.append((_pull(rule, self.hard_weight, table), 1))
+        return out
+
+
+def _has_rules(task: TaskSpec) -> bool:
+    near, away = task.job_affinity, task.job_anti_affinity
+    return bool(near.required or away.required or near.preferred or away.preferred)
+
+
+def _means(terms: tuple[JobTerm, ...], member: Member, residents: Residents) -> bool:
+    """Whether a member meets all of its own terms."""
+    job = member.job
+    return all(term.matches(job.project, job.labels, job.project, residents.projects) for term in terms)
+
+
+def _carriers(rule: Rule, table: Table) -> DomainCount:
+    """Where those who carry this anti-affinity live."""
+    term, owner = rule
+
+    def carries(kind: Kind) -> int:
+        return int(kind.project == owner and term in kind.anti)
+
+    return table.residents.count(("anti", term, owner), term.topology, carries, table)
+
+
+def _pull(rule: Rule, hard_weight: int, table: Table) -> DomainCount:
+    """How strongly those who carry this term pull (or, below 0, push away) the members that it means."""
+    term, owner = rule
+
+    def pull(kind: Kind) -> int:
+        if kind.project != owner:
+            return 0
+        return (
+            sum(wish.weight for wish in kind.attract if wish.term == term)
+            - sum(wish.weight for wish in kind.repel if wish.term == term)
+            + hard_weight * kind.required.count(term)
+        )
+
+    return table.residents.count(("pull", term, owner, hard_weight), term.topology, pull, table)
+
+
+def _said(what: str, term: JobTerm, how: str) -> str:
+    return f"{what} {str(term)[:400]} {how}"

@@ -1,0 +1,46 @@
+"""Host ports: refuses nodes where a resident holds a port that the member wants."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from hodei.engine.nodes import Mask, Nodes, Table
+from hodei.engine.points import Reads, Refusals, Trigger
+from hodei.engine.residents import EACH_NODE, DomainCount, Kind
+from hodei.engine.view import Member, View
+from hodei.model.decision import Reason
+from hodei.model.rules import HostPort
+
+
+class Ports:
+    name = "ports"
+    reads: Reads = "cluster"
+    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined")
+
+    def key(self, member: Member) -> Hashable:
+        return member.task.ports
+
+    def stamp(self, member: Member, table: Table) -> Hashable:
+        ports = member.task.ports
+        return tuple([_holders(port, table).version for port in ports]) if ports else 0
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        out: list[tuple[Mask, Reason]] = []
+        for port in member.task.ports:
+            taken = _holders(port, nodes.table).per_node(nodes.rows) > 0
+            out.append((taken, Reason(self.name, "PORT_TAKEN", f"host port {_said(port)} is taken", evictable=True)))
+        return out
+
+
+def _holders(port: HostPort, table: Table) -> DomainCount:
+    """How many residents of each node hold a port that clashes with this one."""
+
+    def clashes(kind: Kind) -> int:
+        return int(any(port.clashes(held) for held in kind.ports))
+
+    return table.residents.count(("port", port), EACH_NODE, clashes, table)
+
+
+def _said(port: HostPort) -> str:
+    where = "" if port.ip == "0.0.0.0" else f" on {port.ip}"
+    return f"{port.port}/{port.protocol}{where}"

@@ -1,0 +1,75 @@
+"""The rooms of the house: who may import whom, what may not be known below the runtime, and how long a file may be."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "hodei"
+FILES = sorted(SOURCE.rglob("*.py"))
+PURE = [path for path in FILES if path.relative_to(SOURCE).parts[0] in ("model", "engine", "plugins", "control")]
+PURE.append(SOURCE / "ports.py")
+MOST_LINES = 500
+# Time, chance and waiting come from outside: below the runtime they are arguments.
+FORBIDDEN = {"time", "random", "asyncio", "threading", "socket", "subprocess", "os", "uuid", "secrets", "datetime"}
+FORBIDDEN_CALLS = {"now", "utcnow", "today", "sleep", "urandom", "open"}
+
+every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+every_pure_file = pytest.mark.parametrize("path", PURE, ids=lambda path: str(path.relative_to(SOURCE)))
+
+
+def test_imports_go_down_only():
+    lint = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
+    if lint is None:
+        pytest.skip("import-linter is not installed")
+    done = subprocess.run(
+        [lint, "--config", str(ROOT / "pyproject.toml"), "--no-cache"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@every_file
+def test_a_file_fits_in_a_head(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= MOST_LINES, f"{lines} lines: it holds more than one thing"
+
+
+@every_file
+def test_a_module_says_what_it_is(path):
+    text = path.read_text()
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), "it has no docstring"
+
+
+@every_pure_file
+def test_below_the_runtime_there_is_no_clock_no_chance_and_no_waiting(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found = {name.name.split(".")[0] for name in names} & FORBIDDEN
+                assert not found, f"line {node.lineno} imports {found}"
+            case ast.ImportFrom(module=str(module)):
+                assert module.split(".")[0] not in FORBIDDEN, f"line {node.lineno} imports {module}"
+            case ast.AsyncFunctionDef() | ast.Await() if path.name != "ports.py":
+                raise AssertionError(f"line {node.lineno} waits")
+            case ast.Call(func=ast.Attribute(attr=called)) | ast.Call(func=ast.Name(id=called)):
+                assert called not in FORBIDDEN_CALLS, f"line {node.lineno} calls {called}"
+
+
+def test_unfinished_business_is_not_checked_in():
+    words = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")
+    found = [f"{path}: {word}" for path in FILES for word in words if word in path.read_text()]
+    assert not found
+
+
+def test_no_room_is_called_by_what_it_does_not_say():
+    vague = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
+    assert not [path for path in FILES if vague & {path.stem, *path.relative_to(SOURCE).parts}]

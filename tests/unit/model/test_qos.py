@@ -1,0 +1,52 @@
+"""Quality of service: Kubernetes' rule, as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from hodei.model.job import JobSpec, TaskSpec
+from hodei.model.qos import job_qos, qos
+from hodei.wire.document import parse_job
+
+FULL = {"cpu": 1000, "memory": 2**30}
+
+
+@pytest.mark.parametrize(
+    ("request_", "limits", "expected"),
+    [
+        pytest.param(FULL, FULL, "guaranteed", id="limits equal to requests"),
+        pytest.param({}, FULL, "guaranteed", id="a limit without a request is one"),
+        pytest.param(FULL | {"gpu": 1000}, FULL, "guaranteed", id="only cpu and memory matter"),
+        pytest.param(FULL, {}, "burstable", id="no limits"),
+        pytest.param(FULL, {"memory": 2**30}, "burstable", id="a limit for one of them"),
+        pytest.param(FULL, {"cpu": 2000, "memory": 2**30}, "burstable", id="a limit above its request"),
+        pytest.param({"cpu": 0, "memory": 2**30}, FULL, "burstable", id="a request of nothing below a limit"),
+        pytest.param({}, {"cpu": 1000}, "burstable", id="one limit and nothing else"),
+        pytest.param({"cpu": 1}, {}, "burstable", id="a little of one"),
+        pytest.param({}, {}, "best-effort", id="nothing"),
+        pytest.param({"cpu": 0, "memory": 0}, {"cpu": 0}, "best-effort", id="zeros are nothing"),
+        pytest.param({"cpu": 0, "gpu": 1000}, {"gpu": 1000}, "best-effort", id="other resources make no difference"),
+    ],
+)
+def test_the_class_of_a_task(request_, limits, expected):
+    assert qos(TaskSpec(request=request_, limits=limits)) == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        pytest.param({}, "burstable", id="nothing said: the defaults are its requests"),
+        pytest.param({"cpu": 0, "memory": 0}, "best-effort", id="zero said"),
+        pytest.param({"limits": {"cpu": 1, "memory": "1Gi"}}, "guaranteed", id="only limits said"),
+        pytest.param({"limits": {"memory": "1Gi"}}, "burstable", id="the default of the other has no limit"),
+    ],
+)
+def test_the_class_of_a_job_file(document, expected):
+    assert job_qos(parse_job({"name": "a", "command": ["x"], **document})) == expected
+
+
+def test_a_job_is_as_good_as_its_weakest_task():
+    good, middling, poor = TaskSpec("a", limits=FULL), TaskSpec("b", request=FULL), TaskSpec("c")
+    assert job_qos(JobSpec("j", (good, good))) == "guaranteed"
+    assert job_qos(JobSpec("j", (good, middling))) == "burstable"
+    assert job_qos(JobSpec("j", (middling, poor, good))) == "best-effort"

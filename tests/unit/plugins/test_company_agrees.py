@@ -1,0 +1,211 @@
+"""The plugins for company, which keep their counts up by differences, agree with the plain telling of the rules.
+
+Each case is a small random cluster in which members come, go and are asked about, so that kept counts must stay right.
+`HODEI_CASES` sets how many questions are asked of each rule.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import a_job_spec, a_node
+from hodei.engine.nodes import Table
+from hodei.engine.runner import Runner
+from hodei.engine.view import Member
+from hodei.model.job import Affinity, NodeTerm, Toleration
+from hodei.model.node import Location, Node, Taint
+from hodei.model.rules import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
+from hodei.model.selector import Requirement
+from hodei.plugins.job_affinity import CompanyRules
+from hodei.plugins.ports import Ports
+from hodei.plugins.spread import Spread
+from unit.plugins import naive_company as naive
+from unit.plugins.asking import VIEW
+
+CASES = int(os.environ.get("HODEI_CASES", "600"))
+PROJECTS = {"a": {"team": "x"}, "b": {"team": "y"}, "c": {}}
+SELECTORS: list[tuple[Requirement, ...] | None] = [
+    None,
+    (),
+    (Requirement("app", "In", ("web",)),),
+    (Requirement("app", "In", ("web", "db")),),
+    (Requirement("app", "NotIn", ("web",)),),
+    (Requirement("tier", "Exists"),),
+    (Requirement("app", "In", ("db",)), Requirement("tier", "DoesNotExist")),
+]
+TOPOLOGIES = ["zone", "rack", "host", "kubernetes.io/hostname", "region"]
+
+
+def _term(dice: random.Random) -> JobTerm:
+    return JobTerm(
+        dice.choice(TOPOLOGIES),
+        dice.choice(SELECTORS),
+        dice.choice([(), (), ("b",), ("a", "c")]),
+        dice.choice([None, None, None, (), (Requirement("team", "In", ("y",)),)]),
+    )
+
+
+def _affinity(dice: random.Random) -> JobAffinity:
+    if dice.random() < 0.5:
+        return JobAffinity()
+    return JobAffinity(
+        tuple(_term(dice) for _ in range(dice.choice([0, 0, 1, 2]))),
+        tuple(WeightedJobTerm(dice.randint(1, 100), _term(dice)) for _ in range(dice.choice([0, 1, 2]))),
+    )
+
+
+def _spread_rule(dice: random.Random) -> SpreadRule:
+    return SpreadRule(
+        dice.choice(TOPOLOGIES), dice.randint(1, 3), dice.random() < 0.5, dice.choice(SELECTORS),
+        dice.choice([1, 1, 2, 3, 5]), dice.random() < 0.7, dice.random() < 0.4,
+    )  # fmt: skip
+
+
+def _member(dice: random.Random) -> Member:
+    labels = {
+        key: value for key, value in (("app", dice.choice(["web", "db", "x"])), ("tier", "1")) if dice.random() < 0.7
+    }
+    ports = [
+        HostPort(dice.choice([80, 81]), dice.choice(["TCP", "UDP"]), dice.choice(["0.0.0.0", "10.0.0.1", "10.0.0.2"]))
+    ]
+    spec = a_job_spec(
+        project=dice.choice("aabc"),
+        labels=labels,
+        job_affinity=_affinity(dice),
+        job_anti_affinity=_affinity(dice),
+        spread=tuple(_spread_rule(dice) for _ in range(dice.choice([0, 1, 2, 3]))),
+        ports=tuple(ports) if dice.random() < 0.4 else (),
+        node_selector=dice.choice([{}, {}, {"disk": "ssd"}]),
+        affinity=dice.choice([Affinity(), Affinity((NodeTerm((Requirement("zone", "NotIn", ("z1",)),)),))]),
+        tolerations=dice.choice([(), (Toleration("gpu", "Exists"),)]),
+    )
+    return Member(spec, spec.tasks[0])
+
+
+def _node(dice: random.Random, number: int) -> Node:
+    labels = {"zone": f"z{dice.randint(0, 2)}", "rack": f"r{dice.randint(0, 3)}", "disk": dice.choice(["ssd", "hdd"])}
+    labels["kubernetes.io/hostname"] = f"n{number}"
+    return a_node(
+        f"n{number}",
+        labels={key: value for key, value in labels.items() if dice.random() < 0.85},
+        taints=dice.choice(
+            [(), (), (Taint("gpu"),), (Taint("old", "", "NoExecute"),), (Taint("x", "", "PreferNoSchedule"),)]
+        ),
+        location=Location(region=dice.choice(["", "r1", "r2"])),
+    )
+
+
+class _Story:
+    """A cluster to which things happen; the table is told by differences, the plain world as a whole."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = dice = random.Random(seed)
+        self.nodes = [_node(dice, number) for number in range(dice.randint(1, 7))]
+        self.kinds = [_member(dice) for _ in range(4)]
+        self.table = Table(self.nodes)
+        self.table.settle()
+        self.table.residents.projects = PROJECTS
+        self.living: list[tuple[Node, Member]] = []
+
+    def go_on(self) -> None:
+        dice = self.dice
+        for _ in range(dice.randint(0, 6)):
+            if self.living and dice.random() < 0.35:
+                node, member = self.living.pop(dice.randrange(len(self.living)))
+                self.table.release(self.table.row[node.name], {}, member)
+            else:
+                node, member = dice.choice(self.nodes), dice.choice([*self.kinds, _member(dice)])
+                self.table.place(self.table.row[node.name], {}, member)
+                self.living.append((node, member))
+        if dice.random() < 0.1:
+            old = dice.choice(self.nodes)
+            self.nodes[self.nodes.index(old)] = new = _node(dice, int(old.name[1:]))
+            self.living = [(new if home is old else home, member) for home, member in self.living]
+            self.table.put(new)
+            self.table.settle()
+
+    @property
+    def world(self) -> naive.World:
+        return naive.World(self.nodes, self.living, PROJECTS)
+
+
+def _stories(rule: int):
+    for seed in range(-(-CASES // 10)):
+        story = _Story(seed * 7 + rule)
+        for _ in range(10):
+            story.go_on()
+            yield story, story.dice.choice([*story.kinds, _member(story.dice)])
+
+
+def _refused(plugin: Any, member: Member, table: Table, codes: tuple[str, ...] = ()) -> set[str]:
+    runner = Runner()
+    out: set[str] = set()
+    for mask, reason in runner.refusals(plugin, member, table.view(), VIEW):
+        if not codes or reason.code in codes:
+            out |= {table.names[row] for row in mask.nonzero()[0]}
+    assert not runner.faults, runner.faults
+    return out
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "rule"),
+    [
+        (1, "JOB_AFFINITY", naive.refused_by_affinity),
+        (2, "JOB_ANTI_AFFINITY", naive.refused_by_anti_affinity),
+        (3, "EXISTING_ANTI_AFFINITY", naive.refused_by_residents),
+        (4, "SPREAD", naive.refused_by_spread),
+        (5, "PORT_TAKEN", naive.port_taken),
+    ],
+)
+def test_the_same_nodes_are_refused(number, code, rule):
+    plugin: Any = {"SPREAD": Spread, "PORT_TAKEN": Ports}.get(code, CompanyRules)()
+    for story, member in _stories(number):
+        expected = {node.name for node in story.nodes if rule(member, node, story.world)}
+        assert _refused(plugin, member, story.table, (code,)) == expected
+
+
+def test_company_scores_the_same():
+    plugin = CompanyRules(hard_weight=3)
+    for story, member in _stories(6):
+        runner = Runner()
+        raw = runner.score(plugin, member, story.table.view(), VIEW)
+        expected = {node.name: naive.pull(member, node, story.world, 3) for node in story.nodes}
+        got = [0] * len(story.nodes) if raw is None else raw.tolist()
+        assert dict(zip(story.table.names, got, strict=True)) == expected
+
+
+def test_spread_scores_the_same_whichever_nodes_are_left():
+    plugin = Spread()
+    for story, member in _stories(7):
+        runner, table = Runner(), story.table
+        raw = runner.score(plugin, member, table.view(), VIEW)
+        left = [node for node in story.nodes if story.dice.random() < 0.7]
+        if raw is None:
+            assert all(rule.hard for rule in member.task.spread)
+            continue
+        names = {node.name for node in left}
+        feasible = np.array([name in names for name in table.names])
+        points = runner.normalize(plugin, raw, feasible)
+        assert not runner.faults
+        got = {name: int(value) for name, value in zip(table.names, points, strict=True) if name in names}
+        assert got == naive.spread_points(member, left, story.world)
+
+
+@pytest.mark.parametrize("plugin", [CompanyRules(), Spread(), Ports()], ids=lambda plugin: plugin.name)
+def test_an_equal_stamp_means_an_equal_answer(plugin):
+    seen: dict[Any, Any] = {}
+    for story, member in _stories(8):
+        stamp = plugin.stamp(member, story.table)
+        answer: list[Any] = [
+            (mask.tolist(), reason) for mask, reason in plugin.filter(member, story.table.view(), VIEW)
+        ]
+        if hasattr(plugin, "score"):
+            raw = plugin.score(member, story.table.view(), VIEW)
+            answer.append(None if raw is None else raw.tolist())
+        key = (id(story.table), story.table.generation, plugin.key(member), stamp)
+        assert seen.setdefault(key, (story.table, answer))[1] == answer

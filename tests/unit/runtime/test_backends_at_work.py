@@ -1,0 +1,153 @@
+"""The binder and the watcher: orders that are sent again, refusals that are told, and peace after an outage."""
+
+from __future__ import annotations
+
+import asyncio
+
+from builders import NOW_MS, a_job, a_job_spec, a_node, a_run
+from hodei.model.effects import Forget, Start, Stop
+from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.facts import RunObserved
+from hodei.runtime.binder import Binder
+from hodei.runtime.metrics import Metrics
+from unit.runtime.living import Diary, ObedientBackend, StillClock, TalkingStore, a_service, alive, until
+
+
+def _start(job=1, backend="obedient"):
+    spec = a_job(job).spec
+    return Start(a_run(job, backend=backend), spec, spec.tasks[0])
+
+
+def _binder(*backends):
+    told = []
+    return Binder({b.name: b for b in backends}, StillClock(), Metrics(), told.extend), told
+
+
+def test_orders_whose_reply_was_lost_are_sent_again_in_order():
+    async def main():
+        backend = ObedientBackend()
+        backend.start_errors = [BackendError("lost"), OSError("broken pipe"), TimeoutError()]
+        binder, told = _binder(backend)
+        serving = asyncio.create_task(binder.serve("obedient"))
+        binder.act([_start(1), Stop("9.0.1", "obedient", 0, "cancelled")])
+        await until(lambda: len(backend.diary.lines) == 1)
+        binder.act([_start(2), Forget("8.0.1", "obedient")])
+        await until(lambda: ("forget", ["8.0.1"]) in backend.diary.lines)
+        assert backend.diary.lines[0] == ("start", ["1.0.1"])
+        assert backend.diary.lines[-3:] == [("start", ["1.0.1", "2.0.1"]), ("stop", ["9.0.1"]), ("forget", ["8.0.1"])]
+        assert told == []
+        serving.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_run_that_was_not_started_is_told_with_whether_asking_again_can_help():
+    async def main():
+        backend = ObedientBackend()
+        backend.refuse = {"1.0.1": BackendError("busy"), "2.0.1": BackendRefused("no such image")}
+        binder, told = _binder(backend)
+        serving = asyncio.create_task(binder.serve("obedient"))
+        binder.act([_start(1), _start(2), _start(3)])
+        await until(lambda: told)
+        assert [(fact.run, fact.state, fact.reason, fact.permanent) for fact in told] == [
+            ("1.0.1", "failed", "busy", False),
+            ("2.0.1", "failed", "no such image", True),
+        ]
+        serving.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_start_on_a_backend_that_is_gone_is_refused_for_good_and_its_stops_are_dropped():
+    async def main():
+        binder, told = _binder(ObedientBackend())
+        binder.act([_start(1, backend="old"), Stop("1.0.1", "old", 0, "x"), Forget("1.0.1", "old")])
+        assert [(fact.run, fact.permanent) for fact in told] == [("1.0.1", True)]
+
+    asyncio.run(main())
+
+
+def test_a_slow_backend_holds_up_its_own_orders_alone():
+    async def main():
+        slow, quick = ObedientBackend("slow"), ObedientBackend("quick")
+        slow.start_errors = [BackendError("down")] * 1000
+        binder, _ = _binder(slow, quick)
+        serving = [asyncio.create_task(binder.serve(name)) for name in ("slow", "quick")]
+        binder.act([_start(1, backend="slow"), _start(2, backend="quick")])
+        await until(lambda: ("start", ["2.0.1"]) in quick.diary.lines)
+        for task in serving:
+            task.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_refused_start_ends_the_job_and_a_failed_one_is_tried_again():
+    async def main():
+        clock, backend = StillClock(), ObedientBackend()
+        backend.refuse = {"1.0.1": BackendRefused("no such image"), "2.0.1": BackendError("busy")}
+        async with alive(a_service(TalkingStore(), backend, clock=clock)) as service:
+            await service.submit([a_job_spec(), a_job_spec()])
+            found = await service.wait(1, 5000)
+            assert (found.state, found.reason_code, found.reason) == ("failed", "BACKEND_REFUSED", "no such image")
+            await until(lambda: service.store.job(2).reason_code == "START_FAILED")
+            clock.ms += 5000
+            service.loop.tell([])
+            await until(lambda: ("start", ["2.0.2"]) in backend.diary.lines)
+
+    asyncio.run(main())
+
+
+def test_after_an_outage_the_watcher_makes_peace():
+    """Cut off, it hears of nothing; back again, it learns the ends, orders the unseen and stops the unwanted."""
+
+    async def main():
+        diary = Diary()
+        backend = ObedientBackend(nodes=[a_node("n1", 8, backend="obedient")], diary=diary)
+        async with alive(a_service(TalkingStore(), backend)) as service:
+            await service.submit([a_job_spec() for _ in range(3)])
+            await until(lambda: any(what == "start" for what, _ in diary.lines))
+            backend.say(RunObserved("1.0.1", "running", NOW_MS), RunObserved("2.0.1", "running", NOW_MS))
+            await until(lambda: service.store.job(2).state == "running")
+            diary.lines.clear()
+            backend.remembers = {
+                "1.0.1": RunObserved("1.0.1", "succeeded", NOW_MS, 0),
+                "7.0.1": RunObserved("7.0.1", "running", NOW_MS),
+            }
+            backend.open_errors = [BackendError("still down")]
+            backend.fall_over()
+            assert (await service.wait(1, 5000)).state == "succeeded"
+            await until(lambda: service.store.job(2).reason_code == "LOST")
+            await until(lambda: ("start", ["3.0.1"]) in diary.lines)
+            await until(lambda: ("stop", ["7.0.1"]) in diary.lines)
+            assert backend.opened == 2
+
+    asyncio.run(main())
+
+
+def test_during_an_outage_the_nodes_are_not_ready_and_say_why():
+    async def main():
+        backend = ObedientBackend()
+        async with alive(a_service(TalkingStore(), backend)) as service:
+            backend.open_errors = [BackendError("still down")] * 3
+            backend.fall_over("the line is cut")
+            await until(lambda: not service.nodes()[0].node.ready)
+            assert service.nodes()[0].node.not_ready_reason == "backend obedient is out of reach"
+            await service.submit([a_job_spec()])
+            assert (await service.why(1)).code == "NODE_NOT_READY"
+            await until(lambda: service.nodes()[0].node.ready)
+            await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
+            assert service.backend_errors() == {"obedient": ""}
+
+    asyncio.run(main())
+
+
+def test_a_node_that_its_backend_no_longer_offers_is_lost():
+    async def main():
+        backend = ObedientBackend(nodes=[a_node("n1", backend="obedient"), a_node("n2", backend="obedient")])
+        async with alive(a_service(TalkingStore(), backend)) as service:
+            assert [status.node.name for status in service.nodes()] == ["n1", "n2"]
+            backend.offered.pop()
+            backend.fall_over()
+            await until(lambda: [status.node.name for status in service.nodes()] == ["n1"])
+
+    asyncio.run(main())
