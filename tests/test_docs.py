@@ -274,6 +274,7 @@ SECTIONS = {
     "scheduling.profiles.NAME": ("scheduling", "ProfileConfig"),
     "scheduling.retry": ("scheduling", "BackoffConfig"),
     "scheduling.admission": ("scheduling", "AdmissionConfig"),
+    "scheduling.preemption": ("scheduling", "PreemptionConfig"),
     "nodes": ("nodes", "NodeConfig"),
 }
 

@@ -142,7 +142,7 @@ def test_a_job_id_is_a_small_whole_number(ask, id):
 
 
 def test_a_job_is_shown_with_its_runs_and_current_nodes(ask, service):
-    service.store.by_id[7] = a_job(7, attempt=2, state="running", env={"KEY": "s3cret"})
+    service.store.by_id[7] = a_job(7, attempt=2, state="running", nodes="new", env={"KEY": "s3cret"})
     service.store.run_list = [a_run(7, attempt=1, node="old"), a_run(7, attempt=2, node="new")]
     got = ask("GET", f"{JOBS}/7").json
     assert got["job"]["nodes"] == ["new"]

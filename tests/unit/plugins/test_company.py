@@ -1,0 +1,255 @@
+"""Rules about company, one sentence each: other jobs near or away, spreading, host ports, soft taints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from builders import a_job_spec, a_node
+from hodei.engine.cycle import Engine
+from hodei.engine.nodes import Table
+from hodei.engine.plan import Refusal
+from hodei.engine.view import Member, gang_of
+from hodei.model.job import Toleration
+from hodei.model.node import Location, Taint
+from hodei.model.rules import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
+from hodei.model.selector import parse_selector
+from hodei.plugins.job_affinity import CompanyRules
+from hodei.plugins.ports import Ports
+from hodei.plugins.registry import build_profile
+from hodei.plugins.spread import Spread
+from hodei.plugins.taints import Taints
+from unit.plugins.asking import VIEW, a_member, a_table, refused, scores
+
+ZONES = [a_node(f"{zone}{i}", labels={"zone": zone}) for zone in "ab" for i in (1, 2)] + [a_node("x1")]
+
+
+def term(match: str, topology: str = "zone", **more: Any) -> JobTerm:
+    return JobTerm(topology, parse_selector(match), **more)
+
+
+def needs(*terms: JobTerm) -> JobAffinity:
+    return JobAffinity(terms)
+
+
+def likes(weight: int, wanted: JobTerm) -> JobAffinity:
+    return JobAffinity((), (WeightedJobTerm(weight, wanted),))
+
+
+def web(**fields: Any) -> Member:
+    return a_member(labels={"app": "web"}, **fields)
+
+
+def living(**where: Member) -> Table:
+    table = a_table(ZONES)
+    for name, member in where.items():
+        table.place(table.row[name], {}, member)
+    return table
+
+
+def refused_nodes(plugin: Any, member: Member, table: Table) -> list[str]:
+    return sorted({name for names in refused(plugin, member, table).values() for name in names})
+
+
+# ------------------------------------------------------------------------------------------- near and away
+
+
+@pytest.mark.parametrize(
+    ("wants", "neighbour", "expected"),
+    [
+        (needs(term("app=web")), {}, ["b1", "b2", "x1"]),
+        (needs(term("app=web", "host")), {}, ["a2", "b1", "b2", "x1"]),
+        (needs(term("app=db")), {}, ["a1", "a2", "b1", "b2", "x1"]),
+        (needs(term("app=web"), term("tier=1")), {}, ["a1", "a2", "b1", "b2", "x1"]),
+        (needs(term("app=web")), {"project": "other"}, ["a1", "a2", "b1", "b2", "x1"]),
+        (needs(term("app=web", projects=("other",))), {"project": "other"}, ["b1", "b2", "x1"]),
+        (needs(term("app=web", project_selector=())), {"project": "other"}, ["b1", "b2", "x1"]),
+        (needs(JobTerm("zone", None)), {}, ["a1", "a2", "b1", "b2", "x1"]),
+        (needs(JobTerm("zone", ())), {}, ["b1", "b2", "x1"]),
+    ],
+)
+def test_required_affinity_wants_a_job_that_meets_all_its_terms_in_the_same_place(wants, neighbour, expected):
+    table = living(a1=web(**neighbour))
+    assert refused_nodes(CompanyRules(), a_member(job_affinity=wants), table) == expected
+
+
+def test_the_first_of_its_kind_may_go_wherever_there_is_a_place():
+    rules = needs(term("app=web"))
+    assert refused_nodes(CompanyRules(), web(job_affinity=rules), living()) == ["x1"]
+    assert refused_nodes(CompanyRules(), a_member(job_affinity=rules), living()) == ["a1", "a2", "b1", "b2", "x1"]
+    assert refused_nodes(CompanyRules(), web(job_affinity=rules), living(b1=web())) == ["a1", "a2", "x1"]
+
+
+def test_anti_affinity_refuses_the_place_and_lets_nodes_without_one_pass():
+    member = a_member(job_anti_affinity=needs(term("app=web")))
+    assert refused(CompanyRules(), member, living(a1=web())) == {
+        "JOB_ANTI_AFFINITY: job anti-affinity [app=web] by zone not met": ["a1", "a2"]
+    }
+    assert refused(CompanyRules(), member, living(x1=web())) == {}
+
+
+def test_anti_affinity_of_those_who_are_there_keeps_off_whom_it_means():
+    guard = a_member(job_anti_affinity=needs(term("app=web")))
+    table = living(a1=guard)
+    assert refused(CompanyRules(), web(), table) == {
+        "EXISTING_ANTI_AFFINITY: anti-affinity [app=web] by zone of jobs already there": ["a1", "a2"]
+    }
+    assert refused(CompanyRules(), a_member(), table) == {}
+    assert refused(CompanyRules(), web(project="other"), table) == {}
+    table.release(table.row["a1"], {}, guard)
+    assert refused(CompanyRules(), web(), table) == {}
+
+
+def test_regions_of_the_location_are_places_too():
+    nodes = [a_node(f"n{i}", location=Location(region=f"r{i}")) for i in (1, 2)]
+    table = a_table(nodes)
+    table.place(0, {}, web())
+    member = a_member(job_affinity=needs(term("app=web", "region")))
+    assert refused_nodes(CompanyRules(), member, table) == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("incoming", "resident", "best"),
+    [
+        ({"job_affinity": likes(10, term("app=web"))}, {}, {"a1": 10_000, "b1": 0, "x1": 0}),
+        ({"job_anti_affinity": likes(10, term("app=web"))}, {}, {"a1": 0, "b1": 10_000, "x1": 10_000}),
+        ({}, {"job_affinity": likes(5, term("app=new"))}, {"a1": 10_000, "b1": 0, "x1": 0}),
+        ({}, {"job_anti_affinity": likes(5, term("app=new"))}, {"a1": 0, "b1": 10_000, "x1": 10_000}),
+        ({}, {"job_affinity": needs(term("app=new"))}, {"a1": 10_000, "b1": 0, "x1": 0}),
+    ],
+)
+def test_wishes_pull_and_push_both_ways(incoming, resident, best):
+    table = living(a1=web(**resident))
+    found = scores(CompanyRules(), a_member(labels={"app": "new"}, **incoming), table)
+    assert found is not None
+    assert {name: found[name] for name in best} == best
+
+
+def test_it_has_no_opinion_where_no_rule_is_about_the_member():
+    assert scores(CompanyRules(), web(), living(a1=web())) is None
+    assert scores(CompanyRules(hard_weight=0), web(), living(a1=a_member(job_affinity=needs(term("app=web"))))) is None
+    assert CompanyRules().stamp(web(), living(a1=web())) == CompanyRules().stamp(a_member(), living()) == 0
+
+
+# ------------------------------------------------------------------------------------------------ spreading
+
+
+def spread(topology: str = "zone", match: str = "app=web", **more: Any) -> SpreadRule:
+    return SpreadRule(topology, selector=parse_selector(match), **more)
+
+
+@pytest.mark.parametrize(
+    ("rule", "there", "expected"),
+    [
+        (spread(), ["a1"], ["a1", "a2", "x1"]),
+        (spread(max_skew=2), ["a1"], ["x1"]),
+        (spread(), ["a1", "b1"], ["x1"]),
+        (spread(), [], ["x1"]),
+        (spread(min_domains=3), ["a1"], ["a1", "a2", "x1"]),
+        (spread(min_domains=3), ["a1", "b1"], ["a1", "a2", "b1", "b2", "x1"]),
+        (spread(match="app=db"), ["a1", "a1"], ["x1"]),
+        (spread("host"), ["a1"], ["a1"]),
+    ],
+)
+def test_hard_spreading_keeps_the_skew(rule, there, expected):
+    table = a_table(ZONES)
+    for name in there:
+        table.place(table.row[name], {}, web())
+    assert refused_nodes(Spread(), web(spread=(rule,)), table) == expected
+
+
+def test_places_that_the_member_cannot_go_to_are_not_counted_unless_it_says_so():
+    nodes = [a_node("a", labels={"zone": "a"}), a_node("b", labels={"zone": "b"}, taints=(Taint("gpu"),))]
+    table = a_table(nodes)
+    table.place(0, {}, web())
+    selecting = {"node_selector": {"zone": "a"}}
+    assert refused_nodes(Spread(), web(spread=(spread(),), **selecting), table) == []
+    assert refused_nodes(Spread(), web(spread=(spread(honour_affinity=False),), **selecting), table) == ["a"]
+    assert refused_nodes(Spread(), web(spread=(spread(),)), table) == ["a"]
+    assert refused_nodes(Spread(), web(spread=(spread(honour_taints=True),)), table) == []
+
+
+def test_soft_spreading_prefers_the_emptier_place():
+    table = living(a1=web(), b1=a_member())
+    found = scores(Spread(), web(spread=(spread(hard=False),)), table)
+    assert found == {"a1": 0, "a2": 0, "b1": 10_000, "b2": 10_000, "x1": 0}
+
+
+def test_members_of_one_gang_are_spread_among_themselves():
+    profile = build_profile("default")
+    table = a_table(ZONES)
+    engine = Engine(table, {"default": profile})
+    gang = gang_of(1, a_job_spec(labels={"app": "web"}, count=4, cpu="100m", spread=(spread(),)), 0)
+    profile.admit(gang)
+    placed = engine.try_gang(gang, VIEW)
+    assert not isinstance(placed, Refusal)
+    assert sorted(one.node.labels["zone"] for one in placed) == ["a", "a", "b", "b"]
+
+
+# ---------------------------------------------------------------------------------------- ports and taints
+
+
+@pytest.mark.parametrize(
+    ("wanted", "clash"),
+    [
+        (HostPort(80), True),
+        (HostPort(81), False),
+        (HostPort(80, "UDP"), False),
+        (HostPort(80, "TCP", "10.0.0.1"), True),
+        (HostPort(80, "TCP", "10.0.0.2"), False),
+    ],
+)
+def test_a_host_port_is_held_by_one_run_of_a_node(wanted, clash):
+    table = living(a1=a_member(ports=(HostPort(80, "TCP", "10.0.0.1"),)))
+    found = refused(Ports(), a_member(ports=(wanted,)), table)
+    assert [name for names in found.values() for name in names] == (["a1"] if clash else [])
+    assert all(key.startswith("PORT_TAKEN: host port ") for key in found)
+
+
+def test_soft_taints_make_a_node_the_worse_choice():
+    soft = [Taint(key, "", "PreferNoSchedule") for key in ("old", "slow")]
+    nodes = [a_node("none"), a_node("one", taints=(soft[0],)), a_node("two", taints=tuple(soft))]
+    assert scores(Taints(), a_member(), a_table(nodes)) == {"none": 10_000, "one": 5_000, "two": 0}
+    tolerant = a_member(tolerations=(Toleration("old", "Exists"),))
+    assert scores(Taints(), tolerant, a_table(nodes)) == {"none": 10_000, "one": 10_000, "two": 0}
+    assert scores(Taints(), a_member(), a_table(nodes[:1])) is None
+    assert refused(Taints(), a_member(), a_table(nodes)) == {}
+
+
+# ------------------------------------------------------------------------------------------ in the engine
+
+
+def test_a_kept_ranking_follows_the_company_that_comes_and_goes():
+    profile = build_profile("default")
+    table = a_table([a_node(f"n{i}", labels={"zone": f"z{i}"}) for i in range(3)])
+    engine = Engine(table, {"default": profile})
+
+    def place(number: int, **fields: Any) -> Any:
+        gang = gang_of(number, a_job_spec(cpu="10m", memory="1Mi", **fields), number)
+        profile.admit(gang)
+        return engine.try_gang(gang, VIEW)
+
+    alone = {"labels": {"app": "web"}, "job_anti_affinity": needs(term("app=web"))}
+    placed = [place(number, **alone) for number in range(3)]
+    assert sorted(one[0].row for one in placed) == [0, 1, 2]
+    full = place(4, **alone)
+    assert isinstance(full, Refusal)
+    assert {verdict.reason.code for verdict in full.verdicts} == {"JOB_ANTI_AFFINITY", "EXISTING_ANTI_AFFINITY"}
+    assert "run_placed" in full.cured_by
+    # Those without rules share a ranking, whatever their labels; whom the residents mean is told apart all the same.
+    assert not isinstance(place(5, labels={"app": "other"}), Refusal)
+    assert isinstance(place(6, labels={"app": "web"}), Refusal)
+    assert not isinstance(place(7), Refusal)
+    engine.undo(placed[1])
+    assert place(8, labels={"app": "web"})[0].row == placed[1][0].row
+
+
+def test_being_placed_wakes_only_those_who_wait_for_company():
+    profile = build_profile("default")
+    engine = Engine(a_table(ZONES), {"default": profile})
+    gang = gang_of(1, a_job_spec(cpu="64"), 0)
+    profile.admit(gang)
+    refusal = engine.try_gang(gang, VIEW)
+    assert isinstance(refusal, Refusal)
+    assert "run_placed" not in refusal.cured_by
