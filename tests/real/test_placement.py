@@ -182,7 +182,7 @@ def test_a_scheduling_timeout_runs_on_while_the_server_is_down(house: House) -> 
 
 def test_on_a_full_node_the_highest_priority_is_next(house: House, tmp_path: Path) -> None:
     house.configure(nodes("a 1 1Gi")).up()
-    holding = filler(house, cpu=1)
+    holding = filler(house, cpu=1, priority="critical")
     priorities = ["low", "critical", "batch", "high", "medium", 600]
     ids = [
         house.submit("sh", "-c", f"echo {priority} >>{tmp_path}/order", cpu=1, priority=priority)

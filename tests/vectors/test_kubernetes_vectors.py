@@ -77,14 +77,20 @@ def _cases(kind: str) -> list[Any]:
 def test_the_same_nodes_are_refused(case):
     plugin, table = PLUGINS[case["plugin"]](), translate.table(case)
     runner = Runner()
-    refused = runner.refused(plugin, translate.member(case["pod"]), table.view(), VIEW)
+    curable: dict[str, set[bool]] = {}
+    for mask, reason in runner.refusals(plugin, translate.member(case["pod"]), table.view(), VIEW):
+        for row in mask.nonzero()[0]:
+            curable.setdefault(table.names[row], set()).add(reason.evictable)
     assert not runner.faults
-    refused = table.view().none() if refused is None else refused
-    ours = {name for name, no in zip(table.names, refused, strict=True) if no}
+    ours = set(curable)
     theirs = {name for name, verdict in case["filter"].items() if verdict["code"] != "Success"}
     if (case.get("prefilter") or {}).get("code", "Success") not in ("Success", "Skip"):
         theirs = set(table.names)
     assert ours & set(case["filter"]) == theirs & set(case["filter"]), case["case"]
+    # Unschedulable: stopping others could help; with "and unresolvable" behind it: it could not.
+    for name in ours & set(case["filter"]):
+        if len(curable[name]) == 1 and case["filter"][name]["code"] != "Success":
+            assert curable[name] == {case["filter"][name]["code"] == "Unschedulable"}, case["case"]
 
 
 @pytest.mark.parametrize("case", _cases("score"))

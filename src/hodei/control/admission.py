@@ -68,7 +68,10 @@ class Gate:
         """The refusal that even an empty and healthy cluster of these nodes would give, by all the filters of the
         job's profile; None if it could take the job, or if there are no nodes yet to judge by."""
         whole = self._engine.profiles[spec.profile]
-        return self._on_empty(spec, Profile(whole.name, whole.queue, whole.filters))
+        # An empty cluster has no company either; that it lacks is no reason to give up.
+        return self._on_empty(
+            spec, Profile(whole.name, whole.queue, tuple(f for f in whole.filters if f.name != "job_affinity"))
+        )
 
     def _too_large(self, spec: JobSpec) -> Refusal | None:
         """The same by size alone: labels and taints are an operator's word away, only sheer size is hopeless."""

@@ -82,7 +82,7 @@ class Preempting:
     def look(self, gang: Gang, view: View) -> Preemption | None:
         """Who would have to go for it, if that would help and is allowed. Nothing is changed."""
         self.too_soon = False
-        if not self._policy.enabled:
+        if not self._policy.enabled or not self._engine.profile(gang).queue.preempts:
             return None
         self.keep_up()
         found = find(self._engine, self._tenancy, gang, view, lambda tenant: self._may_evict(tenant, view.now_ms))

@@ -25,10 +25,10 @@ from hodei.engine.view import Gang, Member, View, gang_of
 from hodei.model.explanation import Patch, Repair
 
 REPAIRS_SHOWN = 5
-# Every try costs as much as placing the gang; `why` must answer at once. So many tries of a small gang, fewer of a large.
+# Every try costs as much as placing the gang, and `why` must answer at once: fewer tries of a large gang in a wide cluster.
 _MAX_TRIES = 40
 _LARGE = 500
-# In a larger cluster a gang of unequal tasks is tried in one order only, as the search for another takes too long.
+# In a wider cluster a gang of unequal tasks is tried in one order only, as the search for another takes too long.
 _SEARCHED = 64
 _HALF = 5_000
 _ORDER = {"lower": 0, "tolerate": 1, "drop": 2, "members": 3}
@@ -77,6 +77,7 @@ class _Bench:
         self._profile = engine.profile(gang)
         self._engine = Engine(engine.table, {gang.job.profile: self._profile})
         self._tries_left = _MAX_TRIES
+        self._wide = len(engine.table.names) > _SEARCHED
 
     # ----------------------------------------------------------------------------------------- proposing
 
@@ -138,9 +139,9 @@ class _Bench:
             return None
         patch = Patch(_task(member, change), to_builtins(change.fields))
         gang = gang_of(self._gang.id, patch.applied_to(self._gang.job), self._gang.submitted_ms)
-        self._tries_left -= 1 + gang.size // _LARGE
+        self._tries_left -= len(gang.members) + gang.size // _LARGE if self._wide else 1
         self._profile.admit(gang)
-        result = self._engine.place(gang, self._view, search=len(self._engine.table.names) <= _SEARCHED)
+        result = self._engine.place(gang, self._view, search=not self._wide)
         if isinstance(result, Refusal):
             return None
         self._engine.withdraw(gang, result)

@@ -168,6 +168,8 @@ def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *,
         return f"{change}, or add or change a node"
     alternative = "" if cures else "no single change to the job lets it start now; "
     end = soonest_end(controller.engine, controller.world, gang, view)
+    if end is None and "run_placed" in refusal.cured_by:
+        return f"{alternative}wait: it depends on where other jobs are, which changes as they come and go"
     if end is None:
         return f"{alternative}wait: it fits when the nodes are idle and in service"
     left_ms = end.at_ms - view.now_ms

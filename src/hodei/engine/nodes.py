@@ -88,6 +88,7 @@ class Table:
         self._runs: Ints = np.zeros(0, dtype=np.int64)
         self._last_placed: Ints = np.zeros(0, dtype=np.int64)
         self._placements = 0
+        self._turns: list[tuple[int, int]] | None = None  # in a trial: whose turn it was before
         # What each row holds, in plain numbers; the columns follow when someone looks at them.
         self.holds: list[_Holding] = []
         self._unwritten: set[int] = set()
@@ -172,6 +173,8 @@ class Table:
             used[resource] = used.get(resource, 0) + amount
         held.runs += 1
         self._placements += 1
+        if self._turns is not None:
+            self._turns.append((row, held.last_placed))
         held.last_placed = self._placements
         if member is not None:
             kind = self.residents.kind_of(member, self)
@@ -240,14 +243,15 @@ class Table:
     @contextmanager
     def trial(self) -> Iterator[None]:
         """What is placed and released inside leaves no mark, not even in the order of turns."""
-        turns, placements, start = [held.last_placed for held in self.holds], self._placements, len(self.changes)
+        outer, turns = self._turns, list[tuple[int, int]]()
+        placements, start, self._turns = self._placements, len(self.changes), turns
         try:
             yield
         finally:
-            self._placements = placements
+            self._placements, self._turns = placements, outer
             touched = sorted(set(self.changes[start:]))
-            for row in touched:
-                self.holds[row].last_placed = turns[row]
+            for row, turn in reversed(turns):
+                self.holds[row].last_placed = turn
             self._unwritten.update(touched)
             self.changes += touched
 

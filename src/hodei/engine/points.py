@@ -80,7 +80,10 @@ class Stamped(Protocol):
 
 
 class QueueSort(Protocol):
+    """`preempts`: whether gangs of this line may take the place of running work of a lower class."""
+
     name: str
+    preempts: bool
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]: ...
 

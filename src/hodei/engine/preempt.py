@@ -21,8 +21,8 @@ from hodei.engine.points import Placed
 from hodei.engine.tenancy import Tenancy, Tenant, class_of, may_preempt
 from hodei.engine.view import Gang, Member, View
 
-# Nodes whose victims are counted exactly, of those that could make room at the lowest class; fewest tenants first.
-_NODES_WEIGHED = 64
+# Nodes whose victims are counted exactly, of those that could make room at the lowest class; those with the fewest runs first.
+_NODES_WEIGHED = 32
 # Nodes tried in full for one member, should rules other than room refuse the best ones.
 _NODES_TRIED = 8
 # Letting off places the whole gang once per victim; past this much work the victims found stand.
@@ -60,7 +60,7 @@ class _Search:
         self._gone: dict[int, Tenant] = {}
 
     def run(self) -> Preemption | None:
-        for tenant in [t for t in self._tenancy.tenants.values() if t.stopping]:
+        for tenant in list(self._tenancy.stopping.values()):
             self._evict(tenant)
         placements = self._try() if self._gone else None
         if placements is None:
@@ -118,17 +118,16 @@ class _Search:
         table, request = self._engine.table, member.task.request
         open_rows = self._engine.open_to(self._gang, member, self._view)
         room = {resource: table.view().free(resource).copy() for resource, amount in request.items() if amount}
-        ranks = sorted({t.rank for t in self._tenancy.tenants.values() if t.rank < self._rank})
-        for rank in ranks:
+        for rank in self._tenancy.ranks_below(self._rank):
             enough = open_rows.copy()
             for resource, free in room.items():
                 free += self._tenancy.held_by(rank, resource)
                 enough &= free >= request[resource]
             rows = np.flatnonzero(enough)
             if len(rows):
-                fewest = sorted((len(self._tenancy.on_node.get(table.names[row], ())), int(row)) for row in rows)
+                fewest = rows[np.argsort(table.runs[rows], kind="stable")[:_NODES_WEIGHED]]
                 weighed = []
-                for _, row in fewest[:_NODES_WEIGHED]:
+                for row in fewest.tolist():
                     victims = self._needed(row, member)
                     if victims:
                         weighed.append((self._harm(victims), row))

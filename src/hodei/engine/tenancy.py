@@ -6,6 +6,9 @@ one comparison over all nodes.
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import lru_cache
+
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -21,6 +24,7 @@ _FLOORS = sorted(PRIORITY_CLASSES.values())
 _TIMID = PRIORITY_CLASSES["low"]
 
 
+@lru_cache(maxsize=4096)
 def class_of(priority: int) -> int:
     """The class that a whole number belongs to: the highest one that it reaches; the lowest for all below."""
     return max((floor for floor in _FLOORS if floor <= priority), default=_FLOORS[0])
@@ -57,10 +61,15 @@ class Tenancy:
         self._held: dict[int, dict[str, Ints]] = {}
         self.tenants: dict[JobId, Tenant] = {}
         self.on_node: dict[NodeName, set[JobId]] = {}
+        self.stopping: dict[JobId, Tenant] = {}
+        self._ranks: Counter[int] = Counter()
 
     def add(self, tenant: Tenant) -> None:
         self.remove(tenant.id)
         self.tenants[tenant.id] = tenant
+        self._ranks[tenant.rank] += 1
+        if tenant.stopping:
+            self.stopping[tenant.id] = tenant
         for name, _ in tenant.places:
             self.on_node.setdefault(name, set()).add(tenant.id)
         self._count(tenant, 1)
@@ -68,10 +77,16 @@ class Tenancy:
     def remove(self, id: JobId) -> Tenant | None:
         tenant = self.tenants.pop(id, None)
         if tenant is not None:
+            self._ranks[tenant.rank] -= 1
+            self.stopping.pop(id, None)
             for name, _ in tenant.places:
                 self.on_node.get(name, set()).discard(id)
             self._count(tenant, -1)
         return tenant
+
+    def ranks_below(self, rank: int) -> list[int]:
+        """The classes under that one that somebody here belongs to, the lowest first."""
+        return sorted(lower for lower, number in self._ranks.items() if number and lower < rank)
 
     def held_by(self, rank: int, resource: str) -> Ints:
         """How much of a resource the tenants of one class hold on each node."""

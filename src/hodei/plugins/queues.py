@@ -13,6 +13,7 @@ class Fifo:
     """In order of submission."""
 
     name = "fifo"
+    preempts = False  # a line that knows no priorities sends nobody away for one
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
         return (gang.queued_ms,)
@@ -28,6 +29,7 @@ class Priority(Fifo):
     """The highest priority first, and within it in order of submission."""
 
     name = "priority"
+    preempts = True
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
         return (-gang.job.priority, gang.queued_ms)

@@ -12,17 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from builders import a_job_spec, a_node
+from builders import a_job_spec, a_node, a_task
 from hodei.engine.nodes import Table
+from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
-from hodei.engine.view import Member
+from hodei.engine.view import Member, gang_of
 from hodei.model.job import Affinity, NodeTerm, Toleration
 from hodei.model.node import Location, Node, Taint
 from hodei.model.rules import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.selector import Requirement
 from hodei.plugins.job_affinity import CompanyRules
 from hodei.plugins.ports import Ports
+from hodei.plugins.registry import build_profile
 from hodei.plugins.spread import Spread
 from unit.plugins import naive_company as naive
 from unit.plugins.asking import VIEW
@@ -209,3 +212,22 @@ def test_an_equal_stamp_means_an_equal_answer(plugin):
             answer.append(None if raw is None else raw.tolist())
         key = (id(story.table), story.table.generation, plugin.key(member), stamp)
         assert seen.setdefault(key, (story.table, answer))[1] == answer
+
+
+def test_a_kept_ranking_is_the_one_that_would_be_made_anew():
+    profile, kept = build_profile("default"), {}
+    for story, member in _stories(9):
+        table = story.table
+        gang = gang_of(1, member.job, 0)
+        profile.admit(gang)
+        if id(table) not in kept:
+            kept = {id(table): (table, Rankings(table, Runner()))}
+        old = kept[id(table)][1].of(profile, member, gang.shapes[0], VIEW)
+        new = Rankings(table, Runner()).of(profile, member, gang.shapes[0], VIEW)
+        assert old.order().tolist() == new.order().tolist()
+        assert (old.feasible, old.best()) == (new.feasible, new.best())
+        plain = gang_of(2, structs.replace(member.job, tasks=(a_task(),)), 0)
+        profile.admit(plain)
+        old = kept[id(table)][1].of(profile, plain.members[0], plain.shapes[0], VIEW)
+        new = Rankings(table, Runner()).of(profile, plain.members[0], plain.shapes[0], VIEW)
+        assert old.order().tolist() == new.order().tolist()
