@@ -7,6 +7,7 @@ measured): 4 cpu, 32Gi and 110 places a node; 100m and 500Mi a member.
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import sys
 import time
@@ -100,6 +101,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) -> dict[str, Any]:
+    gc.set_threshold(50_000, 20, 50)  # as the server runs
     table = Table(_node(i) for i in range(nodes))
     table.settle()
     profile = build_profile("default", worker_selection=strategy)

@@ -184,7 +184,9 @@ class Line:
 
     def _next(self) -> Gang | None:
         while self._ready:
-            tenant = min(self._ready, key=lambda name: (self._turns[name], name))
+            tenant = next(iter(self._ready))
+            if len(self._ready) > 1:
+                tenant = min(self._ready, key=lambda name: (self._turns[name], name))
             heap = self._ready[tenant]
             while heap:
                 gang = self.gangs.get(heap[0][1])

@@ -88,6 +88,8 @@ class Table:
         self._runs: Ints = np.zeros(0, dtype=np.int64)
         self._last_placed: Ints = np.zeros(0, dtype=np.int64)
         self._placements = 0
+        self._ones: list[OneNode | None] = []
+        self._ones_of = -1
         self._turns: list[tuple[int, int]] | None = None  # in a trial: whose turn it was before
         # What each row holds, in plain numbers; the columns follow when someone looks at them.
         self.holds: list[_Holding] = []
@@ -285,6 +287,16 @@ class Table:
 
     def view(self, rows: Rows = ALL) -> Nodes:
         return Nodes(self, rows)
+
+    def one(self, row: int) -> OneNode:
+        """One row in plain numbers; made once for each row and layout."""
+        if self._ones_of != self.generation:
+            self._ones_of = self.generation
+            self._ones = [None] * len(self.names)
+        found = self._ones[row]
+        if found is None:
+            found = self._ones[row] = OneNode(self, row)
+        return found
 
     def interned(self, key: Hashable, of: Callable[[Node], Hashable]) -> Interned:
         found = self._interned.get(key)

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field, structs
 
 from hodei.engine.points import Bind, Filter, Permit, PreFilter, QueueSort, Reserve, Score
 from hodei.engine.tenancy import class_of
 from hodei.engine.view import Gang, Member
 
-T = TypeVar("T")
+_SHAPES_KEPT = 100_000
 
 
 class Weighted(Struct, frozen=True):
     plugin: Score
     weight: int
+
+
+class Shapes:
+    """A small number for each shape, because a number is looked up much faster than all that it stands for."""
+
+    __slots__ = ("_last", "_numbers")
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._last = 0
+
+    def number(self, shape: Hashable) -> int:
+        found = self._numbers.get(shape)
+        if found is None:
+            if len(self._numbers) >= _SHAPES_KEPT:
+                self._numbers.clear()  # numbers are never used again, so equals are only told apart, not mixed up
+            self._last += 1
+            found = self._numbers[shape] = self._last
+        return found
 
 
 class Profile(Struct, frozen=True):
@@ -30,6 +49,14 @@ class Profile(Struct, frozen=True):
     permits: tuple[Permit, ...] = ()
     binds: tuple[Bind, ...] = ()
     max_pending: int = 1_000_000
+    readers: tuple[Any, ...] = ()
+    shapes: Shapes = field(default_factory=Shapes)
+
+    def __post_init__(self) -> None:
+        # Filters before any node is looked at, and those after, may tell gangs apart too.
+        scores = (weighted.plugin for weighted in self.scores)
+        plugins = (*self.filters, *scores, *self.pre_filters, *self.reserves, *self.permits)
+        structs.force_setattr(self, "readers", tuple({id(plugin): plugin for plugin in plugins}.values()))
 
     def admit(self, gang: Gang) -> None:
         """Fill in what the queue and the caches need to know of a gang, once."""
@@ -42,14 +69,8 @@ class Profile(Struct, frozen=True):
 
     def _shape(self, member: Member) -> Hashable:
         """Members that no plugin of this profile can tell apart have equal shapes."""
-        readers: list[Any] = [*self.filters, *(weighted.plugin for weighted in self.scores)]
-        # Filters before any node is looked at, and those after, may tell gangs apart too.
-        readers += [*self.pre_filters, *self.reserves, *self.permits]
-        seen: dict[int, Hashable] = {}
-        for plugin in readers:
-            if id(plugin) not in seen:
-                seen[id(plugin)] = key_of(plugin, member)
-        return (self.name, *seen.values(), tuple(member.task.request.items()))
+        key = (*[key_of(plugin, member) for plugin in self.readers], tuple(member.task.request.items()))
+        return (self.name, self.shapes.number(key))
 
 
 class _Itself:

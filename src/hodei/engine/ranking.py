@@ -64,7 +64,7 @@ class _Memo:
             self.generation = table.generation
         elif self._plain is not None and self.array is not None and len(changes) - self._seen <= _FEW_ROWS:
             for row in changes[self._seen :]:
-                self.array[row] = self._plain(OneNode(table, row))
+                self.array[row] = self._plain(table.one(row))
         else:
             self._refresh_rows(table, np.unique(changes[self._seen :]))
         self._seen = len(changes)
@@ -215,12 +215,15 @@ class Ranking:
 
     def order(self) -> Ints:
         """The final key per row, normalised scores included; -1 where a node is not feasible."""
-        if not self._normal or not self.feasible:
+        return self._order(self._normalized())
+
+    def _order(self, normalized: dict[str, Ints]) -> Ints:
+        if not normalized:
             return self.rank
         feasible = self.rank >= 0
         total = self.rank.copy()
-        for plugin, weight, memo in self._normal:
-            total[feasible] += self.runner.normalize(plugin, memo.array, feasible)[feasible] * weight
+        for plugin, weight, _ in self._normal:
+            total[feasible] += normalized[plugin.name][feasible] * weight
         return total
 
     def best(self) -> int:
@@ -233,41 +236,36 @@ class Ranking:
         """The best row and the whole reason for it."""
         if not self.feasible:
             return None
-        order = self.order()
         normalized = self._normalized()
-        first = int(order.argmax())
-        chosen = self._candidate(first, order.item(first), normalized)
-        others: list[tuple[int, int]] = []
-        row = first
-        kept: list[tuple[int, int]] = []
-        for _ in range(min(runners_up, self.feasible - 1)):
-            kept.append((row, order.item(row)))
-            order[row] = -1
+        order = self._order(normalized)
+        best: list[tuple[int, int]] = []
+        for _ in range(min(1 + runners_up, self.feasible)):
             row = int(order.argmax())
-            others.append((row, order.item(row)))
-        for row, value in kept:
+            best.append((row, order.item(row)))
+            order[row] = -1  # so that the next best is found; put back below
+        for row, value in best:
             order[row] = value
+        chosen, *others = [self._candidate(row, value, normalized) for row, value in best]
         decision = Decision(
             chosen=chosen,
-            runners_up=tuple([self._candidate(row, value, normalized) for row, value in others]),
+            runners_up=tuple(others),
             feasible=self.feasible,
             nodes=len(order),
             profile=self.profile.name,
         )
-        return first, decision
+        return best[0][0], decision
 
     def candidate(self, row: int) -> Candidate | None:
         """One node with its score and the terms of it; None if it cannot take the member."""
-        total = self.order().item(row)
-        return self._candidate(row, total, self._normalized()) if total >= 0 else None
+        normalized = self._normalized()
+        total = self._order(normalized).item(row)
+        return self._candidate(row, total, normalized) if total >= 0 else None
 
     def _normalized(self) -> dict[str, Ints]:
-        feasible = self.rank >= 0 if self._normal else None
-        return {
-            plugin.name: self.runner.normalize(plugin, memo.array, feasible)
-            for plugin, _, memo in self._normal
-            if feasible is not None
-        }
+        if not self._normal or not self.feasible:
+            return {}
+        feasible = self.rank >= 0
+        return {plugin.name: self.runner.normalize(plugin, memo.array, feasible) for plugin, _, memo in self._normal}
 
     def _candidate(self, row: int, total: int, normalized: dict[str, Ints]) -> Candidate:
         terms = []
