@@ -6,6 +6,8 @@ search tried once. The search is exact within its budget; past it the gang waits
 
 from __future__ import annotations
 
+import numpy as np
+
 from hodei.engine.nodes import Table
 from hodei.engine.points import Placed
 from hodei.engine.profile import Profile
@@ -13,7 +15,10 @@ from hodei.engine.ranking import Rankings
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Candidate, Decision
 
+# Placements tried. Each costs a look at every node, so that large clusters get fewer.
 _BUDGET = 2000
+_BUDGET_AT_LEAST = 100
+_BUDGET_TIMES_NODES = 200_000
 # Wider gangs than this are left to the greedy way: the search would only burn its budget.
 _MAX_MEMBERS = 64
 
@@ -35,6 +40,8 @@ def pack(gang: Gang, profile: Profile, rankings: Rankings, table: Table, view: V
         )
         for kind, member in enumerate(gang.members)
     }
+    if any(feasible == 0 for feasible, _ in hardness.values()):
+        return None  # no order helps a member that no node takes at all
     wanted.sort(key=lambda item: (hardness[item[1]], item[0]))
     search = _Search(gang, profile, rankings, table, view, wanted)
     return sorted(search.placed, key=lambda placed: placed.index) if search.place(0, -1) else None
@@ -52,7 +59,7 @@ class _Search:
     ) -> None:
         self._gang, self._profile, self._rankings, self._table, self._view = gang, profile, rankings, table, view
         self._wanted = wanted
-        self._budget = _BUDGET
+        self._budget = min(_BUDGET, max(_BUDGET_AT_LEAST, _BUDGET_TIMES_NODES // max(len(table.names), 1)))
         self.placed: list[Placed] = []
 
     def place(self, depth: int, last_row: int) -> bool:
@@ -62,16 +69,16 @@ class _Search:
         index, kind, member = self._wanted[depth]
         same_kind = depth > 0 and self._wanted[depth - 1][1] == kind
         ranking = self._rankings.of(self._profile, member, self._gang.shapes[kind], self._view)
-        order = ranking.order()
-        candidates = sorted((-int(order[row]), row) for row in range(len(order)) if order[row] >= 0)
+        order = ranking.order().copy()  # deeper members change the ranking
+        rows = np.flatnonzero(order >= 0)
         if same_kind:
-            candidates = [pair for pair in candidates if pair[1] >= last_row]
-        for negative, row in candidates:
+            rows = rows[rows >= last_row]
+        for row in rows[np.argsort(-order[rows], kind="stable")].tolist():
             if self._budget <= 0:
                 return False
             self._budget -= 1
             node = self._table.nodes[row]
-            score = -negative // ranking.weight if ranking.weight else 0
+            score = order.item(row) // ranking.weight if ranking.weight else 0
             decision = Decision(
                 Candidate(node.name, score), feasible=ranking.feasible, nodes=len(order), profile=self._profile.name
             )
