@@ -10,7 +10,7 @@ not matter is let off, the most valuable first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 from msgspec import Struct
@@ -156,18 +156,19 @@ class _Search:
         ]
         held = table.holds[row].used
         free = {r: table.room[row].get(r, 0) - held.get(r, 0) for r, amount in request.items() if amount}
-        parts = {tenant.id: _on(tenant, name, free) for tenant in tenants}
-        for part in parts.values():
+        for tenant in tenants:
+            part = tenant.holds[name]
             for resource in free:
-                free[resource] += part[resource]
+                free[resource] += part.get(resource, 0)
         if any(free[resource] < request[resource] for resource in free):
             return []
         needed = []
-        for tenant in sorted(tenants, key=lambda tenant: tenant.worth(self._view.now_ms), reverse=True):
-            part = parts[tenant.id]
-            if all(free[resource] - part[resource] >= request[resource] for resource in free):
+        now = self._view.now_ms
+        for tenant in sorted(tenants, key=lambda tenant: tenant.worth(now), reverse=True):
+            part = tenant.holds[name]
+            if all(free[resource] - part.get(resource, 0) >= request[resource] for resource in free):
                 for resource in free:
-                    free[resource] -= part[resource]
+                    free[resource] -= part.get(resource, 0)
             else:
                 needed.append(tenant)
         return needed
@@ -175,7 +176,9 @@ class _Search:
     def _let_off(self, placements: list[Placed]) -> list[Placed]:
         """Victims whose room is not needed in the end stay; each is tried by placing the whole gang beside it."""
         victims = [tenant for tenant in self._gone.values() if not tenant.stopping]
-        if len(victims) * self._gang.size > _PLACINGS_TO_LET_OFF:
+        # Those that make room for one member on one node are all needed for it; with more members, or with those who are
+        # leaving anyway counted in, some may not be.
+        if self._gang.size == 1 or len(victims) * self._gang.size > _PLACINGS_TO_LET_OFF:
             return placements
         for tenant in sorted(victims, key=lambda tenant: tenant.worth(self._view.now_ms), reverse=True):
             if len(victims) == 1:
@@ -203,14 +206,6 @@ class _Search:
         del self._gone[tenant.id]
         for name, member in tenant.places:
             self._engine.table.hold(name, member.task.request, member)
-
-
-def _on(tenant: Tenant, name: str, resources: Iterable[str]) -> dict[str, int]:
-    """What a tenant holds of one node."""
-    return {
-        resource: sum(member.task.request.get(resource, 0) for place, member in tenant.places if place == name)
-        for resource in resources
-    }
 
 
 def _by_id(tenant: Tenant) -> int:

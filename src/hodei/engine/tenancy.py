@@ -17,6 +17,7 @@ from hodei.engine.nodes import Table
 from hodei.engine.view import Member
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import PRIORITY_CLASSES, JobSpec
+from hodei.model.resources import Resources
 
 Ints = NDArray[np.int64]
 _FLOORS = sorted(PRIORITY_CLASSES.values())
@@ -43,6 +44,16 @@ class Tenant(Struct):
     since_ms: int
     preemptions: int = 0
     stopping: bool = False
+    holds: dict[NodeName, Resources] = {}
+
+    def __post_init__(self) -> None:
+        """What it holds of each node, added up once."""
+        held: dict[NodeName, Resources] = {}
+        for name, member in self.places:
+            sums = held.setdefault(name, {})
+            for resource, amount in member.task.request.items():
+                sums[resource] = sums.get(resource, 0) + amount
+        self.holds = held
 
     @property
     def rank(self) -> int:
@@ -102,11 +113,11 @@ class Tenancy:
         if self._generation != self._table.generation:
             return  # made anew when someone asks
         of_class = self._held.setdefault(tenant.rank, {})
-        for name, member in tenant.places:
+        for name, held in tenant.holds.items():
             row = self._table.row.get(name)
             if row is None:
                 continue
-            for resource, amount in member.task.request.items():
+            for resource, amount in held.items():
                 column = of_class.get(resource)
                 if column is None:
                     column = of_class[resource] = np.zeros(len(self._table.names), dtype=np.int64)
