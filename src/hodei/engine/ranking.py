@@ -200,16 +200,17 @@ class Ranking:
         self.feasible = len(total) - int(np.count_nonzero(refused))
 
     def _sum_row(self, row: int) -> None:
-        before = self.rank[row] >= 0
-        now = not self._refused[row] and not any(memo.array is not None and memo.array[row] for memo in self._filters)
-        if now:
-            total = self._static_total.item(row)
-            for weight, memo in self._plain:
-                total += memo.array.item(row) * weight
-            self.rank[row] = total
-        else:
-            self.rank[row] = -1
-        self.feasible += int(now) - int(before)
+        total = -1
+        if not self._refused.item(row):
+            for memo in self._filters:
+                if memo.array is not None and memo.array.item(row):
+                    break
+            else:
+                total = self._static_total.item(row)
+                for weight, memo in self._plain:
+                    total += memo.array.item(row) * weight
+        self.feasible += (total >= 0) - (self.rank.item(row) >= 0)
+        self.rank[row] = total
 
     # ------------------------------------------------------------------------------------------ reading
 
