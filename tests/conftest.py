@@ -5,8 +5,16 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, print_blob=True)
 settings.register_profile("here", print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Properties over whole stories take their time: they are not among the tests that are done in seconds."""
+    for item in items:
+        if "property" in item.path.parts:
+            item.add_marker(pytest.mark.slow)
