@@ -77,7 +77,6 @@ def is_clear(answer: Answer, status: int, code: str, word: str = "") -> None:
     assert word in json.dumps(problem)
     assert len(answer.body) < 10_000
     assert "Traceback" not in problem["message"]
-    assert answer.seconds < 1
 
 
 def test_every_bad_document_is_refused_in_words_at_once(house: House) -> None:
@@ -131,7 +130,6 @@ def test_a_directory_in_the_place_of_a_log_is_an_error_and_not_a_crash(house: Ho
     answer = house.request("GET", f"/api/v1/jobs/{id}/logs")
     assert answer.status in (404, 503)
     assert answer.json["message"]
-    assert answer.seconds < 1
     said = house.hodei("logs", str(id))
     assert said.code in (1, 3)
     assert said.err.startswith("error: ")

@@ -99,7 +99,7 @@ def test_wait_gives_up_when_its_time_is_over(house: House) -> None:
     slow, bad = house.submit("sleep", "60"), house.submit("sh", "-c", "exit 9")
     began = time.monotonic()
     assert house.hodei("wait", "--timeout", "500ms", str(slow)).code == 6
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.4 < time.monotonic() - began < 30
     assert house.hodei("wait", str(bad)).code == 10
     house.ok("cancel", str(slow))
     assert house.hodei("wait", str(slow), "--timeout", "20s").code == 10
@@ -129,7 +129,7 @@ def test_a_job_that_will_not_hear_term_is_killed_after_its_grace(house: House, t
     began = time.monotonic()
     house.ok("cancel", str(id))
     assert house.ended(id)[0].job.exit_code == 128 + 9
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.4 < time.monotonic() - began < 30
     assert not alive(pid)
 
 

@@ -131,7 +131,7 @@ def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(sm
     until(lambda: "cannot write to the store" in house.said(), "the server notices")
     began = time.monotonic()
     getattr(house, how)()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     house.start()
     server = house.server
     assert server is not None

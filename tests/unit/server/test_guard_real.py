@@ -6,7 +6,6 @@ import http.client
 import json
 import signal
 import socket
-import time
 
 import pytest
 
@@ -71,11 +70,9 @@ def test_a_stranger_cannot_make_us_keep_a_body(served):
 def test_a_body_that_never_comes_is_given_up(service, tokens):
     with serving(make_app(service, tokens, body_timeout_s=0.2)) as served:
         text = f"POST /api/v1/jobs HTTP/1.1\r\n{AUTH}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
-        began = time.monotonic()
         answer = all_of(raw(served.port, text))
         assert b" 408 " in answer.split(b"\r\n")[0]
         assert b"TOO_SLOW" in answer
-        assert time.monotonic() - began < 3
         assert served.ask("GET", "/livez").status == 200
 
 

