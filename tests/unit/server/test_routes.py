@@ -73,7 +73,7 @@ def test_a_form_is_not_a_job(ask):
         (StaleEpoch("old"), 503, "STALE_EPOCH", True),
         (BackendError("agent away"), 503, "BACKEND_ERROR", True),
         (NotFound("gone", code="GONE"), 404, "GONE", False),
-        (RuntimeError("secret path /root/x"), 500, "INTERNAL", False),
+        (RuntimeError("secret path /srv/x"), 500, "INTERNAL", False),
     ],
 )
 def test_each_error_has_its_status(ask, service, error, status, code, retry):
@@ -86,7 +86,7 @@ def test_each_error_has_its_status(ask, service, error, status, code, retry):
 
 
 def test_an_unforeseen_error_tells_the_log_and_not_the_client(ask, service, caplog):
-    service.fail_with = RuntimeError("secret path /root/x")
+    service.fail_with = RuntimeError("secret path /srv/x")
     got = ask("POST", JOBS, body=body(JOB))
     assert "secret" not in got.body.decode()
     incident = got.json["message"].split("incident ")[1].rstrip(")")
