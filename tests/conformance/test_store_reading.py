@@ -98,21 +98,27 @@ def test_a_filter_finds_what_it_names_newest_first(shelf: Store, query: dict, an
     assert expected == sorted(expected, reverse=True)
 
 
-def test_active_holds_unfinished_jobs_with_the_runs_of_their_current_attempt(store: Store):
+def test_active_holds_unfinished_jobs_with_the_runs_since_their_first_attempt(store: Store):
     store.commit(
         [
-            *new(3, state="running", attempt=2, count=2),
+            *new(3, state="running", attempt=3, first_attempt=2, count=2),
             *new(1),
             *new(2, state="succeeded", attempt=1),
             *(
                 SaveRun(run, new=True)
-                for run in (a_run(3, 1, 2), a_run(3, 0, 1, state="lost"), a_run(3, 0, 2), a_run(2))
+                for run in (
+                    a_run(3, 1, 2),
+                    a_run(3, 0, 1, state="lost"),
+                    a_run(3, 0, 2, state="lost"),
+                    a_run(3, 0, 3),
+                    a_run(2),
+                )
             ),
         ]
     )
     found = [(job.id, [run.id for run in runs]) for job, runs in store.active()]
-    assert found == [(1, []), (3, ["3.0.2", "3.1.2"])]
-    assert [run.id for run in store.runs(3)] == ["3.0.1", "3.0.2", "3.1.2"]
+    assert found == [(1, []), (3, ["3.0.2", "3.0.3", "3.1.2"])]
+    assert [run.id for run in store.runs(3)] == ["3.0.1", "3.0.2", "3.1.2", "3.0.3"]
 
 
 def test_a_requeued_job_is_active_again(store: Store):

@@ -21,7 +21,7 @@ from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.preempt import find
-from hodei.engine.tenancy import Tenancy, Tenant
+from hodei.engine.tenancy import Place, Tenancy, Tenant
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.job import Affinity, JobSpec, NodeTerm, TaskSpec
 from hodei.model.node import Node
@@ -112,7 +112,7 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
         profile.admit(gang)
         placed = engine.place(gang, view)
         if not isinstance(placed, Refusal):
-            places = tuple((place.node.name, place.member) for place in placed)
+            places = tuple(Place(each.node.name, each.member, each.grant) for each in placed)
             tenancy.add(Tenant(gang.id, gang.job, places, since_ms=i))
     began = time.perf_counter()
     for i in range(jobs):
@@ -153,11 +153,13 @@ def _take(engine: Engine, tenancy: Tenancy, gang: Gang, victims: list[Tenant], v
     """The victims go at once, and the gang gets its place: what a cluster would do over a grace period."""
     for victim in victims:
         tenancy.remove(victim.id)
-        for name, member in victim.places:
-            engine.table.let_go(name, member.task.request, member)
+        for name, member, grant in victim.places:
+            engine.table.let_go(name, member.task.request, member, grant)
     placed = engine.place(gang, view)
     assert not isinstance(placed, Refusal), "a trial by all plugins said that it fits"
-    tenancy.add(Tenant(gang.id, gang.job, tuple((p.node.name, p.member) for p in placed), since_ms=view.now_ms))
+    tenancy.add(
+        Tenant(gang.id, gang.job, tuple(Place(p.node.name, p.member, p.grant) for p in placed), since_ms=view.now_ms)
+    )
 
 
 def _node(i: int) -> Node:

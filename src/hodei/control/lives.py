@@ -67,13 +67,13 @@ class Lives:
         """A restored run goes on holding its room, also before its node has joined again."""
         job = self._world.jobs[run.job].spec
         task = job.task_of(run.member)
-        self._world.table.hold(run.node, task.request, Member(job, task))
+        self._world.table.hold(run.node, task.request, Member(job, task), run.grant)
 
     def _end(self, run: Run, state: RunState, now_ms: int, fact: RunObserved) -> None:
         world = self._world
         job = world.jobs[run.job]
         task = job.spec.task_of(run.member)
-        world.table.let_go(run.node, task.request, Member(job.spec, task))
+        world.table.let_go(run.node, task.request, Member(job.spec, task), run.grant)
         run = world.change_run(
             run,
             to=state,

@@ -10,6 +10,7 @@ from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang, Member, View
 from hodei.model.ids import RunId
 from hodei.model.job import Job
+from hodei.model.node import Grant
 
 # The soonest ends that are looked at; further away an estimate says little.
 _ENDS = 1000
@@ -23,6 +24,7 @@ class End(Struct, frozen=True):
     job: Job
     row: int
     member: Member
+    grant: Grant | None = None
 
 
 def soonest_end(engine: Engine, world: World, gang: Gang, view: View) -> End | None:
@@ -36,9 +38,9 @@ def soonest_end(engine: Engine, world: World, gang: Gang, view: View) -> End | N
     def fits_after(number: int) -> bool:
         nonlocal gone
         for end in ends[gone:number]:
-            table.release(end.row, end.member.task.request, end.member)
+            table.release(end.row, end.member.task.request, end.member, end.grant)
         for end in ends[number:gone]:
-            table.place(end.row, end.member.task.request, end.member)
+            table.place(end.row, end.member.task.request, end.member, end.grant)
         gone = number
         result = bench.place(gang, view, search=False)
         if isinstance(result, Refusal):
@@ -59,7 +61,7 @@ def soonest_end(engine: Engine, world: World, gang: Gang, view: View) -> End | N
         return ends[low - 1]
     finally:
         for end in ends[:gone]:
-            table.place(end.row, end.member.task.request, end.member)
+            table.place(end.row, end.member.task.request, end.member, end.grant)
 
 
 def _expected(engine: Engine, world: World, gang: Gang, view: View) -> list[End]:
@@ -75,6 +77,6 @@ def _expected(engine: Engine, world: World, gang: Gang, view: View) -> list[End]
             job = None if run is None else world.jobs.get(run.job)
             if run is not None and job is not None and job.spec.estimate_ms:
                 at_ms = (run.started_ms or run.placed_ms) + job.spec.estimate_ms
-                ends.append(End(at_ms, id, job, row, Member(job.spec, job.spec.task_of(run.member))))
+                ends.append(End(at_ms, id, job, row, Member(job.spec, job.spec.task_of(run.member)), run.grant))
     ends.sort(key=lambda end: (end.at_ms, end.run))
     return ends[:_ENDS]

@@ -16,7 +16,7 @@ from hodei.control.world import World
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Eviction
 from hodei.engine.preempt import Preemption, find
-from hodei.engine.tenancy import Tenancy, Tenant
+from hodei.engine.tenancy import NO_PARTS, Place, Tenancy, Tenant
 from hodei.engine.view import Gang, Member, View
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.lifecycle import RUN_ENDED
@@ -37,7 +37,7 @@ class Hold(Struct):
     """Room kept for a gang until the runs in `waiting_for` have ended."""
 
     gang: Gang
-    places: list[tuple[NodeName, Member]]
+    places: list[Place]
     waiting_for: set[RunId]
 
 
@@ -65,7 +65,7 @@ class Preempting:
                 Tenant(
                     id=id,
                     job=spec,
-                    places=tuple((run.node, Member(spec, spec.task_of(run.member))) for run in live),
+                    places=tuple(Place(run.node, Member(spec, spec.task_of(run.member)), run.grant) for run in live),
                     since_ms=min(run.started_ms or run.placed_ms for run in live),
                     preemptions=job.preemptions,
                     stopping=all(run.stop_requested for run in live),
@@ -94,11 +94,13 @@ class Preempting:
     def _carry_out(self, gang: Gang, found: Preemption, now_ms: int) -> list[Eviction]:
         world = self._world
         waiting = {run.id for tenant in (*found.victims, *found.leaving) for run in world.live_runs(tenant.id)}
-        places = [(placed.node.name, placed.member) for placed in found.placements]
-        for name, member in places:
-            world.table.hold(name, member.task.request, member)
+        places = []
+        for placed in found.placements:
+            # What the victims still hold may not be given twice: which parts it gets is chosen when they are gone.
+            world.table.hold(placed.node.name, placed.member.task.request, placed.member, NO_PARTS)
+            places.append(Place(placed.node.name, placed.member, NO_PARTS))
         self.holds[gang.id] = Hold(gang, places, waiting)
-        nodes = sorted({name for name, _ in places})
+        nodes = sorted({place.node for place in places})
         evictions = []
         for victim in found.victims:
             self._evicted_at.append(now_ms)
@@ -106,7 +108,7 @@ class Preempting:
             reason = f"preempted by job {gang.id} ({gang.job.name}, priority {gang.job.priority})"
             self._lives.stop_all(job, reason, now_ms)
             world.tell("job.preempted", now_ms, job=victim.id, by=gang.id, reason=reason)
-            evictions.append(Eviction(victim.id, gang.id, tuple(sorted({name for name, _ in victim.places}))))
+            evictions.append(Eviction(victim.id, gang.id, tuple(sorted(victim.holds))))
         who = ", ".join(str(tenant.id) for tenant in (*found.victims, *found.leaving))
         text = f"room is being made on {', '.join(nodes[:5])}: job {who} was told to go"
         world.change_job(world.jobs[gang.id], now_ms, reason_code="PREEMPTING", reason=text)
@@ -143,7 +145,7 @@ class Preempting:
 
     def void_on(self, node: NodeName) -> list[Gang]:
         """A node is about to go: the holds on it are given up. Their gangs must queue again."""
-        gangs = [hold.gang for hold in self.holds.values() if any(name == node for name, _ in hold.places)]
+        gangs = [hold.gang for hold in self.holds.values() if any(place.node == node for place in hold.places)]
         for gang in gangs:
             self.drop(gang.id)
         return gangs
@@ -153,6 +155,6 @@ class Preempting:
         hold = self.holds.pop(job, None)
         if hold is None:
             return False
-        for name, member in hold.places:
-            self._world.table.let_go(name, member.task.request, member)
+        for name, member, grant in hold.places:
+            self._world.table.let_go(name, member.task.request, member, grant)
         return True

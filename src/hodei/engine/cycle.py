@@ -6,18 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice, product
 from typing import Any
+
+import numpy as np
 
 from hodei.engine.explain import verdicts
 from hodei.engine.nodes import Mask, Table
 from hodei.engine.packing import pack
 from hodei.engine.plan import Refusal
-from hodei.engine.points import ANY_TRIGGER, Placed, Trigger, cures_of
+from hodei.engine.points import ANY_TRIGGER, Layout, Layouts, Placed, Trigger, cures_of
 from hodei.engine.profile import Profile
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason, Verdict
+
+# Ways to lay a gang that are tried when two plugins have wishes about it.
+_LAYOUTS_TRIED = 256
 
 
 class Engine:
@@ -40,9 +46,9 @@ class Engine:
                 self.runner.ask(plugin, "post_filter", gang, view)
         return result
 
-    def place(self, gang: Gang, view: View, *, search: bool = True) -> list[Placed] | Refusal:
+    def place(self, gang: Gang, view: View, *, search: bool = True, extras: bool = True) -> list[Placed] | Refusal:
         """The same for those who ask "what if": nobody is told of a refusal. Without `search` a gang of unequal members
-        may be refused that a longer look would find room for."""
+        may be refused that a longer look would find room for; without `extras` only the needed members are placed."""
         profile = self.profile(gang)
         self.runner.job = gang.id
         plugin: Any
@@ -51,13 +57,9 @@ class Engine:
             if reason is not None:
                 return self._refuse_all(gang, reason, cures_of(plugin))
 
-        placements = self._greedy(gang, profile, view)
+        placements = self._lay(gang, profile, view, search, extras)
         if isinstance(placements, Refusal):
-            # Unequal members can stand in each other's way; look for an order in which they do not.
-            packed = pack(gang, profile, self._rankings, self.table, view) if search and len(gang.members) > 1 else None
-            if packed is None:
-                return placements
-            placements = packed
+            return placements
 
         steps = [("reserve", plugin) for plugin in profile.reserves] + [
             ("permit", plugin) for plugin in profile.permits
@@ -75,7 +77,7 @@ class Engine:
     def undo(self, placements: Sequence[Placed]) -> None:
         """Give the room back."""
         for placed in reversed(placements):
-            self.table.release(placed.row, placed.member.task.request, placed.member)
+            self.table.release(placed.row, placed.member.task.request, placed.member, placed.grant)
 
     def withdraw(self, gang: Gang, placements: Sequence[Placed]) -> None:
         """As if the gang had never been tried: for those who only wanted to know."""
@@ -83,33 +85,99 @@ class Engine:
         self._unreserve(profile, gang, placements, upto=len(profile.reserves))
         self.undo(placements)
 
-    def _greedy(self, gang: Gang, profile: Profile, view: View) -> list[Placed] | Refusal:
-        """Each member in turn to its best node; for members of one shape this finds room whenever there is room."""
-        table, placements = self.table, list[Placed]()
-        for member, shape in zip(gang.members, gang.shapes, strict=True):
-            for _ in range(member.task.count):
-                found = self._rankings.of(profile, member, shape, view).decide()
-                if found is None:
-                    refusing = verdicts(profile, self.runner, member, table, view)
-                    refusal = Refusal(
-                        job=gang.id,
-                        verdicts=refusing,
-                        task=member.task.name,
-                        fitted=len(placements),
-                        nodes=len(table.names),
-                        cured_by=self._cures(profile, refusing),
-                    )
-                    self.undo(placements)
-                    return refusal
-                row, decision = found
-                table.place(row, member.task.request, member)
-                placements.append(Placed(member, len(placements), row, table.nodes[row], decision))
+    def layouts(self, gang: Gang, view: View) -> Layouts | Reason | None:
+        """The ways in which the gang may lie, best first; None for any way at all, a Reason if a plugin failed."""
+        whole: Layouts | None = None
+        for plugin in self.profile(gang).layouts:
+            found = self.runner.layouts(plugin, gang, self.table, view)
+            if isinstance(found, Reason):
+                return found
+            if found is not None:
+                whole = found if whole is None else Layouts(_crossed(whole.options, found.options), found.reason)
+        return whole
+
+    def _lay(self, gang: Gang, profile: Profile, view: View, search: bool, extras: bool) -> list[Placed] | Refusal:
+        """In the first layout that has room; if none has, but the gang would fit without, that is the reason."""
+        layouts = self.layouts(gang, view) if profile.layouts else None
+        if layouts is None:
+            return self._within(gang, profile, view, None, search, extras)
+        if isinstance(layouts, Reason):
+            return self._refuse_all(gang, layouts, ANY_TRIGGER)
+        most = 0
+        for layout in layouts.options:
+            result = self._within(gang, profile, view, layout, search, extras)
+            if not isinstance(result, Refusal):
+                return result
+            most = max(most, result.fitted)
+        anywhere = self._within(gang, profile, view, None, search, extras=False)
+        if isinstance(anywhere, Refusal):
+            return anywhere
+        self.undo(anywhere)
+        refusing = (Verdict(layouts.reason),)
+        cures = self._cures(profile, refusing)
+        return Refusal(gang.id, refusing, fitted=most, nodes=len(self.table.names), cured_by=cures)
+
+    def _within(
+        self, gang: Gang, profile: Profile, view: View, layout: Layout | None, search: bool, extras: bool
+    ) -> list[Placed] | Refusal:
+        placements = self._greedy(gang, profile, view, layout)
+        if isinstance(placements, Refusal):
+            # Unequal members can stand in each other's way; look for an order in which they do not.
+            unequal = search and len(gang.members) > 1
+            packed = pack(gang, profile, self._rankings, self.table, view, layout) if unequal else None
+            if packed is None:
+                return placements
+            placements = packed
+        if extras:
+            for kind, (member, numbers) in enumerate(zip(gang.members, gang.extra, strict=True)):
+                for number in numbers:
+                    if not self._put(gang, kind, number, member, profile, view, layout, placements):
+                        break
         return placements
 
-    def best_row(self, gang: Gang, member: Member, view: View) -> int:
-        """The row where one member of the gang would go now; -1 for nowhere."""
-        shape = gang.shapes[gang.members.index(member)]
-        return self._rankings.of(self.profile(gang), member, shape, view).best()
+    def _greedy(self, gang: Gang, profile: Profile, view: View, layout: Layout | None) -> list[Placed] | Refusal:
+        """Each member in turn to its best node; for members of one shape this finds room whenever there is room."""
+        table, placements = self.table, list[Placed]()
+        for kind, number, member in gang.each():
+            if not self._put(gang, kind, number, member, profile, view, layout, placements):
+                refusing = verdicts(profile, self.runner, member, table, view)
+                refusal = Refusal(
+                    job=gang.id,
+                    verdicts=refusing,
+                    task=member.task.name,
+                    fitted=len(placements),
+                    nodes=len(table.names),
+                    cured_by=self._cures(profile, refusing),
+                )
+                self.undo(placements)
+                return refusal
+        return placements
+
+    def _put(
+        self,
+        gang: Gang,
+        kind: int,
+        number: int,
+        member: Member,
+        profile: Profile,
+        view: View,
+        layout: Layout | None,
+        placements: list[Placed],
+    ) -> bool:
+        """One member to its best node, if there is one."""
+        within = None if layout is None else layout.rows[kind]
+        found = self._rankings.of(profile, member, gang.shapes[kind], view).decide(within)
+        if found is None:
+            return False
+        row, decision = found
+        grant = self.table.place(row, member.task.request, member)
+        placements.append(Placed(member, number, row, self.table.nodes[row], decision, grant))
+        return True
+
+    def best_row(self, gang: Gang, kind: int, view: View, layout: Layout | None = None) -> int:
+        """The row where one of the gang's members of that kind would go now; -1 for nowhere."""
+        within = None if layout is None else layout.rows[kind]
+        return self._rankings.of(self.profile(gang), gang.members[kind], gang.shapes[kind], view).best(within)
 
     def open_to(self, gang: Gang, member: Member, view: View) -> Mask:
         """The nodes that nothing keeps the member from but what others' going could change."""
@@ -136,3 +204,9 @@ class Engine:
         for plugin in profile.reserves[:upto]:
             if hasattr(plugin, "unreserve"):
                 self.runner.ask(plugin, "unreserve", gang, placements)
+
+
+def _crossed(some: Sequence[Layout], others: Sequence[Layout]) -> list[Layout]:
+    """Layouts that satisfy both sides, in the order of the first."""
+    pairs = islice(product(some, others), _LAYOUTS_TRIED)
+    return [Layout(tuple(map(np.logical_and, a.rows, b.rows))) for a, b in pairs]

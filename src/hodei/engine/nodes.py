@@ -16,11 +16,12 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from hodei.engine.parts import Parts, wants_parts
 from hodei.engine.residents import Kind, Residents
 from hodei.engine.view import Member
 from hodei.model.ids import NodeName
-from hodei.model.node import Node
-from hodei.model.resources import MEMORY, STORAGE, Resources
+from hodei.model.node import Grant, Node
+from hodei.model.resources import GPU, MEMORY, STORAGE, Resources
 from hodei.model.selector import Requirement
 
 Ints = NDArray[np.int64]
@@ -64,13 +65,15 @@ def promised(node: Node) -> Resources:
 class _Holding:
     """What the runs on one node take of it."""
 
-    __slots__ = ("kinds", "last_placed", "runs", "used")
+    __slots__ = ("grants", "kinds", "last_placed", "parts", "runs", "used")
 
     def __init__(self) -> None:
         self.used: Resources = {}
         self.runs = 0
         self.last_placed = 0
         self.kinds: dict[Kind, int] = {}
+        self.parts: Parts | None = None
+        self.grants: dict[Grant, int] = {}  # how often each is held now, to lay the parts anew when the node changes
 
 
 class Table:
@@ -93,13 +96,14 @@ class Table:
         self._turns: list[tuple[int, int]] | None = None  # in a trial: whose turn it was before
         # What each row holds, in plain numbers; the columns follow when someone looks at them.
         self.holds: list[_Holding] = []
+        self._gpus: Ints = np.zeros((0, 0), dtype=np.int64)
         self._unwritten: set[int] = set()
         self.residents = Residents()
         self.room: list[Resources] = []
         self._interned: dict[Hashable, Interned] = {}
         self._scales: dict[str, tuple[int, NDArray[np.float64]]] = {}
         self._known: dict[NodeName, Node] = {}
-        self._absent: dict[NodeName, list[tuple[Resources, Member | None]]] = {}
+        self._absent: dict[NodeName, list[tuple[Resources, Member | None, Grant | None]]] = {}
         self._stale = False
         for node in nodes:
             self.put(node)
@@ -144,10 +148,26 @@ class Table:
         self.column, self._capacity, self._free = columns, capacity, capacity.copy()
         self._runs, self._last_placed = np.zeros((2, len(names)), dtype=np.int64)
         self._unwritten = {row for row, held in enumerate(self.holds) if held.last_placed}
+        self._lay_parts()
         self._void()
         for name in [name for name in self._absent if name in self.row]:
-            for request, member in self._absent.pop(name):
-                self.place(self.row[name], request, member)
+            for request, member, grant in self._absent.pop(name):
+                self.place(self.row[name], request, member, grant)
+
+    def _lay_parts(self) -> None:
+        """The cores and GPUs of every node, without those that are held."""
+        most = 0
+        for node, held in zip(self.nodes, self.holds, strict=True):
+            held.parts = Parts(node) if node.sockets or GPU in node.capacity else None
+            if held.parts is not None:
+                most = max(most, len(held.parts.gpus))
+                for grant, times in held.grants.items():
+                    for _ in range(times):
+                        held.parts.take(grant)
+        self._gpus = np.full((len(self.nodes), most), -1, dtype=np.int64)
+        for row, held in enumerate(self.holds):
+            if held.parts is not None:
+                self._gpus[row, : len(held.parts.gpus)] = list(held.parts.gpus.values())
 
     def _void(self) -> None:
         self.generation += 1
@@ -168,7 +188,10 @@ class Table:
 
     # ------------------------------------------------------------------------------------------ usage
 
-    def place(self, row: int, request: Resources, member: Member | None = None) -> None:
+    def place(
+        self, row: int, request: Resources, member: Member | None = None, grant: Grant | None = None
+    ) -> Grant | None:
+        """Room on a node, and the parts of it that are the member's own: `grant` if it has them already, else chosen."""
         held = self.holds[row]
         used = held.used
         for resource, amount in request.items():
@@ -182,10 +205,18 @@ class Table:
             kind = self.residents.kind_of(member, self)
             held.kinds[kind] = held.kinds.get(kind, 0) + 1
             self.residents.moved(kind, row, 1, self)
+            if held.parts is not None and grant is None and wants_parts(member.task):
+                grant = held.parts.find(member.task)
+        if grant is not None:
+            held.grants[grant] = held.grants.get(grant, 0) + 1
+            if held.parts is not None:
+                held.parts.take(grant)
         self.changes.append(row)
         self._unwritten.add(row)
+        return grant
 
-    def release(self, row: int, request: Resources, member: Member | None = None) -> None:
+    def release(self, row: int, request: Resources, member: Member | None = None, grant: Grant | None = None) -> None:
+        """The opposite of `place`, with what that returned."""
         held = self.holds[row]
         for resource, amount in request.items():
             held.used[resource] = held.used.get(resource, 0) - amount
@@ -196,6 +227,12 @@ class Table:
             if not held.kinds[kind]:
                 del held.kinds[kind]
             self.residents.moved(kind, row, -1, self)
+        if grant is not None and held.grants.get(grant):
+            held.grants[grant] -= 1
+            if not held.grants[grant]:
+                del held.grants[grant]
+            if held.parts is not None:
+                held.parts.give(grant, self.nodes[row])
         self.changes.append(row)
         self._unwritten.add(row)
 
@@ -208,6 +245,8 @@ class Table:
                 self._free[column, row] = self._capacity[column, row] - amount
             self._runs[row] = held.runs
             self._last_placed[row] = held.last_placed
+            if held.parts is not None and held.parts.gpus:
+                self._gpus[row, : len(held.parts.gpus)] = list(held.parts.gpus.values())
         self._unwritten.clear()
 
     @property
@@ -215,6 +254,13 @@ class Table:
         if self._unwritten:
             self._write()
         return self._free
+
+    @property
+    def gpus(self) -> Ints:
+        """What is free of each GPU of each node, in thousandths; -1 where a node has no more of them."""
+        if self._unwritten:
+            self._write()
+        return self._gpus
 
     @property
     def runs(self) -> Ints:
@@ -228,19 +274,23 @@ class Table:
             self._write()
         return self._last_placed
 
-    def hold(self, name: NodeName, request: Resources, member: Member | None = None) -> None:
+    def hold(
+        self, name: NodeName, request: Resources, member: Member | None = None, grant: Grant | None = None
+    ) -> Grant | None:
         """A run known from before holds room on a node, which may not have joined yet."""
         if name in self.row:
-            self.place(self.row[name], request, member)
-        else:
-            self._absent.setdefault(name, []).append((request, member))
+            return self.place(self.row[name], request, member, grant)
+        self._absent.setdefault(name, []).append((request, member, grant))
+        return grant
 
-    def let_go(self, name: NodeName, request: Resources, member: Member | None = None) -> None:
+    def let_go(
+        self, name: NodeName, request: Resources, member: Member | None = None, grant: Grant | None = None
+    ) -> None:
         """The opposite of `hold` and `place`, by name; a node that is gone has nothing to give back."""
         if name in self.row:
-            self.release(self.row[name], request, member)
-        elif (request, member) in self._absent.get(name, ()):
-            self._absent[name].remove((request, member))
+            self.release(self.row[name], request, member, grant)
+        elif (request, member, grant) in self._absent.get(name, ()):
+            self._absent[name].remove((request, member, grant))
 
     @contextmanager
     def trial(self) -> Iterator[None]:
@@ -354,6 +404,17 @@ class Nodes:
         scaled = np.maximum(part, 0) >> shift
         # Exact: both sides are whole, the divisor is below 2**39 and the quotient wanted below 2**14.
         return (scaled * _SCALE / whole[self._rows]).astype(np.int64)
+
+    def gpus(self) -> Ints:
+        """What is free of each GPU, in thousandths: one column per GPU, -1 where a node has no more of them."""
+        found: Ints = self.table.gpus[self._rows]
+        return found
+
+    def parts(self) -> list[Parts | None]:
+        """The cores and GPUs of each node; None where nothing is known of them."""
+        holds = self.table.holds
+        rows = range(len(holds))[self._rows] if isinstance(self._rows, slice) else self._rows
+        return [holds[row].parts for row in rows]
 
     def runs(self) -> Ints:
         found: Ints = self.table.runs[self._rows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hodei.engine.nodes import Table
-from hodei.engine.points import Placed
+from hodei.engine.points import Layout, Placed
 from hodei.engine.profile import Profile
 from hodei.engine.ranking import Rankings
 from hodei.engine.view import Gang, Member, View
@@ -23,16 +23,13 @@ _BUDGET_TIMES_NODES = 200_000
 _MAX_MEMBERS = 64
 
 
-def pack(gang: Gang, profile: Profile, rankings: Rankings, table: Table, view: View) -> list[Placed] | None:
+def pack(
+    gang: Gang, profile: Profile, rankings: Rankings, table: Table, view: View, layout: Layout | None = None
+) -> list[Placed] | None:
     """Placements (already in the table) in member order, or None with the table as it was."""
     if gang.size > _MAX_MEMBERS:
         return None
-    wanted: list[tuple[int, int, Member]] = []
-    index = 0
-    for kind, member in enumerate(gang.members):
-        for _ in range(member.task.count):
-            wanted.append((index, kind, member))
-            index += 1
+    wanted = [(number, kind, member) for kind, number, member in gang.each()]
     hardness = {
         kind: (
             rankings.of(profile, member, gang.shapes[kind], view).feasible,
@@ -43,7 +40,7 @@ def pack(gang: Gang, profile: Profile, rankings: Rankings, table: Table, view: V
     if any(feasible == 0 for feasible, _ in hardness.values()):
         return None  # no order helps a member that no node takes at all
     wanted.sort(key=lambda item: (hardness[item[1]], item[0]))
-    search = _Search(gang, profile, rankings, table, view, wanted)
+    search = _Search(gang, profile, rankings, table, view, layout, wanted)
     return sorted(search.placed, key=lambda placed: placed.index) if search.place(0, -1) else None
 
 
@@ -55,10 +52,11 @@ class _Search:
         rankings: Rankings,
         table: Table,
         view: View,
+        layout: Layout | None,
         wanted: list[tuple[int, int, Member]],
     ) -> None:
         self._gang, self._profile, self._rankings, self._table, self._view = gang, profile, rankings, table, view
-        self._wanted = wanted
+        self._layout, self._wanted = layout, wanted
         self._budget = min(_BUDGET, max(_BUDGET_AT_LEAST, _BUDGET_TIMES_NODES // max(len(table.names), 1)))
         self.placed: list[Placed] = []
 
@@ -70,6 +68,8 @@ class _Search:
         same_kind = depth > 0 and self._wanted[depth - 1][1] == kind
         ranking = self._rankings.of(self._profile, member, self._gang.shapes[kind], self._view)
         order = ranking.order().copy()  # deeper members change the ranking
+        if self._layout is not None:
+            order[~self._layout.rows[kind]] = -1
         rows = np.flatnonzero(order >= 0)
         if same_kind:
             rows = rows[rows >= last_row]
@@ -82,10 +82,10 @@ class _Search:
             decision = Decision(
                 Candidate(node.name, score), feasible=ranking.feasible, nodes=len(order), profile=self._profile.name
             )
-            self._table.place(row, member.task.request, member)
-            self.placed.append(Placed(member, index, row, node, decision))
+            grant = self._table.place(row, member.task.request, member)
+            self.placed.append(Placed(member, index, row, node, decision, grant))
             if self.place(depth + 1, row):
                 return True
             self.placed.pop()
-            self._table.release(row, member.task.request, member)
+            self._table.release(row, member.task.request, member, grant)
         return False

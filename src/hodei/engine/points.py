@@ -7,6 +7,8 @@ In the order they are called for a gang:
 
 queue_sort(gang) -> tuple of ints     Its place in the line, smallest first. One such plugin per profile (see QueueSort).
 pre_filter(gang, view) -> Reason|None Before any node is looked at; a Reason refuses the whole gang.
+layouts(gang, table, view)            For a gang whose members must lie in a certain way to each other: the ways to try,
+                                      best first, and what to say if none has room; None for no such wish.
 filter(member, nodes, view)           Which nodes cannot take a member: pairs of (mask, Reason), empty for no objection.
                                       Every pair is reported by `why`; a node may appear in several.
 post_filter(gang, view) -> None       After a refusal: a chance to make room (not to say yes).
@@ -30,7 +32,7 @@ from msgspec import Struct
 from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Decision, Reason
-from hodei.model.node import Node
+from hodei.model.node import Grant, Node
 
 MAX_SCORE = 10_000  # hundredths of a point: 100.00
 
@@ -41,6 +43,22 @@ ANY_TRIGGER: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", 
 Refusals = Sequence[tuple[Mask, Reason]]
 
 
+SILENT: Hashable = ("silent",)
+
+
+class Layout(Struct):
+    """One way to lay a gang over the cluster: for each of `gang.members` the rows that it may go to."""
+
+    rows: tuple[Mask, ...]
+
+
+class Layouts(Struct):
+    """The ways to try, best first (a wish ends with all rows for everyone), and the reason given if none has room."""
+
+    options: Sequence[Layout]
+    reason: Reason
+
+
 class Placed(Struct):
     """One member of a gang and the row and node that it was given."""
 
@@ -49,6 +67,7 @@ class Placed(Struct):
     row: int
     node: Node
     decision: Decision | None = None
+    grant: Grant | None = None
 
 
 class Plugin(Protocol):
@@ -69,7 +88,8 @@ class Plugin(Protocol):
 class Keyed(Protocol):
     def key(self, member: Member) -> Hashable:
         """All that the plugin reads of a member: members with equal keys get equal answers.
-        Without this method every job counts as different from every other."""
+        Without this method every job counts as different from every other.
+        `SILENT`: its filter and score have nothing to say about such members, whatever the nodes."""
 
 
 class Stamped(Protocol):
@@ -98,6 +118,12 @@ class PreFilter(Protocol):
     name: str
 
     def pre_filter(self, gang: Gang, view: View) -> Reason | None: ...
+
+
+class LayoutPoint(Protocol):
+    name: str
+
+    def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None: ...
 
 
 class Filter(Protocol):

@@ -20,6 +20,7 @@ from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
 from hodei.engine.tenancy import Tenancy, Tenant, class_of, may_preempt
 from hodei.engine.view import Gang, Member, View
+from hodei.model.node import Grant
 
 # Nodes whose victims are counted exactly, of those that could make room at the lowest class; those with the fewest runs first.
 _NODES_WEIGHED = 32
@@ -69,7 +70,7 @@ class _Search:
             return None
         placements = self._let_off(placements)
         rows = {placed.node.name for placed in placements}
-        leaving = [t for t in self._gone.values() if t.stopping and any(name in rows for name, _ in t.places)]
+        leaving = [t for t in self._gone.values() if t.stopping and any(name in rows for name in t.holds)]
         victims = [t for t in self._gone.values() if not t.stopping]
         self._engine.withdraw(self._gang, placements)
         return Preemption(sorted(victims, key=_by_id), sorted(leaving, key=_by_id), placements)
@@ -81,32 +82,32 @@ class _Search:
     # ----------------------------------------------------------------------------------------------- steps
 
     def _try(self) -> list[Placed] | None:
-        result = self._engine.place(self._gang, self._view)
+        result = self._engine.place(self._gang, self._view, extras=False)
         return None if isinstance(result, Refusal) else result
 
     def _make_room(self) -> bool:
         """Place the members one after another, evicting what those without a node need; False if one can not be helped.
         The members are taken off again: the room is there now."""
-        engine, placed, enough = self._engine, list[tuple[int, Member]](), True
-        for member in self._gang.each():
-            row = engine.best_row(self._gang, member, self._view)
+        engine, placed, enough = self._engine, list[tuple[int, Member, Grant | None]](), True
+        for kind, _, member in self._gang.each():
+            row = engine.best_row(self._gang, kind, self._view)
             if row < 0:
-                row = self._room_for(member)
+                row = self._room_for(kind, member)
             if row < 0:
                 enough = False
                 break
-            engine.table.place(row, member.task.request, member)
-            placed.append((row, member))
-        for row, member in reversed(placed):
-            engine.table.release(row, member.task.request, member)
+            grant = engine.table.place(row, member.task.request, member)
+            placed.append((row, member, grant))
+        for row, member, grant in reversed(placed):
+            engine.table.release(row, member.task.request, member, grant)
         return enough
 
-    def _room_for(self, member: Member) -> int:
+    def _room_for(self, kind: int, member: Member) -> int:
         for row in self._rows_by_harm(member):
             victims = self._needed(row, member)
             for victim in victims:
                 self._evict(victim)
-            best = self._engine.best_row(self._gang, member, self._view)
+            best = self._engine.best_row(self._gang, kind, self._view)
             if best >= 0:
                 return best
             for victim in victims:
@@ -199,13 +200,13 @@ class _Search:
 
     def _evict(self, tenant: Tenant) -> None:
         self._gone[tenant.id] = tenant
-        for name, member in tenant.places:
-            self._engine.table.let_go(name, member.task.request, member)
+        for name, member, grant in tenant.places:
+            self._engine.table.let_go(name, member.task.request, member, grant)
 
     def _restore(self, tenant: Tenant) -> None:
         del self._gone[tenant.id]
-        for name, member in tenant.places:
-            self._engine.table.hold(name, member.task.request, member)
+        for name, member, grant in tenant.places:
+            self._engine.table.hold(name, member.task.request, member, grant)
 
 
 def _by_id(tenant: Tenant) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from hodei.engine.points import Bind, Filter, Permit, PreFilter, QueueSort, Reserve, Score
+from hodei.engine.points import Bind, Filter, LayoutPoint, Permit, PreFilter, QueueSort, Reserve, Score
 from hodei.engine.tenancy import class_of
 from hodei.engine.view import Gang, Member
 
@@ -44,6 +44,7 @@ class Profile(Struct, frozen=True):
     filters: tuple[Filter, ...] = ()
     scores: tuple[Weighted, ...] = ()
     pre_filters: tuple[PreFilter, ...] = ()
+    layouts: tuple[LayoutPoint, ...] = ()
     post_filters: tuple[Any, ...] = ()
     reserves: tuple[Reserve, ...] = ()
     permits: tuple[Permit, ...] = ()
@@ -55,7 +56,7 @@ class Profile(Struct, frozen=True):
     def __post_init__(self) -> None:
         # Filters before any node is looked at, and those after, may tell gangs apart too.
         scores = (weighted.plugin for weighted in self.scores)
-        plugins = (*self.filters, *scores, *self.pre_filters, *self.reserves, *self.permits)
+        plugins = (*self.filters, *scores, *self.pre_filters, *self.layouts, *self.reserves, *self.permits)
         structs.force_setattr(self, "readers", tuple({id(plugin): plugin for plugin in plugins}.values()))
 
     def admit(self, gang: Gang) -> None:
@@ -64,7 +65,7 @@ class Profile(Struct, frozen=True):
         gang.tenant = self.queue.tenant(gang)
         gang.shapes = tuple(self._shape(member) for member in gang.members)
         # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
-        counts = tuple(member.task.count for member in gang.members)
+        counts = (*map(len, gang.needed), *map(len, gang.extra))
         gang.group = (self.name, gang.tenant, class_of(gang.job.priority), gang.shapes, counts)
 
     def _shape(self, member: Member) -> Hashable:
@@ -121,6 +122,7 @@ def make_profile(
         filters=with_point("filter"),
         scores=scores,
         pre_filters=with_point("pre_filter"),
+        layouts=with_point("layouts"),
         post_filters=with_point("post_filter"),
         reserves=with_point("reserve"),
         permits=with_point("permit"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hodei.engine.nodes import Ints, Mask, Nodes, OneNode, Rows, Table
-from hodei.engine.points import reads_of
+from hodei.engine.points import SILENT, reads_of
 from hodei.engine.profile import Profile, key_of
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, View
@@ -150,6 +150,8 @@ class Ranking:
         self._static_total = np.zeros(len(table.names), dtype=np.int64)
         self.weight = 0
         for plugin in profile.filters:
+            if key_of(plugin, member) == SILENT:
+                continue
             memo = memos.filter(plugin, member, view)
             memo.refresh(table)
             self._note(plugin, memo, member)
@@ -160,6 +162,8 @@ class Ranking:
                 # What reads the cluster and has nothing to say stays silent until its stamp changes.
                 self._filters.append(memo)
         for weighted in profile.scores:
+            if key_of(weighted.plugin, member) == SILENT:
+                continue
             memo = memos.score(weighted.plugin, member, view)
             memo.refresh(table)
             self._note(weighted.plugin, memo, member)
@@ -227,20 +231,28 @@ class Ranking:
             total[feasible] += normalized[plugin.name][feasible] * weight
         return total
 
-    def best(self) -> int:
+    def best(self, within: Mask | None = None) -> int:
         """The row of the best node, ties to the smallest name; -1 if there is none."""
         if not self.feasible:
             return -1
-        return int(self.order().argmax())
+        order = self.order() if within is None else np.where(within, self.order(), -1)
+        row = int(order.argmax())
+        return row if order.item(row) >= 0 else -1
 
-    def decide(self, runners_up: int = 2) -> tuple[int, Decision] | None:
+    def decide(self, within: Mask | None = None, *, runners_up: int = 2) -> tuple[int, Decision] | None:
         """The best row and the whole reason for it."""
-        if not self.feasible:
+        feasible = self.feasible
+        if not feasible:
             return None
         normalized = self._normalized()
         order = self._order(normalized)
+        if within is not None:
+            order = np.where(within, order, -1)
+            feasible = int(np.count_nonzero(order >= 0))
+            if not feasible:
+                return None
         best: list[tuple[int, int]] = []
-        for _ in range(min(1 + runners_up, self.feasible)):
+        for _ in range(min(1 + runners_up, feasible)):
             row = int(order.argmax())
             best.append((row, order.item(row)))
             order[row] = -1  # so that the next best is found; put back below
@@ -250,7 +262,7 @@ class Ranking:
         decision = Decision(
             chosen=chosen,
             runners_up=tuple(others),
-            feasible=self.feasible,
+            feasible=feasible,
             nodes=len(order),
             profile=self.profile.name,
         )

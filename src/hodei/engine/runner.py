@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hodei.engine.nodes import Ints, Mask, Nodes, OneNode
+from hodei.engine.nodes import Ints, Mask, Nodes, OneNode, Table
 from hodei.engine.plan import Fault
-from hodei.engine.points import MAX_SCORE, Bind, Filter, Placed, Refusals, Score
+from hodei.engine.points import MAX_SCORE, Bind, Filter, LayoutPoint, Layouts, Placed, Refusals, Score
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.ids import JobId
@@ -85,6 +85,20 @@ class Runner:
         except Exception as error:
             self._report(plugin, "normalize", error)
             return np.zeros(len(feasible), dtype=np.int64)
+
+    def layouts(self, plugin: LayoutPoint, gang: Gang, table: Table, view: View) -> Layouts | Reason | None:
+        """How the gang may lie; a Reason if the plugin failed, which refuses the gang."""
+        try:
+            found = plugin.layouts(gang, table, view)
+            if found is not None:
+                for layout in found.options:
+                    if len(layout.rows) != len(gang.members) or any(
+                        len(rows) != len(table.names) for rows in layout.rows
+                    ):
+                        raise TypeError("a layout must have one mask over all nodes for each of the gang's members")
+            return found
+        except Exception as error:
+            return self._report(plugin, "layouts", error)
 
     def ask(self, plugin: Any, point: str, *args: Any) -> Reason | None:
         """Any other point that may say no; a failure is a refusal of the gang."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -17,6 +18,7 @@ from hodei.engine.nodes import Table
 from hodei.engine.view import Member
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import PRIORITY_CLASSES, JobSpec
+from hodei.model.node import Grant
 from hodei.model.resources import Resources
 
 Ints = NDArray[np.int64]
@@ -35,12 +37,23 @@ def may_preempt(priority: int) -> bool:
     return class_of(priority) > _TIMID
 
 
+NO_PARTS = Grant()
+
+
+class Place(NamedTuple):
+    """Where a member is. `grant`: the parts of the node that it holds, NO_PARTS for room without any."""
+
+    node: NodeName
+    member: Member
+    grant: Grant | None = None
+
+
 class Tenant(Struct):
     """A placed gang. `stopping`: it has been told to go already, its room will be free without further harm."""
 
     id: JobId
     job: JobSpec
-    places: tuple[tuple[NodeName, Member], ...]
+    places: tuple[Place, ...]
     since_ms: int
     preemptions: int = 0
     stopping: bool = False
@@ -49,7 +62,7 @@ class Tenant(Struct):
     def __post_init__(self) -> None:
         """What it holds of each node, added up once."""
         held: dict[NodeName, Resources] = {}
-        for name, member in self.places:
+        for name, member, _ in self.places:
             sums = held.setdefault(name, {})
             for resource, amount in member.task.request.items():
                 sums[resource] = sums.get(resource, 0) + amount
@@ -81,7 +94,7 @@ class Tenancy:
         self._ranks[tenant.rank] += 1
         if tenant.stopping:
             self.stopping[tenant.id] = tenant
-        for name, _ in tenant.places:
+        for name in tenant.holds:
             self.on_node.setdefault(name, set()).add(tenant.id)
         self._count(tenant, 1)
 
@@ -90,7 +103,7 @@ class Tenancy:
         if tenant is not None:
             self._ranks[tenant.rank] -= 1
             self.stopping.pop(id, None)
-            for name, _ in tenant.places:
+            for name in tenant.holds:
                 self.on_node.get(name, set()).discard(id)
             self._count(tenant, -1)
         return tenant

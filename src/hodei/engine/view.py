@@ -18,12 +18,18 @@ class Member(Struct, frozen=True):
 
 
 class Gang(Struct):
-    """The members that must be placed together. `order` is given by the profile's queue_sort, smallest first."""
+    """The members that must be placed together. `order` is given by the profile's queue_sort, smallest first.
+
+    For each of `members`: the numbers of those that are `needed` (placed all, or nothing is), and of those that are
+    taken along if there is room for them too (`extra`).
+    """
 
     id: JobId
     job: JobSpec
     submitted_ms: int
     members: tuple[Member, ...] = ()
+    needed: tuple[tuple[int, ...], ...] = ()
+    extra: tuple[tuple[int, ...], ...] = ()
     order: tuple[int, ...] = ()
     tenant: str = ""
     group: Hashable = None
@@ -34,17 +40,26 @@ class Gang(Struct):
 
     @property
     def size(self) -> int:
-        return sum(member.task.count for member in self.members)
+        """How many are needed."""
+        return sum(map(len, self.needed))
 
-    def each(self) -> Iterator[Member]:
-        """Every member in its own right, in order."""
-        for member in self.members:
-            for _ in range(member.task.count):
-                yield member
+    def each(self) -> Iterator[tuple[int, int, Member]]:
+        """Every needed member in its own right: which of `members` it is one of, its number, and that member."""
+        for kind, (member, numbers) in enumerate(zip(self.members, self.needed, strict=True)):
+            for number in numbers:
+                yield kind, number, member
 
 
 def gang_of(id: JobId, job: JobSpec, submitted_ms: int) -> Gang:
-    return Gang(id, job, submitted_ms, tuple(Member(job, task) for task in job.tasks), queued_ms=submitted_ms)
+    """All members of a job: of each task the first `needed`, and the rest as extra."""
+    members, needed, extra, first = [], [], [], 0
+    for task in job.tasks:
+        members.append(Member(job, task))
+        enough, end = first + task.needed, first + task.count
+        needed.append(tuple(range(first, enough)))
+        extra.append(tuple(range(enough, end)))
+        first = end
+    return Gang(id, job, submitted_ms, tuple(members), tuple(needed), tuple(extra), queued_ms=submitted_ms)
 
 
 class View(Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.job import Job, JobSpec, Run, TaskSpec
+from hodei.model.job import Checkpoint, Job, JobSpec, Run, TaskSpec
 from hodei.model.node import NodeMarks
 
 
@@ -56,20 +56,28 @@ class Record(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Begin `run`. Carries all that a backend needs, so that it need not ask."""
+    """Begin `run`. Carries all that a backend needs, so that it need not ask.
+
+    `world_size`: how many members start together (or are there once this one has joined), and `addresses`: where they
+    are, in order of rank; only the first is given in very large gangs, none where a node has none.
+    """
 
     run: Run
     spec: JobSpec
     task: TaskSpec
+    world_size: int = 1
+    addresses: tuple[str, ...] = ()
 
 
 class Stop(Struct, frozen=True):
-    """TERM, then KILL after the grace period. `reason` comes back with the observation."""
+    """First the checkpoint's hook, if there is one; then TERM, then KILL after the grace period.
+    `reason` comes back with the observation."""
 
     run: RunId
     backend: str
     grace_ms: int
     reason: str
+    checkpoint: Checkpoint | None = None
 
 
 class Forget(Struct, frozen=True):

@@ -22,7 +22,7 @@ class JobSubmitted(Fact, frozen=True):
 
 
 class JobRestored(Fact, frozen=True):
-    """Read from the store at start-up: the job as it stood, with the runs of its current attempt."""
+    """Read from the store at start-up: the job as it stood, with the runs since its `first_attempt`."""
 
     job: Job
     runs: tuple[Run, ...] = ()
@@ -59,6 +59,7 @@ class RunObserved(Fact, frozen=True):
 
     `reason_code`: "" for the run's own doing, else timeout | oom | killed | lost | refused | error.
     `permanent` (with `refused` or `error`): asking again can never help.
+    `checkpoint_ms`: when its work was last saved, 0 if it never said.
     """
 
     run: RunId
@@ -68,6 +69,7 @@ class RunObserved(Fact, frozen=True):
     reason_code: str = ""
     reason: str = ""
     permanent: bool = False
+    checkpoint_ms: int = 0
 
 
 class NodeJoined(Fact, frozen=True):

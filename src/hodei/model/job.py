@@ -13,13 +13,14 @@ from msgspec import Struct
 from hodei.model.decision import Decision
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.lifecycle import JobState, RunState
-from hodei.model.node import Location, Taint, TaintEffect
+from hodei.model.node import Grant, Location, Taint, TaintEffect
 from hodei.model.resources import Resources
 from hodei.model.rules import HostPort, JobAffinity, SpreadRule
 from hodei.model.selector import Requirement
 
 PRIORITY_CLASSES = {"critical": 1000, "high": 750, "medium": 500, "low": 250, "batch": 100, "scavenger": 0}
 RestartPolicy = Literal["never", "on_failure", "always"]
+Binding = Literal["", "cores", "numa"]
 
 
 class Toleration(Struct, frozen=True, omit_defaults=True):
@@ -94,8 +95,61 @@ class Interactive(Struct, frozen=True, tag="interactive", tag_field="type", omit
 Workload = LongRunning | Batch | Serverless | DataProcessing | Interactive
 
 
+class GangRules(Struct, frozen=True, omit_defaults=True):
+    """How the members of a job belong together.
+
+    `topology`: a label (or region, zone, rack, host, backend) of which all share one value, a must or else a wish.
+    `on_failure`: when a member is lost or fails, start all again, or only that one, in the place that it had.
+    `assembly_timeout_ms`: how long after placing all members may take until they run.
+    `elastic`: a gang that started with fewer than all takes in more when there is room, and gives them up first.
+    """
+
+    topology: str = ""
+    topology_required: bool = True
+    on_failure: Literal["restart", "repair"] = "restart"
+    assembly_timeout_ms: int = 0
+    elastic: bool = False
+
+
+class TransferCost(Struct, frozen=True):
+    """What it costs to move the data of one member between two backends, either way, in thousandths."""
+
+    between: tuple[str, str]
+    cost_milli: int
+
+
+class Distribution(Struct, frozen=True, omit_defaults=True):
+    """How the tasks of a job lie over backends.
+
+    `colocated`: all on one. `distributed`: each task on any of its `backends`, the cheapest way by `transfer_costs`
+    between every two tasks. `hub_and_spoke`: the same with costs between the task `hub` and each other task alone.
+    """
+
+    model: Literal["", "colocated", "distributed", "hub_and_spoke"] = ""
+    hub: str = ""
+    transfer_costs: tuple[TransferCost, ...] = ()
+
+
+class Checkpoint(Struct, frozen=True, omit_defaults=True):
+    """How a run is told to save its work before it is stopped: a signal to it, or a command beside it, and how long
+    that may take. `file`: its time of change says when the work was last saved."""
+
+    signal: str = ""
+    command: tuple[str, ...] = ()
+    timeout_ms: int = 30_000
+    file: str = ""
+
+    @property
+    def hooked(self) -> bool:
+        return bool(self.signal or self.command)
+
+
 class TaskSpec(Struct, frozen=True, omit_defaults=True):
-    """A part of a job: `count` equal members, each with these resources and this command."""
+    """A part of a job: `count` equal members, each with these resources and this command.
+
+    `min_count` of them are enough to start (0: all). `backends` are those that it may run on (none named: any).
+    `binding`: whole cores of its own, or such cores and devices that are all of one socket.
+    """
 
     name: str = "main"
     count: int = 1
@@ -114,6 +168,13 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
     job_anti_affinity: JobAffinity = JobAffinity()
     spread: tuple[SpreadRule, ...] = ()
     ports: tuple[HostPort, ...] = ()
+    min_count: int = 0
+    backends: tuple[str, ...] = ()
+    binding: Binding = ""
+
+    @property
+    def needed(self) -> int:
+        return self.min_count or self.count
 
 
 class JobSpec(Struct, frozen=True, omit_defaults=True):
@@ -136,6 +197,9 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     retries: int = 0
     restart: RestartPolicy = "on_failure"
     inputs: tuple[str, ...] = ()
+    gang: GangRules = GangRules()
+    distribution: Distribution = Distribution()
+    checkpoint: Checkpoint = Checkpoint()
 
     @property
     def size(self) -> int:
@@ -151,7 +215,8 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
 
 class Job(Struct, frozen=True, omit_defaults=True):
     """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes;
-    `nodes` names where its latest attempt went (the first twenty, separated by spaces)."""
+    `nodes` names where its latest attempt went (the first twenty, separated by spaces). Attempts are counted through;
+    those since `first_attempt` make up the gang that runs now: members that joined or were replaced have later ones."""
 
     id: JobId
     spec: JobSpec
@@ -173,11 +238,16 @@ class Job(Struct, frozen=True, omit_defaults=True):
     finished_ms: int = 0
     exit_code: int | None = None
     nodes: str = ""
+    first_attempt: int = 0
     version: int = 1
 
 
 class Run(Struct, frozen=True, omit_defaults=True):
-    """One attempt of one member; it only moves forward. A retry is a new run."""
+    """One attempt of one member; it only moves forward. A retry is a new run.
+
+    `rank` is the member's number among those that run together, without gaps when they start. `checkpoint_ms`: when
+    it last said that its work was saved. `grant`: which cores and devices of the node are its own.
+    """
 
     id: RunId
     job: JobId
@@ -195,3 +265,6 @@ class Run(Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     stop_requested: str = ""
     decision: Decision | None = None
+    rank: int = 0
+    checkpoint_ms: int = 0
+    grant: Grant | None = None

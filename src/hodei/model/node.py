@@ -32,11 +32,27 @@ class Location(Struct, frozen=True, omit_defaults=True):
     lng_micro: int | None = None
 
 
+class Socket(Struct, frozen=True, omit_defaults=True):
+    """A part of a node whose cores, memory and devices are near each other; numbers are the operating system's."""
+
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+
+
+class Grant(Struct, frozen=True, omit_defaults=True):
+    """Which parts of a node are a run's own: cores by number, and of which GPU how many thousandths."""
+
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[tuple[int, int], ...] = ()
+
+
 class Node(Struct, frozen=True, omit_defaults=True):
     """What a backend says of a place, with the operator's marks already laid over it.
 
     `data` names the data sets that it holds; `cost_milli` is what an hour of it costs, in thousandths;
-    `overcommit_percent` is how much of a resource may be promised, 100 (or absent) being all that there is.
+    `overcommit_percent` is how much of a resource may be promised, 100 (or absent) being all that there is;
+    `sockets` describe what it is made of, if that is known (else cores can not be bound, and GPUs are counted from 0);
+    `address` is where members of one gang reach each other.
     """
 
     name: NodeName
@@ -55,6 +71,8 @@ class Node(Struct, frozen=True, omit_defaults=True):
     not_ready_reason: str = ""
     cordoned: bool = False
     version: str = ""
+    sockets: tuple[Socket, ...] = ()
+    address: str = ""
 
 
 class NodeMarks(Struct, frozen=True, omit_defaults=True):

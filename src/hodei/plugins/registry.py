@@ -59,7 +59,7 @@ BASES: dict[str, dict[str, int]] = {
         "cost": 10,
     },
 }
-_POINTS = ("pre_filter", "filter", "post_filter", "score", "reserve", "permit", "bind")
+_POINTS = ("pre_filter", "layouts", "filter", "post_filter", "score", "reserve", "permit", "bind")
 
 
 def find(name: str, arguments: Mapping[str, Any] | None = None) -> Any:

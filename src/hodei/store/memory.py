@@ -107,7 +107,7 @@ class MemoryStore:
         memory = self._memory
         with memory.lock:
             jobs = [memory.jobs[id] for id in sorted(memory.active)]
-            return [(job, tuple(run for run in self.runs(job.id) if run.attempt == job.attempt)) for job in jobs]
+            return [(job, tuple(run for run in self.runs(job.id) if run.attempt >= job.first_attempt)) for job in jobs]
 
     def marks(self) -> list[NodeMarks]:
         with self._memory.lock:

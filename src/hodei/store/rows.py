@@ -13,7 +13,7 @@ from hodei.model.decision import Decision
 from hodei.model.effects import Event, SaveKey
 from hodei.model.ids import run_id
 from hodei.model.job import Job, JobSpec, Run
-from hodei.model.node import NodeMarks
+from hodei.model.node import Grant, NodeMarks
 
 Row = Sequence[Any]
 
@@ -23,9 +23,9 @@ JOB = (*STANDING, "project", "user", "name")
 RUN_KEY = ("job", "attempt", "member")
 RUN_STANDING = (
     *RUN_KEY, "task", "node", "backend", "state", "placed_ms", "started_ms", "finished_ms",
-    "exit_code", "reason_code", "reason", "stop_requested",
+    "exit_code", "reason_code", "reason", "stop_requested", "rank", "checkpoint_ms",
 )  # fmt: skip
-RUN = (*RUN_STANDING, "decision")
+RUN = (*RUN_STANDING, "decision", "grant")
 EVENT = ("seq", "at_ms", "kind", "job", "run", "node", "detail")
 KEY = ("key", "fingerprint", "jobs", "at_ms")
 
@@ -39,6 +39,7 @@ _event_head = attrgetter(*EVENT[:-1])
 _encode = msgspec.json.Encoder().encode
 _decode_spec = msgspec.json.Decoder(JobSpec).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
+_decode_grant = msgspec.json.Decoder(Grant).decode
 _decode_marks = msgspec.json.Decoder(NodeMarks).decode
 _decode_jobs = msgspec.json.Decoder(tuple[int, ...]).decode
 _decode_any = msgspec.json.Decoder().decode
@@ -71,13 +72,15 @@ def job_from(row: Row) -> Job:
 
 def run_row(run: Run) -> tuple[Any, ...]:
     decision = None if run.decision is None else _encode(run.decision).decode()
-    return (*run_standing(run), decision)
+    grant = None if run.grant is None else _encode(run.grant).decode()
+    return (*run_standing(run), decision, grant)
 
 
 def run_from(row: Row) -> Run:
     values = dict(zip(RUN, row, strict=True))
-    decision = values["decision"]
-    values["decision"] = None if decision is None else _decode_decision(decision)
+    for tree, decode in (("decision", _decode_decision), ("grant", _decode_grant)):
+        if values[tree] is not None:
+            values[tree] = decode(values[tree])
     return Run(id=run_id(values["job"], values["member"], values["attempt"]), **values)
 
 

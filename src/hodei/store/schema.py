@@ -43,6 +43,7 @@ _VERSION_1 = (
         finished_ms INTEGER NOT NULL,
         exit_code INTEGER,
         nodes TEXT NOT NULL DEFAULT '',
+        first_attempt INTEGER NOT NULL DEFAULT 0,
         version INTEGER NOT NULL,
         project TEXT NOT NULL,
         user TEXT NOT NULL,
@@ -73,6 +74,9 @@ _VERSION_1 = (
         reason TEXT NOT NULL,
         stop_requested TEXT NOT NULL,
         decision TEXT,
+        rank INTEGER NOT NULL DEFAULT 0,
+        checkpoint_ms INTEGER NOT NULL DEFAULT 0,
+        grant TEXT,
         PRIMARY KEY (job, attempt, member)
     ) STRICT, WITHOUT ROWID""",
     """CREATE TABLE event (

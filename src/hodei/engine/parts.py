@@ -1,0 +1,138 @@
+"""The parts of one node: which cores and which thousandths of which GPU are free, and which of them a task is given.
+
+Cores are given away only to tasks that ask to be bound to them; all other work floats over all cores and is kept in check
+by amounts alone. GPUs are always given by number: a fraction is a part of one GPU, a whole one is nobody else's.
+The tightest place that fits is taken, so that large free parts stay large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hodei.model.job import TaskSpec
+from hodei.model.node import Grant, Node
+from hodei.model.resources import CPU, GPU
+
+WHOLE = 1000
+
+
+def wants_parts(task: TaskSpec) -> bool:
+    return bool(task.binding or task.request.get(GPU))
+
+
+class Parts:
+    """`gpus` holds what is free of each GPU, `cores` the free cores of each socket; changed by `take` and `give` alone."""
+
+    __slots__ = ("_socket_of", "cores", "gpus")
+
+    def __init__(self, node: Node) -> None:
+        self.cores: list[set[int]] = [set(socket.cpus) for socket in node.sockets]
+        self._socket_of = {gpu: number for number, socket in enumerate(node.sockets) for gpu in socket.gpus}
+        self.gpus: dict[int, int] = _gpus(node)
+
+    def copy(self) -> Parts:
+        twin = object.__new__(Parts)
+        twin.cores = [set(cores) for cores in self.cores]
+        twin._socket_of, twin.gpus = self._socket_of, dict(self.gpus)
+        return twin
+
+    # ---------------------------------------------------------------------------------------- giving away
+
+    def fits(self, task: TaskSpec) -> bool:
+        return self.find(task) is not None
+
+    def find(self, task: TaskSpec) -> Grant | None:
+        """The parts that the task would get; None if there are not enough that suit it. Nothing is taken yet."""
+        gpu, cores = task.request.get(GPU, 0), -(-task.request.get(CPU, 0) // WHOLE) if task.binding else 0
+        if task.binding == "numa":
+            return self._in_one_socket(cores, gpu)
+        bound = self._cores(cores)
+        given = self._gpus(self.gpus, gpu)
+        return None if bound is None or given is None else Grant(bound, given)
+
+    def take(self, grant: Grant) -> None:
+        for cores in self.cores:
+            cores.difference_update(grant.cpus)
+        for gpu, milli in grant.gpus:
+            if gpu in self.gpus:
+                self.gpus[gpu] -= milli
+
+    def give(self, grant: Grant, node: Node) -> None:
+        for socket, cores in zip(node.sockets, self.cores, strict=True):
+            cores.update(cpu for cpu in grant.cpus if cpu in socket.cpus)
+        for gpu, milli in grant.gpus:
+            if gpu in self.gpus:
+                self.gpus[gpu] += milli
+
+    # -------------------------------------------------------------------------------------------- choosing
+
+    def _in_one_socket(self, cores: int, gpu: int) -> Grant | None:
+        for number in sorted(range(len(self.cores)), key=lambda number: (len(self.cores[number]), number)):
+            if len(self.cores[number]) >= cores:
+                here = {device: free for device, free in self.gpus.items() if self._socket_of.get(device) == number}
+                given = self._gpus(here, gpu)
+                if given is not None:
+                    return Grant(tuple(sorted(self.cores[number])[:cores]), given)
+        return None
+
+    def _cores(self, count: int) -> tuple[int, ...] | None:
+        """Of one socket if one has enough, else of as few as possible."""
+        if not count:
+            return ()
+        if sum(map(len, self.cores)) < count:
+            return None
+        fitting = [(len(cores), sorted(cores)) for cores in self.cores if len(cores) >= count]
+        if fitting:
+            return tuple(min(fitting)[1][:count])
+        taken: list[int] = []
+        for cores in sorted(self.cores, key=len, reverse=True):
+            taken += sorted(cores)[: count - len(taken)]
+        return tuple(sorted(taken))
+
+    def _gpus(self, free: dict[int, int], amount: int) -> tuple[tuple[int, int], ...] | None:
+        whole, part = divmod(amount, WHOLE)
+        given: list[tuple[int, int]] = []
+        if whole:
+            chosen = self._nearest([gpu for gpu, left in sorted(free.items()) if left >= WHOLE], whole)
+            if chosen is None:
+                return None
+            given = [(gpu, WHOLE) for gpu in chosen]
+        if part:
+            gone = dict(given)
+            tightest = min(
+                ((left - gone.get(gpu, 0), gpu) for gpu, left in free.items() if left - gone.get(gpu, 0) >= part),
+                default=None,
+            )
+            if tightest is None:
+                return None
+            given.append((tightest[1], part))
+        return tuple(given)
+
+    def _nearest(self, gpus: list[int], count: int) -> list[int] | None:
+        """So many of these, all of one socket if possible."""
+        if len(gpus) < count:
+            return None
+        by_socket: dict[int, list[int]] = {}
+        for gpu in gpus:
+            by_socket.setdefault(self._socket_of.get(gpu, -1), []).append(gpu)
+        fitting = [near for near in by_socket.values() if len(near) >= count]
+        return (min(fitting, key=len) if fitting else gpus)[:count]
+
+
+def _gpus(node: Node) -> dict[int, int]:
+    """Each GPU by number with what may be promised of it: those that the sockets name first, then as many as there are."""
+    amount = node.capacity.get(GPU, 0)
+    percent = node.overcommit_percent.get(GPU, 100)
+    named = [gpu for socket in node.sockets for gpu in socket.gpus]
+    numbers = _enough(named, -(-amount // WHOLE))
+    return {gpu: min(WHOLE, amount - place * WHOLE) * percent // 100 for place, gpu in enumerate(numbers)}
+
+
+def _enough(named: Iterable[int], count: int) -> list[int]:
+    numbers = list(dict.fromkeys(named))[:count]
+    following = 0
+    while len(numbers) < count:
+        if following not in numbers:
+            numbers.append(following)
+        following += 1
+    return numbers
