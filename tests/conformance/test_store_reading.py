@@ -117,7 +117,7 @@ def test_active_holds_unfinished_jobs_with_the_runs_since_their_first_attempt(st
         ]
     )
     found = [(job.id, [run.id for run in runs]) for job, runs in store.active()]
-    assert found == [(1, []), (3, ["3.0.2", "3.0.3", "3.1.2"])]
+    assert found == [(1, []), (3, ["3.0.2", "3.1.2", "3.0.3"])]
     assert [run.id for run in store.runs(3)] == ["3.0.1", "3.0.2", "3.1.2", "3.0.3"]
 
 

@@ -112,7 +112,7 @@ def active(db: sqlite3.Connection) -> list[tuple[Job, tuple[Run, ...]]]:
 def _runs_of_current_attempts(db: sqlite3.Connection) -> Iterator[Run]:
     found = db.execute(
         f"""SELECT {_RUN_COLUMNS} FROM job JOIN run ON run.job = job.id AND run.attempt >= job.first_attempt
-            WHERE {_ACTIVE} ORDER BY run.job, run.member, run.attempt"""  # noqa: S608 (constants)
+            WHERE {_ACTIVE} ORDER BY run.job, run.attempt, run.member"""  # noqa: S608 (constants)
     )
     return map(rows.run_from, found)
 
