@@ -68,7 +68,7 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
     )
     return Controller(
         build_profiles(config),
-        retry=RetryPolicy(failed_run=retry, max_losses=config.max_losses),
+        retry=RetryPolicy(failed_run=retry, max_losses=config.max_losses, gang_factor=config.retry.gang_factor),
         admission=AdmissionPolicy(config.admission.oversized, config.admission.max_members),
         preemption=PreemptionPolicy(
             config.preemption.enabled,

@@ -128,6 +128,15 @@ class Line:
             heapq.heappop(self._backoff)
         return self._backoff[0][0] if self._backoff else None
 
+    def wants_room(self) -> bool:
+        """Whether somebody here is kept waiting by what others hold."""
+        return any(
+            verdict.reason.evictable
+            for group in self._groups.values()
+            if group.refusal is not None
+            for verdict in group.refusal.verdicts
+        )
+
     # -------------------------------------------------------------------------------------------- for `why`
 
     def refusal_of(self, gang: Gang) -> Refusal | None:

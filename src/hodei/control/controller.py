@@ -6,14 +6,16 @@ on a fact: what no longer applies (a late observation, a second cancel) changes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
 from hodei.control.admission import AdmissionPolicy, Gate
 from hodei.control.backlog import Line
 from hodei.control.evictions import Evictions
+from hodei.control.gangs import Gangs
 from hodei.control.lives import Lives
+from hodei.control.orders import start_orders
 from hodei.control.preempting import Preempting, PreemptionPolicy
 from hodei.control.retry import RetryPolicy
 from hodei.control.timers import Timers
@@ -25,7 +27,7 @@ from hodei.engine.points import Placed, Trigger
 from hodei.engine.profile import Profile
 from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang, View, gang_of
-from hodei.model.effects import Act, Save, Start
+from hodei.model.effects import Act, Save
 from hodei.model.facts import (
     Fact,
     JobCancelled,
@@ -40,7 +42,7 @@ from hodei.model.facts import (
     NodeMarked,
     RunObserved,
 )
-from hodei.model.ids import job_of, run_id
+from hodei.model.ids import run_id
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
 from hodei.model.node import NodeMarks
@@ -79,7 +81,8 @@ class Controller:
         self.retry = retry or RetryPolicy()
         self.beat_ms = 0
         self._timers = Timers()
-        self._lives = Lives(self.world, self.retry, self._enqueue, self._wake)
+        self.gangs = Gangs(self.world, profiles, self.retry)
+        self._lives = Lives(self.world, self.retry, self.gangs, self._enqueue, self._wake)
         self._evictions = Evictions(self.world, self._lives)
         self.preempting = Preempting(self.world, self.engine, self._lives, preemption or PreemptionPolicy())
         self._max_tries = max_tries
@@ -103,7 +106,7 @@ class Controller:
         if self._unfinished:
             return now_ms
         due = [line.next_due_ms() for line in self.lines.values()]
-        due += [self._timers.next_ms(), self._evictions.next_ms(), self._tick_ms]
+        due += [self._timers.next_ms(), self._evictions.next_ms(), self.gangs.next_ms(), self._tick_ms]
         return min((at for at in due if at is not None), default=None)
 
     def pending(self) -> dict[str, int]:
@@ -177,6 +180,9 @@ class Controller:
         if job.state == "pending":
             self._enqueue(job, now_ms)
         elif job.state in ("scheduled", "running"):
+            self._watch_assembly(job, max((run.placed_ms for run in runs), default=now_ms))
+            if job.spec.size > 1:
+                job = self.gangs.look(job, now_ms)
             self._lives.conclude(job, now_ms)
 
     def _cancel(self, fact: JobCancelled, now_ms: int) -> None:
@@ -191,6 +197,7 @@ class Controller:
             return
         job = self.world.change_job(job, now_ms, cancel_requested=True, reason_code="CANCELLED", reason=reason)
         self._lives.stop_all(job, "cancelled", now_ms)
+        self._lives.conclude(job, now_ms)
 
     def _requeue(self, fact: JobRequeued, now_ms: int) -> None:
         job = self.world.jobs.get(fact.job)
@@ -199,6 +206,7 @@ class Controller:
                 self.world.tell("job.requeue_requested", now_ms, job=job.id)
                 job = self.world.change_job(job, now_ms, requeue_requested=True)
                 self._lives.stop_all(job, "requeued", now_ms)
+                self._lives.conclude(job, now_ms)
         elif fact.record is not None and fact.record.state in JOB_ENDED:
             self._lives.again(fact.record, now_ms, "REQUEUED", "requeued by a user", fresh=True)
 
@@ -212,8 +220,10 @@ class Controller:
             world.tell("node.marked", now_ms, node=fact.node, cordoned=marks.cordoned)
             self._wake("node_changed")
         if fact.drain:
-            for id in sorted({job_of(run) for run in world.on_node.get(fact.node, ())}):
-                self._lives.stop_all(world.jobs[id], "drained", now_ms)
+            for id in sorted(world.on_node.get(fact.node, ())):
+                run = world.run(id)
+                if run is not None:
+                    self._lives.leave(run, "drained", now_ms)
 
     # --------------------------------------------------------------------------------------------- queueing
 
@@ -247,19 +257,36 @@ class Controller:
         self._evictions.run_out(now_ms)
         for id in self._timers.due(now_ms):
             job = self.world.jobs.get(id)
-            if job is not None and job.state == "pending":
+            if job is not None and job.state in ("scheduled", "running"):
+                self._check_assembly(job, now_ms)
+            elif job is not None and job.state == "pending" and job.spec.scheduling_timeout_ms:
                 waited = (job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms
                 if waited <= now_ms:
                     self._dequeue(job)
                     why = f"not scheduled within its scheduling timeout; {job.reason or 'other jobs were ahead'}"
                     self._lives.finish(job, "failed", now_ms, "SCHEDULING_TIMEOUT", why)
 
+    def _watch_assembly(self, job: Job, placed_ms: int) -> None:
+        if job.spec.gang.assembly_timeout_ms:
+            self._timers.set(placed_ms + job.spec.gang.assembly_timeout_ms, job.id)
+
+    def _check_assembly(self, job: Job, now_ms: int) -> None:
+        """A gang whose members do not all run in time lets go of everything rather than hold it for ever."""
+        patience_ms = job.spec.gang.assembly_timeout_ms
+        live = self.world.live_runs(job.id)
+        late = [run for run in live if run.state == "placed" and run.placed_ms + patience_ms <= now_ms]
+        if late and patience_ms:
+            names = ", ".join(f"member {run.member} on {run.node}" for run in late[:3])
+            self._lives.stop_all(job, f"assembly not all members ran within {patience_ms / 1000:g} s: {names}", now_ms)
+
     # --------------------------------------------------------------------------------------------- deciding
 
     def _decide(self, now_ms: int) -> Plan:
         plan, view, tries = Plan([], [], [], []), View(now_ms), 0
         self.world.table.settle()
+        woken = bool(self._triggers)
         self._take_places(plan, view)
+        self._repair_gangs(plan, view, woken)
         for trigger in sorted(self._triggers):
             for line in self.lines.values():
                 line.wake(trigger)
@@ -287,6 +314,7 @@ class Controller:
                 else:
                     line.started(gang)
                     self._bind(gang, result, plan, now_ms)
+        self._grow_gangs(plan, view, woken or bool(self._triggers))
         plan.faults = self.engine.runner.take_faults()
         for fault in plan.faults:
             self.world.tell(
@@ -303,12 +331,39 @@ class Controller:
             else:
                 self._bind(gang, result, plan, view.now_ms)
 
+    def _repair_gangs(self, plan: Plan, view: View, woken: bool) -> None:
+        """Running gangs that lack a member have the first claim on what is free."""
+        for gang in self.gangs.due(view.now_ms, woken=woken):
+            if gang.id in self.preempting.holds:
+                continue
+            result = self.engine.try_gang(gang, view)
+            if not isinstance(result, Refusal):
+                self._bind(gang, result, plan, view.now_ms)
+                continue
+            evictions = None if _failed(result) else self.preempting.attempt(gang, view)
+            if evictions is not None:
+                plan.evictions += evictions
+            else:
+                plan.refusals.append(result)
+
+    def _grow_gangs(self, plan: Plan, view: View, woken: bool) -> None:
+        """Elastic gangs take what is left when nobody waits for room."""
+        if self._unfinished or self.preempting.holds or any(line.wants_room() for line in self.lines.values()):
+            return
+        for gang in self.gangs.may_grow(woken=woken):
+            result = self.engine.place(gang, view)
+            if not isinstance(result, Refusal):
+                self._bind(gang, result, plan, view.now_ms)
+
     def _void(self, gang: Gang, why: str, now_ms: int) -> None:
         reason = f"the room made for it came to nothing: {why}"
         self.world.tell("job.preemption_void", now_ms, job=gang.id, reason=reason)
         self._wake("run_ended")
         job = self.world.change_job(self.world.jobs[gang.id], now_ms, reason_code="PREEMPTION_VOID", reason=reason)
-        self._enqueue(job, now_ms)
+        if gang.joins:
+            self.gangs.look(job, now_ms)
+        else:
+            self._enqueue(job, now_ms)
 
     def _refused(self, line: Line, gang: Gang, refusal: Refusal, now_ms: int) -> None:
         job = self.world.jobs[gang.id]
@@ -328,23 +383,31 @@ class Controller:
                 self._tick_ms = now_ms + _TICK_MS
 
     def _bind(self, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> None:
+        """The placements become runs: a new attempt of the whole job, or members that join the one that runs."""
         world = self.world
         job = world.jobs[gang.id]
         attempt = job.attempt + 1
         nodes = sorted({placed.node.name for placed in placements})
-        job = world.change_job(
-            job,
-            now_ms,
-            to="scheduled",
-            attempt=attempt,
-            scheduled_ms=now_ms,
-            reason_code="",
-            reason="",
-            not_before_ms=0,
-            nodes=" ".join(nodes[:20]),
-        )
-        world.drop_runs(job.id)
-        for placed in placements:
+        if gang.joins:
+            ranks = _Ranks(world.runs.get(job.id, {}).values())
+            job = world.change_job(job, now_ms, attempt=attempt)
+        else:
+            ranks = _Ranks(())
+            job = world.change_job(
+                job,
+                now_ms,
+                to="scheduled",
+                attempt=attempt,
+                first_attempt=attempt,
+                scheduled_ms=now_ms,
+                reason_code="",
+                reason="",
+                not_before_ms=0,
+                nodes=" ".join(nodes[:20]),
+            )
+            world.drop_runs(job.id)
+        runs = []
+        for placed in sorted(placements, key=lambda placed: placed.index) if len(placements) > 1 else placements:
             node, task = placed.node, placed.member.task
             plan.binds.append(Bind(job.id, task.name, placed.index, node.name, node.backend, placed.decision))
             run = Run(
@@ -358,11 +421,39 @@ class Controller:
                 state="placed",
                 placed_ms=now_ms,
                 decision=placed.decision,
+                rank=ranks.give(placed.index),
+                grant=placed.grant,
             )
             world.add_run(run, new=True)
-            world.act(Start(run, job.spec, task))
-        world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20])
+            runs.append(run)
+        for order in start_orders(world, job.id, runs):
+            world.act(order)
+        self._watch_assembly(job, now_ms)
+        if gang.joins:
+            world.tell("gang.joined", now_ms, job=job.id, attempt=attempt, members=[run.member for run in runs][:20])
+        else:
+            world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20])
+        if gang.joins or any(gang.extra):
+            self.gangs.look(job, now_ms)
         self._wake("run_placed")
+
+
+class _Ranks:
+    """Numbers for members: the one that it had before, else the lowest that is free."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._former = {run.member: run.rank for run in sorted(runs, key=lambda run: run.attempt)}
+        self._taken = {run.rank for run in runs if run.state not in RUN_ENDED}
+        self._next = 0
+
+    def give(self, member: int) -> int:
+        rank = self._former.get(member)
+        if rank is None or rank in self._taken:
+            while self._next in self._taken:
+                self._next += 1
+            rank = self._next
+        self._taken.add(rank)
+        return rank
 
 
 def _failed(refusal: Refusal) -> bool:

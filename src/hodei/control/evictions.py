@@ -28,7 +28,7 @@ class Evictions:
                 continue
             patience = tolerated_ms(node, self._world.jobs[run.job].spec.task_of(run.member))
             if patience == 0:
-                self._lives.stop_all(self._world.jobs[run.job], "tainted", now_ms)
+                self._lives.leave(run, "tainted", now_ms)
             elif patience is not None:
                 heapq.heappush(self._due, (now_ms + patience, name, id))
 
@@ -40,7 +40,7 @@ class Evictions:
             if run is not None and node is not None and id in self._world.on_node.get(name, ()):
                 spec = self._world.jobs[run.job].spec
                 if tolerated_ms(node, spec.task_of(run.member)) is not None:
-                    self._lives.stop_all(self._world.jobs[run.job], "tainted", now_ms)
+                    self._lives.leave(run, "tainted", now_ms)
 
     def next_ms(self) -> int | None:
         return self._due[0][0] if self._due else None

@@ -1,7 +1,8 @@
 """The life of runs and jobs after placing: what observations mean, when a job is over, when it starts again.
 
 A job is concluded when the last run of its attempt has ended, from the states of those runs alone, so that a crash at any
-moment leads to the same end. The first failure of a member stops its siblings: a gang lives and dies together.
+moment leads to the same end. The first failure of a member stops its siblings, unless the gang can live with it
+(see `control.gangs`).
 """
 
 from __future__ import annotations
@@ -9,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from hodei.control.retry import RetryPolicy
+from hodei.control.gangs import REPAIR, SHRUNK, START_FAILED, Gangs, is_missing, latest, lost_together, marked
+from hodei.control.orders import MOVED, stop_order
+from hodei.control.retry import Backoff, RetryPolicy
 from hodei.control.world import World
 from hodei.engine.points import Trigger
 from hodei.engine.view import Member
-from hodei.model.effects import Forget, Stop
+from hodei.model.effects import Forget
 from hodei.model.facts import RunObserved
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RUN_ENDED, RunState
-
-# Ends that are nobody's fault in the job: the attempt is repeated without counting as a failure.
-_MOVED = ("requeued", "drained", "tainted", "preempted")
-START_FAILED = "start_failed"
 
 
 class Lives:
@@ -28,11 +27,13 @@ class Lives:
         self,
         world: World,
         retry: RetryPolicy,
+        gangs: Gangs,
         enqueue: Callable[[Job, int], None],
         wake: Callable[[Trigger], None],
     ) -> None:
         self._world = world
         self._retry = retry
+        self._gangs = gangs
         self._enqueue = enqueue
         self._wake = wake
 
@@ -44,6 +45,8 @@ class Lives:
             if fact.state in RUN_ENDED:
                 self._world.act(Forget(run.id, run.backend))
             return
+        if fact.checkpoint_ms > run.checkpoint_ms:
+            run = self._world.change_run(run, checkpoint_ms=fact.checkpoint_ms)
         if run.state == "placed" and fact.state not in ("placed", "lost") and fact.reason_code != START_FAILED:
             # Also when its end is the first that we hear of it: it has run.
             run = self._world.change_run(run, to="running", started_ms=fact.at_ms)
@@ -74,9 +77,13 @@ class Lives:
         job = world.jobs[run.job]
         task = job.spec.task_of(run.member)
         world.table.let_go(run.node, task.request, Member(job.spec, task), run.grant)
+        mark = run.stop_requested
+        if not mark and state in ("failed", "lost"):
+            mark = self._gangs.mark_for(job, run, state, fact)
         run = world.change_run(
             run,
             to=state,
+            stop_requested=mark,
             finished_ms=fact.at_ms,
             exit_code=fact.exit_code,
             reason_code="permanent" if fact.permanent else fact.reason_code,
@@ -87,29 +94,72 @@ class Lives:
             reason_code=fact.reason_code,
         )  # fmt: skip
         self._wake("run_ended")
-        if state in ("failed", "lost"):
+        if marked(run, REPAIR) or marked(run, SHRUNK):
+            self._goes_on(job, run, now_ms)
+        elif state in ("failed", "lost"):
             self.stop_all(job, "sibling ended", now_ms)
         self.conclude(world.jobs[run.job], now_ms)
+
+    def _goes_on(self, job: Job, run: Run, now_ms: int) -> None:
+        """The gang lives on: the member is replaced, counted like a retry of the whole, or done without."""
+        failures, losses, pause_ms = job.failures, job.losses, 0
+        if marked(run, REPAIR) and run.state == "failed" and run.reason_code != START_FAILED:
+            failures += 1
+            pause_ms = self._retry.failed_run.pause_ms(job.id, failures)
+        elif marked(run, REPAIR) and run.state in ("failed", "lost"):
+            siblings = [other for other in self._world.runs[job.id].values() if other.id != run.id]
+            losses += not any(lost_together(other, run.finished_ms) for other in siblings)
+        if (failures, losses) != (job.failures, job.losses):
+            job = self._world.change_job(job, now_ms, failures=failures, losses=losses)
+        if run.state != "succeeded":
+            self._world.tell(
+                "gang.member_gone", now_ms, job=job.id, run=run.id, node=run.node, reason=run.stop_requested
+            )
+        self._gangs.look(job, now_ms, pause_ms=pause_ms)
 
     # ------------------------------------------------------------------------------------------------ ends
 
     def stop_all(self, job: Job, reason: str, now_ms: int) -> None:
         for run in self._world.live_runs(job.id):
-            if not run.stop_requested:
-                self._world.change_run(run, stop_requested=reason)
-                self._world.act(Stop(run.id, run.backend, job.spec.grace_ms, reason))
+            if not run.stop_requested or marked(run, REPAIR) or marked(run, SHRUNK):
+                self._stop(job, run, reason)
+
+    def shrink(self, run: Run, reason: str, now_ms: int) -> None:
+        """One member goes, and its gang goes on without it. `reason` begins with the word for that."""
+        assert reason.startswith(SHRUNK), reason
+        if not run.stop_requested:
+            self._stop(self._world.jobs[run.job], run, reason)
+
+    def leave(self, run: Run, reason: str, now_ms: int) -> None:
+        """A run must leave its node: alone if its gang replaces members, else the whole gang moves."""
+        job = self._world.jobs[run.job]
+        if job.spec.gang.on_failure != "repair" or job.spec.size == 1:
+            self.stop_all(job, reason, now_ms)
+        elif not run.stop_requested:
+            self._stop(job, run, f"{REPAIR} {reason}")
+
+    def _stop(self, job: Job, run: Run, reason: str) -> None:
+        if run.stop_requested != reason:
+            self._world.change_run(run, stop_requested=reason)
+            self._world.act(stop_order(job, run, reason))
 
     def conclude(self, job: Job, now_ms: int) -> None:
         """If no run of the attempt is live any more, the job ends or starts again."""
-        runs = sorted(self._world.runs.get(job.id, {}).values(), key=lambda run: (run.finished_ms, run.member))
-        if not runs or any(run.state not in RUN_ENDED for run in runs):
+        everyone = self._world.runs.get(job.id, {}).values()
+        if not everyone or any(run.state not in RUN_ENDED for run in everyone):
             return
+        of_members = everyone if len(everyone) == 1 else latest(everyone).values()
+        missing = [run for run in of_members if is_missing(run)]
+        runs = [run for run in of_members if run.state == "succeeded" or not (marked(run, SHRUNK) or is_missing(run))]
+        runs.sort(key=lambda run: (run.finished_ms, run.member))
         spec = job.spec
         failed = next((run for run in runs if run.state == "failed"), None)
         lost = next((run for run in runs if run.state == "lost"), None)
         moved = next(
-            (run for run in runs if run.state == "stopped" and run.stop_requested.partition(" ")[0] in _MOVED), None
+            (run for run in runs if run.state == "stopped" and run.stop_requested.partition(" ")[0] in MOVED), None
         )
+        if missing and not (failed or lost or moved or job.cancel_requested or job.requeue_requested):
+            return  # they are being brought back
         if job.cancel_requested:
             status = next((run.exit_code for run in runs if run.exit_code is not None), None)
             self.finish(job, "cancelled", now_ms, "CANCELLED", job.reason, exit_code=status)
@@ -120,12 +170,8 @@ class Lives:
         elif (failed is not None and failed.reason_code == START_FAILED) or (failed is None and lost is not None):
             culprit = failed or lost
             assert culprit is not None
-            losses, code = job.losses + 1, "START_FAILED" if failed else "LOST"
-            if spec.restart == "never" or losses > self._retry.max_losses:
-                self.finish(job, "failed", now_ms, code, culprit.reason, losses=losses)
-            else:
-                pause = self._retry.failed_start.pause_ms(job.id, losses)
-                self.again(job, now_ms, code, culprit.reason, losses=losses, pause_ms=pause)
+            code = "START_FAILED" if failed else "LOST"
+            self._after_loss(job, code, culprit.reason, now_ms)
         elif failed is not None:
             self._after_failure(job, failed, now_ms)
         elif spec.restart == "always":
@@ -133,11 +179,25 @@ class Lives:
         else:
             self.finish(job, "succeeded", now_ms, "", "", exit_code=0)
 
+    def _after_loss(self, job: Job, code: str, why: str, now_ms: int) -> None:
+        losses = job.losses + 1
+        if job.spec.restart == "never" or losses > self._retry.max_losses:
+            self.finish(job, "failed", now_ms, code, why, losses=losses)
+        else:
+            pause = self._pause_ms(self._retry.failed_start, job, losses)
+            self.again(job, now_ms, code, why, losses=losses, pause_ms=pause)
+
+    def _pause_ms(self, backoff: Backoff, job: Job, tries: int) -> int:
+        """Gangs wait longer: they need more to come together."""
+        return backoff.pause_ms(job.id, tries) * (self._retry.gang_factor if job.spec.size > 1 else 1)
+
     def _after_move(self, job: Job, moved: Run | None, now_ms: int) -> None:
         if job.requeue_requested or moved is None:
             self.again(job, now_ms, "REQUEUED", "requeued by a user")
         elif moved.stop_requested.startswith("preempted"):
             self.again(job, now_ms, "PREEMPTED", moved.stop_requested, preemptions=job.preemptions + 1)
+        elif moved.stop_requested.startswith("assembly"):
+            self._after_loss(job, "ASSEMBLY_TIMEOUT", moved.stop_requested.partition(" ")[2], now_ms)
         elif moved.stop_requested == "tainted":
             self.again(job, now_ms, "TAINTED", f"node {moved.node} has a NoExecute taint that it does not tolerate")
         else:
@@ -148,7 +208,7 @@ class Lives:
         code = {"timeout": "TIMEOUT", "oom": "OUT_OF_MEMORY", "error": "RUN_ERROR"}.get(failed.reason_code, "EXIT_CODE")
         text = failed.reason or f"member {failed.member} exited with {failed.exit_code}"
         if spec.restart == "always" or (spec.restart == "on_failure" and failures <= spec.retries):
-            pause = self._retry.failed_run.pause_ms(job.id, failures)
+            pause = self._pause_ms(self._retry.failed_run, job, failures)
             self.again(job, now_ms, code, f"{text}; retry {failures}", failures=failures, pause_ms=pause)
         else:
             self.finish(job, "failed", now_ms, code, text, exit_code=failed.exit_code, failures=failures)
@@ -169,6 +229,7 @@ class Lives:
             job, now_ms, to=state, reason_code=code, reason=reason, finished_ms=now_ms, exit_code=exit_code,
             failures=job.failures if failures is None else failures, losses=job.losses if losses is None else losses,
         )  # fmt: skip
+        self._gangs.forget(job.id)
         self._world.tell("job.ended", now_ms, job=job.id, state=state, exit_code=exit_code, reason_code=code)
         self._wake("job_ended")
 
@@ -194,6 +255,7 @@ class Lives:
             not_before_ms=now_ms + pause_ms if pause_ms else 0, queued_ms=now_ms, started_ms=0, finished_ms=0,
             exit_code=None,
         )  # fmt: skip
+        self._gangs.forget(job.id)
         self._world.drop_runs(job.id)
         self._world.tell("job.requeued", now_ms, job=job.id, reason_code=code, reason=reason)
         self._enqueue(job, now_ms)

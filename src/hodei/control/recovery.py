@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hodei.control.orders import start_orders, stop_order
 from hodei.control.world import World
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
-from hodei.model.job import Run
 from hodei.model.lifecycle import RUN_ENDED
 
 
@@ -31,11 +31,11 @@ def reconcile(
         if seen is not None:
             facts.append(seen)
             if seen.state not in RUN_ENDED and run.stop_requested:
-                orders.append(_stop(world, run))
+                orders.append(stop_order(world.jobs[run.job], run, run.stop_requested))
         elif run.state == "placed":
-            orders.append(_start(world, run))
+            orders += start_orders(world, run.job, [run])
             if run.stop_requested:
-                orders.append(_stop(world, run))
+                orders.append(stop_order(world.jobs[run.job], run, run.stop_requested))
         else:
             reason = f"backend {backend} no longer knows of it"
             facts.append(RunObserved(run.id, "lost", now_ms, reason_code="lost", reason=reason))
@@ -47,12 +47,3 @@ def reconcile(
                 # Nobody here wants it any more: it belongs to an attempt that is over.
                 orders.append(Stop(id, backend, 0, "not wanted"))
     return facts, orders
-
-
-def _start(world: World, run: Run) -> Start:
-    spec = world.jobs[run.job].spec
-    return Start(run, spec, spec.task_of(run.member))
-
-
-def _stop(world: World, run: Run) -> Stop:
-    return Stop(run.id, run.backend, world.jobs[run.job].spec.grace_ms, run.stop_requested)

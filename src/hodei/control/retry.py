@@ -25,9 +25,11 @@ class Backoff(Struct, frozen=True):
 
 
 class RetryPolicy(Struct, frozen=True):
-    """`max_losses`: how often a job may be started again after its run was lost through no fault of its own."""
+    """`max_losses`: how often a job may be started again after its run was lost through no fault of its own.
+    `gang_factor`: how many times longer gangs of several members pause."""
 
     failed_run: Backoff = Backoff()
     failed_start: Backoff = Backoff(max_ms=30_000)
     failed_plugin: Backoff = Backoff(max_ms=10_000)
     max_losses: int = 3
+    gang_factor: int = 3

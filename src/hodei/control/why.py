@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hodei.control.controller import Controller
+from hodei.control.gangs import latest
 from hodei.control.patience import soonest_end
 from hodei.control.repair import repairs
 from hodei.engine.cycle import Engine
@@ -50,12 +51,9 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
 
 def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Explanation:
     """For a job that was placed at least once: where, and why there. Needs the job and its runs alone."""
-    latest = [run for run in runs if run.attempt == job.attempt]
-    places = tuple(
-        Placement(run.node, run.task, run.member, run.id, run.state, run.decision)
-        for run in sorted(latest, key=lambda run: run.member)
-    )
-    nodes = sorted({run.node for run in latest})
+    gang = list(latest(run for run in runs if run.attempt >= job.first_attempt).values())
+    places = tuple(Placement(run.node, run.task, run.member, run.id, run.state, run.decision) for run in gang)
+    nodes = sorted({run.node for run in gang})
     where = f" on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}" if nodes else ""
     status: Status
     if job.state in JOB_ENDED:
@@ -63,6 +61,8 @@ def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Expl
         text = f"{job.state}{where}{': ' + job.reason if job.reason else ''}"
     elif job.state == "running":
         status, code, text = "running", "RUNNING", f"running{where}"
+        if job.reason and not job.cancel_requested:
+            code, text = job.reason_code, f"{text}: {job.reason}"
     else:
         status, code, text = "placed", "PLACED", f"placed{where}, about to start"
     if job.cancel_requested and status != "ended":

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 
 from msgspec import Struct
 
-from hodei.model.ids import JobId
+from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JobSpec, TaskSpec
 
 
@@ -21,7 +21,7 @@ class Gang(Struct):
     """The members that must be placed together. `order` is given by the profile's queue_sort, smallest first.
 
     For each of `members`: the numbers of those that are `needed` (placed all, or nothing is), and of those that are
-    taken along if there is room for them too (`extra`).
+    taken along if there is room for them too (`extra`). `joins`: they join a gang that runs already, on `beside`.
     """
 
     id: JobId
@@ -37,6 +37,8 @@ class Gang(Struct):
     attempts: int = 0
     last_attempt_ms: int = 0
     queued_ms: int = 0
+    joins: bool = False
+    beside: tuple[NodeName, ...] = ()
 
     @property
     def size(self) -> int:

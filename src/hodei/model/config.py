@@ -33,6 +33,7 @@ class BackoffConfig(Struct, frozen=True, forbid_unknown_fields=True):
     factor: int = 2
     max: str = "1m"
     jitter: float = 0.1
+    gang_factor: int = 3
 
 
 class PreemptionConfig(Struct, frozen=True, forbid_unknown_fields=True):

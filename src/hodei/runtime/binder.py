@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from hodei.control.lives import START_FAILED
+from hodei.control.gangs import START_FAILED
 from hodei.model.effects import Act, Forget, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import Fact, RunObserved

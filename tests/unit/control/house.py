@@ -68,7 +68,7 @@ class House:
         facts: list[Fact] = [MarksRestored(marks) for marks in self.marks.values()]
         for id, job in sorted(self.jobs.items()):
             if not job.finished_ms:
-                runs = [run for run in self.runs.values() if run.job == id and run.attempt == job.attempt]
+                runs = [run for run in self.runs.values() if run.job == id and run.attempt >= job.first_attempt]
                 facts.append(JobRestored(job, tuple(runs)))
         self.learn(*facts)
         return self.learn(*(NodeJoined(node) for node in nodes))

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from builders import a_node, a_task
-from hodei.control.lives import START_FAILED
+from hodei.control.gangs import START_FAILED
 from hodei.model.effects import Forget, Stop
 from hodei.model.facts import JobCancelled, JobHeld, JobReleased, JobRequeued, NodeLost, NodeMarked
 from unit.control.house import House, a_house, some_nodes
@@ -203,6 +203,8 @@ def test_a_lost_member_stops_its_siblings_and_the_gang_starts_again_whole():
         house.see(run, "stopped", 143)
     assert (house.state(), house.jobs[1].losses) == ("pending", 1)
     house.later(1000)
+    assert house.started() == [], "gangs pause longer"
+    house.later(2000)
     assert house.started() == ["1.0.2", "1.1.2", "1.2.2"]
 
 

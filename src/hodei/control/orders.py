@@ -1,0 +1,30 @@
+"""Orders to start and stop runs, with all that a backend needs to know in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hodei.control.world import World
+from hodei.model.effects import Start, Stop
+from hodei.model.ids import JobId
+from hodei.model.job import Job, Run
+
+# Past this many members each is told the first address only: all of them in every order would be too much.
+_ADDRESSES_TOLD = 1000
+# Why a run may be told to go without being to blame: its work is saved first, if it can be.
+MOVED = ("requeued", "drained", "tainted", "preempted", "assembly")
+
+
+def start_orders(world: World, job: JobId, runs: Iterable[Run]) -> list[Start]:
+    """Orders for runs of one job, with the size and the addresses of the gang as it will be then."""
+    spec = world.jobs[job].spec
+    together = sorted(world.live_runs(job), key=lambda run: run.rank)
+    nodes = [world.nodes.get(run.node) for run in together[: None if len(together) <= _ADDRESSES_TOLD else 1]]
+    known = tuple(node.address for node in nodes if node is not None and node.address)
+    addresses = known if len(known) == len(nodes) else ()
+    return [Start(run, spec, spec.task_of(run.member), len(together), addresses) for run in runs]
+
+
+def stop_order(job: Job, run: Run, reason: str) -> Stop:
+    saved_first = job.spec.checkpoint.hooked and reason.partition(" ")[0] in (*MOVED, "repair", "shrunk")
+    return Stop(run.id, run.backend, job.spec.grace_ms, reason, job.spec.checkpoint if saved_first else None)
