@@ -79,8 +79,8 @@ class Auditor:
 
     def attempt(self, job: int) -> list[Run]:
         return sorted(
-            (run for run in self.runs.values() if run.job == job and run.attempt == self.jobs[job].attempt),
-            key=lambda run: run.member,
+            (run for run in self.runs.values() if run.job == job and run.attempt >= self.jobs[job].first_attempt),
+            key=lambda run: (run.attempt, run.member),
         )
 
     # ---------------------------------------------------------------------------------------- auditing
@@ -164,10 +164,20 @@ class Auditor:
     def _gangs(self, started: Mapping[str, Run], before: Mapping[str, Run]) -> None:
         for id in {run.job for run in started.values()}:
             mine, job = [run for run in started.values() if run.job == id], self.jobs[id]
-            assert sorted(run.member for run in mine) == list(range(job.spec.size)), f"job {id} started in part"
             assert {run.attempt for run in mine} == {job.attempt}, f"job {id} started two attempts at once"
-            assert job.state == "scheduled", f"job {id} was started and is {job.state}"
             assert not [run for run in before.values() if run.job == id and run.attempt == job.attempt]
+            if job.attempt == job.first_attempt:
+                assert job.state == "scheduled", f"job {id} was started and is {job.state}"
+                first = 0
+                for task in job.spec.tasks:
+                    there = sorted(run.member for run in mine if first <= run.member < first + task.count)
+                    assert there == list(range(first, first + len(there))), f"job {id} started with gaps"
+                    assert len(there) >= task.needed, f"job {id} started in part"
+                    first += task.count
+                assert sorted(run.rank for run in mine) == list(range(len(mine))), f"job {id} has ranks with gaps"
+            else:
+                assert job.state in ("scheduled", "running"), f"members joined job {id}, which is {job.state}"
+                assert job.spec.gang.elastic or job.spec.gang.on_failure == "repair", f"members joined job {id}"
 
     def _rules(self, started: Mapping[str, Run]) -> None:
         nodes, used = {node.name: node for node in self.nodes()}, self.used()
@@ -184,12 +194,14 @@ class Auditor:
                     assert used[run.node][name] <= node.capacity.get(name, 0), f"{run.node} is over-committed in {name}"
 
     def _one_attempt(self) -> None:
-        attempts: dict[int, set[int]] = {}
+        members: dict[int, list[int]] = {}
         for run in self.live():
-            attempts.setdefault(run.job, set()).add(run.attempt)
-        double = {job: found for job, found in attempts.items() if len(found) > 1}
-        assert not double, f"several attempts at once: {double}"
-        for job in attempts:
+            members.setdefault(run.job, []).append(run.member)
+            assert run.attempt >= self.jobs[run.job].first_attempt, f"{run.id} is left from an attempt that is over"
+        for job, numbers in members.items():
+            assert len(numbers) == len(set(numbers)), f"a member of job {job} runs twice: {numbers}"
+            ranks = [run.rank for run in self.live() if run.job == job]
+            assert len(ranks) == len(set(ranks)), f"two members of job {job} have one rank: {ranks}"
             assert self.jobs[job].state in ("scheduled", "running"), (
                 f"job {job} is {self.jobs[job].state} with live runs"
             )

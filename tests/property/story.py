@@ -15,7 +15,7 @@ from msgspec import structs
 from builders import NOW_MS, a_job
 from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller, Step
-from hodei.control.lives import START_FAILED
+from hodei.control.gangs import START_FAILED
 from hodei.control.preempting import PreemptionPolicy
 from hodei.model.facts import (
     Fact,
@@ -180,14 +180,15 @@ class Story:
         for those who wait until their victims have gone."""
         table, used = self.controller.world.table, self.auditor.used()
         kept = [place for hold in self.controller.preempting.holds.values() for place in hold.places]
-        for name, member in kept:
+        kept += [place for repair in self.controller.gangs.repairs.values() for place in repair.kept]
+        for name, member, _ in kept:
             for resource, amount in member.task.request.items():
                 used.setdefault(name, {})[resource] = used.get(name, {}).get(resource, 0) + amount
         for row, name in enumerate(table.names):
             books = {resource: amount for resource, amount in used.get(name, {}).items() if amount}
             assert table.usage(row) == books, f"{name}: {table.usage(row)} in the table, {books} by the saved runs"
             assert table.runs[row] == sum(run.node == name for run in self.auditor.live()) + sum(
-                place == name for place, _ in kept
+                place.node == name for place in kept
             )
         assert table.names == sorted(self.auditor.offered)
         ours, theirs = ([_taints_in_order(node) for node in side] for side in (table.nodes, self.auditor.nodes()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from builders import a_job_spec, a_node, a_task
 from hodei.engine.profile import Profile
 from hodei.model.config import ProfileConfig, SchedulingConfig
-from hodei.model.job import Affinity, BackendChoice, JobSpec, NodeTerm, PreferredTerm, TaskSpec, Toleration
+from hodei.model.job import Affinity, BackendChoice, GangRules, JobSpec, NodeTerm, PreferredTerm, TaskSpec, Toleration
 from hodei.model.node import Location, Node, Taint
 from hodei.model.selector import Requirement
 from hodei.plugins.registry import build_profiles
@@ -72,11 +72,21 @@ tolerations = st.sampled_from(
 )
 
 
+GANGS = (
+    GangRules(on_failure="repair"),
+    GangRules(on_failure="repair", elastic=True),
+    GangRules(elastic=True),
+    GangRules(assembly_timeout_ms=1000),
+)
+
+
 @st.composite
 def plain_tasks(draw: st.DrawFn, name: str = "main") -> TaskSpec:
     """Room is all that they ask for."""
     cpu, memory = draw(st.sampled_from(("500m", "1", "2"))), draw(st.sampled_from(("0", "1Gi", "3Gi")))
-    return a_task(name, cpu=cpu, memory=memory, count=draw(mostly(1, 2, 3)), tolerations=draw(tolerations))
+    count = draw(st.sampled_from((1, 1, 2, 3)))
+    least = draw(st.sampled_from((0, 1))) if count > 1 else 0
+    return a_task(name, cpu=cpu, memory=memory, count=count, min_count=least, tolerations=draw(tolerations))
 
 
 @st.composite
@@ -122,6 +132,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         restart=draw(mostly("on_failure", "never", "always")),
         scheduling_timeout_ms=draw(mostly(0, 30_000)),
         estimate_ms=draw(mostly(0, 90_000)),
+        gang=draw(st.sampled_from((GangRules(), *GANGS))),
     )
 
 
