@@ -276,6 +276,7 @@ SECTIONS = {
     "scheduling.admission": ("scheduling", "AdmissionConfig"),
     "scheduling.preemption": ("scheduling", "PreemptionConfig"),
     "nodes": ("nodes", "NodeConfig"),
+    "nodes.sockets": ("nodes", "SocketConfig"),
 }
 
 

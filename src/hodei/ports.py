@@ -141,7 +141,9 @@ class Backend(Protocol):
         ...
 
     async def stop(self, orders: Sequence[Stop]) -> None:
-        """TERM to the whole run, KILL after its grace period. Idempotent; unknown runs are ignored."""
+        """Let the run save its work as the order's checkpoint says, if it says so; then TERM to the whole run, KILL
+        after its grace period. Idempotent: a second order never begins anew, one that comes to an earlier end
+        shortens what is left. Unknown runs are ignored."""
         ...
 
     async def observe(self) -> list[RunObserved]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,11 @@ from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.control.preempting import PreemptionPolicy
 from hodei.control.retry import Backoff, RetryPolicy
-from hodei.model.config import Config, NodeConfig, SchedulingConfig
+from hodei.model.config import Config, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.errors import InvalidInput
-from hodei.model.node import Location, Node, Taint
+from hodei.model.node import Location, Node, Socket, Taint
 from hodei.model.quantity import MAX_DURATION_MS, parse_duration_ms, parse_quantity
-from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, parse_resources
+from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, human_amount, parse_resources
 from hodei.model.text import did_you_mean
 from hodei.plugins.registry import build_profiles
 from hodei.ports import Backend, Store
@@ -27,9 +28,11 @@ from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.service import Service
 from hodei.store.sqlite import SqliteStore
 from hodei.wire.names import word
+from hodei.wire.numbers import parse_numbers
 from hodei.wire.views import Check
 
 MAX_COST = 1_000_000
+_HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)")
 
 
@@ -52,7 +55,7 @@ def _in_words(error: str) -> str:
     found = re.search(r"unknown field `([^`]*)`", error)
     if not found:
         return error
-    structs = [Config, *(field.type for field in msgspec.structs.fields(Config)), NodeConfig]
+    structs = [Config, *(field.type for field in msgspec.structs.fields(Config)), NodeConfig, SocketConfig]
     known = {
         name for struct in structs if isinstance(struct, type) for name in getattr(struct, "__struct_fields__", ())
     }
@@ -91,6 +94,8 @@ def node_offer(config: NodeConfig) -> NodeOffer:
         taints = tuple(parse_taint(taint) for taint in config.taints)
         data = tuple(word(name) for name in config.data)
         overcommit = _overcommit(config.overcommit, {*capacity, STORAGE})
+        sockets = _sockets(config.sockets, capacity[CPU], capacity[GPU])
+        address = _address(config.address)
         if not 0 <= config.cost <= MAX_COST:
             raise InvalidInput(f"a cost of {config.cost}", hint=f"what an hour costs, from 0 to {MAX_COST}")
     except InvalidInput as error:
@@ -106,7 +111,38 @@ def node_offer(config: NodeConfig) -> NodeOffer:
         data=data,
         cost_milli=round(config.cost * 1000),
         overcommit_percent=overcommit,
+        sockets=sockets,
+        address=address,
     )
+
+
+def _sockets(given: tuple[SocketConfig, ...], cpu_milli: int, gpu_milli: int) -> tuple[Socket, ...]:
+    """The sockets by number. A core or GPU in two of them, or more of them than the node has, is a slip."""
+    sockets = tuple(Socket(parse_numbers(one.cpus), parse_numbers(one.gpus)) for one in given)
+    cpus = [cpu for socket in sockets for cpu in socket.cpus]
+    gpus = [gpu for socket in sockets for gpu in socket.gpus]
+    if any(not socket.cpus and not socket.gpus for socket in sockets):
+        raise InvalidInput("a socket with neither cpus nor gpus", hint='write sockets = [{cpus = "0-3", gpus = "0"}]')
+    for what, numbers, milli in (("cpu", cpus, cpu_milli), ("gpu", gpus, gpu_milli)):
+        if len(set(numbers)) < len(numbers):
+            raise InvalidInput(f"the sockets name a {what} twice", hint="each belongs to one socket")
+        if len(numbers) * 1000 >= milli + 1000:
+            raise InvalidInput(
+                f"more {what}s in the sockets ({len(numbers)}) than {what} = {human_amount(what, milli)}",
+                hint=f"write {what} = {len(numbers)}, or name fewer",
+            )
+    return sockets
+
+
+def _address(text: str) -> str:
+    """A host name or an IP address; it is handed to members as it is."""
+    if text and not _HOST.fullmatch(text):
+        try:
+            ip_address(text)
+        except ValueError:
+            hint = "write a host name or an IP address, without a port"
+            raise InvalidInput(f"{text[:80]!r} is not an address", hint=hint) from None
+    return text
 
 
 def _overcommit(ratios: dict[str, float], known: set[str]) -> dict[str, int]:
@@ -144,6 +180,8 @@ def instant_node(offer: NodeOffer) -> Node:
         data=offer.data,
         cost_milli=offer.cost_milli,
         overcommit_percent=offer.overcommit_percent,
+        sockets=offer.sockets,
+        address=offer.address,
     )
 
 

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from agent_host import Desk, a_host, alive, an_order, until
 from builders import a_node
 from hodei.backends.instant import InstantBackend
-from hodei.model.effects import Forget
+from hodei.model.effects import Forget, Stop
 from hodei.model.errors import BackendRefused, NotFound
+from hodei.model.job import Checkpoint
+from hodei.model.node import Grant
 
 Story = Callable[[Desk], Coroutine[Any, Any, None]]
 
@@ -82,6 +85,8 @@ def test_stopping_unknown_and_ended_runs_is_no_error(place, tmp_path):
         (end,) = await desk.run(an_order(1))
         await desk.stop("1.0.1")
         await desk.stop("77.0.1")
+        hook = Checkpoint(signal="USR1")
+        await desk.backend.stop([Stop(run, desk.backend.name, 0, "enough", hook) for run in ("1.0.1", "77.0.1")])
         assert (await desk.backend.known())["1.0.1"] == end
 
     tell(place, tmp_path, story)
@@ -244,12 +249,59 @@ def test_the_environment_is_exactly_what_was_asked_for(place, tmp_path, asked, m
         seen = dict(pair.split("=", 1) for pair in (await desk.log("1.0.1")).decode().split("\0") if pair)
         own = {
             "HODEI_JOB_ID": "1", "HODEI_RUN_ID": "1.0.1", "HODEI_TASK": "main", "HODEI_RANK": "0",
-            "HODEI_WORLD_SIZE": "1", "HODEI_ATTEMPT": "1", "HODEI_NODE": "n1", "HODEI_PROJECT": "ml",
-            "HODEI_QOS": "burstable",
+            "HODEI_MEMBER": "0", "HODEI_WORLD_SIZE": "1", "HODEI_MIN_WORLD_SIZE": "1", "HODEI_MAX_WORLD_SIZE": "1",
+            "HODEI_ATTEMPT": "1", "HODEI_NODE": "n1", "HODEI_PROJECT": "ml", "HODEI_QOS": "burstable",
+            "HODEI_CHECKPOINT_FILE": seen["HODEI_CHECKPOINT_FILE"],
         }  # fmt: skip
         given = {name: os.environ[name] for name in ("HOME", "USER", "LOGNAME", "LANG", "TZ") if name in os.environ}
         given["PATH"] = os.environ["PATH"]
         assert seen == {**given, "PWD": "/tmp", **asked, **own}
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_a_run_is_told_its_place_among_the_others_and_which_parts_are_its_own(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        order = an_order(1, "/usr/bin/env", env={"HODEI_RANK": "99", "CUDA_VISIBLE_DEVICES": "all"}, count=4)
+        core = min(os.sched_getaffinity(0))
+        grant = Grant(cpus=(core,), gpus=((2, 1000), (5, 250)))
+        run = structs.replace(order.run, member=3, rank=1, grant=grant)
+        await desk.run(structs.replace(order, run=run, world_size=2, addresses=("10.0.0.1", "10.0.0.2")))
+        seen = set((await desk.log("1.0.1")).decode().splitlines())
+        assert seen > {
+            "HODEI_RANK=1", "HODEI_MEMBER=3", "HODEI_WORLD_SIZE=2", "HODEI_MAX_WORLD_SIZE=4",
+            "HODEI_ADDRESSES=10.0.0.1,10.0.0.2", "HODEI_MASTER_ADDRESS=10.0.0.1",
+            f"HODEI_CPUS={core}", "HODEI_GPUS=2,5", "CUDA_VISIBLE_DEVICES=2,5", "HODEI_GPU_MILLI=250",
+        }  # fmt: skip
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"signal": "USR1"}, id="by a signal"),
+        pytest.param({"command": ("/bin/sh", "-c", 'echo saved; touch "$HODEI_CHECKPOINT_FILE"')}, id="by a command"),
+    ],
+)
+def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(place, tmp_path, how):
+    async def story(desk: Desk) -> None:
+        hook = Checkpoint(timeout_ms=3_600_000, **how)
+        script = """
+            trap 'echo saved; touch "$HODEI_CHECKPOINT_FILE"' USR1; trap 'echo told to go; exit 9' TERM
+            echo ready; while :; do sleep 0.02; done
+        """
+        await desk.backend.start([an_order(1, "/bin/sh", "-c", script, checkpoint=hook)])
+        await desk.log_has("1.0.1", b"ready")
+        stop = Stop("1.0.1", desk.backend.name, 600_000, "preempted by 7", hook)
+        await desk.backend.stop([stop])
+        await desk.backend.stop([stop])
+        end = await desk.end_of("1.0.1")
+        assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "preempted by 7")
+        assert await desk.log("1.0.1") == b"ready\nsaved\ntold to go\n"
+        assert desk.heard[0].at_ms <= end.checkpoint_ms <= end.at_ms
 
     tell(place, tmp_path, story)
 

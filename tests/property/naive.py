@@ -81,12 +81,12 @@ def members(spec: JobSpec) -> list[TaskSpec]:
 
 
 def can_start(spec: JobSpec, nodes: Sequence[Node], used: Mapping[str, Mapping[str, int]]) -> bool:
-    """Is there any way at all to put the whole gang somewhere? Every way is tried."""
+    """Is there any way at all to put all needed members somewhere? Every way is tried."""
     return next(ways(spec, nodes, used), None) is not None
 
 
 def ways(spec: JobSpec, nodes: Sequence[Node], used: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Node, ...]]:
-    gang = members(spec)
+    gang = [task for task in spec.tasks for _ in range(task.needed)]
     homes = []
     for task in gang:
         allowed = [node for node in nodes if not refusals(spec, task, node) and has_room(task, node, used[node.name])]

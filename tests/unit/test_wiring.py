@@ -9,10 +9,14 @@ import pytest
 
 from builders import a_job_spec, a_run, a_task
 from hodei.backends.local import LocalBackend
+from hodei.backends.local_order import start_order
 from hodei.model.config import NodeConfig
+from hodei.model.config import SocketConfig as S
 from hodei.model.effects import Start
 from hodei.model.errors import InvalidInput
+from hodei.model.node import Socket
 from hodei.wire.render import node_view
+from hodei.wire.views import SocketView
 from hodei.wiring import instant_node, load_config, node_offer
 
 TOML = """
@@ -23,16 +27,21 @@ storage = "10Gi"
 data = ["imagenet", "words"]
 cost = 0.35
 overcommit = {cpu = 2.0, disk = 0.5}
+gpu = 3
+sockets = [{cpus = "0-1", gpus = "0,2"}, {cpus = [3, 2], gpus = 1}]
+address = "10.0.0.7"
 """
 
 
-def test_data_cost_and_overcommit_reach_the_offer(tmp_path: Path):
+def test_what_is_said_of_a_node_reaches_the_offer(tmp_path: Path):
     (tmp_path / "config.toml").write_text(TOML)
     (node,) = load_config(tmp_path / "config.toml").nodes
     offer = node_offer(node)
     assert offer.data == ("imagenet", "words")
     assert offer.cost_milli == 350
     assert offer.overcommit_percent == {"cpu": 200, "ephemeral-storage": 50}
+    assert offer.sockets == (Socket((0, 1), (0, 2)), Socket((2, 3), (1,)))
+    assert offer.address == "10.0.0.7"
 
 
 @pytest.mark.parametrize("instant", [True, False])
@@ -48,6 +57,8 @@ def test_they_reach_the_node_and_its_view_whatever_runs_it(tmp_path: Path, insta
     assert view.used["cpu"] == "6"
     assert view.overcommit == {"cpu": 2.0, "ephemeral-storage": 0.5}
     assert (view.cost, view.data) == (0.35, ["imagenet", "words"])
+    assert view.sockets == [SocketView([0, 1], [0, 2]), SocketView([2, 3], [1])]
+    assert view.address == "10.0.0.7"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +72,19 @@ def test_they_reach_the_node_and_its_view_whatever_runs_it(tmp_path: Path, insta
         pytest.param({"cost": -1.0}, "a cost of -1", id="a negative cost"),
         pytest.param({"cost": float("inf")}, "a cost of inf", id="an infinite cost"),
         pytest.param({"data": ("a b",)}, "'a b' is not a name", id="a data set with a space"),
+        pytest.param({"cpu": 2, "sockets": (S("0"), S("0-1"))}, "name a cpu twice", id="a core in two sockets"),
+        pytest.param({"cpu": 2, "sockets": (S("0,0"),)}, "named twice", id="a core twice in one socket"),
+        pytest.param({"cpu": 4, "sockets": (S("3-0"),)}, "3-0 is not a range", id="a range the wrong way round"),
+        pytest.param({"cpu": 4, "sockets": (S("a"),)}, "'a' is not a number or a range", id="not a number"),
+        pytest.param({"cpu": 4, "sockets": (S((-1,)),)}, "-1 is out of range", id="a negative core"),
+        pytest.param(
+            {"sockets": (S("0-3"),)}, "more cpus in the sockets \\(4\\) than cpu = 1", id="more cores than it has"
+        ),
+        pytest.param(
+            {"sockets": (S("0", "0"),)}, "more gpus in the sockets \\(1\\) than gpu = 0", id="more GPUs than it has"
+        ),
+        pytest.param({"sockets": (S(),)}, "neither cpus nor gpus", id="an empty socket"),
+        pytest.param({"address": "10.0.0.1:80"}, "'10.0.0.1:80' is not an address", id="an address with a port"),
     ],
 )
 def test_mistakes_name_the_node(given, words):
@@ -68,12 +92,26 @@ def test_mistakes_name_the_node(given, words):
         node_offer(NodeConfig("n1", **given))
 
 
-def test_a_run_is_told_the_class_of_its_own_task(tmp_path: Path):
+@pytest.mark.parametrize("address", ["", "node-7.example.com", "10.0.0.1", "fe80::1"])
+def test_an_address_is_a_host_name_or_an_ip_address(address: str):
+    assert node_offer(NodeConfig("n1", address=address)).address == address
+
+
+def test_half_a_gpu_may_be_a_numbered_one():
+    assert node_offer(NodeConfig("n1", gpu="500m", sockets=(S("0", "3"),))).sockets == (Socket((0,), (3,)),)
+
+
+def test_an_unknown_key_of_a_socket_is_named_with_the_one_that_was_meant(tmp_path: Path):
+    (tmp_path / "config.toml").write_text('[[nodes]]\nname = "a"\nsockets = [{cpuss = "0"}]\n')
+    with pytest.raises(InvalidInput, match=r"unknown field `cpuss`.*did you mean 'cpus'"):
+        load_config(tmp_path / "config.toml")
+
+
+def test_a_run_is_told_the_class_of_its_own_task():
     best = a_task("a", limits={"cpu": 1000, "memory": 2**30})
     spec = a_job_spec(tasks=(best, a_task("b", cpu="0", memory="0")))
-    backend = LocalBackend(home=tmp_path, installation="i", epoch=1)
     told = [
-        backend._wire(Start(a_run(member=i, task=task.name), spec, task)).env["HODEI_QOS"]
+        start_order(Start(a_run(member=i, task=task.name), spec, task)).env["HODEI_QOS"]
         for i, task in enumerate(spec.tasks)
     ]
     assert told == ["guaranteed", "best-effort"]

@@ -1,6 +1,6 @@
 """The agent's memory: an append-only file of JSON lines, one per step in the life of a run.
 
-Steps: `claimed` (before anything is started), `started`, `stopping`, `done`, `forgotten`; and `epoch` for each
+Steps: `claimed` (before anything is started), `started`, `saved`, `stopping`, `done`, `forgotten`; and `epoch` for each
 installation. Lines are gathered and written together; `sync` makes all of them durable with one fdatasync.
 A torn or foreign line is skipped: it was never told to anyone.
 """

@@ -90,8 +90,9 @@ class Fences:
             self.remove(groups)
             raise
         address_space = limits.memory_bytes // 1024 if "memory" not in wanted else 0
-        cpus = limits.cpus
-        if not cpus and limits.cpu_milli and "cpu" not in wanted:
+        # Cores that this host does not have (a node may pretend to) cannot be stayed on: then on all of them.
+        cpus = tuple(sorted(set(limits.cpus) & os.sched_getaffinity(0))) if limits.cpus else ()
+        if not limits.cpus and limits.cpu_milli and "cpu" not in wanted:
             cpus = self._some_cpus(-(-limits.cpu_milli // 1000))
         return Fence(groups, address_space, cpus)
 

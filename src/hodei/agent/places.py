@@ -17,6 +17,9 @@ SPARES_KEPT = 1000
 # Lines in a status file carry the run's name, so they may stay when it is used again. (Emptying it would be dear:
 # ext4 writes a file that was emptied and filled again to the disk at once.)
 STATUS_LIMIT = 4096
+# Where a run's mark of its last checkpoint is, if it names no place of its own, and where a checkpoint command's end is.
+MARK, HOOK = "checkpoint", "hook"
+_KEPT = {"status", *logs.STREAMS, *(f"{stream}.gap" for stream in logs.STREAMS)}
 
 
 class Places:
@@ -45,6 +48,8 @@ class Places:
         """The run is forgotten: keep what it said, or nothing."""
         try:
             silent = all(_silent_and_closed(f"{path}/{stream}") for stream in logs.STREAMS)
+            for name in set(os.listdir(path)) - _KEPT:
+                _remove(f"{path}/{name}")
             short = silent and os.stat(f"{path}/status").st_size < STATUS_LIMIT
             if short and len(self._spares) < SPARES_KEPT:
                 self._spares.append(path)
@@ -64,6 +69,13 @@ class Places:
                 path = self.path(installation, name)
                 if f"{installation}/{name}" not in kept and _last_said_s(path) < before_s:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        shutil.rmtree(path)
 
 
 def _silent_and_closed(path: str) -> bool:

@@ -78,6 +78,18 @@ def child_has_begun(pid: int) -> bool | None:
     return any(_cmdline(child) != own for child in children)
 
 
+def child_of(pid: int) -> int:
+    """The first child of `pid`; 0 if it has none. Costs a look at every process where the kernel keeps no list."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return int((file.read().split() or ["0"])[0])
+    except ProcessLookupError:
+        return 0
+    except OSError:
+        names = sorted((name for name in os.listdir("/proc") if name.isdigit()), key=int)
+        return next((int(name) for name in names if (fields := _stat(int(name))) and int(fields[1]) == pid), 0)
+
+
 def _cmdline(pid: str) -> bytes:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:

@@ -88,7 +88,7 @@ def _adopt(runs: Runs, run: Run, pid: int) -> None:
     runs.live[pid] = run
     runs.arm_timeout(run)
     if run.stop_code:
-        runs.carry_out_stop(run, term=True)
+        runs.stops.carry_out(run)
     _watch(runs, run)
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import signal
 from collections.abc import Mapping
 from typing import Any
 
+from hodei.agent.hook import Hook
 from hodei.agent.limits import Limits
+from hodei.agent.looks import Seen
+from hodei.agent.places import MARK
 
 LOG_CAP = 64 << 20
 GRACE_MS = 10_000
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _INSTALLATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+# Files are stamped by a clock that may lag behind ours by so much.
+STAMP_LAG_MS = 10
 
 Observation = dict[str, Any]
 
@@ -28,19 +35,25 @@ def check_installation(name: object) -> str:
 
 
 class Run:
-    """`state`: claimed, running, or one of the ends in `observation`. `key` is unique over all installations."""
+    """`state`: claimed, running, or one of the ends in `observation`. `key` is unique over all installations.
+
+    `checkpoint_file` is looked at now and then if `watched`; `seen` is what was there last. While a stop waits for the
+    work to be saved, `hook` is set; `hook_begun` when that is on its way (`hook_before`: how the file stood then),
+    `hook_note` when it went wrong.
+    """
 
     __slots__ = (
-        "argv", "cgroups", "claimed_ms", "directory", "end", "env", "grace_ms", "installation", "key",
-        "kill_at_boot_ms", "limits", "log_cap", "name", "pid", "started_boot_ms", "started_ms", "stop_code",
-        "stop_reason", "timeout_ms", "timers", "workdir",
+        "argv", "cgroups", "checkpoint_file", "checkpoint_ms", "claimed_ms", "directory", "end", "env", "grace_ms",
+        "hook", "hook_before", "hook_begun", "hook_note", "hook_until_boot_ms", "installation", "key", "kill_at_boot_ms", "limits",
+        "log_cap", "name", "pid", "seen", "started_boot_ms", "started_ms", "stop_code", "stop_grace_ms", "stop_reason",
+        "timeout_ms", "timers", "watched", "workdir",
     )  # fmt: skip
 
     def __init__(self, installation: str, name: str, directory: str) -> None:
         self.installation, self.name, self.directory = installation, name, directory
         self.key = f"{installation}/{name}"
         self.argv: tuple[str, ...] = ()
-        self.env: Mapping[str, str] = {}
+        self.env: dict[str, str] = {}
         self.workdir = "/"
         self.limits = Limits()
         self.cgroups: tuple[str, ...] = ()
@@ -48,7 +61,12 @@ class Run:
         self.claimed_ms = self.started_ms = self.started_boot_ms = 0
         self.pid = 0
         self.stop_code = self.stop_reason = ""
-        self.kill_at_boot_ms = 0
+        self.kill_at_boot_ms = self.stop_grace_ms = 0
+        self.hook: Hook | None = None
+        self.hook_begun, self.hook_note, self.hook_until_boot_ms = False, "", 0
+        self.checkpoint_file, self.watched, self.checkpoint_ms = f"{directory}/{MARK}", False, 0
+        self.seen: Seen | None = None
+        self.hook_before: Seen | None = None
         self.timers: list[Any] = []
         self.end: Observation | None = None
 
@@ -62,8 +80,25 @@ class Run:
         if self.end is not None:
             return self.end
         if self.pid:
-            return {"run": self.name, "state": "running", "at_ms": self.started_ms}
+            return self._with_checkpoint({"run": self.name, "state": "running", "at_ms": self.started_ms})
         return {"run": self.name, "state": "placed", "at_ms": self.claimed_ms}
+
+    def _with_checkpoint(self, observation: Observation) -> Observation:
+        if self.checkpoint_ms:
+            observation["checkpoint_ms"] = self.checkpoint_ms
+        return observation
+
+    def saved(self, seen: Seen | None, now_ms: int) -> bool:
+        """The checkpoint file stands like this. True if it says that work was saved since we last knew.
+        What was there before the run says nothing about the run's own work."""
+        if seen is None or seen == self.seen:
+            return False
+        self.seen = seen
+        at_ms = min(seen[0] // 1_000_000, now_ms)
+        if at_ms < self.claimed_ms - STAMP_LAG_MS or at_ms <= self.checkpoint_ms:
+            return False
+        self.checkpoint_ms = at_ms
+        return True
 
     def take_orders(self, order: Mapping[str, Any], base_env: Mapping[str, str]) -> None:
         """Fill in what the server asks for. BadOrder if that can never work."""
@@ -81,6 +116,13 @@ class Run:
         self.workdir = workdir if workdir.startswith("/") else f"{base_env.get('HOME') or '/'}/{workdir}"
         if "\0" in self.workdir:
             raise BadOrder("the working directory holds a NUL character")
+        file = order.get("checkpoint_file")
+        if file is not None:
+            if not isinstance(file, str) or "\0" in file:
+                raise BadOrder("the checkpoint's file can not be a file's name")
+            self.watched = True
+            self.checkpoint_file = posixpath.join(self.workdir, file) if file else self.checkpoint_file
+        self.env["HODEI_CHECKPOINT_FILE"] = self.checkpoint_file
         self.limits = Limits(
             cpu_milli=_whole(order, "cpu_milli"),
             memory_bytes=_whole(order, "memory_bytes"),
@@ -98,10 +140,12 @@ class Run:
         if error:
             end |= {"reason_code": "error", "reason": error}
             end.pop("exit_code", None)
+        elif self.hook is not None and code == 0:
+            end["state"] = "succeeded"  # it was asked to save its work, not to end: that is its own doing
         elif self.stop_code == "stop":
-            end |= {"state": "stopped", "reason": self.stop_reason}
+            end |= {"state": "stopped", "reason": self._stopped_because}
         elif self.stop_code == "timeout":
-            end |= {"reason_code": "timeout", "reason": self.stop_reason}
+            end |= {"reason_code": "timeout", "reason": self._stopped_because}
         elif code is None:
             end |= {"state": "lost", "reason_code": "lost", "reason": "it is gone, and its exit code with it"}
         elif oom and code != 0:
@@ -111,11 +155,15 @@ class Run:
             }
         elif code == 0:
             end["state"] = "succeeded"
-        elif name := _signal_name(code - 128):
+        elif name := signal_name(code - 128):
             end |= {"reason_code": "killed", "reason": f"it was ended by {name}"}
         else:
             end["reason"] = f"exit code {code}"
-        return end
+        return self._with_checkpoint(end)
+
+    @property
+    def _stopped_because(self) -> str:
+        return "; ".join(text for text in (self.stop_reason, self.hook_note) if text)
 
     # ------------------------------------------------------------------------------------------- journal
 
@@ -129,6 +177,8 @@ class Run:
             step |= {"cgroups": self.cgroups, "memory": self.limits.memory_bytes}
         if self.workdir != "/":
             step["workdir"] = self.workdir
+        if self.watched:
+            step["checkpoint_file"] = self.checkpoint_file
         return step
 
     def started_step(self, boot: str) -> dict[str, Any]:
@@ -137,11 +187,20 @@ class Run:
             "up": self.started_boot_ms, "boot": boot,
         }  # fmt: skip
 
+    def saved_step(self) -> dict[str, Any]:
+        return {"step": "saved", "run": self.key, "at": self.checkpoint_ms}
+
     def stopping_step(self) -> dict[str, Any]:
-        return {
+        step: dict[str, Any] = {
             "step": "stopping", "run": self.key, "code": self.stop_code, "reason": self.stop_reason,
-            "kill_at": self.kill_at_boot_ms,
+            "kill_at": self.kill_at_boot_ms, "grace": self.stop_grace_ms,
         }  # fmt: skip
+        if self.hook is not None:
+            step |= {"hook": self.hook.as_order(), "begun": self.hook_begun, "until": self.hook_until_boot_ms}
+            step["before"] = self.hook_before
+        if self.hook_note:
+            step["note"] = self.hook_note
+        return step
 
     def done_step(self) -> dict[str, Any]:
         return {"step": "done", "run": self.key, "end": self.end}
@@ -155,12 +214,20 @@ class Run:
                 self.cgroups = tuple(step.get("cgroups", ()))
                 self.limits = Limits(memory_bytes=step.get("memory", 0))
                 self.workdir = step.get("workdir", "/")
+                if "checkpoint_file" in step:
+                    self.checkpoint_file, self.watched = step["checkpoint_file"], True
             case "started":
                 self.started_ms, self.pid = step["at"], step["pid"]
                 self.started_boot_ms = step["up"]
             case "stopping":
                 self.stop_code, self.stop_reason = step["code"], step["reason"]
-                self.kill_at_boot_ms = step["kill_at"]
+                self.kill_at_boot_ms, self.stop_grace_ms = step["kill_at"], step.get("grace", 0)
+                self.hook, self.hook_begun = Hook.from_order(step.get("hook")), step.get("begun", False)
+                before = step.get("before")
+                self.hook_before = (before[0], before[1], before[2]) if before else None
+                self.hook_until_boot_ms, self.hook_note = step.get("until", 0), step.get("note", "")
+            case "saved":
+                self.checkpoint_ms = step["at"]
             case "done":
                 self.end = step["end"]
 
@@ -180,7 +247,8 @@ def _whole(order: Mapping[str, Any], name: str, default: int = 0) -> int:
     return value
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """ "" if there is no such signal."""
     try:
         return signal.Signals(number).name
     except ValueError:

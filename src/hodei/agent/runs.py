@@ -7,6 +7,7 @@ durably before it is born, so that it is never born twice. `recovery` fills the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -15,11 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hodei.agent import logs, proc
+from hodei.agent.hook import BadHook, Hook
 from hodei.agent.journal import Journal
 from hodei.agent.limits import Fences
+from hodei.agent.looks import Looks, Seen
 from hodei.agent.places import Places
 from hodei.agent.run import BadOrder, Observation, Run, check_run_name
 from hodei.agent.spawn import ERRORS, NOT_TRIED, read_status, spawn
+from hodei.agent.stops import Stops, signal_group
 
 # Ends gather for this long to share one sync: far below what anyone notices, and the disk is asked 300 times a second
 # at most.
@@ -43,10 +47,14 @@ class Runs:
         self.forgotten: dict[str, None] = {}
         self.live: dict[int, Run] = {}
         self._tell = tell
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._unborn: deque[Run] = deque()
         self._news: list[tuple[str, Observation]] = []
+        self._when_durable: list[Callable[[], None]] = []
+        self._looking: set[str] = set()
         self._flush_due = False
+        self.looks = Looks(self.loop)
+        self.stops = Stops(self)
         self.base_env = _base_env()
 
     @property
@@ -90,7 +98,7 @@ class Runs:
                 self.journal.add({"step": "unclaimed", "run": run.key})
             raise
         if not self._unborn:
-            self._loop.call_soon(self._give_births)
+            self.loop.call_soon(self._give_births)
         self._unborn.extend(claimed)
         return refused
 
@@ -99,7 +107,7 @@ class Runs:
         for _ in range(min(BIRTHS_PER_TURN, len(self._unborn))):
             self._give_birth(self._unborn.popleft())
         if self._unborn:
-            self._loop.call_soon(self._give_births)
+            self.loop.call_soon(self._give_births)
 
     def leave(self) -> None:
         """Our last act: what was accepted is begun, what has ended is on disk."""
@@ -133,57 +141,47 @@ class Runs:
             left_ms = run.started_boot_ms + run.timeout_ms - proc.boot_clock_ms()
             text = f"it ran longer than its timeout of {run.timeout_ms / 1000:g}s"
             run.timers.append(
-                self._loop.call_later(max(0, left_ms) / 1000, self._stop, run, "timeout", text, run.grace_ms)
+                self.loop.call_later(max(0, left_ms) / 1000, self.stops.order, run, "timeout", text, run.grace_ms)
             )
 
     # ---------------------------------------------------------------------------------------------- stop
 
-    def stop(self, key: str, grace_ms: int, reason: str) -> None:
+    def stop(self, key: str, grace_ms: int, reason: str, hook: Mapping[str, Any] | None = None) -> None:
+        """Let it save its work as `hook` says, then TERM, then KILL after the grace period. Idempotent."""
         run = self.table.get(key)
-        if run is not None:
-            self._stop(run, "stop", reason, grace_ms)
+        if run is None:
+            return
+        try:
+            self.stops.order(run, "stop", reason, grace_ms, Hook.from_order(hook))
+        except BadHook as error:
+            self.stops.order(run, "stop", reason, grace_ms, note=f"its checkpoint was left out: {error}")
 
-    def _stop(self, run: Run, code: str, reason: str, grace_ms: int) -> None:
-        if run.end is not None:
-            return
-        kill_at = proc.boot_clock_ms() + grace_ms
-        if run.stop_code and kill_at >= run.kill_at_boot_ms:
-            return
-        first = not run.stop_code
-        if first:
-            run.stop_code, run.stop_reason = code, reason
-        run.kill_at_boot_ms = kill_at
-        self.journal.add(run.stopping_step())
-        self._flush_soon()
-        if run.live:
-            self.carry_out_stop(run, term=first)
+    # ------------------------------------------------------------------------------------------ checkpoints
 
-    def carry_out_stop(self, run: Run, *, term: bool) -> None:
-        """TERM (if `term`) as soon as the command itself is there to hear it, KILL when its time has come."""
-        if term:
-            self._term(run)
-        left_ms = max(0, run.kill_at_boot_ms - proc.boot_clock_ms())
-        run.timers.append(self._loop.call_later(left_ms / 1000, self._kill, run))
+    def look_at_checkpoints(self) -> None:
+        """When did each run last save its work? Answers come later, and are told if they are news."""
+        for run in self.live.values():
+            if run.watched and run.key not in self._looking:
+                self._looking.add(run.key)
+                self.looks.ask(run.checkpoint_file, functools.partial(self._looked_for, run))
 
-    def _term(self, run: Run) -> None:
-        if run.end is not None:
-            return
-        begun = proc.child_has_begun(run.pid)
-        if begun is None:
-            begun = proc.boot_clock_ms() - run.started_boot_ms > 1000
-        if not begun:
-            # The wrapper ignores TERM; sent now it would be lost to a command that is just being born.
-            run.timers.append(self._loop.call_later(0.01, self._term, run))
-            return
-        _signal_group(run.pid, signal.SIGTERM)
-        _signal_group(run.pid, signal.SIGCONT)  # a stopped process cannot hear the TERM
+    def _looked_for(self, run: Run, seen: Seen | None) -> None:
+        self._looking.discard(run.key)
+        self.looked(run, seen)
 
-    def _kill(self, run: Run) -> None:
-        if run.end is not None:
-            return
-        _signal_group(run.pid, signal.SIGKILL)
-        self.fences.kill(run.cgroups)
-        run.timers.append(self._loop.call_later(0.1, self._kill, run))
+    def looked(self, run: Run, seen: Seen | None) -> None:
+        """A run's checkpoint file stands like this."""
+        if run.end is None and run.saved(seen, proc.now_ms()):
+            self._saved(run)
+
+    def saved(self, run: Run, at_ms: int) -> None:
+        """Its work is known to be saved at this time, whatever its file says."""
+        run.checkpoint_ms = max(run.checkpoint_ms, at_ms)
+        self._saved(run)
+
+    def _saved(self, run: Run) -> None:
+        self.journal.add(run.saved_step())
+        self._report(run)
 
     # ----------------------------------------------------------------------------------------------- end
 
@@ -198,11 +196,13 @@ class Runs:
             if dead is None:
                 return
             run = self.live.get(dead.si_pid)
-            if run is not None:
-                _signal_group(run.pid, signal.SIGKILL)
+            if run is not None or self.stops.is_command(dead.si_pid):
+                signal_group(dead.si_pid, signal.SIGKILL)
             os.waitpid(dead.si_pid, 0)
-            if run is not None:
-                code = dead.si_status if dead.si_code == os.CLD_EXITED else 128 + dead.si_status
+            code = dead.si_status if dead.si_code == os.CLD_EXITED else 128 + dead.si_status
+            if run is None:
+                self.stops.child_ended(dead.si_pid, code)
+            else:
                 error = read_status(run.name, run.directory)[2] if code == NOT_TRIED else ""
                 self._ended(run, code=code, error=ERRORS[error].format(workdir=run.workdir) if error else "")
 
@@ -216,6 +216,9 @@ class Runs:
             timer.cancel()
         run.timers.clear()
         self.live.pop(run.pid, None)
+        self.stops.ended(run)
+        if run.pid and (run.watched or run.hook_begun):
+            run.saved(self.looks.now(run.checkpoint_file), proc.now_ms())
         oom = bool(run.cgroups) and self.fences.ran_out_of_memory(run.cgroups)
         run.end = run.ended(code=code, error=error, oom=oom, at_ms=proc.now_ms())
         run.argv, run.env = (), {}
@@ -228,7 +231,7 @@ class Runs:
     def remove_groups(self, groups: Sequence[str], tries: int = 200) -> None:
         self.fences.kill(groups)
         if not self.fences.remove(groups) and tries:
-            self._loop.call_later(0.05, self.remove_groups, groups, tries - 1)
+            self.loop.call_later(0.05, self.remove_groups, groups, tries - 1)
 
     @staticmethod
     def trim_logs(run: Run) -> None:
@@ -246,10 +249,20 @@ class Runs:
         self._news.append((run.installation, run.observation()))
         self._flush_soon()
 
+    def note(self, step: dict[str, Any]) -> None:
+        """Into the journal, soon."""
+        self.journal.add(step)
+        self._flush_soon()
+
+    def when_durable(self, what: Callable[[], None]) -> None:
+        """Call `what` once all that was noted is on disk; also if the disk refuses, for no stop waits for a disk."""
+        self._when_durable.append(what)
+        self._flush_soon()
+
     def _flush_soon(self) -> None:
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_later(GATHER_S, self.flush)
+            self.loop.call_later(GATHER_S, self.flush)
 
     def flush(self) -> None:
         """Make everything durable, then tell what is new."""
@@ -257,9 +270,10 @@ class Runs:
         try:
             self.journal.sync()
         except OSError as error:
+            self._do_what_waited()
             print(f"the journal cannot be written, trying again: {error}", file=sys.stderr)
             self._flush_due = True
-            self._loop.call_later(RETRY_S, self.flush)
+            self.loop.call_later(RETRY_S, self.flush)
             return
         news, self._news = self._news, []
         by_installation: dict[str, list[Observation]] = {}
@@ -267,8 +281,14 @@ class Runs:
             by_installation.setdefault(installation, []).append(observation)
         for installation, observations in by_installation.items():
             self._tell(installation, observations)
+        self._do_what_waited()
         if self.journal.has_grown:
             self.compact()
+
+    def _do_what_waited(self) -> None:
+        waited, self._when_durable = self._when_durable, []
+        for what in waited:
+            what()
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop what is kept about these ended runs, except what they said."""
@@ -309,17 +329,12 @@ class Runs:
             yield run.claimed_step()
             if run.pid:
                 yield run.started_step(self.boot)
+            if run.checkpoint_ms:
+                yield run.saved_step()
             if run.stop_code:
                 yield run.stopping_step()
             if run.end is not None:
                 yield run.done_step()
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except OSError:
-        pass
 
 
 def _base_env() -> dict[str, str]:

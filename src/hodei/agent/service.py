@@ -26,6 +26,7 @@ BACKLOG_LIMIT = 64 << 20
 KNOWN_PAGE = 5000
 TICK_S = 1.0
 PRUNE_EVERY_TICKS = 600
+LOOK_EVERY_TICKS = 3
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 Request = dict[str, Any]
@@ -104,7 +105,8 @@ class Service:
     def _stop(self, connection: Connection, request: Request) -> Any:
         for order in request["runs"]:
             key = f"{connection.installation}/{order['run']}"
-            self.runs.stop(key, max(0, int(order["grace_ms"])), str(order.get("reason", "")))
+            grace_ms = max(0, int(order["grace_ms"]))
+            self.runs.stop(key, grace_ms, str(order.get("reason", "")), order.get("checkpoint"))
         return {}
 
     def _known(self, connection: Connection, request: Request) -> Any:
@@ -142,12 +144,14 @@ class Service:
     # ---------------------------------------------------------------------------------------------- time
 
     async def tick_until_done(self) -> None:
-        """Once a second: keep logs within their caps, and leave when nobody needs us."""
+        """Once a second: keep logs within their caps, look at checkpoints, and leave when nobody needs us."""
         while not self.done.is_set():
             for run in list(self.runs.live.values()):
                 self.runs.trim_logs(run)
             if self._ticks % PRUNE_EVERY_TICKS == 0:
                 self.runs.places.prune(proc.now_ms() / 1000 - self._keep_logs_s, set(self.runs.table))
+            if self._ticks % LOOK_EVERY_TICKS == 0:
+                self.runs.look_at_checkpoints()
             self._ticks += 1
             if not self._connections and self._may_leave():
                 self.done.set()

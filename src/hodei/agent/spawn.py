@@ -7,6 +7,7 @@ killed. It writes with builtins only, to descriptor 9, which the command itself 
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ SHELL = next((path for path in ("/bin/dash", "/usr/bin/dash") if os.access(path,
 # traps; the shell sets them back to default in the child.
 SCRIPT = (
     '_hodei_run=$1; echo "$1 pid $$" >&9; '
-    "trap : HUP INT QUIT TERM USR1 USR2 ALRM; "
+    "trap : HUP INT QUIT TERM USR1 USR2 ALRM VTALRM; "
     'cd -- "$2" || { echo "$1 error workdir" >&9; exit 125; }; unset OLDPWD; '
     'if [ "$3" != 0 ]; then ulimit -v "$3" || { echo "$1 error memory" >&9; exit 125; }; fi; '
     "shift 3; "
@@ -59,13 +60,22 @@ _SHELL_NAMES = frozenset(
 _HANDS_ENV_ON = os.path.basename(SHELL) == "dash"
 
 
-def spawn(name: str, directory: str, argv: Sequence[str], env: Mapping[str, str], workdir: str, fence: Fence) -> int:
-    """The wrapper's pid, which is also its session and process group. OSError or ValueError: nothing was started."""
+def spawn(
+    name: str,
+    directory: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    workdir: str,
+    fence: Fence,
+    status: str = "status",
+) -> int:
+    """The wrapper's pid, which is also its session and process group. OSError or ValueError: nothing was started.
+    `status` is the file in `directory` that the wrapper holds open and writes to."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, f"{directory}/stdout", _LOG_FLAGS, 0o600),
         (os.POSIX_SPAWN_OPEN, 2, f"{directory}/stderr", _LOG_FLAGS, 0o600),
-        (os.POSIX_SPAWN_OPEN, STATUS_FD, f"{directory}/status", _LOG_FLAGS, 0o600),
+        (os.POSIX_SPAWN_OPEN, STATUS_FD, f"{directory}/{status}", _LOG_FLAGS, 0o600),
     ]
     if _HANDS_ENV_ON and _plain(env):
         command, shell_env = list(argv), env
@@ -88,11 +98,11 @@ def spawn(name: str, directory: str, argv: Sequence[str], env: Mapping[str, str]
         os.sched_setaffinity(0, mine)
 
 
-def read_status(name: str, directory: str) -> tuple[int, int | None, str]:
+def read_status(name: str, directory: str, status: str = "status") -> tuple[int, int | None, str]:
     """What the wrapper of run `name` wrote: (its pid or 0, the exit code or None, a key of ERRORS or "")."""
     pid, code, error = 0, None, ""
     try:
-        fd = os.open(f"{directory}/status", os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(f"{directory}/{status}", os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(fd, "rb") as file:
             lines = file.read(65_536).decode(errors="replace").split("\n")
     except OSError:
@@ -106,6 +116,29 @@ def read_status(name: str, directory: str) -> tuple[int, int | None, str]:
             case [run, "error", key] if run == name and key in ERRORS:
                 error = key
     return pid, code, error
+
+
+def env_of(wrapper: int) -> dict[str, str]:
+    """The environment that a living wrapper's command was given. OSError if the wrapper is gone.
+
+    Read from the system instead of kept: it works for runs of an agent before us, and no secret is written down.
+    """
+    with open(f"/proc/{wrapper}/environ", "rb") as file:
+        pairs = file.read().split(b"\0")
+    if not any(pairs):
+        # Behind `env -i`, see `_with_exact_env`: the pairs are the words between its `--` and the command.
+        with open(f"/proc/{wrapper}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        behind_groups = words.index(b"--", 7) + 1
+        pairs = [b""]
+        if words[behind_groups : behind_groups + 3] == [b"/usr/bin/env", b"-i", b"--"]:
+            pairs = list(itertools.takewhile(lambda word: b"=" in word, words[behind_groups + 3 :]))
+    env = {}
+    for pair in pairs:
+        name, is_pair, value = pair.partition(b"=")
+        if is_pair:
+            env[os.fsdecode(name)] = os.fsdecode(value)
+    return env
 
 
 def _plain(env: Mapping[str, str]) -> bool:

@@ -37,9 +37,18 @@ class Told(msgspec.Struct):
     exit_code: int | None = None
     reason_code: str = ""
     reason: str = ""
+    checkpoint_ms: int = 0
 
     def observed(self) -> RunObserved:
-        return RunObserved(self.run, self.state, self.at_ms, self.exit_code, self.reason_code, self.reason)  # type: ignore[arg-type]
+        return RunObserved(
+            self.run,
+            self.state,  # type: ignore[arg-type]
+            self.at_ms,
+            self.exit_code,
+            self.reason_code,
+            self.reason,
+            checkpoint_ms=self.checkpoint_ms,
+        )
 
 
 class Link(asyncio.Protocol):

@@ -23,13 +23,13 @@ from msgspec import Struct
 from hodei.agent.limits import enforcement
 from hodei.backends import machine
 from hodei.backends.agent_link import Link, Told
+from hodei.backends.local_order import COMMAND_LIMIT, Order, start_order, stop_order
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound, StaleEpoch
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
-from hodei.model.node import Location, Node, Taint
-from hodei.model.qos import qos
-from hodei.model.resources import CPU, MEMORY, Resources
+from hodei.model.node import Location, Node, Socket, Taint
+from hodei.model.resources import Resources
 from hodei.ports import Stream
 
 __all__ = ["LocalBackend", "NodeOffer", "enforcement"]
@@ -39,14 +39,13 @@ RECONNECT_MAX_S = 2.0
 ORDERS_PER_MESSAGE = 500
 # Shorter than a reader's own patience, so that he hears a reason.
 LOGS_TIMEOUT_S = 10.0
-# The kernel takes no larger command, and no longer word in it; said here, because asking again cannot help.
-COMMAND_LIMIT = 1 << 20
-WORD_LIMIT = (128 << 10) - 1
+LOOPBACK = "127.0.0.1"
 
 
 class NodeOffer(Struct, frozen=True, omit_defaults=True):
     """A virtual node: a named slice of this machine. Resources that are not named are those of the whole machine;
-    `cpus` pins its runs to these cores; an empty `arch` is the machine's own."""
+    `cpus` pins its runs to these cores, unless they were given some of their own; `sockets` say what it is made of, if
+    it is to be known; an empty `arch` is the machine's own, an empty `address` the loopback's."""
 
     name: NodeName
     capacity: Resources = {}
@@ -59,19 +58,8 @@ class NodeOffer(Struct, frozen=True, omit_defaults=True):
     data: tuple[str, ...] = ()
     cost_milli: int = 0
     overcommit_percent: dict[str, int] = {}
-
-
-class _Order(Struct, omit_defaults=True):
-    run: str
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    workdir: str = ""
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-    cpus: tuple[int, ...] = ()
-    timeout_ms: int = 0
-    grace_ms: int | None = None
-    log_cap: int | None = None
+    sockets: tuple[Socket, ...] = ()
+    address: str = ""
 
 
 class _Started(Struct):
@@ -255,7 +243,7 @@ class LocalBackend:
             self._whole = machine.capacity(self._home if self._home.exists() else Path("/"))
         whole = self._whole
         host = machine.hostname()
-        offers = list(self._offers.values()) or [NodeOffer(host)]
+        offers = list(self._offers.values()) or [NodeOffer(host, sockets=machine.sockets())]
         return [
             Node(
                 name=offer.name,
@@ -276,6 +264,8 @@ class LocalBackend:
                 data=offer.data,
                 cost_milli=offer.cost_milli,
                 overcommit_percent=offer.overcommit_percent,
+                sockets=offer.sockets,
+                address=offer.address or LOOPBACK,
             )
             for offer in offers
         ]
@@ -285,16 +275,17 @@ class LocalBackend:
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         link = await self._reach()
         answer: dict[RunId, BackendError | BackendRefused] = {}
-        accepted: list[_Order] = []
+        accepted: list[Order] = []
         size = 0
         for order in orders:
             try:
-                wire = self._wire(order)
+                offer = self._offers.get(order.run.node)
+                wire = start_order(order, cpus=offer.cpus if offer else (), log_cap=self._log_cap_bytes)
             except BackendRefused as error:
                 answer[order.run.id] = error
                 continue
             accepted.append(wire)
-            size += sum(map(len, wire.argv)) + sum(len(k) + len(v) for k, v in wire.env.items())
+            size += wire.size
             if len(accepted) == ORDERS_PER_MESSAGE or size > COMMAND_LIMIT:
                 answer |= await self._send(link, accepted)
                 accepted, size = [], 0
@@ -303,55 +294,13 @@ class LocalBackend:
         return answer
 
     @staticmethod
-    async def _send(link: Link, orders: list[_Order]) -> dict[RunId, BackendRefused]:
+    async def _send(link: Link, orders: list[Order]) -> dict[RunId, BackendRefused]:
         answer = msgspec.json.decode(await link.ask("start", runs=orders), type=_Started)
         return {run: BackendRefused(text) for run, text in answer.refused.items()}
 
-    def _wire(self, order: Start) -> _Order:
-        run, spec, task = order.run, order.spec, order.task
-        if task.image:
-            raise BackendRefused(
-                "local processes cannot run an image", hint="leave out `image`, or choose a backend with containers"
-            )
-        if not task.command:
-            raise BackendRefused("the task has no command", hint="give it a `command`")
-        own = {
-            "HODEI_JOB_ID": str(run.job),
-            "HODEI_RUN_ID": run.id,
-            "HODEI_TASK": run.task,
-            "HODEI_RANK": str(run.member),
-            "HODEI_WORLD_SIZE": str(spec.size),
-            "HODEI_ATTEMPT": str(run.attempt),
-            "HODEI_NODE": run.node,
-            "HODEI_PROJECT": spec.project,
-            "HODEI_QOS": qos(task),
-        }
-        sizes = [len(word.encode()) + 1 for word in task.command]
-        sizes += [len(name.encode()) + len(value.encode()) + 2 for name, value in task.env.items()]
-        if sum(sizes) > COMMAND_LIMIT or max(sizes) > WORD_LIMIT:
-            raise BackendRefused(
-                f"the command and its environment are {sum(sizes)} bytes, the longest word {max(sizes)}; "
-                f"the system takes {COMMAND_LIMIT} and {WORD_LIMIT}",
-                hint="put the data into a file",
-            )
-        offer = self._offers.get(run.node)
-        return _Order(
-            run=run.id,
-            argv=task.command,
-            env={**task.env, **own},
-            workdir=task.workdir,
-            cpu_milli=task.limits.get(CPU, 0),
-            memory_bytes=task.limits.get(MEMORY, 0),
-            cpus=offer.cpus if offer else (),
-            timeout_ms=spec.timeout_ms,
-            grace_ms=spec.grace_ms,
-            log_cap=self._log_cap_bytes,
-        )
-
     async def stop(self, orders: Sequence[Stop]) -> None:
         if orders:
-            runs = [{"run": order.run, "grace_ms": order.grace_ms, "reason": order.reason} for order in orders]
-            await (await self._reach()).ask("stop", runs=runs)
+            await (await self._reach()).ask("stop", runs=[stop_order(order) for order in orders])
 
     async def forget(self, orders: Sequence[Forget]) -> None:
         if orders:

@@ -1,4 +1,4 @@
-"""What this machine has to offer: cores, memory, disk, and its name. Read only."""
+"""What this machine has to offer: cores and their sockets, memory, disk, GPUs by count, and its name. Read only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import socket
 from pathlib import Path
 
 from hodei.agent.limits import CGROUP_ROOT, own_groups
-from hodei.model.resources import CPU, MEMORY, STORAGE, Resources
+from hodei.model.node import Socket
+from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources
+
+NUMA_ROOT = Path("/sys/devices/system/node")
 
 
 def hostname() -> str:
@@ -27,7 +30,39 @@ def architecture() -> str:
 
 def capacity(home: Path, root: Path = CGROUP_ROOT) -> Resources:
     """What runs can share: usable cores, memory within the limits put on us, and the space free where they write."""
-    return {CPU: _cpu_milli(root), MEMORY: _memory_bytes(root), STORAGE: shutil.disk_usage(home).free}
+    found = {CPU: _cpu_milli(root), MEMORY: _memory_bytes(root), STORAGE: shutil.disk_usage(home).free}
+    if gpus := gpu_count():
+        found[GPU] = gpus * 1000
+    return found
+
+
+def sockets(root: Path = NUMA_ROOT) -> tuple[Socket, ...]:
+    """The NUMA nodes with those of their cores that we may use; one with all of these if the system names none.
+    GPUs are not assigned to them: their numbers in the system and in CUDA need not agree."""
+    usable = os.sched_getaffinity(0)
+    found = []
+    for place in sorted(root.glob("node[0-9]*"), key=lambda place: int(place.name[4:])):
+        if cpus := sorted(usable & _cpu_list(_read(place / "cpulist"))):
+            found.append(Socket(cpus=tuple(cpus)))
+    if set().union(*(socket.cpus for socket in found)) != usable:
+        return (Socket(cpus=tuple(sorted(usable))),)
+    return tuple(found)
+
+
+def gpu_count(root: Path = Path("/")) -> int:
+    """NVIDIA's by what its driver shows; others are not found, and must be named in the configuration."""
+    listed = len(list(root.glob("proc/driver/nvidia/gpus/*")))
+    return listed or sum(1 for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
+
+
+def _cpu_list(text: str) -> set[int]:
+    """`0-3,8` is {0, 1, 2, 3, 8}."""
+    out: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last.isdigit() or not last):
+            out.update(range(int(first), int(last or first) + 1))
+    return out
 
 
 def _cpu_milli(root: Path) -> int:

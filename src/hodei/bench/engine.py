@@ -20,7 +20,7 @@ from hodei.control.backlog import Line
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
-from hodei.engine.preempt import find
+from hodei.engine.preempt import Preemptions, Victim
 from hodei.engine.tenancy import Place, Tenancy, Tenant
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.job import Affinity, JobSpec, NodeTerm, TaskSpec
@@ -107,13 +107,14 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
     profile = build_profile("default", worker_selection=strategy)
     engine, line, view = Engine(table, {"default": profile}), Line(profile), View(10_000_000)
     tenancy = Tenancy(table)
+    preemptions = Preemptions(engine, tenancy)
     for i in range(workload.before):
         gang = _gang(i + 1, 1, workload.earlier or _nothing, 100)
         profile.admit(gang)
         placed = engine.place(gang, view)
         if not isinstance(placed, Refusal):
             places = tuple(Place(each.node.name, each.member, each.grant) for each in placed)
-            tenancy.add(Tenant(gang.id, gang.job, places, since_ms=i))
+            tenancy.put(gang.id, [Tenant(gang.id, gang.job, places, since_ms=i, unsaved_ms=(i,) * len(places))])
     began = time.perf_counter()
     for i in range(jobs):
         line.add(_gang(workload.before + i + 1, shapes, workload.task, workload.priority))
@@ -123,7 +124,7 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
     for gang in line.ready():
         decided = engine.try_gang(gang, view)
         if isinstance(decided, Refusal):
-            taking = find(engine, tenancy, gang, view, lambda tenant: True) if workload.priority > 500 else None
+            taking = preemptions.find(gang, view) if workload.priority > 500 else None
             if taking is None:
                 line.refused(gang, decided)
             else:
@@ -149,17 +150,17 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
     return out | ({"evicted": evicted} if evicted else {})
 
 
-def _take(engine: Engine, tenancy: Tenancy, gang: Gang, victims: list[Tenant], view: View) -> None:
+def _take(engine: Engine, tenancy: Tenancy, gang: Gang, victims: list[Victim], view: View) -> None:
     """The victims go at once, and the gang gets its place: what a cluster would do over a grace period."""
     for victim in victims:
+        places = [place for tenant in tenancy.of_job[victim.id] for place in tenant.places]
         tenancy.remove(victim.id)
-        for name, member, grant in victim.places:
+        for name, member, grant in places:
             engine.table.let_go(name, member.task.request, member, grant)
     placed = engine.place(gang, view)
     assert not isinstance(placed, Refusal), "a trial by all plugins said that it fits"
-    tenancy.add(
-        Tenant(gang.id, gang.job, tuple(Place(p.node.name, p.member, p.grant) for p in placed), since_ms=view.now_ms)
-    )
+    places = [Place(each.node.name, each.member, each.grant) for each in placed]
+    tenancy.put(gang.id, [Tenant(gang.id, gang.job, tuple(places), since_ms=view.now_ms)])
 
 
 def _node(i: int) -> Node:

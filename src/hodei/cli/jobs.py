@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hodei.cli import gang_words
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
 from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, paint, table
 from hodei.cli.refs import ACTIVE, resolve_job
@@ -36,10 +37,13 @@ RUN_COLUMNS = (
     Column("RUN", lambda r: r.id),
     Column("TASK", lambda r: r.task),
     Column("STATE", lambda r: r.state),
+    Column("RANK", lambda r: str(r.rank)),
     Column("NODE", lambda r: r.node),
+    Column("PARTS", lambda r: gang_words.parts(r) or "-", if_any=True),
     Column("EXIT", lambda r: "-" if r.exit_code is None else str(r.exit_code)),
     Column("STARTED", lambda r: ago(r.started_at) or "-"),
     Column("RUNTIME", lambda r: span(r.started_at, r.finished_at) or "-"),
+    Column("CHECKPOINT", lambda r: ago(r.checkpoint_at) or "-", if_any=True),
     Column("REASON", lambda r: r.reason or r.reason_code or "-", if_any=True),
 )
 
@@ -113,7 +117,7 @@ def show_job(job: str, output: str) -> None:
     """Everything about one job: where it stands, its runs; with -o yaml its whole specification."""
     with client() as server:
         detail = server.job(resolve_job(server, job))
-    emit_one(detail, output, name=lambda d: str(d.job.id), text=_describe)
+    emit_one(detail, output, name=lambda d: str(d.job.id), text=lambda d: _describe(d, wide=output == "wide"))
 
 
 @job.command("history")
@@ -140,7 +144,7 @@ def init(full: bool) -> None:
     click.echo(files("hodei.cli").joinpath(example).read_text(), nl=False)
 
 
-def _describe(detail: JobDetail) -> str:
+def _describe(detail: JobDetail, *, wide: bool = False) -> str:
     view = detail.job
     head = fields([
         ("id", str(view.id)),
@@ -154,7 +158,10 @@ def _describe(detail: JobDetail) -> str:
         ("profile", view.profile),
         ("qos", view.qos),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
-        ("members", f"{view.members} in {view.tasks} task{'s' if view.tasks != 1 else ''}"),
+        ("members", gang_words.members(detail)),
+        ("gang", gang_words.gang(detail)),
+        ("distribution", gang_words.distribution(detail)),
+        ("checkpoint", gang_words.checkpoint(detail)),
         ("attempt", str(view.attempt)),
         ("submitted", _moment(view.submitted_at)),
         ("scheduled", _moment(view.scheduled_at)),
@@ -164,7 +171,9 @@ def _describe(detail: JobDetail) -> str:
     ])  # fmt: skip
     head = head.replace(view.state, paint(view.state, view.state), 1) if view.state else head
     if detail.runs:
-        head += "\n\nruns\n" + indent(table(detail.runs, RUN_COLUMNS))
+        alone = not any(run.rank for run in detail.runs)
+        columns = [column for column in RUN_COLUMNS if column.header != "RANK" or wide or not alone]
+        head += "\n\nruns\n" + indent(table(detail.runs, columns, wide=wide))
     return head + f"\n\nmore: hodei why {view.id}, hodei logs {view.id}, hodei job show {view.id} -o yaml"
 
 

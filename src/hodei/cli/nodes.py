@@ -12,7 +12,8 @@ from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, headers_option, node_argument, output_option, watch_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
 from hodei.model.node import TaintEffect
-from hodei.wire.views import NodePatch, NodeView, TaintView
+from hodei.wire.numbers import format_numbers
+from hodei.wire.views import NodePatch, NodeView, SocketView, TaintView
 
 if TYPE_CHECKING:
     from hodei.client import Client
@@ -31,6 +32,8 @@ COLUMNS = (
     Column("RUNS", lambda n: str(n.runs)),
     Column("ARCH", lambda n: n.arch or "-", wide=True),
     Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n.labels.items())) or "-", wide=True),
+    Column("SOCKETS", lambda n: "; ".join(map(socket_text, n.sockets)) or "-", wide=True),
+    Column("ADDRESS", lambda n: n.address or "-", wide=True),
     Column("COST", lambda n: f"{n.cost:g}" if n.cost else "-", wide=True),
     Column("DATA", lambda n: ",".join(n.data) or "-", wide=True),
     Column("VERSION", lambda n: n.version or "-", wide=True),
@@ -148,6 +151,12 @@ def taint_text(taint: TaintView) -> str:
     return f"{taint.key}{'=' + taint.value if taint.value else ''}:{taint.effect}"
 
 
+def socket_text(socket: SocketView) -> str:
+    """`cpu 0-3, gpu 0-1`"""
+    pairs = (("cpu", socket.cpus), ("gpu", socket.gpus))
+    return ", ".join(f"{what} {format_numbers(numbers)}" for what, numbers in pairs if numbers)
+
+
 def _taint_patch(server: Client, name: str, texts: tuple[str, ...]) -> NodePatch:
     add, remove = [], []
     for key, value, effect, gone in map(parse_taint, texts):
@@ -206,8 +215,10 @@ def _describe(view: NodeView) -> str:
         ("arch", view.arch),
         ("gpu type", view.gpu_type),
         ("location", places),
+        ("address", view.address),
         ("runs", str(view.runs)),
         *((name, _share(view, name)) for name in sorted(view.capacity)),
+        *((f"socket {number}", socket_text(socket)) for number, socket in enumerate(view.sockets)),
         ("overcommit", _ratios(view, ", ")),
         ("cost", f"{view.cost:g} an hour" if view.cost else ""),
         ("data", ", ".join(view.data)),

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Trigger
 from hodei.engine.profile import Profile
-from hodei.engine.view import Gang
+from hodei.engine.view import Gang, View
 from hodei.model.ids import JobId
 
 
@@ -80,7 +80,7 @@ class Line:
 
     # ------------------------------------------------------------------------------------------- the order
 
-    def ready(self) -> Iterator[Gang]:
+    def ready(self, view: View | None = None) -> Iterator[Gang]:
         """Gangs to try, in order; the caller must say `started`, `refused` or `back_off` of each before the next."""
         while (gang := self._next()) is not None:
             yield gang
@@ -130,12 +130,7 @@ class Line:
 
     def wants_room(self) -> bool:
         """Whether somebody here is kept waiting by what others hold."""
-        return any(
-            verdict.reason.evictable
-            for group in self._groups.values()
-            if group.refusal is not None
-            for verdict in group.refusal.verdicts
-        )
+        return any(group.refusal is not None and group.refusal.for_room for group in self._groups.values())
 
     # -------------------------------------------------------------------------------------------- for `why`
 

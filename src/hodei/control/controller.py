@@ -17,6 +17,7 @@ from hodei.control.gangs import Gangs
 from hodei.control.lives import Lives
 from hodei.control.orders import start_orders
 from hodei.control.preempting import Preempting, PreemptionPolicy
+from hodei.control.reserving import ReservingLine
 from hodei.control.retry import RetryPolicy
 from hodei.control.timers import Timers
 from hodei.control.world import World
@@ -42,7 +43,7 @@ from hodei.model.facts import (
     NodeMarked,
     RunObserved,
 )
-from hodei.model.ids import run_id
+from hodei.model.ids import JobId, run_id
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
 from hodei.model.node import NodeMarks
@@ -76,7 +77,8 @@ class Controller:
     ) -> None:
         self.world = World(last_event)
         self.engine = Engine(self.world.table, profiles)
-        self.lines = {name: Line(profile) for name, profile in sorted(profiles.items())}
+        self.lines = {name: self._line(profile) for name, profile in sorted(profiles.items())}
+        self.world.keeps_book = any(isinstance(line, ReservingLine) for line in self.lines.values())
         self.gate = Gate(self.engine, admission or AdmissionPolicy())
         self.retry = retry or RetryPolicy()
         self.beat_ms = 0
@@ -85,10 +87,17 @@ class Controller:
         self._lives = Lives(self.world, self.retry, self.gangs, self._enqueue, self._wake)
         self._evictions = Evictions(self.world, self._lives)
         self.preempting = Preempting(self.world, self.engine, self._lives, preemption or PreemptionPolicy())
+        self.gangs.given_up = self._give_up_room
         self._max_tries = max_tries
         self._triggers: set[Trigger] = set()
         self._tick_ms: int | None = None
         self._unfinished = False
+
+    def _line(self, profile: Profile) -> Line | ReservingLine:
+        return ReservingLine(profile, self.engine) if hasattr(profile.queue, "promises") else Line(profile)
+
+    def view(self, now_ms: int) -> View:
+        return View(now_ms, self.world.book)
 
     # -------------------------------------------------------------------------------------------- driving
 
@@ -241,11 +250,15 @@ class Controller:
             self._timers.set((job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms, job.id)
 
     def _dequeue(self, job: Job) -> None:
-        if self.preempting.drop(job.id):
-            self._wake("run_ended")  # what was kept for it is free for others
+        self.world.book.withdraw(job.id)
+        self._give_up_room(job.id)
         line = self.lines.get(job.spec.profile)
         if line is not None:
             line.remove(job.id)
+
+    def _give_up_room(self, job: JobId) -> None:
+        if self.preempting.drop(job):
+            self._wake("run_ended")
 
     def _wake(self, trigger: Trigger) -> None:
         self._triggers.add(trigger)
@@ -282,7 +295,7 @@ class Controller:
     # --------------------------------------------------------------------------------------------- deciding
 
     def _decide(self, now_ms: int) -> Plan:
-        plan, view, tries = Plan([], [], [], []), View(now_ms), 0
+        plan, view, tries = Plan([], [], [], []), self.view(now_ms), 0
         self.world.table.settle()
         woken = bool(self._triggers)
         self._take_places(plan, view)
@@ -294,7 +307,7 @@ class Controller:
         self._unfinished = False
         for line in self.lines.values():
             line.wake_due(now_ms)
-            for gang in line.ready():
+            for gang in line.ready(view):
                 if tries >= self._max_tries:
                     # Facts are waiting too; the rest of the line is tried in the next step, which comes at once.
                     self._unfinished = True
@@ -365,7 +378,7 @@ class Controller:
         else:
             self._enqueue(job, now_ms)
 
-    def _refused(self, line: Line, gang: Gang, refusal: Refusal, now_ms: int) -> None:
+    def _refused(self, line: Line | ReservingLine, gang: Gang, refusal: Refusal, now_ms: int) -> None:
         job = self.world.jobs[gang.id]
         text = summary(refusal.verdicts, refusal.nodes)
         code = refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES"
@@ -386,6 +399,9 @@ class Controller:
         """The placements become runs: a new attempt of the whole job, or members that join the one that runs."""
         world = self.world
         job = world.jobs[gang.id]
+        if world.keeps_book:
+            world.book.withdraw(gang.id)
+            world.estimates[gang.id] = gang.estimate_ms
         attempt = job.attempt + 1
         nodes = sorted({placed.node.name for placed in placements})
         if gang.joins:

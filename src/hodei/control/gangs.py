@@ -7,7 +7,7 @@ of each member, so that after a crash it is found again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -64,6 +64,7 @@ class Gangs:
         self.repairs: dict[JobId, Repair] = {}
         self.growing: dict[JobId, None] = {}
         self._grew = False
+        self.given_up: Callable[[JobId], None] = lambda id: None
 
     # --------------------------------------------------------------------------------------- what an end means
 
@@ -95,7 +96,7 @@ class Gangs:
     @staticmethod
     def _enough(job: Job, others: Collection[Run], run: Run) -> bool:
         task = job.spec.task_of(run.member)
-        there = [o for o in others if o.task == task.name and (o.state not in RUN_ENDED or o.state == "succeeded")]
+        there = [other for other in others if other.task == task.name and _stays(other)]
         return len(there) >= task.needed
 
     # ------------------------------------------------------------------------------------------ who is missing
@@ -104,14 +105,18 @@ class Gangs:
         """Learn anew which members the gang lacks; said in the job's reason as long as it does."""
         world, spec = self._world, job.spec
         runs = latest(world.runs.get(job.id, {}).values())
+        if job.cancel_requested or job.requeue_requested or any(self._is_going(run) for run in runs.values()):
+            self.forget(job.id)
+            return job
         lacking = [run for run in runs.values() if is_missing(run)]
         absent = [m for m in range(spec.size) if m not in runs or _is_away(runs[m])]
+        ending = any(run.state == "succeeded" for run in runs.values())
         if lacking:
             self._want(job, lacking, now_ms, pause_ms)
         else:
             self._settled(job.id)
         self.growing.pop(job.id, None)
-        if absent and spec.gang.elastic:
+        if absent and spec.gang.elastic and not ending:
             self.growing[job.id] = None
             self._grew = True
         code, text = "", ""
@@ -120,9 +125,9 @@ class Gangs:
             code, text = "PARTIAL", f"{there} of {spec.size} members run"
             if lacking:
                 text += f"; member {lacking[0].member} is being replaced"
-            elif spec.gang.elastic:
+            elif spec.gang.elastic and not ending:
                 text += "; more join when there is room"
-        if (job.reason_code, job.reason) != (code, text) and not job.cancel_requested:
+        if (job.reason_code, job.reason) != (code, text):
             job = world.change_job(job, now_ms, reason_code=code, reason=text)
         return job
 
@@ -144,9 +149,10 @@ class Gangs:
         )
 
     def forget(self, id: JobId) -> None:
-        """The gang has ended or starts again from the beginning."""
+        """The gang is going, has ended or starts again from the beginning: no room is kept for it any more."""
         self._settled(id)
         self.growing.pop(id, None)
+        self.given_up(id)
 
     def _settled(self, id: JobId) -> None:
         repair = self.repairs.pop(id, None)
@@ -204,6 +210,10 @@ class Gangs:
         )  # fmt: skip
         self._profiles[spec.profile].admit(gang)
         return gang
+
+
+def _stays(run: Run) -> bool:
+    return run.state == "succeeded" or (run.state not in RUN_ENDED and not run.stop_requested)
 
 
 def _is_away(run: Run) -> bool:

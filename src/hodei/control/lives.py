@@ -121,8 +121,10 @@ class Lives:
 
     def stop_all(self, job: Job, reason: str, now_ms: int) -> None:
         for run in self._world.live_runs(job.id):
-            if not run.stop_requested or marked(run, REPAIR) or marked(run, SHRUNK):
+            # A cancel cuts short what those who are going already may be doing to save their work.
+            if not run.stop_requested or marked(run, REPAIR) or (reason == "cancelled" and job.spec.checkpoint.hooked):
                 self._stop(job, run, reason)
+        self._gangs.forget(job.id)
 
     def shrink(self, run: Run, reason: str, now_ms: int) -> None:
         """One member goes, and its gang goes on without it. `reason` begins with the word for that."""

@@ -28,7 +28,7 @@ def on_node(controller: Controller, spec: JobSpec, answer: Explanation, node: No
     lacks: list[NearestMiss] = []
     gang = gang_of(answer.job, spec, now_ms)
     if spec.profile in controller.engine.profiles:
-        blockers, could, lacks = _asked(controller, gang, row, View(now_ms))
+        blockers, could, lacks = _asked(controller, gang, row, controller.view(now_ms))
     there = tuple(place for place in answer.placements if place.node == node)
     if answer.status not in ("waiting", "unsatisfiable"):
         word = "could take another like it now" if not blockers else f"says no to it now: {_texts(blockers)}"

@@ -15,10 +15,11 @@ from hodei.control.lives import Lives
 from hodei.control.world import World
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Eviction
-from hodei.engine.preempt import Preemption, find
-from hodei.engine.tenancy import NO_PARTS, Place, Tenancy, Tenant
+from hodei.engine.preempt import Preemption, Preemptions, Victim
+from hodei.engine.tenancy import FOR_EVER, NO_PARTS, Place, Tenancy, Tenant
 from hodei.engine.view import Gang, Member, View
 from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import RUN_ENDED
 
 
@@ -45,6 +46,7 @@ class Preempting:
     def __init__(self, world: World, engine: Engine, lives: Lives, policy: PreemptionPolicy) -> None:
         self._world, self._engine, self._lives, self._policy = world, engine, lives, policy
         self._tenancy = Tenancy(world.table)
+        self._preemptions = Preemptions(engine, self._tenancy)
         self._evicted_at: deque[int] = deque()
         self.holds: dict[JobId, Hold] = {}
         self.too_soon = False  # whether the last attempt may do better later: a protection or the budget runs out
@@ -60,17 +62,34 @@ class Preempting:
             if job is None or not live:
                 self._tenancy.remove(id)
                 continue
-            spec = job.spec
-            self._tenancy.add(
-                Tenant(
-                    id=id,
-                    job=spec,
-                    places=tuple(Place(run.node, Member(spec, spec.task_of(run.member)), run.grant) for run in live),
-                    since_ms=min(run.started_ms or run.placed_ms for run in live),
-                    preemptions=job.preemptions,
-                    stopping=all(run.stop_requested for run in live),
+            self._tenancy.put(id, self._tenants(job, live))
+
+    def _tenants(self, job: Job, live: list[Run]) -> list[Tenant]:
+        """Those who can be told to go: the gang as a whole, and before it each member that it can do without."""
+        spec, least_ms = job.spec, max(self._policy.min_runtime_ms, 1)
+        since = min(run.started_ms or run.placed_ms for run in live)
+        staying = [run for run in live if not run.stop_requested]
+        going = [run for run in live if run.stop_requested]
+        out = []
+        if going:
+            members = tuple(run.member for run in going) if staying else ()
+            out.append(Tenant(job.id, spec, _places(spec, going), since, stopping=True, members=members))
+        if staying:
+            spared = _surplus(spec, staying)
+            core = [run for run in staying if run not in spared]
+            unsaved = [max(run.started_ms, run.checkpoint_ms) for run in staying if run.started_ms]
+            # One placed in this very step has not even been started: it is left for the next.
+            safe = max(since + least_ms, *(run.placed_ms + 1 for run in staying))
+            lost = () if spec.checkpoint.hooked else tuple(unsaved)  # who is told to save its work loses none
+            safe = safe if job.preemptions < self._policy.max_per_job else FOR_EVER
+            out.append(Tenant(job.id, spec, _places(spec, core), since, unsaved_ms=lost, safe_until_ms=safe))
+            for run in spared:
+                safe = (run.started_ms or run.placed_ms) + least_ms
+                places = _places(spec, [run])
+                out.append(
+                    Tenant(job.id, spec, places, since, safe_until_ms=safe, members=(run.member,), order=run.rank)
                 )
-            )
+        return out
 
     # -------------------------------------------------------------------------------------------- taking
 
@@ -85,7 +104,8 @@ class Preempting:
         if not self._policy.enabled or not self._engine.profile(gang).queue.preempts:
             return None
         self.keep_up()
-        found = find(self._engine, self._tenancy, gang, view, lambda tenant: self._may_evict(tenant, view.now_ms))
+        found = self._preemptions.find(gang, view)
+        self.too_soon = self._preemptions.too_soon
         if found is not None and len(found.victims) > self._left(view.now_ms):
             self.too_soon = True
             return None
@@ -93,7 +113,7 @@ class Preempting:
 
     def _carry_out(self, gang: Gang, found: Preemption, now_ms: int) -> list[Eviction]:
         world = self._world
-        waiting = {run.id for tenant in (*found.victims, *found.leaving) for run in world.live_runs(tenant.id)}
+        waiting = {run.id for victim in (*found.victims, *found.leaving) for run in self._runs_of(victim)}
         places = []
         for placed in found.placements:
             # What the victims still hold may not be given twice: which parts it gets is chosen when they are gone.
@@ -104,25 +124,31 @@ class Preempting:
         evictions = []
         for victim in found.victims:
             self._evicted_at.append(now_ms)
-            job = world.jobs[victim.id]
-            reason = f"preempted by job {gang.id} ({gang.job.name}, priority {gang.job.priority})"
-            self._lives.stop_all(job, reason, now_ms)
-            world.tell("job.preempted", now_ms, job=victim.id, by=gang.id, reason=reason)
-            evictions.append(Eviction(victim.id, gang.id, tuple(sorted(victim.holds))))
-        who = ", ".join(str(tenant.id) for tenant in (*found.victims, *found.leaving))
+            self._send_away(victim, gang, now_ms)
+            evictions.append(Eviction(victim.id, gang.id, victim.nodes, victim.members))
+        who = ", ".join(_said(victim) for victim in (*found.victims, *found.leaving))
         text = f"room is being made on {', '.join(nodes[:5])}: job {who} was told to go"
         world.change_job(world.jobs[gang.id], now_ms, reason_code="PREEMPTING", reason=text)
         world.tell("job.preempting", now_ms, job=gang.id, victims=[v.id for v in found.victims], nodes=nodes[:20])
         return evictions
 
-    def _may_evict(self, tenant: Tenant, now_ms: int) -> bool:
-        if tenant.preemptions >= self._policy.max_per_job:
-            return False
-        # One placed in this very step has not even been started: it is left for the next.
-        if now_ms - tenant.since_ms < max(self._policy.min_runtime_ms, 1):
-            self.too_soon = True
-            return False
-        return True
+    def _send_away(self, victim: Victim, gang: Gang, now_ms: int) -> None:
+        by = f"job {gang.id} ({gang.job.name}, priority {gang.job.priority})"
+        if not victim.members:
+            reason = f"preempted by {by}"
+            self._lives.stop_all(self._world.jobs[victim.id], reason, now_ms)
+            self._world.tell("job.preempted", now_ms, job=victim.id, by=gang.id, reason=reason)
+            return
+        reason = f"shrunk for {by}"
+        for run in self._runs_of(victim):
+            self._lives.shrink(run, reason, now_ms)
+        self._world.tell(
+            "job.shrunk", now_ms, job=victim.id, by=gang.id, members=list(victim.members), reason=reason
+        )  # fmt: skip
+
+    def _runs_of(self, victim: Victim) -> list[Run]:
+        live = self._world.live_runs(victim.id)
+        return [run for run in live if run.member in victim.members] if victim.members else live
 
     def _left(self, now_ms: int) -> int:
         """How many evictions the budget still allows."""
@@ -158,3 +184,22 @@ class Preempting:
         for name, member, grant in hold.places:
             self._world.table.let_go(name, member.task.request, member, grant)
         return True
+
+
+def _places(spec: JobSpec, runs: list[Run]) -> tuple[Place, ...]:
+    return tuple(Place(run.node, Member(spec, spec.task_of(run.member)), run.grant) for run in runs)
+
+
+def _surplus(spec: JobSpec, runs: list[Run]) -> list[Run]:
+    """The members that an elastic gang can do without: of each task those of the highest ranks."""
+    if not spec.gang.elastic:
+        return []
+    out = []
+    for task in spec.tasks:
+        mine = sorted((run for run in runs if run.task == task.name), key=lambda run: (run.rank, run.member))
+        out += mine[task.needed :]
+    return out
+
+
+def _said(victim: Victim) -> str:
+    return f"{victim.id} (member {', '.join(map(str, victim.members))})" if victim.members else str(victim.id)

@@ -18,7 +18,7 @@ from msgspec import Struct, to_builtins
 from hodei.engine.changes import Change, dropped_company, fewer_members
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import objections
-from hodei.engine.nodes import Ints
+from hodei.engine.nodes import Ints, Nodes
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
 from hodei.engine.view import Gang, Member, View, gang_of
@@ -46,7 +46,8 @@ class _Found(Struct, frozen=True):
 
 def repairs(engine: Engine, gang: Gang, refusal: Refusal, view: View) -> tuple[Repair, ...]:
     """The smallest single changes that make a gang placeable which has just been refused; none if there is none."""
-    if not engine.table.names or any(not verdict.count for verdict in refusal.verdicts):
+    laid_by = {plugin.name for plugin in engine.profile(gang).layouts}
+    if not engine.table.names or any(not v.count and v.reason.plugin not in laid_by for v in refusal.verdicts):
         return ()  # nothing to go to, or refused as a whole: no rule of the job stands in the way of a node
     bench = _Bench(engine, gang, view)
     proposed = {(_task(member, change), change.text): (member, change) for member, change in bench.proposals(refusal)}
@@ -82,12 +83,19 @@ class _Bench:
     # ----------------------------------------------------------------------------------------- proposing
 
     def proposals(self, refusal: Refusal) -> Iterator[tuple[Member, Change]]:
+        laid_out = any(not verdict.count for verdict in refusal.verdicts)
         for member in self._gang.members:
             for change in self._by_plugins(member):
                 yield member, change
+            if laid_out:
+                for plugin in self._profile.layouts:
+                    for change in self._told_by(plugin, member, self._engine.table.view()):
+                        yield member, change
             task = member.task
-            most = refusal.fitted if len(self._gang.members) == 1 else task.count - 1
-            if 0 < most < task.count:
+            # How many fit is known only if they may lie anywhere.
+            known = len(self._gang.members) == 1 and not laid_out
+            most = refusal.fitted if known else task.needed - 1
+            if 0 < most < task.needed:
                 yield member, fewer_members(task, most)
 
     def _by_plugins(self, member: Member) -> Iterator[Change]:
@@ -106,12 +114,15 @@ class _Bench:
             if not hasattr(plugin, "repairs"):
                 silent |= mask is not None and bool(mask.any())
                 continue
-            try:
-                yield from plugin.repairs(member, table.view(rows), self._view)
-            except Exception:
-                continue  # a plugin that fails here has no proposal; the answer lives without it
+            yield from self._told_by(plugin, member, table.view(rows))
         if silent or len(self._gang.members) > 1 or member.task.count > 1:
             yield from dropped_company(member.task)
+
+    def _told_by(self, plugin: Any, member: Member, nodes: Nodes) -> list[Change]:
+        try:
+            return list(plugin.repairs(member, nodes, self._view)) if hasattr(plugin, "repairs") else []
+        except Exception:
+            return []  # a plugin that fails here has no proposal; the answer lives without it
 
     # -------------------------------------------------------------------------------------------- trying
 

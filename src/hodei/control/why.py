@@ -85,8 +85,8 @@ def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[
             gang = gang_of(0, spec, now_ms)
             gang.order = ()
             engine.profile(gang).admit(gang)
-            result = engine.try_gang(gang, View(now_ms))
-            taking = controller.preempting.look(gang, View(now_ms)) if isinstance(result, Refusal) else None
+            result = engine.try_gang(gang, controller.view(now_ms))
+            taking = controller.preempting.look(gang, controller.view(now_ms)) if isinstance(result, Refusal) else None
             if taking is not None:
                 out.append(_would_preempt(spec, taking, now_ms))
             elif isinstance(result, Refusal):
@@ -118,7 +118,7 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     engine = controller.engine
     engine.table.settle()
     with engine.table.trial():
-        result = engine.try_gang(gang, View(now_ms))
+        result = engine.try_gang(gang, controller.view(now_ms))
         if not isinstance(result, Refusal):
             engine.withdraw(gang, result)
             explanation = None
@@ -139,7 +139,7 @@ def _refused(
     controller: Controller, spec: JobSpec, gang: Gang, refusal: Refusal, now_ms: int, *, repair: bool = True
 ) -> Explanation:
     """To be called inside a trial."""
-    engine, view = controller.engine, View(now_ms)
+    engine, view = controller.engine, controller.view(now_ms)
     found, misses, feasible = _all_blockers(engine, gang, refusal, view)
     hopeless = controller.gate.never_fits(spec)
     cures = repairs(engine, gang, refusal, view) if repair else ()

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
+from hodei.engine.book import Book
 from hodei.engine.nodes import Table
 from hodei.model.effects import Act, Event, Record, Save, SaveJob, SaveMarks, SaveRun
 from hodei.model.ids import JobId, NodeName, RunId, job_of
@@ -20,6 +21,9 @@ from hodei.model.node import Node, NodeMarks
 class World:
     def __init__(self, last_event: int = 0) -> None:
         self.table = Table()
+        self.book = Book(self.table)
+        self.keeps_book = False
+        self.estimates: dict[JobId, int] = {}
         self.jobs: dict[JobId, Job] = {}
         self.runs: dict[JobId, dict[RunId, Run]] = {}
         self.on_node: dict[NodeName, set[RunId]] = {}
@@ -51,6 +55,7 @@ class World:
         if state in JOB_ENDED:
             self.jobs.pop(job.id, None)
             self.runs.pop(job.id, None)
+            self.estimates.pop(job.id, None)
         else:
             self.jobs[job.id] = job
         return job
@@ -62,6 +67,10 @@ class World:
         self._moved[run.job] = None
         if run.state not in RUN_ENDED:
             self.on_node.setdefault(run.node, set()).add(run.id)
+            if self.keeps_book:
+                spec = self.jobs[run.job].spec
+                request, estimate = spec.task_of(run.member).request, self.estimates.get(run.job, spec.estimate_ms)
+                self.book.started(run.id, run.node, request, run.started_ms or run.placed_ms, estimate)
         if new:
             self._new_runs.add(run.id)
             self._runs[run.id] = run
@@ -75,6 +84,7 @@ class World:
         self._moved[run.job] = None
         if state in RUN_ENDED:
             self.on_node.get(run.node, set()).discard(run.id)
+            self.book.ended(run.id)
         return run
 
     def run(self, run: RunId) -> Run | None:

@@ -4,7 +4,8 @@ Nothing is decided here. A plugin that can tell what in a job it objects to has 
 
     repairs(member, nodes, view) -> Iterable[Change]
 
-where `nodes` are those to which no other plugin objects. A change that does not help costs only the trying.
+where `nodes` are those to which no other plugin objects (all, for a plugin that lays gangs). A change that does not
+help costs only the trying.
 """
 
 from __future__ import annotations
@@ -61,8 +62,13 @@ def lowered(task: TaskSpec, resource: str, amount: int) -> Change:
 
 
 def fewer_members(task: TaskSpec, count: int) -> Change:
-    text = f"{count} {'member' if count == 1 else 'members'} instead of {task.count}"
-    return Change("members", text, {"count": count}, cut=(task.count - count) * 10_000 // task.count, amount=count)
+    """Fewer in all; of a task that can start with less than all its members, fewer to start with."""
+    asked, members = task.needed, "member" if count == 1 else "members"
+    cut = (asked - count) * 10_000 // asked
+    if task.min_count:
+        text = f"start with {count} {members} instead of {asked}"
+        return Change("members", text, {"min_count": count}, cut=cut, amount=count)
+    return Change("members", f"{count} {members} instead of {asked}", {"count": count}, cut=cut, amount=count)
 
 
 def dropped_company(task: TaskSpec) -> list[Change]:

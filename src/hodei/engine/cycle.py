@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
 import numpy as np
 
-from hodei.engine.explain import verdicts
+from hodei.engine.explain import objections, verdicts
 from hodei.engine.nodes import Mask, Table
 from hodei.engine.packing import pack
 from hodei.engine.plan import Refusal
@@ -23,7 +23,8 @@ from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason, Verdict
 
 # Ways to lay a gang that are tried when two plugins have wishes about it.
-_LAYOUTS_TRIED = 256
+_LAYOUTS_TRIED = 1024
+_LAYOUTS_CROSSED = 20_000
 
 
 class Engine:
@@ -86,14 +87,14 @@ class Engine:
         self.undo(placements)
 
     def layouts(self, gang: Gang, view: View) -> Layouts | Reason | None:
-        """The ways in which the gang may lie, best first; None for any way at all, a Reason if a plugin failed."""
+        """The ways in which the gang may lie, best first; None for any way at all, a Reason if there is none."""
         whole: Layouts | None = None
         for plugin in self.profile(gang).layouts:
             found = self.runner.layouts(plugin, gang, self.table, view)
             if isinstance(found, Reason):
                 return found
             if found is not None:
-                whole = found if whole is None else Layouts(_crossed(whole.options, found.options), found.reason)
+                whole = found if whole is None else _crossed(gang, whole, found)
         return whole
 
     def _lay(self, gang: Gang, profile: Profile, view: View, search: bool, extras: bool) -> list[Placed] | Refusal:
@@ -102,9 +103,15 @@ class Engine:
         if layouts is None:
             return self._within(gang, profile, view, None, search, extras)
         if isinstance(layouts, Reason):
-            return self._refuse_all(gang, layouts, ANY_TRIGGER)
+            said = (plugin for plugin in profile.layouts if plugin.name == layouts.plugin)
+            return self._refuse_all(gang, layouts, cures_of(next(said)))
         most = 0
+        needed = [kind for kind, numbers in enumerate(gang.needed) if numbers]
+        # The same for every layout, as each that has no room leaves the table as it was.
+        open_to = {kind: self._feasible(gang, kind, profile, view) for kind in needed}
         for layout in layouts.options:
+            if not all((layout.rows[kind] & open_to[kind]).any() for kind in needed):
+                continue  # there can be thousands: most are seen to be full without a try
             result = self._within(gang, profile, view, layout, search, extras)
             if not isinstance(result, Refusal):
                 return result
@@ -115,7 +122,7 @@ class Engine:
         self.undo(anywhere)
         refusing = (Verdict(layouts.reason),)
         cures = self._cures(profile, refusing)
-        return Refusal(gang.id, refusing, fitted=most, nodes=len(self.table.names), cured_by=cures)
+        return Refusal(gang.id, refusing, fitted=most, nodes=len(self.table.names), cured_by=cures, for_room=True)
 
     def _within(
         self, gang: Gang, profile: Profile, view: View, layout: Layout | None, search: bool, extras: bool
@@ -140,10 +147,13 @@ class Engine:
         table, placements = self.table, list[Placed]()
         for kind, number, member in gang.each():
             if not self._put(gang, kind, number, member, profile, view, layout, placements):
-                refusing = verdicts(profile, self.runner, member, table, view)
+                # Of many layouts nobody asks why each has no room.
+                found = None if layout else objections(profile, self.runner, member, table, view)
+                refusing = verdicts(found, table) if found else ()
                 refusal = Refusal(
                     job=gang.id,
                     verdicts=refusing,
+                    for_room=found is not None and found.for_room,
                     task=member.task.name,
                     fitted=len(placements),
                     nodes=len(table.names),
@@ -170,14 +180,24 @@ class Engine:
         if found is None:
             return False
         row, decision = found
-        grant = self.table.place(row, member.task.request, member)
+        grant = self.runner.grant(profile.gpu_choosers, member, self.table, row, view)
+        grant = self.table.place(row, member.task.request, member, grant)
         placements.append(Placed(member, number, row, self.table.nodes[row], decision, grant))
         return True
+
+    def _feasible(self, gang: Gang, kind: int, profile: Profile, view: View) -> Mask:
+        found: Mask = self._rankings.of(profile, gang.members[kind], gang.shapes[kind], view).rank >= 0
+        return found
 
     def best_row(self, gang: Gang, kind: int, view: View, layout: Layout | None = None) -> int:
         """The row where one of the gang's members of that kind would go now; -1 for nowhere."""
         within = None if layout is None else layout.rows[kind]
         return self._rankings.of(self.profile(gang), gang.members[kind], gang.shapes[kind], view).best(within)
+
+    def open_rows(self, gang: Gang, kind: int, view: View) -> Mask:
+        """As `open_to`, and quicker where nothing but room depends on what runs."""
+        ranking = self._rankings.of(self.profile(gang), gang.members[kind], gang.shapes[kind], view)
+        return ranking.openings() if ranking.plain else self.open_to(gang, gang.members[kind], view)
 
     def open_to(self, gang: Gang, member: Member, view: View) -> Mask:
         """The nodes that nothing keeps the member from but what others' going could change."""
@@ -206,7 +226,35 @@ class Engine:
                 self.runner.ask(plugin, "unreserve", gang, placements)
 
 
-def _crossed(some: Sequence[Layout], others: Sequence[Layout]) -> list[Layout]:
-    """Layouts that satisfy both sides, in the order of the first."""
-    pairs = islice(product(some, others), _LAYOUTS_TRIED)
-    return [Layout(tuple(map(np.logical_and, a.rows, b.rows))) for a, b in pairs]
+def _crossed(gang: Gang, one: Layouts, other: Layouts) -> Layouts:
+    """What satisfies both. If one side alone has no way, that is what is told."""
+
+    def crowded() -> list[Layout]:
+        ways, others = one.crowded(), other.crowded()
+        pairs = ((ways, other.options), (one.options, others), (ways, others))
+        return [layout for some, more in pairs for layout in _meeting(gang, some, more)]
+
+    reason = other.reason if one.options else one.reason
+    return Layouts(_meeting(gang, one.options, other.options), reason, crowded)
+
+
+def _meeting(gang: Gang, some: Sequence[Layout], others: Sequence[Layout]) -> list[Layout]:
+    """Layouts that satisfy both sides and leave every needed member a row, in the order of the first."""
+    if not some or not others:
+        return []
+    needed = [kind for kind, numbers in enumerate(gang.needed) if numbers]
+
+    def pairs() -> Iterator[Layout]:
+        for one, other in islice(product(some, others), _LAYOUTS_CROSSED):
+            if all((one.rows[kind] & other.rows[kind]).any() for kind in needed):
+                yield _both(one, other)
+
+    kept = list(islice(pairs(), _LAYOUTS_TRIED))
+    if len(kept) == _LAYOUTS_TRIED or len(some) * len(others) > _LAYOUTS_CROSSED:
+        # The last of either side is the widest (all rows, for a wish): never cut off.
+        kept.append(_both(some[-1], others[-1]))
+    return kept
+
+
+def _both(one: Layout, other: Layout) -> Layout:
+    return Layout(tuple(map(np.logical_and, one.rows, other.rows)))

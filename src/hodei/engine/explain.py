@@ -29,6 +29,15 @@ class Objections(Struct):
     refused: Mask
 
     @property
+    def for_room(self) -> bool:
+        """Whether there is a node that only others' work keeps from the member."""
+        closed = np.zeros_like(self.refused)
+        for mask, reason in self.pairs:
+            if not reason.evictable:
+                closed |= mask
+        return bool((self.refused & ~closed).any())
+
+    @property
     def feasible(self) -> int:
         return int((~self.refused).sum())
 
@@ -39,17 +48,20 @@ def objections(profile: Profile, runner: Runner, member: Member, table: Table, v
     refused = nodes.none()
     for plugin in profile.filters:
         for mask, reason in runner.refusals(plugin, member, nodes, view):
-            if mask.any():
+            if np.count_nonzero(mask):
                 pairs.append((mask, reason))
                 refused = refused | mask
-    pairs.sort(key=lambda pair: (-int(pair[0].sum()), pair[1].code, pair[1].text))
+    if len(pairs) > 1:
+        pairs.sort(key=lambda pair: (-int(np.count_nonzero(pair[0])), pair[1].code, pair[1].text))
     return Objections(pairs, refused)
 
 
-def verdicts(profile: Profile, runner: Runner, member: Member, table: Table, view: View) -> tuple[Verdict, ...]:
+def verdicts(found: Objections, table: Table) -> tuple[Verdict, ...]:
     """The short form that a plan carries."""
-    found = objections(profile, runner, member, table, view)
-    return tuple(Verdict(reason, int(mask.sum()), _names(table, mask, _VERDICT_NODES)) for mask, reason in found.pairs)
+    return tuple(
+        Verdict(reason, int(np.count_nonzero(mask)), _names(table, mask, _VERDICT_NODES))
+        for mask, reason in found.pairs
+    )
 
 
 def blockers(found: Objections, table: Table, task: str) -> tuple[Blocker, ...]:
@@ -105,4 +117,7 @@ def summary(verdicts: Sequence[Verdict], nodes: int) -> str:
 
 
 def _names(table: Table, mask: Mask, limit: int) -> tuple[str, ...]:
-    return tuple(table.names[row] for row in np.flatnonzero(mask)[:limit])
+    rows = np.flatnonzero(mask[:1024])
+    if len(rows) < limit:
+        rows = np.flatnonzero(mask)
+    return tuple([table.names[row] for row in rows[:limit]])

@@ -1,6 +1,6 @@
 """The cluster as columns: one row per node in order of name, one column per resource.
 
-Plugins see `Nodes`, which may stand for all rows or for a few; what they return is as long as what they were given.
+Plugins see `Nodes` (`engine.columns`), which may stand for all rows or for a few.
 Placing and releasing change the usage columns in place and leave a trace in `Table.changes`, so that a cached
 answer is refreshed only for the rows that changed. A change of a node's own nature (capacity, labels, taints, health)
 starts a new `generation`, in which every cached answer is void.
@@ -8,50 +8,25 @@ starts a new `generation`, in which every cached answer is void.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from hodei.engine.columns import ALL, LARGE, Interned, Ints, Mask, Nodes, OneNode, Rows
 from hodei.engine.parts import Parts, wants_parts
 from hodei.engine.residents import Kind, Residents
 from hodei.engine.view import Member
 from hodei.model.ids import NodeName
 from hodei.model.node import Grant, Node
-from hodei.model.resources import GPU, MEMORY, STORAGE, Resources
-from hodei.model.selector import Requirement
+from hodei.model.resources import GPU, Resources
 
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-Rows = slice | NDArray[np.intp]
-ALL = slice(None)
+__all__ = ["Interned", "Ints", "Mask", "Nodes", "OneNode", "Rows", "Table", "promised"]
 
 # The trace is cut (by a new generation) rather than let grow for ever.
 _MAX_TRACE = 1_000_000
-_SCALE = 10_000
-_LARGE = frozenset({MEMORY, STORAGE})
-
-
-class Interned:
-    """A column of values held as small numbers: a predicate is evaluated once per distinct value."""
-
-    __slots__ = ("_rows", "ids", "values")
-
-    def __init__(self, ids: NDArray[np.intp], values: Sequence[Any], rows: Rows = ALL) -> None:
-        self.ids = ids
-        self.values = values
-        self._rows = rows
-
-    def where(self, predicate: Callable[[Any], bool]) -> Mask:
-        hits = np.fromiter((predicate(value) for value in self.values), dtype=np.bool_, count=len(self.values))
-        return hits[self.ids[self._rows]]
-
-    def numbers(self, measure: Callable[[Any], int]) -> Ints:
-        found = np.fromiter((measure(value) for value in self.values), dtype=np.int64, count=len(self.values))
-        return found[self.ids[self._rows]]
 
 
 def promised(node: Node) -> Resources:
@@ -326,7 +301,7 @@ class Table:
         there is none, so that its share is 0)."""
         found = self._scales.get(resource)
         if found is None:
-            shift = 10 if resource in _LARGE else 0
+            shift = 10 if resource in LARGE else 0
             column = self.column_of(resource)
             whole = (self._capacity[column] >> shift).astype(np.float64)
             whole[whole == 0] = np.inf
@@ -359,145 +334,3 @@ class Table:
             )
             found = self._interned[key] = Interned(ids, tuple(numbers))
         return found
-
-
-class Nodes:
-    """Some rows of the table, as plugins see them. Arrays are read-only by convention: never write into one."""
-
-    __slots__ = ("_rows", "table")
-
-    def __init__(self, table: Table, rows: Rows = ALL) -> None:
-        self.table = table
-        self._rows = rows
-
-    def __len__(self) -> int:
-        if isinstance(self._rows, slice):
-            return len(range(*self._rows.indices(len(self.table.names))))
-        return len(self._rows)
-
-    @property
-    def rows(self) -> Rows:
-        """Which rows of the table these are, for answers that were worked out over all of them."""
-        return self._rows
-
-    def each(self) -> list[Node]:
-        if isinstance(self._rows, slice):
-            return self.table.nodes[self._rows]
-        return [self.table.nodes[row] for row in self._rows]
-
-    def used_by(self, name: NodeName) -> Resources:
-        return self.table.usage(self.table.row[name])
-
-    def capacity(self, resource: str) -> Ints:
-        column = self.table.column_of(resource)
-        found: Ints = self.table._capacity[column][self._rows]
-        return found
-
-    def used(self, resource: str) -> Ints:
-        column = self.table.column_of(resource)
-        found: Ints = (self.table._capacity[column] - self.table.free[column])[self._rows]
-        return found
-
-    def share(self, part: Ints, resource: str) -> Ints:
-        """`part` of each node's capacity on a scale of 0 to 10,000; 0 where there is no capacity."""
-        shift, whole = self.table.scale_of(resource)
-        scaled = np.maximum(part, 0) >> shift
-        # Exact: both sides are whole, the divisor is below 2**39 and the quotient wanted below 2**14.
-        return (scaled * _SCALE / whole[self._rows]).astype(np.int64)
-
-    def gpus(self) -> Ints:
-        """What is free of each GPU, in thousandths: one column per GPU, -1 where a node has no more of them."""
-        found: Ints = self.table.gpus[self._rows]
-        return found
-
-    def parts(self) -> list[Parts | None]:
-        """The cores and GPUs of each node; None where nothing is known of them."""
-        holds = self.table.holds
-        rows = range(len(holds))[self._rows] if isinstance(self._rows, slice) else self._rows
-        return [holds[row].parts for row in rows]
-
-    def runs(self) -> Ints:
-        found: Ints = self.table.runs[self._rows]
-        return found
-
-    def last_placed(self) -> Ints:
-        """When each node was last given a run, as a count of placements; 0 if never."""
-        found: Ints = self.table.last_placed[self._rows]
-        return found
-
-    def free(self, resource: str) -> Ints:
-        column = self.table.column_of(resource)
-        found: Ints = self.table.free[column][self._rows]
-        return found
-
-    def largest(self, resource: str) -> int:
-        """The largest capacity of any node of the cluster, whichever rows this stands for."""
-        return self.table.largest(resource)
-
-    def higher(self, a: Ints, b: Ints | int) -> Ints:
-        found: Ints = np.maximum(a, b)
-        return found
-
-    def lower(self, a: Ints, b: Ints | int) -> Ints:
-        found: Ints = np.minimum(a, b)
-        return found
-
-    def by(self, key: Hashable, of: Callable[[Node], Hashable]) -> Interned:
-        """A column of anything that can be said of a node alone; `key` names it for reuse."""
-        whole = self.table.interned(key, of)
-        return Interned(whole.ids, whole.values, self._rows)
-
-    def matching(self, requirement: Requirement, *, field: bool = False) -> Mask:
-        """Which nodes meet a requirement on a label (or on the field `metadata.name`)."""
-        key = requirement.key
-        if field:
-            column = self.by(("field", key), lambda node: node.name if key == "metadata.name" else None)
-        else:
-            column = self.by(("label", key), lambda node: node.labels.get(key))
-        return column.where(lambda value: requirement.matches({} if value is None else {key: value}))
-
-    def none(self) -> Mask:
-        return np.zeros(len(self), dtype=np.bool_)
-
-    def zeros(self) -> Ints:
-        return np.zeros(len(self), dtype=np.int64)
-
-
-class OneNode:
-    """A single row in plain whole numbers, with the same words as `Nodes`, for plugins that say `plain = True`.
-
-    Asking about the one node that changed is what happens most, and small arrays are slow.
-    """
-
-    __slots__ = ("_capacity", "_used", "table")
-
-    def __init__(self, table: Table, row: int) -> None:
-        self.table = table
-        self._capacity = table.room[row]
-        self._used = table.holds[row].used
-
-    def capacity(self, resource: str) -> int:
-        return self._capacity.get(resource, 0)
-
-    def used(self, resource: str) -> int:
-        return self._used.get(resource, 0)
-
-    def free(self, resource: str) -> int:
-        return self._capacity.get(resource, 0) - self._used.get(resource, 0)
-
-    def share(self, part: int, resource: str) -> int:
-        shift = 10 if resource in _LARGE else 0
-        whole = self._capacity.get(resource, 0) >> shift
-        return (part >> shift) * _SCALE // whole if part > 0 and whole > 0 else 0
-
-    def largest(self, resource: str) -> int:
-        return self.table.largest(resource)
-
-    def higher(self, a: int, b: int) -> int:
-        return a if a >= b else b
-
-    def lower(self, a: int, b: int) -> int:
-        return a if a <= b else b
-
-    def zeros(self) -> int:
-        return 0

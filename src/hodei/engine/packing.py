@@ -82,7 +82,8 @@ class _Search:
             decision = Decision(
                 Candidate(node.name, score), feasible=ranking.feasible, nodes=len(order), profile=self._profile.name
             )
-            grant = self._table.place(row, member.task.request, member)
+            grant = ranking.runner.grant(self._profile.gpu_choosers, member, self._table, row, self._view)
+            grant = self._table.place(row, member.task.request, member, grant)
             self.placed.append(Placed(member, index, row, node, decision, grant))
             if self.place(depth + 1, row):
                 return True

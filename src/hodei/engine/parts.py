@@ -21,19 +21,21 @@ def wants_parts(task: TaskSpec) -> bool:
 
 
 class Parts:
-    """`gpus` holds what is free of each GPU, `cores` the free cores of each socket; changed by `take` and `give` alone."""
+    """`gpus` holds what is free of each GPU, `cores` the free cores of each socket, `sizes` how many runs hold a share of a
+    GPU (0) or so many GPUs; changed by `take` and `give` alone."""
 
-    __slots__ = ("_socket_of", "cores", "gpus")
+    __slots__ = ("_socket_of", "cores", "gpus", "sizes")
 
     def __init__(self, node: Node) -> None:
         self.cores: list[set[int]] = [set(socket.cpus) for socket in node.sockets]
         self._socket_of = {gpu: number for number, socket in enumerate(node.sockets) for gpu in socket.gpus}
-        self.gpus: dict[int, int] = _gpus(node)
+        self.gpus: dict[int, int] = gpus_of(node)
+        self.sizes: dict[int, int] = {}
 
     def copy(self) -> Parts:
         twin = object.__new__(Parts)
         twin.cores = [set(cores) for cores in self.cores]
-        twin._socket_of, twin.gpus = self._socket_of, dict(self.gpus)
+        twin._socket_of, twin.gpus, twin.sizes = self._socket_of, dict(self.gpus), dict(self.sizes)
         return twin
 
     # ---------------------------------------------------------------------------------------- giving away
@@ -41,13 +43,14 @@ class Parts:
     def fits(self, task: TaskSpec) -> bool:
         return self.find(task) is not None
 
-    def find(self, task: TaskSpec) -> Grant | None:
-        """The parts that the task would get; None if there are not enough that suit it. Nothing is taken yet."""
+    def find(self, task: TaskSpec, gpu_wanted: int = -1) -> Grant | None:
+        """The parts that the task would get; None if there are not enough that suit it. Nothing is taken yet.
+        `gpu_wanted`: the GPU to take a fraction of, if it can be had of that one."""
         gpu, cores = task.request.get(GPU, 0), -(-task.request.get(CPU, 0) // WHOLE) if task.binding else 0
         if task.binding == "numa":
-            return self._in_one_socket(cores, gpu)
+            return self._in_one_socket(cores, gpu, gpu_wanted)
         bound = self._cores(cores)
-        given = self._gpus(self.gpus, gpu)
+        given = self._gpus(self.gpus, gpu, gpu_wanted)
         return None if bound is None or given is None else Grant(bound, given)
 
     def take(self, grant: Grant) -> None:
@@ -56,6 +59,7 @@ class Parts:
         for gpu, milli in grant.gpus:
             if gpu in self.gpus:
                 self.gpus[gpu] -= milli
+        self._count(grant, 1)
 
     def give(self, grant: Grant, node: Node) -> None:
         for socket, cores in zip(node.sockets, self.cores, strict=True):
@@ -63,14 +67,22 @@ class Parts:
         for gpu, milli in grant.gpus:
             if gpu in self.gpus:
                 self.gpus[gpu] += milli
+        self._count(grant, -1)
+
+    def _count(self, grant: Grant, change: int) -> None:
+        if grant.gpus:
+            size = size_of(grant)
+            self.sizes[size] = self.sizes.get(size, 0) + change
+            if not self.sizes[size]:
+                del self.sizes[size]
 
     # -------------------------------------------------------------------------------------------- choosing
 
-    def _in_one_socket(self, cores: int, gpu: int) -> Grant | None:
+    def _in_one_socket(self, cores: int, gpu: int, gpu_wanted: int) -> Grant | None:
         for number in sorted(range(len(self.cores)), key=lambda number: (len(self.cores[number]), number)):
             if len(self.cores[number]) >= cores:
                 here = {device: free for device, free in self.gpus.items() if self._socket_of.get(device) == number}
-                given = self._gpus(here, gpu)
+                given = self._gpus(here, gpu, gpu_wanted)
                 if given is not None:
                     return Grant(tuple(sorted(self.cores[number])[:cores]), given)
         return None
@@ -89,7 +101,8 @@ class Parts:
             taken += sorted(cores)[: count - len(taken)]
         return tuple(sorted(taken))
 
-    def _gpus(self, free: dict[int, int], amount: int) -> tuple[tuple[int, int], ...] | None:
+    def _gpus(self, free: dict[int, int], amount: int, gpu_wanted: int) -> tuple[tuple[int, int], ...] | None:
+        """Whole GPUs first, then the rest of another one: never two parts of the same."""
         whole, part = divmod(amount, WHOLE)
         given: list[tuple[int, int]] = []
         if whole:
@@ -99,13 +112,11 @@ class Parts:
             given = [(gpu, WHOLE) for gpu in chosen]
         if part:
             gone = dict(given)
-            tightest = min(
-                ((left - gone.get(gpu, 0), gpu) for gpu, left in free.items() if left - gone.get(gpu, 0) >= part),
-                default=None,
-            )
-            if tightest is None:
+            enough = [(left, gpu) for gpu, left in free.items() if left >= part and gpu not in gone]
+            if not enough:
                 return None
-            given.append((tightest[1], part))
+            tightest = min(enough)[1]
+            given.append((gpu_wanted if any(gpu == gpu_wanted for _, gpu in enough) else tightest, part))
         return tuple(given)
 
     def _nearest(self, gpus: list[int], count: int) -> list[int] | None:
@@ -119,7 +130,12 @@ class Parts:
         return (min(fitting, key=len) if fitting else gpus)[:count]
 
 
-def _gpus(node: Node) -> dict[int, int]:
+def size_of(grant: Grant) -> int:
+    """How many GPUs a grant takes whole (a part beside them counts as one more); 0 for a share of one."""
+    return 0 if len(grant.gpus) == 1 and grant.gpus[0][1] < WHOLE else len(grant.gpus)
+
+
+def gpus_of(node: Node) -> dict[int, int]:
     """Each GPU by number with what may be promised of it: those that the sockets name first, then as many as there are."""
     amount = node.capacity.get(GPU, 0)
     percent = node.overcommit_percent.get(GPU, 100)

@@ -25,7 +25,8 @@ class Bind(Struct, frozen=True, omit_defaults=True):
 class Refusal(Struct, frozen=True, omit_defaults=True):
     """Why a gang was not placed: every reason with its nodes, for the first member that found no room.
 
-    `fitted` members of the gang had found one by then; all were let go again.
+    `fitted` members of the gang had found one by then; all were let go again. `for_room`: on some node nothing but
+    others' work is in the way.
     """
 
     job: JobId
@@ -34,6 +35,7 @@ class Refusal(Struct, frozen=True, omit_defaults=True):
     fitted: int = 0
     nodes: int = 0
     cured_by: tuple[Trigger, ...] = ()
+    for_room: bool = False
 
     @property
     def by_labels(self) -> bool:
@@ -42,11 +44,13 @@ class Refusal(Struct, frozen=True, omit_defaults=True):
 
 
 class Eviction(Struct, frozen=True):
-    """`job` is told to go, to make room on `nodes` for `preemptor`, which starts when all who must have gone."""
+    """`job` is told to go, to make room on `nodes` for `preemptor`, which starts when all who must have gone.
+    `members`: only those of it, and the others go on; none named: all."""
 
     job: JobId
     preemptor: JobId
     nodes: tuple[NodeName, ...]
+    members: tuple[int, ...] = ()
 
 
 class Fault(Struct, frozen=True):

@@ -8,13 +8,16 @@ In the order they are called for a gang:
 queue_sort(gang) -> tuple of ints     Its place in the line, smallest first. One such plugin per profile (see QueueSort).
 pre_filter(gang, view) -> Reason|None Before any node is looked at; a Reason refuses the whole gang.
 layouts(gang, table, view)            For a gang whose members must lie in a certain way to each other: the ways to try,
-                                      best first, and what to say if none has room; None for no such wish.
+                                      best first, and what to say if none has room; None for no such wish,
+                                      a Reason if there is no way at all.
 filter(member, nodes, view)           Which nodes cannot take a member: pairs of (mask, Reason), empty for no objection.
                                       Every pair is reported by `why`; a node may appear in several.
 post_filter(gang, view) -> None       After a refusal: a chance to make room (not to say yes).
 score(member, nodes, view)            0 to MAX_SCORE per node, higher is better; None for no opinion on this member.
 normalize(raw, feasible)              Optional: brings raw scores (any whole numbers, also several columns of them) to
                                       0..MAX_SCORE, knowing which nodes are left.
+choose_gpu(member, nodes, view)       Optional, beside a score: of the one node that was chosen, the column of `nodes.gpus()`
+                                      that a fraction should be taken of; None (or one without room): the tightest.
 reserve(gang, placements, view)       The whole gang has nodes; a Reason undoes all of it. `unreserve` takes it back.
 permit(gang, placements, view)        The last word before the plan; a Reason undoes all of it.
 bind(gang, placements, view)          The gang is in the plan; may return the placements with more detail.
@@ -24,7 +27,8 @@ And for `why`, both optional: `lacks` (how far one node is from yes) and `repair
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -53,10 +57,16 @@ class Layout(Struct):
 
 
 class Layouts(Struct):
-    """The ways to try, best first (a wish ends with all rows for everyone), and the reason given if none has room."""
+    """The ways to try, best first (a wish ends with all rows for everyone), and the reason given if none has room.
+    `crowded`: further ways, that have no room as things stand and would have some if others went; made when asked for."""
 
     options: Sequence[Layout]
     reason: Reason
+    crowded: Callable[[], Sequence[Layout]] = tuple
+
+    def if_others_went(self) -> Iterator[Layout]:
+        """All ways, for those who would make room."""
+        return chain(self.options, self.crowded())
 
 
 class Placed(Struct):
@@ -114,6 +124,33 @@ class QueueSort(Protocol):
         """How far the tenant's clock moves on when this gang starts; the line with the lowest clock is next."""
 
 
+class Waiting(Struct):
+    """Who waits in a line, as columns. `cpus` is what all needed members ask for together, in thousandths."""
+
+    ids: Ints
+    submitted_ms: Ints
+    estimate_ms: Ints
+    cpus: Ints
+    priority: Ints
+    deadline_ms: Ints
+
+
+class TimedQueue(QueueSort, Protocol):
+    """A line that promises starts. `promises`: how many of those who can not start are promised one, in order; nobody
+    behind them may start if that would break a promise (0: nobody behind the first may start at all)."""
+
+    promises: int
+
+    def estimate_ms(self, gang: Gang) -> int:
+        """How long a gang is expected to run, also if nobody said."""
+
+    def order(self, waiting: Waiting, now_ms: int) -> Ints:
+        """Whole numbers, the smallest is first; ties by submission."""
+
+    def fill_order(self, waiting: Waiting, now_ms: int) -> Ints | None:
+        """The same for those who may go ahead of the promised ones; None for the same order."""
+
+
 class PreFilter(Protocol):
     name: str
 
@@ -123,7 +160,7 @@ class PreFilter(Protocol):
 class LayoutPoint(Protocol):
     name: str
 
-    def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None: ...
+    def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | Reason | None: ...
 
 
 class Filter(Protocol):

@@ -3,211 +3,308 @@
 The search works on the table itself and undoes everything, so that rules of every kind count (what a victim's leaving does
 to affinity, spread or ports included), not resources alone. Nothing is evicted here: the answer names victims and places.
 
-For each member that finds no node: the nodes are found on which the lowest possible class of tenants could make room, the
-victims needed on each are counted, and the least harmful node is tried. At the end every victim whose stay would
-not matter is let off, the most valuable first.
+For each member that finds no node: of the nodes where the lowest possible classes could make room (`engine.prospects`) the
+least harmful are tried. If room is not what stands in the way, all who could go are taken off a node and put back
+one by one as long as the member is still welcome. At the end every victim whose stay would not matter is let off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import attrgetter
 
 import numpy as np
 from msgspec import Struct
 
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Refusal
-from hodei.engine.points import Placed
+from hodei.engine.points import Layout, Layouts, Placed
+from hodei.engine.prospects import Prospect, Prospects, Weighed, weighed
 from hodei.engine.tenancy import Tenancy, Tenant, class_of, may_preempt
 from hodei.engine.view import Gang, Member, View
-from hodei.model.node import Grant
+from hodei.model.decision import Reason
+from hodei.model.ids import JobId, NodeName
+from hodei.model.job import JobSpec
 
 # Nodes whose victims are counted exactly, of those that could make room at the lowest class; those with the fewest runs first.
 _NODES_WEIGHED = 32
+# Nodes looked at for that, should the amounts free on the first ones not be of use (the cores or GPUs of the wrong ones).
+_NODES_LOOKED_AT = 1024
 # Nodes tried in full for one member, should rules other than room refuse the best ones.
 _NODES_TRIED = 8
+# Ways to lay a gang in which room is made.
+_LAYOUTS_TRIED = 8
+# Questions to all filters about one node, when it is not room that a member lacks.
+_QUESTIONS = 500
 # Letting off places the whole gang once per victim; past this much work the victims found stand.
 _PLACINGS_TO_LET_OFF = 20_000
+
+
+class Victim(Struct, frozen=True):
+    """A job that must go, or only `members` of it (none named: all), from `nodes`."""
+
+    id: JobId
+    job: JobSpec
+    nodes: tuple[NodeName, ...]
+    members: tuple[int, ...] = ()
 
 
 class Preemption(Struct):
     """`victims` are to be told to go, `leaving` are going already; when all are gone the gang has `placements`."""
 
-    victims: list[Tenant]
-    leaving: list[Tenant]
+    victims: list[Victim]
+    leaving: list[Victim]
     placements: list[Placed]
 
 
-def find(
-    engine: Engine, tenancy: Tenancy, gang: Gang, view: View, may_evict: Callable[[Tenant], bool]
-) -> Preemption | None:
-    """How `gang` could start at the cost of lower classes; None if it cannot. The table is as before."""
-    if not may_preempt(gang.job.priority):
-        return None
-    search = _Search(engine, tenancy, gang, view, may_evict)
-    with engine.table.trial():
-        try:
-            return search.run()
-        finally:
-            search.put_back()
+class Preemptions:
+    """Looks for them. `too_soon`: the last look may do better later, when the protection of some tenants has run out."""
+
+    def __init__(self, engine: Engine, tenancy: Tenancy) -> None:
+        self._engine, self._tenancy = engine, tenancy
+        self._prospects = Prospects(engine, tenancy)
+        self.too_soon = False
+
+    def find(self, gang: Gang, view: View) -> Preemption | None:
+        """How `gang` could start at the cost of lower classes; None if it cannot. The table is as before."""
+        self.too_soon = False
+        if not may_preempt(gang.job.priority):
+            return None
+        search = _Search(self._engine, self._tenancy, self._prospects, gang, view)
+        with self._engine.table.trial():
+            try:
+                return search.run()
+            finally:
+                search.restore(list(search.gone))
+                self.too_soon = search.too_soon
 
 
 class _Search:
-    def __init__(
-        self, engine: Engine, tenancy: Tenancy, gang: Gang, view: View, may_evict: Callable[[Tenant], bool]
-    ) -> None:
-        self._engine, self._tenancy, self._gang, self._view, self._may_evict = engine, tenancy, gang, view, may_evict
+    def __init__(self, engine: Engine, tenancy: Tenancy, prospects: Prospects, gang: Gang, view: View) -> None:
+        self._engine, self._tenancy, self._prospects, self._gang, self._view = engine, tenancy, prospects, gang, view
         self._rank = class_of(gang.job.priority)
-        self._gone: dict[int, Tenant] = {}
+        self.gone: dict[Tenant, None] = {}
+        self.too_soon = False
+        self._ruled = False
+        self._first: list[Prospect] = []
+        # Whether the columns of the tenancy are looked at again after someone went.
+        self._counts = True
 
     def run(self) -> Preemption | None:
-        for tenant in list(self._tenancy.stopping.values()):
-            self._evict(tenant)
-        placements = self._try() if self._gone else None
+        tenancy, gang = self._tenancy, self._gang
+        tenancy.at(self._view.now_ms)
+        self._first = [self._prospect(kind) for kind in range(len(gang.members))]
+        self._ruled = any(prospect.ruled for prospect in self._first)
+        self._counts = gang.size > 1 or self._ruled
+        placements = None
+        if self._ruled and tenancy.stopping:
+            # Who goes anyway may stand in the way from afar; if only room matters, it is looked at node by node.
+            self._evict(tenancy.stopping)
+            placements = self._try()
         if placements is None:
-            placements = self._try() if self._make_room() else None
+            placements = self._made_room()
+        if placements is not None:
+            placements = self._let_off(placements)
         if placements is None:
             return None
-        placements = self._let_off(placements)
-        rows = {placed.node.name for placed in placements}
-        leaving = [t for t in self._gone.values() if t.stopping and any(name in rows for name in t.holds)]
-        victims = [t for t in self._gone.values() if not t.stopping]
-        self._engine.withdraw(self._gang, placements)
-        return Preemption(sorted(victims, key=_by_id), sorted(leaving, key=_by_id), placements)
-
-    def put_back(self) -> None:
-        for tenant in list(self._gone.values()):
-            self._restore(tenant)
+        nodes = {placed.node.name for placed in placements}
+        victims = _by_job(tenant for tenant in self.gone if not tenant.stopping)
+        leaving = _by_job(t for t in self.gone if t.stopping and any(name in nodes for name in t.holds))
+        self._engine.withdraw(gang, placements)
+        return Preemption(victims, leaving, placements)
 
     # ----------------------------------------------------------------------------------------------- steps
+
+    def _prospect(self, kind: int) -> Prospect:
+        return self._prospects.of(self._gang, kind, self._rank, self._view)
 
     def _try(self) -> list[Placed] | None:
         result = self._engine.place(self._gang, self._view, extras=False)
         return None if isinstance(result, Refusal) else result
 
-    def _make_room(self) -> bool:
+    def _made_room(self) -> list[Placed] | None:
+        """The gang placed in room that was made for it, in the first layout in which that can be done."""
+        options: Sequence[Layout | None] = (None,)
+        if self._engine.profile(self._gang).layouts:
+            layouts = self._engine.layouts(self._gang, self._view)
+            if isinstance(layouts, Reason):
+                return None
+            if isinstance(layouts, Layouts):
+                options = list(islice(layouts.if_others_went(), _LAYOUTS_TRIED))
+        before = len(self.gone)
+        for layout in options:
+            placements = self._try() if self._make_room(layout) else None
+            if placements is not None:
+                return placements
+            self.restore(list(self.gone)[before:])
+        return None
+
+    def _make_room(self, layout: Layout | None) -> bool:
         """Place the members one after another, evicting what those without a node need; False if one can not be helped.
         The members are taken off again: the room is there now."""
-        engine, placed, enough = self._engine, list[tuple[int, Member, Grant | None]](), True
-        for kind, _, member in self._gang.each():
-            row = engine.best_row(self._gang, kind, self._view)
+        engine, gang, view = self._engine, self._gang, self._view
+        placed, left, enough = [], gang.size, True
+        for kind, _, member in gang.each():
+            row = engine.best_row(gang, kind, view, layout)
             if row < 0:
-                row = self._room_for(kind, member)
+                row = self._room_for(kind, member, layout)
             if row < 0:
                 enough = False
                 break
-            grant = engine.table.place(row, member.task.request, member)
-            placed.append((row, member, grant))
+            left -= 1
+            if left:
+                placed.append((row, member, engine.table.place(row, member.task.request, member)))
         for row, member, grant in reversed(placed):
             engine.table.release(row, member.task.request, member, grant)
         return enough
 
-    def _room_for(self, kind: int, member: Member) -> int:
-        for row in self._rows_by_harm(member):
-            victims = self._needed(row, member)
-            for victim in victims:
-                self._evict(victim)
-            best = self._engine.best_row(self._gang, kind, self._view)
-            if best >= 0:
-                return best
-            for victim in victims:
-                self._restore(victim)
+    def _room_for(self, kind: int, member: Member, layout: Layout | None) -> int:
+        """Evict whom it takes for one member, and return the row where it has room then; -1 if nothing helps."""
+        prospect = self._prospect(kind) if self.gone else self._first[kind]
+        within = None if layout is None else layout.rows[kind]
+        rows, found = list[int](), list[Weighed]()
+        for row in prospect.rows(within):
+            rows.append(row)
+            here = prospect.weigh(row, self.gone)
+            if here is not None:
+                found.append(here)
+            if len(rows) >= (_NODES_WEIGHED if found else _NODES_LOOKED_AT):
+                break
+        for _ in range(_NODES_TRIED):
+            if not found:
+                break
+            best = min(found, key=_harm)
+            found.remove(best)
+            row = self._room_by(kind, best, layout)
+            if row >= 0:
+                return row
+        for best in self._weighed_by_rules(prospect, member, rows[:_NODES_TRIED]):
+            row = self._room_by(kind, best, layout)
+            if row >= 0:
+                return row
+        self.too_soon = self.too_soon or self._may_be_later(member)
         return -1
 
-    def _rows_by_harm(self, member: Member) -> list[int]:
-        """Rows where lower classes could make room, the least harmful first: no higher class is touched than need be."""
-        table, request = self._engine.table, member.task.request
-        open_rows = self._engine.open_to(self._gang, member, self._view)
-        room = {resource: table.view().free(resource).copy() for resource, amount in request.items() if amount}
-        for rank in self._tenancy.ranks_below(self._rank):
-            enough = open_rows.copy()
-            for resource, free in room.items():
-                free += self._tenancy.held_by(rank, resource)
-                enough &= free >= request[resource]
-            rows = np.flatnonzero(enough)
-            if len(rows):
-                fewest = rows[np.argsort(table.runs[rows], kind="stable")[:_NODES_WEIGHED]]
-                weighed = []
-                for row in fewest.tolist():
-                    victims = self._needed(row, member)
-                    if victims:
-                        weighed.append((self._harm(victims), row))
-                if weighed:
-                    return [row for _, row in sorted(weighed)[:_NODES_TRIED]]
-        return []
+    def _room_by(self, kind: int, found: Weighed, layout: Layout | None) -> int:
+        evicted = self._evict((*found.leaving, *found.needed))
+        row = self._engine.best_row(self._gang, kind, self._view, layout)
+        if row < 0:
+            self.restore(evicted)
+        return row
 
-    def _harm(self, victims: list[Tenant]) -> tuple[int, int, int, int]:
-        now = self._view.now_ms
-        worths = [victim.worth(now) for victim in victims]
-        return (
-            max(worth[0] for worth in worths), sum(worth[1] for worth in worths), len(victims),
-            -max(victim.since_ms for victim in victims),
-        )  # fmt: skip
+    def _weighed_by_rules(self, prospect: Prospect, member: Member, rows: Sequence[int]) -> list[Weighed]:
+        """Nodes that take the member when some of their tenants have gone, whatever the rule that kept it out."""
+        out, questions = [], _QUESTIONS
+        for row in rows:
+            movable, leaving = prospect.tenants(row, self.gone)
+            if not movable:
+                continue
+            evicted = self._evict((*leaving, *movable))
+            questions -= len(evicted) + 1
+            if questions > 0 and self._welcome(row, member):
+                needed = self._put_back(row, member, [tenant for tenant in evicted if not tenant.stopping])
+                if needed:
+                    out.append(weighed(row, needed, leaving, self._view.now_ms))
+            self.restore([tenant for tenant in evicted if tenant in self.gone])
+        return sorted(out, key=_harm)
 
-    def _needed(self, row: int, member: Member) -> list[Tenant]:
-        """The least valuable tenants of one node whose going gives the member room there; none if that is not enough."""
-        table, name, request = self._engine.table, self._engine.table.names[row], member.task.request
-        tenants = [
-            tenant
-            for id in self._tenancy.on_node.get(name, ())
-            if (tenant := self._tenancy.tenants[id]).rank < self._rank
-            and id not in self._gone
-            and not tenant.stopping
-            and self._may_evict(tenant)
-        ]
-        held = table.holds[row].used
-        free = {r: table.room[row].get(r, 0) - held.get(r, 0) for r, amount in request.items() if amount}
-        for tenant in tenants:
-            part = tenant.holds[name]
-            for resource in free:
-                free[resource] += part.get(resource, 0)
-        if any(free[resource] < request[resource] for resource in free):
-            return []
+    def _put_back(self, row: int, member: Member, evicted: list[Tenant]) -> list[Tenant]:
+        """Who may come back does, the most valuable first; those are left who must go."""
         needed = []
-        now = self._view.now_ms
-        for tenant in sorted(tenants, key=lambda tenant: tenant.worth(now), reverse=True):
-            part = tenant.holds[name]
-            if all(free[resource] - part.get(resource, 0) >= request[resource] for resource in free):
-                for resource in free:
-                    free[resource] -= part.get(resource, 0)
-            else:
+        for tenant in sorted(evicted, key=lambda tenant: tenant.worth(self._view.now_ms), reverse=True):
+            if self._ends_with_its_gang(tenant):
+                continue
+            self.restore([tenant])
+            if not self._welcome(row, member):
+                self._evict([tenant])
                 needed.append(tenant)
         return needed
 
-    def _let_off(self, placements: list[Placed]) -> list[Placed]:
+    def _welcome(self, row: int, member: Member) -> bool:
+        """Whether every filter lets the member onto that one node as things are."""
+        engine, nodes = self._engine, self._engine.table.view(np.array([row]))
+        for plugin in engine.profile(self._gang).filters:
+            refused = engine.runner.refused(plugin, member, nodes, self._view)
+            if refused is not None and refused[0]:
+                return False
+        return True
+
+    def _may_be_later(self, member: Member) -> bool:
+        """Whether those who are still protected could make room for it some day."""
+        table = self._engine.table
+        columns = [self._tenancy.held_by(rank) for rank in self._tenancy.ranks_below(self._rank)]
+        for name, held in self._tenancy.safe_on(self._rank).items():
+            row = table.row.get(name)
+            if row is not None and all(
+                table.room[row].get(resource, 0) - table.holds[row].used.get(resource, 0) + held.get(resource, 0)
+                + sum(column[resource].item(row) for column in columns if resource in column) >= amount
+                for resource, amount in member.task.request.items() if amount
+            ):  # fmt: skip
+                return True
+        return False
+
+    def _let_off(self, placements: list[Placed]) -> list[Placed] | None:
         """Victims whose room is not needed in the end stay; each is tried by placing the whole gang beside it."""
-        victims = [tenant for tenant in self._gone.values() if not tenant.stopping]
-        # Those that make room for one member on one node are all needed for it; with more members, or with those who are
-        # leaving anyway counted in, some may not be.
-        if self._gang.size == 1 or len(victims) * self._gang.size > _PLACINGS_TO_LET_OFF:
-            return placements
+        victims = [tenant for tenant in self.gone if not tenant.stopping]
+        if len(victims) <= 1 or len(victims) * self._gang.size > _PLACINGS_TO_LET_OFF:
+            return placements  # without the one the gang did not fit
+        if self._gang.size == 1 and not self._ruled and all(len(victim.holds) == 1 for victim in victims):
+            return placements  # those that make room for one member on one node are all needed for it
         for tenant in sorted(victims, key=lambda tenant: tenant.worth(self._view.now_ms), reverse=True):
-            if len(victims) == 1:
-                break  # the gang did not fit before it went
+            if self._ends_with_its_gang(tenant):
+                continue
             self._engine.withdraw(self._gang, placements)
-            self._restore(tenant)
+            self.restore([tenant])
             again = self._try()
-            if again is not None:
-                placements = again
-            else:
-                self._evict(tenant)
-                found = self._try()
-                assert found is not None, "the gang fitted a moment ago"
-                placements = found
+            if again is None:
+                self._evict([tenant])
+                again = self._try()
+            if again is None:
+                return None  # an order of turns in which it is not found any more
+            placements = again
         return placements
 
     # ------------------------------------------------------------------------------------------- the table
 
-    def _evict(self, tenant: Tenant) -> None:
-        self._gone[tenant.id] = tenant
-        for name, member, grant in tenant.places:
-            self._engine.table.let_go(name, member.task.request, member, grant)
+    def _evict(self, tenants: Iterable[Tenant]) -> list[Tenant]:
+        """Off the table, with all the members of gangs that end; those who went that had not gone before."""
+        table, went = self._engine.table, list[Tenant]()
+        for tenant in tenants:
+            whole = self._tenancy.of_job[tenant.id] if tenant.whole and not tenant.stopping else (tenant,)
+            for each in whole:
+                if each not in self.gone:
+                    self.gone[each] = None
+                    went.append(each)
+                    if self._counts:
+                        self._tenancy.set_aside(each, -1)
+                    for name, member, grant in each.places:
+                        table.let_go(name, member.task.request, member, grant)
+        return went
 
-    def _restore(self, tenant: Tenant) -> None:
-        del self._gone[tenant.id]
-        for name, member, grant in tenant.places:
-            self._engine.table.hold(name, member.task.request, member, grant)
+    def restore(self, tenants: Iterable[Tenant]) -> None:
+        for tenant in tenants:
+            del self.gone[tenant]
+            if self._counts:
+                self._tenancy.set_aside(tenant, 1)
+            for name, member, grant in tenant.places:
+                self._engine.table.hold(name, member.task.request, member, grant)
+
+    def _ends_with_its_gang(self, tenant: Tenant) -> bool:
+        return not tenant.whole and any(other.whole and other in self.gone for other in self._tenancy.of_job[tenant.id])
 
 
-def _by_id(tenant: Tenant) -> int:
-    return tenant.id
+_harm = attrgetter("harm")
+
+
+def _by_job(tenants: Iterable[Tenant]) -> list[Victim]:
+    """One entry for each job: whole if its gang ends, else with the members that go."""
+    jobs: dict[JobId, list[Tenant]] = {}
+    for tenant in tenants:
+        jobs.setdefault(tenant.id, []).append(tenant)
+    out = []
+    for id, parts in sorted(jobs.items()):
+        nodes = tuple(sorted({name for tenant in parts for name in tenant.holds}))
+        members = () if any(t.whole for t in parts) else tuple(sorted(n for tenant in parts for n in tenant.members))
+        out.append(Victim(id, parts[0].job, nodes, members))
+    return out

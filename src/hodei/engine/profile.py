@@ -49,15 +49,17 @@ class Profile(Struct, frozen=True):
     reserves: tuple[Reserve, ...] = ()
     permits: tuple[Permit, ...] = ()
     binds: tuple[Bind, ...] = ()
+    gpu_choosers: tuple[Any, ...] = ()
     max_pending: int = 1_000_000
+    # Those who judge nodes for a member, and those who judge the gang as a whole.
     readers: tuple[Any, ...] = ()
+    judges: tuple[Any, ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
 
     def __post_init__(self) -> None:
-        # Filters before any node is looked at, and those after, may tell gangs apart too.
         scores = (weighted.plugin for weighted in self.scores)
-        plugins = (*self.filters, *scores, *self.pre_filters, *self.layouts, *self.reserves, *self.permits)
-        structs.force_setattr(self, "readers", tuple({id(plugin): plugin for plugin in plugins}.values()))
+        structs.force_setattr(self, "readers", _once(*self.filters, *scores))
+        structs.force_setattr(self, "judges", _once(*self.pre_filters, *self.layouts, *self.reserves, *self.permits))
 
     def admit(self, gang: Gang) -> None:
         """Fill in what the queue and the caches need to know of a gang, once."""
@@ -66,12 +68,17 @@ class Profile(Struct, frozen=True):
         gang.shapes = tuple(self._shape(member) for member in gang.members)
         # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
         counts = (*map(len, gang.needed), *map(len, gang.extra))
-        gang.group = (self.name, gang.tenant, class_of(gang.job.priority), gang.shapes, counts)
+        judged = tuple(key_of(plugin, member) for plugin in self.judges for member in gang.members)
+        gang.group = (self.name, gang.tenant, class_of(gang.job.priority), gang.shapes, counts, judged)
 
     def _shape(self, member: Member) -> Hashable:
-        """Members that no plugin of this profile can tell apart have equal shapes."""
+        """Members that no filter or score of this profile can tell apart have equal shapes."""
         key = (*[key_of(plugin, member) for plugin in self.readers], tuple(member.task.request.items()))
         return (self.name, self.shapes.number(key))
+
+
+def _once(*plugins: Any) -> tuple[Any, ...]:
+    return tuple({id(plugin): plugin for plugin in plugins}.values())
 
 
 class _Itself:
@@ -102,6 +109,10 @@ def key_of(plugin: Any, member: Member) -> Hashable:
         return _Itself(member)
 
 
+def _heaviest(weighted: Weighted) -> tuple[int, str]:
+    return -weighted.weight, weighted.plugin.name
+
+
 def make_profile(
     name: str,
     queue: QueueSort,
@@ -127,5 +138,6 @@ def make_profile(
         reserves=with_point("reserve"),
         permits=with_point("permit"),
         binds=with_point("bind"),
+        gpu_choosers=tuple(w.plugin for w in sorted(scores, key=_heaviest) if hasattr(w.plugin, "choose_gpu")),
         max_pending=max_pending,
     )

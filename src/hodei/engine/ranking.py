@@ -57,16 +57,17 @@ class _Memo:
         if self.generation == table.generation and (not self._live or self._seen == len(changes)):
             return
         failures = self._runner.failures
+        rows = set(changes[self._seen :]) if self.generation == table.generation else set()
         if self.generation != table.generation:
             answer = self._ask(table.view())
             # A plugin may hand out an array that it (or the table) owns; this one is written to.
             self.array = None if answer is None else answer.copy()
             self.generation = table.generation
-        elif self._plain is not None and self.array is not None and len(changes) - self._seen <= _FEW_ROWS:
-            for row in changes[self._seen :]:
+        elif self._plain is not None and self.array is not None and len(rows) <= _FEW_ROWS:
+            for row in rows:
                 self.array[row] = self._plain(table.one(row))
         else:
-            self._refresh_rows(table, np.unique(changes[self._seen :]))
+            self._refresh_rows(table, np.array(sorted(rows), dtype=np.intp))
         self._seen = len(changes)
         if self._runner.failures != failures:
             self.generation = -1
@@ -114,7 +115,7 @@ class Ranking:
         if self._generation != table.generation or self._always_anew or self._is_stale(member):
             self._build(memos, member, view)
         elif self._seen != len(table.changes):
-            trace = table.changes[self._seen :]
+            trace = set(table.changes[self._seen :])
             for memo in self._filters:
                 memo.refresh(table)
                 self._always_anew |= memo.void
@@ -230,6 +231,16 @@ class Ranking:
         for plugin, weight, _ in self._normal:
             total[feasible] += normalized[plugin.name][feasible] * weight
         return total
+
+    @property
+    def plain(self) -> bool:
+        """Whether all filters but that of room judge the nodes alone, whatever runs on them."""
+        return not self._always_anew and len(self._filters) <= 1
+
+    def openings(self) -> Mask:
+        """The nodes that could take the member if they were empty, as far as the filters that do not look at use say."""
+        found: Mask = ~self._refused
+        return found
 
     def best(self, within: Mask | None = None) -> int:
         """The row of the best node, ties to the smallest name; -1 if there is none."""

@@ -32,12 +32,15 @@ _versions = counter(1)
 
 
 def domain_of(node: Node, topology: str) -> str | None:
-    """The value of a topology key on a node: a label, or one of the words region, zone, datacenter, rack, host."""
+    """The value of a topology key on a node: a label, or one of the words region, zone, datacenter, rack, host,
+    backend."""
     label = node.labels.get(topology)
     if label is not None:
         return label
     if topology == "host":
         return node.name
+    if topology == "backend":
+        return node.backend
     if topology in _LOCATION:
         found: str = getattr(node.location, topology)
         return found or None
@@ -74,13 +77,23 @@ def kind_key(member: Member) -> Hashable:
 
 
 class DomainCount:
-    """How many residents for which `counts` says so are in each domain of a topology key. `version` counts the changes."""
+    """How many residents for which `counts` says so are in each domain of a topology key. `version` counts the changes.
 
-    __slots__ = ("_absent", "by_domain", "counts", "domains", "generation", "ids", "topology", "total", "version")
+    `among`: the nodes that are counted, if not all; it may look at what nodes are, not at what they hold. `there`: which
+    of the domains have nodes that are counted.
+    """
 
-    def __init__(self, topology: str, counts: Callable[[Kind], int]) -> None:
+    __slots__ = (
+        "_absent", "_among", "by_domain", "counts", "domains", "generation", "ids", "there", "topology", "total", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self, topology: str, counts: Callable[[Kind], int], among: Callable[[Table], NDArray[np.bool_]] | None = None
+    ) -> None:
         self.topology = topology
         self.counts = counts
+        self._among = among
+        self.there: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.generation = -1
         self.version = 0
         self.total = 0
@@ -91,7 +104,14 @@ class DomainCount:
 
     def rebuild(self, table: Table) -> None:
         self.ids, self.domains = domains(self.topology, table)
+        if self._among is not None:
+            if None not in self.domains:
+                self.domains = (*self.domains, None)
+            self.ids = np.where(self._among(table), self.ids, self.domains.index(None))
         self._absent = self.domains.index(None) if None in self.domains else NO_DOMAIN
+        self.there = np.bincount(self.ids, minlength=len(self.domains)) > 0
+        if self._absent != NO_DOMAIN:
+            self.there[self._absent] = False
         self.by_domain = np.zeros(len(self.domains), dtype=np.int64)
         self.total = 0
         self.generation = table.generation
@@ -239,13 +259,20 @@ class Residents:
         """The kinds with rules (or ports) of their own that live somewhere, and how many of each."""
         return self._carriers
 
-    def count(self, key: Hashable, topology: str, counts: Callable[[Kind], int], table: Table) -> DomainCount:
-        """The count of that name, made if need be and up to date. Equal keys must mean equal `counts`."""
+    def count(
+        self,
+        key: Hashable,
+        topology: str,
+        counts: Callable[[Kind], int],
+        table: Table,
+        among: Callable[[Table], NDArray[np.bool_]] | None = None,
+    ) -> DomainCount:
+        """The count of that name, made if need be and up to date. Equal keys must mean equal `counts` and `among`."""
         found = self._counts.pop((key, topology), None)
         if found is None:
             if len(self._counts) >= _COUNTS_KEPT:
                 self._forget_counts()
-            found = DomainCount(topology, counts)
+            found = DomainCount(topology, counts, among)
             for kind in self._kinds.values():
                 if kind.watched is not None and (weight := found.counts(kind)):
                     kind.watched.append((found, weight))

@@ -17,6 +17,8 @@ from hodei.engine.points import MAX_SCORE, Bind, Filter, LayoutPoint, Layouts, P
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.ids import JobId
+from hodei.model.node import Grant
+from hodei.model.resources import GPU
 
 PLUGIN_FAILED = "PLUGIN_FAILED"
 
@@ -86,11 +88,25 @@ class Runner:
             self._report(plugin, "normalize", error)
             return np.zeros(len(feasible), dtype=np.int64)
 
+    def grant(self, choosers: Sequence[Any], member: Member, table: Table, row: int, view: View) -> Grant | None:
+        """The parts of a node for a member by what the plugins say of its GPUs; None if nobody minds which."""
+        parts = table.holds[row].parts
+        if not choosers or parts is None or not member.task.request.get(GPU, 0) % 1000:
+            return None
+        for plugin in choosers:
+            try:
+                column = plugin.choose_gpu(member, table.view(slice(row, row + 1)), view)
+                if column is not None:
+                    return parts.find(member.task, list(parts.gpus)[column])
+            except Exception as error:
+                self._report(plugin, "choose_gpu", error)
+        return None
+
     def layouts(self, plugin: LayoutPoint, gang: Gang, table: Table, view: View) -> Layouts | Reason | None:
         """How the gang may lie; a Reason if the plugin failed, which refuses the gang."""
         try:
             found = plugin.layouts(gang, table, view)
-            if found is not None:
+            if isinstance(found, Layouts):
                 for layout in found.options:
                     if len(layout.rows) != len(gang.members) or any(
                         len(rows) != len(table.names) for rows in layout.rows

@@ -1,13 +1,17 @@
 """Gangs that run now, as those see them who may take their place: where they are, since when, and what they are worth.
 
-What each class of priority holds of every node is kept in columns, so that "could anything lower make room here?" is
-one comparison over all nodes.
+A gang goes whole, but for the members that an elastic one can do without: each of those is a tenant of its own. What the
+tenants of each class hold of every node is kept in columns, so that "could anything lower make room here?" is one
+comparison over all nodes; `changes` names the rows where the answer may have changed since.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import count as counter
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +29,13 @@ Ints = NDArray[np.int64]
 _FLOORS = sorted(PRIORITY_CLASSES.values())
 # Low, batch and scavenger work takes nobody's place.
 _TIMID = PRIORITY_CLASSES["low"]
+# A protection that does not run out.
+FOR_EVER = 1 << 62
+# The "class" of those who go anyway, and the "resource" that counts tenants.
+LEAVING = -1
+TENANTS = ""
+# The trace is cut rather than let grow for ever.
+_MAX_TRACE = 1_000_000
 
 
 @lru_cache(maxsize=4096)
@@ -48,34 +59,58 @@ class Place(NamedTuple):
     grant: Grant | None = None
 
 
-class Tenant(Struct):
-    """A placed gang. `stopping`: it has been told to go already, its room will be free without further harm."""
+class Tenant(Struct, eq=False):
+    """A placed gang, or one member of it that it can do without (its number is in `members`, its rank in `order`).
+
+    `since_ms`: since when the gang runs. `unsaved_ms`: for each member that would go with it, since when its work is not
+    saved; none for those who lose nothing. `stopping`: told to go already, the room will be free without further harm.
+    `safe_until_ms`: nobody may take its place before that.
+    """
 
     id: JobId
     job: JobSpec
     places: tuple[Place, ...]
     since_ms: int
-    preemptions: int = 0
+    unsaved_ms: tuple[int, ...] = ()
     stopping: bool = False
+    safe_until_ms: int = 0
+    members: tuple[int, ...] = ()
+    order: int = 0
+    # Worked out here:
     holds: dict[NodeName, Resources] = {}
+    rank: int = 0
+    counted: bool = False  # it is in the columns of its class: its place can be taken
 
     def __post_init__(self) -> None:
         """What it holds of each node, added up once."""
         held: dict[NodeName, Resources] = {}
         for name, member, _ in self.places:
-            sums = held.setdefault(name, {})
+            sums = held.get(name)
+            if sums is None:
+                held[name] = {**member.task.request, TENANTS: 1}
+                continue
             for resource, amount in member.task.request.items():
                 sums[resource] = sums.get(resource, 0) + amount
         self.holds = held
+        self.rank = class_of(self.job.priority)
 
     @property
-    def rank(self) -> int:
-        return class_of(self.job.priority)
+    def whole(self) -> bool:
+        """If it goes, all of its gang goes."""
+        return not self.members
 
-    def worth(self, now_ms: int) -> tuple[int, int, int, int]:
-        """Small goes first: lower priority, less work lost, fewer members, and of equals the youngest."""
-        lost = max(now_ms - self.since_ms, 0) * len(self.places)
-        return (self.job.priority, lost, len(self.places), -self.id)
+    def lost_ms(self, now_ms: int) -> int:
+        lost = 0
+        for at in self.unsaved_ms:
+            if at < now_ms:
+                lost += now_ms - at
+        return lost
+
+    def worth(self, now_ms: int) -> tuple[int, ...]:
+        """Small goes first: lower priority, members that can be spared, less work lost, fewer members, the youngest."""
+        return (
+            self.job.priority, self.whole, self.lost_ms(now_ms), len(self.places), -self.since_ms, -self.id, -self.order
+        )  # fmt: skip
 
 
 class Tenancy:
@@ -83,53 +118,123 @@ class Tenancy:
         self._table = table
         self._generation = -1
         self._held: dict[int, dict[str, Ints]] = {}
-        self.tenants: dict[JobId, Tenant] = {}
-        self.on_node: dict[NodeName, set[JobId]] = {}
-        self.stopping: dict[JobId, Tenant] = {}
+        self.of_job: dict[JobId, tuple[Tenant, ...]] = {}
+        self.on_node: dict[NodeName, dict[Tenant, None]] = {}
+        self.stopping: dict[Tenant, None] = {}
         self._ranks: Counter[int] = Counter()
+        self._below: dict[int, list[int]] = {}
+        self._safe: list[tuple[int, int, Tenant]] = []  # those whose protection runs out, the first to do so first
+        self._turn = counter()
+        self.changes: list[int] = []
+        self.generation = 0
 
-    def add(self, tenant: Tenant) -> None:
-        self.remove(tenant.id)
-        self.tenants[tenant.id] = tenant
-        self._ranks[tenant.rank] += 1
-        if tenant.stopping:
-            self.stopping[tenant.id] = tenant
-        for name in tenant.holds:
-            self.on_node.setdefault(name, set()).add(tenant.id)
-        self._count(tenant, 1)
+    # ----------------------------------------------------------------------------------- coming and going
 
-    def remove(self, id: JobId) -> Tenant | None:
-        tenant = self.tenants.pop(id, None)
-        if tenant is not None:
-            self._ranks[tenant.rank] -= 1
-            self.stopping.pop(id, None)
+    def put(self, id: JobId, tenants: Iterable[Tenant]) -> None:
+        """All that is known of a gang; what was known of it before is forgotten."""
+        self.remove(id)
+        units = self.of_job[id] = tuple(tenants)
+        for tenant in units:
             for name in tenant.holds:
-                self.on_node.get(name, set()).discard(id)
-            self._count(tenant, -1)
-        return tenant
+                self.on_node.setdefault(name, {})[tenant] = None
+            if tenant.stopping:
+                self.stopping[tenant] = None
+                self._count(tenant, LEAVING, 1)
+            elif tenant.safe_until_ms:
+                if tenant.safe_until_ms < FOR_EVER:
+                    heapq.heappush(self._safe, (tenant.safe_until_ms, next(self._turn), tenant))
+            else:
+                self._admit(tenant)
+        if len(self._safe) > 2 * len(self.of_job) + 1000:
+            self._safe = [kept for kept in self._safe if kept[0] == kept[2].safe_until_ms]
+            heapq.heapify(self._safe)
+
+    def remove(self, id: JobId) -> None:
+        for tenant in self.of_job.pop(id, ()):
+            for name in tenant.holds:
+                here = self.on_node[name]
+                del here[tenant]
+                if not here:
+                    del self.on_node[name]
+            if tenant.stopping:
+                del self.stopping[tenant]
+                self._count(tenant, LEAVING, -1)
+            elif tenant.counted:
+                self._ranks[tenant.rank] -= 1
+                if not self._ranks[tenant.rank]:
+                    self._below.clear()
+                tenant.counted = False
+                self._count(tenant, tenant.rank, -1)
+            tenant.safe_until_ms = FOR_EVER  # if it is among the safe still, it is passed over there
+
+    def at(self, now_ms: int) -> None:
+        """Let those in whose protection has run out by now, and lay the columns anew if the table was."""
+        if self._generation != self._table.generation or len(self.changes) > _MAX_TRACE:
+            self._lay()
+        while self._safe and self._safe[0][0] <= now_ms:
+            until, _, tenant = heapq.heappop(self._safe)
+            if tenant.safe_until_ms == until:
+                self._admit(tenant)
+
+    def _admit(self, tenant: Tenant) -> None:
+        tenant.counted = True
+        if not self._ranks[tenant.rank]:
+            self._below.clear()
+        self._ranks[tenant.rank] += 1
+        self._count(tenant, tenant.rank, 1)
+
+    def set_aside(self, tenant: Tenant, by: int) -> None:
+        """In a trial: it is gone (-1) or back again (+1), and its room is counted as free or as its own."""
+        if tenant.stopping or tenant.counted:
+            self._count(tenant, LEAVING if tenant.stopping else tenant.rank, by)
+
+    # --------------------------------------------------------------------------------------------- reading
 
     def ranks_below(self, rank: int) -> list[int]:
         """The classes under that one that somebody here belongs to, the lowest first."""
-        return sorted(lower for lower, number in self._ranks.items() if number and lower < rank)
+        found = self._below.get(rank)
+        if found is None:
+            found = self._below[rank] = sorted([r for r, number in self._ranks.items() if number > 0 and r < rank])
+        return found
 
-    def held_by(self, rank: int, resource: str) -> Ints:
-        """How much of a resource the tenants of one class hold on each node."""
-        if self._generation != self._table.generation:
-            self._generation = self._table.generation
-            self._held = {}
-            for tenant in self.tenants.values():
-                self._count(tenant, 1)
-        found = self._held.get(rank, {}).get(resource)
-        return found if found is not None else np.zeros(len(self._table.names), dtype=np.int64)
+    def held_by(self, rank: int) -> dict[str, Ints]:
+        """How much of each resource the tenants of one class hold on each node; none of what is not named."""
+        return self._held.get(rank, {})
 
-    def _count(self, tenant: Tenant, by: int) -> None:
+    def safe_on(self, rank: int) -> dict[NodeName, Resources]:
+        """What those of lower classes hold whose protection will run out, by node."""
+        out: dict[NodeName, Resources] = {}
+        for until, _, tenant in self._safe:
+            if tenant.safe_until_ms == until and tenant.rank < rank:
+                for name, held in tenant.holds.items():
+                    sums = out.setdefault(name, {})
+                    for resource, amount in held.items():
+                        sums[resource] = sums.get(resource, 0) + amount
+        return out
+
+    # ------------------------------------------------------------------------------------------- the columns
+
+    def _lay(self) -> None:
+        self._generation = self._table.generation
+        self.generation += 1
+        self.changes.clear()
+        self._held = {}
+        for tenants in self.of_job.values():
+            for tenant in tenants:
+                if tenant.stopping or tenant.counted:
+                    self._count(tenant, LEAVING if tenant.stopping else tenant.rank, 1)
+
+    def _count(self, tenant: Tenant, rank: int, by: int) -> None:
         if self._generation != self._table.generation:
             return  # made anew when someone asks
-        of_class = self._held.setdefault(tenant.rank, {})
+        of_class = self._held.get(rank)
+        if of_class is None:
+            of_class = self._held[rank] = {}
         for name, held in tenant.holds.items():
             row = self._table.row.get(name)
             if row is None:
                 continue
+            self.changes.append(row)
             for resource, amount in held.items():
                 column = of_class.get(resource)
                 if column is None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JobSpec, TaskSpec
+
+if TYPE_CHECKING:
+    from hodei.engine.book import Book
 
 
 class Member(Struct, frozen=True):
@@ -22,6 +26,7 @@ class Gang(Struct):
 
     For each of `members`: the numbers of those that are `needed` (placed all, or nothing is), and of those that are
     taken along if there is room for them too (`extra`). `joins`: they join a gang that runs already, on `beside`.
+    `estimate_ms`: how long it is expected to run, 0 for "nobody knows".
     """
 
     id: JobId
@@ -37,6 +42,7 @@ class Gang(Struct):
     attempts: int = 0
     last_attempt_ms: int = 0
     queued_ms: int = 0
+    estimate_ms: int = 0
     joins: bool = False
     beside: tuple[NodeName, ...] = ()
 
@@ -61,10 +67,20 @@ def gang_of(id: JobId, job: JobSpec, submitted_ms: int) -> Gang:
         needed.append(tuple(range(first, enough)))
         extra.append(tuple(range(enough, end)))
         first = end
-    return Gang(id, job, submitted_ms, tuple(members), tuple(needed), tuple(extra), queued_ms=submitted_ms)
+    return Gang(
+        id,
+        job,
+        submitted_ms,
+        tuple(members),
+        tuple(needed),
+        tuple(extra),
+        queued_ms=submitted_ms,
+        estimate_ms=job.estimate_ms,
+    )
 
 
 class View(Struct, frozen=True):
-    """The moment of decision."""
+    """The moment of decision, and the book of what is expected and promised after it (None: nobody keeps one)."""
 
     now_ms: int
+    book: Book | None = None

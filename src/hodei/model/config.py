@@ -62,11 +62,19 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     preemption: PreemptionConfig = PreemptionConfig()
 
 
+class SocketConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Cores and GPUs that are near each other, by the operating system's numbers: `0-3,8` or a list."""
+
+    cpus: str | int | tuple[int, ...] = ""
+    gpus: str | int | tuple[int, ...] = ""
+
+
 class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A slice of this machine, offered as a node of its own.
 
     `data` names the data sets that it holds, `cost` is what an hour of it costs, `overcommit` how many times over a
-    resource may be promised (from 0.1 to 100; 1 if not said).
+    resource may be promised (from 0.1 to 100; 1 if not said). `sockets` are what it is made of, so that cores can be
+    bound; `address` is where members of one gang reach each other.
     """
 
     name: str
@@ -86,6 +94,8 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     data: tuple[str, ...] = ()
     cost: float = 0.0
     overcommit: dict[str, float] = {}
+    sockets: tuple[SocketConfig, ...] = ()
+    address: str = ""
 
 
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -60,15 +60,15 @@ class Fit:
         return size, ", ".join(texts)
 
     def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
-        """Less of one resource: as much as all members of the task together find, of the others as asked for."""
+        """Less of one resource: as much as all needed members of the task together find, of the others as asked for."""
         task = member.task
         asked = {resource: amount for resource, amount in task.request.items() if amount}
         for resource, amount in asked.items():
-            times = np.full(len(nodes), task.count, dtype=np.int64)
+            times = np.full(len(nodes), task.needed, dtype=np.int64)
             for other, much in asked.items():
                 if other != resource:
                     times = np.minimum(times, np.maximum(nodes.free(other), 0) // much)
-            most = _most_each(np.maximum(nodes.free(resource), 0), times, task.count, amount)
+            most = _most_each(np.maximum(nodes.free(resource), 0), times, task.needed, amount)
             if most == amount and len(member.job.tasks) > 1:
                 most -= 1  # alone it has room; less of it may leave room for the other tasks
             if most is not None and most < amount and (most or lowered(task, resource, 0).kind == "drop"):

@@ -1,4 +1,4 @@
-"""Platform: the right processor architecture, the right kind of GPU, the right backend."""
+"""Platform: the right processor architecture, the right kind of GPU, the right backend (of the job and of the task)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
-from hodei.model.job import BackendChoice
+from hodei.model.job import BackendChoice, TaskSpec
 
 _SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
@@ -26,7 +26,7 @@ class Platform:
     cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
-        return (member.task.arch, member.task.gpu_type, member.job.backend)
+        return (member.task.arch, member.task.gpu_type, member.task.backends, member.job.backend)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         task, choice = member.task, member.job.backend
@@ -42,6 +42,9 @@ class Platform:
         if choice.mode == "specific":
             other = nodes.by("backend", lambda node: node.backend).where(lambda name: name not in choice.names)
             out.append((other, Reason(self.name, "OTHER_BACKEND", f"not on backend {' or '.join(choice.names)}")))
+        if task.backends:
+            other = nodes.by("backend", lambda node: node.backend).where(lambda name: name not in task.backends)
+            out.append((other, Reason(self.name, "OTHER_BACKEND", _not_for_task(task))))
         return out
 
     def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
@@ -52,6 +55,8 @@ class Platform:
                 yield Change("drop", f"drop arch {task.arch}", {"arch": ""})
             elif helps and reason.code == "WRONG_GPU_TYPE":
                 yield Change("drop", f"drop gpu type {task.gpu_type}", {"gpu_type": ""})
+            elif helps and reason.text == _not_for_task(task):
+                yield Change("drop", f"drop backends {' or '.join(task.backends)}", {"backends": ()})
             elif helps:
                 text = f"drop backend {' or '.join(choice.names)}"
                 yield Change("drop", text, {"backend": BackendChoice()}, whole_job=True)
@@ -65,3 +70,7 @@ class Platform:
         steps = max(len(choice.names), 1)
         column = nodes.by("backend", lambda node: node.backend)
         return column.numbers(lambda name: MAX_SCORE * (steps - rank[name]) // steps if name in rank else 0)
+
+
+def _not_for_task(task: TaskSpec) -> str:
+    return f"not on a backend of the task: {' or '.join(task.backends)}"

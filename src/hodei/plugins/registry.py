@@ -19,13 +19,20 @@ from hodei.model.quantity import parse_duration_ms
 from hodei.model.text import did_you_mean
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
+from hodei.plugins.batch import Batch
 from hodei.plugins.cost import Cost
 from hodei.plugins.data_locality import DataLocality
+from hodei.plugins.devices import Devices
+from hodei.plugins.distribution import Distribution
 from hodei.plugins.fit import Fit
+from hodei.plugins.fragmentation import Fgd, GpuHodei
+from hodei.plugins.gang_topology import GangTopology
+from hodei.plugins.gpu_packing import GpuBestfit, GpuClustering, GpuDotprod, GpuPacking, GpuRandom
 from hodei.plugins.health import Health
 from hodei.plugins.job_affinity import CompanyRules
 from hodei.plugins.platform import Platform
 from hodei.plugins.ports import Ports
+from hodei.plugins.promises import Promises
 from hodei.plugins.proximity import LocalityAware, Proximity
 from hodei.plugins.queues import Fair, Fifo, Priority
 from hodei.plugins.spread import Spread
@@ -35,15 +42,19 @@ from hodei.plugins.taints import Taints
 PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
-        Health, Platform, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit,
+        Health, Platform, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Devices,
+        Distribution, GangTopology, Promises,
         Resource, Load, Proximity,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
         LeastAllocated, MostAllocated, RequestedToCapacityRatio, BalancedAllocation, DataLocality, Cost,
+        Fgd, GpuHodei, GpuBestfit, GpuPacking, GpuClustering, GpuDotprod, GpuRandom,
     )
 }  # fmt: skip
-QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair)}
+QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair, Batch)}
 
-FILTERS = ("health", "platform", "affinity", "taints", "job_affinity", "spread", "ports", "fit")
+FILTERS = ("health", "platform", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "devices")
+# Backends are chosen before the places within them.
+LAYOUTS = ("distribution", "gang_topology", "promises")
 WEIGHTS = {"resource": 40, "load": 30, "affinity": 20, "proximity": 10, "platform": 20,
            "job_affinity": 20, "spread": 20, "taints": 30}  # fmt: skip
 _OF_DEFAULT_ALONE = ("resource", "load", "affinity", "proximity")
@@ -94,7 +105,7 @@ def build_profile(
 ) -> Profile:
     """A profile from its configuration. `base` is the built-in profile whose weights it starts from; `worker_selection`
     takes the place (and the weight) of resource or fit, and load; `scores` replaces all weights; `plugins` adds to the
-    built-in filters, `disabled` takes from them."""
+    built-in filters and layouts, `disabled` takes from them."""
     if base not in BASES:
         raise InvalidInput(f"there is no base {base!r}{did_you_mean(base, BASES)}", hint=f"one of: {', '.join(BASES)}")
     if queue not in QUEUES:
@@ -109,7 +120,7 @@ def build_profile(
         made.setdefault(plugin.name, plugin)
         return str(plugin.name)
 
-    for plugin_name in (*FILTERS, *plugins):
+    for plugin_name in (*FILTERS, *LAYOUTS, *plugins):
         if plugin_name not in disabled:
             added = add(plugin_name)
             if plugin_name in plugins:
@@ -152,6 +163,8 @@ def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
     out = {}
     for name, wanted in {**dict.fromkeys(BASES, ProfileConfig()), **config.profiles}.items():
         arguments: dict[str, Any] = {}
+        if wanted.queue == "batch":
+            arguments = dict(wanted.options.get("batch", {}))
         if wanted.queue == "fair":
             arguments = {
                 "tenant_key": wanted.tenant_key,

@@ -41,24 +41,24 @@ class Spread:
         return (job.project, labels, task.spread, selector, task.affinity, task.tolerations)
 
     def stamp(self, member: Member, table: Table) -> Hashable:
+        """For hard rules which domains are crowded, for soft ones all that is counted."""
         rules = member.task.spread
         if not rules:
             return 0
-        return tuple([_living(rule.selector, member.job.project, table).version for rule in rules])
+        hard = _hard(rules)
+        out: list[Hashable] = [_crowded(rule, hard, member, table).tobytes() for rule in hard]
+        out += [_living(rule.selector, member.job.project, table).version for rule in rules if not rule.hard]
+        return tuple(out)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
-        rules = [rule for rule in member.task.spread if rule.hard]
+        rules = _hard(member.task.spread)
         if not rules:
             return ()
         table, rows = nodes.table, nodes.rows
-        columns = [_Column(rule, table) for rule in rules]
-        everywhere = _all_present(columns)
         out: list[tuple[Mask, Reason]] = []
-        for rule, column in zip(rules, columns, strict=True):
-            counted = everywhere & _included(rule, member, table)
-            held = column.held(counted, member.job.project, table)
-            own = int(rule.selector is not None and all_match(rule.selector, member.job.labels))
-            crowded = column.present & (held[column.ids] + own - column.least(held, counted) > rule.max_skew)
+        for rule in rules:
+            column = _Column(rule, table)
+            crowded = column.present & _crowded(rule, rules, member, table)[column.ids]
             crowd = f"spread over {rule.topology} with a skew of at most {rule.max_skew} not met"
             missing = f"no {rule.topology} to spread over"
             out.append(((~column.present)[rows], Reason(self.name, "SPREAD", missing)))
@@ -67,7 +67,7 @@ class Spread:
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         """Not yet points, but what `normalize` makes them of: `_COLUMNS` for each soft rule."""
-        rules = [rule for rule in member.task.spread if not rule.hard]
+        rules = tuple([rule for rule in member.task.spread if not rule.hard])
         if not rules:
             return None
         table = nodes.table
@@ -78,8 +78,7 @@ class Spread:
             if rule.topology in _HOST:
                 held = _living(rule.selector, member.job.project, table).per_node(slice(None))
             else:
-                counted = everywhere & _included(rule, member, table)
-                held = column.held(counted, member.job.project, table)[column.ids]
+                held = _by_domain(rule, rules, member, table).by_domain[column.ids]
             start = i * _COLUMNS
             raw[:, start] = np.where(everywhere, column.ids, -1)
             raw[:, start + 1] = held
@@ -111,19 +110,7 @@ class _Column:
         self.rule = rule
         self.ids: NDArray[np.intp]
         self.ids, names = domains(rule.topology, table)
-        self.number = len(names)
         self.present: Mask = self.ids != names.index(None) if None in names else np.ones(len(self.ids), dtype=np.bool_)
-
-    def held(self, counted: Mask, project: str, table: Table) -> Ints:
-        """How many members that the rule means live in each domain, on the nodes that are counted."""
-        living = _living(self.rule.selector, project, table).by_domain
-        found = np.bincount(self.ids[counted], weights=living[counted], minlength=self.number)
-        return found.astype(np.int64)
-
-    def least(self, held: Ints, counted: Mask) -> int:
-        """What the emptiest of the domains holds; none while there are fewer domains than the rule wants."""
-        there = np.bincount(self.ids[counted], minlength=self.number) > 0
-        return int(held[there].min()) if np.count_nonzero(there) >= max(self.rule.min_domains, 1) else 0
 
 
 def _all_present(columns: Sequence[_Column]) -> Mask:
@@ -149,10 +136,49 @@ def _included(rule: SpreadRule, member: Member, table: Table) -> Mask:
     return counted
 
 
-def _living(selector: tuple[Requirement, ...] | None, project: str, table: Table) -> DomainCount:
-    """How many members that the selector means live on each node. An empty selector means none, as in Kubernetes."""
+def _hard(rules: tuple[SpreadRule, ...]) -> tuple[SpreadRule, ...]:
+    return tuple([rule for rule in rules if rule.hard])
+
+
+def _crowded(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, table: Table) -> Mask:
+    """The domains of one of the hard `rules` that hold too many already for this member to join them."""
+    count = _by_domain(rule, rules, member, table)
+    held, there = count.by_domain, count.there
+    # What the emptiest of the domains holds; none while there are fewer domains than the rule wants.
+    enough = np.count_nonzero(there) >= max(rule.min_domains, 1)
+    least = held[there].min() if enough else 0
+    own = int(rule.selector is not None and all_match(rule.selector, member.job.labels))
+    crowded: Mask = held + own - least > rule.max_skew
+    return crowded
+
+
+def _by_domain(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, table: Table) -> DomainCount:
+    """How many members that the rule means live in each domain, on the nodes that are counted: those with the keys of
+    all `rules`, and by what this one says of affinity and taints."""
+    project, task = member.job.project, member.task
 
     def means(kind: Kind) -> int:
-        return int(bool(selector) and kind.project == project and all_match(selector or (), kind.labels))
+        return _meant(rule.selector, project, kind)
+
+    def among(table: Table) -> Mask:
+        return _all_present([_Column(other, table) for other in rules]) & _included(rule, member, table)
+
+    where = (tuple(sorted(task.node_selector.items())), task.affinity.required) if rule.honour_affinity else None
+    tolerated_taints = task.tolerations if rule.honour_taints else None
+    topologies = tuple([other.topology for other in rules])
+    key = ("spread", rule.selector, project, topologies, where, tolerated_taints)
+    return table.residents.count(key, rule.topology, means, table, among)
+
+
+def _living(selector: tuple[Requirement, ...] | None, project: str, table: Table) -> DomainCount:
+    """How many members that the selector means live on each node."""
+
+    def means(kind: Kind) -> int:
+        return _meant(selector, project, kind)
 
     return table.residents.count(("spread", selector, project), EACH_NODE, means, table)
+
+
+def _meant(selector: tuple[Requirement, ...] | None, project: str, kind: Kind) -> int:
+    """An empty selector means none, as in Kubernetes."""
+    return int(bool(selector) and kind.project == project and all_match(selector or (), kind.labels))

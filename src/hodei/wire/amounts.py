@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_quantity
-from hodei.model.resources import CPU, MEMORY, STORAGE, Resources, format_resources, parse_resources
+from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources, format_resources, parse_resources
 from hodei.wire.names import shown
 
 DEFAULT_REQUEST: Resources = {CPU: 1000, MEMORY: 256 * 2**20}
@@ -58,6 +58,9 @@ def _read(entries: Iterable[Entry], problems: list[tuple[str, str]]) -> tuple[Re
             problems.append((place, f"unknown resource {shown(given)}; did you mean {close!r}?"))
         elif name in amounts:
             problems.append((place, f"{name} is given twice, here and as {where[name]}; keep one of them"))
+        elif name == GPU and parsed > 1000 and parsed % 1000:
+            text = "more than one GPU, and not whole; ask for a part of one (0.5) or for whole ones (2)"
+            problems.append((place, f"{shown(amount)} is {text}"))
         else:
             amounts[name], where[name] = parsed, place
     return amounts, where

@@ -24,7 +24,7 @@ _NO_RULES: Rules = (_NOBODY, _NOBODY, (), ())
 
 
 def rules(form: forms.FlatJob | forms.TaskForm, labels: Labels, at: str, problems: Problems) -> Rules:
-    """The last four fields of a `TaskSpec`. `labels` are the job's own."""
+    """The rules of a `TaskSpec` about company, in order. `labels` are the job's own."""
     pods = form.affinity
     blocks = pods is not None and (pods.pod_affinity is not None or pods.pod_anti_affinity is not None)
     if not (

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from hodei.wire.company_forms import CompanyForm, Constraint, JobAffinityForm, PodAffinity, PortForm, SpreadForm
-from hodei.wire.kinds import Expression as Expression
+from hodei.wire.gang_forms import CheckpointForm, DistributionForm, GangForm
 from hodei.wire.kinds import (
+    Command,
+    Duration,
     Expressions,
     Key,
     Labels,
@@ -26,6 +28,7 @@ from hodei.wire.kinds import (
     Word,
     Words,
 )
+from hodei.wire.kinds import Expression as Expression
 from hodei.wire.kinds import Form as _Form
 from hodei.wire.kinds import about as _about
 from hodei.wire.kinds import text as _text
@@ -122,7 +125,6 @@ class NearForm(_Form, frozen=True):
 
 # ------------------------------------------------------------------------------------------- kinds of work
 
-Duration = Short | Whole | float
 Restart = Annotated[
     Short,
     _about(
@@ -175,10 +177,6 @@ WORKLOADS: dict[str, type[WorkloadForm]] = {
 
 # ------------------------------------------------------------------------------------------- keys of a task
 
-Command = Annotated[
-    Annotated[list[Long], Meta(min_length=1, max_length=4096)] | Long,
-    _about("The program and its arguments; a string is run by `/bin/sh -c`.", ["python3", "train.py"], "echo hello"),
-]
 Env = Annotated[
     dict[Annotated[str, _text(256)], Long | Whole],
     Meta(max_length=1024),
@@ -188,6 +186,12 @@ Workdir = Annotated[str, _text(4096), _about("Absolute path of the working direc
 Image = Annotated[str, _text(512), _about("Container image, where the backend runs containers.", "python:3.12")]
 Count = Annotated[
     int, Meta(ge=1, le=MAX_COUNT), _about("How many equal members; all are placed together or none is. Default 1.")
+]
+Min = Annotated[int, Meta(ge=1, le=MAX_COUNT), _about("So many of `count` are enough to start. Default: all of them.")]
+Backends = Annotated[Words, _about("Backends that it may run on. Default: any.", ["cluster-a", "cluster-b"])]
+Binding = Annotated[
+    Literal["cores", "numa"],
+    _about("`cores`: whole cores of its own. `numa`: such cores, and its GPUs, all of one socket."),
 ]
 ResourceForm = Annotated[
     dict[Key, Quantity | Quantities],
@@ -246,6 +250,9 @@ class _TaskKeys(_Form, frozen=True):
     spread: Spread | None = None
     constraints: Constraints | None = field(name="topology_spread_constraints", default=None)
     ports: Ports | None = None
+    min_count: Min | None = field(name="min", default=None)
+    backends: Backends | None = None
+    binding: Binding | None = None
 
 
 class TaskForm(_TaskKeys, frozen=True):
@@ -287,6 +294,13 @@ Deadline = Annotated[
 ]
 Grace = Annotated[Duration, _about("Time between TERM and KILL when it is stopped. Default `10s`.", "30s")]
 Retries = Annotated[int, Meta(ge=0, le=1000), _about("How often a failed job is tried again. Default 0.")]
+Gang = Annotated[GangForm, _about("How the members belong together.", {"topology": "rack", "on_failure": "repair"})]
+Distribution = Annotated[DistributionForm, _about("How the tasks lie over backends.", {"model": "colocated"})]
+Checkpoint = Annotated[
+    CheckpointForm, _about("How a run saves its work before it is stopped.", {"signal": "USR1", "timeout": "30s"})
+]
+
+# FlatJob and JobKeys name the same keys of a job: a Struct can have one base with fields, and FlatJob's is _TaskKeys.
 
 
 class FlatJob(_TaskKeys, frozen=True):
@@ -301,7 +315,7 @@ class FlatJob(_TaskKeys, frozen=True):
     cpu: Annotated[Quantity, _about("Cores. Default 1.", 2, "500m")] | None = None
     memory: Annotated[Quantity, _about("Bytes of memory. Default `256Mi`.", "512Mi", "8Gi")] | None = None
     storage: Annotated[Quantity, _about("Bytes of scratch space on the node.", "20Gi")] | None = None
-    gpu: Annotated[Quantity, _about("GPUs, also in parts.", 1, "500m")] | None = None
+    gpu: Annotated[Quantity, _about("GPUs: a part of one, or whole ones.", 1, 0.5)] | None = None
     limits: Limits | None = None
     priority: Priority | None = None
     profile: Profile | None = None
@@ -316,6 +330,9 @@ class FlatJob(_TaskKeys, frozen=True):
     grace: Grace | None = None
     retries: Retries | None = None
     restart: Restart | None = None
+    gang: Gang | None = None
+    distribution: Distribution | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class Metadata(_Form, frozen=True):
@@ -344,6 +361,9 @@ class JobKeys(_Form, frozen=True):
     grace: Grace | None = None
     retries: Retries | None = None
     restart: Restart | None = None
+    gang: Gang | None = None
+    distribution: Distribution | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class FullJob(_Form, frozen=True):

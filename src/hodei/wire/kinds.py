@@ -22,6 +22,11 @@ Long = Annotated[str, text(128 * 1024)]
 Short = Annotated[str, text(64)]
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Quantity = Short | Whole | float
+Duration = Short | Whole | float
+Command = Annotated[
+    Annotated[list[Long], Meta(min_length=1, max_length=4096)] | Long,
+    about("The program and its arguments; a string is run by `/bin/sh -c`.", ["python3", "train.py"], "echo hello"),
+]
 Quantities = Annotated[dict[Key, Quantity], Meta(max_length=64)]
 Labels = Annotated[dict[Key, Word], Meta(max_length=256)]
 Words = Annotated[list[Word], Meta(min_length=1, max_length=64)]

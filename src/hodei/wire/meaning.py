@@ -27,10 +27,10 @@ from hodei.model.job import (
     Workload,
 )  # fmt: skip
 from hodei.model.node import Location
-from hodei.model.quantity import format_duration, parse_duration_ms
+from hodei.model.quantity import format_duration
 from hodei.model.resources import GPU
-from hodei.wire import company, forms, where
-from hodei.wire.amounts import Entry, said, settle, size
+from hodei.wire import company, forms, gang, where
+from hodei.wire.amounts import Entry, settle, size
 from hodei.wire.names import (
     did_you_mean,
     env_name,
@@ -42,12 +42,12 @@ from hodei.wire.names import (
     shown,
 )
 from hodei.wire.names import word as checked_word
+from hodei.wire.reading import Problems, absolute_path, check_text, duration, program, take
+from hodei.wire.reading import command as read_command
 
-Problems = list[tuple[str, str]]
 T = TypeVar("T")
 
-# One command line and one environment as Linux takes them, and one job as a store likes it.
-MAX_TEXT = 128 * 1024
+# One job as a store likes it.
 MAX_JOB_TEXT = 1024 * 1024
 LAST_MS = 253_402_300_799_999
 _RESTART: dict[str, RestartPolicy] = {"never": "never", "onfailure": "on_failure", "always": "always"}
@@ -70,7 +70,7 @@ def flat_spec(form: forms.FlatJob, now_ms: int, at: str, problems: Problems) -> 
     task = _task(form, "main", requests, limits, form.labels or {}, at, problems)
     name = form.name
     if name is None:
-        name = name_of_program(_program(form))
+        name = name_of_program(program(form.command))
     return _job(form, form, name, (task,), now_ms, at, at, problems)
 
 
@@ -80,7 +80,7 @@ def full_spec(form: forms.FullJob, now_ms: int, at: str, problems: Problems) -> 
     for i, task in enumerate(form.spec.tasks):
         path = f"{at}spec.tasks[{i}]."
         name = task.name or ("main" if len(form.spec.tasks) == 1 else f"task-{i + 1}")
-        called = _take(problems, f"{path}name", plain_name, name, name)
+        called = take(problems, f"{path}name", plain_name, name, name)
         tasks.append(_task(task, called, [], [], form.metadata.labels or {}, path, problems))
         if any(other.name == name for other in tasks[:-1]):
             problems.append((f"{path}name", f"there are two tasks with the name {shown(name)}"))
@@ -104,10 +104,10 @@ def _job(
     filled = _NOTHING
     if keys.workload is not None:
         workload, filled = _workload(keys.workload, f"{at}workload", problems)
-    timeout = _duration(keys.timeout, f"{at}timeout", problems)
-    estimate = _duration(keys.estimate, f"{at}estimate", problems)
-    grace = _duration(keys.grace, f"{at}grace", problems)
-    restart = None if keys.restart is None else _take(problems, f"{at}restart", _restart, keys.restart, None)
+    timeout = duration(keys.timeout, f"{at}timeout", problems)
+    estimate = duration(keys.estimate, f"{at}estimate", problems)
+    grace = duration(keys.grace, f"{at}grace", problems)
+    restart = None if keys.restart is None else take(problems, f"{at}restart", _restart, keys.restart, None)
     retries = keys.retries
     if filled is not _NOTHING:
         timeout = _agree(timeout, "timeout", filled, at, problems, format_duration)
@@ -119,25 +119,26 @@ def _job(
             (at.rstrip("."), f"the job's commands and variables are larger than {MAX_JOB_TEXT // 1024} KiB together")
         )
     return JobSpec(
-        _take(problems, f"{who_at}name", job_name, name, name),
+        take(problems, f"{who_at}name", job_name, name, name),
         tasks,
-        "default" if who.project is None else _take(problems, f"{who_at}project", plain_name, who.project, ""),
+        "default" if who.project is None else take(problems, f"{who_at}project", plain_name, who.project, ""),
         "",
         _labels(who.labels, f"{who_at}labels", problems) if who.labels else {},
         _annotations(who.annotations, f"{who_at}annotations", problems) if who.annotations else {},
-        500 if keys.priority is None else _take(problems, f"{at}priority", _priority, keys.priority, 0),
-        "default" if keys.profile is None else _take(problems, f"{at}profile", checked_word, keys.profile, ""),
-        _ANY if keys.backend is None else _take(problems, f"{at}backend", where.backend, keys.backend, _ANY),
-        _NOWHERE if keys.near is None else _take(problems, f"{at}near", where.near, keys.near, _NOWHERE),
+        500 if keys.priority is None else take(problems, f"{at}priority", _priority, keys.priority, 0),
+        "default" if keys.profile is None else take(problems, f"{at}profile", checked_word, keys.profile, ""),
+        _ANY if keys.backend is None else take(problems, f"{at}backend", where.backend, keys.backend, _ANY),
+        _NOWHERE if keys.near is None else take(problems, f"{at}near", where.near, keys.near, _NOWHERE),
         workload,
         estimate or 0,
         timeout or 0,
-        _duration(keys.scheduling_timeout, f"{at}scheduling_timeout", problems) or 0,
+        duration(keys.scheduling_timeout, f"{at}scheduling_timeout", problems) or 0,
         0 if keys.deadline is None else _deadline(keys.deadline, now_ms, f"{at}deadline", problems),
         10_000 if grace is None else grace,
         retries or 0,
         restart or "on_failure",
         _inputs(keys.inputs, f"{at}inputs", problems) if keys.inputs else (),
+        *gang.job_rules(keys, tasks, at, problems),
     )
 
 
@@ -154,11 +155,8 @@ def _task(
         _spread(form.resources, requests, limits, at, problems)
     request, most, wrong = settle(tuple(requests), tuple(limits)) if requests or limits else _NO_RESOURCES
     problems += [(at + place, text) for place, text in wrong]
-    command: tuple[str, ...] = ()
-    if form.command is not None:
-        command = ("/bin/sh", "-c", form.command) if isinstance(form.command, str) else tuple(form.command)
-        _check_text(command, f"{at}command", problems)
-    if (not command and not form.image) or (command and not _program(form)):
+    command = () if form.command is None else read_command(form.command, f"{at}command", problems)
+    if (not command and not form.image) or (command and not program(form.command)):
         problems.append((f"{at}command", "missing: give the program and its arguments"))
     if form.gpu_type and not request.get(GPU):
         problems.append((f"{at}gpu_type", "gpu_type without a gpu; add gpu: 1, or leave gpu_type out"))
@@ -167,42 +165,31 @@ def _task(
         form.count or 1,
         command,
         _env(form.env, f"{at}env", problems) if form.env else {},
-        _take(problems, f"{at}workdir", _workdir, form.workdir, "") if form.workdir else "",
-        _take(problems, f"{at}image", _image, form.image, "") if form.image else "",
+        take(problems, f"{at}workdir", absolute_path, form.workdir, "") if form.workdir else "",
+        take(problems, f"{at}image", _image, form.image, "") if form.image else "",
         request,
         most,
-        _take(problems, f"{at}arch", checked_word, form.arch, "") if form.arch else "",
-        _take(problems, f"{at}gpu_type", checked_word, form.gpu_type, "") if form.gpu_type else "",
+        take(problems, f"{at}arch", checked_word, form.arch, "") if form.arch else "",
+        take(problems, f"{at}gpu_type", checked_word, form.gpu_type, "") if form.gpu_type else "",
         _labels(form.node_selector, f"{at}node_selector", problems) if form.node_selector else {},
         where.affinity(form.affinity, f"{at}affinity", problems) if form.affinity else _NO_AFFINITY,
         tuple(
-            _take(problems, f"{at}tolerations[{i}]", where.toleration, given, where.EVERYTHING)
+            take(problems, f"{at}tolerations[{i}]", where.toleration, given, where.EVERYTHING)
             for i, given in enumerate(form.tolerations)
         )
         if form.tolerations
         else (),
         *company.rules(form, labels, at, problems),
+        *gang.task_rules(form, request, at, problems),
     )
 
 
 # ------------------------------------------------------------------------------------------- single keys
 
 
-def _take(problems: Problems, path: str, read: Callable[[Any], T], value: Any, otherwise: T) -> T:
-    try:
-        return read(value)
-    except InvalidInput as error:
-        problems.append((path, said(error)))
-        return otherwise
-
-
-def _duration(value: str | int | float | None, path: str, problems: Problems) -> int | None:
-    return None if value is None else _take(problems, path, parse_duration_ms, value, None)
-
-
 def _deadline(value: str | int | float, now_ms: int, path: str, problems: Problems) -> int:
     if not isinstance(value, str) or value[4:5] != "-" or value[7:8] != "-":
-        return now_ms + (_duration(value, path, problems) or 0)
+        return now_ms + (duration(value, path, problems) or 0)
     try:
         moment = datetime.fromisoformat(value.strip())
     except ValueError:
@@ -238,13 +225,7 @@ def _restart(value: str) -> RestartPolicy | None:
 
 def _inputs(names: list[str], at: str, problems: Problems) -> tuple[str, ...]:
     """Each once, in the order given."""
-    return tuple(dict.fromkeys(_take(problems, f"{at}[{i}]", checked_word, name, name) for i, name in enumerate(names)))
-
-
-def _workdir(value: str) -> str:
-    if "\0" in value or not value.startswith("/") or not _encodable(value):
-        raise InvalidInput(f"{shown(value)} is not an absolute path", hint="begin it with /")
-    return value
+    return tuple(dict.fromkeys(take(problems, f"{at}[{i}]", checked_word, name, name) for i, name in enumerate(names)))
 
 
 def _image(value: str) -> str:
@@ -258,8 +239,8 @@ def _labels(labels: dict[str, str], at: str, problems: Problems) -> dict[str, st
         return _checked_labels(tuple(labels.items()))
     except InvalidInput:
         for key, value in labels.items():
-            _take(problems, at, label_key, key, key)
-            _take(problems, f"{at}.{key}" if key.isprintable() else at, label_value, value, value)
+            take(problems, at, label_key, key, key)
+            take(problems, f"{at}.{key}" if key.isprintable() else at, label_value, value, value)
         return labels
 
 
@@ -270,47 +251,21 @@ def _checked_labels(items: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 def _annotations(notes: dict[str, str], at: str, problems: Problems) -> dict[str, str]:
     for key in notes:
-        _take(problems, at, label_key, key, key)
-    _check_text(tuple(notes.values()), at, problems)
+        take(problems, at, label_key, key, key)
+    check_text(tuple(notes.values()), at, problems)
     return notes
 
 
 def _env(env: dict[str, str | int], at: str, problems: Problems) -> dict[str, str]:
     for name in env:
-        _take(problems, at, env_name, name, name)
+        take(problems, at, env_name, name, name)
     out = {name: value if isinstance(value, str) else str(value) for name, value in env.items()}
-    _check_text(tuple(out.values()), at, problems)
+    check_text(tuple(out.values()), at, problems)
     return out
-
-
-def _check_text(texts: tuple[str, ...], at: str, problems: Problems) -> None:
-    # The lengths first: repeated references to one long text must not be multiplied out.
-    if sum(map(len, texts)) > MAX_TEXT:
-        problems.append((at, f"longer than {MAX_TEXT // 1024} KiB in all; put large data into a file"))
-        return
-    whole = "".join(texts)
-    if "\0" in whole:
-        problems.append((at, "contains a NUL character, which no program can be given"))
-    elif not whole.isascii() and not _encodable(whole):
-        problems.append((at, "contains half a surrogate pair, which is not text"))
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _weight(task: TaskSpec) -> int:
     return sum(map(len, task.command)) + (sum(map(len, task.env.values())) if task.env else 0)
-
-
-def _program(form: forms.FlatJob | forms.TaskForm) -> str:
-    if isinstance(form.command, str):
-        return form.command.strip()
-    return form.command[0] if form.command else ""
 
 
 def _spread(resources: dict[str, Any], requests: list[Entry], limits: list[Entry], at: str, problems: Problems) -> None:
@@ -347,30 +302,30 @@ def _workload(given: str | forms.WorkloadForm, at: str, problems: Problems) -> t
 
     match given:
         case forms.LongRunningForm():
-            longest = _duration(given.max_duration, f"{at}.max_duration", problems)
+            longest = duration(given.max_duration, f"{at}.max_duration", problems)
             fill("timeout", "max_duration", longest)
             if given.restart_policy is not None:
-                policy = _take(problems, f"{at}.restart_policy", _restart, given.restart_policy, None)
+                policy = take(problems, f"{at}.restart_policy", _restart, given.restart_policy, None)
                 fill("restart", "restart_policy", policy)
             return LongRunning(longest or 0), said_here
         case forms.BatchForm():
-            usual = _duration(given.estimated_duration, f"{at}.estimated_duration", problems)
+            usual = duration(given.estimated_duration, f"{at}.estimated_duration", problems)
             fill("estimate", "estimated_duration", usual)
             fill("retries", "max_retries", given.max_retries)
             return _BATCH, said_here
         case forms.ServerlessForm():
-            fill("timeout", "timeout", _duration(given.timeout, f"{at}.timeout", problems))
+            fill("timeout", "timeout", duration(given.timeout, f"{at}.timeout", problems))
             return Serverless(given.cold_start_acceptable is not False), said_here
         case forms.DataProcessingForm():
             amounts = [
-                0 if value is None else _take(problems, f"{at}.{key}", size, value, 0)
+                0 if value is None else take(problems, f"{at}.{key}", size, value, 0)
                 for key, value in (("input_size", given.input_size), ("output_size", given.output_size))
             ]
             return DataProcessing(*amounts), said_here
         case forms.InteractiveForm():
-            longest = _duration(given.max_execution_time, f"{at}.max_execution_time", problems)
+            longest = duration(given.max_execution_time, f"{at}.max_execution_time", problems)
             fill("timeout", "max_execution_time", longest)
-            return Interactive(_duration(given.idle_timeout, f"{at}.idle_timeout", problems) or 0), said_here
+            return Interactive(duration(given.idle_timeout, f"{at}.idle_timeout", problems) or 0), said_here
 
 
 def _agree(

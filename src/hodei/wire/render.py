@@ -33,8 +33,8 @@ from hodei.model.qos import job_qos
 from hodei.model.quantity import format_duration, format_quantity
 from hodei.model.resources import format_resources
 from hodei.model.selector import Requirement, parse_selector
-from hodei.wire import company_render
-from hodei.wire.views import JobView, NodeView, RunView, TaintView
+from hodei.wire import company_render, gang_render
+from hodei.wire.views import JobView, NodeView, RunView, SocketView, TaintView
 
 REDACTED = "***"
 _SECRET_ENDINGS = ("TOKEN", "PASSWORD", "PASSWD", "SECRET", "KEY", "CREDENTIALS")
@@ -89,6 +89,7 @@ def job_view(job: Job) -> JobView:
         job.version,
         job.nodes.split(),
         job_qos(spec),
+        job.first_attempt,
     )
 
 
@@ -108,6 +109,10 @@ def run_view(run: Run) -> RunView:
         placed_at=iso(run.placed_ms),
         started_at=iso(run.started_ms),
         finished_at=iso(run.finished_ms),
+        rank=run.rank,
+        cpus=list(run.grant.cpus) if run.grant else [],
+        gpus={str(gpu): milli / 1000 for gpu, milli in run.grant.gpus} if run.grant else {},
+        checkpoint_at=iso(run.checkpoint_ms),
     )
 
 
@@ -132,6 +137,8 @@ def node_view(node: Node, used: Mapping[str, int], runs: int) -> NodeView:
         data=list(node.data),
         cost=node.cost_milli / 1000,
         overcommit={resource: percent / 100 for resource, percent in node.overcommit_percent.items()},
+        sockets=[SocketView(list(socket.cpus), list(socket.gpus)) for socket in node.sockets],
+        address=node.address,
     )
 
 
@@ -167,6 +174,7 @@ def job_document(spec: JobSpec, *, redact: bool = False) -> dict[str, Any]:
                     "deadline": iso(spec.deadline_ms),
                     "retries": spec.retries,
                 }
+                | gang_render.job_rules(spec)
             ),
             **({} if spec.priority == 500 else {"priority": _CLASS_OF.get(spec.priority, spec.priority)}),
             **({} if spec.grace_ms == 10_000 else {"grace": format_duration(spec.grace_ms)}),
@@ -194,6 +202,7 @@ def _task(task: TaskSpec, redact: bool) -> dict[str, Any]:
             "tolerations": [_toleration(toleration) for toleration in task.tolerations],
         }
         | company_render.rules(task)
+        | gang_render.task_rules(task)
     )
 
 

@@ -11,6 +11,9 @@ from hodei.model.explanation import Explanation
 
 
 class RunView(Struct, frozen=True):
+    """`cpus` are the cores that are its own, `gpus` the share that it has of each GPU by number, `checkpoint_at` when
+    it last said that its work was saved."""
+
     id: str
     job: int
     task: str
@@ -25,10 +28,15 @@ class RunView(Struct, frozen=True):
     placed_at: str
     started_at: str
     finished_at: str
+    rank: int = 0
+    cpus: list[int] = []
+    gpus: dict[str, float] = {}
+    checkpoint_at: str = ""
 
 
 class JobView(Struct, frozen=True):
-    """A job as people and programs see it. Times are ISO 8601 in UTC, empty when not yet."""
+    """A job as people and programs see it. Times are ISO 8601 in UTC, empty when not yet. Runs since `first_attempt`
+    make up the gang that runs now."""
 
     id: int
     name: str
@@ -52,6 +60,7 @@ class JobView(Struct, frozen=True):
     version: int
     nodes: list[str] = []
     qos: str = ""
+    first_attempt: int = 0
 
 
 class JobDetail(Struct, frozen=True):
@@ -84,6 +93,13 @@ class TaintView(Struct, frozen=True):
     effect: str = "NoSchedule"
 
 
+class SocketView(Struct, frozen=True):
+    """A part of a node whose cores and GPUs are near each other."""
+
+    cpus: list[int] = []
+    gpus: list[int] = []
+
+
 class NodeView(Struct, frozen=True):
     name: str
     backend: str
@@ -102,6 +118,8 @@ class NodeView(Struct, frozen=True):
     data: list[str] = []
     cost: float = 0.0
     overcommit: dict[str, float] = {}
+    sockets: list[SocketView] = []
+    address: str = ""
 
 
 class NodeList(Struct, frozen=True):

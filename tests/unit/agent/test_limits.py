@@ -53,6 +53,19 @@ def test_a_run_without_limits_needs_no_fence(v2):
 
 
 @pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        pytest.param((2, 0), (0, 2), id="all are here"),
+        pytest.param((2, 9), (2,), id="some are here"),
+        pytest.param((8, 9), (), id="none is here"),
+    ],
+)
+def test_a_run_stays_on_those_of_its_cores_that_this_host_has(tmp_path, monkeypatch, asked, given):
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert Fences("mine", tmp_path).build("run", Limits(cpu_milli=1000, cpus=asked)).cpus == given
+
+
+@pytest.mark.parametrize(
     ("name", "text", "ran_out"),
     [
         ("memory.events", "low 0\noom 3\noom_kill 1\n", True),

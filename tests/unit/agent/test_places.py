@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hodei.agent.places import Places
+from hodei.agent.places import HOOK, MARK, Places
 from hodei.agent.spawn import read_status
 
 
@@ -40,6 +40,20 @@ def test_what_was_said_stays(places):
     places.leave(first)
     places.make(places.path("i", "2"))
     assert sorted(os.listdir(first)) == ["stderr", "stdout"]
+
+
+@pytest.mark.parametrize("said", [b"", b"words"])
+def test_whatever_else_a_run_put_there_goes_when_it_is_forgotten(places, said):
+    first = born(places, "1", said)
+    for name in (MARK, f"{MARK}.new", HOOK):
+        with open(f"{first}/{name}", "w") as file:
+            file.write("7")
+    os.makedirs(f"{first}/parts/deep")
+    places.leave(first)
+    second = places.path("i", "2")
+    places.make(second)
+    left = {*os.listdir(second), *(os.listdir(first) if said else ())}
+    assert left <= {"status", "stdout", "stderr"}
 
 
 def test_a_directory_whose_log_someone_still_holds_is_not_used_again(places):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+import pytest
+
 from hodei.backends import machine
 
 
@@ -30,3 +32,45 @@ def test_the_host_name_is_a_valid_name(monkeypatch):
         monkeypatch.setattr(machine.socket, "gethostname", lambda given=given: given)
         assert machine.hostname() == expected
         assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", machine.hostname())
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        pytest.param({"node0": "0-3,8-11", "node1": "4-7,12-15"}, [(0, 1, 8), (4,)], id="two sockets, some cores ours"),
+        pytest.param({"node10": "4-7", "node2": "0-3,8"}, [(0, 1, 8), (4,)], id="in the order of their numbers"),
+        pytest.param({"node0": "0-15", "node1": ""}, [(0, 1, 4, 8)], id="memory without cores"),
+        pytest.param({"node0": "12-15", "node1": "0-8"}, [(0, 1, 4, 8)], id="none of one is ours"),
+        pytest.param({}, [(0, 1, 4, 8)], id="nothing is said"),
+        pytest.param({"node0": "0-1"}, [(0, 1, 4, 8)], id="some of ours are nowhere"),
+        pytest.param({"node0": "nonsense,1-x,"}, [(0, 1, 4, 8)], id="nonsense is said"),
+    ],
+)
+def test_sockets_are_numa_nodes_with_the_cores_that_we_may_use(tmp_path, monkeypatch, lists, expected):
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1, 4, 8})
+    for name, text in lists.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpulist").write_text(f"{text}\n")
+    assert [socket.cpus for socket in machine.sockets(tmp_path)] == expected
+
+
+def test_the_cores_of_this_machine_are_each_in_one_socket():
+    cpus = [cpu for socket in machine.sockets() for cpu in socket.cpus]
+    assert sorted(cpus) == sorted(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        pytest.param(["proc/driver/nvidia/gpus/0000:01:00.0", "proc/driver/nvidia/gpus/0000:02:00.0"], 2, id="driver"),
+        pytest.param(["dev/nvidia0", "dev/nvidia1", "dev/nvidia2", "dev/nvidiactl", "dev/nvidia-uvm"], 3, id="devices"),
+        pytest.param(["dev/null"], 0, id="none"),
+    ],
+)
+def test_gpus_are_counted_by_what_their_driver_shows(tmp_path, monkeypatch, files, count):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert machine.gpu_count(tmp_path) == count
+    monkeypatch.setattr(machine, "gpu_count", lambda: count)
+    assert machine.capacity(tmp_path).get("gpu") == (count * 1000 or None)

@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from hodei.cli import times
 from hodei.cli.output import Column, clean, table
+from hodei.wire.views import JobDetail, SocketView
 from unit.cli.stub import detail, job, node
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -94,6 +96,96 @@ def test_a_list_that_was_cut_says_so_on_stderr(hodei, world):
     assert result.stdout == "3\n2\n1\n"
     assert "there may be more" in result.stderr
     assert hodei("jobs", "-a", "--limit", "4").stderr == ""
+
+
+GANG = {
+    "topology": {"key": "rack", "required": False}, "on_failure": "repair", "assembly_timeout": "5m", "elastic": True,
+}  # fmt: skip
+
+
+def a_gang(**spec: object) -> JobDetail:
+    """Eight members, five of which run; the sixth was lost, and an earlier attempt has gone before."""
+    view = job(1, "running", members=8, first_attempt=2, attempt=3)
+    one = detail(view).runs[0]
+    runs = [replace(one, id="1.0.1", state="failed")]
+    for member in range(6):
+        runs.append(replace(one, id=f"1.{member}.2", member=member, attempt=2, rank=member, state="running"))
+    runs[6] = replace(runs[6], state="lost")
+    runs[1] = replace(runs[1], cpus=[0, 1, 4], gpus={"0": 1.0, "1": 0.5}, checkpoint_at="2025-12-31T23:59:30.000Z")
+    return JobDetail(view, {"spec": {"tasks": [{"name": "main", "count": 8, "min": 4}], **spec}}, runs)
+
+
+def shown(text: str, field: str) -> str:
+    return next((line.removeprefix(field).strip() for line in text.splitlines() if line.startswith(f"{field} ")), "")
+
+
+def test_a_partial_gang_says_how_many_of_its_members_run(hodei, stub):
+    stub.on("GET", f"{API}/jobs/1", a_gang())
+    assert shown(hodei("job", "show", "1").stdout, "members") == "8 in 1 task, 4 are enough; 5 of 8 run"
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({}, ""),
+        ({"topology": "zone"}, "all in one zone; a lost member starts all again"),
+        (GANG, "all in one rack if possible; a lost member is replaced alone; all must run within 5m; "
+         "grows and shrinks with the room there is"),
+    ],
+    ids=["none", "a must", "all of them"],
+)  # fmt: skip
+def test_the_rules_of_a_gang_are_said_in_words(hodei, stub, rules, words):
+    stub.on("GET", f"{API}/jobs/1", a_gang(gang=rules))
+    assert shown(hodei("job", "show", "1").stdout, "gang") == words
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"model": "colocated"}, "all tasks on one backend"),
+        ({"model": "distributed"}, "tasks over backends, by transfer costs"),
+        ({"model": "hub_and_spoke", "hub": "main"}, "tasks over backends, by transfer costs to main"),
+    ],
+    ids=["colocated", "distributed", "hub and spoke"],
+)
+def test_a_distribution_is_said_in_words(hodei, stub, rules, words):
+    stub.on("GET", f"{API}/jobs/1", a_gang(distribution=rules))
+    assert shown(hodei("job", "show", "1").stdout, "distribution") == words
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"signal": "USR1"}, "signal USR1, up to 30s before it is stopped"),
+        ({"command": ["save", "-f"], "timeout": "2m"}, "command save -f, up to 2m before it is stopped"),
+        ({"file": "/a"}, "seen by /a"),
+    ],
+    ids=["a signal", "a command", "a file alone"],
+)
+def test_a_checkpoint_is_said_in_words(hodei, stub, rules, words):
+    stub.on("GET", f"{API}/jobs/1", a_gang(checkpoint=rules))
+    assert shown(hodei("job", "show", "1").stdout, "checkpoint") == words
+
+
+def test_runs_show_rank_their_own_parts_of_the_node_and_the_last_checkpoint(hodei, stub):
+    stub.on("GET", f"{API}/jobs/1", a_gang())
+    lines = hodei("job", "show", "1").stdout.splitlines()
+    head = next(line for line in lines if "RUN " in line)
+    first = next(line for line in lines if "1.0.2" in line)
+    assert "RANK" in head
+    assert "cpu 0-1,4, gpu 0, gpu 1 x0.5" in first
+    assert "30s ago" in first
+
+
+def test_a_node_shows_what_it_is_made_of(hodei, stub):
+    made = node(sockets=[SocketView([0, 1, 2, 3], [0, 1]), SocketView([4, 5, 6, 7])], address="10.0.0.7")
+    stub.on("GET", f"{API}/nodes/laptop", made)
+    stub.on("GET", f"{API}/nodes", {"nodes": [made]})
+    text = hodei("node", "show", "laptop").stdout
+    assert shown(text, "socket 0") == "cpu 0-3, gpu 0-1"
+    assert shown(text, "socket 1") == "cpu 4-7"
+    assert shown(text, "address") == "10.0.0.7"
+    assert "cpu 0-3, gpu 0-1; cpu 4-7" in hodei("nodes", "-o", "wide").stdout
 
 
 EVIL = "x\x1b]0;owned\x07\r\n\x9b31m\u202ey"

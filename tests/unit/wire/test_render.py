@@ -15,7 +15,10 @@ from hodei.model.job import (
     Affinity,
     BackendChoice,
     Batch,
+    Checkpoint,
     DataProcessing,
+    Distribution,
+    GangRules,
     Interactive,
     JobSpec,
     LongRunning,
@@ -25,8 +28,9 @@ from hodei.model.job import (
     Serverless,
     TaskSpec,
     Toleration,
+    TransferCost,
 )
-from hodei.model.node import Location, Node, Taint
+from hodei.model.node import Grant, Location, Node, Socket, Taint
 from hodei.model.selector import Requirement
 from hodei.wire.document import decode_jobs, parse_job
 from hodei.wire.render import iso, job_document, job_view, node_view, run_view
@@ -73,23 +77,57 @@ def tasks(draw: st.DrawFn, name: str) -> TaskSpec:
     custom = draw(st.dictionaries(names.map(lambda name: f"example.com/{name}"), amounts, max_size=2))
     request = {"cpu": draw(amounts), "memory": draw(amounts), **custom}
     if draw(st.booleans()):
-        request["gpu"] = draw(st.integers(1, 10**6))
+        request["gpu"] = draw(st.integers(1, 1000) | st.integers(1, 1000).map(lambda whole: whole * 1000))
+    binding: Any = draw(st.sampled_from(["", "cores", "numa"]))
+    if binding:
+        request["cpu"] = draw(st.integers(1, 1000)) * 1000
     limited = draw(st.sets(st.sampled_from(sorted(request))))
+    count = draw(st.integers(1, 100))
     return TaskSpec(
         name=name,
-        count=draw(st.integers(1, 100)),
+        count=count,
         command=(draw(text.filter(bool)), *draw(st.lists(text, max_size=3))),
         env=draw(st.dictionaries(st.sampled_from(["A", "_x", "PATH", "B2", "a.b"]), text, max_size=3)),
         workdir=draw(st.just("") | text.map(lambda path: f"/{path}")),
         image=draw(st.sampled_from(["", "python:3.12"])),
         request=request,
-        limits={name: request[name] + draw(st.integers(0, 5)) for name in sorted(limited)},
+        limits={name: request[name] + (draw(st.integers(0, 5)) if name != "gpu" else 0) for name in sorted(limited)},
         arch=draw(st.sampled_from(["", "amd64"])),
         gpu_type=draw(st.sampled_from(["", "a100"])) if "gpu" in request else "",
         node_selector=draw(labels),
         affinity=draw(affinities),
         tolerations=tuple(draw(st.lists(tolerations, max_size=2))),
+        min_count=draw(st.integers(0, count)),
+        backends=tuple(draw(st.lists(st.sampled_from(["a", "b"]), max_size=2, unique=True))),
+        binding=binding,
     )
+
+
+gangs = st.builds(
+    GangRules,
+    keys,
+    st.booleans(),
+    st.sampled_from(["restart", "repair"]),
+    durations,
+) | st.builds(GangRules, on_failure=st.just("repair"))
+checkpoints = st.one_of(
+    st.just(Checkpoint()),
+    st.builds(Checkpoint, st.sampled_from(["USR1", "TERM"]), timeout_ms=st.integers(1, 10**9), file=st.just("/a/b c")),
+    st.builds(Checkpoint, command=st.tuples(text.filter(bool), text), timeout_ms=st.integers(1, 10**9)),
+    st.builds(Checkpoint, file=text.map(lambda path: f"/{path}")),
+)
+costs = st.dictionaries(st.sampled_from([("a", "b"), ("c", "a"), ("b", "c")]), st.integers(0, 10**9), max_size=3).map(
+    lambda by_pair: tuple(TransferCost(pair, cost) for pair, cost in by_pair.items())
+)
+
+
+@st.composite
+def distributions(draw: st.DrawFn, tasks: tuple[TaskSpec, ...]) -> Distribution:
+    model: Any = draw(st.sampled_from(["", "colocated", "distributed", "hub_and_spoke"]))
+    if model == "colocated" and len({"", *(task.backends for task in tasks)}) > 2:
+        model = ""
+    hub = draw(st.sampled_from([task.name for task in tasks])) if model == "hub_and_spoke" else ""
+    return Distribution(model, hub, draw(costs) if model in ("distributed", "hub_and_spoke") else ())
 
 
 @st.composite
@@ -106,9 +144,13 @@ def specs(draw: st.DrawFn) -> JobSpec:
     longest = workload.max_duration_ms if isinstance(workload, LongRunning) else 0
     task_names = draw(st.lists(names, min_size=1, max_size=2, unique=True))
     degrees = st.integers(-90_000_000, 90_000_000)
+    all_tasks = tuple(draw(tasks(name)) for name in task_names)
+    gang = draw(gangs)
+    if any(task.needed < task.count for task in all_tasks):
+        gang = msgspec.structs.replace(gang, elastic=draw(st.booleans()))
     return JobSpec(
         name=draw(names),
-        tasks=tuple(draw(tasks(name)) for name in task_names),
+        tasks=all_tasks,
         project=draw(names),
         labels=draw(labels),
         annotations=draw(st.dictionaries(keys, text, max_size=2)),
@@ -116,7 +158,8 @@ def specs(draw: st.DrawFn) -> JobSpec:
         profile=draw(words),
         backend=draw(
             st.just(BackendChoice())
-            | st.builds(BackendChoice, st.sampled_from(["specific", "preferred"]), st.tuples(words, words))
+            | st.builds(BackendChoice, st.just("preferred"), st.tuples(words, words))
+            | st.builds(BackendChoice, st.just("specific"), st.just(("a", "b")))
         ),
         near=draw(
             st.builds(Location, maybe_word, maybe_word, maybe_word, maybe_word)
@@ -131,6 +174,9 @@ def specs(draw: st.DrawFn) -> JobSpec:
         retries=draw(st.integers(0, 1000)),
         restart=draw(st.sampled_from(["never", "on_failure", "always"])),
         inputs=tuple(draw(st.lists(words, max_size=3, unique=True))),
+        gang=gang,
+        distribution=draw(distributions(all_tasks)),
+        checkpoint=draw(checkpoints),
     )
 
 
@@ -194,6 +240,23 @@ def test_a_run_as_people_see_it() -> None:
     view = run_view(Run("7.0.1", 7, "main", 0, 1, "n1", "local", "failed", 1000, 2000, 3000, 9, "oom", "out of memory"))
     assert (view.id, view.exit_code, view.reason_code) == ("7.0.1", 9, "oom")
     assert view.finished_at == "1970-01-01T00:00:03.000Z"
+    assert (view.rank, view.cpus, view.gpus, view.checkpoint_at) == (0, [], {}, "")
+
+
+def test_a_run_shows_its_rank_its_own_parts_of_the_node_and_its_last_checkpoint() -> None:
+    grant = Grant((2, 3), ((0, 1000), (1, 500)))
+    view = run_view(
+        Run("7.2.1", 7, "main", 2, 1, "n1", "local", "running", 1000, rank=1, checkpoint_ms=2000, grant=grant)
+    )
+    assert (view.rank, view.cpus, view.gpus) == (1, [2, 3], {"0": 1.0, "1": 0.5})
+    assert view.checkpoint_at == "1970-01-01T00:00:02.000Z"
+
+
+def test_a_node_shows_its_sockets_and_its_address() -> None:
+    node = Node("n1", "local", sockets=(Socket((0, 1), (0,)), Socket((2, 3))), address="10.0.0.7")
+    view = node_view(node, {}, 0)
+    assert [(socket.cpus, socket.gpus) for socket in view.sockets] == [([0, 1], [0]), ([2, 3], [])]
+    assert view.address == "10.0.0.7"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from hodei.wire.document import parse_job
 from hodei.wire.forms import AffinityForm, BackendForm, FlatJob, FullJob, JobKeys, Metadata, NearForm, TaskForm
+from hodei.wire.gang_forms import CheckpointForm, DistributionForm, GangForm, TopologyForm, TransferCostForm
 from hodei.wire.schema import job_schema
 from hodei.wire.yamlfile import load_yaml
 
@@ -100,8 +101,46 @@ def test_the_schema_knows_both_spellings() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("min", 2, "2"),
+        ("backends", ["a"], "a"),
+        ("binding", "numa", "socket"),
+        ("gang", {"topology": {"key": "rack", "required": False}, "elastic": True}, {"topolgy": "rack"}),
+        ("distribution", {"model": "colocated"}, {"model": "together"}),
+        ("checkpoint", {"command": "save", "timeout": "30s"}, {"signl": "USR1"}),
+    ],
+    ids=["min", "backends", "binding", "gang", "distribution", "checkpoint"],
+)
+def test_the_schema_knows_the_keys_of_gangs(key: str, good: Any, bad: Any) -> None:
+    assert fits({"command": "x", key: good}, job_schema())
+    assert not fits({"command": "x", key: bad}, job_schema())
+
+
+def test_both_forms_of_a_job_have_the_same_keys_of_a_job() -> None:
+    about_the_job = set(JobKeys.__struct_encode_fields__) - {"tasks"}
+    assert about_the_job <= set(FlatJob.__struct_encode_fields__)
+    types = {form: form.__annotations__ for form in (FlatJob, JobKeys)}
+    assert {types[FlatJob][key] == types[JobKeys][key] for key in about_the_job} == {True}
+
+
+@pytest.mark.parametrize(
     "form",
-    [FlatJob, FullJob, Metadata, JobKeys, TaskForm, AffinityForm, BackendForm, NearForm],
+    [
+        FlatJob,
+        FullJob,
+        Metadata,
+        JobKeys,
+        TaskForm,
+        AffinityForm,
+        BackendForm,
+        NearForm,
+        GangForm,
+        TopologyForm,
+        DistributionForm,
+        TransferCostForm,
+        CheckpointForm,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_the_reference_page_names_every_key(form: type[msgspec.Struct]) -> None:

@@ -1,0 +1,128 @@
+"""A `Start` and a `Stop` in the host agent's words: the command, its environment, its limits, and how it is to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from hodei.model.effects import Start, Stop
+from hodei.model.errors import BackendRefused
+from hodei.model.job import Checkpoint
+from hodei.model.node import Grant
+from hodei.model.qos import qos
+from hodei.model.resources import CPU, MEMORY
+
+# The kernel takes no larger command, and no longer word in it; said here, because asking again cannot help.
+COMMAND_LIMIT = 1 << 20
+WORD_LIMIT = (128 << 10) - 1
+WHOLE_GPU = 1000
+
+
+class Order(Struct, omit_defaults=True):
+    """`checkpoint_file`: None if the job says nothing of checkpoints, "" for the agent's own choice."""
+
+    run: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    workdir: str = ""
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    cpus: tuple[int, ...] = ()
+    timeout_ms: int = 0
+    grace_ms: int | None = None
+    log_cap: int | None = None
+    checkpoint_file: str | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.argv)) + sum(len(name) + len(value) for name, value in self.env.items())
+
+
+def start_order(order: Start, *, cpus: tuple[int, ...] = (), log_cap: int | None = None) -> Order:
+    """`cpus` are those of the node, for runs that have none of their own. BackendRefused if it can never run here."""
+    run, spec, task = order.run, order.spec, order.task
+    if task.image:
+        raise BackendRefused(
+            "local processes cannot run an image", hint="leave out `image`, or choose a backend with containers"
+        )
+    if not task.command:
+        raise BackendRefused("the task has no command", hint="give it a `command`")
+    if run.grant is not None and run.grant.cpus:
+        cpus = run.grant.cpus
+    own = {
+        "HODEI_JOB_ID": str(run.job),
+        "HODEI_RUN_ID": run.id,
+        "HODEI_TASK": run.task,
+        "HODEI_ATTEMPT": str(run.attempt),
+        "HODEI_NODE": run.node,
+        "HODEI_PROJECT": spec.project,
+        "HODEI_QOS": qos(task),
+        **_place_in_gang(order),
+        **_parts(run.grant, cpus),
+    }
+    env = {**task.env, **own}
+    _check_size(task.command, env)
+    return Order(
+        run=run.id,
+        argv=task.command,
+        env=env,
+        workdir=task.workdir,
+        cpu_milli=task.limits.get(CPU, 0),
+        memory_bytes=task.limits.get(MEMORY, 0),
+        cpus=cpus,
+        timeout_ms=spec.timeout_ms,
+        grace_ms=spec.grace_ms,
+        log_cap=log_cap,
+        checkpoint_file=spec.checkpoint.file if spec.checkpoint != Checkpoint() else None,
+    )
+
+
+def _place_in_gang(order: Start) -> dict[str, str]:
+    env = {
+        "HODEI_RANK": str(order.run.rank),
+        "HODEI_MEMBER": str(order.run.member),
+        "HODEI_WORLD_SIZE": str(order.world_size),
+        "HODEI_MIN_WORLD_SIZE": str(sum(task.needed for task in order.spec.tasks)),
+        "HODEI_MAX_WORLD_SIZE": str(order.spec.size),
+    }
+    if order.addresses:
+        env |= {"HODEI_ADDRESSES": ",".join(order.addresses), "HODEI_MASTER_ADDRESS": order.addresses[0]}
+    return env
+
+
+def _parts(grant: Grant | None, cpus: tuple[int, ...]) -> dict[str, str]:
+    """Which parts of its node a run has. A fraction is told, not enforced: nothing here can divide a GPU."""
+    env = {}
+    if cpus:
+        env["HODEI_CPUS"] = _numbers(cpus)
+    if grant is not None and grant.gpus:
+        gpus = _numbers(tuple(dict.fromkeys(gpu for gpu, _ in grant.gpus)))
+        env |= {"HODEI_GPUS": gpus, "CUDA_VISIBLE_DEVICES": gpus}
+        last_milli = grant.gpus[-1][1]
+        if last_milli < WHOLE_GPU:
+            env["HODEI_GPU_MILLI"] = str(last_milli)
+    return env
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _check_size(command: tuple[str, ...], env: dict[str, str]) -> None:
+    sizes = [len(word.encode()) + 1 for word in command]
+    sizes += [len(name.encode()) + len(value.encode()) + 2 for name, value in env.items()]
+    if sum(sizes) > COMMAND_LIMIT or max(sizes) > WORD_LIMIT:
+        raise BackendRefused(
+            f"the command and its environment are {sum(sizes)} bytes, the longest word {max(sizes)}; "
+            f"the system takes {COMMAND_LIMIT} and {WORD_LIMIT}",
+            hint="put the data into a file",
+        )
+
+
+def stop_order(order: Stop) -> dict[str, Any]:
+    wire: dict[str, Any] = {"run": order.run, "grace_ms": order.grace_ms, "reason": order.reason}
+    hook = order.checkpoint
+    if hook is not None and hook.hooked:
+        wire["checkpoint"] = {"signal": hook.signal, "command": hook.command, "timeout_ms": hook.timeout_ms}
+    return wire

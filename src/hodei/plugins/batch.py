@@ -1,0 +1,112 @@
+"""Lines for batch work: an order by what is known of the jobs, and promises that keep those in front from starving.
+
+`order` says who is first: fcfs, sjf (shortest), saf (smallest area), wfp3, unicef, f1 to f4 (published formulas) or hodei.
+`backfill` says what those behind a job that can not start may do: nothing (none), start if that does not delay the first
+(easy), or start if that delays nobody (conservative, up to `lookahead` jobs).
+`fill` says who of them is tried first: queue (the same order), shortest, deadline (nearest first) or largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hodei.engine.nodes import Ints
+from hodei.engine.points import Waiting
+from hodei.engine.view import Gang
+from hodei.model.errors import InvalidInput
+from hodei.model.quantity import parse_duration_ms
+
+Floats = NDArray[np.float64]
+_SCALE = 1000
+_LARGEST = 1 << 60
+
+
+class _Jobs:
+    """The quantities of the published formulas: r estimate, n processors, s submission, w wait so far, in seconds."""
+
+    def __init__(self, waiting: Waiting, now_ms: int) -> None:
+        self.r: Floats = np.maximum(waiting.estimate_ms, 1) / 1000
+        self.n: Floats = np.maximum(waiting.cpus, 1) / 1000
+        self.s: Floats = np.maximum(waiting.submitted_ms / 1000, 1)
+        self.w: Floats = np.maximum(now_ms - waiting.submitted_ms, 0) / 1000
+
+
+def _wfp3(j: _Jobs) -> Floats:
+    # -(w/r)^3 * n, as a logarithm: the order is the same and no number grows out of bounds.
+    return -(3 * np.log(np.maximum(j.w, 1e-3) / j.r) + np.log(j.n)) * 1e6
+
+
+def _unicef(j: _Jobs) -> Floats:
+    return -j.w / (np.maximum(np.log2(j.n), 1e-3) * j.r) * 1e3
+
+
+ORDERS: dict[str, Callable[[_Jobs], Floats]] = {
+    "sjf": lambda j: j.r,
+    "saf": lambda j: j.r * j.n,
+    "f1": lambda j: np.log10(j.r) * j.n + 870 * np.log10(j.s),
+    "f2": lambda j: np.sqrt(j.r) * j.n + 25_600 * np.log10(j.s),
+    "f3": lambda j: j.r * j.n + 6.86e6 * np.log10(j.s),
+    "f4": lambda j: j.r * np.sqrt(j.n) + 5.3e5 * np.log10(j.s),
+    "wfp3": _wfp3,
+    "unicef": _unicef,
+}
+FILLS = ("queue", "shortest", "deadline", "largest")
+BACKFILLS = ("none", "easy", "conservative")
+
+
+class Batch:
+    name = "batch"
+    preempts = False
+
+    def __init__(
+        self,
+        order: str = "fcfs",
+        backfill: str = "easy",
+        fill: str = "queue",
+        lookahead: int = 1000,
+        default_estimate: str = "1h",
+    ) -> None:
+        for word, known in ((order, ("fcfs", *ORDERS)), (backfill, BACKFILLS), (fill, FILLS)):
+            if word not in known:
+                raise InvalidInput(f"a batch line knows no {word!r}", hint=f"one of: {', '.join(known)}")
+        self._order, self._fill = order, fill
+        self._default_ms = parse_duration_ms(default_estimate)
+        self.promises = {"none": 0, "easy": 1, "conservative": lookahead}[backfill]
+
+    # ---------------------------------------------------------------------------------- as every line
+
+    def queue_sort(self, gang: Gang) -> tuple[int, ...]:
+        return (gang.queued_ms,)
+
+    def tenant(self, gang: Gang) -> str:
+        return ""
+
+    def charge(self, gang: Gang) -> int:
+        return 0
+
+    # ------------------------------------------------------------------------------------------- in time
+
+    def estimate_ms(self, gang: Gang) -> int:
+        return gang.job.estimate_ms or gang.job.timeout_ms or self._default_ms
+
+    def order(self, waiting: Waiting, now_ms: int) -> Ints:
+        if self._order == "fcfs":
+            return waiting.submitted_ms
+        return _whole(ORDERS[self._order](_Jobs(waiting, now_ms)))
+
+    def fill_order(self, waiting: Waiting, now_ms: int) -> Ints | None:
+        if self._fill == "shortest":
+            return waiting.estimate_ms
+        if self._fill == "deadline":
+            return np.where(waiting.deadline_ms > 0, waiting.deadline_ms - waiting.estimate_ms, _LARGEST)
+        if self._fill == "largest":
+            return -waiting.cpus
+        return None
+
+
+def _whole(scores: Floats) -> Ints:
+    """Thousandths, so that equal inputs give equal orders on every machine."""
+    return np.rint(np.clip(scores * _SCALE, -_LARGEST, _LARGEST)).astype(np.int64)

@@ -1,0 +1,157 @@
+"""Devices: refuses nodes that have enough in sum but not in one piece: GPUs that are free only in parts, cores that are
+taken or lie in different sockets.
+
+It says nothing where the plain amounts do not fit: that is said by `fit`. What it lets pass, `Parts.find` finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import numpy as np
+
+from hodei.engine.changes import Change, lowered
+from hodei.engine.nodes import Ints, Mask, Nodes
+from hodei.engine.parts import WHOLE, Parts, gpus_of, wants_parts
+from hodei.engine.points import SILENT, Reads, Refusals, Trigger
+from hodei.engine.view import Member, View
+from hodei.model.decision import Reason
+from hodei.model.job import TaskSpec
+from hodei.model.node import Node
+from hodei.model.resources import CPU, GPU, human_amount
+
+_TEXTS = {
+    "GPU_FRAGMENTED": "GPUs are free only in pieces",
+    "NO_TOPOLOGY": "it is not known which cores it has",
+    "NO_FREE_CORES": "not enough free cores to bind to",
+    "NOT_IN_ONE_SOCKET": "no single socket has enough free cores and GPUs",
+}
+
+
+class Devices:
+    name = "devices"
+    reads: Reads = "usage"
+    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+
+    def key(self, member: Member) -> Hashable:
+        task = member.task
+        if not wants_parts(task):
+            return SILENT
+        return (task.request.get(GPU, 0), task.binding, task.request.get(CPU, 0) if task.binding else 0)
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        task = member.task
+        if not wants_parts(task):
+            return ()
+        out: list[tuple[Mask, Reason]] = []
+        amount = task.request.get(GPU, 0)
+        if amount:
+            in_pieces = (nodes.free(GPU) >= amount) & ~fits(nodes.gpus(), amount)
+            never = nodes.by("gpus when empty", _gpus_when_empty).where(lambda gpus: not fits_one(gpus, amount))
+            out.append((in_pieces & ~never, self._reason("GPU_FRAGMENTED", evictable=True)))
+            out.append((in_pieces & never, self._reason("GPU_FRAGMENTED")))
+        if task.binding:
+            out += self._unbound(task, nodes)
+        return out
+
+    def _unbound(self, task: TaskSpec, nodes: Nodes) -> list[tuple[Mask, Reason]]:
+        masks: dict[tuple[str, bool], Mask] = {}
+        for place, (node, parts) in enumerate(zip(nodes.each(), nodes.parts(), strict=True)):
+            code = _objection(task, parts) if node.sockets and parts is not None else "NO_TOPOLOGY"
+            if code:
+                # Nothing that others do helps where the empty node would not do.
+                evictable = code != "NO_TOPOLOGY" and Parts(node).fits(task)
+                masks.setdefault((code, evictable), nodes.none())[place] = True
+        return [(mask, self._reason(code, evictable)) for (code, evictable), mask in sorted(masks.items())]
+
+    def _reason(self, code: str, evictable: bool = False) -> Reason:
+        return Reason(self.name, code, _TEXTS[code], evictable=evictable)
+
+    # ------------------------------------------------------------------------------------------ explaining
+
+    def lacks(self, member: Member, nodes: Nodes, view: View) -> tuple[int, str]:
+        """How much of what was asked for is missing in one piece on one node, in thousandths, and in words."""
+        task, size, texts = member.task, 0, []
+        amount = task.request.get(GPU, 0)
+        if amount and int(nodes.free(GPU)[0]) >= amount and not fits(nodes.gpus(), amount)[0]:
+            size += max(1, (amount - int(_largest(nodes.gpus(), amount)[0])) * 1000 // amount)
+            pieces = [human_amount(GPU, free) for free in nodes.gpus()[0].tolist() if free > 0]
+            texts.append(f"its GPUs are free only in pieces ({', '.join(pieces)}; {human_amount(GPU, amount)} asked)")
+        [node], [parts] = nodes.each(), nodes.parts()
+        if task.binding and node.sockets and parts is not None and _objection(task, parts):
+            cores = _cores(task)
+            free = [len(socket) for socket in parts.cores]
+            most = max(free) if task.binding == "numa" else sum(free)
+            size += max(1, (cores - most) * 1000 // max(cores, 1))
+            texts.append(f"has {' + '.join(map(str, free))} free cores in its sockets, {cores} asked")
+        return size, ", ".join(texts)
+
+    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+        """GPUs: the most that some node has in one piece. Cores: no binding, a looser one, or as many as one node has."""
+        task = member.task
+        amount = task.request.get(GPU, 0)
+        if amount and len(nodes):
+            most = int(_largest(nodes.gpus(), amount).max(initial=0))
+            change = lowered(task, GPU, min(most, amount - 1))
+            if change.kind == "drop" or change.amount < amount:
+                yield change
+        if not task.binding:
+            return
+        yield Change("drop", f"drop binding to {_words(task)}", {"binding": ""})
+        if task.binding == "numa":
+            yield Change("drop", "binding to any cores instead of those of one socket", {"binding": "cores"})
+        known = [
+            [len(socket) for socket in parts.cores] for parts in nodes.parts() if parts is not None and parts.cores
+        ]
+        free = max((max(each) if task.binding == "numa" else sum(each) for each in known), default=0)
+        if 0 < free < _cores(task):
+            yield lowered(task, CPU, free * 1000)
+
+
+def fits(gpus: Ints, amount: int) -> Mask:
+    """For rows of what is free of each GPU: whether the whole GPUs of `amount` are free, and the rest of another one."""
+    whole, part = divmod(amount, WHOLE)
+    found: Mask = (gpus >= WHOLE).sum(axis=1) >= whole
+    if part:
+        found &= (gpus >= part).sum(axis=1) > whole
+    return found
+
+
+def fits_one(gpus: Sequence[int], amount: int) -> bool:
+    return bool(fits(np.array([gpus], dtype=np.int64), amount)[0])
+
+
+def _largest(gpus: Ints, amount: int) -> Ints:
+    """The largest request up to `amount` that would fit each row."""
+    if not gpus.shape[1]:
+        return np.zeros(len(gpus), dtype=np.int64)
+    whole = np.minimum((gpus >= WHOLE).sum(axis=1), amount // WHOLE)
+    downwards = np.concatenate([-np.sort(-gpus, axis=1), np.zeros((len(gpus), 1), dtype=np.int64)], axis=1)
+    rest = np.clip(downwards[np.arange(len(gpus)), whole], 0, WHOLE - 1)
+    found: Ints = np.minimum(whole * WHOLE + rest, amount)
+    return found
+
+
+def _gpus_when_empty(node: Node) -> tuple[int, ...]:
+    return tuple(gpus_of(node).values())
+
+
+def _objection(task: TaskSpec, parts: Parts) -> str:
+    """Why the cores (and with them the GPUs) of a node cannot be bound to; "" if they can, or if only GPUs are missing."""
+    cores, amount = _cores(task), task.request.get(GPU, 0)
+    if sum(map(len, parts.cores)) < cores:
+        return "NO_FREE_CORES"
+    if task.binding != "numa":
+        return ""
+    if max(map(len, parts.cores), default=0) < cores:
+        return "NOT_IN_ONE_SOCKET"
+    gpus_fit = not amount or fits_one(list(parts.gpus.values()), amount)
+    return "NOT_IN_ONE_SOCKET" if gpus_fit and not parts.fits(task) else ""
+
+
+def _cores(task: TaskSpec) -> int:
+    return -(-task.request.get(CPU, 0) // 1000)
+
+
+def _words(task: TaskSpec) -> str:
+    return "the cores of one socket" if task.binding == "numa" else "cores"

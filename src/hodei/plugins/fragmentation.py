@@ -1,0 +1,200 @@
+"""GPU placement by fragmentation: of a node's free GPUs, how much could a typical job not use?
+
+Fragmentation Gradient Descent (Weng et al., USENIX ATC 2023): of what is free on a node, a job of the typical workload can
+use the GPUs that have room for it, if all it asks for is there; the rest is a fragment in its eyes. The mean over the
+workload, by how often each shape comes, is the node's fragmentation. A member goes where it makes the least of it more.
+
+All of it in whole numbers, by tables over free cpu and free thousandths: asking about a node is a few look-ups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from math import log
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from hodei.engine.nodes import Ints, Nodes
+from hodei.engine.parts import WHOLE
+from hodei.engine.points import MAX_SCORE, Reads
+from hodei.engine.view import Member, View
+from hodei.model.errors import InvalidInput
+from hodei.model.node import Node
+from hodei.model.resources import CPU, GPU, parse_resources
+from hodei.plugins.gpu_packing import cpu_and_gpu, leftover
+
+_IMPOSSIBLE = np.iinfo(np.int64).min // 2
+
+
+class Shape(Struct, frozen=True, order=True):
+    """What jobs of one kind ask for: thousandths of cpu and GPU, and which kinds of GPU they take (none: any)."""
+
+    cpu: int
+    gpu: int
+    gpu_types: tuple[str, ...] = ()
+
+
+# When nobody has said what is typical: mostly single GPUs and parts of them, four cores for each.
+USUAL: dict[Shape, int] = {
+    Shape(1000, 250): 4, Shape(2000, 500): 4, Shape(4000, 1000): 8,
+    Shape(8000, 2000): 2, Shape(16_000, 4000): 1, Shape(32_000, 8000): 1,
+}  # fmt: skip
+
+
+def typical_of(seen: Iterable[Shape], percent: int = 95) -> dict[Shape, int]:
+    """The most frequent shapes, until they make up so many percent of what was seen, and how often each was."""
+    counted = Counter(seen)
+    kept: dict[Shape, int] = {}
+    for shape, times in sorted(counted.items(), key=lambda pair: (pair[1], pair[0]), reverse=True):
+        if sum(kept.values()) * 100 >= percent * counted.total():
+            break
+        kept[shape] = times
+    return kept
+
+
+def parse_typical(given: Sequence[dict[str, Any]]) -> dict[Shape, int]:
+    """From configuration: `[{cpu = 4, gpu = 0.5, weight = 10, gpu_types = ["T4"]}, ...]`."""
+    out: dict[Shape, int] = {}
+    for entry in given:
+        unknown = sorted(set(entry) - {"cpu", "gpu", "weight", "gpu_types"})
+        if unknown:
+            raise InvalidInput(f"a typical shape has no {unknown[0]!r}", hint="it has cpu, gpu, weight and gpu_types")
+        weight = entry.get("weight", 1)
+        if isinstance(weight, bool) or not isinstance(weight, int) or not 0 < weight <= 1_000_000:
+            raise InvalidInput(f"the weight of a typical shape must be a whole number up to 1000000, not {weight!r}")
+        amounts = parse_resources({name: entry[name] for name in (CPU, GPU) if name in entry})
+        types = tuple(sorted(str(kind).lower() for kind in entry.get("gpu_types", ())))
+        shape = Shape(amounts.get(CPU, 0), amounts.get(GPU, 0), types)
+        out[shape] = out.get(shape, 0) + weight
+    return out
+
+
+class Fragments:
+    """The typical workload as tables: for each kind of GPU and each step of free cpu, how much weight could use a GPU of
+    which so much is free (`_shares`), and a node on which so many GPUs are free (`_wholes`)."""
+
+    def __init__(self, typical: dict[Shape, int]) -> None:
+        self.weight = sum(typical.values())
+        self._types = sorted({kind for shape in typical for kind in shape.gpu_types})
+        self._cpus = np.array(sorted({shape.cpu for shape in typical}), dtype=np.int64)
+        most = max([_wholes(shape.gpu) for shape in typical], default=0)
+        self._most = most
+        self._shares = np.zeros((len(self._types) + 1, len(self._cpus) + 1, WHOLE + 1), dtype=np.int64)
+        self._full = np.zeros((len(self._types) + 1, len(self._cpus) + 1, most + 1), dtype=np.int64)
+        for shape, weight in typical.items():
+            if not shape.gpu:
+                continue  # it can use no GPU, wherever it goes: the same for all nodes
+            enough = int(np.searchsorted(self._cpus, shape.cpu)) + 1
+            for number, kind in enumerate(["", *self._types]):
+                if shape.gpu_types and kind not in shape.gpu_types:
+                    continue
+                if shape.gpu < WHOLE:
+                    self._shares[number, enough:, shape.gpu :] += weight
+                else:
+                    self._full[number, enough:, _wholes(shape.gpu) :] += weight
+
+    def kinds(self, nodes: Nodes) -> NDArray[np.intp]:
+        numbers = {kind: number + 1 for number, kind in enumerate(self._types)}
+        column = nodes.by("gpu_type in small letters", _gpu_type)
+        return column.numbers(lambda kind: numbers.get(kind, 0)).astype(np.intp)
+
+    def usable(self, kinds: NDArray[np.intp], cpu: Ints, gpus: Ints) -> Ints:
+        """For each row: the free thousandths that each typical job could use, times its weight, in sum."""
+        free = np.maximum(gpus, 0)
+        step = np.searchsorted(self._cpus, cpu, side="right")
+        full = (free >= WHOLE).sum(axis=1)
+        shares = self._shares[kinds[:, None], step[:, None], np.minimum(free, WHOLE)]
+        wholes = self._full[kinds, step, np.minimum(full, self._most)]
+        found: Ints = (free * shares).sum(axis=1) + full * WHOLE * wholes
+        return found
+
+    def gains(self, member: Member, nodes: Nodes) -> Ints:
+        """How much less of each node would be a fragment after placing, times all weight, for each GPU that a fraction
+        could be taken of (one column if none is asked for); `_IMPOSSIBLE` where there is no room."""
+        cpu, gpu = cpu_and_gpu(member)
+        whole, part = divmod(gpu, WHOLE)
+        kinds, free, gpus = self.kinds(nodes), nodes.free(CPU), nodes.gpus()
+        before, after = self.usable(kinds, free, gpus), free - cpu
+        # A fragment is what is free and not usable; what is placed is no longer free.
+        gain = gpu * self.weight - before
+        idle = gpus >= WHOLE
+        taken = np.where(idle & (np.cumsum(idle, axis=1) <= whole), gpus - WHOLE, gpus) if whole else gpus
+        enough = idle.sum(axis=1) >= whole
+        if not part:
+            found: Ints = np.where(enough, gain + self.usable(kinds, after, taken), _IMPOSSIBLE)[:, None]
+            return found
+        out = np.full(gpus.shape, _IMPOSSIBLE, dtype=np.int64)
+        rows, columns = np.nonzero((taken >= part) & (taken == gpus) & enough[:, None])
+        trial = taken[rows]
+        trial[np.arange(len(rows)), columns] -= part
+        out[rows, columns] = gain[rows] + self.usable(kinds[rows], after[rows], trial)
+        return out
+
+
+class Fgd:
+    """The node, and the GPU of it, where least becomes a fragment. `typical` is the workload that fragments are seen with
+    the eyes of. Points are the steps of a curve that is steep around "no change"."""
+
+    name = "fgd"
+    reads: Reads = "usage"
+    steps = 100
+
+    def __init__(self, typical: Sequence[dict[str, Any]] = (), workload: dict[Shape, int] | None = None) -> None:
+        """`typical` as configuration gives it; `workload` is the same in the form that `typical_of` returns."""
+        self._fragments = Fragments(workload or parse_typical(typical) or USUAL)
+        self._stairs = _stairs(self.steps, self._fragments.weight)
+
+    def key(self, member: Member) -> Hashable:
+        return cpu_and_gpu(member)
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        if not nodes.table.gpus.shape[1]:
+            return None
+        best = self._fragments.gains(member, nodes).max(axis=1)
+        return self._points(best) * (MAX_SCORE // self.steps)
+
+    def choose_gpu(self, member: Member, nodes: Nodes, view: View) -> int | None:
+        """The first of those with the most points."""
+        return int(self._points(self._fragments.gains(member, nodes)[0]).argmax())
+
+    def _points(self, gains: Ints) -> Ints:
+        """Steps from 0 to `steps`; -1 for what has no room."""
+        found = np.searchsorted(self._stairs, gains, side="right").astype(np.int64)
+        return np.where(gains == _IMPOSSIBLE, -1, found)
+
+
+class GpuHodei(Fgd):
+    """Fragmentation in coarser steps, and best fit among nodes on the same step: small differences in fragmentation say
+    less about what comes next than keeping nodes whole does."""
+
+    name = "gpu_hodei"
+    steps = 50
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        points = super().score(member, nodes, view)
+        if points is None:
+            return None
+        step = MAX_SCORE // self.steps
+        fuller = (MAX_SCORE - np.clip(leftover(member, nodes), 0, MAX_SCORE)) * (step - 1) // MAX_SCORE
+        found: Ints = np.clip(points + fuller, 0, MAX_SCORE)
+        return found
+
+
+def _stairs(steps: int, weight: int) -> Ints:
+    """From which gain on each step is reached: the logistic curve over GPUs gained, `steps` of it."""
+    corners = [round(1_000_000 * log(step / (steps - step))) for step in range(1, steps)]
+    # In millionths of a GPU, so that the corners are the same whole numbers on every machine.
+    return np.array([-(-corner * weight // 1000) for corner in corners], dtype=np.int64)
+
+
+def _wholes(gpu: int) -> int:
+    """Whole GPUs to have room on; a part beside them is taken for one more."""
+    return -(-gpu // WHOLE)
+
+
+def _gpu_type(node: Node) -> str:
+    return node.gpu_type.lower()

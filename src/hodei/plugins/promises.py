@@ -1,0 +1,79 @@
+"""Promises and bookings are kept: nothing starts that would still hold, by then, room that is spoken for.
+
+Whoever ends in time may use it until then (backfill); whoever does not may use what is left beside it (spill).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from hodei.engine.book import FOREVER, Claim
+from hodei.engine.nodes import Table
+from hodei.engine.points import Layout, Layouts, Placed, Trigger
+from hodei.engine.view import Gang, Member, View
+from hodei.model.decision import Reason
+from hodei.model.resources import Resources
+
+
+class Promises:
+    name = "promises"
+    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended", "time")
+
+    def key(self, member: Member) -> Hashable:
+        # Not to the millisecond: those who wait in one group are tried one after another, the shortest of them in time.
+        return member.job.project, member.job.estimate_ms.bit_length()
+
+    def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | Reason | None:
+        """All nodes but those on which a member would stand in the way of a claim."""
+        book = view.book
+        if book is None or not book.claimed:
+            return None
+        until_ms = _until(gang, view)
+        rows, claim = [], None
+        for member in gang.members:
+            free = np.ones(len(table.names), dtype=np.bool_)
+            for node in book.claimed:
+                row = table.row.get(node)
+                if row is not None:
+                    hindered = book.hindered(node, _asked(member), view.now_ms, until_ms, gang.id, gang.job.project)
+                    if hindered is not None:
+                        free[row] = False
+                        claim = hindered
+            rows.append(free)
+        if claim is None:
+            return None
+        reason = self._reason(claim)
+        if any(not free.any() for free in rows):
+            return reason
+        return Layouts([Layout(tuple(rows))], reason)
+
+    def permit(self, gang: Gang, placements: Sequence[Placed], view: View) -> Reason | None:
+        """Several members on one node: together they may be too much, where each alone was not."""
+        book = view.book
+        if book is None or not book.claimed or len(placements) == 1:
+            return None
+        for node in sorted({placed.node.name for placed in placements} & set(book.claimed)):
+            together: Resources = {}
+            for placed in placements:
+                if placed.node.name == node:
+                    together |= dict.fromkeys(_asked(placed.member), 0)
+            # They are in the table already, so nothing further may be missing.
+            claim = book.hindered(node, together, view.now_ms, _until(gang, view), gang.id, gang.job.project)
+            if claim is not None:
+                return self._reason(claim)
+        return None
+
+    def _reason(self, claim: Claim) -> Reason:
+        if claim.job:
+            return Reason(self.name, "PROMISED", f"it would delay job {claim.job}, which is promised this room next")
+        return Reason(self.name, "BOOKED", f"the room is booked for project {claim.project} ({claim.name})")
+
+
+def _asked(member: Member) -> Resources:
+    return {resource: amount for resource, amount in member.task.request.items() if amount}
+
+
+def _until(gang: Gang, view: View) -> int:
+    return view.now_ms + gang.estimate_ms if gang.estimate_ms else FOREVER

@@ -1,0 +1,219 @@
+"""The numbers that judge a simulated run. Sums are whole numbers; only the last division makes a fraction.
+
+Jobs that never started have no wait, and those that did not end no run: they are counted, not averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from math import fsum
+from typing import Any
+
+from msgspec import Struct
+
+from hodei.model.resources import CPU, GPU, Resources
+from hodei.sim.results import Outcome, Result
+
+SHORT_RUN_MS = 10_000
+"""Runs shorter than this count as so long in a slowdown: else a job of no time at all would be all that matters."""
+STARVED_MS = 7 * 86_400_000
+"""A job that waited longer is called starved, unless the caller has another opinion."""
+
+
+class Fairness(Struct, frozen=True):
+    """At one moment: the dominant share of each user who has jobs running or waiting, and Jain's index over them."""
+
+    at_ms: int
+    jain: float
+    shares: dict[str, float]
+
+
+def summary(result: Result, *, starved_ms: int = STARVED_MS) -> dict[str, Any]:
+    """All numbers of a run by name, ready for JSON. Times end in `_s`; shares are between 0 and 1."""
+    done = finished(result.outcomes)
+    started = [outcome for outcome in result.outcomes if outcome.started_ms >= 0]
+    waits = sorted(outcome.started_ms - outcome.submitted_ms for outcome in started)
+    used = utilisation(result)
+    kinds = dict.fromkeys(("head", "backfill", "spill"), 0)
+    for outcome in started:
+        kinds[outcome.kind] += 1
+    return {
+        "policy": result.policy,
+        "workload": result.workload,
+        "jobs": len(result.outcomes),
+        "finished": len(done),
+        "unplaced": result.unplaced,
+        "bounded_slowdown": bounded_slowdown(done),
+        "mean_wait_s": sum(waits) / len(waits) / 1000 if waits else 0.0,
+        "median_wait_s": median(waits) / 1000,
+        "p95_wait_s": percentile(waits, 95) / 1000,
+        "max_wait_s": waits[-1] / 1000 if waits else 0.0,
+        "makespan_s": makespan_ms(done) / 1000,
+        "utilisation": used[main_resource(result)] if used else 0.0,
+        "utilisation_of": used,
+        "jain": jain(mean_slowdown_by_user(done).values()),
+        "starved": starved(result, starved_ms),
+        "starts": kinds,
+        "preemptions": sum(outcome.preemptions for outcome in result.outcomes),
+        "promises_broken": result.promises_broken,
+        "seconds": result.seconds,
+        "jobs_per_second": len(result.outcomes) / result.seconds if result.seconds else 0.0,
+    }
+
+
+def finished(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.started_ms >= 0 and outcome.ended_ms >= 0]
+
+
+def slowdown(wait_ms: int, run_ms: int) -> float:
+    """How many times longer a job took than it would have alone, at least 1: (wait + run) / max(run, 10 s)."""
+    return max(1.0, (wait_ms + run_ms) / max(run_ms, SHORT_RUN_MS))
+
+
+def slowdowns(outcomes: Iterable[Outcome]) -> list[float]:
+    """Of those that ended, in their order."""
+    return [slowdown(outcome.wait_ms, outcome.run_ms) for outcome in finished(outcomes)]
+
+
+def bounded_slowdown(outcomes: Iterable[Outcome]) -> float:
+    """The mean over all that ended, none left out for warming up; 0 if there are none."""
+    found = slowdowns(outcomes)
+    return fsum(found) / len(found) if found else 0.0
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """The smallest value that at least `percent` of the ordered values do not exceed; 0 of none."""
+    return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else 0
+
+
+def median(ordered: Sequence[int]) -> float:
+    middle = len(ordered) // 2
+    if not ordered:
+        return 0.0
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def makespan_ms(outcomes: Iterable[Outcome]) -> int:
+    """From the first submission to the last end."""
+    done = finished(outcomes)
+    return max(o.ended_ms for o in done) - min(o.submitted_ms for o in done) if done else 0
+
+
+def utilisation(result: Result) -> dict[str, float]:
+    """Of every resource of the cluster: what jobs held, times how long, over capacity times makespan.
+
+    A job that was stopped and began again counts from when it last began: lost work is not use.
+    """
+    done = finished(result.outcomes)
+    span_ms = makespan_ms(done)
+    held = dict.fromkeys(result.capacity, 0)
+    for outcome in done:
+        for resource, amount in outcome.request.items():
+            if resource in held:
+                held[resource] += amount * outcome.run_ms
+    return {
+        resource: held[resource] / (capacity * span_ms) if capacity and span_ms else 0.0
+        for resource, capacity in result.capacity.items()
+    }
+
+
+def main_resource(result: Result) -> str:
+    """The one that `utilisation` is about: cpu if jobs ask for it, else gpu, else the first by name that they do."""
+    asked = {resource for outcome in result.outcomes for resource in outcome.request if resource in result.capacity}
+    return next((name for name in (CPU, GPU, *sorted(asked)) if name in asked), next(iter(result.capacity), CPU))
+
+
+def starved(result: Result, longer_than_ms: int = STARVED_MS) -> int:
+    """Jobs that waited longer than that, and those that had waited so long at the end without starting."""
+    last_ms = max((_last_seen_ms(outcome) for outcome in result.outcomes), default=0)
+    return sum(
+        (outcome.started_ms if outcome.started_ms >= 0 else last_ms) - outcome.submitted_ms > longer_than_ms
+        for outcome in result.outcomes
+    )
+
+
+def user_of(outcome: Outcome) -> str:
+    """Whom fairness is about: the user, or the project where users have no names."""
+    return outcome.user or outcome.project
+
+
+def jain(values: Iterable[int | float]) -> float:
+    """Jain's index: 1 when all are equal, 1/n when one has everything. 1 of none, and of all zeros."""
+    found = list(values)
+    squares = fsum(value * value for value in found)
+    return fsum(found) ** 2 / (len(found) * squares) if squares else 1.0
+
+
+def mean_slowdown_by_user(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    by_user: dict[str, list[float]] = {}
+    for outcome in finished(outcomes):
+        by_user.setdefault(user_of(outcome), []).append(slowdown(outcome.wait_ms, outcome.run_ms))
+    return {user: fsum(found) / len(found) for user, found in sorted(by_user.items())}
+
+
+def dominant_share(used: Resources, capacity: Resources) -> float:
+    """The largest part of any one resource."""
+    return max((amount / capacity[name] for name, amount in used.items() if capacity.get(name)), default=0.0)
+
+
+def dominant_shares(result: Result) -> dict[str, float]:
+    """Each user's dominant share of the whole run: resource times time, over capacity times makespan."""
+    span_ms = makespan_ms(result.outcomes)
+    held: dict[str, Resources] = {}
+    for outcome in finished(result.outcomes):
+        mine = held.setdefault(user_of(outcome), {})
+        for resource, amount in outcome.request.items():
+            mine[resource] = mine.get(resource, 0) + amount * outcome.run_ms
+    whole = {resource: amount * span_ms for resource, amount in result.capacity.items()}
+    return {user: dominant_share(used, whole) for user, used in sorted(held.items())}
+
+
+def fairness_over_time(result: Result, points: int = 200) -> list[Fairness]:
+    """`points` moments, evenly spread from the first submission to the last end, with what happened up to each."""
+    moments = _moments(result.outcomes, points)
+    changes = sorted(
+        chain.from_iterable(_changes(outcome) for outcome in result.outcomes), key=lambda change: change[0]
+    )
+    used: dict[str, Resources] = {}
+    present: dict[str, int] = {}
+    out, place = [], 0
+    for moment in moments:
+        while place < len(changes) and changes[place][0] <= moment:
+            _, outcome, step, sign = changes[place]
+            place += 1
+            user = user_of(outcome)
+            if step == "presence":
+                present[user] = present.get(user, 0) + sign
+                continue
+            mine = used.setdefault(user, {})
+            for resource, amount in outcome.request.items():
+                mine[resource] = mine.get(resource, 0) + sign * amount
+        shares = {
+            user: dominant_share(used.get(user, {}), result.capacity) for user in sorted(present) if present[user]
+        }
+        out.append(Fairness(moment, jain(shares.values()), shares))
+    return out
+
+
+def _moments(outcomes: Sequence[Outcome], points: int) -> list[int]:
+    if not outcomes or points < 1:
+        return []
+    first = min(outcome.submitted_ms for outcome in outcomes)
+    last = max(_last_seen_ms(outcome) for outcome in outcomes)
+    return [first + (last - first) * number // max(points - 1, 1) for number in range(points)]
+
+
+def _last_seen_ms(outcome: Outcome) -> int:
+    return max(outcome.submitted_ms, outcome.started_ms, outcome.ended_ms)
+
+
+def _changes(outcome: Outcome) -> Iterator[tuple[int, Outcome, str, int]]:
+    """A job is present from its submission to its end, and holds its request while it runs."""
+    yield outcome.submitted_ms, outcome, "presence", 1
+    if outcome.started_ms >= 0:
+        yield outcome.started_ms, outcome, "use", 1
+        if outcome.ended_ms >= 0:
+            yield outcome.ended_ms, outcome, "use", -1
+    if outcome.ended_ms >= 0:
+        yield outcome.ended_ms, outcome, "presence", -1

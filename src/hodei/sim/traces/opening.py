@@ -1,0 +1,93 @@
+"""`open_workload`: which reader a trace needs, told from its name and its first lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from hodei.model.errors import InvalidInput
+from hodei.sim.traces import decision_log, generate, golden, openb, philly, prow, swf
+from hodei.sim.traces.source import Options, Reading, Source
+from hodei.sim.traces.workload import Estimates, Workload
+
+_GENERATE = "generate:"
+_KNOWN = (
+    "readable are: SWF (.swf, .swf.gz), a CSV with the columns of golden.csv, Alibaba openb pods, Philly or Prow jobs, "
+    "a decision log of Hodei, and generate:lublin?jobs=1000&seed=1 (or ci, gpu, mixed)"
+)
+# A CSV is known by columns that no other has.
+_TABLES: list[tuple[frozenset[str], Callable[[Source, Reading], Workload]]] = [
+    (frozenset(golden.COLUMNS), golden.read),
+    (frozenset(openb.POD_COLUMNS), openb.read),
+    (frozenset(openb.NODE_COLUMNS), openb.read),
+    (frozenset(philly.COLUMNS), philly.read),
+    (frozenset(prow.COLUMNS), prow.read),
+]
+
+
+def open_workload(
+    path: str | Path, *, estimates: Estimates = "user", procs: int | None = None, per_node: int | None = None
+) -> Workload:
+    """The workload at `path`, or InvalidInput that says what is wrong and what to do.
+
+    `path` is a file, a folder (openb), or `generate:NAME`, each with options behind a `?`; `first` and `jobs` cut a
+    window out of any file. `estimates`: what the users said, or the real run times ("actual"). `procs`: how many
+    processors (or GPUs) the machine has, where the trace does not say or is to be overruled. `per_node`: how many
+    of them one node has, so that larger jobs become gangs; without it the machine is one pool.
+    """
+    for name, value in (("procs", procs), ("per_node", per_node)):
+        if value is not None and value < 1:
+            raise InvalidInput(f"{name} is {value}", hint="give a whole number from 1")
+    if estimates not in ("user", "actual"):
+        raise InvalidInput(f"estimates are {estimates!r}", hint="choose user or actual")
+    text = str(path)
+    made = text.startswith(_GENERATE)
+    bare, _, query = text.partition("?") if made or not Path(text).exists() else (text, "", "")
+    options = Options(query, of=bare)
+    how = Reading(options, estimates, procs, per_node)
+    if made:
+        found = generate.generate(bare.removeprefix(_GENERATE), how)
+        options.finish()
+        return found
+    first, jobs = options.whole("first", 0, least=0), options.whole("jobs", 0)
+    found = _read(bare, how)
+    options.finish()
+    if not len(found.arrivals):
+        raise InvalidInput(f"{bare} has no job that can be run: {'; '.join(found.notes) or 'it is empty'}", hint=_KNOWN)
+    return found.window(first, jobs or len(found.arrivals)) if first or jobs else found
+
+
+def _read(text: str, how: Reading) -> Workload:
+    path = Path(text)
+    if path.is_dir():
+        return openb.read_folder(path, how)
+    if "," in text and not path.exists():
+        return openb.read_pair([Path(part.strip()) for part in text.split(",")], how)
+    if not path.exists():
+        raise InvalidInput(f"there is no trace {text}", hint=f"check the path; {_KNOWN}")
+    return _reader_of(Source(path))(Source(path), how)
+
+
+def _reader_of(source: Source) -> Callable[[Source, Reading], Workload]:
+    lines = source.lines()
+    first = next(lines, "").strip().lstrip("\ufeff")
+    if not first and next(lines, None) is None:
+        raise InvalidInput(f"{source.path} cannot be read: it is empty", hint="fetch it again, and check its size")
+    if '"hodei_decision_log"' in first[:200]:
+        return decision_log.read
+    columns = {column.strip() for column in first.split(",")}
+    for needed, read in _TABLES:
+        if needed <= columns:
+            return read
+    # A comment or a line of numbers; the name alone must not make SWF of something else.
+    while first.startswith(";") or not first:
+        following = next(lines, None)
+        if following is None:
+            break
+        first = following.strip()
+    if first.startswith(";") or re.fullmatch(r"[-+\d.eE\s]+", first):
+        return swf.read
+    if ".swf" in source.path.name:
+        source.wrong(1, f"this is not SWF: {first[:60]!r}", "SWF has ; before comments, else numbers between spaces")
+    raise InvalidInput(f"{source.path} is not a trace that is known; it begins with {first[:60]!r}", hint=_KNOWN)

@@ -1,0 +1,452 @@
+"""Real processes that are asked to save their work before they are stopped, and that stay on the cores they were given."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from agent_host import Desk, a_host, alive, an_order, kill_agent, until
+from hodei.agent.limits import enforcement
+from hodei.model.effects import Forget, Start, Stop
+from hodei.model.facts import RunObserved
+from hodei.model.job import Checkpoint
+from hodei.model.node import Grant
+
+pytestmark = pytest.mark.real
+RUN = "1.0.1"
+HOUR_MS = 3_600_000
+
+# Saves on USR1 and goes on, the way that does not let anyone see half of it; says when it is ready to be told.
+SAVES_AND_GOES_ON = """
+import os, signal, time
+def save(*_):
+    with open(os.environ["HODEI_CHECKPOINT_FILE"] + ".new", "w") as file:
+        file.write("step 7")
+    os.rename(file.name, os.environ["HODEI_CHECKPOINT_FILE"])
+    print("saved", flush=True)
+signal.signal(signal.SIGUSR1, save)
+print("ready", flush=True)
+while True:
+    time.sleep(300)
+"""
+WAITS = "echo ready; exec sleep 300"
+
+
+def a_job(script: str, *, checkpoint: Checkpoint | None = None, **fields: Any) -> Start:
+    shell = (sys.executable, "-S", "-c") if "import" in script else ("/bin/sh", "-c")
+    return an_order(1, *shell, script, checkpoint=checkpoint or Checkpoint(), **fields)
+
+
+async def begin(desk: Desk, order: Start) -> None:
+    assert await desk.backend.start([order]) == {}
+    await desk.log_has(RUN, b"ready")
+
+
+async def stop(desk: Desk, grace_ms: int = 10_000, **hook: Any) -> None:
+    checkpoint = Checkpoint(**hook) if hook else None
+    await desk.backend.stop([Stop(RUN, "local", grace_ms, "preempted by 7", checkpoint)])
+
+
+def sh(script: str) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", script)
+
+
+def facts_of(end: RunObserved) -> tuple[str, int | None, str]:
+    return end.state, end.exit_code, end.reason
+
+
+# ------------------------------------------------------------------------------------------- by a signal
+
+
+def test_a_run_saves_its_work_on_a_signal_and_is_stopped_after_that(tmp_path):
+    async def story() -> None:
+        file = tmp_path / "model.ckpt"
+        hook = Checkpoint(signal="USR1", timeout_ms=HOUR_MS, file=str(file))
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job(SAVES_AND_GOES_ON, checkpoint=hook))
+            await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", hook)])
+            end = await desk.end_of(RUN)
+            assert facts_of(end) == ("stopped", 143, "preempted by 7")
+            assert file.read_text() == "step 7"
+            assert end.checkpoint_ms == file.stat().st_mtime_ns // 1_000_000
+            assert await desk.log(RUN) == b"ready\nsaved\n"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [pytest.param(0, "succeeded", id="done"), pytest.param(3, "stopped", id="more to do")]
+)
+def test_a_run_that_ends_by_itself_when_asked_to_save_is_reported_as_it_ended(tmp_path, code, state):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job(f"trap 'exit {code}' USR1; echo ready; while :; do sleep 0.02; done"))
+            await stop(desk, signal="SIGUSR1", timeout_ms=HOUR_MS)
+            end = await desk.end_of(RUN)
+            assert (end.state, end.exit_code) == (state, code)
+
+    asyncio.run(story())
+
+
+def test_a_run_that_saves_nothing_is_stopped_when_the_time_for_it_is_over(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job("trap : USR1; echo ready; while :; do sleep 0.02; done"))
+            await stop(desk, signal="USR1", timeout_ms=200)
+            end = await desk.end_of(RUN)
+            assert facts_of(end) == ("stopped", 143, "preempted by 7; no checkpoint was seen within 0.2s")
+            assert end.checkpoint_ms == 0
+
+    asyncio.run(story())
+
+
+def test_a_signal_that_would_end_the_wrapper_is_left_out_and_said_so(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job(WAITS))
+            await stop(desk, signal="XCPU")
+            state, code, reason = facts_of(await desk.end_of(RUN))
+            assert (state, code) == ("stopped", 143)
+            assert reason.startswith("preempted by 7; its checkpoint was left out: the signal XCPU can not be used")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("name", ["ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR2", "VTALRM", "WINCH"])
+def test_every_signal_that_can_be_asked_for_reaches_the_command_and_not_its_wrapper(tmp_path, name):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            script = f"trap 'touch $HODEI_CHECKPOINT_FILE' {name}; echo ready; while :; do sleep 0.02; done"
+            # KILL: one that handles TERM would go on for ever.
+            await begin(desk, a_job(script))
+            await stop(desk, grace_ms=100, signal=name, timeout_ms=HOUR_MS)
+            end = await desk.end_of(RUN)
+            assert (end.state, end.reason) == ("stopped", "preempted by 7")
+            assert end.checkpoint_ms > 0
+
+    asyncio.run(story())
+
+
+# ------------------------------------------------------------------------------------------ by a command
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({"MODEL": "it's 7"}, id="plain names"),
+        pytest.param({"with.dot": "x", "MODEL": "it's 7"}, id="dots"),
+    ],
+)
+def test_a_command_saves_the_work_beside_the_run_with_its_environment(tmp_path, env):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job("echo $$; echo ready; exec sleep 300", env=env, workdir="/tmp"))
+            pid = (await desk.log(RUN)).split()[0].decode()
+            proof = tmp_path / "proof"
+            save = (
+                f'kill -0 $HODEI_PID; echo "$?|$HODEI_PID|$HODEI_RUN_ID|$MODEL|$PWD" > {proof}; echo said by the hook'
+            )
+            before_ms = time.time_ns() // 1_000_000
+            await stop(desk, command=sh(save), timeout_ms=HOUR_MS)
+            end = await desk.end_of(RUN)
+            assert facts_of(end) == ("stopped", 143, "preempted by 7")
+            assert proof.read_text() == f"0|{pid}|{RUN}|it's 7|/tmp\n"
+            assert before_ms <= end.checkpoint_ms <= end.at_ms
+            assert b"said by the hook" in await desk.log(RUN)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("command", "trouble"),
+    [
+        pytest.param(sh("exit 7"), "its checkpoint command failed: exit code 7", id="exit code"),
+        pytest.param(sh("kill -KILL $$"), "its checkpoint command failed: SIGKILL", id="ended by a signal"),
+        pytest.param(("/no/such/program",), "its checkpoint command failed: exit code 127", id="no such program"),
+        pytest.param(
+            ("/bin/echo", "x" * (1 << 20)), "its checkpoint command could not be started: [Errno 7]", id="too long"
+        ),
+    ],
+)
+def test_a_command_that_fails_is_told_of_and_the_stop_goes_on(tmp_path, command, trouble):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job(WAITS))
+            await stop(desk, command=command, timeout_ms=HOUR_MS)
+            end = await desk.end_of(RUN)
+            assert (end.state, end.exit_code, end.checkpoint_ms) == ("stopped", 143, 0)
+            assert end.reason.startswith(f"preempted by 7; {trouble}")
+
+    asyncio.run(story())
+
+
+def test_a_command_that_does_not_end_is_killed_with_its_children_when_its_time_is_over(tmp_path):
+    async def story() -> None:
+        proof = tmp_path / "proof"
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job(WAITS))
+            await stop(desk, command=sh(f"sleep 300 & echo $$ $! > {proof}; wait"), timeout_ms=500)
+            end = await desk.end_of(RUN)
+            assert facts_of(end) == (
+                "stopped", 143, "preempted by 7; its checkpoint command did not end within 0.5s",
+            )  # fmt: skip
+            for pid in map(int, proof.read_text().split()):
+                await until(lambda pid=pid: not alive(pid))
+
+    asyncio.run(story())
+
+
+def test_a_command_ends_with_its_run(tmp_path):
+    async def story() -> None:
+        proof = tmp_path / "proof"
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job("trap 'exit 5' USR1; echo ready; while :; do sleep 0.02; done"))
+            save = f"echo $$ > {proof}; kill -USR1 $HODEI_PID; exec sleep 300"
+            await stop(desk, command=sh(save), timeout_ms=HOUR_MS)
+            assert facts_of(await desk.end_of(RUN))[:2] == ("stopped", 5)
+            await until(lambda: not alive(int(proof.read_text())))
+
+    asyncio.run(story())
+
+
+@pytest.mark.skipif(not enforcement()["memory"].startswith("cgroup"), reason="no memory cgroup is writable here")
+def test_a_command_is_inside_the_limits_of_its_run(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            show = "grep -E 'memory|^0::' /proc/self/cgroup"
+            await begin(desk, a_job(f"{show}; echo ready; exec sleep 300", limits={"memory": 256 << 20}))
+            own = (await desk.log(RUN)).removesuffix(b"ready\n")
+            await stop(desk, command=sh(show), timeout_ms=HOUR_MS)
+            assert (await desk.end_of(RUN)).reason == "preempted by 7"
+            assert RUN.encode() in own
+            assert await desk.log(RUN) == own + b"ready\n" + own
+
+    asyncio.run(story())
+
+
+# ---------------------------------------------------------------------------------------- a second order
+
+
+def gated(gate: Path, proof: Path) -> tuple[str, ...]:
+    return sh(f"echo $$ >> {proof}; until [ -e {gate} ]; do sleep 0.02; done")
+
+
+def test_a_second_order_does_not_begin_again(tmp_path):
+    async def story() -> None:
+        gate, proof = tmp_path / "gate", tmp_path / "proof"
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job(WAITS))
+            for _ in range(3):
+                await stop(desk, command=gated(gate, proof), timeout_ms=HOUR_MS)
+                await until(proof.exists)
+            gate.touch()
+            assert facts_of(await desk.end_of(RUN)) == ("stopped", 143, "preempted by 7")
+            assert len(proof.read_text().split()) == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("grace_ms", "code"), [pytest.param(0, 137, id="at once"), pytest.param(60_000, 143, id="with some grace")]
+)
+def test_a_second_order_without_a_hook_cuts_it_short(tmp_path, grace_ms, code):
+    async def story() -> None:
+        gate, proof = tmp_path / "gate", tmp_path / "proof"
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, a_job(WAITS))
+            await stop(desk, command=gated(gate, proof), timeout_ms=HOUR_MS)
+            await until(lambda: proof.exists() and proof.read_text().endswith("\n"))
+            await stop(desk, grace_ms=grace_ms)
+            end = await desk.end_of(RUN)
+            assert facts_of(end) == ("stopped", code, "preempted by 7; saving its work was cut short")
+            await until(lambda: not alive(int(proof.read_text())))
+
+    asyncio.run(story())
+
+
+# ------------------------------------------------------------------------- kill -9 of the agent meanwhile
+
+
+def through_a_dead_agent(tmp_path: Path, then: Callable[[Path], None], **hook: Any) -> tuple[RunObserved, str]:
+    """The agent is killed while a hook command waits at a gate; `then` happens before there is another agent.
+    The end, and the pids of all commands that were started."""
+
+    async def story() -> tuple[RunObserved, str]:
+        home, gate, proof = tmp_path / "home", tmp_path / "gate", tmp_path / "proof"
+        async with a_host(home) as desk:
+            await begin(desk, a_job(WAITS))
+            await stop(desk, command=gated(gate, proof), **hook)
+            await until(lambda: proof.exists() and proof.read_text().endswith("\n"))
+            await desk.backend.close()
+            await kill_agent(home)
+            then(gate)
+        async with a_host(home, epoch=2) as desk:
+            gate.touch() if hook["timeout_ms"] == HOUR_MS else None
+            end = await desk.end_of(RUN)
+            for pid in map(int, proof.read_text().split()):
+                await until(lambda pid=pid: not alive(pid))
+            return end, proof.read_text()
+
+    return asyncio.run(story())
+
+
+def test_a_command_that_goes_on_while_the_agent_is_killed_is_waited_for_by_the_next_one(tmp_path):
+    end, proof = through_a_dead_agent(tmp_path, lambda gate: None, timeout_ms=HOUR_MS)
+    assert facts_of(end) == ("stopped", 143, "preempted by 7")
+    assert end.checkpoint_ms > 0
+    assert len(proof.split()) == 1
+
+
+def test_a_command_that_ended_while_no_agent_was_there_has_saved_the_work(tmp_path):
+    def open_gate_and_wait(gate: Path) -> None:
+        gate.touch()
+        status = tmp_path / "home" / "runs" / "test" / RUN / "hook"
+        while b"exit" not in status.read_bytes():
+            time.sleep(0.01)
+
+    end, proof = through_a_dead_agent(tmp_path, open_gate_and_wait, timeout_ms=HOUR_MS)
+    assert facts_of(end) == ("stopped", 143, "preempted by 7")
+    assert end.checkpoint_ms > 0
+    assert len(proof.split()) == 1
+
+
+def test_the_time_for_a_command_holds_after_the_agent_was_killed(tmp_path):
+    end, proof = through_a_dead_agent(tmp_path, lambda gate: None, timeout_ms=1500)
+    assert facts_of(end) == ("stopped", 143, "preempted by 7; its checkpoint command did not end within 1.5s")
+    assert len(proof.split()) == 1
+
+
+def test_a_command_that_vanished_with_the_agent_does_not_hold_up_the_stop(tmp_path):
+    def kill_it(gate: Path) -> None:
+        status = (tmp_path / "home" / "runs" / "test" / RUN / "hook").read_text()
+        os.killpg(int(status.split()[2]), signal.SIGKILL)
+
+    end, proof = through_a_dead_agent(tmp_path, kill_it, timeout_ms=HOUR_MS)
+    assert facts_of(end) == ("stopped", 143, "preempted by 7; nobody can tell how its checkpoint command ended")
+    assert (end.checkpoint_ms, len(proof.split())) == (0, 1)
+
+
+def test_a_signal_is_not_sent_again_by_an_agent_after_the_one_that_was_killed(tmp_path):
+    async def story() -> None:
+        home, gate, file = tmp_path / "home", tmp_path / "gate", tmp_path / "saved"
+        file.write_text("from the run before")
+        script = (
+            "n=0; trap 'n=$((n+1)); echo signal $n' USR1; echo ready; "
+            f"until [ -e {gate} ]; do sleep 0.02; done; echo $n > {file}; while :; do sleep 0.02; done"
+        )
+        hook = Checkpoint(signal="USR1", timeout_ms=HOUR_MS, file=str(file))
+        async with a_host(home) as desk:
+            await begin(desk, a_job(script, checkpoint=hook))
+            await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", hook)])
+            await desk.log_has(RUN, b"signal 1")
+            await desk.backend.close()
+            await kill_agent(home)
+        async with a_host(home, epoch=2) as desk:
+            await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", hook)])
+            gate.touch()
+            end = await desk.end_of(RUN)
+            assert facts_of(end) == ("stopped", 143, "preempted by 7")
+            assert end.checkpoint_ms > 0
+            assert file.read_text() == "1\n"
+            assert b"signal 2" not in await desk.log(RUN)
+
+    asyncio.run(story())
+
+
+# -------------------------------------------------------------------------- when the work was last saved
+
+
+@pytest.mark.parametrize("named", [pytest.param(True, id="a file of its own"), pytest.param(False, id="the given one")])
+def test_the_time_of_the_last_checkpoint_is_told_while_it_runs_and_with_its_end(tmp_path, named):
+    async def story() -> None:
+        gate, file = tmp_path / "gate", str(tmp_path / "x" / "saved") if named else ""
+        (tmp_path / "x").mkdir()
+        script = (
+            "echo ready; : > $HODEI_CHECKPOINT_FILE; "
+            f"until [ -e {gate} ]; do sleep 0.02; done; sleep 0.02; : > $HODEI_CHECKPOINT_FILE"
+        )
+        async with a_host(tmp_path / "home") as desk:
+            checkpoint = Checkpoint(file=file) if named else Checkpoint(signal="USR1")
+            await begin(desk, a_job(script, checkpoint=checkpoint))
+            while not any(seen.checkpoint_ms for seen in desk.heard):
+                await desk.hear()
+            first = desk.heard[-1]
+            assert (first.state, first.at_ms) == ("running", desk.heard[0].at_ms)
+            assert (await desk.backend.known())[RUN] == first
+            gate.touch()
+            end = await desk.end_of(RUN)
+            assert end.state == "succeeded"
+            assert first.checkpoint_ms < end.checkpoint_ms <= end.at_ms
+            assert (await desk.backend.known())[RUN] == end
+
+    asyncio.run(story())
+
+
+def test_what_was_saved_before_the_run_says_nothing_about_it(tmp_path):
+    async def story() -> None:
+        file = tmp_path / "saved"
+        file.touch()
+        os.utime(file, (1, 1))
+        async with a_host(tmp_path / "home") as desk:
+            order = a_job("cat $HODEI_CHECKPOINT_FILE", checkpoint=Checkpoint(file=str(file)))
+            (end,) = await desk.run(order)
+            assert (end.state, end.checkpoint_ms) == ("succeeded", 0)
+
+    asyncio.run(story())
+
+
+def test_the_mark_of_a_forgotten_run_is_never_found_by_another(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            leave = 'touch "$HODEI_CHECKPOINT_FILE" "$HODEI_CHECKPOINT_FILE.new"; mkdir "$HODEI_CHECKPOINT_FILE.d"'
+            assert (await desk.run(a_job(leave, checkpoint=Checkpoint(signal="USR1"))))[0].checkpoint_ms > 0
+            await desk.backend.forget([Forget(RUN, "local")])
+            script = 'ls "$(dirname "$HODEI_CHECKPOINT_FILE")"'
+            (end,) = await desk.run(an_order(2, *sh(script), checkpoint=Checkpoint(signal="USR1")))
+            assert end.checkpoint_ms == 0
+            assert await desk.log("2.0.1") == b"status\nstderr\nstdout\n"
+
+    asyncio.run(story())
+
+
+# ------------------------------------------------------------------------------- cores, devices and ranks
+
+
+def with_grant(order: Start, grant: Grant) -> Start:
+    return structs.replace(order, run=structs.replace(order.run, grant=grant))
+
+
+def test_a_run_and_its_checkpoint_command_stay_on_the_cores_that_were_given_to_it(tmp_path):
+    core = max(os.sched_getaffinity(0))
+    show = "import os; print(os.environ['HODEI_CPUS'], sorted(os.sched_getaffinity(0)), flush=True)"
+
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            wait = "; print('ready', flush=True); import time; time.sleep(300)"
+            await begin(desk, with_grant(a_job(show + wait), Grant(cpus=(core,))))
+            await stop(desk, command=(sys.executable, "-S", "-c", show), timeout_ms=HOUR_MS)
+            assert (await desk.end_of(RUN)).reason == "preempted by 7"
+            line = f"{core} [{core}]\n"
+            assert (await desk.log(RUN)).decode() == f"{line}ready\n{line}"
+
+    asyncio.run(story())
+
+
+def test_cores_that_only_a_pretended_node_has_bind_nothing(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            show = "import os; print(os.environ['HODEI_CPUS'], sorted(os.sched_getaffinity(0)))"
+            (end,) = await desk.run(with_grant(a_job(show), Grant(cpus=(4000, 4001))))
+            assert end.state == "succeeded"
+            assert (await desk.log(RUN)).decode() == f"4000,4001 {sorted(os.sched_getaffinity(0))}\n"
+
+    asyncio.run(story())

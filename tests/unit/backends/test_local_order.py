@@ -1,0 +1,112 @@
+"""Starts and stops in the agent's words, and what the local backend says of its nodes. No agent is started here."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from agent_host import an_order
+from hodei.backends import machine
+from hodei.backends.local import LocalBackend, NodeOffer
+from hodei.backends.local_order import WORD_LIMIT, start_order, stop_order
+from hodei.model.effects import Stop
+from hodei.model.errors import BackendRefused
+from hodei.model.job import Checkpoint
+from hodei.model.node import Grant, Socket
+
+
+@pytest.mark.parametrize(
+    ("grant", "cpus", "env"),
+    [
+        pytest.param(None, (0, 1), {"HODEI_CPUS": "0,1"}, id="cores of the node"),
+        pytest.param(Grant(cpus=(3,)), (3,), {"HODEI_CPUS": "3"}, id="cores of its own"),
+        pytest.param(
+            Grant(gpus=((1, 1000), (0, 1000))),
+            (0, 1),
+            {"HODEI_CPUS": "0,1", "HODEI_GPUS": "1,0", "CUDA_VISIBLE_DEVICES": "1,0"},
+            id="whole devices",
+        ),
+        pytest.param(
+            Grant(gpus=((2, 500),)),
+            (0, 1),
+            {"HODEI_CPUS": "0,1", "HODEI_GPUS": "2", "CUDA_VISIBLE_DEVICES": "2", "HODEI_GPU_MILLI": "500"},
+            id="a part of one",
+        ),
+        pytest.param(
+            Grant(gpus=((2, 1000), (2, 500))),
+            (0, 1),
+            {"HODEI_CPUS": "0,1", "HODEI_GPUS": "2", "CUDA_VISIBLE_DEVICES": "2", "HODEI_GPU_MILLI": "500"},
+            id="one promised more than once",
+        ),
+    ],
+)
+def test_a_run_is_given_its_own_parts_or_the_cores_of_its_node(grant, cpus, env):
+    order = an_order(1)
+    order = structs.replace(order, run=structs.replace(order.run, grant=grant))
+    wire = start_order(order, cpus=(0, 1))
+    parts = {name: value for name, value in wire.env.items() if name.endswith(("CPUS", "GPUS", "DEVICES", "MILLI"))}
+    assert (wire.cpus, parts) == (cpus, env)
+
+
+def test_a_gang_that_may_start_smaller_says_how_small_and_how_large():
+    order = an_order(1, count=8)
+    task = structs.replace(order.task, min_count=3)
+    spec = structs.replace(order.spec, tasks=(task, structs.replace(task, name="other", count=2, min_count=0)))
+    env = start_order(structs.replace(order, spec=spec, world_size=6)).env
+    sizes = [env[f"HODEI_{name}WORLD_SIZE"] for name in ("MIN_", "", "MAX_")]
+    assert sizes == ["5", "6", "10"]
+    assert "HODEI_ADDRESSES" not in env
+    assert "HODEI_MASTER_ADDRESS" not in env
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "watched"),
+    [
+        pytest.param(Checkpoint(), None, id="nothing is said"),
+        pytest.param(Checkpoint(signal="USR1"), "", id="no file is named"),
+        pytest.param(Checkpoint(file="/srv/x"), "/srv/x", id="a file is named"),
+    ],
+)
+def test_only_jobs_that_speak_of_checkpoints_are_looked_at(checkpoint, watched):
+    assert start_order(an_order(1, checkpoint=checkpoint)).checkpoint_file == watched
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "hook"),
+    [
+        pytest.param(None, None, id="none"),
+        pytest.param(Checkpoint(file="/srv/x"), None, id="only a file"),
+        pytest.param(
+            Checkpoint(signal="USR1", timeout_ms=7), {"signal": "USR1", "command": (), "timeout_ms": 7}, id="a signal"
+        ),
+        pytest.param(
+            Checkpoint(command=("a", "b")), {"signal": "", "command": ("a", "b"), "timeout_ms": 30_000}, id="a command"
+        ),
+    ],
+)
+def test_a_stop_carries_its_hook_if_it_has_one(checkpoint, hook):
+    assert stop_order(Stop("1.0.1", "local", 5, "why", checkpoint)).get("checkpoint") == hook
+
+
+def test_addresses_that_the_system_could_not_hand_on_are_refused():
+    with pytest.raises(BackendRefused, match="longest word"):
+        start_order(structs.replace(an_order(1), addresses=("a" * WORD_LIMIT, "b")))
+
+
+def nodes_of(tmp_path, *offers: NodeOffer):
+    backend = LocalBackend(home=tmp_path, installation="test", epoch=1, nodes=offers)
+    return asyncio.run(backend.nodes())
+
+
+def test_the_whole_machine_says_what_it_is_made_of_and_where_it_is(tmp_path):
+    (node,) = nodes_of(tmp_path)
+    assert (node.sockets, node.address) == (machine.sockets(), "127.0.0.1")
+
+
+def test_a_slice_has_the_sockets_and_the_address_that_were_written_down(tmp_path):
+    sockets = (Socket((0, 1), (0,)), Socket((2, 3)))
+    plain, described = nodes_of(tmp_path, NodeOffer("a"), NodeOffer("b", sockets=sockets, address="10.0.0.2"))
+    assert (plain.sockets, plain.address) == ((), "127.0.0.1")
+    assert (described.sockets, described.address) == (sockets, "10.0.0.2")

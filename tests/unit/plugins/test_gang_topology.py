@@ -1,0 +1,237 @@
+"""All members of a gang in one place: which place, what if there is none, and who joins later."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from builders import a_job_spec, a_node, a_task
+from hodei.engine.plan import Refusal
+from hodei.engine.points import SILENT
+from hodei.engine.residents import domain_of
+from hodei.model.job import Distribution, GangRules
+from hodei.model.node import Location
+from hodei.plugins.gang_topology import GangTopology
+from unit.plugins.asking import VIEW, a_member
+from unit.plugins.laying import a_gang, an_engine, on_backends, options, placed, racked
+
+MUST = GangRules(topology="rack")
+WISH = GangRules(topology="rack", topology_required=False)
+TWO_RACKS = {"r1": "a b", "r2": "c d"}
+
+
+def test_all_members_go_to_one_rack():
+    engine = an_engine(racked(TWO_RACKS), {"a": 1})
+    assert placed(engine, a_gang(engine, a_job_spec(count=8, gang=MUST))) == {"main": ["c"] * 4 + ["d"] * 4}
+
+
+def test_without_a_topology_they_go_where_they_like():
+    engine = an_engine(racked(TWO_RACKS))
+    where = placed(engine, a_gang(engine, a_job_spec(count=4)))
+    assert where == {"main": ["a", "b", "c", "d"]}
+
+
+def test_the_smallest_rack_that_has_room_is_taken_so_that_large_ones_stay_whole():
+    engine = an_engine(racked({"large": "a b c", "middle": "d e", "small": "f"}))
+    assert placed(engine, a_gang(engine, a_job_spec(count=4, gang=MUST))) == {"main": ["f"] * 4}
+    assert placed(engine, a_gang(engine, a_job_spec(count=5, gang=MUST)))["main"][0] in "de"
+
+
+def test_equal_racks_are_taken_by_name():
+    engine = an_engine(racked({"r2": "a", "r1": "b", "r3": "c"}))
+    assert options(engine, a_gang(engine, a_job_spec(count=2, gang=MUST))) == [["b"], ["a"], ["c"]]
+
+
+def test_racks_that_are_too_small_are_not_tried():
+    engine = an_engine(racked(TWO_RACKS), {"a": 1})
+    assert options(engine, a_gang(engine, a_job_spec(count=8, gang=MUST))) == [["c d"]]
+
+
+def test_a_rack_with_room_whose_nodes_refuse_is_passed_over():
+    nodes = [structs.replace(node, cordoned=node.name in "ab") for node in racked(TWO_RACKS)]
+    engine = an_engine(nodes)
+    assert placed(engine, a_gang(engine, a_job_spec(count=3, gang=MUST)))["main"][0] in "cd"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "used", "said"),
+    [
+        (racked(TWO_RACKS), {"a": 1, "b": 1, "c": 2, "d": 3},
+         "no rack has room for all 8 members; the best one, r1, for 6 or fewer"),
+        (racked({"": "a b"}, cpu=8), {}, "all members must be in one rack, and no node says in which it is"),
+        (racked({"": "a b", "r1": "c"}), {}, "no rack has room for all 8 members; the best one, r1, for 4 or fewer"),
+        ([*racked({"r1": "a b"}), *racked({"r1": "c"}, cordoned=True), a_node("d", 4)], {"a": 1},
+         "no rack has room for all 8 members once every rule is counted"),
+    ],
+    ids=["no rack is large enough", "no node has the key", "nodes without the key are in no rack", "rules, not room"],
+)  # fmt: skip
+def test_a_gang_that_no_rack_takes_is_told_so_and_leaves_no_trace(nodes, used, said):
+    engine = an_engine([*nodes, *racked({"": "x y"})], used)
+    gang = a_gang(engine, a_job_spec(count=8, gang=MUST))
+    before = [engine.table.usage(row) for row in range(len(engine.table.names))]
+    assert placed(engine, gang) == f"GANG_TOPOLOGY: {said}"
+    assert [engine.table.usage(row) for row in range(len(engine.table.names))] == before
+
+
+def test_what_it_says_can_change_when_others_go():
+    engine = an_engine(racked(TWO_RACKS), {"a": 1, "c": 1})
+    refusal = engine.try_gang(a_gang(engine, a_job_spec(count=8, gang=MUST)), VIEW)
+    assert isinstance(refusal, Refusal)
+    assert refusal.verdicts[0].reason.evictable
+    assert set(refusal.cured_by) >= {"run_ended", "node_joined", "node_changed"}
+
+
+def test_a_gang_that_fits_nowhere_hears_of_room_and_not_of_racks():
+    engine = an_engine(racked(TWO_RACKS))
+    assert placed(engine, a_gang(engine, a_job_spec(count=17, gang=MUST))).startswith("INSUFFICIENT_CPU")
+
+
+def test_as_a_wish_it_is_one_rack_if_there_is_one():
+    engine = an_engine(racked(TWO_RACKS), {"a": 1})
+    assert placed(engine, a_gang(engine, a_job_spec(count=8, gang=WISH))) == {"main": ["c"] * 4 + ["d"] * 4}
+
+
+def test_as_a_wish_it_is_anywhere_if_there_is_none():
+    engine = an_engine(racked(TWO_RACKS), {"a": 1, "c": 1})
+    assert len(placed(engine, a_gang(engine, a_job_spec(count=14, gang=WISH)))["main"]) == 14
+
+
+@pytest.mark.parametrize("rules", [MUST, WISH], ids=["required", "as a wish"])
+def test_a_single_member_has_nobody_to_be_near(rules):
+    engine = an_engine(racked({"": "a", "r1": "b"}), {"b": 4})
+    assert placed(engine, a_gang(engine, a_job_spec(gang=rules))) == {"main": ["a"]}
+
+
+# ------------------------------------------------------------------------------------------------- unequal members
+
+
+def test_unequal_tasks_share_the_rack_too():
+    nodes = [*racked({"r1": "a"}, cpu=8), *racked({"r2": "b"}, cpu=8, gpu=1)]
+    engine = an_engine(nodes)
+    tasks = (a_task("front", count=4), a_task("back", gpu=1))
+    assert placed(engine, a_gang(engine, a_job_spec(tasks=tasks, gang=MUST))) == {"front": ["b"] * 4, "back": ["b"]}
+
+
+def test_a_rack_that_holds_each_task_but_not_both_is_not_tried():
+    engine = an_engine(racked({"r1": "a", "r2": "b c"}))
+    tasks = (a_task("front", count=3), a_task("back", count=3))
+    assert options(engine, a_gang(engine, a_job_spec(tasks=tasks, gang=MUST))) == [["b c", "b c"]]
+
+
+def test_members_that_ask_for_nothing_fit_in_every_rack():
+    engine = an_engine(racked(TWO_RACKS))
+    gang = a_gang(engine, a_job_spec(count=50, cpu=0, memory=0, gang=MUST))
+    assert options(engine, gang) == [["a b"], ["c d"]]
+    assert len(placed(engine, gang)["main"]) == 50
+
+
+# ------------------------------------------------------------------------------------------- extra members, joining
+
+
+def test_the_rack_where_the_extra_members_fit_too_comes_before_tighter_ones():
+    engine = an_engine(racked({"large": "a b", "small": "c"}))
+    gang = a_gang(engine, a_job_spec(count=6, min_count=3, gang=MUST))
+    assert options(engine, gang) == [["a b"], ["c"]]
+    assert placed(engine, gang)["main"][0] in "ab"
+
+
+def test_extra_members_stay_in_the_rack_even_if_others_have_room():
+    engine = an_engine(racked(TWO_RACKS), {"a": 1})
+    assert placed(engine, a_gang(engine, a_job_spec(count=12, min_count=3, gang=MUST))) == {
+        "main": ["c"] * 4 + ["d"] * 4
+    }
+
+
+def joining(engine, rules, beside, needed=1):
+    spec = a_job_spec(count=8, gang=rules)
+    return a_gang(engine, spec, needed=(tuple(range(needed)),), extra=((),), joins=True, beside=beside)
+
+
+def test_who_joins_a_running_gang_goes_to_its_rack():
+    engine = an_engine(racked(TWO_RACKS), {"a": 4, "b": 3})
+    assert placed(engine, joining(engine, MUST, ("a", "b"))) == {"main": ["b"]}
+
+
+def test_who_joins_waits_if_that_rack_is_full():
+    engine = an_engine(racked(TWO_RACKS), {"a": 4, "b": 4})
+    said = "GANG_TOPOLOGY: no room for 1 more member in rack r1, where the others run"
+    assert placed(engine, joining(engine, MUST, ("a", "b"))) == said
+
+
+def test_who_joins_by_a_wish_goes_to_the_rack_of_most_then_of_some_then_anywhere():
+    engine = an_engine(racked({**TWO_RACKS, "r0": "e"}))
+    assert options(engine, joining(engine, WISH, ("a", "c", "d"))) == [["c d"], ["a b"], ["a b c d e"]]
+
+
+def test_where_the_others_are_is_not_known_if_their_node_is_gone():
+    engine = an_engine(racked(TWO_RACKS))
+    said = "GANG_TOPOLOGY: it is not known in which rack its other members run"
+    assert placed(engine, joining(engine, MUST, ("gone",))) == said
+
+
+# ------------------------------------------------------------------------------------------------------ topologies
+
+
+@pytest.mark.parametrize(
+    ("topology", "value"),
+    [
+        ("region", "eu"), ("zone", "z1"), ("rack", "r1"), ("host", "n"), ("backend", "west"), ("row", "7"), ("hall", None),
+    ],
+)  # fmt: skip
+def test_a_place_is_a_word_or_a_label(topology, value):
+    node = a_node("n", backend="west", location=Location(region="eu", zone="z1", rack="r1"), labels={"row": "7"})
+    assert domain_of(node, topology) == value
+
+
+def test_a_label_goes_before_the_word():
+    assert domain_of(a_node("n", backend="west", labels={"backend": "blue"}), "backend") == "blue"
+
+
+@pytest.mark.parametrize(("topology", "nodes"), [("host", 1), ("backend", 2)])
+def test_members_share_a_host_or_a_backend(topology, nodes):
+    engine = an_engine(on_backends({"east": "a b", "west": "c d"}))
+    gang = a_gang(engine, a_job_spec(count=4, gang=GangRules(topology=topology)))
+    assert len(options(engine, gang)[0][0].split()) == nodes
+
+
+def test_gangs_are_told_apart_by_their_topology_alone():
+    plugin = GangTopology()
+    assert plugin.key(a_member()) == SILENT
+    keys = {plugin.key(a_member(gang=rules)) for rules in (MUST, WISH, GangRules(topology="zone"), GangRules())}
+    assert len(keys) == 4
+    repaired = structs.replace(MUST, on_failure="repair")
+    assert plugin.key(a_member(gang=MUST)) == plugin.key(a_member(cpu=3, gang=repaired))
+
+
+def test_a_plugin_that_is_disabled_has_no_say():
+    engine = an_engine(racked(TWO_RACKS), {"a": 1, "c": 1}, disabled=("gang_topology",))
+    assert len(placed(engine, a_gang(engine, a_job_spec(count=8, gang=MUST)))["main"]) == 8
+
+
+def test_as_a_wish_beside_a_rule_about_backends_it_refuses_nothing():
+    nodes = [node for backend in ("east", "west")
+             for node in racked({f"{backend}{rack}": f"{backend}-{rack}" for rack in range(6)}, 1, backend=backend)]  # fmt: skip
+    engine = an_engine(nodes)
+    spec = a_job_spec(count=6, gang=WISH, distribution=Distribution("colocated"))
+    where = placed(engine, a_gang(engine, spec))
+    assert {name.split("-")[0] for name in where["main"]} == {"east"}
+
+
+def test_a_wish_is_never_cut_off_by_the_number_of_ways_that_two_rules_have_together():
+    """1500 racks of one node each, on two backends; no rack takes two members, one backend takes all."""
+    nodes = [a_node(f"n{number:04}", 1, backend="ew"[number % 2], labels={"rack": f"r{number:04}"})
+             for number in range(1500)]  # fmt: skip
+    engine = an_engine(nodes)
+    spec = a_job_spec(cpu="500m", count=3, gang=WISH, distribution=Distribution("colocated"))
+    where = placed(engine, a_gang(engine, spec))
+    assert len({engine.table.nodes[engine.table.row[name]].backend for name in where["main"]}) == 1
+
+
+def test_of_two_rules_the_one_that_has_no_way_at_all_is_told():
+    engine = an_engine(racked(TWO_RACKS))
+    everywhere = Distribution("colocated")
+    said = placed(engine, a_gang(engine, a_job_spec(count=9, gang=MUST, distribution=everywhere)))
+    assert said.startswith("GANG_TOPOLOGY")
+    engine = an_engine(on_backends({"east": "a", "west": "b"}, labels={"rack": "r1"}))
+    said = placed(engine, a_gang(engine, a_job_spec(count=5, gang=MUST, distribution=everywhere)))
+    assert said.startswith("DISTRIBUTION")

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hodei.sim.report.columns import columns_of, cumulative, step_means, time_in_slices
+from hodei.sim.report.fairness import dominant_shares, fairness_over_time
+from hodei.sim.results import Outcome, Result
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def a_result(*jobs: tuple[str, int, int, int], cpu: int = 1000) -> Result:
+    """(user, submitted, started, ended) of jobs that each ask for `cpu` of 2000."""
+    outcomes = [
+        Outcome(n, "job", user, "p", submitted, started, ended, {"cpu": cpu})
+        for n, (user, submitted, started, ended) in enumerate(jobs)
+    ]
+    return Result("easy", "w", {"cpu": 2000}, outcomes, [])
+
+
+def test_time_in_slices_counts_whole_and_partial_slices() -> None:
+    found = time_in_slices(ints(0, 0, 1), 2, ints(0, 5, 12), ints(20, 15, 12), np.array([1.0, 2.0, 9.0]), 40, 4)
+    assert found.tolist() == [[2.0, 2.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+
+
+def test_an_interval_up_to_the_very_end_is_counted_whole() -> None:
+    assert time_in_slices(ints(0), 1, ints(0), ints(40), np.ones(1), 40, 4).tolist() == [[1.0] * 4]
+
+
+def test_averaging_many_samples_keeps_the_area_under_the_curve() -> None:
+    rng = np.random.default_rng(3)
+    at = np.sort(rng.integers(0, 100_000, 5000))
+    values = rng.random(5000)
+    exact = float((values * np.diff(np.append(at, 100_000))).sum())
+    times, means = step_means(at, values, 100_000, 200)
+    assert len(times) == 200
+    assert float((means[:-1] * np.diff(times)).sum()) == pytest.approx(exact)
+
+
+def test_few_samples_are_kept_as_they_are() -> None:
+    times, values = step_means(ints(0, 10, 30), np.array([1.0, 5.0, 2.0]), 50, 100)
+    assert times.tolist() == [0, 10, 30, 50]
+    assert values.tolist() == [1, 5, 2, 2]
+
+
+def test_a_distribution_ends_at_all_and_has_few_points() -> None:
+    x, share = cumulative(np.arange(10_000.0), 1.0, 100)
+    assert len(x) == 100
+    assert x[0] == 1.0
+    assert (x[-1], share[-1]) == (9999.0, 1.0)
+
+
+def test_users_who_all_get_what_they_ask_for_are_served_fairly_however_much_they_ask() -> None:
+    columns = columns_of(a_result(("ada", 0, 0, 100), ("ada", 0, 0, 100), ("bob", 0, 0, 100)))
+    assert fairness_over_time(columns, 4).tolist() == pytest.approx([1.0] * 4)
+
+
+def test_a_user_who_waits_while_the_other_runs_makes_it_unfair() -> None:
+    columns = columns_of(a_result(("ada", 0, 0, 100), ("bob", 0, 100, 200), cpu=2000))
+    assert fairness_over_time(columns, 2).tolist() == pytest.approx([0.5, 1.0])
+
+
+def test_a_user_whose_job_never_starts_is_not_forgotten() -> None:
+    columns = columns_of(a_result(("ada", 0, 0, 100), ("bob", 0, -1, -1)))
+    assert fairness_over_time(columns, 2).tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_a_dominant_share_is_of_the_resource_a_user_has_most_of() -> None:
+    outcomes = [Outcome(1, "job", "ada", "p", 0, 0, 100, {"cpu": 1000, "gpu": 3000})]
+    result = Result("easy", "w", {"cpu": 4000, "gpu": 4000}, outcomes, [])
+    assert dominant_shares(columns_of(result), 2).tolist() == [[0.75, 0.75]]

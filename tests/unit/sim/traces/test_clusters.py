@@ -1,0 +1,185 @@
+"""Readers of cluster traces: openb's shared GPUs, Philly's gangs, Prow's CI jobs; and the cron lines of the last."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from hodei.model.errors import InvalidInput
+from hodei.sim.traces import open_workload
+from hodei.sim.traces.cron import Cron
+from unit.sim.traces.shared import TRACES, needs_traces
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\nn2,64000,1024,2,P100\nn1,8000,512,0,\n"
+POD_COLUMNS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+)
+PODS = (
+    POD_COLUMNS
+    + "pod-0000,6000,12,1,460,,LS,Running,100,160,110\n"
+    + "pod-0001,8000,12,8,1000,V100M32|V100M16,BE,Running,50,90,60\n"
+    + "pod-0002,8000,12,1,1000,P100,BE,Pending,70,70,\n"
+    + "pod-0003,8000,12,0,0,,BE,Running,80,90,80\n"
+)
+
+
+@pytest.fixture
+def openb(tmp_path: Path) -> Path:
+    (tmp_path / "openb_node_list_gpu_node.csv").write_text(NODES)
+    (tmp_path / "openb_pod_list_default.csv").write_text(PODS)
+    (tmp_path / "openb_pod_list_other.csv").write_text(POD_COLUMNS + "pod-0009,1,1,0,0,,BE,Running,0,9,1\n")
+    return tmp_path
+
+
+def test_openb_nodes_have_gpus_in_thousandths_and_their_model(openb: Path) -> None:
+    first, second = open_workload(openb).nodes
+    assert (first.name, first.capacity) == ("n1", {"cpu": 8000, "memory": 512 * 2**20})
+    assert second.capacity == {"cpu": 64_000, "memory": 2**30, "gpu": 2000}
+    assert (second.gpu_type, second.labels) == ("P100", {"gpu-model": "P100"})
+
+
+def test_openb_pods_ask_for_parts_of_gpus_and_for_models(openb: Path) -> None:
+    jobs = {job.id: job for job in open_workload(openb).arrivals}
+    part, gang, one, none = (jobs[id].spec.tasks[0] for id in (1, 2, 3, 4))
+    assert (part.request["gpu"], gang.request["gpu"], one.request["gpu"]) == (460, 8000, 1000)
+    assert "gpu" not in none.request
+    assert (part.gpu_type, one.gpu_type, gang.gpu_type) == ("", "P100", "")
+    [term] = gang.affinity.required
+    assert str(term) == "gpu-model in (V100M16, V100M32)"
+
+
+def test_openb_pods_arrive_when_created_and_run_from_when_they_were_placed(openb: Path) -> None:
+    workload = open_workload(openb)
+    assert [(job.id, job.at_ms, job.run_ms) for job in workload.arrivals] == [
+        (2, 50_000, 30_000), (3, 70_000, 1000), (4, 80_000, 10_000), (1, 100_000, 50_000),
+    ]  # fmt: skip
+    assert "1 of 4 pods were never placed: run from creation to deletion" in workload.notes
+    assert "1 of 4 pods without a run time: one second is taken" in workload.notes
+
+
+def test_openb_is_read_from_a_folder_a_pod_list_or_a_pair(openb: Path) -> None:
+    whole = open_workload(openb)
+    pods, nodes = openb / "openb_pod_list_default.csv", openb / "openb_node_list_gpu_node.csv"
+    for path in (str(pods), f"{nodes},{pods}", f"{pods},{nodes}"):
+        found = open_workload(path)
+        assert (list(found.arrivals), found.nodes) == (list(whole.arrivals), whole.nodes)
+    [other] = open_workload(f"{openb}?pods=other").arrivals
+    assert other.id == 10
+    with pytest.raises(InvalidInput, match="no pods named 'third'") as found_error:
+        open_workload(f"{openb}?pods=third")
+    assert found_error.value.hint == "it has default, other"
+
+
+@needs_traces
+def test_the_published_openb_cluster_has_6212_gpus() -> None:
+    workload = open_workload(TRACES / "alibaba-openb-2023")
+    assert len(workload.arrivals) == 8152
+    assert len(workload.nodes) == 1213
+    assert sum(node.capacity.get("gpu", 0) for node in workload.nodes) == 6_212_000
+
+
+PHILLY = (
+    "timestamp,duration,num_gpus,gpu_time,cluster\n"
+    "2017-10-09 07:00:00,66.0,1,66.0,b\n"
+    "2017-10-09 06:59:00,10.5,12,126.0,a\n"
+    "2017-10-09 07:00:00,20.0,16,320.0,a\n"
+    "2017-10-09 07:00:00,0.0,1,0.0,a\n"
+)
+
+
+def test_philly_jobs_of_many_gpus_are_gangs_of_at_most_a_node_each(tmp_path: Path) -> None:
+    (path := tmp_path / "p.csv").write_text(PHILLY)
+    workload = open_workload(path, procs=20)
+    assert [(job.id, job.at_ms, job.run_ms, job.spec.project) for job in workload.arrivals] == [
+        (1, 0, 10_500, "a"), (2, 60_000, 66_000, "b"), (3, 60_000, 20_000, "a"),
+    ]  # fmt: skip
+    shapes = [[(task.count, task.request["gpu"]) for task in job.spec.tasks] for job in workload.arrivals]
+    assert shapes == [[(1, 8000), (1, 4000)], [(1, 1000)], [(2, 8000)]]
+    assert [node.capacity["gpu"] for node in workload.nodes] == [8000, 8000, 4000]
+    assert "1 jobs without a run time: dropped" in workload.notes
+
+
+def test_a_wrong_time_in_philly_is_shown_with_its_line(tmp_path: Path) -> None:
+    (path := tmp_path / "p.csv").write_text(PHILLY + "yesterday,1.0,1,1.0,a\n")
+    with pytest.raises(InvalidInput, match="line 6: timestamp is 'yesterday'"):
+        open_workload(path)
+
+
+PROW_COLUMNS = (
+    "kind,repo,name,cpu_request,mem_request,cpu_limit,mem_limit,interval,cron,minimum_interval,max_concurrency,"
+    "timeout,always_run,optional,cluster,file\n"
+)
+PROW = (
+    PROW_COLUMNS
+    + "periodics,,hourly,4,6Gi,4,6Gi,1h,,,,30m,,,c,config/jobs/org/team/x.yaml\n"
+    + 'periodics,,twice,500m,1Gi,,,,"0 6,18 * * *",,,,,,c,config/jobs/org/team/x.yaml\n'
+    + "presubmits,org/repo,unit,2,2Gi,,,,,,,1h,True,,c,f\n"
+    + "presubmits,org/repo,lint,,,,,,,,,1h,True,,c,f\n"
+)
+
+
+def test_prow_periodics_come_by_interval_and_by_cron_and_pushes_bring_all_jobs_at_once(tmp_path: Path) -> None:
+    (path := tmp_path / "prow.csv").write_text(PROW)
+    workload = open_workload(f"{path}?days=2&pushes=5", procs=8)
+    by_name: dict[str, list[int]] = {}
+    for job in workload.arrivals:
+        by_name.setdefault(job.spec.name, []).append(job.at_ms)
+        assert 10_000 <= job.run_ms <= job.spec.estimate_ms
+    assert len(by_name["hourly"]) == 48
+    assert {later - at for at, later in zip(by_name["hourly"], by_name["hourly"][1:], strict=False)} == {3_600_000}
+    assert [at // 3_600_000 for at in by_name["twice"]] == [6, 18, 30, 42]
+    assert by_name["unit"] == by_name["lint"]
+    assert len(by_name["unit"]) == 10
+    assert [node.capacity for node in workload.nodes] == [{"cpu": 8000, "memory": 32 * 2**30}]
+    assert "1 of 4 definitions without a cpu or memory request: one cpu, one Gi is taken" in workload.notes
+
+
+def test_prow_is_the_same_for_the_same_seed_and_another_for_another(tmp_path: Path) -> None:
+    (path := tmp_path / "prow.csv").write_text(PROW)
+    first, again, other = (list(open_workload(f"{path}?seed={seed}").arrivals) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_wrong_cron_line_is_shown_with_its_line(tmp_path: Path) -> None:
+    (path := tmp_path / "prow.csv").write_text(PROW_COLUMNS + "periodics,,a,1,1Gi,,,,every day,,,,,,c,f\n")
+    with pytest.raises(InvalidInput, match="line 2: 'every day' is not a cron line"):
+        open_workload(path)
+
+
+@needs_traces
+def test_the_real_philly_trace_is_read() -> None:
+    assert len(open_workload(TRACES / "philly" / "philly.csv.gz").arrivals) == 82_247
+
+
+@needs_traces
+def test_a_day_of_real_prow_periodics_has_as_many_as_their_intervals_make() -> None:
+    """6577 a day by interval, give or take those that come less than daily; each of 405 by cron, most of them daily."""
+    jobs = list(open_workload(f"{TRACES / 'prow-jobs' / 'prow_jobs.csv.gz'}?pushes=0").arrivals)
+    assert len(jobs) > 6577 - 50 + 350
+    assert max(job.at_ms for job in jobs) < 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        pytest.param("30 6 * * *", ["01 06:30", "02 06:30", "03 06:30"], id="every day"),
+        pytest.param("0 20/2 * * MON", ["01 20:00", "01 22:00"], id="from an hour on, on a weekday by name"),
+        pytest.param("5 1-9/4 * * 2,7", ["02 01:05", "02 05:05", "02 09:05"], id="every fourth hour of a range"),
+        pytest.param("0 0 3 * *", ["03 00:00"], id="a day of the month"),
+        pytest.param("0 0 3 * 1", ["01 00:00", "03 00:00"], id="either day is enough"),
+        pytest.param("0 0 31 2 *", [], id="a day that never comes"),
+        pytest.param("*/30 0 1 jan *", ["01 00:00", "01 00:30"], id="a month by name"),
+    ],
+)
+def test_when_a_cron_line_fires(line: str, expected: list[str]) -> None:
+    monday = datetime(2024, 1, 1, tzinfo=UTC)
+    assert [moment.strftime("%d %H:%M") for moment in Cron(line).fires(monday, 3)] == expected
+
+
+@pytest.mark.parametrize("line", ["* * * *", "60 * * * *", "5-1 * * * *", "*/0 * * * *", "x * * * *"])
+def test_what_is_not_a_cron_line_is_refused(line: str) -> None:
+    with pytest.raises(InvalidInput, match="cron line"):
+        Cron(line)
