@@ -17,7 +17,7 @@ from hodei.control.gangs import Gangs
 from hodei.control.lives import Lives
 from hodei.control.orders import start_orders
 from hodei.control.preempting import Preempting, PreemptionPolicy
-from hodei.control.reserving import ReservingLine
+from hodei.control.reserving import ReservingLine, StartKind
 from hodei.control.retry import RetryPolicy
 from hodei.control.timers import Timers
 from hodei.control.world import World
@@ -91,6 +91,8 @@ class Controller:
         self._max_tries = max_tries
         self._triggers: set[Trigger] = set()
         self._tick_ms: int | None = None
+        # How each gang of a line that promises starts came to its start, until someone has asked.
+        self.start_kinds: dict[JobId, StartKind] = {}
         self._unfinished = False
 
     def _line(self, profile: Profile) -> Line | ReservingLine:
@@ -326,6 +328,8 @@ class Controller:
                     plan.refusals.append(result)
                 else:
                     line.started(gang)
+                    if isinstance(line, ReservingLine):
+                        self.start_kinds[gang.id] = line.kind
                     self._bind(gang, result, plan, now_ms)
         self._grow_gangs(plan, view, woken or bool(self._triggers))
         plan.faults = self.engine.runner.take_faults()

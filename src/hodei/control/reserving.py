@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from hodei.engine.view import Gang, View
 from hodei.model.ids import JobId
 from hodei.model.resources import CPU
 
+# First in line; before one who was promised a start, and over by then; beside what is promised.
+StartKind = Literal["head", "backfill", "spill"]
 _BIT = {trigger: 1 << place for place, trigger in enumerate(ANY_TRIGGER)}
 _NEVER = np.iinfo(np.int64).max
 _COLUMNS = (
@@ -59,7 +61,7 @@ class ReservingLine:
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
         self._freed = True
-        self.kind = "head"
+        self.kind: StartKind = "head"
 
     def __len__(self) -> int:
         return len(self.gangs)

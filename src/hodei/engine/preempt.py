@@ -87,6 +87,7 @@ class _Search:
         self.gone: dict[Tenant, None] = {}
         self.too_soon = False
         self._ruled = False
+        self._began = 0
         self._first: list[Prospect] = []
         # Whether the columns of the tenancy are looked at again after someone went.
         self._counts = True
@@ -94,6 +95,7 @@ class _Search:
     def run(self) -> Preemption | None:
         tenancy, gang = self._tenancy, self._gang
         tenancy.at(self._view.now_ms)
+        self._began = len(self._engine.table.changes)
         self._first = [self._prospect(kind) for kind in range(len(gang.members))]
         self._ruled = any(prospect.ruled for prospect in self._first)
         self._counts = gang.size > 1 or self._ruled
@@ -161,25 +163,20 @@ class _Search:
 
     def _room_for(self, kind: int, member: Member, layout: Layout | None) -> int:
         """Evict whom it takes for one member, and return the row where it has room then; -1 if nothing helps."""
-        prospect = self._prospect(kind) if self.gone else self._first[kind]
+        untouched = len(self._engine.table.changes) == self._began
+        prospect = self._first[kind] if untouched else self._prospect(kind)
         within = None if layout is None else layout.rows[kind]
-        rows, found = list[int](), list[Weighed]()
-        for row in prospect.rows(within):
-            rows.append(row)
-            here = prospect.weigh(row, self.gone)
-            if here is not None:
-                found.append(here)
-            if len(rows) >= (_NODES_WEIGHED if found else _NODES_LOOKED_AT):
-                break
-        for _ in range(_NODES_TRIED):
-            if not found:
-                break
-            best = min(found, key=_harm)
-            found.remove(best)
-            row = self._room_by(kind, best, layout)
+        found = prospect.best(self.gone, within, _NODES_WEIGHED, _NODES_LOOKED_AT)
+        if found:
+            row = self._room_by(kind, min(found, key=_harm), layout)
             if row >= 0:
                 return row
-        for best in self._weighed_by_rules(prospect, member, rows[:_NODES_TRIED]):
+            for best in sorted(found, key=_harm)[1:_NODES_TRIED]:
+                row = self._room_by(kind, best, layout)
+                if row >= 0:
+                    return row
+        rows = list(islice(prospect.rows(within), _NODES_TRIED))
+        for best in self._weighed_by_rules(prospect, member, rows):
             row = self._room_by(kind, best, layout)
             if row >= 0:
                 return row

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,20 @@ class Prospect:
             yield int(key) % count
 
     # --------------------------------------------------------------------------------------------- weighing
+
+    def best(self, gone: Collection[Tenant], within: Mask | None, few: int, most: int) -> list[Weighed]:
+        """Who would have to go on the first `few` rows; if that helps on none of them, on the next of `most` where it
+        does."""
+        kept, count = self._weighed, len(self._keys)
+        rows = [key % count for key in self._front[:few]] if within is None else list(islice(self.rows(within), few))
+        weighed = [kept[row] if row in kept else self.weigh(row, gone) for row in rows]
+        found = [here for here in weighed if here is not None]
+        if not found and len(rows) == few:
+            for row in islice(self.rows(within), few, most):
+                here = self.weigh(row, gone)
+                if here is not None:
+                    return [here]
+        return found
 
     def weigh(self, row: int, gone: Collection[Tenant]) -> Weighed | None:
         """The least valuable tenants of one node whose going gives the member room; None if that is not enough, or if it

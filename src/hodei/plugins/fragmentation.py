@@ -155,7 +155,7 @@ class Fgd:
         if not nodes.table.gpus.shape[1]:
             return None
         best = self._fragments.gains(member, nodes).max(axis=1)
-        return self._points(best) * (MAX_SCORE // self.steps)
+        return np.maximum(self._points(best), 0) * (MAX_SCORE // self.steps)
 
     def choose_gpu(self, member: Member, nodes: Nodes, view: View) -> int | None:
         """The first of those with the most points."""

@@ -19,7 +19,7 @@ from hodei.model.resources import Resources
 
 class Promises:
     name = "promises"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended", "time")
+    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended")
 
     def key(self, member: Member) -> Hashable:
         # Not to the millisecond: those who wait in one group are tried one after another, the shortest of them in time.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,16 @@ def test_a_job_that_is_preempted_twice_ends_well_in_the_end(cluster: Cluster) ->
 def test_two_gangs_that_would_hold_half_each_run_one_after_the_other(cluster: Cluster) -> None:
     """Elsewhere: each held half of the nodes and waited for the rest. Here: one runs whole, then the other."""
     cluster.of(*one_job_per_node("n1", "n2", "n3"))
-    with cluster.client() as client:
-        work = {"command": ["sh", "-c", "sleep 0.2"], "cpu": 1, "memory": "1Mi", "count": 2}
-        gangs = client.submit_all([{"name": f"gang-{i}", **work} for i in range(4)])
-    details = cluster.ended(*gangs)
-    assert [(detail.job.state, detail.job.attempt) for detail in details] == [("succeeded", 1)] * 4
-    spans = sorted((d.job.started_at, d.job.finished_at) for d in details)
-    assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
+    first = cluster.run("first", count=2)
+    second = cluster.want("second", count=2)
+    assert "1 of 2 members fit" in cluster.until_refused(second).summary
+    single = cluster.run("single")  # what the second cannot use whole is not kept from others
+    cluster.finish("first")
+    cluster.until_running(second)
+    assert sorted((*cluster.nodes_of(second), cluster.node_of(single))) == ["n1", "n2", "n3"]
+    assert len({run.placed_at for run in cluster.members(second)}) == 1
+    cluster.finish("second")
+    assert [detail.job.attempt for detail in cluster.ended(first, second)] == [1, 1]
 
 
 # ------------------------------------------------------------------------------------------- a gang that loses a member

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from real.stories.cluster import Cluster, one_job_per_node
@@ -105,9 +107,10 @@ def test_waiting_jobs_start_in_the_order_of_their_priorities(cluster: Cluster) -
 def test_a_priority_is_a_class_or_a_number_and_medium_if_not_said(cluster: Cluster) -> None:
     cluster.of(*one_job_per_node("n1"))
     cluster.run("first", priority="critical")
-    told: dict[object, int] = {"high": 750, "scavenger": 0, 42: 42, -7: -7, None: 500}
+    told: dict[Any, int] = {"high": 750, "scavenger": 0, 42: 42, -7: -7, None: 500}
     for given, number in told.items():
-        job = cluster.want("job", **({} if given is None else {"priority": given}))
+        said: dict[str, Any] = {} if given is None else {"priority": given}
+        job = cluster.want("job", **said)
         assert cluster.job(job).job.priority == number
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from msgspec import structs
 
 from builders import a_job, a_node, a_task
 from hodei.model.facts import JobCancelled, JobHeld, JobSubmitted, NodeJoined, NodeLost, RunObserved
-from hodei.model.job import GangRules, Run
-from unit.control.house import EXACT, House, a_house, some_nodes
+from hodei.model.job import GangRules
+from unit.control.house import House, a_house, some_nodes
 from unit.control.scenes import live, running
 
 ELASTIC = GangRules(elastic=True)
@@ -289,47 +286,3 @@ def test_a_member_that_is_being_given_up_does_not_count_as_one_that_remains():
     lost, last = (run for run in live(house) if run != leaving)
     house.see(lost, "lost", reason_code="lost", reason="gone")
     assert last in house.stopped()
-
-
-# ------------------------------------------------------------------------------------------------------ all at once
-
-
-def _now(house: House) -> list[Run]:
-    """All that is placed or runs."""
-    return [run for run in house.runs.values() if run.state in ("placed", "running")]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens_a_gang_that_runs_has_its_least_and_never_more_than_all(seed):
-    """Nodes come and go, members are lost, others want room; what is told to go goes in the end."""
-    dice = random.Random(seed)
-    house = a_house(1, 1, 1, 1, retry=structs.replace(EXACT, max_losses=1000))
-    house.submit(1, cpu="1", count=4, min_count=2, gang=ELASTIC, priority="medium")
-    down: list[str] = []
-    for turn in range(60):
-        house.now_ms += 1000
-        running(house, *(run.id for run in _now(house) if run.state == "placed"))
-        what = dice.choice(["node goes", "node comes", "member lost", "job", "job ends", "job ends"])
-        members = [run for run in house.controller.world.live_runs(1) if not run.stop_requested]
-        if what == "node goes" and len(house.used()) > 1:
-            down.append(dice.choice(sorted(house.used())))
-            house.learn(NodeLost(down[-1]))
-        elif what == "node comes" and down:
-            house.learn(NodeJoined(a_node(down.pop(), 1, "64Gi")))
-        elif what == "member lost" and members:
-            house.see(dice.choice(members).id, "lost", reason_code="lost", reason="gone")
-        elif what == "job":
-            house.submit(100 + turn, cpu="1", priority=dice.choice(["low", "medium", "high"]))
-        elif what == "job ends":
-            others = [run.id for run in _now(house) if run.job != 1]
-            if others:
-                house.see(dice.choice(sorted(others)), "succeeded", 0)
-        while going := [run.id for run in _now(house) if run.stop_requested]:
-            house.see(going[0], "failed", 143)
-        members = house.controller.world.live_runs(1)
-        assert len(members) <= 4
-        assert len({run.member for run in members}) == len({run.rank for run in members}) == len(members)
-        if house.state(1) in ("scheduled", "running"):
-            assert len(members) >= 2
-        else:
-            assert members == []

@@ -149,6 +149,15 @@ def test_why_names_the_binding_that_stands_in_the_way():
     assert [repair.change for repair in told.repairs] == ["cpu 5 to 4", "drop binding to cores"]
 
 
+def test_who_wants_a_whole_gpu_takes_the_place_of_those_who_share_one_and_of_no_more():
+    controller = Controller({"default": build_profile("default")})
+    controller.step(NOW_MS, [NodeJoined(a_node("n1", 8, gpu="2"))])
+    controller.step(NOW_MS, [JobSubmitted(a_job(i, gpu="0.6", cpu="100m", priority="low")) for i in (1, 2)])
+    plan = controller.step(NOW_MS + 1000, [JobSubmitted(a_job(9, gpu="1", cpu="100m", priority="high"))]).plan
+    assert len(plan.evictions) == 1
+    assert not plan.faults
+
+
 def test_a_gang_shares_gpus_without_overlap():
     table = a_table([a_node("n1", 8, gpu="2"), a_node("n2", 8, gpu="1")])
     profile = build_profile("default")

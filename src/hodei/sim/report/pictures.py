@@ -296,7 +296,7 @@ def _shares(axes: Axes, columns: Columns, most: Sequence[str], span: int) -> Non
     edges = np.linspace(0, columns.span_ms, SLICES + 1)
     stack = [np.append(layer, layer[-1]) for layer in [*layers, np.maximum(others, 0)]]
     colours = [*(colour_of(i) for i in range(len(most))), REST]
-    names = [*(clipped(name, 14) for name in most), "others"]
+    names = [*(clipped(name, 10) for name in most), "others"]
     axes.stackplot(edges, stack, colors=colours, labels=names, step="post", linewidth=0)
     axes.set_title(clipped(columns.label, 28), fontsize=9.5, pad=4)
     axes.set_ylabel("Dominant\nshare (%)")

@@ -138,14 +138,17 @@ def legend_below_title(axes: Axes, handles: Sequence[Artist] | None = None) -> N
     entries = list(handles) if handles is not None else list(axes.get_legend_handles_labels()[0])
     if not entries:
         return
+    # As many in a line as fit: a legend wider than the picture would take its room.
+    widest = max(len(str(entry.get_label())) for entry in entries)
+    across = max(1, min(len(entries), LEGEND_WIDE, int(WIDTH_IN * 72 * 0.85 / (widest * 5.6 + 34))))
     axes.legend(
         handles=entries,
         loc="lower left",
         bbox_to_anchor=(-0.01, 1.0),
-        ncols=min(len(entries), LEGEND_WIDE),
+        ncols=across,
         borderaxespad=0.1,
         fontsize=8.5,
         handlelength=2.2,
         columnspacing=1.2,
     )
-    axes.set_title(axes.get_title(loc="left"), pad=10 + 14 * -(-len(entries) // LEGEND_WIDE))
+    axes.set_title(axes.get_title(loc="left"), pad=10 + 14 * -(-len(entries) // across))

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from hodei.sim.report import pictures
+from hodei.sim.report.columns import Columns, columns_of
+from hodei.sim.report.style import house_style, to_bytes
+from unit.sim.report.fake_results import a_result
+
+pytest.importorskip("matplotlib")
+
+OVER_TIME = [pictures.load_over_time, pictures.wait_cdf, pictures.fairness, pictures.preemptions_over_time]
+
+
+@pytest.mark.parametrize("draw", OVER_TIME, ids=lambda draw: draw.__name__)
+def test_many_policies_with_long_names_leave_the_picture_its_room(draw: Callable[[Sequence[Columns]], Any]) -> None:
+    result = a_result("easy", 40, nodes=4)
+    many = [columns_of(result, f"a policy with a rather long name {n}") for n in range(14)]
+    with house_style():
+        picture = draw(many)
+        to_bytes(picture.figure, "svg")
+    places = [axes.get_position() for axes in picture.figure.axes]
+    assert min(place.width for place in places) > 0.8
+    assert min(place.height for place in places) > 0.05
+
+
+def test_a_line_that_would_be_zero_throughout_is_no_picture() -> None:
+    with house_style():
+        assert pictures.preemptions_over_time([columns_of(a_result("fcfs", 20))]) is None
