@@ -6,7 +6,7 @@ on a fact: what no longer applies (a late observation, a second cancel) changes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -15,7 +15,8 @@ from hodei.control.backlog import Line
 from hodei.control.evictions import Evictions
 from hodei.control.gangs import Gangs
 from hodei.control.lives import Lives
-from hodei.control.orders import start_orders
+from hodei.control.marks import marked
+from hodei.control.placing import bind
 from hodei.control.preempting import Preempting, PreemptionPolicy
 from hodei.control.reserving import ReservingLine, StartKind
 from hodei.control.retry import RetryPolicy
@@ -23,7 +24,7 @@ from hodei.control.timers import Timers
 from hodei.control.world import World
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import summary
-from hodei.engine.plan import Bind, Plan, Refusal
+from hodei.engine.plan import Plan, Refusal
 from hodei.engine.points import Placed, Trigger
 from hodei.engine.profile import Profile
 from hodei.engine.runner import PLUGIN_FAILED
@@ -43,7 +44,7 @@ from hodei.model.facts import (
     NodeMarked,
     RunObserved,
 )
-from hodei.model.ids import JobId, run_id
+from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
 from hodei.model.node import NodeMarks
@@ -164,6 +165,7 @@ class Controller:
                         world.tell("node.joined", now_ms, node=node.name, backend=node.backend)
             case NodeLost():
                 if fact.node in world.nodes:
+                    self.gangs.leave_node(fact.node)
                     for gang in self.preempting.void_on(fact.node):
                         self._void(gang, f"node {fact.node} was lost", now_ms)
                     for held_run in sorted(world.on_node.get(fact.node, ())):
@@ -270,6 +272,9 @@ class Controller:
             self._tick_ms = None
             self._wake("time")
         self._evictions.run_out(now_ms)
+        for id in self.gangs.hopeless(now_ms):
+            self._lives.stop_all(self.world.jobs[id], "assembly no place was found for a missing member", now_ms)
+            self._lives.conclude(self.world.jobs[id], now_ms)
         for id in self._timers.due(now_ms):
             job = self.world.jobs.get(id)
             if job is not None and job.state in ("scheduled", "running"):
@@ -400,105 +405,12 @@ class Controller:
                 self._tick_ms = now_ms + _TICK_MS
 
     def _bind(self, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> None:
-        """The placements become runs: a new attempt of the whole job, or members that join the one that runs."""
-        world = self.world
-        job = world.jobs[gang.id]
-        if world.keeps_book:
-            world.book.withdraw(gang.id)
-            world.estimates[gang.id] = gang.estimate_ms
-        attempt = job.attempt + 1
-        nodes = sorted({placed.node.name for placed in placements})
-        if gang.joins:
-            ranks = _Ranks(world.runs.get(job.id, {}).values())
-            job = world.change_job(job, now_ms, attempt=attempt)
-        else:
-            ranks = _Ranks(())
-            job = world.change_job(
-                job,
-                now_ms,
-                to="scheduled",
-                attempt=attempt,
-                first_attempt=attempt,
-                scheduled_ms=now_ms,
-                reason_code="",
-                reason="",
-                not_before_ms=0,
-                nodes=" ".join(nodes[:20]),
-            )
-            world.drop_runs(job.id)
-        runs = []
-        for placed in sorted(placements, key=lambda placed: placed.index) if len(placements) > 1 else placements:
-            node, task = placed.node, placed.member.task
-            plan.binds.append(Bind(job.id, task.name, placed.index, node.name, node.backend, placed.decision))
-            run = Run(
-                id=run_id(job.id, placed.index, attempt),
-                job=job.id,
-                task=task.name,
-                member=placed.index,
-                attempt=attempt,
-                node=node.name,
-                backend=node.backend,
-                state="placed",
-                placed_ms=now_ms,
-                decision=placed.decision,
-                rank=ranks.give(placed.index),
-                grant=placed.grant,
-            )
-            world.add_run(run, new=True)
-            runs.append(run)
-        for order in start_orders(world, job.id, runs):
-            world.act(order)
+        job = bind(self.world, gang, placements, plan, now_ms)
         self._watch_assembly(job, now_ms)
-        if gang.joins:
-            world.tell("gang.joined", now_ms, job=job.id, attempt=attempt, members=[run.member for run in runs][:20])
-        else:
-            world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20])
         if gang.joins or any(gang.extra):
             self.gangs.look(job, now_ms)
         self._wake("run_placed")
 
 
-class _Ranks:
-    """Numbers for members: the one that it had before, else the lowest that is free."""
-
-    def __init__(self, runs: Iterable[Run]) -> None:
-        self._former = {run.member: run.rank for run in sorted(runs, key=lambda run: run.attempt)}
-        self._taken = {run.rank for run in runs if run.state not in RUN_ENDED}
-        self._next = 0
-
-    def give(self, member: int) -> int:
-        rank = self._former.get(member)
-        if rank is None or rank in self._taken:
-            while self._next in self._taken:
-                self._next += 1
-            rank = self._next
-        self._taken.add(rank)
-        return rank
-
-
 def _failed(refusal: Refusal) -> bool:
     return any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts)
-
-
-def marked(marks: NodeMarks, fact: NodeMarked) -> NodeMarks:
-    """Marks with an operator's latest word in them."""
-    labels, removed = dict(marks.labels), set(marks.removed_labels)
-    for key, value in fact.labels.items():
-        if value is None:
-            labels.pop(key, None)
-            removed.add(key)
-        else:
-            labels[key] = value
-            removed.discard(key)
-    taints = {(taint.key, taint.effect): taint for taint in marks.taints}
-    gone = {(taint.key, taint.effect): taint for taint in marks.removed_taints}
-    for taint in fact.remove_taints:
-        taints.pop((taint.key, taint.effect), None)
-        gone[taint.key, taint.effect] = taint
-    for taint in fact.add_taints:
-        taints[taint.key, taint.effect] = taint
-        gone.pop((taint.key, taint.effect), None)
-    cordoned = marks.cordoned if fact.cordon is None else fact.cordon
-    return NodeMarks(
-        marks.node, cordoned or fact.drain, labels, tuple(sorted(removed)), tuple(taints.values()), tuple(gone.values())
-    )

@@ -17,7 +17,7 @@ from hodei.engine.profile import Profile
 from hodei.engine.tenancy import Place
 from hodei.engine.view import Gang, Member
 from hodei.model.facts import RunObserved
-from hodei.model.ids import JobId
+from hodei.model.ids import JobId, NodeName
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RUN_ENDED, RunState
 
@@ -154,6 +154,14 @@ class Gangs:
         self.growing.pop(id, None)
         self.given_up(id)
 
+    def leave_node(self, node: NodeName) -> None:
+        """A node is about to go: nothing is kept on it any more."""
+        for repair in self.repairs.values():
+            for name, member, grant in repair.kept:
+                if name == node:
+                    self._world.table.let_go(name, member.task.request, member, grant)
+            repair.kept = [place for place in repair.kept if place.node != node]
+
     def _settled(self, id: JobId) -> None:
         repair = self.repairs.pop(id, None)
         if repair is not None:
@@ -178,7 +186,17 @@ class Gangs:
         return out
 
     def next_ms(self) -> int | None:
-        return min((repair.not_before_ms for repair in self.repairs.values() if repair.fresh), default=None)
+        return min(
+            (repair.not_before_ms if repair.fresh else self._patience_ends(repair) for repair in self.repairs.values()),
+            default=None,
+        )
+
+    def hopeless(self, now_ms: int) -> list[JobId]:
+        """Gangs whose missing member found no place in all that time: two of them could wait for each other for ever."""
+        return sorted(id for id, repair in self.repairs.items() if self._patience_ends(repair) <= now_ms)
+
+    def _patience_ends(self, repair: Repair) -> int:
+        return repair.since_ms + (repair.gang.job.gang.assembly_timeout_ms or self._retry.repair_patience_ms)
 
     def may_grow(self, *, woken: bool) -> list[Gang]:
         """Gangs that would take in more members, the first in line first."""

@@ -26,10 +26,12 @@ class Backoff(Struct, frozen=True):
 
 class RetryPolicy(Struct, frozen=True):
     """`max_losses`: how often a job may be started again after its run was lost through no fault of its own.
-    `gang_factor`: how many times longer gangs of several members pause."""
+    `gang_factor`: how many times longer gangs of several members pause. `repair_patience_ms`: how long a gang without an
+    assembly timeout of its own may wait for a place for a missing member before it starts again as a whole."""
 
     failed_run: Backoff = Backoff()
     failed_start: Backoff = Backoff(max_ms=30_000)
     failed_plugin: Backoff = Backoff(max_ms=10_000)
     max_losses: int = 3
     gang_factor: int = 3
+    repair_patience_ms: int = 600_000

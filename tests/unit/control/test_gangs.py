@@ -259,3 +259,19 @@ def test_the_last_checkpoint_is_remembered():
     running(house, "1.0.1")
     house.see("1.0.1", "running", checkpoint_ms=house.now_ms + 5)
     assert house.runs["1.0.1"].checkpoint_ms == house.now_ms + 5
+
+
+def test_two_gangs_that_each_wait_for_a_place_for_a_lost_member_do_not_wait_for_ever():
+    """Both hold what the other would need: after a while each lets go, and one of them gets all."""
+    house = a_house(1, 1, 1, 1)
+    house.submit(1, 2, count=2, gang=REPAIR)
+    running(house, *house.started())
+    for job in (1, 2):
+        house.learn(NodeLost(house.runs[f"{job}.1.1"].node))
+    assert (live(house, 1), live(house, 2)) == (["1.0.1"], ["2.0.1"])
+    house.later(600_000)
+    for run in house.stopped():
+        house.see(run, "stopped", 143)
+    assert house.reason(1) == ("ASSEMBLY_TIMEOUT", "no place was found for a missing member")
+    house.later(60_000)
+    assert sorted(len(live(house, job)) for job in (1, 2)) == [0, 2]

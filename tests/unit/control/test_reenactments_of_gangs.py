@@ -142,7 +142,7 @@ def test_the_slot_of_a_member_whose_node_died_is_the_next_that_is_free():
     lost = next(run for run in house.runs.values() if run.node == "n2")
     house.learn(NodeLost("n2"))
     assert (house.started(), house.stopped(), house.state(1)) == ([], [], "running")
-    house.later(3_600_000)
+    house.later(300_000)
     house.learn(NodeJoined(a_node("n3", 1, "64Gi")))
     (again,) = house.started()
     assert (house.runs[again].member, house.runs[again].rank) == (lost.member, lost.rank)
