@@ -69,14 +69,13 @@ class Gate:
         job's profile; None if it could take the job, or if there are no nodes yet to judge by."""
         whole = self._engine.profiles[spec.profile]
         # An empty cluster has no company either; that it lacks is no reason to give up.
-        return self._on_empty(
-            spec, Profile(whole.name, whole.queue, tuple(f for f in whole.filters if f.name != "job_affinity"))
-        )
+        filters = tuple(f for f in whole.filters if f.name != "job_affinity")
+        return self._on_empty(spec, Profile(whole.name, whole.queue, filters, layouts=whole.layouts))
 
     def _too_large(self, spec: JobSpec) -> Refusal | None:
         """The same by size alone: labels and taints are an operator's word away, only sheer size is hopeless."""
         self._keep_up()
-        size = (spec.profile, *((task.count, *task.request.items()) for task in spec.tasks))
+        size = (spec.profile, *((task.needed, *task.request.items()) for task in spec.tasks))
         if size not in self._sizes:
             if len(self._sizes) > 10_000:
                 self._sizes.clear()
@@ -117,5 +116,6 @@ class Gate:
                     f" has {human_amount(resource, largest)}"
                 )
         if refusal.fitted:
-            return f"only {refusal.fitted} of its {spec.size} members fit on all {refusal.nodes} nodes together, empty"
+            needed = sum(task.needed for task in spec.tasks)
+            return f"only {refusal.fitted} of its {needed} members fit on all {refusal.nodes} nodes together, empty"
         return f"none of the {refusal.nodes} nodes has all that it asks for together"

@@ -391,7 +391,7 @@ class Controller:
         job = self.world.jobs[gang.id]
         text = summary(refusal.verdicts, refusal.nodes)
         code = refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES"
-        if refusal.fitted:
+        if refusal.fitted and refusal.verdicts and refusal.verdicts[0].count:
             text = f"{refusal.fitted} of {gang.size} members fit; for the next one {text}"
         if (job.reason_code, job.reason) != (code, text):
             self.world.change_job(job, now_ms, reason_code=code, reason=text)

@@ -145,7 +145,8 @@ def _refused(
     cures = repairs(engine, gang, refusal, view) if repair else ()
     cause = hopeless or refusal
     text = summary(cause.verdicts, cause.nodes)
-    if cause.fitted:
+    whole = bool(cause.verdicts) and not cause.verdicts[0].count  # refused as a whole, not for want of one node
+    if cause.fitted and not whole:
         when = "even when all nodes are idle" if hopeless else "now, all must start together"
         text = f"{cause.fitted} of {gang.size} members fit {when}; for the next one {text}"
     elif hopeless:
@@ -161,7 +162,7 @@ def _refused(
 
 
 def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *, hopeless: bool, cures: bool) -> str:
-    if not refusal.nodes or any(not verdict.count for verdict in refusal.verdicts):
+    if not refusal.nodes or any(not verdict.count and not verdict.reason.evictable for verdict in refusal.verdicts):
         return ""  # no rule about nodes stands in its way: the reason itself says all
     if hopeless:
         change = "make one of these changes" if cures else "no single change to the job lets it start now: change more"

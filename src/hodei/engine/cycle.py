@@ -121,7 +121,7 @@ class Engine:
             return anywhere
         self.undo(anywhere)
         refusing = (Verdict(layouts.reason),)
-        cures = self._cures(profile, refusing)
+        cures = tuple(t for t in ANY_TRIGGER if any(t in cures_of(p) for p in (*profile.filters, *profile.layouts)))
         return Refusal(gang.id, refusing, fitted=most, nodes=len(self.table.names), cured_by=cures, for_room=True)
 
     def _within(
