@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test unit real lint format bench clean
+.PHONY: help venv demo test unit real lint format bench fuzz clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ bench: venv  ## figures and ratios of this machine
 	$(BIN)/hodei bench engine
 	$(BIN)/hodei bench server
 	$(BIN)/hodei bench server --backend local --jobs 5000
+
+fuzz: venv  ## 10,000 fault runs of the real controller, on all cores
+	$(BIN)/python -m hodei.sim.faults --seeds 10000
 
 clean:  ## away with the venv and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -10,11 +10,13 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from hodei.model.booking import Booking
 from hodei.model.effects import Event, Forget, Save, SaveKey, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.estimate import Estimate, Ran
 from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, RunId
-from hodei.model.job import Job, Run
+from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node, NodeMarks
 from hodei.model.selector import Requirement
 
@@ -24,6 +26,26 @@ Stream = Literal["stdout", "stderr"]
 class Clock(Protocol):
     def now_ms(self) -> int:
         """Milliseconds since the epoch. Never goes back within one process."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------ estimator
+
+
+class Estimator(Protocol):
+    """Says how long jobs run. Pure: the same answers to the same questions after the same lessons, and no I/O.
+
+    `learns`: whether the past is of use to it; if so it is told at start-up what the store remembers.
+    """
+
+    learns: bool
+
+    def estimate(self, spec: JobSpec) -> Estimate:
+        """Before the job starts, each time it enters a line. `expected_ms` is never above `limit_ms` if that is known."""
+        ...
+
+    def learn(self, ran: Ran) -> None:
+        """A job has come to its own end."""
         ...
 
 
@@ -81,6 +103,10 @@ class Store(Protocol):
 
     def marks(self) -> list[NodeMarks]: ...
 
+    def bookings(self) -> list[Booking]:
+        """Every reservation that is not over, by name."""
+        ...
+
     def job(self, job: JobId) -> Job | None: ...
 
     def jobs(self, query: JobQuery) -> JobPage:
@@ -102,6 +128,10 @@ class Store(Protocol):
         ...
 
     def key(self, key: str) -> SaveKey | None: ...
+
+    def note(self, name: str) -> str:
+        """The last SaveNote of that name; "" if there is none."""
+        ...
 
     def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
         """Forget up to `limit` ended jobs older than that, with their runs and events; their ids. Counts as a commit."""

@@ -13,16 +13,18 @@ from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller
+from hodei.control.estimates import CorrectedEstimates, LearnedEstimates, UserEstimates
 from hodei.control.preempting import PreemptionPolicy
 from hodei.control.retry import Backoff, RetryPolicy
-from hodei.model.config import Config, NodeConfig, SchedulingConfig, SocketConfig
+from hodei.model.config import Config, EstimatesConfig, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location, Node, Socket, Taint
 from hodei.model.quantity import MAX_DURATION_MS, parse_duration_ms, parse_quantity
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, human_amount, parse_resources
 from hodei.model.text import did_you_mean
 from hodei.plugins.registry import build_profiles
-from hodei.ports import Backend, Store
+from hodei.plugins.trial import fit_to_try
+from hodei.ports import Backend, Estimator, Store
 from hodei.runtime.clock import SystemClock
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.service import Service
@@ -80,9 +82,18 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
             config.preemption.budget,
             parse_duration_ms(config.preemption.interval),
         ),
+        estimator=make_estimator(config.estimates),
         last_event=last_event,
         max_tries=1000,
     )
+
+
+def make_estimator(config: EstimatesConfig) -> Estimator:
+    if config.source == "learned":
+        return LearnedEstimates(config.quantile, config.window)
+    if config.source == "corrected":
+        return CorrectedEstimates(config.window)
+    return UserEstimates()
 
 
 def node_offer(config: NodeConfig) -> NodeOffer:
@@ -222,6 +233,8 @@ def make_service(home: Path, config: Config, *, instant: bool = False) -> Servic
         retention_ms=retention_ms,
         decision_log=decision_log,
         checks=lambda service: server_checks(service, store),
+        scheduling=config.scheduling,
+        trial_controller=lambda policy: make_controller(fit_to_try(policy, config.scheduling)),
     )
 
 

@@ -12,7 +12,7 @@ from hodei.cli import gang_words
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
 from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, paint, table
 from hodei.cli.refs import ACTIVE, resolve_job
-from hodei.cli.times import ago, span
+from hodei.cli.times import ago, short, span
 from hodei.model.lifecycle import JOB_STEPS
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def jobs(
 
 @click.group()
 def job() -> None:
-    """Show one job, its history, or an example job file."""
+    """Show one job, its history or an example job file, or export an incident."""
 
 
 @job.command("show")
@@ -136,6 +136,23 @@ def history(job: str, output: str, no_headers: bool) -> None:
     emit_list(found, output, EVENT_COLUMNS, name=lambda e: str(e["seq"]), headers=not no_headers, empty="no events")
 
 
+@job.command("export")
+@job_argument
+@click.option("--scenario", is_flag=True, help="As a scenario file that `hodei test` plays again.")
+def export(job: str, scenario: bool) -> None:
+    """Write to stdout what happened around a job: nodes, other jobs, what was done, and what came of it.
+
+    What jobs run and their environment are left out.
+    """
+    from hodei.cli.errors import UsageProblem
+    from hodei.client.incident import scenario_text
+
+    if not scenario:
+        raise UsageProblem("export as what?", hint=f"hodei job export {job} --scenario > incident.scenario.yaml")
+    with client() as server:
+        click.echo(scenario_text(server, resolve_job(server, job)), nl=False)
+
+
 @job.command("init")
 @click.option("--full", is_flag=True, help="The full form: several tasks, affinity, tolerations.")
 def init(full: bool) -> None:
@@ -157,6 +174,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         ("priority", str(view.priority)),
         ("profile", view.profile),
         ("qos", view.qos),
+        ("expected", f"to run {short(view.expected_ms)} ({view.expected_by})" if view.expected_ms else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
         ("members", gang_words.members(detail)),
         ("gang", gang_words.gang(detail)),

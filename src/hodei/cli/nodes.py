@@ -11,9 +11,10 @@ import click
 from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, headers_option, node_argument, output_option, watch_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
+from hodei.cli.times import clock, ms_of
 from hodei.model.node import TaintEffect
 from hodei.wire.numbers import format_numbers
-from hodei.wire.views import NodePatch, NodeView, SocketView, TaintView
+from hodei.wire.views import HoldView, NodePatch, NodeView, SocketView, TaintView
 
 if TYPE_CHECKING:
     from hodei.client import Client
@@ -38,6 +39,7 @@ COLUMNS = (
     Column("DATA", lambda n: ",".join(n.data) or "-", wide=True),
     Column("VERSION", lambda n: n.version or "-", wide=True),
     Column("TAINTS", lambda n: ",".join(map(taint_text, n.taints)) or "-", if_any=True),
+    Column("HELD", lambda n: "; ".join(map(hold_text, n.holds[:2])) or "-", if_any=True),
     Column("REASON", lambda n: n.reason or "-", if_any=True),
 )
 
@@ -157,6 +159,17 @@ def socket_text(socket: SocketView) -> str:
     return ", ".join(f"{what} {format_numbers(numbers)}" for what, numbers in pairs if numbers)
 
 
+def hold_text(hold: HoldView) -> str:
+    """`for job 12 until 14:05` (then it starts), or `for project ml (nightly) from 20:00 until 23:00`"""
+    start, end = clock(ms_of(hold.start_at)), clock(ms_of(hold.end_at))
+    what = ", ".join(
+        f"{resource} {short_amount(resource, amount)}" for resource, amount in sorted(hold.resources.items())
+    )
+    if hold.job:
+        return f"for job {hold.job} until {start} ({what})"
+    return f"for project {hold.project} ({hold.reservation}) from {start} until {end} ({what})"
+
+
 def _taint_patch(server: Client, name: str, texts: tuple[str, ...]) -> NodePatch:
     add, remove = [], []
     for key, value, effect, gone in map(parse_taint, texts):
@@ -186,7 +199,9 @@ def _finish(found: NodeView, output: str, word: str) -> None:
 def _share(view: NodeView, resource: str) -> str:
     has = view.capacity.get(resource)
     return (
-        f"{_short(resource, view.used.get(resource, '0'))}/{_short(resource, has)}" if has not in (None, "0") else "-"
+        f"{short_amount(resource, view.used.get(resource, '0'))}/{short_amount(resource, has)}"
+        if has not in (None, "0")
+        else "-"
     )
 
 
@@ -194,7 +209,7 @@ def _ratios(view: NodeView, between: str) -> str:
     return between.join(f"{resource} x{ratio:g}" for resource, ratio in sorted(view.overcommit.items()))
 
 
-def _short(resource: str, amount: str | None) -> str:
+def short_amount(resource: str, amount: str | None) -> str:
     from hodei.model.errors import InvalidInput
     from hodei.model.quantity import parse_quantity
     from hodei.model.resources import human_amount, scale_of
@@ -225,4 +240,5 @@ def _describe(view: NodeView) -> str:
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
         ("taints", ", ".join(map(taint_text, view.taints))),
         ("version", view.version),
+        *(("held", hold_text(hold)) for hold in view.holds),
     ])  # fmt: skip

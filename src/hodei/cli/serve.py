@@ -1,4 +1,4 @@
-"""`hodei up`, `down`, `replay`, `bench`: what needs more of the house than the terminal knows runs as a program of its own."""
+"""`hodei up`, `down`, `replay`, `test`, `bench`: what needs more of the house than the terminal knows runs as a program of its own."""
 
 from __future__ import annotations
 
@@ -80,6 +80,24 @@ def down(home: str | None, timeout: float, output: str) -> None:
 def replay(args: tuple[str, ...]) -> None:
     """Replay a decision log and say whether the plans are the same."""
     _become("hodei.sim.replay", list(args))
+
+
+@click.command(context_settings=_THROUGH, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def test(args: tuple[str, ...]) -> None:
+    """Play scenario files with the real scheduler and check what they expect: hodei test --help."""
+    if not find_spec("numpy"):
+        raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
+    _become("hodei.sim.scenario", list(args))
+
+
+@click.command(context_settings=_THROUGH, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def sim(args: tuple[str, ...]) -> None:
+    """Try out policies on recorded or invented workloads: hodei sim replay|compare|policies|traces --help."""
+    if not find_spec("numpy"):
+        raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
+    _become("hodei.sim", list(args))
 
 
 @click.command(context_settings=_THROUGH, add_help_option=False)

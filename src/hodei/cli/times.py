@@ -53,6 +53,15 @@ def ago(text: str | int) -> str:
     return f"{short(gone)} ago" if gone > 0 else f"in {short(-gone)}"
 
 
+def clock(ms: int) -> str:
+    """`14:05`, with the day if it is not today; in this machine's zone."""
+    if not ms:
+        return ""
+    then = datetime.fromtimestamp(ms / 1000).astimezone()
+    same_day = then.date() == datetime.fromtimestamp(now_ms() / 1000).astimezone().date()
+    return then.strftime("%H:%M:%S" if then.second else "%H:%M") if same_day else then.strftime("%Y-%m-%d %H:%M")
+
+
 def span(start: str, end: str) -> str:
     """How long something took, or has taken so far; empty if it has not begun."""
     began = ms_of(start)

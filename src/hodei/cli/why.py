@@ -9,7 +9,8 @@ import click
 from hodei.cli.options import client, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_one, fields, indent, paint, table
 from hodei.cli.refs import resolve_job
-from hodei.cli.times import ago
+from hodei.cli.times import ago, clock
+from hodei.model.booking import Hold
 from hodei.model.decision import Candidate, Decision
 from hodei.model.explanation import Blocker, Explanation, Placement, Repair
 
@@ -17,6 +18,8 @@ _NODES_SHOWN = 4
 _PLACEMENTS_SHOWN = 4
 _BAR = 20
 _STALE_BEAT_MS = 30_000
+# Fewer grades than these say nothing about forecasts.
+_GRADES_TOLD = 10
 _UNPLACED = ("waiting", "unsatisfiable", "held")
 
 
@@ -112,8 +115,48 @@ def _evidence(answer: Explanation, planned: bool) -> str:
         ("nodes", f"{answer.feasible} of {answer.nodes} could take it" if answer.nodes and waiting else ""),
         ("tried", f"{tries}, last {ago(answer.last_attempt_ms)}" if answer.last_attempt_ms and not planned else ""),
         ("next try", ", ".join(filter(None, (ago(answer.next_attempt_ms), answer.next_trigger))) if waiting else ""),
+        ("promised", _promised(answer)),
+        *(("held", _held(hold)) for hold in answer.held_for),
+        ("expected", _expected(answer)),
+        ("forecast", _forecast(answer)),
         ("scheduler", f"has not been seen since {ago(answer.scheduler_beat_ms)}" if silent_ms > _STALE_BEAT_MS else ""),
     ])  # fmt: skip
+
+
+def _promised(answer: Explanation) -> str:
+    if answer.promise is None:
+        return ""
+    start_ms, nodes = answer.promise.start_ms, answer.promise.nodes
+    more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
+    return f"to start by {clock(start_ms)} ({ago(start_ms)}) on {', '.join(nodes[:_NODES_SHOWN])}{more}"
+
+
+def _held(hold: Hold) -> str:
+    if hold.job:
+        return f"{hold.node} for job {hold.job} until {clock(hold.start_ms)}: it would not be over by then"
+    until = f"from {clock(hold.start_ms)} until {clock(hold.end_ms)}"
+    return f"{hold.node} for project {hold.project} ({hold.name}) {until}: it would not be over by then"
+
+
+def _forecast(answer: Explanation) -> str:
+    found = answer.forecast
+    if found is None:
+        return ""
+    soon = found.p50_ms <= answer.at_ms
+    text = f"expected to start {'any moment' if soon else clock(found.p50_ms)}, "
+    text += f"by {clock(max(found.p90_ms, answer.at_ms))} at the latest in 9 of 10 cases"
+    if found.graded >= _GRADES_TOLD:
+        text += f"; forecasts like this were right {found.right_percent} % of the time"
+    return text
+
+
+def _expected(answer: Explanation) -> str:
+    if answer.estimate is None:
+        return ""
+    text = str(answer.estimate).removeprefix("expected ")
+    if answer.outlived:
+        return f"{text}; it has outlived that, now by {clock(answer.expected_end_ms)}"
+    return f"{text}, until {clock(answer.expected_end_ms)}" if answer.expected_end_ms else text
 
 
 def _placement(where: Placement, verb: str) -> str:

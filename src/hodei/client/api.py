@@ -18,10 +18,13 @@ from hodei.client.handle import JobHandle
 from hodei.client.logs import LogReader, Pause
 from hodei.client.sse import sse_events
 from hodei.client.transport import LOST, Reply, Transport
+from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event
 from hodei.model.errors import HodeiError, InvalidInput, Unavailable
 from hodei.model.explanation import Explanation
 from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.whatif import WhatIf
+from hodei.wire.reservations import ReservationList, ReservationRequest, ReservationView
 from hodei.wire.views import (
     CancelRequest,
     Check,
@@ -37,6 +40,7 @@ from hodei.wire.views import (
     PlanReply,
     SubmitReply,
 )
+from hodei.wire.whatif import WhatIfRequest
 
 API = "/api/v1"
 CHUNK_OF_JOBS = 500
@@ -161,6 +165,10 @@ class Client:
         """What would happen to these jobs now, in order; nothing is changed."""
         return self._post("/plan", PlanReply, {"jobs": list(documents)}).plans
 
+    def what_if(self, request: WhatIfRequest) -> WhatIf:
+        """Who would start when if something were different; nothing is changed."""
+        return self._post("/whatif", WhatIf, request)
+
     def wait(
         self,
         ids: int | Iterable[int],
@@ -221,6 +229,22 @@ class Client:
         reply = self._transport.request("PATCH", f"{API}/nodes/{quote(name, safe='')}", body=body, headers=_JSON)
         return _decode(reply.body, NodeView)
 
+    # ----------------------------------------------------------------------------------- reservations
+
+    def reserve(self, request: ReservationRequest) -> ReservationView:
+        """Reserve capacity; Conflict, naming what is in the way, if there is no room for it."""
+        return self._post("/reservations", ReservationView, request, again=False)
+
+    def reservations(self) -> list[ReservationView]:
+        return self._get("/reservations", ReservationList).reservations
+
+    def reservation(self, name: str) -> ReservationView:
+        return self._get(f"/reservations/{quote(name, safe='')}", ReservationView)
+
+    def unreserve(self, name: str) -> ReservationView:
+        reply = self._transport.request("DELETE", f"{API}/reservations/{quote(name, safe='')}", again=False)
+        return _decode(reply.body, ReservationView)
+
     # ----------------------------------------------------------------------------------------- server
 
     def events(self, after: int = 0, follow: bool = False, *, job: int = 0) -> Iterator[Event]:
@@ -276,6 +300,10 @@ class Client:
 
     def info(self) -> Info:
         return self._get("/info", Info)
+
+    def scheduling(self) -> SchedulingConfig:
+        """What the server's decisions depend on, as its configuration says."""
+        return self._get("/scheduling", SchedulingConfig)
 
     def checks(self) -> list[Check]:
         return self._get("/checks", CheckList).checks

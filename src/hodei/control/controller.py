@@ -12,13 +12,16 @@ from msgspec import Struct, structs
 
 from hodei.control.admission import AdmissionPolicy, Gate
 from hodei.control.backlog import Line
+from hodei.control.bookings import Bookings
+from hodei.control.estimates import UserEstimates
 from hodei.control.evictions import Evictions
 from hodei.control.gangs import Gangs
+from hodei.control.keeping import Keeping
 from hodei.control.lives import Lives
-from hodei.control.marks import marked
+from hodei.control.marks import described, marked, said
 from hodei.control.placing import bind
 from hodei.control.preempting import Preempting, PreemptionPolicy
-from hodei.control.reserving import ReservingLine, StartKind
+from hodei.control.reserving import ReservingLine
 from hodei.control.retry import RetryPolicy
 from hodei.control.timers import Timers
 from hodei.control.world import World
@@ -30,8 +33,12 @@ from hodei.engine.profile import Profile
 from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.effects import Act, Save
+from hodei.model.estimate import ran
 from hodei.model.facts import (
+    BookingCancelled,
+    BookingMade,
     Fact,
+    HistoryRestored,
     JobCancelled,
     JobHeld,
     JobReleased,
@@ -45,9 +52,10 @@ from hodei.model.facts import (
     RunObserved,
 )
 from hodei.model.ids import JobId
-from hodei.model.job import Job, Run
+from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
 from hodei.model.node import NodeMarks
+from hodei.ports import Estimator
 
 # How often those are tried again whom nothing but time may help.
 _TICK_MS = 1000
@@ -73,6 +81,7 @@ class Controller:
         retry: RetryPolicy | None = None,
         admission: AdmissionPolicy | None = None,
         preemption: PreemptionPolicy | None = None,
+        estimator: Estimator | None = None,
         last_event: int = 0,
         max_tries: int = 5000,
     ) -> None:
@@ -80,20 +89,24 @@ class Controller:
         self.engine = Engine(self.world.table, profiles)
         self.lines = {name: self._line(profile) for name, profile in sorted(profiles.items())}
         self.world.keeps_book = any(isinstance(line, ReservingLine) for line in self.lines.values())
+        self.estimator: Estimator = estimator or UserEstimates()
+        self.world.limit_ms = self._limit_ms
+        self.keeping = Keeping(self.world)
+        self.bookings = Bookings(self.world, self._wake)
         self.gate = Gate(self.engine, admission or AdmissionPolicy())
         self.retry = retry or RetryPolicy()
         self.beat_ms = 0
         self._timers = Timers()
         self.gangs = Gangs(self.world, profiles, self.retry)
         self._lives = Lives(self.world, self.retry, self.gangs, self._enqueue, self._wake)
+        if self.estimator.learns:
+            self._lives.ended = self._remember
         self._evictions = Evictions(self.world, self._lives)
         self.preempting = Preempting(self.world, self.engine, self._lives, preemption or PreemptionPolicy())
         self.gangs.given_up = self._give_up_room
         self._max_tries = max_tries
         self._triggers: set[Trigger] = set()
         self._tick_ms: int | None = None
-        # How each gang of a line that promises starts came to its start, until someone has asked.
-        self.start_kinds: dict[JobId, StartKind] = {}
         self._unfinished = False
 
     def _line(self, profile: Profile) -> Line | ReservingLine:
@@ -105,6 +118,7 @@ class Controller:
     # -------------------------------------------------------------------------------------------- driving
 
     def step(self, now_ms: int, facts: Sequence[Fact] = ()) -> Step:
+        self.keeping.judge(now_ms)
         for fact in facts:
             self._learn(fact, now_ms)
         self._expire(now_ms)
@@ -119,6 +133,7 @@ class Controller:
             return now_ms
         due = [line.next_due_ms() for line in self.lines.values()]
         due += [self._timers.next_ms(), self._evictions.next_ms(), self.gangs.next_ms(), self._tick_ms]
+        due.append(self.bookings.next_ms())
         return min((at for at in due if at is not None), default=None)
 
     def pending(self) -> dict[str, int]:
@@ -172,8 +187,9 @@ class Controller:
                         run = world.run(held_run)
                         if run is not None:
                             self._lives.lost(run, now_ms, fact.reason or f"node {fact.node} was lost")
+                    gone = world.nodes[fact.node]
                     world.remove_node(fact.node)
-                    world.tell("node.lost", now_ms, node=fact.node, reason=fact.reason)
+                    world.tell("node.lost", now_ms, node=fact.node, reason=fact.reason, **described(gone))
                     self._wake("node_changed")
             case NodeMarked():
                 self._mark(fact, now_ms)
@@ -181,6 +197,13 @@ class Controller:
                 self._restore(job, runs, now_ms)
             case MarksRestored(marks=marks):
                 world.put_marks(marks, new=False)
+            case BookingMade():
+                self.bookings.made(fact.booking, now_ms, restored=fact.restored)
+            case BookingCancelled():
+                self.bookings.cancelled(fact.name, fact.by, now_ms)
+            case HistoryRestored(ran=many):
+                for each in many:
+                    self.estimator.learn(each)
             case _:
                 raise TypeError(f"unknown fact {fact!r}")
 
@@ -195,7 +218,7 @@ class Controller:
         elif job.state in ("scheduled", "running"):
             self._watch_assembly(job, max((run.placed_ms for run in runs), default=now_ms))
             if job.spec.size > 1:
-                job = self.gangs.look(job, now_ms)
+                job = self.gangs.look(job, now_ms, pause_ms=max(job.not_before_ms - now_ms, 0))
             self._lives.conclude(job, now_ms)
 
     def _cancel(self, fact: JobCancelled, now_ms: int) -> None:
@@ -230,8 +253,9 @@ class Controller:
         if marks != before:
             world.put_marks(marks, new=True)
             self._evictions.look_at(fact.node, now_ms)
-            world.tell("node.marked", now_ms, node=fact.node, cordoned=marks.cordoned)
             self._wake("node_changed")
+        if marks != before or fact.drain:
+            world.tell("node.marked", now_ms, node=fact.node, cordoned=marks.cordoned, **said(fact))
         if fact.drain:
             for id in sorted(world.on_node.get(fact.node, ())):
                 run = world.run(id)
@@ -247,11 +271,32 @@ class Controller:
             self.world.change_job(job, now_ms, to="held", reason_code="UNKNOWN_PROFILE", reason=reason)
             self.world.tell("job.held", now_ms, job=job.id, reason=reason)
             return
-        gang = gang_of(job.id, job.spec, job.submitted_ms)
+        gang = self.gang(job.id, job.spec, job.submitted_ms)
         gang.queued_ms = job.submitted_ms
         self.lines[job.spec.profile].add(gang, not_before_ms=job.not_before_ms, now_ms=now_ms)
         if job.spec.scheduling_timeout_ms:
             self._timers.set((job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms, job.id)
+
+    def gang(self, id: JobId, spec: JobSpec, submitted_ms: int) -> Gang:
+        """All members of a job, with how long they may and are expected to run."""
+        gang, estimate = gang_of(id, spec, submitted_ms), self.estimator.estimate(spec)
+        gang.estimate_ms, gang.expected_ms = estimate.limit_ms, estimate.expected_ms
+        line = self.lines.get(spec.profile)
+        if not gang.estimate_ms and isinstance(line, ReservingLine):
+            gang.estimate_ms = line.queue.estimate_ms(gang)
+        gang.expected_ms = gang.expected_ms or gang.estimate_ms
+        return gang
+
+    def _remember(self, job: Job) -> None:
+        told = ran(job)
+        if told is not None:
+            self.estimator.learn(told)
+            for line in self.lines.values():
+                if isinstance(line, ReservingLine):
+                    line.reconsider(told.user, self.estimator.estimate)
+
+    def _limit_ms(self, spec: JobSpec) -> int:
+        return self.gang(0, spec, 0).estimate_ms
 
     def _dequeue(self, job: Job) -> None:
         self.world.book.withdraw(job.id)
@@ -272,9 +317,9 @@ class Controller:
             self._tick_ms = None
             self._wake("time")
         self._evictions.run_out(now_ms)
+        self.bookings.turn(now_ms)
         for id in self.gangs.hopeless(now_ms):
-            self._lives.stop_all(self.world.jobs[id], "assembly no place was found for a missing member", now_ms)
-            self._lives.conclude(self.world.jobs[id], now_ms)
+            self._lives.fall_apart(self.world.jobs[id], "no place was found for a missing member", now_ms)
         for id in self._timers.due(now_ms):
             job = self.world.jobs.get(id)
             if job is not None and job.state in ("scheduled", "running"):
@@ -333,8 +378,7 @@ class Controller:
                     plan.refusals.append(result)
                 else:
                     line.started(gang)
-                    if isinstance(line, ReservingLine):
-                        self.start_kinds[gang.id] = line.kind
+                    gang.kind = line.kind if isinstance(line, ReservingLine) else ""
                     self._bind(gang, result, plan, now_ms)
         self._grow_gangs(plan, view, woken or bool(self._triggers))
         plan.faults = self.engine.runner.take_faults()

@@ -137,7 +137,7 @@ class Gangs:
             self._let_go(known)
         kept = []
         for run in lacking:
-            if pause_ms and run.node in self._world.nodes and run.state == "failed":
+            if pause_ms and run.state == "failed":
                 member = Member(job.spec, job.spec.task_of(run.member))
                 self._world.table.hold(run.node, member.task.request, member, run.grant)
                 kept.append(Place(run.node, member, run.grant))
@@ -225,6 +225,7 @@ class Gangs:
         gang = Gang(
             job.id, spec, job.submitted_ms, tuple(members), tuple(needed), tuple(extra),
             queued_ms=job.submitted_ms, joins=True, beside=beside,
+            estimate_ms=self._world.estimates.get(job.id) or self._world.limit_ms(spec),
         )  # fmt: skip
         self._profiles[spec.profile].admit(gang)
         return gang

@@ -36,6 +36,8 @@ class Lives:
         self._gangs = gangs
         self._enqueue = enqueue
         self._wake = wake
+        # Called with every job that has ended.
+        self.ended: Callable[[Job], None] = lambda job: None
 
     # ----------------------------------------------------------------------------------------- observations
 
@@ -110,7 +112,8 @@ class Lives:
             siblings = [other for other in self._world.runs[job.id].values() if other.id != run.id]
             losses += not any(lost_together(other, run.finished_ms) for other in siblings)
         if (failures, losses) != (job.failures, job.losses):
-            job = self._world.change_job(job, now_ms, failures=failures, losses=losses)
+            not_before = now_ms + pause_ms if pause_ms else job.not_before_ms
+            job = self._world.change_job(job, now_ms, failures=failures, losses=losses, not_before_ms=not_before)
         if run.state != "succeeded":
             self._world.tell(
                 "gang.member_gone", now_ms, job=job.id, run=run.id, node=run.node, reason=run.stop_requested
@@ -140,6 +143,14 @@ class Lives:
         elif not run.stop_requested:
             self._stop(job, run, f"{REPAIR} {reason}")
 
+    def fall_apart(self, job: Job, why: str, now_ms: int) -> None:
+        """A gang that can not be made whole again starts anew: when its last run has gone, or now if all have."""
+        if self._world.live_runs(job.id):
+            self.stop_all(job, f"assembly {why}", now_ms)
+        else:
+            self._gangs.forget(job.id)
+            self._after_loss(job, "ASSEMBLY_TIMEOUT", why, now_ms)
+
     def _stop(self, job: Job, run: Run, reason: str) -> None:
         if run.stop_requested != reason:
             self._world.change_run(run, stop_requested=reason)
@@ -160,6 +171,9 @@ class Lives:
         moved = next(
             (run for run in runs if run.state == "stopped" and run.stop_requested.partition(" ")[0] in MOVED), None
         )
+        if missing and moved is None:
+            # Told to go, and done before it went: with members missing the gang is not done, and starts again whole.
+            moved = next((run for run in runs if run.stop_requested.partition(" ")[0] in MOVED), None)
         if missing and not (failed or lost or moved or job.cancel_requested or job.requeue_requested):
             return  # they are being brought back
         if job.cancel_requested:
@@ -227,13 +241,14 @@ class Lives:
         failures: int | None = None,
         losses: int | None = None,
     ) -> None:
-        self._world.change_job(
+        ended = self._world.change_job(
             job, now_ms, to=state, reason_code=code, reason=reason, finished_ms=now_ms, exit_code=exit_code,
             failures=job.failures if failures is None else failures, losses=job.losses if losses is None else losses,
         )  # fmt: skip
         self._gangs.forget(job.id)
         self._world.tell("job.ended", now_ms, job=job.id, state=state, exit_code=exit_code, reason_code=code)
         self._wake("job_ended")
+        self.ended(ended)
 
     def again(
         self,

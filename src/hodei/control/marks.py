@@ -1,9 +1,12 @@
-"""What operators say of nodes, added up."""
+"""What operators say of nodes, added up; and what events tell of nodes."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from hodei.model.facts import NodeMarked
-from hodei.model.node import NodeMarks
+from hodei.model.node import Node, NodeMarks
+from hodei.model.resources import format_resources
 
 
 def marked(marks: NodeMarks, fact: NodeMarked) -> NodeMarks:
@@ -28,3 +31,20 @@ def marked(marks: NodeMarks, fact: NodeMarked) -> NodeMarks:
     return NodeMarks(
         marks.node, cordoned or fact.drain, labels, tuple(sorted(removed)), tuple(taints.values()), tuple(gone.values())
     )
+
+
+def said(fact: NodeMarked) -> dict[str, Any]:
+    """An operator's word, as it is told: only what it changes."""
+    out: dict[str, Any] = {} if fact.cordon is None else {"cordon": fact.cordon}
+    if fact.drain:
+        out["drain"] = True
+    for key, taints in (("add_taints", fact.add_taints), ("remove_taints", fact.remove_taints)):
+        if taints:
+            out[key] = [str(taint) for taint in taints]
+    return out | ({"labels": fact.labels} if fact.labels else {})
+
+
+def described(node: Node) -> dict[str, Any]:
+    """What a node was, for those who look back after it has gone."""
+    more = {"labels": node.labels, "taints": [str(taint) for taint in node.taints]}
+    return {"capacity": format_resources(node.capacity)} | {key: value for key, value in more.items() if value}

@@ -7,7 +7,7 @@ from msgspec import structs
 from hodei.control.controller import Controller
 from hodei.engine.explain import lacking
 from hodei.engine.ranking import Rankings
-from hodei.engine.view import Gang, View, gang_of
+from hodei.engine.view import Gang, View
 from hodei.model.decision import Decision
 from hodei.model.errors import NotFound
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement
@@ -26,7 +26,7 @@ def on_node(controller: Controller, spec: JobSpec, answer: Explanation, node: No
     blockers: list[Blocker] = []
     could: list[Placement] = []
     lacks: list[NearestMiss] = []
-    gang = gang_of(answer.job, spec, now_ms)
+    gang = controller.gang(answer.job, spec, now_ms)
     if spec.profile in controller.engine.profiles:
         blockers, could, lacks = _asked(controller, gang, row, controller.view(now_ms))
     there = tuple(place for place in answer.placements if place.node == node)

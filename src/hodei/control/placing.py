@@ -24,7 +24,7 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
     nodes = sorted({placed.node.name for placed in placements})
     if gang.joins:
         ranks = _Ranks(world.runs.get(job.id, {}).values())
-        job = world.change_job(job, now_ms, attempt=attempt)
+        job = world.change_job(job, now_ms, attempt=attempt, not_before_ms=0)
     else:
         ranks = _Ranks(())
         job = world.change_job(
@@ -43,7 +43,7 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
     runs = []
     for placed in sorted(placements, key=lambda placed: placed.index) if len(placements) > 1 else placements:
         node, task = placed.node, placed.member.task
-        plan.binds.append(Bind(job.id, task.name, placed.index, node.name, node.backend, placed.decision))
+        plan.binds.append(Bind(job.id, task.name, placed.index, node.name, node.backend, placed.decision, gang.kind))
         run = Run(
             id=run_id(job.id, placed.index, attempt),
             job=job.id,
@@ -65,7 +65,8 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
     if gang.joins:
         world.tell("gang.joined", now_ms, job=job.id, attempt=attempt, members=[run.member for run in runs][:20])
     else:
-        world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20])
+        how = {"start": gang.kind} if gang.kind else {}
+        world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20], **how)
     return job
 
 

@@ -106,6 +106,8 @@ class Preempting:
         self.keep_up()
         found = self._preemptions.find(gang, view)
         self.too_soon = self._preemptions.too_soon
+        if found is not None and not found.victims and not found.leaving:
+            return None  # nobody would go for it: it was refused for something else than room that others hold
         if found is not None and len(found.victims) > self._left(view.now_ms):
             self.too_soon = True
             return None

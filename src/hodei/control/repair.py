@@ -150,6 +150,7 @@ class _Bench:
             return None
         patch = Patch(_task(member, change), to_builtins(change.fields))
         gang = gang_of(self._gang.id, patch.applied_to(self._gang.job), self._gang.submitted_ms)
+        gang.estimate_ms, gang.expected_ms = self._gang.estimate_ms, self._gang.expected_ms
         self._tries_left -= len(gang.members) + gang.size // _LARGE if self._wide else 1
         self._profile.admit(gang)
         result = self._engine.place(gang, self._view, search=not self._wide)

@@ -7,11 +7,11 @@ The gangs are kept as columns, so that a look over all of them is a few operatio
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from typing import Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hodei.engine.book import Book
 from hodei.engine.cycle import Engine
@@ -21,8 +21,10 @@ from hodei.engine.points import ANY_TRIGGER, TimedQueue, Trigger, Waiting
 from hodei.engine.profile import Profile
 from hodei.engine.promising import soonest
 from hodei.engine.view import Gang, View
+from hodei.model.estimate import Estimate
 from hodei.model.ids import JobId
-from hodei.model.resources import CPU
+from hodei.model.job import JobSpec
+from hodei.model.resources import CPU, Resources
 
 # First in line; before one who was promised a start, and over by then; beside what is promised.
 StartKind = Literal["head", "backfill", "spill"]
@@ -31,7 +33,8 @@ _NEVER = np.iinfo(np.int64).max
 _COLUMNS = (
     "ids",
     "submitted_ms",
-    "estimate_ms",
+    "estimate_ms",  # the best guess, which orders; `limit_ms` is what promises are kept by
+    "limit_ms",
     "cpus",
     "priority",
     "deadline_ms",
@@ -61,6 +64,14 @@ class ReservingLine:
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
         self._freed = True
+        # Where the order does not change with time, it is kept as it is.
+        self._steady = not self.queue.restless
+        self._sorted: list[tuple[int, int, JobId]] = []
+        self._largest: dict[JobId, Resources] = {}
+        self._most_of: tuple[int, int] = (-1, -1)
+        self._mosts: Resources = {}
+        self._of_user: dict[str, set[JobId]] = {}
+        self._made: dict[JobId, tuple[int, int]] = {}
         self.kind: StartKind = "head"
 
     def __len__(self) -> int:
@@ -92,28 +103,62 @@ class ReservingLine:
         )
         group = self._groups.setdefault(gang.group, len(self._groups))
         values = (
-            gang.id, gang.submitted_ms, gang.estimate_ms, cpus, gang.job.priority, gang.job.deadline_ms, 0, group, 0, 1,
+            gang.id, gang.submitted_ms, gang.expected_ms or gang.estimate_ms, gang.estimate_ms, cpus, gang.job.priority,
+            gang.job.deadline_ms, 0, group, 0, 1,
         )  # fmt: skip
         for name, value in zip(_COLUMNS, values, strict=True):
             self._columns[name][slot] = value
-        for column in self._needs.values():
-            column[slot] = 0
+        largest: Resources = {}
         for member, numbers in zip(gang.members, gang.needed, strict=True):
             if numbers:
                 for resource, amount in member.task.request.items():
-                    need = self._needs.get(resource)
-                    if need is None:
-                        need = self._needs[resource] = np.zeros_like(self._columns["ids"])
-                    need[slot] = max(need[slot], amount)
+                    largest[resource] = max(largest.get(resource, 0), amount)
+        self._largest[gang.id] = largest
+        self._of_user.setdefault(gang.job.user, set()).add(gang.id)
+        for resource in largest:
+            if resource not in self._needs:
+                self._needs[resource] = np.zeros_like(self._columns["ids"])
+        for resource, column in self._needs.items():
+            column[slot] = largest.get(resource, 0)
+        if self._steady:
+            insort(self._sorted, self._place(gang.id))
+
+    def _place(self, job: JobId) -> tuple[int, int, JobId]:
+        """Where a gang stands in an order that does not change."""
+        slot = self._slots[job]
+        waiting = Waiting(*[self._columns[name][slot : slot + 1] for name in Waiting.__struct_fields__])
+        return int(self.queue.order(waiting, 0)[0]), int(waiting.submitted_ms[0]), job
+
+    def _exit(self, job: JobId) -> None:
+        if job not in self._slots:
+            return
+        if self._steady:
+            del self._sorted[bisect_left(self._sorted, self._place(job))]
+        slot = self._slots.pop(job)
+        self._of_user[self.gangs[job].job.user].discard(job)
+        self._columns["waits"][slot] = 0
+        self._unused.append(slot)
+        del self._largest[job]
+        self._made.pop(job, None)
 
     def remove(self, job: JobId) -> Gang | None:
         self._until.pop(job, None)
         self._refusals.pop(job, None)
-        slot = self._slots.pop(job, None)
-        if slot is not None:
-            self._columns["waits"][slot] = 0
-            self._unused.append(slot)
+        self._exit(job)
         return self.gangs.pop(job, None)
+
+    def reconsider(self, user: str, estimate: Callable[[JobSpec], Estimate]) -> None:
+        """More is known of how long this user's jobs run: those that wait may change their places."""
+        for job in sorted(self._of_user.get(user, ())):
+            gang = self.gangs[job]
+            expected_ms = estimate(gang.job).expected_ms or gang.estimate_ms
+            if expected_ms != gang.expected_ms:
+                gang.expected_ms = expected_ms
+                if self._steady:
+                    del self._sorted[bisect_left(self._sorted, self._place(job))]
+                self._columns["estimate_ms"][self._slots[job]] = expected_ms
+                if self._steady:
+                    insort(self._sorted, self._place(job))
 
     def started(self, gang: Gang) -> None:
         self.remove(gang.id)
@@ -124,14 +169,15 @@ class ReservingLine:
         slot = self._slots[gang.id]
         columns, end = self._columns, self._end
         alike = columns["group"][:end] == columns["group"][slot]
-        alike &= columns["estimate_ms"][:end] >= columns["estimate_ms"][slot]
+        alike &= columns["limit_ms"][:end] >= columns["limit_ms"][slot]
+        if self.queue.promises > 1:
+            # What stands in the way may be what one of them was promised: its own is not in its way.
+            alike[[self._slots[job] for job in self._made if job != gang.id]] = False
         columns["asleep"][:end][alike] = 1
         columns["cures"][:end][alike] = sum(_BIT[trigger] for trigger in refusal.cured_by)
 
     def back_off(self, gang: Gang, until_ms: int) -> None:
-        slot = self._slots.pop(gang.id)
-        self._columns["waits"][slot] = 0
-        self._unused.append(slot)
+        self._exit(gang.id)
         self._until[gang.id] = until_ms
         heapq.heappush(self._backoff, (until_ms, gang.id))
 
@@ -159,117 +205,131 @@ class ReservingLine:
         if not self._slots:
             return
         book = _book(view)
-        renewed = self._renew(view)
+        self._renew(view)
         promised = list[JobId]()
         self.kind = "head"
-        order = self._masked(self.queue.order(self._waiting(), view.now_ms))
-        while (slot := self._first(order)) is not None:
-            gang = self.gangs[int(self._columns["ids"][slot])]
-            if self._may_try(slot):
+        for gang in self._in_order(view.now_ms):
+            if self.queue.promises == 1:
+                self._withdraw_all_but([gang.id], book)  # whoever was first before must not stand in its way
+            if self._may_try(gang.id):
                 yield gang
-                if gang.id not in self.gangs:
-                    continue
-            order[slot] = _NEVER
+                if gang.id not in self._slots:
+                    continue  # it has started, or stepped aside
             if not self.queue.promises:
                 return
-            if gang.id not in self._slots:
-                continue
-            if not (renewed and gang.id in book.promises):
-                self._promise(gang, view)
+            self._promise(gang, view)
             promised.append(gang.id)
             if len(promised) >= self.queue.promises:
                 break
-        for job in [job for job in self._promised(view) if job not in promised]:
-            book.withdraw(job)
+        self._withdraw_all_but(promised, book)
         yield from self._fill(promised, view)
+
+    def _withdraw_all_but(self, kept: list[JobId], book: Book) -> None:
+        for job in [job for job in book.promises if job in self.gangs and job not in kept]:
+            book.withdraw(job)
+            self._columns["asleep"][: self._end] = 0  # it may have been all that stood in someone's way
+
+    def _in_order(self, now_ms: int) -> Iterator[Gang]:
+        """The waiting gangs, the first in line first; those that leave meanwhile are left out."""
+        if self._steady:
+            place = 0
+            while place < len(self._sorted):
+                id = self._sorted[place][2]
+                yield self.gangs[id]
+                place += id in self._slots
+            return
+        columns, order = self._columns, self._order(now_ms)
+        while len(order):
+            slot = int(order.argmin())
+            if order.item(slot) == _NEVER:
+                return
+            ties = np.flatnonzero(order == order.item(slot))
+            if len(ties) > 1:
+                slot = int(ties[np.lexsort((columns["ids"][ties], columns["submitted_ms"][ties]))[0]])
+            order[slot] = _NEVER
+            if columns["waits"].item(slot):
+                yield self.gangs[columns["ids"].item(slot)]
+
+    def _order(self, now_ms: int) -> Ints:
+        order = self.queue.order(self._waiting(), now_ms)
+        return np.where(self._columns["waits"][: self._end] != 0, order, _NEVER)
 
     def _fill(self, promised: list[JobId], view: View) -> Iterator[Gang]:
         """Those behind the promised ones, as far as there is room now."""
-        fits = self._fits() & (self._columns["asleep"][: self._end] == 0)
+        end, columns = self._end, self._columns
+        fits = columns["waits"][:end] > columns["asleep"][:end]
+        for resource, need in self._needs.items():
+            # Whoever has a larger member than the largest free amount need not be tried.
+            fits &= need[:end] <= self._most(resource)
         for job in promised:
             fits[self._slots[job]] = False
-        slots = np.flatnonzero(fits)
+        slots = fits.nonzero()[0]
         if not len(slots):
             return
-        waiting = self._waiting()
-        order = self.queue.fill_order(waiting, view.now_ms)
-        if order is None:
-            order = self.queue.order(waiting, view.now_ms)
-        inorder = np.lexsort((waiting.ids[slots], waiting.submitted_ms[slots], order[slots]))
-        for slot in slots[inorder].tolist():
-            job = int(self._columns["ids"][slot])
-            if self._slots.get(job) == slot and self._may_try(slot):
+        if len(slots) > 1:
+            waiting = self._waiting()
+            order = self.queue.fill_order(waiting, view.now_ms)
+            if order is None:
+                order = self.queue.order(waiting, view.now_ms)
+            slots = slots[np.lexsort((waiting.ids[slots], waiting.submitted_ms[slots], order[slots]))]
+        promises = _book(view).promises
+        next_ms = min((promise.start_ms for promise in promises.values()), default=_NEVER)
+        for slot, job in zip(slots.tolist(), columns["ids"][slots].tolist(), strict=True):
+            if self._slots.get(job) == slot and self._may_try(job):
                 gang = self.gangs[job]
-                ends_ms = view.now_ms + gang.estimate_ms
-                starts = [promise.start_ms for promise in _book(view).promises.values()]
-                self.kind = "backfill" if not starts or ends_ms <= min(starts) else "spill"
+                self.kind = "backfill" if view.now_ms + gang.estimate_ms <= next_ms else "spill"
                 yield gang
-
-    def _first(self, order: Ints) -> int | None:
-        slot = int(order.argmin())
-        if order.item(slot) == _NEVER:
-            return None
-        ties = np.flatnonzero(order == order.item(slot))
-        if len(ties) > 1:
-            columns = self._columns
-            slot = int(ties[np.lexsort((columns["ids"][ties], columns["submitted_ms"][ties]))[0]])
-            if not columns["waits"][slot]:
-                order[slot] = _NEVER
-                return self._first(order)
-        if not self._columns["waits"][slot]:
-            order[slot] = _NEVER
-            return self._first(order)
-        return slot
-
-    def _masked(self, order: Ints) -> Ints:
-        return np.where(self._columns["waits"][: self._end] != 0, order, _NEVER)
 
     def _waiting(self) -> Waiting:
         end, columns = self._end, self._columns
         return Waiting(*[columns[name][:end] for name in Waiting.__struct_fields__])
 
-    def _fits(self) -> NDArray[np.bool_]:
-        """Whose largest member is not larger than the largest free amount of each resource: the rest need not be tried."""
-        fits: NDArray[np.bool_] = self._columns["waits"][: self._end] != 0
-        for resource, need in self._needs.items():
-            fits &= need[: self._end] <= self._most(resource)
-        return fits
-
-    def _may_try(self, slot: int) -> bool:
-        if self._columns["asleep"].item(slot):
+    def _may_try(self, job: JobId) -> bool:
+        if self._columns["asleep"].item(self._slots[job]):
             return False
-        return all(need.item(slot) <= self._most(resource) for resource, need in self._needs.items())
+        return all(amount <= self._most(resource) for resource, amount in self._largest[job].items())
 
     def _most(self, resource: str) -> int:
-        free = self._engine.table.view().free(resource)
-        return int(free.max()) if free.size else 0
+        """The largest amount of it that is free on one node."""
+        table = self._engine.table
+        now = (table.generation, len(table.changes))
+        if self._most_of != now:
+            self._most_of, self._mosts = now, {}
+        most = self._mosts.get(resource)
+        if most is None:
+            free = table.view().free(resource)
+            most = self._mosts[resource] = int(free.max()) if free.size else 0
+        return most
 
     # ------------------------------------------------------------------------------------------- promises
 
-    def _promised(self, view: View) -> list[JobId]:
-        return [job for job in _book(view).promises if job in self.gangs]
-
-    def _renew(self, view: View) -> bool:
-        """Room has been freed: every promise may move forward, one after another in order, never back. Whether those
-        that stand may be kept as they are (with a single one it is as easy to make it anew)."""
-        if self.queue.promises <= 1:
-            return False
-        if self._freed:
-            self._freed = False
-            order = self.queue.order(self._waiting(), view.now_ms)
-            jobs = [job for job in self._promised(view) if job in self._slots]
-            for job in sorted(jobs, key=lambda job: (int(order[self._slots[job]]), self.gangs[job].submitted_ms, job)):
-                self._promise(self.gangs[job], view)
-        return True
+    def _renew(self, view: View) -> None:
+        """Room has been freed: every promise may move forward, one after another in order, never back."""
+        if self._freed and self.queue.promises > 1:
+            promises = _book(view).promises
+            for gang in list(self._in_order(view.now_ms)):
+                if gang.id in promises:
+                    self._made.pop(gang.id, None)
+                    self._promise(gang, view)
+        self._freed = False
 
     def _promise(self, gang: Gang, view: View) -> None:
-        book = _book(view)
-        kept = book.withdraw(gang.id)
+        """A start for a gang that has none yet, or an earlier one, if something has changed since it was given."""
+        book, table = _book(view), self._engine.table
+        kept, now = book.promises.get(gang.id), (book.version, table.generation)
+        if (
+            kept is not None
+            and kept.start_ms >= view.now_ms
+            and ((self.queue.promises > 1 and gang.id in self._made) or self._made.get(gang.id) == now)
+        ):
+            return
+        book.withdraw(gang.id)
         promise = soonest(self._engine, gang, view)
-        if promise is not None and kept is not None and kept.start_ms < promise.start_ms:
-            promise = kept if kept.start_ms > view.now_ms else promise
+        if kept is not None and view.now_ms < kept.start_ms and (promise is None or kept.start_ms < promise.start_ms):
+            promise = kept  # also when, one by one, its members find no better
         if promise is not None:
             book.promise(promise)
+        self._made[gang.id] = now
 
     # -------------------------------------------------------------------------------------------- for `why`
 
@@ -284,11 +344,9 @@ class ReservingLine:
 
     def position(self, gang: Gang, now_ms: int = 0) -> int:
         """1 for the first in line."""
-        slot = self._slots.get(gang.id)
-        if slot is None:
+        if gang.id not in self._slots:
             return len(self.gangs)
-        order = self._masked(self.queue.order(self._waiting(), now_ms))
-        return 1 + int(np.count_nonzero(order < order[slot]))
+        return 1 + next(place for place, other in enumerate(self._in_order(now_ms)) if other.id == gang.id)
 
 
 def _book(view: View) -> Book:

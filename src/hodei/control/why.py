@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hodei.control.controller import Controller
 from hodei.control.gangs import latest
+from hodei.control.holds import in_time
 from hodei.control.patience import soonest_end
 from hodei.control.repair import repairs
 from hodei.engine.cycle import Engine
@@ -17,7 +18,7 @@ from hodei.engine.explain import blockers, nearest_miss, objections, summary
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
 from hodei.engine.preempt import Preemption
-from hodei.engine.view import Gang, View, gang_of
+from hodei.engine.view import Gang, View
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, Run
@@ -45,8 +46,9 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
         text = "held: it is not considered until it is released"
         return _about(controller, known, now_ms, "held", "HELD", text, hint=f"hodei release {job}")
     if known.state == "pending":
-        return _waiting(controller, known, now_ms)
-    return landed(known, list(controller.world.runs.get(job, {}).values()), now_ms, controller.beat_ms)
+        return in_time(controller, known, _waiting(controller, known, now_ms), now_ms)
+    answer = landed(known, list(controller.world.runs.get(job, {}).values()), now_ms, controller.beat_ms)
+    return in_time(controller, known, answer, now_ms)
 
 
 def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Explanation:
@@ -82,7 +84,7 @@ def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[
         kept: list[tuple[Gang, list[Placed]]] = []
         refused = 0
         for spec in specs:
-            gang = gang_of(0, spec, now_ms)
+            gang = controller.gang(0, spec, now_ms)
             gang.order = ()
             engine.profile(gang).admit(gang)
             result = engine.try_gang(gang, controller.view(now_ms))

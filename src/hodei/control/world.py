@@ -5,15 +5,17 @@ Changes are collected here and handed out once per step, so that ten changes of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
 
 from hodei.engine.book import Book
 from hodei.engine.nodes import Table
-from hodei.model.effects import Act, Event, Record, Save, SaveJob, SaveMarks, SaveRun
+from hodei.model.booking import Booking
+from hodei.model.effects import Act, Event, Record, Save, SaveBooking, SaveJob, SaveMarks, SaveRun
 from hodei.model.ids import JobId, NodeName, RunId, job_of
-from hodei.model.job import Job, Run
+from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED, JobState, RunState, advance_job, advance_run
 from hodei.model.node import Node, NodeMarks
 
@@ -23,7 +25,9 @@ class World:
         self.table = Table()
         self.book = Book(self.table)
         self.keeps_book = False
+        # How long jobs may hold what they got, and what to think of one that was not asked about when it started.
         self.estimates: dict[JobId, int] = {}
+        self.limit_ms: Callable[[JobSpec], int] = lambda spec: spec.estimate_ms or spec.timeout_ms
         self.jobs: dict[JobId, Job] = {}
         self.runs: dict[JobId, dict[RunId, Run]] = {}
         self.on_node: dict[NodeName, set[RunId]] = {}
@@ -36,6 +40,7 @@ class World:
         self._jobs: dict[JobId, Job] = {}
         self._runs: dict[RunId, Run] = {}
         self._marks: dict[NodeName, NodeMarks] = {}
+        self._bookings: dict[str, SaveBooking] = {}
         self._events: list[Event] = []
         self._acts: list[Act] = []
 
@@ -68,12 +73,37 @@ class World:
         if run.state not in RUN_ENDED:
             self.on_node.setdefault(run.node, set()).add(run.id)
             if self.keeps_book:
-                spec = self.jobs[run.job].spec
-                request, estimate = spec.task_of(run.member).request, self.estimates.get(run.job, spec.estimate_ms)
-                self.book.started(run.id, run.node, request, run.started_ms or run.placed_ms, estimate)
+                self._enter(run, self.book)
         if new:
             self._new_runs.add(run.id)
             self._runs[run.id] = run
+
+    def _enter(self, run: Run, book: Book) -> None:
+        spec = self.jobs[run.job].spec
+        limit_ms = self.estimates.get(run.job)
+        if limit_ms is None:
+            limit_ms = self.limit_ms(spec)
+        request = spec.task_of(run.member).request
+        book.started(run.id, run.node, request, run.started_ms or run.placed_ms, limit_ms, spec.project)
+
+    def drawn_up(self) -> Book:
+        """The book as it would be if it had been kept all the time."""
+        if self.keeps_book:
+            return self.book
+        return self._fill(Book(self.table))
+
+    def _fill(self, book: Book) -> Book:
+        for job in sorted(self.runs):
+            for run in self.live_runs(job):
+                self._enter(run, book)
+        return book
+
+    def keep_book(self) -> None:
+        """From now on: someone has begun to reckon with time. Nobody who does so keeps it from the beginning on, because
+        most houses never do."""
+        if not self.keeps_book:
+            self._fill(self.book)
+            self.keeps_book = True
 
     def change_run(self, run: Run, *, to: RunState | None = None, **changes: Any) -> Run:
         """The one door for runs. A run that ends gives its node back (its job's request is released by the caller)."""
@@ -125,6 +155,20 @@ class World:
         if marks.node in self.nodes:
             self.put_node(self.nodes[marks.node])
 
+    # ------------------------------------------------------------------------------------------- bookings
+
+    def put_booking(self, booking: Booking, *, new: bool) -> None:
+        self.keep_book()
+        self.book.book(booking)
+        if new:
+            self._bookings[booking.name] = SaveBooking(booking)
+
+    def drop_booking(self, name: str) -> Booking | None:
+        booking = self.book.unbook(name)
+        if booking is not None:
+            self._bookings[name] = SaveBooking(booking, gone=True)
+        return booking
+
     # ------------------------------------------------------------------------------------------- effects
 
     def act(self, act: Act) -> None:
@@ -138,8 +182,9 @@ class World:
         saves: list[Save] = [SaveJob(job, id in self._new_jobs) for id, job in self._jobs.items()]
         saves += [SaveRun(run, id in self._new_runs) for id, run in self._runs.items()]
         saves += [SaveMarks(marks) for marks in self._marks.values()]
+        saves += self._bookings.values()
         saves += [Record(event) for event in self._events]
         acts = self._acts
         self._new_jobs, self._new_runs = set(), set()
-        self._jobs, self._runs, self._marks, self._events, self._acts = {}, {}, {}, [], []
+        self._jobs, self._runs, self._marks, self._bookings, self._events, self._acts = {}, {}, {}, {}, [], []
         return saves, acts

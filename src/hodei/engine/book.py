@@ -1,11 +1,13 @@
 """The book of time: until when runs are expected to hold what they hold, and from when it is promised to others.
 
 Everything here is an expectation: a run that outlives its estimate is expected to end when its estimate has doubled (and
-doubled again). A promise is kept by never starting anything that would still hold the promised room by then.
+doubled again). A promise is kept by never starting anything that would still hold the promised room by then. Of room that
+is booked for a project as much is spoken for as the project's own runs do not hold already.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -13,10 +15,12 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from hodei.engine.nodes import Table
+from hodei.model.booking import Booking
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.resources import Resources
 
 FOREVER = 1 << 62
+_NOTHING: Resources = {}
 
 
 class Span(NamedTuple):
@@ -26,6 +30,7 @@ class Span(NamedTuple):
     run: RunId
     start_ms: int
     request: Resources
+    project: str = ""
 
 
 class Promise(Struct, frozen=True):
@@ -36,16 +41,6 @@ class Promise(Struct, frozen=True):
     end_ms: int
     places: tuple[tuple[NodeName, Resources], ...]
     made_ms: int = 0
-
-
-class Booking(Struct, frozen=True):
-    """Room that belongs to a project for a window of time, whoever asks for it."""
-
-    name: str
-    project: str
-    start_ms: int
-    end_ms: int
-    places: tuple[tuple[NodeName, Resources], ...]
 
 
 class Claim(NamedTuple):
@@ -64,17 +59,27 @@ class Book:
         self._table = table
         self._spans: dict[NodeName, list[Span]] = {}
         self._where: dict[RunId, tuple[NodeName, Span]] = {}
+        # What the runs of a node hold together, and the promises by the time at which they fall due.
+        self._held: dict[NodeName, Resources] = {}
+        self._due: list[tuple[int, JobId]] = []
         self._claims: dict[NodeName, list[Claim]] = {}
+        self.version = 0  # counts what changes expectations; promises made at one version hold for it
         self.promises: dict[JobId, Promise] = {}
         self.bookings: dict[str, Booking] = {}
 
     # ------------------------------------------------------------------------------------------------ runs
 
-    def started(self, run: RunId, node: NodeName, request: Resources, start_ms: int, estimate_ms: int) -> None:
+    def started(
+        self, run: RunId, node: NodeName, request: Resources, start_ms: int, estimate_ms: int, project: str = ""
+    ) -> None:
         self.ended(run)
-        span = Span(start_ms + estimate_ms if estimate_ms else FOREVER, run, start_ms, request)
+        span = Span(start_ms + estimate_ms if estimate_ms else FOREVER, run, start_ms, request, project)
         insort(self._spans.setdefault(node, []), span, key=_by_end)
         self._where[run] = (node, span)
+        held = self._held.setdefault(node, {})
+        for resource, amount in request.items():
+            held[resource] = held.get(resource, 0) + amount
+        self.version += 1
 
     def ended(self, run: RunId) -> None:
         node, span = self._where.pop(run, ("", None))
@@ -82,6 +87,14 @@ class Book:
             spans = self._spans[node]
             at = bisect_left(spans, _by_end(span), key=_by_end)
             del spans[at]
+            held = self._held[node]
+            for resource, amount in span.request.items():
+                held[resource] -= amount
+            self.version += 1
+
+    def outlived(self, node: NodeName, at_ms: int) -> list[Span]:
+        """The runs of a node that should have been over by then."""
+        return [span for span in self._spans.get(node, ()) if span.end_ms <= at_ms]
 
     def spans(self, node: NodeName, now_ms: int) -> Sequence[Span]:
         """The runs of a node by expected end; those that have outlived their estimate with a later one."""
@@ -95,6 +108,7 @@ class Book:
     def promise(self, promise: Promise) -> None:
         self.withdraw(promise.job)
         self.promises[promise.job] = promise
+        heapq.heappush(self._due, (promise.start_ms, promise.job))
         for node, request in promise.places:
             claim = Claim(promise.start_ms, promise.end_ms, request, promise.job)
             self._claims.setdefault(node, []).append(claim)
@@ -105,9 +119,20 @@ class Book:
             self._drop(promise.places, lambda claim: claim.job == job)
         return promise
 
+    def overdue(self, now_ms: int) -> list[Promise]:
+        """The promises that stand and whose time has passed; each is named once."""
+        late = dict[JobId, Promise]()
+        while self._due and self._due[0][0] < now_ms:
+            start_ms, job = heapq.heappop(self._due)
+            promise = self.promises.get(job)
+            if promise is not None and promise.start_ms == start_ms:
+                late[job] = promise
+        return list(late.values())
+
     def book(self, booking: Booking) -> None:
         self.unbook(booking.name)
         self.bookings[booking.name] = booking
+        self.version += 1
         for node, request in booking.places:
             claim = Claim(booking.start_ms, booking.end_ms, request, 0, booking.project, booking.name)
             self._claims.setdefault(node, []).append(claim)
@@ -116,6 +141,7 @@ class Book:
         booking = self.bookings.pop(name, None)
         if booking is not None:
             self._drop(booking.places, lambda claim: claim.name == name)
+            self.version += 1
         return booking
 
     def _drop(self, places: Iterable[tuple[NodeName, Resources]], which: object) -> None:
@@ -125,6 +151,10 @@ class Book:
                 self._claims[node] = left
             else:
                 self._claims.pop(node, None)
+
+    def claims_on(self, node: NodeName) -> Sequence[Claim]:
+        """All that is spoken for there, promised and booked."""
+        return self._claims.get(node, ())
 
     @property
     def claimed(self) -> Iterable[NodeName]:
@@ -151,10 +181,9 @@ class Book:
                 continue
             at_ms = max(claim.start_ms, now_ms)
             free = self._free_at(node, request, now_ms, at_ms)
-            for other in self.claims(node, job, project):
-                if other.start_ms <= at_ms < other.end_ms:
-                    for resource in request:
-                        free[resource] -= other.request.get(resource, 0)
+            spoken_for = _spoken_for(self.claims(node, job, project), self.spans(node, now_ms), at_ms)
+            for resource in request:
+                free[resource] -= spoken_for.get(resource, 0)
             if any(free[resource] < amount for resource, amount in request.items()):
                 return claim
         return None
@@ -183,8 +212,12 @@ class Book:
     def _free_at(self, node: NodeName, request: Resources, now_ms: int, at_ms: int) -> Resources:
         """What is free of the resources that are asked for, when all runs that should be over by then are."""
         row = self._table.row[node]
-        room, used = self._table.room[row], self._table.holds[row].used
-        free = {resource: room.get(resource, 0) - used.get(resource, 0) for resource in request}
+        room, used, held = self._table.room[row], self._table.holds[row].used, self._held.get(node, _NOTHING)
+        # While others are only thought away (a trial of taking their place) the table has less than the book: their
+        # room must not be counted as free once now and once more when they should have ended.
+        free = {
+            resource: room.get(resource, 0) - max(used.get(resource, 0), held.get(resource, 0)) for resource in request
+        }
         if at_ms >= 0:
             for span in self.spans(node, now_ms):
                 if span.end_ms > at_ms:
@@ -202,19 +235,59 @@ def _by_end(span: Span) -> tuple[int, RunId]:
 def _corrected(span: Span, now_ms: int) -> Span:
     if span.end_ms >= now_ms:
         return span
-    length = max(span.end_ms - span.start_ms, 1)
-    while span.start_ms + length < now_ms:
-        length *= 2
-    return Span(span.start_ms + length, span.run, span.start_ms, span.request)
+    end_ms = corrected_end(span.start_ms, span.end_ms - span.start_ms, now_ms)
+    return Span(end_ms, span.run, span.start_ms, span.request, span.project)
+
+
+def corrected_end(start_ms: int, length_ms: int, now_ms: int) -> int:
+    """When something that began then and should take so long ends: if it is not over by now, after twice as long, or
+    four times."""
+    length_ms = max(length_ms, 1)
+    while start_ms + length_ms < now_ms:
+        length_ms *= 2
+    return start_ms + length_ms
+
+
+def _spoken_for(claims: Sequence[Claim], spans: Sequence[Span], at_ms: int) -> Resources:
+    """What is promised or booked at that moment, less what the projects that booked hold of it already."""
+    out: Resources = {}
+    booked: dict[str, Resources] = {}
+    for claim in claims:
+        if claim.start_ms <= at_ms < claim.end_ms:
+            amounts = out if claim.job else booked.setdefault(claim.project, {})
+            for resource, amount in claim.request.items():
+                amounts[resource] = amounts.get(resource, 0) + amount
+    for project, amounts in booked.items():
+        for span in spans:
+            if span.project == project and span.end_ms > at_ms:
+                for resource in amounts:
+                    amounts[resource] -= span.request.get(resource, 0)
+        for resource, amount in amounts.items():
+            if amount > 0:
+                out[resource] = out.get(resource, 0) + amount
+    return out
 
 
 def _steps(spans: Sequence[Span], claims: Sequence[Claim], now_ms: int) -> list[tuple[int, int, Resources]]:
     """Changes of what is free, in order of time: (when, by which sign, how much)."""
     steps = [(max(span.end_ms, now_ms), 1, span.request) for span in spans if span.end_ms < FOREVER]
+    booked: dict[str, list[Claim]] = {}
     for claim in claims:
         if claim.end_ms > now_ms:
+            if not claim.job and any(span.project == claim.project for span in spans):
+                booked.setdefault(claim.project, []).append(claim)
+                continue
             steps.append((max(claim.start_ms, now_ms), -1, claim.request))
             steps.append((claim.end_ms, 1, claim.request))
+    for project, theirs in booked.items():
+        own = [span for span in spans if span.project == project]
+        moments = {now_ms, *(claim.end_ms for claim in theirs), *(span.end_ms for span in own)}
+        moments |= {claim.start_ms for claim in theirs}
+        before: Resources = {}
+        for at_ms in sorted(moment for moment in moments if now_ms <= moment < FOREVER):
+            spoken_for = _spoken_for(theirs, own, at_ms)
+            steps += [(at_ms, 1, before), (at_ms, -1, spoken_for)]
+            before = spoken_for
     return sorted(steps, key=lambda step: step[0])
 
 

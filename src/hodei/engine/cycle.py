@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
@@ -25,6 +25,7 @@ from hodei.model.decision import Reason, Verdict
 # Ways to lay a gang that are tried when two plugins have wishes about it.
 _LAYOUTS_TRIED = 1024
 _LAYOUTS_CROSSED = 20_000
+_OPENINGS_KEPT = 4096
 
 
 class Engine:
@@ -35,6 +36,7 @@ class Engine:
         self.profiles = dict(profiles)
         self.runner = Runner()
         self._rankings = Rankings(table, self.runner)
+        self._openings: dict[Hashable, tuple[int, Mask]] = {}
 
     def profile(self, gang: Gang) -> Profile:
         return self.profiles[gang.job.profile]
@@ -89,7 +91,7 @@ class Engine:
     def layouts(self, gang: Gang, view: View) -> Layouts | Reason | None:
         """The ways in which the gang may lie, best first; None for any way at all, a Reason if there is none."""
         whole: Layouts | None = None
-        for plugin in self.profile(gang).layouts:
+        for plugin in gang.laid_by:
             found = self.runner.layouts(plugin, gang, self.table, view)
             if isinstance(found, Reason):
                 return found
@@ -99,7 +101,7 @@ class Engine:
 
     def _lay(self, gang: Gang, profile: Profile, view: View, search: bool, extras: bool) -> list[Placed] | Refusal:
         """In the first layout that has room; if none has, but the gang would fit without, that is the reason."""
-        layouts = self.layouts(gang, view) if profile.layouts else None
+        layouts = self.layouts(gang, view) if gang.laid_by else None
         if layouts is None:
             return self._within(gang, profile, view, None, search, extras)
         if isinstance(layouts, Reason):
@@ -196,8 +198,17 @@ class Engine:
 
     def open_rows(self, gang: Gang, kind: int, view: View) -> Mask:
         """As `open_to`, and quicker where nothing but room depends on what runs."""
-        ranking = self._rankings.of(self.profile(gang), gang.members[kind], gang.shapes[kind], view)
-        return ranking.openings() if ranking.plain else self.open_to(gang, gang.members[kind], view)
+        shape, generation = gang.shapes[kind], self.table.generation
+        known = self._openings.get(shape)
+        if known is not None and known[0] == generation:
+            return known[1]
+        ranking = self._rankings.of(self.profile(gang), gang.members[kind], shape, view)
+        if not ranking.plain:
+            return self.open_to(gang, gang.members[kind], view)
+        if len(self._openings) >= _OPENINGS_KEPT:
+            self._openings.clear()
+        self._openings[shape] = (generation, ranking.openings())
+        return self._openings[shape][1]
 
     def open_to(self, gang: Gang, member: Member, view: View) -> Mask:
         """The nodes that nothing keeps the member from but what others' going could change."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from hodei.engine.points import Trigger
-from hodei.model.decision import Decision, Verdict
+from hodei.model.decision import Decision, StartKind, Verdict
 from hodei.model.ids import JobId, NodeName
 
 EXISTING_ANTI_AFFINITY = "EXISTING_ANTI_AFFINITY"
 
 
 class Bind(Struct, frozen=True, omit_defaults=True):
-    """Member `member` of job `job` goes to `node`."""
+    """Member `member` of job `job` goes to `node`. `kind`, of a line that promises starts: head | backfill | spill."""
 
     job: JobId
     task: str
@@ -20,6 +22,7 @@ class Bind(Struct, frozen=True, omit_defaults=True):
     node: NodeName
     backend: str
     decision: Decision | None = None
+    kind: StartKind | Literal[""] = ""
 
 
 class Refusal(Struct, frozen=True, omit_defaults=True):

@@ -137,9 +137,11 @@ class Waiting(Struct):
 
 class TimedQueue(QueueSort, Protocol):
     """A line that promises starts. `promises`: how many of those who can not start are promised one, in order; nobody
-    behind them may start if that would break a promise (0: nobody behind the first may start at all)."""
+    behind them may start if that would break a promise (0: nobody behind the first may start at all). `restless`: the
+    order of two gangs may change while they wait."""
 
     promises: int
+    restless: bool
 
     def estimate_ms(self, gang: Gang) -> int:
         """How long a gang is expected to run, also if nobody said."""

@@ -7,11 +7,13 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from hodei.engine.points import Bind, Filter, LayoutPoint, Permit, PreFilter, QueueSort, Reserve, Score
+from hodei.engine.points import SILENT, Bind, Filter, LayoutPoint, Permit, PreFilter, QueueSort, Reserve, Score
 from hodei.engine.tenancy import class_of
 from hodei.engine.view import Gang, Member
+from hodei.model.job import JobSpec
 
 _SHAPES_KEPT = 100_000
+_SPECS_KEPT = 4096
 
 
 class Weighted(Struct, frozen=True):
@@ -55,6 +57,7 @@ class Profile(Struct, frozen=True):
     readers: tuple[Any, ...] = ()
     judges: tuple[Any, ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
+    specs: dict[int, tuple[JobSpec, tuple[tuple[Hashable, ...], Hashable, tuple[Any, ...]]]] = {}
 
     def __post_init__(self) -> None:
         scores = (weighted.plugin for weighted in self.scores)
@@ -65,11 +68,27 @@ class Profile(Struct, frozen=True):
         """Fill in what the queue and the caches need to know of a gang, once."""
         gang.order = (*self.queue.queue_sort(gang), gang.id)
         gang.tenant = self.queue.tenant(gang)
-        gang.shapes = tuple(self._shape(member) for member in gang.members)
+        gang.shapes, judged, gang.laid_by = self._known(gang)
         # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
         counts = (*map(len, gang.needed), *map(len, gang.extra))
-        judged = tuple(key_of(plugin, member) for plugin in self.judges for member in gang.members)
         gang.group = (self.name, gang.tenant, class_of(gang.job.priority), gang.shapes, counts, judged)
+
+    def _known(self, gang: Gang) -> tuple[tuple[Hashable, ...], Hashable, tuple[Any, ...]]:
+        """What the plugins tell gangs apart by; jobs that share one spec (an array, a trace) are looked at once."""
+        seen = self.specs.get(id(gang.job))
+        if seen is not None and not gang.joins:
+            return seen[1]
+        shapes = tuple(self._shape(member) for member in gang.members)
+        keys = [(plugin, tuple(key_of(plugin, member) for member in gang.members)) for plugin in self.judges]
+        silent = (SILENT,) * len(gang.members)
+        laid_by = tuple(plugin for plugin in self.layouts if (plugin, silent) not in keys)
+        found = (shapes, tuple(key for _, key in keys), laid_by)
+        if not gang.joins:
+            if len(self.specs) >= _SPECS_KEPT:
+                self.specs.clear()
+            # The spec is kept with it, so that no other can come to stand where it stood.
+            self.specs[id(gang.job)] = (gang.job, found)
+        return found
 
     def _shape(self, member: Member) -> Hashable:
         """Members that no filter or score of this profile can tell apart have equal shapes."""

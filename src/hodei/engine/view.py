@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
+from hodei.model.decision import StartKind
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JobSpec, TaskSpec
 
@@ -26,7 +27,9 @@ class Gang(Struct):
 
     For each of `members`: the numbers of those that are `needed` (placed all, or nothing is), and of those that are
     taken along if there is room for them too (`extra`). `joins`: they join a gang that runs already, on `beside`.
-    `estimate_ms`: how long it is expected to run, 0 for "nobody knows".
+    `estimate_ms`: how long it may hold what it gets, by which promises are kept; `expected_ms`: the best guess, for orders
+    and forecasts; 0 for "nobody knows". `kind`: how it came to its start, in a line that promises some. `laid_by`: the plugins that have a say in how it
+    lies.
     """
 
     id: JobId
@@ -43,6 +46,9 @@ class Gang(Struct):
     last_attempt_ms: int = 0
     queued_ms: int = 0
     estimate_ms: int = 0
+    expected_ms: int = 0
+    kind: StartKind | Literal[""] = ""
+    laid_by: tuple[Any, ...] = ()
     joins: bool = False
     beside: tuple[NodeName, ...] = ()
 
@@ -76,6 +82,7 @@ def gang_of(id: JobId, job: JobSpec, submitted_ms: int) -> Gang:
         tuple(extra),
         queued_ms=submitted_ms,
         estimate_ms=job.estimate_ms,
+        expected_ms=job.estimate_ms,
     )
 
 

@@ -52,6 +52,23 @@ class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_members: int = 100_000
 
 
+class EstimatesConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long jobs are expected to run: by what users say; learned: the `quantile` (in percent) of the last `window`
+    runs of their like; or corrected: what users say, less by what they said too much of their last `window` runs."""
+
+    source: Literal["user", "learned", "corrected"] = "user"
+    quantile: int = 75
+    window: int = 20
+
+
+class ForecastConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """When those who wait will start, worked out anew so often; not while more than `max_jobs` wait."""
+
+    enabled: bool = True
+    every: str = "1m"
+    max_jobs: int = 5000
+
+
 class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """All that decisions depend on; a decision log carries it so that it can be replayed."""
 
@@ -60,6 +77,8 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_losses: int = 3
     admission: AdmissionConfig = AdmissionConfig()
     preemption: PreemptionConfig = PreemptionConfig()
+    estimates: EstimatesConfig = EstimatesConfig()
+    forecast: ForecastConfig = ForecastConfig()
 
 
 class SocketConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from hodei.model.ids import NodeName
+
+# How a gang of a line that promises starts came to its own: first in line; before one that was promised its start, and
+# over by then; beside what is promised.
+StartKind = Literal["head", "backfill", "spill"]
 
 
 class Reason(Struct, frozen=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from hodei.model.booking import Booking
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Checkpoint, Job, JobSpec, Run, TaskSpec
 from hodei.model.node import NodeMarks
@@ -42,6 +43,13 @@ class SaveMarks(Struct, frozen=True):
     marks: NodeMarks
 
 
+class SaveBooking(Struct, frozen=True):
+    """`gone`: it is over or was given up, and need not be remembered."""
+
+    booking: Booking
+    gone: bool = False
+
+
 class SaveKey(Struct, frozen=True):
     """An idempotency key, the fingerprint of the request that used it, and the jobs it made."""
 
@@ -49,6 +57,13 @@ class SaveKey(Struct, frozen=True):
     fingerprint: str
     jobs: tuple[JobId, ...]
     at_ms: int
+
+
+class SaveNote(Struct, frozen=True):
+    """What a part of the house wants to find again after a restart, under a name of its own; the last one counts."""
+
+    name: str
+    body: str
 
 
 class Record(Struct, frozen=True):
@@ -87,6 +102,6 @@ class Forget(Struct, frozen=True):
     backend: str
 
 
-Save = SaveJob | SaveRun | SaveMarks | SaveKey | Record
+Save = SaveJob | SaveRun | SaveMarks | SaveBooking | SaveKey | SaveNote | Record
 Act = Start | Stop | Forget
 Effect = Save | Act

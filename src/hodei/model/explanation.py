@@ -6,7 +6,10 @@ from typing import Any, Literal
 
 from msgspec import Struct, convert, structs
 
+from hodei.model.booking import Hold
 from hodei.model.decision import Decision
+from hodei.model.estimate import Estimate
+from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import JobSpec, TaskSpec
 
@@ -83,11 +86,23 @@ class Repair(Struct, frozen=True, omit_defaults=True):
     patch: Patch = Patch()
 
 
+class Promised(Struct, frozen=True):
+    """The job is to have room on these nodes by then at the latest, if all goes as estimated."""
+
+    start_ms: int
+    nodes: tuple[NodeName, ...]
+
+
 class Explanation(Struct, frozen=True, omit_defaults=True):
     """`code` and `summary` are the dominant reason; `blockers` lists every reason, the most frequent first.
 
     `status` tells apart what merely waits from what no node could ever take (`unsatisfiable`). `repairs` are single
     changes to the job, the smallest first, each of which would let it start now.
+
+    Of time: `estimate` is how long it is expected to run, `expected_end_ms` when it should be over if it runs
+    (`outlived`: it should have been before, and that is when twice as long, or four times, is over), `promise` the start
+    that it was promised, `held_for` who was promised or has reserved the room that it could start in now,
+    `forecast` when it will probably start.
     """
 
     status: Status
@@ -110,3 +125,9 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     scheduler_beat_ms: int = 0
     at_ms: int = 0
     repairs: tuple[Repair, ...] = ()
+    estimate: Estimate | None = None
+    expected_end_ms: int = 0
+    outlived: bool = False
+    promise: Promised | None = None
+    held_for: tuple[Hold, ...] = ()
+    forecast: StartForecast | None = None

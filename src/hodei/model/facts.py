@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from hodei.model.booking import Booking
+from hodei.model.estimate import Ran
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RunState
@@ -96,6 +98,27 @@ class NodeMarked(Fact, frozen=True):
     drain: bool = False
 
 
+class BookingMade(Fact, frozen=True):
+    """Someone has reserved capacity; the nodes are chosen and it was checked that there is room. Also read from the store
+    at start-up (`restored`)."""
+
+    booking: Booking
+    restored: bool = False
+
+
+class BookingCancelled(Fact, frozen=True):
+    """A reservation was given up, or is no longer wanted while it lasts."""
+
+    name: str
+    by: str = ""
+
+
+class HistoryRestored(Fact, frozen=True):
+    """How long jobs ran that ended before this process began, the oldest first."""
+
+    ran: tuple[Ran, ...]
+
+
 AnyFact = (
     JobSubmitted
     | JobRestored
@@ -108,4 +131,7 @@ AnyFact = (
     | NodeJoined
     | NodeLost
     | NodeMarked
+    | BookingMade
+    | BookingCancelled
+    | HistoryRestored
 )

@@ -15,6 +15,7 @@ from hodei.engine.points import Layout, Layouts, Placed, Trigger
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.resources import Resources
+from hodei.model.text import moment
 
 
 class Promises:
@@ -23,7 +24,7 @@ class Promises:
 
     def key(self, member: Member) -> Hashable:
         # Not to the millisecond: those who wait in one group are tried one after another, the shortest of them in time.
-        return member.job.project, member.job.estimate_ms.bit_length()
+        return member.job.project, (member.job.estimate_ms or member.job.timeout_ms).bit_length()
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | Reason | None:
         """All nodes but those on which a member would stand in the way of a claim."""
@@ -68,7 +69,8 @@ class Promises:
     def _reason(self, claim: Claim) -> Reason:
         if claim.job:
             return Reason(self.name, "PROMISED", f"it would delay job {claim.job}, which is promised this room next")
-        return Reason(self.name, "BOOKED", f"the room is booked for project {claim.project} ({claim.name})")
+        until = moment(claim.end_ms)
+        return Reason(self.name, "BOOKED", f"reservation {claim.name} of project {claim.project} has it until {until}")
 
 
 def _asked(member: Member) -> Resources:

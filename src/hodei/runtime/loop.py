@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from hodei.control.controller import Controller
+from hodei.control.controller import Controller, Step
 from hodei.model.effects import Act, Record, Save, SaveJob
 from hodei.model.errors import HodeiError, StaleEpoch, Unavailable
 from hodei.model.facts import Fact
@@ -57,6 +57,7 @@ class Loop:
         self._stopping = False
         self._in_a_hurry = asyncio.Event()
         self.waiting_jobs = 0
+        self.on_step: Callable[[Step], None] | None = None
 
     # ------------------------------------------------------------------------------------------- telling
 
@@ -147,6 +148,8 @@ class Loop:
         if saves:
             await self._commit(saves)
         self._metrics.stepped(step, decided - started, time.perf_counter() - decided)
+        if self.on_step is not None:
+            self.on_step(step)
         events = [save.event for save in step.saves if isinstance(save, Record)]
         ended = [save.job.id for save in step.saves if isinstance(save, SaveJob) and save.job.state in JOB_ENDED]
         for done in waiting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hodei.control.controller import Controller, Step
-from hodei.model.effects import SaveJob
+from hodei.model.effects import Record, SaveJob
 from hodei.model.lifecycle import JOB_ENDED
 
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -28,6 +28,13 @@ class Metrics:
         self.submitted = Counter("hodei_jobs_submitted", "Jobs accepted", registry=r)
         self.ended = Counter("hodei_jobs_ended", "Jobs ended, by state", ["state"], registry=r)
         self.preemptions = Counter("hodei_preemptions", "Gangs told to go to make room for others", registry=r)
+        self.starts = Counter(
+            "hodei_starts", "Jobs of lines that promise starts, by how they came to theirs", ["kind"], registry=r
+        )
+        self.broken = Counter("hodei_promises_broken", "Promised starts broken by the scheduler itself", registry=r)
+        self.missed = Counter(
+            "hodei_promises_missed", "Promised starts that came late for another cause", ["cause"], registry=r
+        )
         self.faults = Counter(
             "hodei_plugin_faults", "Plugin failures that were fenced", ["plugin", "point"], registry=r
         )
@@ -48,6 +55,8 @@ class Metrics:
             self.commit.observe(commit_seconds * 1000)
         placed: dict[int, int] = {}
         for bind in step.plan.binds:
+            if bind.kind and bind.job not in placed:
+                self.starts.labels(bind.kind).inc()
             placed[bind.job] = placed.get(bind.job, 0) + 1
         if placed:
             self.attempts.labels("scheduled").inc(len(placed))
@@ -69,6 +78,9 @@ class Metrics:
                     self.ended.labels(job.state).inc()
                 elif job.state == "pending" and job.attempt and job.queued_ms == job.changed_ms:
                     self.retries.labels(job.reason_code).inc()
+            elif isinstance(save, Record) and save.event.kind == "promise.missed":
+                cause = save.event.detail["cause"]
+                (self.broken if cause == "broken" else self.missed.labels(cause)).inc()
         self.submitted.inc(new)
 
     def render(self, controller: Controller) -> bytes:

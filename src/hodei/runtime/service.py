@@ -12,16 +12,25 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hodei.control import why as explain
+from hodei.control.bookings import choose, late_runs
 from hodei.control.controller import Controller
+from hodei.control.holds import holds_on
 from hodei.control.one_node import on_node
+from hodei.control.whatif import Question
+from hodei.model.booking import Booking, Hold, Late, Wish
+from hodei.model.config import SchedulingConfig
 from hodei.model.effects import SaveKey
 from hodei.model.errors import Conflict, NotFound, Unavailable
+from hodei.model.estimate import Estimate, Ran, ran
 from hodei.model.explanation import Explanation
 from hodei.model.facts import (
+    BookingCancelled,
+    BookingMade,
     Fact,
+    HistoryRestored,
     JobCancelled,
     JobHeld,
     JobReleased,
@@ -31,14 +40,17 @@ from hodei.model.facts import (
     MarksRestored,
     NodeMarked,
 )
+from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
 from hodei.model.resources import Resources
-from hodei.ports import Backend, Clock, Opened, Store
+from hodei.model.whatif import WhatIf
+from hodei.ports import Backend, Clock, JobQuery, Opened, Store
 from hodei.runtime.binder import Binder
 from hodei.runtime.decision_log import DecisionLog
+from hodei.runtime.foresight import Foresight
 from hodei.runtime.hub import Hub, Subscription
 from hodei.runtime.loop import Loop
 from hodei.runtime.metrics import Metrics
@@ -48,12 +60,23 @@ log = logging.getLogger("hodei.service")
 T = TypeVar("T")
 _RESTORE_BATCH = 1000
 _PRUNE_EVERY_S = 60.0
+# So many ended jobs are looked at when a server that learns from them starts.
+_HISTORY = 5000
 
 
 class NodeStatus(Struct, frozen=True):
     node: Node
     used: Resources
     runs: int
+    holds: tuple[Hold, ...] = ()
+
+
+class ReservationStatus(Struct, frozen=True):
+    """A reservation, what its project holds of it now, and the runs that may not make way for it in time."""
+
+    booking: Booking
+    active: bool = False
+    late: tuple[Late, ...] = ()
 
 
 class Submitted(Struct, frozen=True):
@@ -73,12 +96,15 @@ class Service:
         retention_ms: int = 0,
         decision_log: DecisionLog | None = None,
         checks: Callable[[Service], Awaitable[list[Any]]] | None = None,
+        scheduling: SchedulingConfig | None = None,
+        trial_controller: Callable[[SchedulingConfig], Controller] | None = None,
     ) -> None:
         self.store = store
         self.installation, self.epoch = opened.installation, opened.epoch
         self.clock = clock
         self.started_ms = clock.now_ms()
         self.controller = controller
+        self.scheduling = scheduling or SchedulingConfig()
         self.profiles = tuple(sorted(controller.engine.profiles))
         self.backends = tuple(backends)
         self.prometheus = Metrics()
@@ -91,7 +117,11 @@ class Service:
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="reader")
         self._keys: dict[str, asyncio.Task[Submitted]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._reserving = asyncio.Lock()
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
+        self.foresight = Foresight(
+            controller, store, clock, self.prometheus.registry, self.scheduling.forecast, trial_controller
+        )
         self._binder = Binder(backends, clock, self.prometheus, self.loop.tell)
         self._watchers = {
             name: Watcher(backend, controller.world, clock, self.prometheus, self.loop.tell, self._act)
@@ -103,6 +133,9 @@ class Service:
     async def start(self) -> None:
         """Restore what the store remembers, then connect to the backends; returns when the loop turns."""
         facts: list[Fact] = [MarksRestored(marks) for marks in await self.read(self.store.marks)]
+        if self.controller.estimator.learns:
+            facts.append(HistoryRestored(await self.read(self._history)))
+        facts += [BookingMade(booking, restored=True) for booking in await self.read(self.store.bookings)]
         facts += [JobRestored(job, runs) for job, runs in await self.read(self.store.active)]
         self._spawn(self.loop.run())
         for first in range(0, len(facts), _RESTORE_BATCH):
@@ -112,6 +145,21 @@ class Service:
             self._spawn(watcher.watch())
         if self._retention_ms:
             self._spawn(self._prune())
+        if self.foresight.enabled:
+            self.loop.on_step = self.foresight.stepped
+            self._spawn(self.foresight.run(partial(self.loop.committed, ())))
+
+    def _history(self) -> tuple[Ran, ...]:
+        """What the most recent jobs that the store remembers tell about how long their like run, the oldest first."""
+        ended, after = list[Job](), 0
+        while len(ended) < _HISTORY:
+            page = self.store.jobs(JobQuery(states=("succeeded", "failed"), after=after, limit=1000))
+            ended += page.jobs
+            after = page.next_after
+            if not after:
+                break
+        ended.sort(key=lambda job: (job.finished_ms, job.id))
+        return tuple(told for job in ended if (told := ran(job)) is not None)
 
     def hurry(self) -> None:
         """A stop is coming: nobody is to wait for a store that is out of order."""
@@ -127,6 +175,7 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for backend in self._backends.values():
             await backend.close()
+        self.foresight.close()
         self._readers.shutdown(wait=True)
         if self._decision_log is not None:
             self._decision_log.close()
@@ -274,7 +323,16 @@ class Service:
             known = await self._stored(job)
             runs = await self.read(self.store.runs, job)
             found = explain.landed(known, runs, self.clock.now_ms(), self.controller.beat_ms)
+        found = structs.replace(found, forecast=self.forecast(known))
         return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
+
+    def forecast(self, job: Job) -> StartForecast | None:
+        """When it will probably start; None if it does not wait or nobody can tell."""
+        return self.foresight.latest(job.id) if job.state == "pending" else None
+
+    async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
+        """What would be different; nothing is changed."""
+        return await self.foresight.what_if(question, policy)
 
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
         return explain.plan(self.controller, specs, self.clock.now_ms())
@@ -300,7 +358,11 @@ class Service:
     def nodes(self) -> list[NodeStatus]:
         table = self.controller.world.table
         table.settle()
-        return [NodeStatus(node, table.usage(row), int(table.runs[row])) for row, node in enumerate(table.nodes)]
+        world = self.controller.world
+        return [
+            NodeStatus(node, table.usage(row), int(table.runs[row]), holds_on(world, node.name))
+            for row, node in enumerate(table.nodes)
+        ]
 
     async def mark_node(self, change: NodeMarked) -> NodeStatus:
         if change.node not in self.controller.world.nodes:
@@ -308,7 +370,43 @@ class Service:
         await self.loop.committed([change])
         return next(status for status in self.nodes() if status.node.name == change.node)
 
+    # ---------------------------------------------------------------------------------------- reservations
+
+    def reservations(self) -> list[ReservationStatus]:
+        """By the time at which they begin."""
+        bookings = self.controller.world.book.bookings.values()
+        return [self._reserved(booking) for booking in sorted(bookings, key=lambda b: (b.start_ms, b.name))]
+
+    def reservation(self, name: str) -> ReservationStatus:
+        booking = self.controller.world.book.bookings.get(name)
+        if booking is None:
+            raise NotFound(f"there is no reservation {name!r}", hint="hodei reserve list")
+        return self._reserved(booking)
+
+    async def reserve(self, wish: Wish) -> ReservationStatus:
+        """Durable when it returns. One after another, so that no two are given the same room."""
+        async with self._reserving:
+            self.controller.world.table.settle()
+            booking = choose(self.controller.world, wish, self.clock.now_ms())
+            await self.loop.committed([BookingMade(booking)])
+        return self._reserved(booking)
+
+    async def unreserve(self, name: str, by: str) -> ReservationStatus:
+        async with self._reserving:
+            gone = self.reservation(name)
+            await self.loop.committed([BookingCancelled(name, by)])
+        return gone
+
+    def _reserved(self, booking: Booking) -> ReservationStatus:
+        now_ms = self.clock.now_ms()
+        late = tuple(late_runs(self.controller.world, booking, now_ms))
+        return ReservationStatus(booking, booking.start_ms <= now_ms < booking.end_ms, late)
+
     # ------------------------------------------------------------------------------------------- looking
+
+    def expected(self, job: Job) -> Estimate | None:
+        """How long it is expected to run, by what is known now; None once it has ended."""
+        return None if job.state in JOB_ENDED else self.controller.estimator.estimate(job.spec)
 
     def subscribe(self) -> Subscription:
         return self.hub.subscribe()

@@ -79,6 +79,7 @@ class Shared:
     requests: Slots
     waits: Slots
     streams: Slots
+    what_ifs: Slots
     heartbeat_s: float
     send_timeout_s: float
     openapi: bytes

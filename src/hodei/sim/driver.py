@@ -12,6 +12,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from typing import Literal
 
 from hodei.control.controller import Controller, Step
 from hodei.model.effects import Start, Stop
@@ -27,6 +28,7 @@ from hodei.sim.traces import Arrival, Workload
 # Samples are thinned out, every other one, when there are so many.
 _SAMPLES_KEPT = 20_000
 _TOLD_EVERY_S = 0.2
+_NEVER = (1 << 62, 0, "")
 Tell = Callable[[int, int, int], None]
 
 
@@ -72,7 +74,6 @@ class Simulation:
         self._stride, self._steps, self._busy = 1, 0, 0
         self._used: Resources = {}
         self._preemptions = 0
-        self._broken = 0
 
     def run(self) -> Result:
         began = time.process_time()
@@ -94,7 +95,7 @@ class Simulation:
             samples=self._samples,
             seconds=time.process_time() - began,
             unplaced=len(unplaced),
-            promises_broken=self._broken,
+            promises_broken=self._controller.keeping.broken,
         )
 
     # --------------------------------------------------------------------------------------------- the heap
@@ -114,7 +115,7 @@ class Simulation:
                 self._lives[arrival.id] = _Life(arrival)
                 facts.append(JobSubmitted(Job(arrival.id, arrival.spec, "pending", now_ms, now_ms, queued_ms=now_ms)))
                 arrival = next(arrivals, None)
-            elif self._ends and self._ends[0][0] <= now_ms:
+            elif self._ends and self._ends[0][0] <= now_ms and self._ends[0] < self._soonest_foreseen():
                 facts += self._end_of(heapq.heappop(self._ends)[2], now_ms)
             while self._foreseen and self._foreseen[0][0] <= now_ms:
                 facts += self._end_of(heapq.heappop(self._foreseen)[2], now_ms)
@@ -122,6 +123,9 @@ class Simulation:
             if self._tell is not None and self._steps % 256 == 0 and time.monotonic() - told > _TOLD_EVERY_S:
                 told = time.monotonic()
                 self._tell(now_ms, len(self._outcomes), len(self._workload.arrivals))
+
+    def _soonest_foreseen(self) -> tuple[int, int, RunId]:
+        return self._foreseen[0] if self._foreseen else _NEVER
 
     def _next_ms(self, arrival: Arrival | None) -> int:
         """The next thing to happen: an arrival, an end, or what the controller wants to be woken for."""
@@ -135,9 +139,10 @@ class Simulation:
     def _step(self, now_ms: int, facts: list[Fact]) -> Step:
         step = self._controller.step(now_ms, facts)
         self._steps += 1
+        kinds = {bind.job: bind.kind for bind in step.plan.binds}
         for act in step.acts:
             if type(act) is Start:
-                self._started(act, now_ms)
+                self._started(act, kinds[act.run.job], now_ms)
             elif type(act) is Stop and act.run in self._running:
                 self._stop(act.run, now_ms)
         if self._steps % self._stride == 0:
@@ -146,11 +151,11 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------------------- runs
 
-    def _started(self, order: Start, now_ms: int) -> None:
+    def _started(self, order: Start, kind: StartKind | Literal[""], now_ms: int) -> None:
         life = self._lives[order.run.job]
         if not life.left:
             life.started_ms, life.nodes = now_ms, ()
-            life.kind = self._controller.start_kinds.pop(order.run.job, "head")
+            life.kind = kind or "head"
             self._busy += 1
         life.left += 1
         life.nodes = (*life.nodes, order.run.node)

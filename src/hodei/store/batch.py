@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from hodei.model.effects import Event, Record, Save, SaveJob, SaveKey, SaveMarks, SaveRun
+from hodei.model.effects import Event, Record, Save, SaveBooking, SaveJob, SaveKey, SaveMarks, SaveNote, SaveRun
 from hodei.model.errors import Conflict, InvalidInput
 from hodei.model.ids import JobId, NodeName, RunId, run_id
 from hodei.model.job import Job, Run
@@ -20,7 +20,7 @@ from hodei.model.node import NodeMarks
 class Batch:
     """`new_*` must not be in the store yet; the others must be there already."""
 
-    __slots__ = ("events", "jobs", "keys", "marks", "new_jobs", "new_runs", "runs")
+    __slots__ = ("bookings", "events", "jobs", "keys", "marks", "new_jobs", "new_runs", "notes", "runs")
 
     def __init__(self) -> None:
         self.new_jobs: dict[JobId, Job] = {}
@@ -28,7 +28,9 @@ class Batch:
         self.new_runs: dict[RunId, Run] = {}
         self.runs: dict[RunId, Run] = {}
         self.marks: dict[NodeName, NodeMarks] = {}
+        self.bookings: dict[str, SaveBooking] = {}
         self.keys: dict[str, SaveKey] = {}
+        self.notes: dict[str, str] = {}
         self.events: dict[int, Event] = {}
 
     @property
@@ -56,6 +58,10 @@ def sort_saves(saves: Sequence[Save]) -> Batch:
             _add_run(batch, save)
         elif isinstance(save, SaveMarks):
             batch.marks[save.marks.node] = save.marks
+        elif isinstance(save, SaveBooking):
+            batch.bookings[save.booking.name] = save
+        elif isinstance(save, SaveNote):
+            batch.notes[save.name] = save.body
         elif isinstance(save, SaveKey):
             if save.key in batch.keys:
                 raise Conflict(f"key {save.key!r} is saved twice in one batch")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
+from hodei.model.booking import Booking
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, NodeName, RunId, job_of
@@ -36,7 +37,9 @@ class _Memory:
         self.events: list[Event] = []
         self.events_of: dict[JobId, list[Event]] = {}
         self.marks: dict[NodeName, NodeMarks] = {}
+        self.bookings: dict[str, Booking] = {}
         self.keys: dict[str, SaveKey] = {}
+        self.notes: dict[str, str] = {}
 
 
 class MemoryStore:
@@ -76,7 +79,12 @@ class MemoryStore:
                 memory.marks.pop(marks.node, None)
                 if not marks.empty:
                     memory.marks[marks.node] = marks
+            for saved in batch.bookings.values():
+                memory.bookings.pop(saved.booking.name, None)
+                if not saved.gone:
+                    memory.bookings[saved.booking.name] = saved.booking
             memory.keys.update(batch.keys)
+            memory.notes.update(batch.notes)
             memory.last_job = max(memory.last_job, batch.last_job)
             memory.last_event = max(memory.last_event, batch.last_event)
 
@@ -112,6 +120,10 @@ class MemoryStore:
     def marks(self) -> list[NodeMarks]:
         with self._memory.lock:
             return [self._memory.marks[node] for node in sorted(self._memory.marks)]
+
+    def bookings(self) -> list[Booking]:
+        with self._memory.lock:
+            return [self._memory.bookings[name] for name in sorted(self._memory.bookings)]
 
     def job(self, job: JobId) -> Job | None:
         return self._memory.jobs.get(job)
@@ -153,6 +165,9 @@ class MemoryStore:
 
     def key(self, key: str) -> SaveKey | None:
         return self._memory.keys.get(key)
+
+    def note(self, name: str) -> str:
+        return self._memory.notes.get(name, "")
 
     def check(self) -> list[tuple[str, bool, str]]:
         return [("store", True, "in memory: everything is forgotten when the server stops")]

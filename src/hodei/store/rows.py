@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from hodei.model.booking import Booking
 from hodei.model.decision import Decision
 from hodei.model.effects import Event, SaveKey
 from hodei.model.ids import run_id
@@ -41,6 +42,7 @@ _decode_spec = msgspec.json.Decoder(JobSpec).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_grant = msgspec.json.Decoder(Grant).decode
 _decode_marks = msgspec.json.Decoder(NodeMarks).decode
+_decode_booking = msgspec.json.Decoder(Booking).decode
 _decode_jobs = msgspec.json.Decoder(tuple[int, ...]).decode
 _decode_any = msgspec.json.Decoder().decode
 
@@ -99,6 +101,14 @@ def marks_text(marks: NodeMarks) -> str:
 
 def marks_from(text: str) -> NodeMarks:
     return _decode_marks(text)
+
+
+def booking_text(booking: Booking) -> str:
+    return _encode(booking).decode()
+
+
+def booking_from(text: str) -> Booking:
+    return _decode_booking(text)
 
 
 def key_row(key: SaveKey) -> tuple[Any, ...]:

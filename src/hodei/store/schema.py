@@ -90,6 +90,8 @@ _VERSION_1 = (
     ) STRICT""",
     "CREATE INDEX event_job ON event (job)",
     "CREATE TABLE mark (node TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    "CREATE TABLE booking (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    "CREATE TABLE note (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
     # Rows come in order of time, so the oldest keys are those with the lowest rowid.
     """CREATE TABLE key (
         key TEXT PRIMARY KEY,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hodei.model.booking import Booking
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import HodeiError, InvalidInput, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, RunId
@@ -90,6 +91,10 @@ class SqliteStore:
         with self._reading() as db:
             return [rows.marks_from(text) for (text,) in db.execute("SELECT body FROM mark ORDER BY node")]
 
+    def bookings(self) -> list[Booking]:
+        with self._reading() as db:
+            return [rows.booking_from(text) for (text,) in db.execute("SELECT body FROM booking ORDER BY name")]
+
     def job(self, job: JobId) -> Job | None:
         with self._reading() as db:
             return queries.job(db, job)
@@ -122,6 +127,11 @@ class SqliteStore:
         with self._reading() as db:
             row = db.execute("SELECT key, fingerprint, jobs, at_ms FROM key WHERE key = ?", (key,)).fetchone()
             return None if row is None else rows.key_from(row)
+
+    def note(self, name: str) -> str:
+        with self._reading() as db:
+            row = db.execute("SELECT body FROM note WHERE name = ?", (name,)).fetchone()
+            return "" if row is None else str(row[0])
 
     def check(self) -> list[tuple[str, bool, str]]:
         try:

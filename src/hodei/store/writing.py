@@ -54,6 +54,15 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
         db.execute("DELETE FROM mark WHERE node = ?", (marks.node,))
         if not marks.empty:
             db.execute("INSERT INTO mark (node, body) VALUES (?, ?)", (marks.node, rows.marks_text(marks)))
+    for name, body in batch.notes.items():
+        db.execute("INSERT OR REPLACE INTO note (name, body) VALUES (?, ?)", (name, body))
+    for saved in batch.bookings.values():
+        db.execute("DELETE FROM booking WHERE name = ?", (saved.booking.name,))
+        if not saved.gone:
+            db.execute(
+                "INSERT INTO booking (name, body) VALUES (?, ?)",
+                (saved.booking.name, rows.booking_text(saved.booking)),
+            )
     _count(db, moves)
 
 

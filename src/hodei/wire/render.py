@@ -6,12 +6,15 @@ Lists are long, so views are cheap. `parse_job(job_document(spec)) == spec` for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from hodei.model.booking import Hold
 from hodei.model.errors import InvalidInput
+from hodei.model.estimate import Estimate
+from hodei.model.forecast import StartForecast
 from hodei.model.job import (
     PRIORITY_CLASSES,
     Affinity,
@@ -34,7 +37,7 @@ from hodei.model.quantity import format_duration, format_quantity
 from hodei.model.resources import format_resources
 from hodei.model.selector import Requirement, parse_selector
 from hodei.wire import company_render, gang_render
-from hodei.wire.views import JobView, NodeView, RunView, SocketView, TaintView
+from hodei.wire.views import HoldView, JobView, NodeView, RunView, SocketView, TaintView
 
 REDACTED = "***"
 _SECRET_ENDINGS = ("TOKEN", "PASSWORD", "PASSWD", "SECRET", "KEY", "CREDENTIALS")
@@ -63,7 +66,7 @@ def _minute(minute: int) -> str:
 # ------------------------------------------------------------------------------------------- views
 
 
-def job_view(job: Job) -> JobView:
+def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast | None = None) -> JobView:
     spec = job.spec
     tasks = spec.tasks
     return JobView(
@@ -90,6 +93,10 @@ def job_view(job: Job) -> JobView:
         job.nodes.split(),
         job_qos(spec),
         job.first_attempt,
+        expected.expected_ms if expected else 0,
+        expected.basis if expected else "",
+        iso(forecast.p50_ms) if forecast else "",
+        iso(forecast.p90_ms) if forecast else "",
     )
 
 
@@ -116,7 +123,13 @@ def run_view(run: Run) -> RunView:
     )
 
 
-def node_view(node: Node, used: Mapping[str, int], runs: int) -> NodeView:
+def hold_view(hold: Hold) -> HoldView:
+    return HoldView(
+        iso(hold.start_ms), iso(hold.end_ms), format_resources(hold.request), hold.job, hold.name, hold.project
+    )
+
+
+def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Hold] = ()) -> NodeView:
     """`state`: not-ready (whatever else holds), cordoned, or ready."""
     state = "not-ready" if not node.ready else "cordoned" if node.cordoned else "ready"
     return NodeView(
@@ -139,6 +152,7 @@ def node_view(node: Node, used: Mapping[str, int], runs: int) -> NodeView:
         overcommit={resource: percent / 100 for resource, percent in node.overcommit_percent.items()},
         sockets=[SocketView(list(socket.cpus), list(socket.gpus)) for socket in node.sockets],
         address=node.address,
+        holds=[hold_view(hold) for hold in holds],
     )
 
 

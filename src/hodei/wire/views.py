@@ -36,7 +36,9 @@ class RunView(Struct, frozen=True):
 
 class JobView(Struct, frozen=True):
     """A job as people and programs see it. Times are ISO 8601 in UTC, empty when not yet. Runs since `first_attempt`
-    make up the gang that runs now."""
+    make up the gang that runs now. `expected_ms`: how long it is expected to run, until it has ended (0: nobody knows),
+    and `expected_by` says where that is from. `start_p50`, `start_p90`: while it waits, when it will have started in one
+    of two cases and in nine of ten, if that is known."""
 
     id: int
     name: str
@@ -61,6 +63,10 @@ class JobView(Struct, frozen=True):
     nodes: list[str] = []
     qos: str = ""
     first_attempt: int = 0
+    expected_ms: int = 0
+    expected_by: str = ""
+    start_p50: str = ""
+    start_p90: str = ""
 
 
 class JobDetail(Struct, frozen=True):
@@ -100,6 +106,18 @@ class SocketView(Struct, frozen=True):
     gpus: list[int] = []
 
 
+class HoldView(Struct, frozen=True):
+    """Amounts of a node that are spoken for: `job` is promised them from `start_at` on, or they are reserved for
+    `project` under the name `reservation`."""
+
+    start_at: str
+    end_at: str
+    resources: dict[str, str]
+    job: int = 0
+    reservation: str = ""
+    project: str = ""
+
+
 class NodeView(Struct, frozen=True):
     name: str
     backend: str
@@ -120,6 +138,7 @@ class NodeView(Struct, frozen=True):
     overcommit: dict[str, float] = {}
     sockets: list[SocketView] = []
     address: str = ""
+    holds: list[HoldView] = []
 
 
 class NodeList(Struct, frozen=True):

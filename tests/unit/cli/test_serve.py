@@ -55,8 +55,16 @@ def test_the_home_before_the_command_counts_too(hodei, executed):
     assert executed == [["-m", "hodei.server", "--home=/y"]]
 
 
-@pytest.mark.parametrize(("name", "module"), [("bench", "hodei.bench"), ("replay", "hodei.sim.replay")])
-def test_bench_and_replay_are_programs_of_their_own(hodei, executed, name: str, module: str):
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("bench", "hodei.bench"),
+        ("replay", "hodei.sim.replay"),
+        ("sim", "hodei.sim"),
+        ("test", "hodei.sim.scenario"),
+    ],
+)
+def test_bench_replay_sim_and_test_are_programs_of_their_own(hodei, executed, name: str, module: str):
     hodei(name, "engine", "--nodes", "5", "--help")
     assert executed == [["-m", module, "engine", "--nodes", "5", "--help"]]
 

@@ -58,7 +58,7 @@ def test_every_command_of_the_table_exists_and_is_called_so(name: str):
     assert command.help
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bench", "replay")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bench", "replay", "sim", "test")])
 def test_every_command_has_help_that_needs_no_server(hodei, name: str):
     result = hodei(name, "--help")
     assert result.exit_code == 0
@@ -75,7 +75,19 @@ def data_commands() -> list[list[str]]:
 
 
 # Raw bytes, scripts, schemas and other programs' output have one form only.
-ONE_FORM = (["up"], ["run"], ["logs"], ["schema"], ["completion"], ["replay"], ["bench"], ["job", "init"])
+ONE_FORM = (
+    ["up"],
+    ["run"],
+    ["logs"],
+    ["schema"],
+    ["completion"],
+    ["replay"],
+    ["bench"],
+    ["sim"],
+    ["test"],
+    ["job", "init"],
+    ["job", "export"],
+)
 
 
 @pytest.mark.parametrize("path", [p for p in data_commands() if p not in ONE_FORM], ids=" ".join)

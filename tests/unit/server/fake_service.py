@@ -15,14 +15,20 @@ from typing import Any
 from msgspec import Struct
 
 from builders import NOW_MS
+from hodei.control.whatif import Question
+from hodei.model.booking import Booking, Hold, Late, Wish
+from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event
 from hodei.model.errors import Conflict, NotFound
+from hodei.model.estimate import Estimate
+from hodei.model.forecast import StartForecast
 from hodei.model.explanation import Explanation
 from hodei.model.facts import NodeMarked
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
 from hodei.model.resources import Resources
+from hodei.model.whatif import Outlook, WhatIf
 from hodei.ports import JobPage, JobQuery
 from hodei.wire.views import Check
 
@@ -31,6 +37,13 @@ class NodeStatus(Struct, frozen=True):
     node: Node
     used: Resources = {}
     runs: int = 0
+    holds: tuple[Hold, ...] = ()
+
+
+class ReservationStatus(Struct, frozen=True):
+    booking: Booking
+    active: bool = False
+    late: tuple[Late, ...] = ()
 
 
 class Submitted(Struct, frozen=True):
@@ -112,6 +125,10 @@ class FakeService:
     told: list[tuple[Any, ...]] = field(default_factory=list)
     subscriptions: set[Subscription] = field(default_factory=set)
     node_list: list[NodeStatus] = field(default_factory=lambda: [NodeStatus(Node("n1", "local"))])
+    reserved: dict[str, ReservationStatus] = field(default_factory=dict)
+    estimate: Estimate = Estimate(60_000, 90_000, "learned", 75, 8)
+    foretold: StartForecast | None = None
+    questions: list[tuple[Question, SchedulingConfig | None]] = field(default_factory=list)
     log: bytes = b"hello\nworld\n"
     fail_with: Exception | None = None
     on_read: Callable[[], None] | None = None
@@ -153,6 +170,36 @@ class FakeService:
 
     def nodes(self) -> list[NodeStatus]:
         return self.node_list
+
+    def expected(self, job: Job) -> Estimate | None:
+        return None if job.state in JOB_ENDED else self.estimate
+
+    def forecast(self, job: Job) -> StartForecast | None:
+        return self.foretold if job.state == "pending" else None
+
+    async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
+        self.questions.append((question, policy))
+        return WhatIf(NOW_MS, tuple(Outlook(spec.name, start_ms=NOW_MS, nodes=("n1",)) for spec in question.jobs))
+
+    def reservations(self) -> list[ReservationStatus]:
+        return list(self.reserved.values())
+
+    def reservation(self, name: str) -> ReservationStatus:
+        if name not in self.reserved:
+            raise NotFound(f"there is no reservation {name!r}")
+        return self.reserved[name]
+
+    async def reserve(self, wish: Wish) -> ReservationStatus:
+        places = tuple((node, wish.request) for node in wish.named or ("n1",))
+        made = Booking(wish.name, wish.project, wish.start_ms, wish.end_ms, places, wish.by, NOW_MS)
+        self.reserved[wish.name] = ReservationStatus(made, late=(Late("n1", "7.0.1"),))
+        return self.reserved[wish.name]
+
+    async def unreserve(self, name: str, by: str) -> ReservationStatus:
+        self.told.append(("unreserve", name, by))
+        gone = self.reservation(name)
+        del self.reserved[name]
+        return gone
 
     async def why(self, job: int, node: str = "") -> Explanation:
         return Explanation("waiting", "NO_ROOM", f"{node or 'no node'} has room", job=self._known(job).id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hodei.server.route import PUBLIC, READ, Route
-from hodei.server.routes import events, jobs, nodes, system
+from hodei.server.routes import events, jobs, nodes, reservations, system, whatif
 
 
 def table(*, metrics_public: bool = False) -> tuple[Route, ...]:
@@ -11,7 +11,9 @@ def table(*, metrics_public: bool = False) -> tuple[Route, ...]:
     return (
         *jobs.ROUTES,
         *nodes.ROUTES,
+        *reservations.ROUTES,
         *events.ROUTES,
+        *whatif.ROUTES,
         *system.ROUTES,
         system.metrics_route(PUBLIC if metrics_public else READ),
     )

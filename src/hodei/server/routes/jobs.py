@@ -87,13 +87,15 @@ async def list_jobs(call: Call) -> JobList:
         limit=args["limit"],
     )
     page = await service.read(service.store.jobs, query)
-    return JobList([job_view(job) for job in page.jobs], page.next_after)
+    views = [job_view(job, service.expected(job), service.forecast(job)) for job in page.jobs]
+    return JobList(views, page.next_after)
 
 
 async def show_job(call: Call) -> JobDetail:
     job, runs = await _job(call)
     spec = job_document(job.spec, redact=call.who.role == "viewer")
-    return JobDetail(job_view(job), spec, [run_view(run) for run in runs])
+    view = job_view(job, call.service.expected(job), call.service.forecast(job))
+    return JobDetail(view, spec, [run_view(run) for run in runs])
 
 
 async def _job(call: Call) -> tuple[Job, list[Run]]:

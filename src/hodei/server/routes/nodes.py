@@ -57,7 +57,7 @@ def _taint(view: TaintView) -> Taint:
 
 
 def _view(status: NodeStatus) -> NodeView:
-    return node_view(status.node, status.used, status.runs)
+    return node_view(status.node, status.used, status.runs, status.holds)
 
 
 ROUTES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hodei import __version__
+from hodei.model.config import SchedulingConfig
 from hodei.model.errors import Unavailable
 from hodei.server.route import API, PUBLIC, READ, Call, Policy, Reply, Route
 from hodei.wire.render import iso
@@ -29,6 +30,10 @@ async def info(call: Call) -> Info:
         backends=list(service.backends),
         jobs=await service.read(service.store.counts),
     )
+
+
+async def scheduling(call: Call) -> SchedulingConfig:
+    return call.service.scheduling
 
 
 async def checks(call: Call) -> CheckList:
@@ -67,6 +72,7 @@ def metrics_route(policy: Policy) -> Route:
 
 ROUTES = (
     Route("GET", f"{API}/info", READ, "What this server is", info, response=Info),
+    Route("GET", f"{API}/scheduling", READ, "What its decisions depend on", scheduling, response=SchedulingConfig),
     Route("GET", f"{API}/checks", READ, "What `hodei doctor` finds", checks, response=CheckList),
     Route("GET", f"{API}/schema/job", PUBLIC, "The JSON Schema of a job document", schema_job,
           media_type="application/schema+json"),

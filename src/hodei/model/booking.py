@@ -1,0 +1,57 @@
+"""Capacity that belongs to a project for a window of time."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.resources import Resources
+
+
+class Booking(Struct, frozen=True, omit_defaults=True):
+    """From `start_ms` until `end_ms` the amounts in `places` are for jobs of `project` alone, whoever else asks.
+
+    `by` and `made_ms`: who made it, and when.
+    """
+
+    name: str
+    project: str
+    start_ms: int
+    end_ms: int
+    places: tuple[tuple[NodeName, Resources], ...]
+    by: str = ""
+    made_ms: int = 0
+
+
+class Wish(Struct, frozen=True):
+    """What someone wants to reserve: `count` nodes of the scheduler's choice, or those `named`; of each the amounts
+    in `request`, or all of it if none are given."""
+
+    name: str
+    project: str
+    start_ms: int
+    end_ms: int
+    count: int = 0
+    named: tuple[NodeName, ...] = ()
+    request: Resources = {}
+    by: str = ""
+
+
+class Late(Struct, frozen=True):
+    """A run that is not expected to be over when a reservation begins that needs its room; `end_ms` 0: nobody knows."""
+
+    node: NodeName
+    run: RunId
+    end_ms: int = 0
+
+
+class Hold(Struct, frozen=True, omit_defaults=True):
+    """Room of a node that is spoken for: promised to `job` from `start_ms` on, or reserved for `project` under `name`."""
+
+    node: NodeName
+    start_ms: int
+    end_ms: int
+    request: Resources
+    job: JobId = 0
+    name: str = ""
+    project: str = ""

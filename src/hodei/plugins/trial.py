@@ -1,0 +1,46 @@
+"""Which policies anyone may try out on a running server: those made of what it has in use already, or could have.
+
+A question must not make a server load code that its operator never named, nor build tables of any size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hodei.model.config import ProfileConfig, SchedulingConfig
+from hodei.model.errors import InvalidInput
+from hodei.plugins.registry import PLUGINS
+
+_MOST_PROFILES = 20
+_LONGEST = 200
+
+
+def fit_to_try(config: SchedulingConfig, live: SchedulingConfig) -> SchedulingConfig:
+    """The configuration as it is; InvalidInput for what is not in use, built in, or plain."""
+    if len(config.profiles) > _MOST_PROFILES:
+        raise InvalidInput(f"{len(config.profiles)} profiles", hint=f"try at most {_MOST_PROFILES}")
+    known = set(PLUGINS) | {name for profile in live.profiles.values() for name in _named(profile)}
+    for name, profile in config.profiles.items():
+        for plugin in _named(profile):
+            if plugin not in known:
+                raise InvalidInput(
+                    f"profile {name!r}: plugin {plugin[:80]!r} is not in use on this server",
+                    hint="built-in plugins and those of the server's own configuration can be tried",
+                )
+        used = live.profiles.get(name, ProfileConfig()).options
+        for plugin, options in profile.options.items():
+            if options != used.get(plugin) and not all(_plain(value) for value in options.values()):
+                raise InvalidInput(
+                    f"profile {name!r}: the options of {plugin[:80]!r} are too much to try",
+                    hint="numbers and short words can be tried",
+                )
+    return config
+
+
+def _named(profile: ProfileConfig) -> list[str]:
+    names = (*profile.plugins, profile.worker_selection, *(profile.scores or {}))
+    return [name for name in names if name]
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float | bool) or (isinstance(value, str) and len(value) <= _LONGEST)

@@ -1,0 +1,182 @@
+"""Looking ahead in real life: forecasts in the background, and answers to "what if?". Never on the loop, never for real.
+
+On the loop only a twin of the controller is made (see `control.copying`); the rest happens in a thread, which lets others
+go first after each step and gives up when its time is over. What happens meanwhile is learned when it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from hodei.control.controller import Controller, Step
+from hodei.control.copying import twin
+from hodei.control.forecasts import Forecasts, Record
+from hodei.control.whatif import Question, what_if
+from hodei.model.config import ForecastConfig, SchedulingConfig
+from hodei.model.effects import Save, SaveJob, SaveNote
+from hodei.model.errors import InvalidInput, Unavailable
+from hodei.model.forecast import StartForecast
+from hodei.model.ids import JobId
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.quantity import parse_duration_ms
+from hodei.model.whatif import WhatIf
+from hodei.ports import Clock, JobQuery, Store
+
+log = logging.getLogger("hodei.foresight")
+_NOTE = "forecasts"
+_ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_800)
+# How many ended jobs are looked at, at start-up, to learn how long jobs run.
+_HISTORY = 1000
+# Neither may take longer than this, whatever waits.
+_FORECAST_S = 20.0
+_WHAT_IF_S = 10.0
+_SOON_S = 2.0
+
+T = TypeVar("T")
+Commit = Callable[[Sequence[Save]], Awaitable[None]]
+
+
+class Foresight:
+    def __init__(
+        self,
+        controller: Controller,
+        store: Store,
+        clock: Clock,
+        registry: CollectorRegistry,
+        config: ForecastConfig,
+        make: Callable[[SchedulingConfig], Controller] | None = None,
+    ) -> None:
+        self._controller, self._store, self._clock, self._make = controller, store, clock, make
+        self._every_s = max(parse_duration_ms(config.every), 1000) / 1000
+        self.enabled, self._max_jobs = config.enabled, config.max_jobs
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="foresight")
+        self._forecasts = Forecasts()
+        self._busy, self._closing = False, False
+        self._news: list[Step] = []
+        self._error = Histogram(
+            "hodei_forecast_error_seconds", "How far from its P50 a job started", buckets=_ERROR_S, registry=registry
+        )
+        self._graded = Counter("hodei_forecast_graded", "Forecasts whose job has started", registry=registry)
+        self._covered = Counter("hodei_forecast_covered", "Of those, the job had started by its P90", registry=registry)
+
+    def close(self) -> None:
+        self._closing = True
+        self._threads.shutdown(wait=True)
+
+    # ------------------------------------------------------------------------------------------- forecasts
+
+    def latest(self, job: JobId) -> StartForecast | None:
+        return self._forecasts.latest(job)
+
+    def stepped(self, step: Step) -> None:
+        """What has been decided and stored: starts are graded, ends are learned from."""
+        if not step.saves:
+            return
+        if self._busy:
+            self._news.append(step)
+        else:
+            self._learn(step)
+
+    def _learn(self, step: Step) -> None:
+        for save in step.saves:
+            if not isinstance(save, SaveJob):
+                continue
+            job, kept = save.job, self._forecasts.of.get(save.job.id)
+            # Also when it has ended by the time that we hear of it.
+            if kept and job.scheduled_ms >= kept[0].made_ms:
+                for grade in self._forecasts.started(job.id, job.scheduled_ms):
+                    self._graded.inc()
+                    self._covered.inc(grade.covered)
+                    self._error.observe(abs(grade.error_ms) / 1000)
+            if job.state in JOB_ENDED:
+                self._forecasts.ended(job)
+
+    async def run(self, commit: Commit) -> None:
+        """For ever: now and then a forecast for everyone who waits."""
+        await self._recall()
+        await asyncio.sleep(min(self._every_s, _SOON_S))
+        while True:
+            try:
+                if await self._foretell():
+                    await commit([SaveNote(_NOTE, msgspec.json.encode(self._forecasts.record()).decode())])
+            except Unavailable as error:
+                log.warning("forecasts could not be stored: %s", error)
+            except Exception:
+                log.exception("forecasts could not be made; the next try is in %g s", self._every_s)
+            await asyncio.sleep(self._every_s)
+
+    async def _foretell(self) -> bool:
+        """Whether there was anyone to foretell for."""
+        waiting = sum(self._controller.pending().values())
+        if not 0 < waiting <= self._max_jobs:
+            return False
+        now_ms, held = self._clock.now_ms(), twin(self._controller)
+        self._busy = True
+        try:
+            found = await self._in_a_thread(
+                partial(self._forecasts.foresee, held, now_ms, go_on=self._for_so_long(_FORECAST_S))
+            )
+        finally:
+            self._busy = False
+            news, self._news = self._news, []
+            for step in news:
+                self._learn(step)
+        jobs = self._controller.world.jobs
+        still = {id for id, job in jobs.items() if job.state in ("pending", "held")}
+        self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
+        self._forecasts.forget(still)
+        return True
+
+    async def _recall(self) -> None:
+        """What was known before the restart."""
+        try:
+            text, page = await self._in_a_thread(
+                lambda: (
+                    self._store.note(_NOTE),
+                    self._store.jobs(JobQuery(states=("succeeded",), limit=_HISTORY)),
+                )
+            )
+            for job in sorted(page.jobs, key=lambda job: (job.finished_ms, job.id)):
+                self._forecasts.ended(job)
+            if text:
+                self._forecasts.restore(msgspec.json.decode(text, type=Record))
+        except (Unavailable, msgspec.MsgspecError) as error:
+            log.warning("what was foretold before could not be read: %s", error)
+
+    # --------------------------------------------------------------------------------------------- what if
+
+    async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
+        now_ms, held = self._clock.now_ms(), twin(self._controller)
+        unsaid_ms = self._forecasts.run_times.usual_ms()
+
+        def answer() -> WhatIf:
+            if policy is not None and self._make is None:
+                raise InvalidInput("this server cannot try another policy")
+            under = self._make(policy) if policy is not None and self._make is not None else None
+            go_on = self._for_so_long(_WHAT_IF_S)
+            return what_if(held, question, now_ms, under=under, unsaid_ms=unsaid_ms, go_on=go_on)
+
+        return await self._in_a_thread(answer)
+
+    # ---------------------------------------------------------------------------------------------- threads
+
+    async def _in_a_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _for_so_long(self, seconds: float) -> Callable[[], bool]:
+        ends = time.monotonic() + seconds
+
+        def go_on() -> bool:
+            time.sleep(0)  # lets the loop's thread have its turn now instead of at the interpreter's leisure
+            return not self._closing and time.monotonic() < ends
+
+        return go_on

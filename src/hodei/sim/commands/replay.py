@@ -1,0 +1,108 @@
+"""`hodei sim replay TRACE --policy NAME`: one workload under one policy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from hodei.model.quantity import format_duration
+from hodei.model.resources import human_amount
+from hodei.sim.commands.outputs import file_for, folder_for, write_waits
+from hodei.sim.commands.progress import Progress
+from hodei.sim.commands.running import add_run_arguments, numbers_for_json, order_of, prepare, simulate
+from hodei.sim.metrics import summary
+from hodei.sim.report import gantt_for_terminal, why_no_pictures, write_report
+from hodei.sim.results import Result
+
+_STARTS = {"head": "first in line", "backfill": "before a promised start", "spill": "beside promised room"}
+
+
+def add_arguments(kinds: Any) -> None:
+    about = "Run a workload through the scheduler in simulated time, and say how its jobs fared."
+    parser = kinds.add_parser("replay", help="one workload under one policy", description=about)
+    parser.add_argument("--policy", required=True, metavar="NAME", help="see: hodei sim policies")
+    add_run_arguments(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write a report with pictures into this folder")
+    parser.add_argument("--gantt", action="store_true", help="draw a Gantt chart of text as well")
+    parser.set_defaults(go=go)
+
+
+def go(given: argparse.Namespace) -> int:
+    progress = Progress([given.policy], sys.stderr, shown=not (given.json or given.quiet))
+    try:
+        with folder_for(given.out) as folder, file_for(given.waits) as waits:
+            progress.say(0, "reads the trace")
+            prepared = prepare(order_of(given, given.policy))
+            progress.begin(0)
+            result = simulate(prepared, lambda now_ms, done, jobs: progress.tell(0, now_ms, done, jobs))
+            if waits is not None:
+                write_waits(waits, [result])
+            if folder is not None:
+                progress.say(0, "writes the report")
+                write_report([result], folder)
+    except KeyboardInterrupt:
+        progress.clear()
+        print(f"interrupted: {progress.how_far(0)}; nothing was written", file=sys.stderr)
+        return 130
+    finally:
+        progress.clear()
+    if not given.quiet and not given.json:
+        tell_notes(prepared.workload.notes, given.out)
+    if given.json:
+        print(json.dumps(numbers_for_json(summary(result), prepared)))
+        return 0
+    print(describe(result, len(prepared.nodes)))
+    if given.gantt:
+        print(gantt_for_terminal(result, shutil.get_terminal_size().columns), end="")
+    if given.out:
+        print(f"report: {given.out / 'index.html'}")
+    return 0
+
+
+def tell_notes(notes: list[str], out: Path | None) -> None:
+    missing = [why_no_pictures()] if out and why_no_pictures() else []
+    for note in [*notes, *missing]:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def describe(result: Result, nodes: int) -> str:
+    """The main numbers for a person."""
+    numbers = summary(result)
+    has = ", ".join(f"{human_amount(name, amount)} {name}" for name, amount in result.capacity.items())
+    starts = ", ".join(f"{numbers['starts'][kind]:,} {words}" for kind, words in _STARTS.items())
+    waits = (
+        f"mean {_time(numbers['mean_wait_s'])}, 19 of 20 at most {_time(numbers['p95_wait_s'])}, "
+        f"longest {_time(numbers['max_wait_s'])}"
+    )
+    used = ", ".join(f"{part:.1%} {name}" for name, part in numbers["utilisation_of"].items() if part)
+    rows = {
+        "jobs": f"{numbers['jobs']:,}, of which {numbers['finished']:,} ended",
+        "bounded slowdown": f"{numbers['bounded_slowdown']:.2f}",
+        "waits": waits,
+        "utilisation": used or "nothing ran",
+        "starts": starts,
+        "preemptions": f"{numbers['preemptions']:,}",
+        "promises broken": f"{numbers['promises_broken']:,}",
+        "simulated": f"{_time(numbers['makespan_s'])} in {numbers['seconds']:.1f} s, "
+        f"{numbers['jobs_per_second']:,.0f} jobs/s",
+    }
+    if numbers["unplaced"]:
+        rows["never started"] = f"{numbers['unplaced']:,}: too large for any node, or the time was up"
+    head = f"{result.workload} under {result.policy}, {nodes:,} node{'s' * (nodes != 1)} ({has})"
+    return "\n".join([head, *(f"  {name:<18}{text}" for name, text in rows.items())])
+
+
+def _time(seconds: float) -> str:
+    """Two units are enough for a person: `3d 4h`, `12m 5s`."""
+    whole = format_duration(round(seconds) * 1000)
+    parts, number = [], ""
+    for letter in whole:
+        number += letter
+        if letter.isalpha():
+            parts.append(number)
+            number = ""
+    return " ".join(parts[:2])

@@ -1,0 +1,145 @@
+"""From what was asked on the command line to a finished run: workload, cluster, configuration, simulation."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct, structs
+
+from hodei.model.config import SchedulingConfig
+from hodei.model.errors import InvalidInput
+from hodei.model.node import Node
+from hodei.model.quantity import parse_duration_ms
+from hodei.model.resources import CPU, GPU
+from hodei.sim.cluster import read_cluster
+from hodei.sim.driver import Simulation, Tell
+from hodei.sim.policies import policy, with_learned_estimates
+from hodei.sim.results import Result
+from hodei.sim.traces import Workload, open_workload
+from hodei.sim.traces.workload import WHOLE, Estimates
+from hodei.wiring import make_controller
+
+EstimatesWord = Literal["user", "actual", "learned"]
+_NOT_USED = "processors were given"
+
+
+class Order(Struct, frozen=True):
+    """One run, in words that can be handed to another process."""
+
+    trace: str
+    policy: str
+    procs: int | None = None
+    cluster: str = ""
+    per_node: int | None = None
+    estimates: EstimatesWord = "user"
+    until_ms: int | None = None
+
+
+class Prepared(Struct, frozen=True):
+    order: Order
+    workload: Workload
+    nodes: list[Node]
+    config: SchedulingConfig
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", metavar="TRACE", help="a file, a folder, or generate:NAME; see: hodei sim traces")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--procs", type=whole, metavar="N", help="one pool of N processors (GPUs for GPU traces)")
+    where.add_argument(
+        "--cluster", default="", metavar="FILE", help="groups of nodes in YAML or TOML, or 100x64: nodes x cores"
+    )
+    parser.add_argument(
+        "--per-node", type=whole, metavar="N",
+        help="jobs of more processors become gangs of members of N [default with --cluster: the smallest node]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--estimates", choices=("user", "actual", "learned"), default="user",
+        help="what the scheduler knows of run times: what users said [default], the truth, or what it learns",
+    )  # fmt: skip
+    parser.add_argument(
+        "--until", type=_duration, metavar="T", help="stop so long after the first arrival: 30d, 12h, 1h30m"
+    )
+    parser.add_argument("--waits", type=Path, metavar="FILE", help="write how long each job waited, as CSV")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="neither progress nor notes")
+
+
+def order_of(given: argparse.Namespace, name: str) -> Order:
+    return Order(given.trace, name, given.procs, given.cluster, given.per_node, given.estimates, given.until)
+
+
+def prepare(order: Order) -> Prepared:
+    """Everything that can be wrong with an order is found here, before anything is run."""
+    config = policy(order.policy)
+    if order.estimates == "learned":
+        config = with_learned_estimates(config)
+    estimates: Estimates = "actual" if order.estimates == "actual" else "user"
+    if not order.cluster:
+        workload = open_workload(order.trace, estimates=estimates, procs=order.procs, per_node=order.per_node)
+        nodes = workload.nodes
+    else:
+        nodes = read_cluster(order.cluster)
+        workload = _open_for(nodes, order, estimates)
+    if not nodes:
+        raise InvalidInput(f"{workload.name} does not say what it ran on", hint="give --procs or --cluster")
+    return Prepared(order, _under_one_profile(workload), nodes, config)
+
+
+def simulate(prepared: Prepared, tell: Tell | None = None) -> Result:
+    workload, until_ms = prepared.workload, prepared.order.until_ms
+    if until_ms is not None:
+        first = next(iter(workload.arrivals), None)
+        until_ms += first.at_ms if first is not None else 0
+    return Simulation(
+        workload,
+        make_controller(prepared.config),
+        prepared.nodes,
+        policy=prepared.order.policy,
+        until_ms=until_ms,
+        tell=tell,
+    ).run()
+
+
+def _open_for(nodes: list[Node], order: Order, estimates: Estimates) -> Workload:
+    """A trace counts in processors or in GPUs; how many of them the cluster has decides which jobs are too large, and the
+    smallest node's number how large a member of a gang may be, so that it fits everywhere."""
+
+    def opened(resource: str) -> Workload:
+        sizes = [size for node in nodes if (size := node.capacity.get(resource, 0) // WHOLE)]
+        procs, smallest = sum(sizes) or None, min(sizes, default=None)
+        return open_workload(order.trace, estimates=estimates, procs=procs, per_node=order.per_node or smallest)
+
+    workload = opened(GPU if order.trace.startswith("generate:gpu") else CPU)
+    first = next(iter(workload.arrivals), None)
+    if first is not None and all(GPU in task.request and CPU not in task.request for task in first.spec.tasks):
+        workload = opened(GPU)
+    return structs.replace(workload, notes=[note for note in workload.notes if not note.startswith(_NOT_USED)])
+
+
+def _under_one_profile(workload: Workload) -> Workload:
+    """Jobs of a decision log may name profiles of the server that they ran under; here there is one for all."""
+    arrivals = workload.arrivals
+    if not isinstance(arrivals, list) or all(arrival.spec.profile == "default" for arrival in arrivals):
+        return workload
+    moved = [structs.replace(one, spec=structs.replace(one.spec, profile="default")) for one in arrivals]
+    return structs.replace(workload, arrivals=moved)
+
+
+def whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 1 to 1,000,000,000")
+    return int(text)
+
+
+def _duration(text: str) -> int:
+    try:
+        return parse_duration_ms(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(f"{error.message}; {error.hint}") from error
+
+
+def numbers_for_json(numbers: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
+    return {**numbers, "estimates": prepared.order.estimates, "nodes": len(prepared.nodes)}

@@ -1,0 +1,34 @@
+"""A twin decides as the original does, and nothing that it does is felt by the original."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from hodei.control.ahead import run_ahead, twin
+from property.story import Story, calm_stories, stories
+
+
+def _go_on_as_a_twin(story: Story) -> None:
+    story.controller = twin(story.controller)
+
+
+def _look_ahead(story: Story) -> None:
+    run_ahead(twin(story.controller), story.now_ms, lambda run, spec, so_far_ms: 60_000, max_steps=20)
+
+
+@settings(max_examples=40, deadline=None)
+@given(stories)
+def test_a_life_led_by_a_new_twin_after_each_step_has_the_same_plans_byte_for_byte(story):
+    plain = Story(warlike=True).tell(*story)
+    led_by_twins = Story(between=_go_on_as_a_twin, warlike=True).tell(*story)
+    for number, (one, other) in enumerate(zip(plain.written, led_by_twins.written, strict=True)):
+        assert one == other, f"step {number} differs"
+
+
+@settings(max_examples=25, deadline=None)
+@given(calm_stories)
+def test_looking_ahead_after_each_step_changes_no_plan(story):
+    plain = Story(warlike=True).tell(*story)
+    watched = Story(between=_look_ahead, warlike=True).tell(*story)
+    for number, (one, other) in enumerate(zip(plain.written, watched.written, strict=True)):
+        assert one == other, f"step {number} differs"

@@ -1,0 +1,143 @@
+"""Looking ahead on a real server: what if, and when will it start? Nothing that is asked changes anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from real.house import House, until
+
+pytestmark = pytest.mark.real
+
+ONE_NODE = """
+[scheduling.forecast]
+every = "1s"
+[[nodes]]
+name = "a"
+cpu = 2
+memory = "2Gi"
+"""
+
+
+def held(house: House, **fields: Any) -> int:
+    """A job that fills the node until it is cancelled; it says that it takes an hour."""
+    id = house.submit("sleep", "600", cpu=2, estimate="1h", **fields)
+    house.until_state(id, "running")
+    return id
+
+
+def state_of(house: House) -> str:
+    """All that the store knows of jobs, runs, nodes and history, as one fingerprint."""
+    tables = ("job", "run", "event", "mark", "booking", "key")
+    rows = [house.rows(f"SELECT * FROM {table} ORDER BY 1") for table in tables]  # noqa: S608 (names of our own)
+    return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+
+def whatif(house: House, *args: str) -> Any:
+    return house.ok("whatif", "-o", "json", *args).json
+
+
+@pytest.fixture
+def busy(house: House) -> House:
+    """One job runs for an hour, another waits for its place."""
+    house.configure(ONE_NODE).up()
+    held(house)
+    house.submit("true", name="next", cpu=2, estimate="10m")
+    return house
+
+
+def test_a_job_that_is_only_thought_of_starts_when_those_before_it_are_done(busy, tmp_path):
+    (tmp_path / "job.yaml").write_text("name: mine\ncommand: ['true']\ncpu: 2\nestimate: 5m\n")
+    before = state_of(busy)
+    answer = whatif(busy, str(tmp_path / "job.yaml"))
+    (mine,) = answer["jobs"]
+    assert mine["nodes"] == ["a"]
+    minutes = (mine["start_ms"] - answer["at_ms"]) / 60_000
+    assert 60 < minutes <= 70, "an hour for the one that runs, ten minutes for the one that waits"
+    assert answer["same"] == 1
+    assert state_of(busy) == before
+    text = busy.ok("whatif", str(tmp_path / "job.yaml")).out
+    assert "mine would start at " in text
+    assert "1 job that waits would start as now" in text
+
+
+def test_a_critical_job_says_whom_it_would_send_away(busy):
+    urgent = ("--priority", "critical", "--cpu", "2", "--timeout", "5m", "--", "true")
+    answer = whatif(busy, *urgent)
+    assert answer["jobs"][0]["start_ms"] == answer["at_ms"]
+    (gone,) = answer["evicted"]
+    assert (gone["job"], gone["by_name"]) == (1, "true")
+    assert gone["again_ms"] > answer["at_ms"]
+    assert "would be sent away" in busy.ok("whatif", *urgent).out
+
+
+def test_more_nodes_fewer_nodes_and_another_policy_say_who_starts_sooner_or_later(busy, tmp_path):
+    more = whatif(busy, "--add-nodes", "1", "--like", "a")
+    assert [(job["job"], job["nodes"]) for job in more["sooner"]] == [(2, ["a-new-1"])]
+    assert more["sooner"][0]["start_ms"] == more["at_ms"]
+    fewer = whatif(busy, "--remove-node", "a")
+    assert [gone["job"] for gone in fewer["evicted"]] == [1]
+    assert [job["job"] for job in fewer["later"]] == [2]
+    assert "start_ms" not in fewer["later"][0], "with no node left nobody starts"
+    (tmp_path / "easy.toml").write_text(
+        '[scheduling.profiles.default]\nqueue = "batch"\n[scheduling.profiles.default.options.batch]\nbackfill = "easy"\n'
+    )
+    same = whatif(busy, "--policy", str(tmp_path / "easy.toml"))
+    assert same["same"] == 1
+    assert busy.client().job(2).job.state == "pending"
+
+
+@pytest.mark.parametrize(
+    ("args", "words", "code"),
+    [
+        ((), "what is to be different", 2),
+        (("--like", "a"), "--like", 2),
+        (("--remove-node", "b"), "no node 'b'", 3),
+        (("--add-nodes", "0"), "0", 2),
+        (("--cpu", "64", "--", "true"), "can never run here", 5),
+        (("--policy", "/nowhere.toml"), "no file", 2),
+    ],
+    ids=["nothing asked", "like without nodes", "an unknown node", "no nodes", "too large for any node", "no such file"],
+)
+def test_a_question_that_makes_no_sense_is_refused_in_words(busy, args, words, code):
+    said = busy.hodei("whatif", *args)
+    assert (said.code, words in said.err) == (code, True), said
+
+
+def test_a_policy_may_not_bring_code_of_its_own(busy, tmp_path):
+    (tmp_path / "evil.toml").write_text('[profiles.default]\nplugins = ["os:system"]\n')
+    said = busy.hodei("whatif", "--policy", str(tmp_path / "evil.toml"))
+    assert said.code == 1
+    assert "not in use on this server" in said.err
+
+
+def test_why_tells_when_a_job_will_start_and_forecasts_are_graded_and_kept(busy):
+    def told() -> Any:
+        return busy.ok("why", "2", "-o", "json").json.get("forecast")
+
+    first = until(told, "a forecast was made")
+    assert first["p50_ms"] <= first["p90_ms"]
+    assert 50 < (first["p50_ms"] - first["made_ms"]) / 60_000 <= 60
+    assert "at the latest in 9 of 10 cases" in busy.ok("why", "2").out
+    view = busy.ok("job", "show", "2", "-o", "json").json
+    assert json.dumps(view).count("start_p90") == 1
+    until(lambda: "forecasts" in _notes(busy), "the forecast is stored")
+    busy.kill()
+    busy.up()
+    until(told, "it is known again, or made anew, after a restart")
+    busy.ok("cancel", "1")
+    busy.ended(2)
+    until(lambda: _metric(busy, "hodei_forecast_graded_total") >= 1, "the forecast was graded")
+    assert _metric(busy, "hodei_forecast_covered_total") >= 1
+
+
+def _notes(house: House) -> list[str]:
+    return [name for (name,) in house.rows("SELECT name FROM note")]
+
+
+def _metric(house: House, name: str) -> float:
+    text = house.request("GET", "/metrics").body.decode()
+    return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + " ")), 0.0)

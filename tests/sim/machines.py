@@ -1,0 +1,39 @@
+"""Small machines of one pool, run by the real scheduler: what the tests of this folder have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hodei.sim.driver import Simulation
+from hodei.sim.policies import policy
+from hodei.sim.results import Result
+from hodei.sim.traces import Workload
+from hodei.sim.traces.workload import Arrival, Shapes, machine, ordered
+from hodei.wiring import make_controller
+from sim.reference import Job
+
+# Published numbers and the traces that they are of lie beside the project, not in it.
+SHARED = Path(__file__).parents[3] / "shared"
+
+
+def run(workload: Workload, name: str) -> Result:
+    return Simulation(workload, make_controller(policy(name)), policy=name).run()
+
+
+def pool(jobs: list[Job], procs: int) -> Workload:
+    shapes = Shapes()
+    arrivals = [
+        Arrival(
+            job.submit * 1000,
+            job.id,
+            shapes.spec(job.procs, name="job", user="", project="default", estimate_ms=job.estimate * 1000),
+            job.run * 1000,
+        )
+        for job in jobs
+    ]
+    return Workload("pool", ordered(arrivals), machine(procs))
+
+
+def waits_s(result: Result) -> dict[int, float]:
+    """By id; -1 for one that never started."""
+    return {o.id: o.wait_ms / 1000 if o.started_ms >= 0 else -1 for o in result.outcomes}

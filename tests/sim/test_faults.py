@@ -1,0 +1,230 @@
+"""Fault runs: a fixed set of seeds runs clean, a seed tells the same story twice, and planted bugs are found.
+
+They drive the real controller and the memory store; the backends are models. They say nothing about SQLite, processes or
+the asyncio loop.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from msgspec import structs
+
+from hodei.control import lives, recovery
+from hodei.control.controller import Controller
+from hodei.control.gangs import Gangs
+from hodei.control.preempting import Preempting
+from hodei.engine.nodes import Table
+from hodei.model.effects import Record, SaveJob, Start
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.plugins.fit import Fit
+from hodei.sim.faults import __main__ as command
+from hodei.sim.faults import server
+from hodei.sim.faults.__main__ import main, try_seed
+from hodei.sim.faults.life import Life
+from hodei.store.memory import MemoryStore
+
+# Seeds that have found something before; each stays for ever.
+FOUND_SOMETHING = (76, 434, 833, 1094, 1178, 1291)
+TRIED = 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_two_hundred_seeds_run_clean(first):
+    wrong = [verdict.wrong for seed in range(first, first + 50) if (verdict := try_seed(seed)).wrong]
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.parametrize("seed", FOUND_SOMETHING)
+def test_a_seed_that_once_found_something_finds_nothing_any_more(seed):
+    assert not try_seed(seed).wrong
+
+
+def story_of(seed: int) -> list[str]:
+    life = Life(seed)
+    life.recent = type(life.recent)()
+    life.run()
+    return [f"{step} {at_ms} {what}" for step, at_ms, what in life.recent]
+
+
+def test_a_seed_tells_the_same_story_twice():
+    assert story_of(7) == story_of(7)
+    assert story_of(7) != story_of(8)
+
+
+@pytest.mark.slow
+def test_it_tells_it_in_another_process_with_other_hashes_too():
+    tell = "from hodei.sim.faults.life import Life; life = Life(7); life.run(); print(life.step, life.now_ms, *life.recent)"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", tell], env={"PYTHONHASHSEED": hashes}, capture_output=True, text=True, timeout=60
+        )
+        for hashes in ("1", "2")
+    ]
+    assert [one.returncode for one in told] == [0, 0], told
+    assert told[0].stdout == told[1].stdout
+
+
+def test_every_kind_of_fault_comes_up_in_some_seed():
+    seen: set[str] = set()
+    for seed in range(40):
+        seen |= Life(seed).scene.odds.keys()
+    from hodei.sim.faults.scene import FAULTS
+
+    assert seen == FAULTS.keys()
+
+
+# ------------------------------------------------------------------------------------------ planted bugs
+
+
+def a_failing_seed() -> str:
+    """What the first seed that fails says; "" if none does."""
+    return next((verdict.wrong for seed in range(TRIED) if (verdict := try_seed(seed)).wrong), "")
+
+
+def leaking_room(monkeypatch):
+    release, times = Table.release, iter(range(10**9))
+
+    def release_most(table, row, request, member=None, grant=None):
+        if next(times) % 7:
+            release(table, row, request, member, grant)
+
+    monkeypatch.setattr(Table, "release", release_most)
+
+
+def no_room_checked(monkeypatch):
+    monkeypatch.setattr(Fit, "filter", lambda fit, member, nodes, view: ())
+
+
+def a_new_run_for_what_is_known(monkeypatch):
+    """After a restart a run that lives is started under another name."""
+
+    def reconcile(world, backend, known, now_ms):
+        facts, orders = recovery.reconcile(world, backend, known, now_ms)
+        for run in [run for runs in world.runs.values() for run in runs.values() if run.backend == backend]:
+            if run.id in known and known[run.id].state == "running":
+                job, member, attempt = run.id.split(".")
+                twin = structs.replace(run, id=f"{job}.{member}.{int(attempt) + 50}")
+                spec = world.jobs[run.job].spec
+                orders.append(Start(twin, spec, spec.task_of(run.member)))
+        return facts, orders
+
+    monkeypatch.setattr(server, "reconcile", reconcile)
+
+
+def nothing_started_again(monkeypatch):
+    """After a restart a run that was placed and never started is not ordered."""
+
+    def reconcile(world, backend, known, now_ms):
+        facts, orders = recovery.reconcile(world, backend, known, now_ms)
+        return facts, [order for order in orders if not isinstance(order, Start)]
+
+    monkeypatch.setattr(server, "reconcile", reconcile)
+
+
+def forgotten_repairs(monkeypatch):
+    monkeypatch.setattr(Gangs, "_want", lambda gangs, job, lacking, now_ms, pause_ms: None)
+
+
+def holds_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(Preempting, "ripe", lambda preempting: [])
+
+
+def lost_jobs(monkeypatch):
+    """The store takes a new job, says so, and does not keep it."""
+    commit = MemoryStore.commit
+
+    def forgetful(store, saves):
+        commit(store, [save for save in saves if not (isinstance(save, SaveJob) and save.new and save.job.id == 2)])
+
+    monkeypatch.setattr(MemoryStore, "commit", forgetful)
+
+
+def jobs_that_come_back(monkeypatch):
+    finish = lives.Lives.finish
+
+    def finish_and_rise(self, job, state, now_ms, code, reason, **more):
+        finish(self, job, state, now_ms, code, reason, **more)
+        if state == "failed":
+            self.ended_before = getattr(self, "ended_before", 0) + 1
+            stored = self._world._jobs[job.id]
+            assert stored.state in JOB_ENDED
+            self.again(stored, now_ms, "RISEN", "")
+
+    monkeypatch.setattr(lives.Lives, "finish", finish_and_rise)
+
+
+def lost_wakeups(monkeypatch):
+    monkeypatch.setattr(Controller, "_wake", lambda controller, trigger: None)
+
+
+def gaps_in_history(monkeypatch):
+    step = Controller.step
+
+    def with_gaps(controller, now_ms, facts=()):
+        done = step(controller, now_ms, facts)
+        records = [save for save in done.saves if isinstance(save, Record)]
+        if len(records) > 2:
+            done.saves.remove(records[1])
+        return done
+
+    monkeypatch.setattr(Controller, "step", with_gaps)
+
+
+def siblings_left_running(monkeypatch):
+    """A gang whose member fails ends at once, while its other members go on."""
+    monkeypatch.setattr(lives.Lives, "stop_all", lambda self, job, reason, now_ms: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (leaking_room, "in the table"),
+        (no_room_checked, "over-committed"),
+        (a_new_run_for_what_is_known, "runs 2 times at once"),
+        (nothing_started_again, "nothing will ever happen"),
+        (forgotten_repairs, "for ever"),
+        (holds_kept_for_ever, ""),
+        (lost_jobs, ""),
+        (jobs_that_come_back, ""),
+        (lost_wakeups, "though there is room"),
+        (gaps_in_history, "follows"),
+        (siblings_left_running, ""),
+    ],
+)
+def test_a_planted_bug_is_found(monkeypatch, plant, says):
+    plant(monkeypatch)
+    wrong = a_failing_seed()
+    assert wrong, f"{plant.__name__} was not noticed in {TRIED} seeds"
+    assert says in wrong, wrong
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def test_a_failing_seed_says_what_was_wrong_and_how_to_see_it_again(monkeypatch, capsys):
+    lost_wakeups(monkeypatch)
+    seed = next(seed for seed in range(TRIED) if try_seed(seed).wrong)
+    assert main(["--seed", str(seed)]) == 1
+    said = capsys.readouterr().out
+    assert f"seed {seed}, step " in said
+    assert "the last facts and acts:" in said
+    assert f"python -m hodei.sim.faults --seed {seed}" in said
+
+
+def test_clean_seeds_are_counted_on_several_processes(capsys):
+    assert main(["--seeds", "4", "--first", "10", "--jobs", "2"]) == 0
+    told = capsys.readouterr()
+    assert "4 seeds: all clean" in told.out
+    assert "4 of 4 seeds" in told.err
+    assert "seeds/s" in told.err
+
+
+def test_a_crash_of_the_controller_is_a_failure_too(monkeypatch):
+    monkeypatch.setattr(Controller, "_expire", lambda controller, now_ms: 1 // 0)
+    verdict = command.try_seed(0)
+    assert "ZeroDivisionError" in verdict.wrong

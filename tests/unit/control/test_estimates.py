@@ -1,0 +1,162 @@
+"""How long jobs are expected to run: by their users' word, and by how long their like ran."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import NOW_MS, a_job, a_job_spec
+from hodei.control import why as explain
+from hodei.control.estimates import LearnedEstimates, UserEstimates
+from hodei.engine.book import corrected_end
+from hodei.model.errors import InvalidInput
+from hodei.model.estimate import Estimate, Ran, name_of, ran, shape_of
+from hodei.model.facts import HistoryRestored
+from unit.control.house import a_house
+
+MINUTE = 60_000
+
+
+def lesson(spec, ran_ms: int) -> Ran:
+    return Ran(spec.project, spec.user, name_of(spec), shape_of(spec), ran_ms)
+
+
+def taught(spec, *times: int, percent: int = 75, window: int = 20) -> LearnedEstimates:
+    learned = LearnedEstimates(percent, window)
+    for ran_ms in times:
+        learned.learn(lesson(spec, ran_ms))
+    return learned
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        pytest.param({"estimate_ms": 5, "timeout_ms": 9}, Estimate(5, 5, "user"), id="the estimate first"),
+        pytest.param({"timeout_ms": 9}, Estimate(9, 9, "timeout"), id="else the timeout"),
+        pytest.param({}, Estimate(), id="else nobody knows"),
+    ],
+)
+def test_users_are_taken_at_their_word(said, wanted):
+    assert UserEstimates().estimate(a_job_spec(**said)) == wanted
+    assert LearnedEstimates().estimate(a_job_spec(**said)) == wanted, "nothing learned yet"
+
+
+@pytest.mark.parametrize(("percent", "wanted"), [(50, 20), (75, 30), (100, 40), (1, 10)])
+def test_a_quantile_of_the_last_runs_is_expected(percent: int, wanted: int):
+    spec = a_job_spec()
+    found = taught(spec, 40, 10, 30, 20, percent=percent).estimate(spec)
+    assert (found.expected_ms, found.percent, found.runs) == (wanted, percent, 4)
+
+
+def test_only_the_last_runs_of_the_window_count():
+    spec = a_job_spec()
+    assert taught(spec, 900, 900, 1, 2, 3, window=3).estimate(spec) == Estimate(3, 3, "learned", 75, 3)
+
+
+def test_what_was_learned_is_never_above_what_the_user_allows_and_never_moves_that_bound():
+    spec = a_job_spec(timeout_ms=25)
+    found = taught(spec, 40, 40, 40).estimate(spec)
+    assert (found.expected_ms, found.limit_ms) == (25, 25)
+    shorter = taught(spec, 5, 5, 5).estimate(spec)
+    assert (shorter.expected_ms, shorter.limit_ms) == (5, 25)
+
+
+def test_a_job_of_which_nobody_said_anything_is_bound_by_the_longest_of_its_like():
+    spec = a_job_spec()
+    found = taught(spec, 10, 20, 90, 10).estimate(spec)
+    assert (found.expected_ms, found.limit_ms) == (20, 90)
+
+
+def test_the_most_specific_kind_that_was_seen_often_enough_counts():
+    spec = a_job_spec("train-7", project="ml", user="ann", cpu=2)
+    learned = taught(spec, 100)
+    other_shape = a_job_spec("train-8", project="ml", user="ann", cpu=4)
+    for ran_ms in (200, 200):
+        learned.learn(lesson(other_shape, ran_ms))
+    assert learned.estimate(spec).expected_ms == 200, "one run of the same shape is too few, so by name"
+    learned.learn(lesson(spec, 100))
+    assert learned.estimate(spec).expected_ms == 100, "two of exactly the same work are enough"
+    unseen = a_job_spec("plot", project="ml", user="ann", cpu=8)
+    assert learned.estimate(unseen).runs == 4, "any work of that user"
+    assert learned.estimate(a_job_spec("train-7", project="ml", user="bob", cpu=2)) == Estimate()
+    assert learned.estimate(a_job_spec("train-7", project="web", user="ann", cpu=2)) == Estimate()
+
+
+def test_numbers_in_a_name_do_not_tell_jobs_apart():
+    assert name_of(a_job_spec("night-2026-01-31")) == name_of(a_job_spec("night-2025-12-01"))
+
+
+@pytest.mark.parametrize("wrong", [{"percent": 0}, {"percent": 101}, {"window": 1}], ids=str)
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(InvalidInput):
+        LearnedEstimates(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tells"),
+    [
+        pytest.param({"state": "succeeded"}, True, id="a success"),
+        pytest.param({"state": "failed", "reason_code": "EXIT_CODE"}, True, id="an exit code"),
+        pytest.param({"state": "failed", "reason_code": "TIMEOUT"}, True, id="a timeout: it takes that long at least"),
+        pytest.param({"state": "failed", "reason_code": "LOST"}, False, id="a lost run"),
+        pytest.param({"state": "cancelled", "reason_code": "CANCELLED"}, False, id="a cancelled one"),
+        pytest.param({"state": "succeeded", "started_ms": 0}, False, id="one that never ran"),
+    ],
+)
+def test_only_a_job_that_came_to_its_own_end_tells_how_long_it_takes(fields, tells):
+    times = {"scheduled_ms": NOW_MS, "started_ms": NOW_MS + 10, "finished_ms": NOW_MS + 50} | fields
+    told = ran(a_job(1, **times))
+    assert (told is not None) == tells
+    if told is not None:
+        assert told.ran_ms == 40
+
+
+def test_a_run_whose_end_is_all_that_was_heard_of_it_ran_since_it_was_placed():
+    job = a_job(1, state="succeeded", scheduled_ms=NOW_MS, started_ms=NOW_MS + 50, finished_ms=NOW_MS + 50)
+    assert ran(job).ran_ms == 50
+
+
+# -------------------------------------------------------------------------------------------- in the controller
+
+
+def run_through(house, id: int, ran_ms: int, **fields) -> None:
+    house.submit(id, name="nightly", **fields)
+    house.see(f"{id}.0.1", "running")
+    house.now_ms += ran_ms
+    house.see(f"{id}.0.1", "succeeded", 0)
+
+
+def test_the_controller_learns_from_jobs_that_end_and_why_says_so():
+    house = a_house(1, estimator=LearnedEstimates(percent=50))
+    for id in (1, 2, 3):
+        run_through(house, id, 10 * MINUTE)
+    house.submit(4, 5, name="nightly")
+    answer = explain.why(house.controller, 5, house.now_ms)
+    assert answer.estimate == Estimate(10 * MINUTE, 10 * MINUTE, "learned", 50, 3)
+    assert str(answer.estimate) == "expected to run 10m (P50 of its last 3 runs)"
+
+
+def test_what_the_store_remembers_is_learned_again_after_a_restart():
+    spec = a_job_spec("nightly")
+    house = a_house(1, estimator=LearnedEstimates())
+    house.learn(HistoryRestored((lesson(spec, 5), lesson(spec, 5), lesson(spec, 5))))
+    assert house.controller.estimator.estimate(spec).runs == 3
+
+
+def test_a_run_that_outlives_its_estimate_is_expected_to_take_twice_as_long_and_why_says_so():
+    house = a_house(1)
+    house.submit(1, estimate_ms=10 * MINUTE)
+    house.see("1.0.1", "running")
+    started = house.now_ms
+    house.later(5 * MINUTE)
+    fine = explain.why(house.controller, 1, house.now_ms)
+    assert (fine.expected_end_ms, fine.outlived) == (started + 10 * MINUTE, False)
+    house.later(10 * MINUTE)
+    late = explain.why(house.controller, 1, house.now_ms)
+    assert (late.expected_end_ms, late.outlived) == (started + 20 * MINUTE, True)
+
+
+@pytest.mark.parametrize(
+    ("gone", "wanted"), [(9, 10), (10, 10), (11, 20), (20, 20), (21, 40), (79, 80)], ids=lambda value: f"{value}"
+)
+def test_an_end_that_has_passed_is_moved_to_the_next_doubling(gone, wanted):
+    assert corrected_end(1000, 10, 1000 + gone) == 1000 + wanted

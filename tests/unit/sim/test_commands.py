@@ -1,0 +1,441 @@
+"""`hodei sim`: its options, what it prints and writes, and what it leaves behind when something goes wrong.
+
+The runs are small ones of the real scheduler; that they decide well is for tests/sim to say.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hodei.model.errors import InvalidInput
+from hodei.sim.__main__ import main
+from hodei.sim.cluster import read_cluster
+from hodei.sim.commands import compare, replay
+from hodei.sim.commands.listing import TRACES
+from hodei.sim.commands.outputs import folder_for
+from hodei.sim.commands.progress import Progress
+from hodei.sim.commands.running import Order, prepare, simulate
+from hodei.sim.commands.side_by_side import Failure, run_all
+from hodei.sim.policies import ABOUT, POLICIES, policy
+from hodei.sim.results import Result
+from hodei.sim.traces.generate import NAMES
+from hodei.wiring import make_controller
+
+SMALL = "generate:lublin?jobs=60&seed=3"
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Three jobs on ten processors: the second waits for the first, the third fills the gap."""
+    path = tmp_path / "jobs.csv"
+    path.write_text("id,submit_s,run_s,requested_s,procs\n7,0,100,200,6\n8,10,50,60,10\n9,20,30,40,4\n")
+    return str(path)
+
+
+# ------------------------------------------------------------------------------------------------------ replay
+
+
+def test_replay_prints_one_object_with_the_numbers(trace: str, capsys):
+    assert main(["replay", trace, "--policy", "easy", "--procs", "10", "--json"]) == 0
+    out = capsys.readouterr()
+    numbers = json.loads(out.out)
+    assert out.err == ""
+    wanted = "bounded_slowdown mean_wait_s max_wait_s utilisation jobs seconds promises_broken policy workload unplaced starts"
+    assert set(wanted.split()) <= set(numbers)
+    assert numbers["starts"] == {"head": 2, "backfill": 1, "spill": 0}
+    assert (numbers["jobs"], numbers["mean_wait_s"], numbers["max_wait_s"]) == (3, 30.0, 90.0)
+    assert (numbers["policy"], numbers["promises_broken"], numbers["unplaced"]) == ("easy", 0, 0)
+
+
+def test_replay_tells_a_person_the_main_numbers_and_what_was_odd(trace: str, capsys):
+    assert main(["replay", trace, "--policy", "fcfs", "--procs", "9", "--gantt"]) == 0
+    out = capsys.readouterr()
+    assert "under fcfs, 1 node (9 cpu)" in out.out
+    assert "promises broken   0" in out.out
+    assert "100 %" in out.out  # the Gantt chart of a pool
+    assert "note: 1 of 3 jobs larger than the machine" in out.err
+
+
+def test_quiet_leaves_out_the_notes(trace: str, capsys):
+    assert main(["replay", trace, "--policy", "fcfs", "--procs", "9", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_waits_of_all_jobs_are_written_in_order_of_their_ids(trace: str, tmp_path: Path):
+    assert main(["replay", trace, "--policy", "easy", "--procs", "10", "--waits", "w.csv", "-q"]) == 0
+    assert (tmp_path / "w.csv").read_text() == "id,wait_s\n7,0\n8,90\n9,0\n"
+
+
+def test_a_job_that_never_started_has_no_wait(trace: str, tmp_path: Path):
+    args = ["replay", trace, "--policy", "easy", "--procs", "10", "--until", "30s", "--waits", "w.csv", "-q"]
+    assert main(args) == 0
+    assert (tmp_path / "w.csv").read_text() == "id,wait_s\n7,0\n8,\n9,0\n"
+
+
+def test_actual_estimates_are_the_real_run_times(trace: str):
+    numbers = {}
+    for word in ("user", "actual"):
+        prepared = prepare(Order(trace, "easy", procs=10, estimates=word))
+        numbers[word] = [arrival.spec.estimate_ms for arrival in prepared.workload.arrivals]
+    assert numbers == {"user": [200_000, 60_000, 40_000], "actual": [100_000, 50_000, 30_000]}
+
+
+def test_learned_estimates_are_for_the_scheduler_to_learn(trace: str):
+    prepared = prepare(Order(trace, "easy", procs=10, estimates="learned"))
+    assert prepared.config.estimates.source == "learned"
+    assert [arrival.spec.estimate_ms for arrival in prepared.workload.arrivals] == [200_000, 60_000, 40_000]
+
+
+def test_until_is_counted_from_the_first_arrival(tmp_path: Path):
+    path = tmp_path / "late.csv"
+    path.write_text("id,submit_s,run_s,requested_s,procs\n1,86400,10,10,1\n2,86460,10,10,1\n3,90000,10,10,1\n")
+    result = simulate(prepare(Order(str(path), "easy", procs=1, until_ms=120_000)))
+    assert [outcome.id for outcome in result.outcomes] == [1, 2]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_runs_what_it_is_made_for(name: str):
+    made_for_gpus = "gpu_" in str(POLICIES[name]) or "fgd" in str(POLICIES[name])
+    order = Order("generate:gpu?jobs=15&nodes=4" if made_for_gpus else "generate:lublin?jobs=15", name)
+    result = simulate(prepare(order))
+    assert all(outcome.ended_ms >= 0 for outcome in result.outcomes)
+
+
+# ---------------------------------------------------------------------------------------------------- mistakes
+
+
+MISTAKES = {
+    "no such trace": (["missing.swf", "--policy", "easy"], "there is no trace missing.swf"),
+    "no such policy": ([SMALL, "--policy", "esay"], "did you mean 'easy'"),
+    "no machine": (["jobs.csv", "--policy", "easy"], "give --procs or --cluster"),
+    "no such cluster": ([SMALL, "--policy", "easy", "--cluster", "none.yaml"], "cannot read the cluster none.yaml"),
+    "a file where a folder should be": ([SMALL, "--policy", "easy", "--out", "jobs.csv"], "it is not a folder"),
+    "a folder that cannot be made": ([SMALL, "--policy", "easy", "--out", "jobs.csv/deep"], "cannot write to"),
+    "a folder where a file should be": ([SMALL, "--policy", "easy", "--waits", "."], "it is a folder"),
+    "a file in no folder": ([SMALL, "--policy", "easy", "--waits", "none/w.csv"], "cannot write to none/w.csv"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_with_what_to_do_and_leaves_nothing_behind(mistake: str, trace: str, tmp_path: Path, capsys):
+    args, words = MISTAKES[mistake]
+    assert main(["replay", *args]) == 2
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert out.err.startswith("error: ")
+    assert "next: " in out.err
+    assert words in out.err
+    assert os.listdir(tmp_path) == ["jobs.csv"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["replay", SMALL],
+        ["replay", SMALL, "--policy", "easy", "--procs", "0"],
+        ["replay", SMALL, "--policy", "easy", "--procs", "5", "--cluster", "2x4"],
+        ["replay", SMALL, "--policy", "easy", "--until", "soon"],
+        ["replay", SMALL, "--policy", "easy", "--estimates", "guessed"],
+        ["compare", SMALL, "--policies", ","],
+        ["compare", SMALL, "--policies", "easy,easy"],
+        [],
+    ],
+    ids=["no policy", "no processors", "two machines", "no time", "no such estimates", "no policies", "twice", "nothing"],
+)  # fmt: skip
+def test_a_wrong_command_line_ends_with_2(args: list[str], capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    assert ended.value.code == 2
+    assert "usage: hodei sim" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ output
+
+
+def test_a_report_becomes_a_folder_when_it_is_whole(trace: str, tmp_path: Path, monkeypatch):
+    def write(results: list[Result], folder: Path) -> None:
+        assert not (tmp_path / "deep/report").exists()
+        (folder / "index.html").write_text(results[0].policy)
+
+    monkeypatch.setattr(replay, "write_report", write)
+    assert main(["replay", trace, "--policy", "easy", "--procs", "10", "--out", "deep/report", "-q"]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["deep", "jobs.csv"]
+    assert os.listdir(tmp_path / "deep") == ["report"]
+    assert (tmp_path / "deep/report/index.html").read_text() == "easy"
+
+
+def test_a_report_into_a_folder_that_is_there_replaces_files_of_the_same_names(tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    for name in ("index.html", "mine.txt"):
+        (tmp_path / "out" / name).write_text("old")
+    with folder_for(Path("out")) as folder:
+        assert folder is not None
+        (folder / "index.html").write_text("new")
+    assert {p.name: p.read_text() for p in (tmp_path / "out").iterdir()} == {"index.html": "new", "mine.txt": "old"}
+
+
+def test_a_failure_while_writing_leaves_neither_report_nor_waits(trace: str, tmp_path: Path, monkeypatch, capsys):
+    def write(results: list[Result], folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise OSError(28, "No space left on device", "half")
+
+    monkeypatch.setattr(replay, "write_report", write)
+    args = ["replay", trace, "--policy", "easy", "--procs", "10", "--out", "deep/report", "--waits", "w.csv"]
+    assert main(args) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["jobs.csv"]
+
+
+def test_ctrl_c_says_how_far_it_got_and_leaves_nothing(trace: str, tmp_path: Path, monkeypatch, capsys):
+    def interrupted(prepared, tell) -> Result:
+        tell(3 * 86_400_000 + 7_200_000, 1234, 5678)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay, "simulate", interrupted)
+    assert main(["replay", trace, "--policy", "easy", "--procs", "10", "--out", "r", "--waits", "w.csv"]) == 130
+    assert "day 3 02h of simulated time, 1,234 of 5,678 jobs done; nothing was written" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["jobs.csv"]
+
+
+# -------------------------------------------------------------------------------------------------- side by side
+
+
+def silent(names: list[str]) -> Progress:
+    return Progress(names, io.StringIO(), shown=False)
+
+
+@pytest.mark.real
+def test_compare_prints_a_table_and_writes_waits_and_a_report(trace: str, tmp_path: Path, monkeypatch, capsys):
+    reported: list[str] = []
+    monkeypatch.setattr(compare, "write_report", lambda results, out: reported.extend(r.policy for r in results))
+    args = ["compare", trace, "--policies", "fcfs, easy", "--procs", "10", "--waits", "w.csv", "--out", "r"]
+    assert main(args) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith(("fcfs", "easy"))] == ["fcfs", "easy"]
+    assert (tmp_path / "w.csv").read_text() == "id,fcfs,easy\n7,0,0\n8,90,90\n9,130,0\n"
+    assert reported == ["fcfs", "easy"]
+
+
+@pytest.mark.real
+def test_runs_side_by_side_are_those_of_one_process():
+    names = ["easy", "conservative", "fcfs"]
+    orders = [Order(SMALL, name) for name in names]
+    for order, result in zip(orders, run_all(orders, silent(names), workers=2), strict=True):
+        assert isinstance(result, Result)
+        alone = simulate(prepare(order))
+        assert (result.policy, result.outcomes, result.samples) == (alone.policy, alone.outcomes, alone.samples)
+
+
+@pytest.mark.real
+def test_a_policy_that_fails_does_not_lose_the_others():
+    names = ["easy", "nonsense", "fcfs"]
+    easy, nonsense, fcfs = run_all([Order(SMALL, name) for name in names], silent(names), workers=2)
+    assert isinstance(easy, Result)
+    assert isinstance(nonsense, Failure)
+    assert "there is no policy 'nonsense'" in nonsense.what
+    assert isinstance(fcfs, Result)
+
+
+def test_a_failed_policy_is_named_and_makes_exit_1(trace: str, monkeypatch, capsys):
+    done = simulate(prepare(Order(trace, "easy", procs=10)))
+    monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [done, Failure("out of luck")])
+    assert main(["compare", trace, "--policies", "easy,sjf", "--procs", "10", "--json"]) == 1
+    out = capsys.readouterr()
+    told = json.loads(out.out)
+    assert [numbers["policy"] for numbers in told["results"]] == ["easy"]
+    assert told["failed"] == {"sjf": "out of luck"}
+    assert "error: sjf failed: out of luck" in out.err
+
+
+def test_if_all_policies_fail_nothing_is_written(trace: str, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [Failure("out of luck")])
+    assert main(["compare", trace, "--policies", "easy", "--procs", "10", "--out", "r", "--waits", "w.csv"]) == 1
+    assert "every policy failed; easy: out of luck" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["jobs.csv"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "words", [["replay", "--policy", "easy"], ["compare", "--policies", "easy,fcfs"]], ids=["replay", "compare"]
+)
+def test_a_real_ctrl_c_ends_everything_with_130(words: list[str], tmp_path: Path):
+    """Interrupted in earnest, as soon as its folder for the report is there; the trace would take minutes."""
+    command = [sys.executable, "-m", "hodei.sim", words[0], "generate:lublin?jobs=1000000", *words[1:], "--out", "r"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        while not any(name.endswith(".tmp") for name in os.listdir(tmp_path)):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130
+    assert "interrupted: " in said
+    assert "nothing was written" in said
+    assert "Traceback" not in said
+    assert os.listdir(tmp_path) == []
+
+
+# ---------------------------------------------------------------------------------------------------- progress
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_there_is_a_line_for_each_run(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    progress = Progress(["easy", "conservative"], screen, shown=True)
+    progress.say(0, "reads the trace")
+    progress.begin(0)
+    progress.tell(0, 3 * 86_400_000 + 3_600_000, 500, 1000)
+    progress.say(1, "reads the trace")
+    last = screen.getvalue().rsplit("\r", 1)[1]
+    assert "easy         [##########..........]  50%  500/1,000 jobs  day 3 01h" in last
+    assert "conservative  reads the trace" in last
+    progress.clear()
+    assert screen.getvalue().endswith("\r\x1b[1A\x1b[J")
+
+
+@pytest.mark.parametrize(("screen", "shown"), [(io.StringIO, True), (Screen, False)], ids=["no terminal", "not wanted"])
+def test_else_nothing_is_drawn(screen, shown: bool):
+    stream = screen()
+    progress = Progress(["easy"], stream, shown=shown)
+    progress.begin(0)
+    progress.tell(0, 1, 2, 3)
+    progress.clear()
+    assert stream.getvalue() == ""
+
+
+# ---------------------------------------------------------------------------------------------------- clusters
+
+
+def test_a_cluster_in_short_is_so_many_nodes_with_so_many_cores():
+    nodes = read_cluster("12x4")
+    assert [node.name for node in nodes][::11] == ["node-00", "node-11"]
+    assert nodes[0].capacity == {"cpu": 4000, "memory": 16 * 2**30}
+    assert read_cluster("2x4x8Gi")[0].capacity["memory"] == 8 * 2**30
+
+
+YAML = """
+- {name: big, count: 2, cpu: 64, memory: 256Gi, labels: {tier: fast}, region: eu, zone: eu-a, rack: r1, cost: 1.5}
+- {name: gpu, cpu: 16, gpu: 8, gpu_type: a100, taints: ["gpu=yes:NoSchedule"]}
+"""
+TOML = """
+[server]
+port = 1
+
+[[nodes]]
+name = "big"
+count = 2
+cpu = 64
+memory = "256Gi"
+labels = {tier = "fast"}
+region = "eu"
+zone = "eu-a"
+rack = "r1"
+cost = 1.5
+
+[[nodes]]
+name = "gpu"
+cpu = 16
+gpu = 8
+gpu_type = "a100"
+taints = ["gpu=yes:NoSchedule"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("c.yaml", YAML), ("c.yaml", "nodes:" + YAML), ("c.toml", TOML)],
+    ids=["a YAML list", "YAML under nodes", "a server's TOML"],
+)
+def test_groups_of_nodes_mean_what_they_do_in_a_servers_configuration(file: str, text: str):
+    Path(file).write_text(text)
+    first, second, gpu = read_cluster(file)
+    assert (first.name, second.name, gpu.name) == ("big-0", "big-1", "gpu")
+    assert first.capacity == second.capacity
+    assert (first.capacity["cpu"], first.capacity["memory"]) == (64_000, 256 * 2**30)
+    assert (first.labels, first.location.zone, first.location.rack) == ({"tier": "fast"}, "eu-a", "r1")
+    assert (first.cost_milli, gpu.capacity["gpu"], gpu.gpu_type, gpu.taints[0].key) == (1500, 8000, "a100", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "lists no nodes"),
+        ("- {name: a, cpus: 4}", "did you mean 'cpu'"),
+        ("- {name: a, count: 0}", "0 nodes"),
+        ("- {name: a}\n- {name: a}", "two nodes called 'a'"),
+        ("- {name: a, cpu: lots}", "node 'a'"),
+        ("machines: []", "unknown key 'machines'"),
+        ("{", "c.yaml"),
+    ],
+    ids=["nothing", "a slip", "a count of none", "a name twice", "no number", "another key", "no YAML"],
+)
+def test_a_wrong_cluster_says_what_is_wrong(text: str, words: str):
+    Path("c.yaml").write_text(text)
+    with pytest.raises(InvalidInput) as error:
+        read_cluster("c.yaml")
+    assert words in error.value.message
+    assert error.value.hint
+
+
+def test_on_a_cluster_large_jobs_become_gangs_of_members_that_fit_every_node(trace: str):
+    prepared = prepare(Order(trace, "easy", cluster="4x4"))
+    tasks = [[(task.count, task.request["cpu"]) for task in a.spec.tasks] for a in prepared.workload.arrivals]
+    assert tasks == [[(1, 4000), (1, 2000)], [(2, 4000), (1, 2000)], [(1, 4000)]]
+    assert {outcome.size for outcome in simulate(prepared).outcomes} == {2, 3, 1}
+
+
+def test_gpu_traces_count_the_gpus_of_a_cluster(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("- {name: g, count: 3, cpu: 64, gpu: 4}")
+    (tmp_path / "p.csv").write_text(
+        "timestamp,duration,num_gpus,cluster\n2017-10-09 07:00:00,60,8,a\n2017-10-09 07:00:10,60,16,a\n"
+    )
+    prepared = prepare(Order("p.csv", "easy", cluster="c.yaml"))
+    (only,) = prepared.workload.arrivals
+    assert [(task.count, task.request) for task in only.spec.tasks] == [(2, {"gpu": 4000})]
+    assert len(prepared.nodes) == 3
+
+
+# ------------------------------------------------------------------------------------------------------- lists
+
+
+@pytest.mark.parametrize(("words", "names"), [("policies", list(POLICIES)), ("traces", [row[0] for row in TRACES])])
+def test_lists_have_a_line_for_each(words: str, names: list[str], capsys):
+    assert main([words]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
+    assert main([words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in told] == names
+    assert all(each["about"] for each in told)
+
+
+def test_every_generator_is_listed():
+    assert {row[0] for row in TRACES if ":" in row[0]} == {f"generate:{name}" for name in NAMES}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_built_and_is_in_the_reference(name: str):
+    assert make_controller(policy(name)).lines
+    assert ABOUT[name]
+    assert f"\n| `{name}` |" in (DOCS / "reference/policies.md").read_text()

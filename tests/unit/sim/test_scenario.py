@@ -1,0 +1,368 @@
+"""Scenarios: a file says what is there, what happens and what is expected; the real controller lives through it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from hodei.model.errors import InvalidInput
+from hodei.sim.policies import POLICIES
+from hodei.sim.scenario.__main__ import main
+from hodei.sim.scenario.checking import Finding, Outcome, run
+from hodei.sim.scenario.golden import updated
+from hodei.sim.scenario.reading import parse_scenario, read_scenario
+from hodei.sim.scenario.telling import as_data, told
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples" / "scenarios").glob("*.yaml"))
+
+TWO_NODES = "cluster: [{name: n, count: 2, cpu: 4, memory: 8Gi}]\n"
+ONE_NODE = "cluster: [{name: n, cpu: 4, memory: 8Gi}]\n"
+
+
+def played(text: str) -> Outcome:
+    return run(parse_scenario(f"scenario: a test\n{dedent(text)}".encode(), "a.scenario.yaml"))
+
+
+def findings(text: str) -> list[Finding]:
+    return played(text).findings
+
+
+def holds(text: str) -> None:
+    outcome = played(text)
+    assert outcome.findings
+    assert outcome.held, told(outcome)
+
+
+# ------------------------------------------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_holds(path: Path):
+    outcome = run(read_scenario(path))
+    assert outcome.findings
+    assert outcome.held, told(outcome)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_a_scenario_comes_out_the_same_every_time(path: Path):
+    scenario = read_scenario(path)
+    assert as_data(run(scenario)) == as_data(run(scenario))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_can_be_put_to_the_test(name: str):
+    holds(f"policy: {name}\n{ONE_NODE}jobs: [{{name: a, run: 1m}}]\nexpect: [{{job: a, starts: 0s, on: n}}]\n")
+
+
+# -------------------------------------------------------------------------------------------- what is expected
+
+QUEUE = (
+    ONE_NODE
+    + """\
+jobs:
+  - {name: first, cpu: 4, run: 10m}
+  - {name: second, cpu: 4, at: 1m, run: 5m}
+  - {name: stays, cpu: 4, at: 2m}
+expect:
+"""
+)
+HELD = {
+    "an exact start": "{job: second, starts: 10m}",
+    "a start before": "{job: second, starts: {before: 11m}}",
+    "a start after": "{job: second, starts: {after: 9m59s, before: 10m1s}}",
+    "a start at about a time": "{job: second, starts: {about: 10m900ms}}",
+    "a place": "{job: second, on: n}",
+    "a state at a time": "{at: 5m, job: second, state: pending, reason: INSUFFICIENT_CPU}",
+    "a place at a time": "{at: 12m, job: second, on: n}",
+    "absent before it is submitted": "{at: 59s, job: second, state: absent}",
+    "an end": "{job: first, ends: succeeded, within: 10m}",
+    "no end": "{job: stays, ends: never}",
+    "nobody preempted": "{never: preemption}",
+}
+NOT_HELD = {
+    "another start": ("{job: second, starts: 9m}", "it started at 10m on n", "Insufficient cpu"),
+    "a later start": ("{job: second, starts: {before: 10m}}", "it started at 10m on n", ""),
+    "an earlier start": ("{job: second, starts: {after: 10m}}", "it started at 10m on n", ""),
+    "far from about": ("{job: second, starts: {about: 10m2s}}", "it started at 10m on n", ""),
+    "a start that was not to be": ("{job: second, starts: never}", "it started at 10m on n", ""),
+    "another state": ("{at: 5m, job: second, state: running}", "it was pending (INSUFFICIENT_CPU)", "Insufficient cpu"),
+    "another reason": ("{at: 5m, job: second, reason: NO_NODES}", "it was pending (INSUFFICIENT_CPU)", ""),
+    "a place to be avoided": ("{job: second, not_on: n}", "it was on n", "running on n"),
+    "a place while it waits": ("{at: 5m, job: second, on: n}", "it was pending, on no node", ""),
+    "another end": ("{job: first, ends: failed}", "it succeeded at 10m", ""),
+    "an end too late": ("{job: second, ends: succeeded, within: 10m}", "it succeeded at 15m", ""),
+    "an end that does not come": ("{job: stays, ends: succeeded}", "it has not ended: running", ""),
+    "a second start": ("{job: first, attempt: 2, starts: 1m}", "it started 1 times in all", ""),
+    "a preemption": ("{preempted: first, by: second}", "it was not preempted", ""),
+    "a broken promise": ("{promises_broken: 1}", "0 were", ""),
+}
+
+
+@pytest.mark.parametrize("expected", HELD.values(), ids=HELD)
+def test_what_is_expected_and_happens_holds(expected: str):
+    holds(f"{QUEUE}  - {expected}\n")
+
+
+@pytest.mark.parametrize(("expected", "instead", "why"), NOT_HELD.values(), ids=NOT_HELD)
+def test_what_does_not_happen_is_told_with_what_did_and_why(expected: str, instead: str, why: str):
+    (finding,) = findings(f"{QUEUE}  - {expected}\n")
+    assert not finding.held
+    assert instead in finding.happened
+    assert why in finding.why
+    assert finding.line == 8
+
+
+@pytest.mark.parametrize("expected", [one for one, _, _ in NOT_HELD.values()], ids=NOT_HELD)
+def test_expectations_that_were_updated_hold(expected: str):
+    outcome = played(f"{QUEUE}  - {expected}\n  - {{never: over-commit}}\n")
+    again = run(parse_scenario(updated(outcome).encode(), "a.scenario.yaml"))
+    assert again.held, told(again)
+
+
+def test_over_commitment_is_looked_for_even_if_nobody_asks():
+    (finding,) = findings(ONE_NODE + "jobs: [{name: a, cpu: 3, running: n}, {name: b, cpu: 3, running: n}]\n")
+    assert finding.expected == "never over-commit"
+    assert finding.happened == "at 0s n holds 6 cpu and has 4"
+
+
+# ------------------------------------------------------------------------------------------------- what happens
+
+STORIES = {
+    "a job can be cancelled": """
+        jobs: [{name: a, run: 1h, stopping: 10s}]
+        facts: [{at: 1m, cancel: a}]
+        expect: [{job: a, ends: cancelled, reason: CANCELLED, within: 70s}]""",
+    "a held job waits until it is released": """
+        jobs: [{name: full, cpu: 4, run: 1m}, {name: a, cpu: 4, at: 1s, run: 1m}]
+        facts: [{at: 10s, hold: a}, {at: 10m, release: a}]
+        expect: [{at: 5m, job: a, state: held, reason: HELD}, {job: a, starts: 10m}]""",
+    "a requeued job starts again": """
+        jobs: [{name: a, run: [10m, 1m]}]
+        facts: [{at: 1m, requeue: a}]
+        expect: [{job: a, attempt: 2, starts: 1m}, {job: a, ends: succeeded, within: 2m}]""",
+    "a job that has ended can be requeued": """
+        jobs: [{name: a, run: 1m}]
+        facts: [{at: 10m, requeue: a}]
+        expect: [{job: a, attempt: 2, starts: 10m}, {job: a, ends: succeeded, within: 11m}]""",
+    "a failed run is tried again as often as it says": """
+        jobs: [{name: a, run: 1m, exit: [1, 0], retries: 1}, {name: b, run: 1m, exit: 7}]
+        expect: [{job: a, ends: succeeded}, {job: b, ends: failed, reason: EXIT_CODE}]""",
+    "a member can fail when it is told to": """
+        jobs: [{name: a, count: 2, run: 1h}]
+        facts: [{at: 5m, fail: a, member: 1, exit: 9}]
+        expect: [{job: a, ends: failed, reason: EXIT_CODE, within: 5m}]""",
+    "a run ends at its timeout": """
+        jobs: [{name: a, run: 1h, timeout: 5m}]
+        expect: [{job: a, ends: failed, reason: TIMEOUT, within: 5m}]""",
+    "nothing starts on a cordoned node": """
+        jobs: [{name: a, at: 1m, run: 1m}]
+        facts: [{at: 0s, cordon: n}, {at: 5m, uncordon: n}]
+        expect: [{job: a, starts: 5m}]""",
+    "a taint that is not tolerated sends work away": """
+        jobs: [{name: a, run: 10m}]
+        facts: [{at: 1m, taint: n, as: "down=yes:NoExecute"}, {at: 5m, untaint: n, as: "down=yes:NoExecute"}]
+        expect: [{at: 2m, job: a, state: pending}, {job: a, attempt: 2, starts: 5m}]""",
+    "a lost node's work starts again when it is back": """
+        jobs: [{name: a, run: 10m}]
+        facts: [{at: 1m, lose: n}, {at: 5m, join: n}]
+        expect: [{at: 2m, job: a, state: pending}, {job: a, attempt: 2, starts: 5m, on: n}]""",
+    "what runs already is not started again": """
+        jobs: [{name: old, cpu: 4, running: n, at: -5m, run: 10m}, {name: a, cpu: 4, run: 1m}]
+        expect: [{job: a, starts: 5m}, {job: old, ends: succeeded}]""",
+    "who has waited since before is ahead": """
+        jobs: [{name: late, cpu: 4, run: 1m}, {name: early, cpu: 4, at: -1h, run: 1m}]
+        expect: [{job: early, starts: 0s}, {job: late, starts: 1m}]""",
+    "a job larger than the cluster is refused": """
+        jobs: [{name: a, cpu: 5}]
+        expect: [{job: a, ends: refused, reason: LARGER_THAN_CLUSTER}, {at: 0s, job: a, state: refused}]""",
+    "without a run time its estimate is taken": """
+        jobs: [{name: a, estimate: 7m}]
+        expect: [{job: a, ends: succeeded, within: 7m}]""",
+    "a job may be written in the full form": """
+        jobs:
+          - at: 1m
+            run: 1m
+            apiVersion: hodei/v1
+            kind: Job
+            metadata: {name: a}
+            spec: {tasks: [{name: x, count: 2}, {name: y}]}
+        expect: [{job: a, starts: 1m}]""",
+    "gpus that are in use from the beginning stay in use": """
+        jobs: [{name: old, gpu: 2, running: n, run: 5m}, {name: a, gpu: 1, run: 1m}]
+        expect: [{job: a, starts: 5m}]""",
+    "it ends when it says": """
+        jobs: [{name: a, run: 1h}]
+        until: 10m
+        expect: [{job: a, ends: never}]""",
+}
+
+
+@pytest.mark.parametrize("text", STORIES.values(), ids=STORIES)
+def test_in_a_story(text: str):
+    holds("cluster: [{name: n, cpu: 4, memory: 8Gi, gpu: 2}]\n" + dedent(text))
+
+
+def test_a_node_may_come_later():
+    holds("""
+        cluster: [{name: n, count: 2, cpu: 4, memory: 8Gi}, {name: late, cpu: 8, memory: 8Gi, there: false}]
+        config: {admission: {oversized: wait}}
+        jobs: [{name: a, cpu: 8, run: 1m}]
+        facts: [{at: 5m, join: late}]
+        expect: [{job: a, starts: 5m, on: late}]
+    """)
+
+
+def test_a_fact_that_finds_nothing_to_happen_to_is_noted():
+    outcome = played(ONE_NODE + "jobs: [{name: a, run: 1m}]\nfacts: [{at: 5m, cancel: a}]\n")
+    assert outcome.story.notes == ["facts[0] cancel a at 5m: nothing to happen to"]
+
+
+def test_what_comes_at_one_moment_is_decided_together():
+    holds(ONE_NODE + "jobs: [{name: low, cpu: 4, priority: low, run: 1m}, {name: high, cpu: 4, priority: high, run: 1m}]"
+          "\nexpect: [{job: high, starts: 0s}, {job: low, starts: 1m}]\n")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- the file
+
+MISTAKES = {
+    "an unknown key": ("jobz: []", 4, "jobz: unknown key 'jobz'; did you mean 'jobs'?"),
+    "an unknown policy": ("policy: eazy", 4, "policy: there is no policy 'eazy'; did you mean 'easy'?"),
+    "a policy twice": ("policy: easy\nconfig: {}", 5, "config: policy and config are both given"),
+    "a wrong configuration": ("config: {profile: {}}", 4, "config: the mapping contains unknown field `profile`"),
+    "a wrong plugin": ("config: {profiles: {default: {queue: nosuch}}}", 4, "config: "),
+    "an unknown verb": (
+        "facts:\n  - {at: 1m, loose: n}",
+        5,
+        "facts[0].loose: unknown key 'loose'; did you mean 'lose'?",
+    ),
+    "two verbs": ("facts: [{at: 1m, lose: n, join: n}]", 4, "facts[0]: lose and join at once"),
+    "an unknown node": ("facts: [{at: 1m, lose: m}]", 4, "facts[0].lose: there is no node 'm'"),
+    "an unknown job": ("expect:\n\n  - {job: b, starts: 1m}", 6, "expect[0].job: there is no job 'b'"),
+    "no time": ("expect: [{job: a, starts: soon}]", 4, "expect[0].starts: 'soon' is not a duration"),
+    "a state without a time": ("expect: [{job: a, state: pending}]", 4, "expect[0].state: when? add at: 1m"),
+    "an empty expectation": ("expect: [{job: a}]", 4, "expect[0]: nothing is expected of a"),
+    "no taint": ("facts: [{at: 1m, taint: n}]", 4, "facts[0].as: '' is not a taint"),
+}
+
+
+@pytest.mark.parametrize(("more", "line", "says"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_told_with_its_line_and_path(more: str, line: int, says: str):
+    text = f"scenario: a test\n{ONE_NODE}jobs: [{{name: a, run: 1m}}]\n{more}\n"
+    with pytest.raises(InvalidInput) as refused:
+        parse_scenario(text.encode(), "a.scenario.yaml")
+    where, what = refused.value.problems[0]
+    assert where == f"a.scenario.yaml:{line}"
+    assert says in what
+
+
+def test_mistakes_in_jobs_and_nodes_are_all_told():
+    text = (
+        "scenario: x\ncluster:\n- {name: n, cpus: 4}\njobs:\n- {name: a, cpu: four}\n- {name: a, cpu: 1}\n- {name: a}\n"
+    )
+    with pytest.raises(InvalidInput) as refused:
+        parse_scenario(text.encode(), "x")
+    told_at = [f"{where} {what.partition(':')[0]}" for where, what in refused.value.problems]
+    assert told_at == ["x:3 cluster[0].cpus", "x:5 jobs[0].cpu", "x:7 jobs[2].name"]
+
+
+def test_an_update_changes_what_did_not_hold_and_nothing_else():
+    text = (
+        "scenario: a test\n" + ONE_NODE + "jobs:\n  - {name: a, run: 1m}   # short\n"
+        "expect:\n  - {job: a, starts: 0s}   # at once\n  - job: a\n    ends: failed\n\n  # gone:\n"
+        "  - {preempted: a}\n  - {promises_broken: 0}\n"
+    )
+    wanted = text.replace("job: a\n    ends: failed", "{job: a, ends: succeeded}").replace("  - {preempted: a}\n", "")
+    assert updated(run(parse_scenario(text.encode(), "a"))) == wanted
+
+
+def test_a_file_that_expects_nothing_gets_all_that_happened():
+    text = f"scenario: a test\n{TWO_NODES}jobs: [{{name: a, run: 1m}}, {{name: b, cpu: 9}}]\nexpect: []\n"
+    after = updated(run(parse_scenario(text.encode(), "a")))
+    assert after.partition("expect:\n")[2].splitlines() == [
+        "  - {job: a, starts: 0s, on: n1}",
+        "  - {job: a, ends: succeeded}",
+        "  - {job: b, ends: refused, reason: LARGER_THAN_CLUSTER}",
+        "  - {promises_broken: 0}",
+    ]
+    assert run(parse_scenario(after.encode(), "a")).held
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+GOOD = f"scenario: good\n{ONE_NODE}jobs: [{{name: a, run: 1m}}]\nexpect:\n  - {{job: a, starts: 0s}}\n"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.scenario.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.scenario.yaml"
+    path.write_text(GOOD.replace("good", "bad").replace("starts: 0s", "starts: 5s"))
+    return path
+
+
+def test_the_exit_code_is_0_when_all_hold_1_when_some_do_not_and_2_when_a_file_cannot_be_read(
+    good: Path, bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([str(good)]) == 0
+    assert "1 scenario held" in capsys.readouterr().out
+    assert main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "DID NOT HOLD  a starts at 5s  (line 5)" in said
+    assert "1 of 2 scenarios did not hold" in said
+    assert main([str(good), str(tmp_path / "none.yaml")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty")]) == 2
+
+
+def test_for_programs_the_result_is_json(good: Path, bad: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["--json", str(good), str(bad)]) == 1
+    first, second = json.loads(capsys.readouterr().out)["scenarios"]
+    assert (first["held"], second["held"]) == (True, False)
+    assert first["jobs"] == [
+        {"name": "a", "state": "succeeded", "starts": [{"at_ms": 0, "nodes": ["n"], "over_ms": 60000}]}
+    ]
+    assert second["expectations"][0]["happened"] == "it started at 0s on n"
+
+
+def test_an_update_shows_the_difference_and_then_holds(bad: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["--update", str(bad)]) == 0
+    said = capsys.readouterr().out
+    assert "-  - {job: a, starts: 5s}\n+  - {job: a, starts: 0s}\n" in said
+    assert main([str(bad)]) == 0
+
+
+# -------------------------------------------------------------------------------------------------- pytest
+
+
+def test_pytest_runs_scenario_files_as_tests(good: Path, bad: Path, tmp_path: Path):
+    (tmp_path / "test_other.py").write_text("def test_it(): pass\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "hodei.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", tmp_path,
+         tmp_path], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "1 failed, 2 passed" in done.stdout
+    assert "DID NOT HOLD  a starts at 5s" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_pytest_plugin_imports_nothing_of_the_house_before_a_scenario_is_run():
+    code = (
+        "import hodei.pytest_plugin, sys; print(*(name for name in sys.modules"
+        " if name in ('numpy', 'yaml', 'msgspec') or name.startswith('hodei.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["hodei.pytest_plugin"]

@@ -1,0 +1,98 @@
+"""Export of an incident: today's nodes and the events since are turned back into what there was and what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hodei.client.incident_nodes import NodeStory
+from hodei.control.controller import Controller
+from hodei.model.config import SchedulingConfig
+from hodei.model.effects import Event, Record
+from hodei.model.facts import Fact, NodeJoined, NodeLost, NodeMarked
+from hodei.model.node import Node, Taint
+from hodei.wire.render import node_view
+from hodei.wire.views import NodeView
+from hodei.wiring import make_controller
+
+BEGAN_MS = 1_000_000
+DOWN = Taint("down", "", "NoExecute")
+BAD = Taint("disk", "bad", "NoSchedule")
+
+
+def node(name: str, **fields: Any) -> Node:
+    return Node(name, "local", capacity={"cpu": 4000, "memory": 2**30}, **fields)
+
+
+def history(controller: Controller, *steps: tuple[int, Fact]) -> list[Event]:
+    """The events that the controller itself tells when these facts reach it, so many ms after the beginning."""
+    out = []
+    for at_ms, fact in steps:
+        saves = controller.step(BEGAN_MS + at_ms, [fact]).saves
+        out += [save.event for save in saves if isinstance(save, Record)]
+    return out
+
+
+def now(controller: Controller) -> list[NodeView]:
+    world = controller.world
+    world.table.settle()
+    return [node_view(one, {}, 0) for one in world.table.nodes]
+
+
+def story(
+    before: list[Fact], *steps: tuple[int, Fact], end_ms: int = 60_000
+) -> tuple[dict[str, dict[str, Any]], list[tuple[int, dict[str, Any]]]]:
+    """The cluster and the facts of an incident that begins after `before`."""
+    controller = make_controller(SchedulingConfig())
+    history(controller, *((-1000, fact) for fact in before))
+    events = history(controller, *steps)
+    told = NodeStory(now(controller), events, BEGAN_MS, BEGAN_MS + end_ms, set())
+    return {entry["name"]: entry for entry in told.cluster()}, told.facts()
+
+
+def test_a_node_that_is_gone_today_is_described_by_its_loss():
+    cluster, facts = story(
+        [NodeJoined(node("a")), NodeJoined(node("b", labels={"disk": "ssd"}, taints=(BAD,)))], (10, NodeLost("b"))
+    )
+    assert cluster["b"] == {
+        "name": "b", "cpu": 4, "memory": "1Gi", "labels": {"disk": "ssd"}, "taints": ["disk=bad:NoSchedule"]
+    }  # fmt: skip
+    assert facts == [(10, {"lose": "b"})]
+
+
+def test_a_node_that_joined_meanwhile_was_not_there_at_the_beginning():
+    cluster, facts = story([NodeJoined(node("a"))], (10, NodeJoined(node("b"))))
+    assert "there" not in cluster["a"]
+    assert cluster["b"]["there"] is False
+    assert facts == [(10, {"join": "b"})]
+
+
+def test_a_node_that_joined_only_later_is_no_part_of_it():
+    cluster, facts = story([NodeJoined(node("a"))], (70_000, NodeJoined(node("b"))))
+    assert [*cluster] == ["a"]
+    assert facts == []
+
+
+def test_a_cordon_of_before_is_there_at_the_beginning():
+    _, facts = story([NodeJoined(node("a")), NodeMarked("a", cordon=True)], (20, NodeMarked("a", cordon=False)))
+    assert facts == [(0, {"cordon": "a"}), (20, {"uncordon": "a"})]
+
+
+def test_marks_that_came_after_the_end_are_taken_back():
+    late = 70_000
+    cluster, facts = story(
+        [NodeJoined(node("a", taints=(BAD,)))],
+        (late, NodeMarked("a", drain=True)),
+        (late, NodeMarked("a", add_taints=(DOWN,), remove_taints=(BAD,))),
+    )
+    assert cluster["a"]["taints"] == ["disk=bad:NoSchedule"]
+    assert facts == []
+
+
+def test_drains_and_taints_are_facts_even_of_a_node_that_was_cordoned_already():
+    _, facts = story(
+        [NodeJoined(node("a"))],
+        (1, NodeMarked("a", cordon=True)),
+        (2, NodeMarked("a", drain=True)),
+        (3, NodeMarked("a", add_taints=(DOWN,))),
+    )
+    assert facts == [(1, {"cordon": "a"}), (2, {"drain": "a"}), (3, {"taint": "a", "as": "down:NoExecute"})]
