@@ -275,6 +275,7 @@ SECTIONS = {
     "scheduling.retry": ("scheduling", "BackoffConfig"),
     "scheduling.admission": ("scheduling", "AdmissionConfig"),
     "scheduling.preemption": ("scheduling", "PreemptionConfig"),
+    "scheduling.estimates": ("scheduling", "EstimatesConfig"),
     "nodes": ("nodes", "NodeConfig"),
     "nodes.sockets": ("nodes", "SocketConfig"),
 }

@@ -11,7 +11,7 @@ from msgspec import structs
 from builders import NOW_MS, a_job, a_key, a_record, a_run, an_event
 from conformance.stores import Place, all_pages, new
 from hodei.model.decision import Candidate, Decision, Reason, Term, Verdict
-from hodei.model.effects import Record, Save, SaveJob, SaveMarks, SaveRun
+from hodei.model.effects import Record, Save, SaveJob, SaveMarks, SaveNote, SaveRun
 from hodei.model.errors import Conflict, InvalidInput, NotFound, StaleEpoch, Unavailable
 from hodei.model.job import (
     Affinity,
@@ -301,3 +301,10 @@ def test_readers_never_see_half_a_batch(store: Store):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_of_notes_the_last_one_counts_and_none_is_an_empty_one(store: Store):
+    assert store.note("forecasts") == ""
+    store.commit([SaveNote("forecasts", "one"), SaveNote("other", "x")])
+    store.commit([SaveNote("forecasts", "two"), SaveNote("forecasts", "three")])
+    assert (store.note("forecasts"), store.note("other")) == ("three", "x")

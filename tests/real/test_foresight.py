@@ -100,7 +100,14 @@ def test_more_nodes_fewer_nodes_and_another_policy_say_who_starts_sooner_or_late
         (("--cpu", "64", "--", "true"), "can never run here", 5),
         (("--policy", "/nowhere.toml"), "no file", 2),
     ],
-    ids=["nothing asked", "like without nodes", "an unknown node", "no nodes", "too large for any node", "no such file"],
+    ids=[
+        "nothing asked",
+        "like without nodes",
+        "an unknown node",
+        "no nodes",
+        "too large for any node",
+        "no such file",
+    ],
 )
 def test_a_question_that_makes_no_sense_is_refused_in_words(busy, args, words, code):
     said = busy.hodei("whatif", *args)

@@ -12,18 +12,21 @@ import sys
 import pytest
 from msgspec import structs
 
-from hodei.control import lives, recovery
+from hodei.control import recovery
 from hodei.control.controller import Controller
 from hodei.control.gangs import Gangs
 from hodei.control.preempting import Preempting
+from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.model.effects import Record, SaveJob, Start
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.plugins.fit import Fit
-from hodei.sim.faults import __main__ as command
+from hodei.plugins.promises import Promises
+from hodei.plugins.taints import Taints
 from hodei.sim.faults import server
-from hodei.sim.faults.__main__ import main, try_seed
 from hodei.sim.faults.life import Life
+from hodei.sim.faults.scene import FAULTS
+from hodei.sim.faults.seeds import main, try_seed
 from hodei.store.memory import MemoryStore
 
 # Seeds that have found something before; each stays for ever.
@@ -72,8 +75,6 @@ def test_every_kind_of_fault_comes_up_in_some_seed():
     seen: set[str] = set()
     for seed in range(40):
         seen |= Life(seed).scene.odds.keys()
-    from hodei.sim.faults.scene import FAULTS
-
     assert seen == FAULTS.keys()
 
 
@@ -144,17 +145,40 @@ def lost_jobs(monkeypatch):
 
 
 def jobs_that_come_back(monkeypatch):
-    finish = lives.Lives.finish
+    """After a restart what has ended waits again."""
+    active = MemoryStore.active
 
-    def finish_and_rise(self, job, state, now_ms, code, reason, **more):
-        finish(self, job, state, now_ms, code, reason, **more)
-        if state == "failed":
-            self.ended_before = getattr(self, "ended_before", 0) + 1
-            stored = self._world._jobs[job.id]
-            assert stored.state in JOB_ENDED
-            self.again(stored, now_ms, "RISEN", "")
+    def risen(store):
+        ended = [job for job in store._memory.jobs.values() if job.state in JOB_ENDED]
+        return [*active(store), *((structs.replace(job, state="pending"), ()) for job in ended)]
 
-    monkeypatch.setattr(lives.Lives, "finish", finish_and_rise)
+    monkeypatch.setattr(MemoryStore, "active", risen)
+
+
+def half_gangs(monkeypatch):
+    try_gang = Engine.try_gang
+
+    def all_but_one(engine, gang, view):
+        placed = try_gang(engine, gang, view)
+        if isinstance(placed, list) and len(placed) > 1:
+            engine.undo(placed[-1:])
+            return placed[:-1]
+        return placed
+
+    monkeypatch.setattr(Engine, "try_gang", all_but_one)
+
+
+def taints_ignored(monkeypatch):
+    monkeypatch.setattr(Taints, "filter", lambda taints, member, nodes, view: ())
+
+
+def no_fence(monkeypatch):
+    monkeypatch.setattr(MemoryStore, "_fence", lambda store: None)
+
+
+def promises_ignored(monkeypatch):
+    monkeypatch.setattr(Promises, "layouts", lambda plugin, gang, table, view: None)
+    monkeypatch.setattr(Promises, "permit", lambda plugin, gang, placements, view: None)
 
 
 def lost_wakeups(monkeypatch):
@@ -174,11 +198,6 @@ def gaps_in_history(monkeypatch):
     monkeypatch.setattr(Controller, "step", with_gaps)
 
 
-def siblings_left_running(monkeypatch):
-    """A gang whose member fails ends at once, while its other members go on."""
-    monkeypatch.setattr(lives.Lives, "stop_all", lambda self, job, reason, now_ms: None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "says"),
@@ -190,10 +209,13 @@ def siblings_left_running(monkeypatch):
         (forgotten_repairs, "for ever"),
         (holds_kept_for_ever, ""),
         (lost_jobs, ""),
-        (jobs_that_come_back, ""),
+        (jobs_that_come_back, "still known"),
+        (half_gangs, "half a gang"),
+        (taints_ignored, "taint"),
+        (no_fence, "written to"),
+        (promises_ignored, "a promise is broken"),
         (lost_wakeups, "though there is room"),
         (gaps_in_history, "follows"),
-        (siblings_left_running, ""),
     ],
 )
 def test_a_planted_bug_is_found(monkeypatch, plant, says):
@@ -226,5 +248,5 @@ def test_clean_seeds_are_counted_on_several_processes(capsys):
 
 def test_a_crash_of_the_controller_is_a_failure_too(monkeypatch):
     monkeypatch.setattr(Controller, "_expire", lambda controller, now_ms: 1 // 0)
-    verdict = command.try_seed(0)
+    verdict = try_seed(0)
     assert "ZeroDivisionError" in verdict.wrong

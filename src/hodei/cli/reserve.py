@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hodei.cli import times
 from hodei.cli.errors import UsageProblem
 from hodei.cli.nodes import short_amount
 from hodei.cli.options import client, complete_nodes, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields, note
-from hodei.cli.times import ago, clock, ms_of, now_ms, short
+from hodei.cli.times import ago, clock, ms_of, short
 
 if TYPE_CHECKING:
     from hodei.wire.reservations import LateView, ReservationView
@@ -114,7 +115,7 @@ def _moment(text: str) -> str:
         return text
     try:
         if len(text) <= 8 and ":" in text:
-            now = datetime.fromtimestamp(now_ms() / 1000).astimezone()
+            now = datetime.fromtimestamp(times.now_ms() / 1000).astimezone()
             at = datetime.combine(now.date(), time.fromisoformat(text))
             return (at if at.astimezone() > now else at + timedelta(days=1)).astimezone().isoformat()
         return datetime.fromisoformat(text).astimezone().isoformat()

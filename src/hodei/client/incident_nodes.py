@@ -82,10 +82,12 @@ def _facts_of(event: Event) -> list[dict[str, Any]]:
 
 
 def _of_view(view: NodeView) -> dict[str, Any]:
-    place = {key: view.location[key] for key in ("region", "zone", "datacenter", "rack") if key in view.location}
+    place: dict[str, Any] = {
+        key: view.location[key] for key in ("region", "zone", "datacenter", "rack") if key in view.location
+    }
     taints = [str(convert(to_builtins(taint), Taint)) for taint in view.taints]
     sockets = [{"cpus": list(socket.cpus), "gpus": list(socket.gpus)} for socket in view.sockets]
-    more = {
+    more: dict[str, Any] = {
         "labels": view.labels, "taints": taints, "arch": view.arch, "gpu_type": view.gpu_type, **place,
         "data": view.data, "cost": view.cost, "overcommit": view.overcommit, "sockets": sockets,
         "backend": view.backend if view.backend != "local" else "",

@@ -118,7 +118,7 @@ class _Walk:
                 due.append(JobSubmitted(arrival[1]))
                 arrival = next(coming, None)
             self._step(now_ms, due)
-            if arrival is None and not any(self._controller.pending().values()):
+            if arrival is None and not self._stopped and not any(self._controller.pending().values()):
                 return self._over("done")
             due = [RunObserved(run, "stopped", now_ms, 143) for run in self._stopped]
             self._stopped = []

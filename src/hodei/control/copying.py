@@ -8,6 +8,7 @@ and are exact. Cheap enough for the loop: a pending job costs a few microseconds
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -34,7 +35,13 @@ _VALUES: tuple[type, ...] = (
 def twin(controller: Controller) -> Controller:
     """A copy that decides as the original would, and whose doings leave no mark on it. Plugins are shared, as they are
     pure; those with a `reserve` may keep accounts and are copied."""
-    return _Copier().copy(controller)  # type: ignore[no-any-return]
+    collecting = gc.isenabled()
+    gc.disable()  # thousands of new objects and not one of them garbage: looking for some takes longer than copying
+    try:
+        return _Copier().copy(controller)  # type: ignore[no-any-return]
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _Copier:
@@ -145,8 +152,10 @@ class _Copier:
 
     def _gang(self, it: Gang) -> Gang:
         # The most frequent by far, and all of its fields are values.
-        out = self._done[id(it)] = copy.copy(it)
-        out.laid_by = tuple(self._done.get(id(plugin), plugin) for plugin in it.laid_by)
+        out: Gang = copy.copy(it)
+        self._done[id(it)] = out
+        if it.laid_by:
+            out.laid_by = tuple(self._done.get(id(plugin), plugin) for plugin in it.laid_by)
         return out
 
     # -------------------------------------------------------------------------------------------- the engine

@@ -202,21 +202,26 @@ class Forecasts:
         max_steps: int = 20_000,
         go_on: Callable[[], bool] = lambda: True,
     ) -> dict[JobId, Forecast]:
-        """A forecast for each job that starts in nine of ten futures. `controller` is a twin, and is left as it is."""
+        """A forecast for each job that starts in nine of ten futures. `controller` is a twin, and is left as it is.
+        If `go_on` ends it early those futures count that were seen to their end, or else the first as far as it was."""
         starts: dict[JobId, list[int]] = {}
+        seen = 0
         for number in range(futures):
             drawn = _Drawn(self.run_times, random.Random(now_ms * 1000 + number))
             ahead = run_ahead(twin(controller), now_ms, drawn, max_steps=max_steps, go_on=go_on)
-            if ahead.end == "stopped":
-                return {}
+            if ahead.end == "stopped" and number:
+                break
+            seen += 1
             for job, start in ahead.starts.items():
                 starts.setdefault(job, []).append(start.at_ms)
+            if ahead.end == "stopped":
+                break
         stretch = self.stretch
         waiting = controller.world.jobs
         found = {}
         for job, times in starts.items():
             if job in waiting and waiting[job].state == "pending":
-                forecast = _forecast(sorted(times), futures, now_ms, stretch)
+                forecast = _forecast(sorted(times), seen, now_ms, stretch)
                 if forecast is not None:
                     found[job] = forecast
         return found

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 from typing import Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hodei.engine.book import Book
 from hodei.engine.cycle import Engine
-from hodei.engine.nodes import Ints
+from hodei.engine.nodes import Ints, Mask
 from hodei.engine.plan import Refusal
 from hodei.engine.points import ANY_TRIGGER, TimedQueue, Trigger, Waiting
 from hodei.engine.profile import Profile
-from hodei.engine.promising import soonest
+from hodei.engine.promising import Outlooks
 from hodei.engine.view import Gang, View
 from hodei.model.estimate import Estimate
 from hodei.model.ids import JobId
@@ -54,6 +55,7 @@ class ReservingLine:
         self.queue = cast("TimedQueue", profile.queue)
         self.gangs: dict[JobId, Gang] = {}
         self._engine = engine
+        self._outlooks = Outlooks(engine)
         self._slots: dict[JobId, int] = {}
         self._unused: list[int] = []
         self._end = 0
@@ -255,30 +257,60 @@ class ReservingLine:
         return np.where(self._columns["waits"][: self._end] != 0, order, _NEVER)
 
     def _fill(self, promised: list[JobId], view: View) -> Iterator[Gang]:
-        """Those behind the promised ones, as far as there is room now."""
+        """Those behind the promised ones, as far as there is room now, looked for anew after each that was tried."""
+        columns, places = self._columns, None
+        next_ms = min((promise.start_ms for promise in _book(view).promises.values()), default=_NEVER)
+        while True:
+            slots = self._fitting(promised, view)
+            if not len(slots):
+                return
+            if places is None and len(slots) > 1:
+                waiting = self._waiting()
+                order = self.queue.fill_order(waiting, view.now_ms)
+                if order is None:
+                    order = self.queue.order(waiting, view.now_ms)
+                places = np.empty(self._end, dtype=np.int64)
+                places[np.lexsort((waiting.ids, waiting.submitted_ms, order))] = np.arange(self._end)
+            slot = int(slots[0] if places is None else slots[places[slots].argmin()])
+            gang = self.gangs[columns["ids"].item(slot)]
+            self.kind = "backfill" if view.now_ms + gang.estimate_ms <= next_ms else "spill"
+            yield gang
+
+    def _fitting(self, promised: list[JobId], view: View) -> NDArray[np.intp]:
+        """The slots of those whom nothing keeps from being tried: they do not sleep, none of their members is larger than
+        the largest free amount, and they could pass those who are promised a start."""
         end, columns = self._end, self._columns
         fits = columns["waits"][:end] > columns["asleep"][:end]
         for resource, need in self._needs.items():
-            # Whoever has a larger member than the largest free amount need not be tried.
             fits &= need[:end] <= self._most(resource)
         for job in promised:
             fits[self._slots[job]] = False
-        slots = fits.nonzero()[0]
-        if not len(slots):
-            return
-        if len(slots) > 1:
-            waiting = self._waiting()
-            order = self.queue.fill_order(waiting, view.now_ms)
-            if order is None:
-                order = self.queue.order(waiting, view.now_ms)
-            slots = slots[np.lexsort((waiting.ids[slots], waiting.submitted_ms[slots], order[slots]))]
-        promises = _book(view).promises
-        next_ms = min((promise.start_ms for promise in promises.values()), default=_NEVER)
-        for slot, job in zip(slots.tolist(), columns["ids"][slots].tolist(), strict=True):
-            if self._slots.get(job) == slot and self._may_try(job):
-                gang = self.gangs[job]
-                self.kind = "backfill" if view.now_ms + gang.estimate_ms <= next_ms else "spill"
-                yield gang
+        if fits.any():
+            fits &= self._could_pass(view)
+        return fits.nonzero()[0]
+
+    def _could_pass(self, view: View) -> Mask:
+        """Those who may go ahead of the one promise that there is, as far as amounts tell: they find room on another node,
+        or are over by then, or fit beside it. Whoever was not tried since it came is not judged by this: it is to be told
+        why it waits."""
+        end, book = self._end, _book(view)
+        could: Mask = self._columns["cures"][:end] == 0
+        elsewhere, beside = np.ones((2, end), dtype=np.bool_)
+        if len(book.promises) != 1 or book.bookings:
+            return elsewhere
+        (promise,) = book.promises.values()
+        table = self._engine.table
+        rows = [table.row[node] for node, _ in promise.places if node in table.row]
+        for resource, need in self._needs.items():
+            column = table.column_of(resource)  # before the array: a new column lays that anew
+            free = table.free[column]
+            others = np.delete(free, rows)
+            elsewhere &= need[:end] <= (others.max() if others.size else 0)
+            beside &= need[:end] <= max(
+                (book.spare(promise, node, resource, view.now_ms) for node, _ in promise.places), default=0
+            )
+        could |= elsewhere | beside | (self._columns["limit_ms"][:end] <= promise.start_ms - view.now_ms)
+        return could
 
     def _waiting(self) -> Waiting:
         end, columns = self._end, self._columns
@@ -292,12 +324,12 @@ class ReservingLine:
     def _most(self, resource: str) -> int:
         """The largest amount of it that is free on one node."""
         table = self._engine.table
-        now = (table.generation, len(table.changes))
-        if self._most_of != now:
-            self._most_of, self._mosts = now, {}
+        if self._most_of[1] != len(table.changes) or self._most_of[0] != table.generation:
+            self._most_of, self._mosts = (table.generation, len(table.changes)), {}
         most = self._mosts.get(resource)
         if most is None:
-            free = table.view().free(resource)
+            column = table.column_of(resource)  # before the array: a new column lays that anew
+            free = table.free[column]
             most = self._mosts[resource] = int(free.max()) if free.size else 0
         return most
 
@@ -324,7 +356,7 @@ class ReservingLine:
         ):
             return
         book.withdraw(gang.id)
-        promise = soonest(self._engine, gang, view)
+        promise = self._outlooks.soonest(gang, view)
         if kept is not None and view.now_ms < kept.start_ms and (promise is None or kept.start_ms < promise.start_ms):
             promise = kept  # also when, one by one, its members find no better
         if promise is not None:

@@ -189,25 +189,51 @@ class Book:
         return None
 
     def earliest(
-        self, node: NodeName, request: Resources, duration_ms: int, now_ms: int, job: JobId, project: str
+        self,
+        node: NodeName,
+        request: Resources,
+        duration_ms: int,
+        now_ms: int,
+        job: JobId,
+        project: str,
+        after_ms: int = 0,
     ) -> int | None:
-        """When the node is first expected to have room for so long; None for never."""
+        """When the node is first expected to have room for so long, at `after_ms` or later; None for never."""
         claims = self.claims(node, job, project)
-        spans = self.spans(node, now_ms)
-        free = self._free_at(node, request, now_ms, -1)
         if not claims:
-            if all(free[resource] >= amount for resource, amount in request.items()):
-                return now_ms
-            for span in spans:
-                if span.end_ms >= FOREVER:
-                    return None
-                for resource, amount in span.request.items():
-                    if resource in free:
-                        free[resource] += amount
-                if all(free[resource] >= amount for resource, amount in request.items()):
-                    return max(span.end_ms, now_ms)
-            return None
-        return _first_gap(_steps(spans, claims, now_ms), free, request, duration_ms, now_ms)
+            at_ms = self.unclaimed(node, request, now_ms)[0]
+            return max(at_ms, now_ms, after_ms) if at_ms < FOREVER else None
+        free = self._free_at(node, request, now_ms, -1)
+        steps = _steps(self.spans(node, now_ms), claims, now_ms)
+        return _first_gap(steps, free, request, duration_ms, now_ms, max(now_ms, after_ms))
+
+    def spare(self, promise: Promise, node: NodeName, resource: str, now_ms: int) -> int:
+        """How much of a resource is left on a node when the promised job has its part of it."""
+        if node not in self._table.row:
+            return 0
+        at_ms = max(promise.start_ms, now_ms)
+        free = self._free_at(node, {resource: 0}, now_ms, at_ms)[resource]
+        return free - dict(promise.places).get(node, _NOTHING).get(resource, 0)
+
+    def unclaimed(self, node: NodeName, request: Resources, now_ms: int) -> tuple[int, int]:
+        """When the node has room for it if nothing more is started (0 for now, FOREVER for never), and until when that
+        is expected: past that moment a run has outlived its estimate."""
+        spans = self.spans(node, now_ms)
+        until_ms = spans[0].end_ms if spans else FOREVER
+        free = self._free_at(node, request, now_ms, -1)
+        short = {resource: amount - free[resource] for resource, amount in request.items() if free[resource] < amount}
+        if not short:
+            return 0, until_ms
+        for span in spans:
+            if span.end_ms >= FOREVER:
+                break
+            for resource in list(short):
+                short[resource] -= span.request.get(resource, 0)
+                if short[resource] <= 0:
+                    del short[resource]
+            if not short:
+                return span.end_ms, until_ms
+        return FOREVER, until_ms
 
     def _free_at(self, node: NodeName, request: Resources, now_ms: int, at_ms: int) -> Resources:
         """What is free of the resources that are asked for, when all runs that should be over by then are."""
@@ -292,13 +318,18 @@ def _steps(spans: Sequence[Span], claims: Sequence[Claim], now_ms: int) -> list[
 
 
 def _first_gap(
-    steps: list[tuple[int, int, Resources]], free: Resources, request: Resources, duration_ms: int, now_ms: int
+    steps: list[tuple[int, int, Resources]],
+    free: Resources,
+    request: Resources,
+    duration_ms: int,
+    now_ms: int,
+    after_ms: int,
 ) -> int | None:
-    """The first moment from which there is room for `request` without a break for `duration_ms`."""
+    """The first moment from `after_ms` on from which there is room for `request` without a break for `duration_ms`."""
     since: int | None = None
     for at_ms, levels in _levels(steps, free, now_ms):
         if all(levels[resource] >= amount for resource, amount in request.items()):
-            since = at_ms if since is None else since
+            since = max(at_ms, after_ms) if since is None else since
         elif since is not None:
             if at_ms - since >= duration_ms:
                 return since

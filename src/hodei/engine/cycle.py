@@ -105,8 +105,7 @@ class Engine:
         if layouts is None:
             return self._within(gang, profile, view, None, search, extras)
         if isinstance(layouts, Reason):
-            said = (plugin for plugin in profile.layouts if plugin.name == layouts.plugin)
-            return self._refuse_all(gang, layouts, cures_of(next(said)))
+            return self._refuse_all(gang, layouts, _cures_by(profile, layouts))
         most = 0
         needed = [kind for kind, numbers in enumerate(gang.needed) if numbers]
         # The same for every layout, as each that has no room leaves the table as it was.
@@ -118,12 +117,12 @@ class Engine:
             if not isinstance(result, Refusal):
                 return result
             most = max(most, result.fitted)
-        anywhere = self._within(gang, profile, view, None, search, extras=False)
-        if isinstance(anywhere, Refusal):
-            return anywhere
-        self.undo(anywhere)
-        refusing = (Verdict(layouts.reason),)
-        cures = tuple(t for t in ANY_TRIGGER if any(t in cures_of(p) for p in (*profile.filters, *profile.layouts)))
+        if gang.size > 1 or not open_to[needed[0]].any():  # a single member that has a node would go there
+            anywhere = self._within(gang, profile, view, None, search, extras=False)
+            if isinstance(anywhere, Refusal):
+                return anywhere
+            self.undo(anywhere)
+        refusing, cures = (Verdict(layouts.reason),), _cures_by(profile, layouts.reason)
         return Refusal(gang.id, refusing, fitted=most, nodes=len(self.table.names), cured_by=cures, for_room=True)
 
     def _within(
@@ -269,3 +268,8 @@ def _meeting(gang: Gang, some: Sequence[Layout], others: Sequence[Layout]) -> li
 
 def _both(one: Layout, other: Layout) -> Layout:
     return Layout(tuple(map(np.logical_and, one.rows, other.rows)))
+
+
+def _cures_by(profile: Profile, reason: Reason) -> tuple[Trigger, ...]:
+    """What the plugin that gave the reason says could help."""
+    return cures_of(next(plugin for plugin in profile.layouts if plugin.name == reason.plugin))

@@ -118,7 +118,8 @@ class Batch:
 
 def _log2_milli(amount_ms: Ints) -> Ints:
     """Thousandths of the logarithm of whole seconds: rounded, so that every machine has the same."""
-    return np.rint(1000 * np.log2(np.maximum(amount_ms // 1000, 1))).astype(np.int64)
+    logs: Floats = np.log2(np.maximum(amount_ms // 1000, 1))
+    return np.rint(1000 * logs).astype(np.int64)
 
 
 def _whole(scores: Floats) -> Ints:

@@ -29,7 +29,7 @@ _BEGINNINGS_KEPT = 1024
 
 class Distribution:
     name = "distribution"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+    cured_by: tuple[Trigger, ...] = ("run_ended", "run_placed", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         rules, task = member.job.distribution, member.task

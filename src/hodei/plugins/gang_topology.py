@@ -22,7 +22,7 @@ from hodei.plugins.room import OnePlaceEach, Room, several
 
 class GangTopology:
     name = "gang_topology"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+    cured_by: tuple[Trigger, ...] = ("run_ended", "run_placed", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         rules = member.job.gang

@@ -36,8 +36,9 @@ _NOTE = "forecasts"
 _ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_800)
 # How many ended jobs are looked at, at start-up, to learn how long jobs run.
 _HISTORY = 1000
-# Neither may take longer than this, whatever waits.
-_FORECAST_S = 20.0
+# Whatever waits: forecasts may take this share of the time between them, an answer this long.
+_SHARE = 0.1
+_LEAST_S = 0.5
 _WHAT_IF_S = 10.0
 _SOON_S = 2.0
 
@@ -123,7 +124,12 @@ class Foresight:
         self._busy = True
         try:
             found = await self._in_a_thread(
-                partial(self._forecasts.foresee, held, now_ms, go_on=self._for_so_long(_FORECAST_S))
+                partial(
+                    self._forecasts.foresee,
+                    held,
+                    now_ms,
+                    go_on=self._for_so_long(max(self._every_s * _SHARE, _LEAST_S)),
+                )
             )
         finally:
             self._busy = False

@@ -12,7 +12,8 @@ from hodei.model.text import did_you_mean
 
 
 def _batch(**options: Any) -> ProfileConfig:
-    return ProfileConfig(queue="batch", options={"batch": options})
+    # Of several nodes the fullest that has room, so that large holes stay large.
+    return ProfileConfig(queue="batch", scores={"bin_packing": 100}, options={"batch": options})
 
 
 def _gpu(scorer: str, **options: Any) -> ProfileConfig:

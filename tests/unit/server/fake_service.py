@@ -21,9 +21,9 @@ from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.estimate import Estimate
-from hodei.model.forecast import StartForecast
 from hodei.model.explanation import Explanation
 from hodei.model.facts import NodeMarked
+from hodei.model.forecast import StartForecast
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
@@ -126,7 +126,7 @@ class FakeService:
     subscriptions: set[Subscription] = field(default_factory=set)
     node_list: list[NodeStatus] = field(default_factory=lambda: [NodeStatus(Node("n1", "local"))])
     reserved: dict[str, ReservationStatus] = field(default_factory=dict)
-    estimate: Estimate = Estimate(60_000, 90_000, "learned", 75, 8)
+    estimate: Estimate = field(default_factory=lambda: Estimate(60_000, 90_000, "learned", 75, 8))
     foretold: StartForecast | None = None
     questions: list[tuple[Question, SchedulingConfig | None]] = field(default_factory=list)
     log: bytes = b"hello\nworld\n"

@@ -287,3 +287,24 @@ def test_a_wrong_method_says_which_are_right(ask):
     got = ask("DELETE", "/api/v1/nodes/n1")
     assert (got.status, got.code) == (405, "METHOD_NOT_ALLOWED")
     assert got.headers["allow"] == "GET, HEAD, PATCH"
+
+
+def test_what_if_takes_jobs_nodes_and_a_policy_from_a_viewer_and_submits_nothing(ask, service):
+    policy = {"profiles": {"default": {"queue": "batch"}}}
+    question = {"jobs": [JOB], "add_nodes": 2, "like": "n1", "remove_nodes": ["n2"], "policy": policy}
+    got = ask("POST", "/api/v1/whatif", body=body(question), role="viewer")
+    assert (got.status, [job["name"] for job in got.json["jobs"]]) == (200, ["train"])
+    ((asked, tried),) = service.questions
+    assert (asked.add_nodes, asked.like, asked.remove_nodes) == (2, "n1", ("n2",))
+    assert tried.profiles["default"].queue == "batch"
+    assert not service.submitted
+
+
+@pytest.mark.parametrize(
+    "question",
+    [{}, {"add_node": 1}, {"jobs": [{"name": "x"}]}, {"policy": {"profile": {}}}, {"jobs": [JOB] * 1001}],
+    ids=["nothing", "a misspelt key", "a job without a command", "a misspelt policy", "too many jobs"],
+)
+def test_a_what_if_that_makes_no_sense_is_refused(ask, service, question):
+    assert ask("POST", "/api/v1/whatif", body=body(question)).status in (400, 422)
+    assert not service.questions

@@ -54,6 +54,8 @@ class Link:
         """One look at the backend: what it says, that it went away, or peace with it now that it is back."""
         if self.up and not (self.backend.reachable and self.backend.lives == self._lives):
             return self._went_down()
+        if not self.backend.reachable or self.backend.lives != self._lives:
+            self._known = None  # an answer does not outlive its connection
         if not self.backend.reachable:
             return []
         if self.up:
@@ -87,7 +89,7 @@ class Link:
             return told
         acts, self.orders = self.orders, []
         starts = [act for act in acts if isinstance(act, Start)]
-        others = [act for act in acts if not isinstance(act, Start)]
+        others: list[Act] = [act for act in acts if not isinstance(act, Start)]
         refused = set[RunId]()
         for start in starts:
             if self._chance("reply is lost"):

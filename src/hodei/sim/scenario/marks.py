@@ -6,10 +6,12 @@ Only for text that `wire.yamlfile` has read without complaint.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import yaml
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
@@ -24,7 +26,7 @@ class Piece(NamedTuple):
 
 def piece_at(text: str, path: str) -> Piece | None:
     """The value at a path such as `jobs[2].cpu`, or the nearest thing around it; None for an empty file."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = _composed(text)
     if node is None:
         return None
     line = node.start_mark.line
@@ -42,6 +44,11 @@ def piece_at(text: str, path: str) -> Piece | None:
         node = inner
     is_flow = bool(getattr(node, "flow_style", False))
     return Piece(line + 1, node.start_mark.index, node.end_mark.index, is_flow)
+
+
+@lru_cache(maxsize=2)
+def _composed(text: str) -> Any:
+    return yaml.compose(text, Loader=_Loader)
 
 
 def line_of(text: str, path: str) -> int:

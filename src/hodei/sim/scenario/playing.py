@@ -107,7 +107,7 @@ class Play:
     def _moment(self, now_ms: int) -> None:
         """All that is told at `now_ms`, decided once. What follows from it at once is told in the next round."""
         facts: list[Fact] = []
-        for _ in range(sum(at_ms <= now_ms for at_ms, _, _ in self._heap)):
+        while self._heap and self._heap[0][0] <= now_ms:
             facts += heapq.heappop(self._heap)[2]()
         if facts:
             self.story.end_ms = now_ms

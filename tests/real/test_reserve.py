@@ -1,0 +1,73 @@
+"""Reservations on a real server: made, honoured, over by themselves, and there again after a crash."""
+
+from __future__ import annotations
+
+import pytest
+
+from real.house import House, until
+
+pytestmark = pytest.mark.real
+
+TWO = '[[nodes]]\nname = "a"\ncpu = "2"\n[[nodes]]\nname = "b"\ncpu = "2"\n'
+
+
+def reserve(house: House, name: str, *more: str) -> dict:
+    return house.ok("reserve", "create", name, "--project", "ml", "-o", "json", *more).json
+
+
+def test_a_reservation_keeps_others_out_until_its_window_is_over(house: House) -> None:
+    house.configure(TWO).up()
+    made = reserve(house, "soon", "--for", "4s", "--nodes", "1", "--cpu", "2")
+    assert [place["node"] for place in made["places"]] == ["a"]
+    ours = house.submit("true", project="ml", cpu=2, node_selector={"kubernetes.io/hostname": "a"})
+    others = house.submit("true", cpu=2, node_selector={"kubernetes.io/hostname": "a"})
+    (mine,) = house.ended(ours)
+    assert mine.job.state == "succeeded"
+    answer = house.ok("why", str(others), "-o", "json").json
+    if answer["status"] == "waiting":  # unless the window has closed meanwhile
+        assert answer["code"] == "BOOKED"
+        assert "until" in house.ok("why", str(others)).out
+    (theirs,) = house.ended(others)
+    assert theirs.job.state == "succeeded"
+    assert theirs.job.scheduled_at >= made["end_at"]
+    assert house.ok("reserve", "list", "-o", "json").json == []
+    kinds = [event["kind"] for event in house.ok("events", "-o", "json").json]
+    assert [kind for kind in kinds if kind.startswith("reservation")] == [
+        "reservation.made", "reservation.started", "reservation.ended",
+    ]  # fmt: skip
+
+
+def test_a_reservation_survives_a_crash_and_is_shown_until_it_is_given_up(house: House) -> None:
+    house.configure(TWO).up()
+    reserve(house, "long", "--from", "+1h", "--for", "1h", "--node", "a", "--node", "b")
+    refused = house.hodei(
+        "reserve", "create", "other", "--project", "web", "--from", "+90m", "--for", "1h", "--nodes", "1"
+    )
+    assert refused.code != 0
+    assert "reservation long of project ml takes 2 nodes" in refused.err
+    house.kill()
+    house.up()
+    until(lambda: len(house.ok("nodes", "-o", "json").json) == 2, "the nodes are back")
+    (node, _) = house.ok("nodes", "-o", "json").json
+    assert node["holds"][0]["reservation"] == "long"
+    waiting = house.submit("true")
+    until(lambda: house.ok("why", str(waiting), "-o", "json").json["code"] == "BOOKED", "the reservation is honoured")
+    bounded = house.submit("true", timeout="1m")
+    assert house.ended(bounded)[0].job.state == "succeeded", "what is over by then may start"
+    house.ok("reserve", "delete", "long")
+    assert house.ended(waiting)[0].job.state == "succeeded"
+
+
+def test_a_server_that_learns_says_how_long_a_job_should_take_also_after_a_restart(house: House) -> None:
+    house.configure('[scheduling.estimates]\nsource = "learned"\n' + TWO).up()
+    for _ in range(3):
+        house.ended(house.submit("true", name="quick"))
+    house.stop()
+    house.up()
+    id = house.submit("sleep", "60", name="quick")
+    house.until_state(id, "running")
+    job = house.ok("job", "show", str(id), "-o", "json").json["job"]
+    assert job["expected_by"] == "P75 of its last 3 runs"
+    assert "P75 of its last 3 runs" in house.ok("why", str(id)).out
+    house.ok("cancel", str(id))
+    house.ended(id)

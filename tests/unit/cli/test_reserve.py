@@ -1,0 +1,81 @@
+"""`hodei reserve`: what it sends, and what people read."""
+
+from __future__ import annotations
+
+import pytest
+
+API = "/api/v1/reservations"
+VIEW = {
+    "name": "nightly", "project": "ml", "state": "upcoming", "start_at": "2026-01-01T20:00:00.000Z",
+    "end_at": "2026-01-01T23:00:00.000Z", "places": [{"node": "n1", "resources": {"cpu": "2"}}], "by": "ann",
+    "made_at": "2026-01-01T00:00:00.000Z", "late": [{"node": "n1", "run": "7.0.1", "end_at": ""}],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_utc(monkeypatch):
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def sent(stub) -> dict[str, object]:
+    return {key: value for key, value in stub.requests[-1].json().items() if value not in ("", 0, [], {})}
+
+
+def test_a_reservation_is_made_and_what_may_be_late_is_a_warning(hodei, stub):
+    stub.on("POST", API, VIEW)
+    made = hodei("reserve", "create", "nightly", "--project", "ml", "--from", "+2h", "--for", "3h", "--nodes", "1",
+                 "--cpu", "2")  # fmt: skip
+    assert made.exit_code == 0, made.stderr
+    assert sent(stub) == {"name": "nightly", "project": "ml", "from": "+2h", "for": "3h", "nodes": 1, "cpu": "2"}
+    assert made.stdout == "reservation nightly: n1 for project ml, from 20:00 until 23:00\n"
+    assert "run 7.0.1 may still be on n1" in made.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        pytest.param("14:00", "2026-01-01T14:00:00+00:00", id="later today"),
+        pytest.param("00:00", "2026-01-02T00:00:00+00:00", id="the next one to come"),
+        pytest.param("2026-03-01T09:30:00", "2026-03-01T09:30:00+00:00", id="in this machine's zone"),
+        pytest.param("now", "now", id="now"),
+    ],
+)
+def test_times_are_this_machines(hodei, stub, text, wanted):
+    stub.on("POST", API, VIEW)
+    hodei("reserve", "create", "x", "--project", "ml", "--from", text, "--for", "1h", "--node", "n1", "--node", "n2")
+    assert (sent(stub)["from"], sent(stub)["node"]) == (wanted, ["n1", "n2"])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(["--nodes", "1"], id="no length"),
+        pytest.param(["--for", "1h", "--until", "+2h", "--nodes", "1"], id="two lengths"),
+        pytest.param(["--for", "1h"], id="no nodes"),
+        pytest.param(["--for", "1h", "--nodes", "1", "--node", "n1"], id="number and names"),
+        pytest.param(["--for", "1h", "--nodes", "1", "--from", "soon"], id="no time"),
+    ],
+)
+def test_what_contradicts_itself_is_never_sent(hodei, stub, args):
+    assert hodei("reserve", "create", "x", "--project", "ml", *args).exit_code == 2
+    assert stub.requests == []
+
+
+def test_lists_and_one(hodei, stub):
+    stub.on("GET", API, {"reservations": [VIEW]})
+    stub.on("GET", f"{API}/nightly", VIEW)
+    stub.on("DELETE", f"{API}/nightly", VIEW)
+    assert hodei("reserve", "list").stdout.splitlines()[1].split() == [
+        "nightly", "ml", "upcoming", "20:00", "23:00", "n1", "cpu", "2", "1",
+    ]  # fmt: skip
+    assert hodei("reserve", "list", "-o", "name").stdout == "nightly\n"
+    assert '"state": "upcoming"' in hodei("reserve", "show", "nightly", "-o", "json").stdout
+    shown = hodei("reserve", "show", "nightly").stdout
+    assert "from     20:00 (in 20h)" in shown
+    assert hodei("reserve", "delete", "nightly").stdout == "reservation nightly deleted\n"

@@ -1,0 +1,50 @@
+"""`whatif`: what is asked of the server, and how its answer reads."""
+
+from __future__ import annotations
+
+from hodei.model.whatif import Evicted, Outlook, WhatIf
+from unit.cli.stub import NOW_MS, problem
+
+PATH = "/api/v1/whatif"
+HOUR = 3_600_000
+
+
+def test_everything_that_is_to_be_different_is_one_question(hodei, stub, tmp_path):
+    stub.on("POST", PATH, WhatIf(NOW_MS))
+    (tmp_path / "easy.toml").write_text('[scheduling.profiles.default]\nqueue = "batch"\n')
+    said = hodei("whatif", "--add-nodes", "2", "--like", "n1", "--remove-node", "n2", "--policy",
+                 str(tmp_path / "easy.toml"), "--cpu", "2", "--", "true")  # fmt: skip
+    assert said.exit_code == 0, said.output
+    (request,) = stub.sent("POST", PATH)
+    asked = request.json()
+    assert (asked["add_nodes"], asked["like"], asked["remove_nodes"]) == (2, "n1", ["n2"])
+    assert asked["jobs"][0]["command"] == ["true"]
+    assert asked["policy"]["profiles"]["default"]["queue"] == "batch"
+
+
+def test_the_answer_tells_of_starts_of_those_sent_away_and_of_those_who_move(hodei, stub):
+    stub.on("POST", PATH, WhatIf(
+        NOW_MS,
+        (Outlook("mine", start_ms=NOW_MS, nodes=("a", "b")), Outlook("huge")),
+        (Evicted("low", NOW_MS, 7, by_name="mine"),),
+        (Outlook("lucky", 8, NOW_MS, ("c",), NOW_MS + HOUR, ("a",)),),
+        (Outlook("late", 9, NOW_MS + 2 * HOUR, ("a",), NOW_MS + HOUR, ("a",)),),
+        3,
+        ("something is not known",),
+    ))  # fmt: skip
+    text = " ".join(hodei("whatif", "--add-nodes", "1").output.split())
+    for words in (
+        "mine would start now on a, b", "huge: no start in sight", "7 low now mine never", "8 lucky", "-60m c",
+        "9 late", "+60m a", "3 jobs that wait would start as now", "note: something is not known",
+    ):  # fmt: skip
+        assert words in text, text
+
+
+def test_a_job_for_which_no_node_is_large_enough_ends_with_5(hodei, stub):
+    stub.on("POST", PATH, problem(422, "LARGER_THAN_CLUSTER", "can never run here"))
+    assert hodei("whatif", "--cpu", "64", "--", "true").exit_code == 5
+
+
+def test_nothing_asked_is_a_mistake_that_needs_no_server(hodei):
+    assert hodei("whatif").exit_code == 2
+    assert hodei("whatif", "--like", "n1").exit_code == 2
