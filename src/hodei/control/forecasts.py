@@ -3,15 +3,16 @@
 How long runs really take is drawn from how past runs compared with what was said of them. From the starts in all these
 futures follow a middle one (P50) and one that nine of ten should not exceed (P90). What no such run can know (who
 else comes, which nodes fail) is learned from the forecasts that have come true: the P90 is stretched by as much as past
-ones had to be. No clock and no chance here: the same history gives the same forecasts.
+ones had to be. No clock here, and chance comes from outside: the same
+history and the same seeds give the same forecasts.
 """
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -39,6 +40,12 @@ _LEAST, _MOST = 1000, 20_000
 _AIM = 92
 # Waits are compared with this added, so that a start after two seconds instead of one is not twice as late.
 _FLOOR_MS = 60_000
+
+
+class Chance(Protocol):
+    """`random.Random`, made by whoever asks for forecasts: with the same seed they are the same."""
+
+    def randrange(self, start: int, stop: int) -> int: ...
 
 
 class Grade(Struct, frozen=True, array_like=True):
@@ -74,7 +81,7 @@ class _Sample:
         self._last.append(number)
         insort(self._by_size, number)
 
-    def draw(self, above: int, chance: random.Random) -> int | None:
+    def draw(self, above: int, chance: Chance) -> int | None:
         """One that is larger than `above`; None if there is none."""
         first = bisect_right(self._by_size, above)
         if first == len(self._by_size):
@@ -108,7 +115,7 @@ class RunTimes:
         """How long those mostly ran of which nobody had said how long; 0 if there was none."""
         return self._of_all[False].middle()
 
-    def draw(self, spec: JobSpec, so_far_ms: int, chance: random.Random) -> int:
+    def draw(self, spec: JobSpec, so_far_ms: int, chance: Chance) -> int:
         """How long a run that has lasted `so_far_ms` may take in all; what was said if no such run is remembered."""
         said_ms = _said_ms(spec)
         above = so_far_ms * 1000 // said_ms if said_ms else so_far_ms
@@ -124,7 +131,7 @@ class RunTimes:
 class _Drawn:
     """Run times of one future. The members of a gang end together."""
 
-    def __init__(self, run_times: RunTimes, chance: random.Random) -> None:
+    def __init__(self, run_times: RunTimes, chance: Chance) -> None:
         self._run_times, self._chance = run_times, chance
         self._drawn: dict[tuple[JobId, int], int] = {}
 
@@ -197,17 +204,19 @@ class Forecasts:
         self,
         controller: Controller,
         now_ms: int,
+        chance: Callable[[int], Chance],
         *,
         futures: int = FUTURES,
         max_steps: int = 20_000,
         go_on: Callable[[], bool] = lambda: True,
     ) -> dict[JobId, Forecast]:
-        """A forecast for each job that starts in nine of ten futures. `controller` is a twin, and is left as it is.
+        """A forecast for each job that starts in nine of ten futures. `controller` is a twin, and is left as it is; `chance`
+        gives each future, by number, what it is drawn with.
         If `go_on` ends it early those futures count that were seen to their end, or else the first as far as it was."""
         starts: dict[JobId, list[int]] = {}
         seen = 0
         for number in range(futures):
-            drawn = _Drawn(self.run_times, random.Random(now_ms * 1000 + number))
+            drawn = _Drawn(self.run_times, chance(number))
             ahead = run_ahead(twin(controller), now_ms, drawn, max_steps=max_steps, go_on=go_on)
             if ahead.end == "stopped" and number:
                 break

@@ -14,7 +14,7 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hodei.engine.book import Book
+from hodei.engine.book import Book, Promise
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Ints, Mask
 from hodei.engine.plan import Refusal
@@ -31,6 +31,8 @@ from hodei.model.resources import CPU, Resources
 StartKind = Literal["head", "backfill", "spill"]
 _BIT = {trigger: 1 << place for place, trigger in enumerate(ANY_TRIGGER)}
 _NEVER = np.iinfo(np.int64).max
+# Of those in front who can be promised nothing, so many are passed over in the search for one who can.
+_WITHOUT_PROMISE = 100
 _COLUMNS = (
     "ids",
     "submitted_ms",
@@ -208,20 +210,22 @@ class ReservingLine:
             return
         book = _book(view)
         self._renew(view)
-        promised = list[JobId]()
+        promised, without = list[JobId](), 0
         self.kind = "head"
         for gang in self._in_order(view.now_ms):
-            if self.queue.promises == 1:
-                self._withdraw_all_but([gang.id], book)  # whoever was first before must not stand in its way
             if self._may_try(gang.id):
+                if self.queue.promises == 1:
+                    self._withdraw_all_but([gang.id], book)  # whoever was first before must not stand in its way
                 yield gang
                 if gang.id not in self._slots:
                     continue  # it has started, or stepped aside
             if not self.queue.promises:
                 return
-            self._promise(gang, view)
-            promised.append(gang.id)
-            if len(promised) >= self.queue.promises:
+            if self._promise(gang, view):
+                promised.append(gang.id)
+            else:
+                without += 1
+            if len(promised) >= self.queue.promises or without >= _WITHOUT_PROMISE:
                 break
         self._withdraw_all_but(promised, book)
         yield from self._fill(promised, view)
@@ -345,8 +349,9 @@ class ReservingLine:
                     self._promise(gang, view)
         self._freed = False
 
-    def _promise(self, gang: Gang, view: View) -> None:
-        """A start for a gang that has none yet, or an earlier one, if something has changed since it was given."""
+    def _promise(self, gang: Gang, view: View) -> bool:
+        """A start for a gang that has none yet, or an earlier one, if something has changed since it was given; whether
+        it has one. None is given to whom rules, and not the want of room, keep from starting now: who knows till when."""
         book, table = _book(view), self._engine.table
         kept, now = book.promises.get(gang.id), (book.version, table.generation)
         if (
@@ -354,14 +359,38 @@ class ReservingLine:
             and kept.start_ms >= view.now_ms
             and ((self.queue.promises > 1 and gang.id in self._made) or self._made.get(gang.id) == now)
         ):
-            return
+            return True
         book.withdraw(gang.id)
+        # Where there is one promise only, whoever had it before does not count for the one who is first now.
+        before = self._mine(book) if self.queue.promises == 1 else []
+        for other in before:
+            book.withdraw(other.job)
         promise = self._outlooks.soonest(gang, view)
         if kept is not None and view.now_ms < kept.start_ms and (promise is None or kept.start_ms < promise.start_ms):
             promise = kept  # also when, one by one, its members find no better
+        if promise is not None and promise.start_ms <= view.now_ms and self._has_room(promise):
+            promise = None
         if promise is not None:
             book.promise(promise)
+            if before:
+                self._columns["asleep"][: self._end] = 0
+        else:
+            for other in before:
+                book.promise(other)
         self._made[gang.id] = now
+        return promise is not None
+
+    def _mine(self, book: Book) -> list[Promise]:
+        return [promise for promise in book.promises.values() if promise.job in self.gangs]
+
+    def _has_room(self, promise: Promise) -> bool:
+        table = self._engine.table
+        for node, request in promise.places:
+            row = table.row[node]
+            room, used = table.room[row], table.holds[row].used
+            if any(room.get(name, 0) - used.get(name, 0) < amount for name, amount in request.items()):
+                return False
+        return True
 
     # -------------------------------------------------------------------------------------------- for `why`
 

@@ -177,6 +177,11 @@ class Engine:
     ) -> bool:
         """One member to its best node, if there is one."""
         within = None if layout is None else layout.rows[kind]
+        if placements and layout is not None:
+            # Some count what is laid already: together members may be too much, where each alone is not.
+            for plugin in gang.laid_by:
+                if hasattr(plugin, "still_open"):
+                    within = self.runner.still_open(plugin, gang, member, within, self.table, view)
         found = self._rankings.of(profile, member, gang.shapes[kind], view).decide(within)
         if found is None:
             return False

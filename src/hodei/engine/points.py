@@ -10,6 +10,8 @@ pre_filter(gang, view) -> Reason|None Before any node is looked at; a Reason ref
 layouts(gang, table, view)            For a gang whose members must lie in a certain way to each other: the ways to try,
                                       best first, and what to say if none has room; None for no such wish,
                                       a Reason if there is no way at all.
+still_open(gang, member, within, table, view)  Optional, beside layouts: what of `within` is left to one more member, when
+                                      others of its gang are in the table already.
 filter(member, nodes, view)           Which nodes cannot take a member: pairs of (mask, Reason), empty for no objection.
                                       Every pair is reported by `why`; a node may appear in several.
 post_filter(gang, view) -> None       After a refusal: a chance to make room (not to say yes).

@@ -116,6 +116,19 @@ class Runner:
         except Exception as error:
             return self._report(plugin, "layouts", error)
 
+    def still_open(
+        self, plugin: Any, gang: Gang, member: Member, within: Mask | None, table: Table, view: View
+    ) -> Mask | None:
+        """What a layout leaves to one more member; if the plugin fails, nothing."""
+        try:
+            found: Mask = plugin.still_open(gang, member, within, table, view)
+            if len(found) != len(table.names) or found.dtype != np.bool_:
+                raise TypeError(f"still_open must return a bool array of {len(table.names)}")
+            return found
+        except Exception as error:
+            self._report(plugin, "still_open", error)
+            return table.view().none()
+
     def ask(self, plugin: Any, point: str, *args: Any) -> Reason | None:
         """Any other point that may say no; a failure is a refusal of the gang."""
         try:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from hodei.engine.book import FOREVER, Claim
-from hodei.engine.nodes import Table
+from hodei.engine.nodes import Mask, Table
 from hodei.engine.points import Layout, Layouts, Placed, Trigger
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
@@ -43,12 +43,30 @@ class Promises:
                         free[row] = False
                         claim = hindered
             rows.append(free)
-        if claim is None:
+        if claim is None and sum(map(len, (*gang.needed, *gang.extra))) == 1:
             return None
+        if claim is None:
+            # Each alone stands in nobody's way; together they may.
+            claim = next(claim for node in book.claimed for claim in book.claims(node, 0, ""))
         reason = self._reason(claim)
         if any(not free.any() for free in rows):
             return reason
         return Layouts([Layout(tuple(rows))], reason)
+
+    def still_open(self, gang: Gang, member: Member, within: Mask, table: Table, view: View) -> Mask:
+        """The same for one more member, when others of its gang are laid already."""
+        book = view.book
+        if book is None:
+            return within
+        free = within.copy()
+        for node in book.claimed:
+            row = table.row.get(node)
+            if row is not None and free[row]:
+                until_ms = _until(gang, view)
+                free[row] = (
+                    book.hindered(node, _asked(member), view.now_ms, until_ms, gang.id, gang.job.project) is None
+                )
+        return free
 
     def permit(self, gang: Gang, placements: Sequence[Placed], view: View) -> Reason | None:
         """Several members on one node: together they may be too much, where each alone was not."""

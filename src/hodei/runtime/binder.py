@@ -1,6 +1,7 @@
 """The binder carries out acts, in order, backend by backend. A slow backend holds up its own acts and no others.
 
-Acts are idempotent, so those whose reply was lost are simply sent again.
+Acts are idempotent, so those whose reply was lost are simply sent again; but a run that was said not to have started is
+never started after that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from hodei.control.gangs import START_FAILED
 from hodei.model.effects import Act, Forget, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import Fact, RunObserved
+from hodei.model.ids import RunId
 from hodei.ports import Backend, Clock
 from hodei.runtime.metrics import Metrics
 
@@ -29,6 +31,7 @@ class Binder:
         self._tell = tell
         self._acts: dict[str, list[Act]] = {name: [] for name in backends}
         self._more = {name: asyncio.Event() for name in backends}
+        self._failed: set[RunId] = set()
 
     def act(self, acts: Sequence[Act]) -> None:
         orphans: list[Fact] = []
@@ -62,18 +65,22 @@ class Binder:
                 pause = min(pause * 2, 5.0)
                 self._more[name].set()
 
-    async def _carry_out(self, backend: Backend, acts: Sequence[Act]) -> None:
-        starts = [act for act in acts if isinstance(act, Start)]
+    async def _carry_out(self, backend: Backend, acts: list[Act]) -> None:
+        """What is done is taken off `acts`, so that only the rest is sent again should something fail."""
+        starts = [act for act in acts if isinstance(act, Start) and act.run.id not in self._failed]
         stops = [act for act in acts if isinstance(act, Stop)]
         forgets = [act for act in acts if isinstance(act, Forget)]
         if starts:
             failed = await backend.start(starts)
             if failed:
+                self._failed.update(failed)
                 self._tell([self._not_started(act, failed[act.run.id]) for act in starts if act.run.id in failed])
+        acts[:] = [*stops, *forgets]
         if stops:
             await backend.stop(stops)
         if forgets:
             await backend.forget(forgets)
+            self._failed.difference_update(act.run for act in forgets)
 
     def _not_started(self, act: Start, error: BackendError | BackendRefused) -> RunObserved:
         return RunObserved(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -128,6 +129,7 @@ class Foresight:
                     self._forecasts.foresee,
                     held,
                     now_ms,
+                    partial(_seeded, now_ms),
                     go_on=self._for_so_long(max(self._every_s * _SHARE, _LEAST_S)),
                 )
             )
@@ -186,3 +188,7 @@ class Foresight:
             return not self._closing and time.monotonic() < ends
 
         return go_on
+
+
+def _seeded(now_ms: int, number: int) -> random.Random:
+    return random.Random(now_ms * 1000 + number)

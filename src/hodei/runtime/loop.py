@@ -58,6 +58,9 @@ class Loop:
         self._in_a_hurry = asyncio.Event()
         self.waiting_jobs = 0
         self.on_step: Callable[[Step], None] | None = None
+        # Held from a decision until it is stored and its acts are given out: whoever compares what is believed with what
+        # runs takes it first, so that nothing is ordered that is not stored yet.
+        self.quiet = asyncio.Lock()
 
     # ------------------------------------------------------------------------------------------- telling
 
@@ -137,7 +140,10 @@ class Loop:
         del self._inbox[:taken]
         if self._inbox:
             self._more.set()
+        async with self.quiet:
+            await self._decide(facts, saves, waiting)
 
+    async def _decide(self, facts: list[Fact], saves: list[Save], waiting: list[asyncio.Future[None]]) -> None:
         now = self._clock.now_ms()
         started = time.perf_counter()
         step = self.controller.step(now, facts)

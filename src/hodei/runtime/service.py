@@ -124,7 +124,7 @@ class Service:
         )
         self._binder = Binder(backends, clock, self.prometheus, self.loop.tell)
         self._watchers = {
-            name: Watcher(backend, controller.world, clock, self.prometheus, self.loop.tell, self._act)
+            name: Watcher(backend, controller.world, clock, self.prometheus, self.loop.tell, self._act, self.loop.quiet)
             for name, backend in backends.items()
         }
 

@@ -30,13 +30,16 @@ class Watcher:
         metrics: Metrics,
         tell: Callable[[Sequence[Fact]], None],
         act: Callable[[Sequence[Act]], None],
+        quiet: asyncio.Lock | None = None,
     ) -> None:
+        """`quiet` is held while something is decided and not stored yet."""
         self._backend = backend
         self._world = world
         self._clock = clock
         self._metrics = metrics
         self._tell = tell
         self._act = act
+        self._quiet = quiet or asyncio.Lock()
         self._nodes: dict[str, Node] = {}
         self.up = asyncio.Event()
         self.last_error = ""
@@ -74,11 +77,12 @@ class Watcher:
 
     async def _make_peace(self) -> None:
         known = await self._backend.known()
-        facts, orders = reconcile(self._world, self._backend.name, known, self._clock.now_ms())
-        if facts:
-            self._tell(facts)
-        if orders:
-            self._act(orders)
+        async with self._quiet:
+            facts, orders = reconcile(self._world, self._backend.name, known, self._clock.now_ms())
+            if facts:
+                self._tell(facts)
+            if orders:
+                self._act(orders)
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()

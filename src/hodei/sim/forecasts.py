@@ -7,6 +7,7 @@ The forecasts know of the past and of what users say, never of what the trace wi
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -92,7 +93,9 @@ class Watched(Simulation):
     def _foretell(self, at_ms: int) -> None:
         waiting = sum(self._watching.pending().values())
         if waiting:
-            found = self.forecasts.foresee(twin(self._watching), at_ms, futures=self._futures)
+            found = self.forecasts.foresee(
+                twin(self._watching), at_ms, lambda number: random.Random(at_ms * 1000 + number), futures=self._futures
+            )
             self.untold += waiting - len(found)
             self.forecasts.keep(found)
 

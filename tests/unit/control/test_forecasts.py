@@ -49,16 +49,16 @@ def test_without_a_past_the_estimate_is_the_forecast_and_the_same_question_has_t
     running(house, "1.0.1")
     house.submit(2, cpu="2", estimate_ms=MINUTE)
     forecasts = Forecasts()
-    found = forecasts.foresee(twin(house.controller), house.now_ms)
+    found = forecasts.foresee(twin(house.controller), house.now_ms, random.Random)
     assert found[2].p50_ms == found[2].reach_ms == house.now_ms + 10 * MINUTE
     assert found[2].p90_ms > found[2].p50_ms, "until some were graded there is a margin"
-    assert forecasts.foresee(twin(house.controller), house.now_ms) == found
+    assert forecasts.foresee(twin(house.controller), house.now_ms, random.Random) == found
 
 
 def test_no_forecast_is_better_than_a_guess_about_runs_without_an_end():
     house = a_house(2)
     house.submit(1, 2, cpu="2")
-    assert Forecasts().foresee(twin(house.controller), house.now_ms) == {}
+    assert Forecasts().foresee(twin(house.controller), house.now_ms, random.Random) == {}
 
 
 def test_a_start_grades_every_forecast_of_the_job():
