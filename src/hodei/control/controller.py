@@ -133,7 +133,7 @@ class Controller:
             return now_ms
         due = [line.next_due_ms() for line in self.lines.values()]
         due += [self._timers.next_ms(), self._evictions.next_ms(), self.gangs.next_ms(), self._tick_ms]
-        due.append(self.bookings.next_ms())
+        due += [self.bookings.next_ms(), self.world.book.next_start_ms(now_ms)]
         return min((at for at in due if at is not None), default=None)
 
     def pending(self) -> dict[str, int]:

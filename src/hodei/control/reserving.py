@@ -346,10 +346,10 @@ class ReservingLine:
             for gang in list(self._in_order(view.now_ms)):
                 if gang.id in promises:
                     self._made.pop(gang.id, None)
-                    self._promise(gang, view)
+                    self._promise(gang, view, tried=False)
         self._freed = False
 
-    def _promise(self, gang: Gang, view: View) -> bool:
+    def _promise(self, gang: Gang, view: View, *, tried: bool = True) -> bool:
         """A start for a gang that has none yet, or an earlier one, if something has changed since it was given; whether
         it has one. None is given to whom rules, and not the want of room, keep from starting now: who knows till when."""
         book, table = _book(view), self._engine.table
@@ -368,8 +368,10 @@ class ReservingLine:
         promise = self._outlooks.soonest(gang, view)
         if kept is not None and view.now_ms < kept.start_ms and (promise is None or kept.start_ms < promise.start_ms):
             promise = kept  # also when, one by one, its members find no better
-        if promise is not None and promise.start_ms <= view.now_ms and self._has_room(promise):
-            promise = None
+        if tried and promise is not None and promise.start_ms <= view.now_ms and self._has_room(promise):
+            refusal = self._refusals.get(gang.id)
+            passed = refusal is not None and bool(refusal.verdicts) and refusal.verdicts[0].reason.code == "PROMISED"
+            promise = kept if passed and kept is not None and kept.start_ms > view.now_ms else None
         if promise is not None:
             book.promise(promise)
             if before:

@@ -119,6 +119,10 @@ class Book:
             self._drop(promise.places, lambda claim: claim.job == job)
         return promise
 
+    def next_start_ms(self, now_ms: int) -> int | None:
+        """When the next promise falls due."""
+        return min((promise.start_ms for promise in self.promises.values() if promise.start_ms > now_ms), default=None)
+
     def overdue(self, now_ms: int) -> list[Promise]:
         """The promises that stand and whose time has passed; each is named once."""
         late = dict[JobId, Promise]()

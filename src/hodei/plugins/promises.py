@@ -47,11 +47,21 @@ class Promises:
             return None
         if claim is None:
             # Each alone stands in nobody's way; together they may.
-            claim = next(claim for node in book.claimed for claim in book.claims(node, 0, ""))
+            others = (claim for node in book.claimed for claim in book.claims(node, gang.id, gang.job.project))
+            claim = next(others, None)
+        if claim is None:
+            return None
         reason = self._reason(claim)
-        if any(not free.any() for free in rows):
+        options = [Layout(tuple(rows))]
+        own = book.promises.get(gang.id)
+        if own is not None and own.start_ms <= view.now_ms:
+            # Its time has come: what was kept for it is free for it, wherever it would go otherwise.
+            kept = np.zeros(len(table.names), dtype=np.bool_)
+            kept[[table.row[node] for node, _ in own.places if node in table.row]] = True
+            options.insert(0, Layout((kept,) * len(rows)))
+        elif any(not free.any() for free in rows):
             return reason
-        return Layouts([Layout(tuple(rows))], reason)
+        return Layouts(options, reason)
 
     def still_open(self, gang: Gang, member: Member, within: Mask, table: Table, view: View) -> Mask:
         """The same for one more member, when others of its gang are laid already."""

@@ -28,6 +28,8 @@ from hodei.sim.traces import Arrival, Workload
 # Samples are thinned out, every other one, when there are so many.
 _SAMPLES_KEPT = 20_000
 _TOLD_EVERY_S = 0.2
+# Wake-ups in a row that lead to nothing, after which those who wait are given up.
+_IDLE_STEPS = 1000
 _NEVER = (1 << 62, 0, "")
 Tell = Callable[[int, int, int], None]
 
@@ -106,7 +108,9 @@ class Simulation:
         first_ms = arrival.at_ms if arrival is not None else 0
         self._step(first_ms, [NodeJoined(node) for node in self._nodes])
         told = time.monotonic()
-        while arrival is not None or self._ends or self._foreseen:
+        idle = 0
+        while arrival is not None or self._ends or self._foreseen or self._may_go_on(idle):
+            idle = 0 if arrival is not None or self._ends or self._foreseen else idle + 1
             now_ms = self._next_ms(arrival)
             if self._until_ms is not None and now_ms > self._until_ms:
                 return
@@ -123,6 +127,14 @@ class Simulation:
             if self._tell is not None and self._steps % 256 == 0 and time.monotonic() - told > _TOLD_EVERY_S:
                 told = time.monotonic()
                 self._tell(now_ms, len(self._outcomes), len(self._workload.arrivals))
+
+    def _may_go_on(self, idle: int) -> bool:
+        """Nothing arrives and nothing runs: whoever still waits may be helped by time alone (a pause, a booking's end)."""
+        return (
+            bool(self._lives)
+            and idle < _IDLE_STEPS
+            and self._controller.next_wakeup_ms(self._controller.beat_ms) is not None
+        )
 
     def _soonest_foreseen(self) -> tuple[int, int, RunId]:
         return self._foreseen[0] if self._foreseen else _NEVER
