@@ -276,6 +276,7 @@ SECTIONS = {
     "scheduling.admission": ("scheduling", "AdmissionConfig"),
     "scheduling.preemption": ("scheduling", "PreemptionConfig"),
     "scheduling.estimates": ("scheduling", "EstimatesConfig"),
+    "scheduling.forecast": ("scheduling", "ForecastConfig"),
     "nodes": ("nodes", "NodeConfig"),
     "nodes.sockets": ("nodes", "SocketConfig"),
 }

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from hodei.control.controller import Controller, Step
 from hodei.control.copying import twin
@@ -31,10 +30,10 @@ from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import parse_duration_ms
 from hodei.model.whatif import WhatIf
 from hodei.ports import Clock, JobQuery, Store
+from hodei.runtime.metrics import Metrics
 
 log = logging.getLogger("hodei.foresight")
 _NOTE = "forecasts"
-_ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_800)
 # How many ended jobs are looked at, at start-up, to learn how long jobs run.
 _HISTORY = 1000
 # Whatever waits: forecasts may take this share of the time between them, an answer this long.
@@ -53,7 +52,7 @@ class Foresight:
         controller: Controller,
         store: Store,
         clock: Clock,
-        registry: CollectorRegistry,
+        metrics: Metrics,
         config: ForecastConfig,
         make: Callable[[SchedulingConfig], Controller] | None = None,
     ) -> None:
@@ -64,11 +63,7 @@ class Foresight:
         self._forecasts = Forecasts()
         self._busy, self._closing = False, False
         self._news: list[Step] = []
-        self._error = Histogram(
-            "hodei_forecast_error_seconds", "How far from its P50 a job started", buckets=_ERROR_S, registry=registry
-        )
-        self._graded = Counter("hodei_forecast_graded", "Forecasts whose job has started", registry=registry)
-        self._covered = Counter("hodei_forecast_covered", "Of those, the job had started by its P90", registry=registry)
+        self._metrics = metrics
 
     def close(self) -> None:
         self._closing = True
@@ -96,9 +91,9 @@ class Foresight:
             # Also when it has ended by the time that we hear of it.
             if kept and job.scheduled_ms >= kept[0].made_ms:
                 for grade in self._forecasts.started(job.id, job.scheduled_ms):
-                    self._graded.inc()
-                    self._covered.inc(grade.covered)
-                    self._error.observe(abs(grade.error_ms) / 1000)
+                    self._metrics.forecast_graded.inc()
+                    self._metrics.forecast_covered.inc(grade.covered)
+                    self._metrics.forecast_error.observe(abs(grade.error_ms) / 1000)
             if job.state in JOB_ENDED:
                 self._forecasts.ended(job)
 

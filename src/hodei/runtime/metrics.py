@@ -9,6 +9,7 @@ from hodei.model.effects import Record, SaveJob
 from hodei.model.lifecycle import JOB_ENDED
 
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+_ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_800)
 _WAIT_MS = (10, 100, 1000, 5000, 30_000, 60_000, 300_000, 1_800_000, 7_200_000, 86_400_000)
 # Per-node gauges are for clusters that a person can look at; larger ones get the sums per backend.
 _MAX_NODES = 200
@@ -35,6 +36,11 @@ class Metrics:
         self.missed = Counter(
             "hodei_promises_missed", "Promised starts that came late for another cause", ["cause"], registry=r
         )
+        self.forecast_error = Histogram(
+            "hodei_forecast_error_seconds", "How far from its P50 a job started", buckets=_ERROR_S, registry=r
+        )
+        self.forecast_graded = Counter("hodei_forecast_graded", "Forecasts whose job has started", registry=r)
+        self.forecast_covered = Counter("hodei_forecast_covered", "Of those, started by its P90", registry=r)
         self.faults = Counter(
             "hodei_plugin_faults", "Plugin failures that were fenced", ["plugin", "point"], registry=r
         )

@@ -120,7 +120,7 @@ class Service:
         self._reserving = asyncio.Lock()
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
         self.foresight = Foresight(
-            controller, store, clock, self.prometheus.registry, self.scheduling.forecast, trial_controller
+            controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
         self._binder = Binder(backends, clock, self.prometheus, self.loop.tell)
         self._watchers = {

@@ -350,8 +350,7 @@ def test_an_update_shows_the_difference_and_then_holds(bad: Path, capsys: pytest
 def test_pytest_runs_scenario_files_as_tests(good: Path, bad: Path, tmp_path: Path):
     (tmp_path / "test_other.py").write_text("def test_it(): pass\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "hodei.pytest_plugin", "-p", "no:cacheprovider", "--rootdir", tmp_path,
-         tmp_path], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
     assert "1 failed, 2 passed" in done.stdout
