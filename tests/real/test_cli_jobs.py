@@ -222,7 +222,9 @@ def test_the_environment_is_exactly_what_was_asked_for(house: House, tmp_path: P
     assert own == {
         "HODEI_JOB_ID": str(id), "HODEI_RUN_ID": f"{id}.0.1", "HODEI_TASK": "main", "HODEI_RANK": "0",
         "HODEI_WORLD_SIZE": "1", "HODEI_ATTEMPT": "1", "HODEI_NODE": own["HODEI_NODE"], "HODEI_PROJECT": "default",
-        "HODEI_QOS": "burstable",
+        "HODEI_QOS": "burstable", "HODEI_MEMBER": "0", "HODEI_MIN_WORLD_SIZE": "1", "HODEI_MAX_WORLD_SIZE": "1",
+        "HODEI_ADDRESSES": "127.0.0.1", "HODEI_MASTER_ADDRESS": "127.0.0.1",
+        "HODEI_CHECKPOINT_FILE": own["HODEI_CHECKPOINT_FILE"],
     }  # fmt: skip
     assert set(env) <= {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ"}
     assert os.environ["PATH"] == env["PATH"]

@@ -204,7 +204,7 @@ def _would_start(spec: JobSpec, placements: Sequence[Placed], now_ms: int) -> Ex
     nodes = sorted({placed.node.name for placed in placements})
     places = tuple(
         Placement(placed.node.name, placed.member.task.name, placed.index, decision=placed.decision)
-        for placed in placements
+        for placed in sorted(placements, key=lambda placed: placed.index)
     )
     text = f"would start now on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}"
     feasible = min((p.decision.feasible for p in placements if p.decision), default=0)
