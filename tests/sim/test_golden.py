@@ -62,7 +62,13 @@ def test_every_published_wait_is_met_to_the_second(
 def cases() -> list[Any]:
     path = VECTORS / "backfill_cases.json"
     if not path.exists():
-        return [pytest.param({}, "", marks=pytest.mark.skip(reason=f"{path.name} is not beside the project"))]
+        return [
+            pytest.param(
+                {},
+                "",
+                marks=pytest.mark.skip(reason=f"{path} is not there: published schedules are no part of the project"),
+            )
+        ]
     found = json.loads(path.read_text())
     return [pytest.param(case, name, id=f"{case['case']} {name}") for case in found for name in case["policies"]]
 

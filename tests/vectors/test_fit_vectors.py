@@ -88,7 +88,11 @@ STAND_INS = {CPU: 100, MEMORY: 200 * 2**20}
 def recorded(kind: str, *plugins: str) -> list[Any]:
     path = VECTORS / f"kubernetes_{kind}.jsonl.gz"
     if not path.exists():
-        return [pytest.param({}, marks=pytest.mark.skip(reason="the recordings are not here"))]
+        return [
+            pytest.param(
+                {}, marks=pytest.mark.skip(reason=f"{path} is not there: the recordings are no part of the project")
+            )
+        ]
     with gzip.open(path, "rt") as lines:
         cases = [json.loads(line) for line in lines]
     mine = [case for case in cases if case["plugin"] in plugins]

@@ -60,7 +60,11 @@ LEFT_OUT: dict[str, str] = {
 def _cases(kind: str) -> list[Any]:
     path = VECTORS / f"kubernetes_{kind}.jsonl.gz"
     if not path.exists():
-        return [pytest.param(None, marks=pytest.mark.skip(reason=f"the recorded cases are not at {path}"))]
+        return [
+            pytest.param(
+                None, marks=pytest.mark.skip(reason=f"{path} is not there: the recordings are no part of the project")
+            )
+        ]
     with gzip.open(path, "rt") as lines:
         cases = [json.loads(line) for line in lines]
     out = []

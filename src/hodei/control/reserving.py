@@ -19,7 +19,7 @@ from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Ints, Mask
 from hodei.engine.plan import Refusal
 from hodei.engine.points import ANY_TRIGGER, TimedQueue, Trigger, Waiting
-from hodei.engine.profile import Profile
+from hodei.engine.profile import Profile, Shapes
 from hodei.engine.promising import Outlooks
 from hodei.engine.view import Gang, View
 from hodei.model.estimate import Estimate
@@ -63,7 +63,7 @@ class ReservingLine:
         self._end = 0
         self._columns: dict[str, Ints] = {name: np.zeros(64, dtype=np.int64) for name in _COLUMNS}
         self._needs: dict[str, Ints] = {}
-        self._groups: dict[object, int] = {}
+        self._groups = Shapes()
         self._refusals: dict[JobId, Refusal] = {}
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
@@ -105,10 +105,9 @@ class ReservingLine:
         cpus = sum(
             len(numbers) * m.task.request.get(CPU, 0) for m, numbers in zip(gang.members, gang.needed, strict=True)
         )
-        group = self._groups.setdefault(gang.group, len(self._groups))
         values = (
             gang.id, gang.submitted_ms, gang.expected_ms or gang.estimate_ms, gang.estimate_ms, cpus, gang.job.priority,
-            gang.job.deadline_ms, 0, group, 0, 1,
+            gang.job.deadline_ms, 0, self._groups.number(gang.group), 0, 1,
         )  # fmt: skip
         for name, value in zip(_COLUMNS, values, strict=True):
             self._columns[name][slot] = value
@@ -139,7 +138,10 @@ class ReservingLine:
         if self._steady:
             del self._sorted[bisect_left(self._sorted, self._place(job))]
         slot = self._slots.pop(job)
-        self._of_user[self.gangs[job].job.user].discard(job)
+        user = self.gangs[job].job.user
+        self._of_user[user].discard(job)
+        if not self._of_user[user]:
+            del self._of_user[user]
         self._columns["waits"][slot] = 0
         self._unused.append(slot)
         del self._largest[job]
