@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test unit real lint format bench fuzz clean
+.PHONY: help venv browser demo test unit real lint format bench fuzz clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -20,6 +20,9 @@ venv: $(BIN)/.ready  ## .venv with hodei in it
 
 demo: venv  ## the main job on the embedded default, to the end
 	@sh scripts/demo.sh $(BIN)
+
+browser:  ## Chromium for the tests that look at pages, by apt-get if root
+	@sh scripts/install-browser.sh
 
 test: venv  ## all tests
 	$(PYTEST)
@@ -42,6 +45,7 @@ format: venv  ## let ruff lay out the code
 
 bench: venv  ## figures and ratios of this machine
 	$(BIN)/hodei bench engine
+	$(BIN)/hodei bench queue
 	$(BIN)/hodei bench server
 	$(BIN)/hodei bench server --backend local --jobs 5000
 

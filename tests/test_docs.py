@@ -275,8 +275,13 @@ SECTIONS = {
     "scheduling.retry": ("scheduling", "BackoffConfig"),
     "scheduling.admission": ("scheduling", "AdmissionConfig"),
     "scheduling.preemption": ("scheduling", "PreemptionConfig"),
+    "scheduling.data": ("scheduling", "DataConfig"),
     "scheduling.estimates": ("scheduling", "EstimatesConfig"),
     "scheduling.forecast": ("scheduling", "ForecastConfig"),
+    "scheduling.routes": ("scheduling", "RouteConfig"),
+    "scheduling.routes.when": ("scheduling", "RouteWhenConfig"),
+    "scheduling.recovery": ("scheduling", "RecoveryConfig"),
+    "scheduling.breaker": ("scheduling", "BreakerConfig"),
     "nodes": ("nodes", "NodeConfig"),
     "nodes.sockets": ("nodes", "SocketConfig"),
 }
@@ -316,7 +321,18 @@ def test_every_key_of_the_configuration_is_in_the_reference_with_its_default(sec
 def codes_in_the_code() -> set[str]:
     """Strings in capitals in the rooms that give reasons, and every `code=` of the others."""
     found = {state.upper() for state in JOB_ENDED}
-    for room in ("plugins", "engine", "control", "runtime", "model/errors.py", "server", "client", "cli", "agent"):
+    for room in (
+        "plugins",
+        "engine",
+        "control",
+        "runtime",
+        "model/errors.py",
+        "model/failure.py",
+        "server",
+        "client",
+        "cli",
+        "agent",
+    ):
         path = SOURCE / room
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
             tree = ast.parse(file.read_text())

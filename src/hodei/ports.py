@@ -10,15 +10,18 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.booking import Booking
-from hodei.model.effects import Event, Forget, Save, SaveKey, Start, Stop
+from hodei.model.effects import Event, Forget, Save, SaveKey, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.estimate import Estimate, Ran
 from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node, NodeMarks
+from hodei.model.periodic import Periodic
 from hodei.model.selector import Requirement
+from hodei.model.usage import UsageRow
 
 Stream = Literal["stdout", "stderr"]
 
@@ -107,6 +110,26 @@ class Store(Protocol):
         """Every reservation that is not over, by name."""
         ...
 
+    def usage(self) -> list[UsageRow]:
+        """All that accounts have used, by path, resource and time; rows whose amount became 0 are gone."""
+        ...
+
+    def periodics(self) -> list[Periodic]:
+        """Every periodic job that was not removed, by name."""
+        ...
+
+    def audit(self, query: AuditQuery) -> list[AuditEntry]:
+        """Rows in the order of the query; each row has its own `seq`, later rows higher ones."""
+        ...
+
+    def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
+        """Forget up to `limit` of the oldest rows of the audit, if older than that; how many. Counts as a commit."""
+        ...
+
+    def states_between(self, first: JobId, last: JobId) -> dict[str, int]:
+        """How many of the jobs from `first` to `last` stand in each state; states without any are left out."""
+        ...
+
     def job(self, job: JobId) -> Job | None: ...
 
     def jobs(self, query: JobQuery) -> JobPage:
@@ -125,6 +148,10 @@ class Store(Protocol):
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
         """Events with seq > `after`, oldest first; of one job if `job` is given."""
+        ...
+
+    def dependents(self, awaited: Sequence[JobId], limit: int = 10_000) -> list[tuple[JobId, JobId]]:
+        """Which jobs wait, or waited, for these: (awaited, who waits), in this order, up to `limit` of them."""
         ...
 
     def key(self, key: str) -> SaveKey | None: ...
@@ -174,6 +201,12 @@ class Backend(Protocol):
         """Let the run save its work as the order's checkpoint says, if it says so; then TERM to the whole run, KILL
         after its grace period. Idempotent: a second order never begins anew, one that comes to an earlier end
         shortens what is left. Unknown runs are ignored."""
+        ...
+
+    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+        """Let these runs save their work, and go on. Returns at once: `observe` tells when they did (`checkpoint_ms`), or
+        that they did not (`checkpoint_error`). An order for a run that is at it joins in; runs that are unknown, ended
+        or being stopped are left alone. A backend that can not do it says so by that error, or does nothing."""
         ...
 
     async def observe(self) -> list[RunObserved]:

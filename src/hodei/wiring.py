@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -14,21 +16,27 @@ from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.control.estimates import CorrectedEstimates, LearnedEstimates, UserEstimates
+from hodei.control.from_config import accounts_policy
 from hodei.control.preempting import PreemptionPolicy
 from hodei.control.retry import Backoff, RetryPolicy
+from hodei.control.settings import make_steering, problems_of
 from hodei.model.config import Config, EstimatesConfig, NodeConfig, SchedulingConfig, SocketConfig
+from hodei.model.data_place import Allowed
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location, Node, Socket, Taint
 from hodei.model.quantity import MAX_DURATION_MS, parse_duration_ms, parse_quantity
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, human_amount, parse_resources
 from hodei.model.text import did_you_mean
-from hodei.plugins.registry import build_profiles
+from hodei.plugins.registry import BASES, build_profiles
 from hodei.plugins.trial import fit_to_try
 from hodei.ports import Backend, Estimator, Store
 from hodei.runtime.clock import SystemClock
+from hodei.runtime.configuring import Configuring, refuse_unreadable, settle
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.service import Service
 from hodei.store.sqlite import SqliteStore
+from hodei.wire.check import refuse
+from hodei.wire.config import parse_config
 from hodei.wire.names import word
 from hodei.wire.numbers import parse_numbers
 from hodei.wire.views import Check
@@ -71,8 +79,9 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
         parse_duration_ms(config.retry.max),
         round(config.retry.jitter * 1000),
     )
-    return Controller(
-        build_profiles(config),
+    profiles = build_profiles(config)
+    controller = Controller(
+        profiles,
         retry=RetryPolicy(failed_run=retry, max_losses=config.max_losses, gang_factor=config.retry.gang_factor),
         admission=AdmissionPolicy(config.admission.oversized, config.admission.max_members),
         preemption=PreemptionPolicy(
@@ -83,9 +92,13 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
             parse_duration_ms(config.preemption.interval),
         ),
         estimator=make_estimator(config.estimates),
+        accounts=accounts_policy(config),
+        steering=make_steering(config, profiles),
         last_event=last_event,
         max_tries=1000,
     )
+    controller.remake = make_controller  # for `Reconfigured`, also in a replay
+    return controller
 
 
 def make_estimator(config: EstimatesConfig) -> Estimator:
@@ -196,15 +209,60 @@ def instant_node(offer: NodeOffer) -> Node:
     )
 
 
-def make_service(home: Path, config: Config, *, instant: bool = False) -> Service:
-    """A house in `home`: its store opened, its controller and backends made; `start` brings it to life."""
+def read_config(path: Path | None) -> Config:
+    """As `load_config`, and InvalidInput names all that is wrong."""
+    if path is None or not path.exists():
+        return load_config(path)
+    try:
+        return parse_config(tomllib.loads(path.read_text("utf-8")))[0]
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"cannot read the configuration {path}: {error}") from error
+
+
+def check_scheduling(config: SchedulingConfig) -> None:
+    """InvalidInput, with every mistake and its path, if the configuration cannot be put in force."""
+    problems: list[tuple[str, str]] = []
+    for name, profile in sorted(config.profiles.items()):
+        try:
+            build_profiles(SchedulingConfig(profiles={name: profile}))
+        except InvalidInput as error:
+            text = error.message.removeprefix(f"profile {name!r}: ")
+            problems.append((f"scheduling.profiles.{name}", f"{text}{'; ' + error.hint if error.hint else ''}"))
+    for path in ("retry.base", "retry.max", "preemption.min_runtime", "preemption.interval", "forecast.every"):
+        section, key = path.split(".")
+        try:
+            parse_duration_ms(getattr(getattr(config, section), key))
+        except InvalidInput as error:
+            problems.append((f"scheduling.{path}", error.message))
+    named = {*BASES, *config.profiles}
+    problems += [(f"scheduling.{path}", text) for path, text in problems_of(config, named)]
+    if not problems:
+        try:
+            make_controller(config)
+        except InvalidInput as error:
+            problems += error.problems or [("scheduling", error.message)]
+    if problems:
+        refusal = refuse(problems, "the configuration")
+        refusal.hint = "nothing was changed; docs/reference/configuration.md"
+        raise refusal
+
+
+def make_service(
+    home: Path, config: Config, *, instant: bool = False, reread: Callable[[], Config] = refuse_unreadable
+) -> Service:
+    """A house in `home`: its store opened, its controller and backends made; `start` brings it to life. `reread` reads
+    the configuration's file again."""
     make_controller(config.scheduling)  # a wrong profile is told before anything is touched on disk
+    Allowed(config.scheduling.data.allow)
     offers = tuple(node_offer(node) for node in config.nodes)
     retention_ms = parse_duration_ms(config.server.retention)
+    audit_retention_ms = parse_duration_ms(config.server.audit_retention)
     log_cap_bytes = parse_quantity(config.server.log_cap)
     clock = SystemClock()
     store = SqliteStore(home / "hodei.db")
     opened = store.open()
+    history = settle(store, config.scheduling, clock.now_ms(), make_controller)
+    file, config = config, msgspec.structs.replace(config, scheduling=history[-1].scheduling)
     backends: dict[str, Backend] = {}
     if instant:
         nodes = [instant_node(offer) for offer in offers]
@@ -224,18 +282,21 @@ def make_service(home: Path, config: Config, *, instant: bool = False) -> Servic
     if config.server.decision_log:
         path = home / config.server.decision_log
         decision_log = DecisionLog(path, config.scheduling, opened.last_event)
-    return Service(
+    service = Service(
         store,
         opened,
         make_controller(config.scheduling, opened.last_event),
         backends,
         clock,
         retention_ms=retention_ms,
+        audit_retention_ms=audit_retention_ms,
         decision_log=decision_log,
         checks=lambda service: server_checks(service, store),
         scheduling=config.scheduling,
-        trial_controller=lambda policy: make_controller(fit_to_try(policy, config.scheduling)),
+        trial_controller=lambda policy: make_controller(fit_to_try(policy, service.scheduling)),
     )
+    service.configuring = Configuring(service, history, file, check_scheduling, make_controller, reread)
+    return service
 
 
 async def server_checks(service: Service, store: Store) -> list[Check]:

@@ -15,8 +15,9 @@ from msgspec import structs
 from agent_host import Desk, a_host, alive, an_order, until
 from builders import a_node
 from hodei.backends.instant import InstantBackend
-from hodei.model.effects import Forget, Stop
+from hodei.model.effects import Forget, SaveWork, Stop
 from hodei.model.errors import BackendRefused, NotFound
+from hodei.model.health import HealthCheck
 from hodei.model.job import Checkpoint
 from hodei.model.node import Grant
 
@@ -88,6 +89,17 @@ def test_stopping_unknown_and_ended_runs_is_no_error(place, tmp_path):
         hook = Checkpoint(signal="USR1")
         await desk.backend.stop([Stop(run, desk.backend.name, 0, "enough", hook) for run in ("1.0.1", "77.0.1")])
         assert (await desk.backend.known())["1.0.1"] == end
+
+    tell(place, tmp_path, story)
+
+
+@every_backend
+def test_unknown_and_ended_runs_are_not_asked_to_save_their_work(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        (end,) = await desk.run(an_order(1))
+        hook = Checkpoint(signal="USR1")
+        await desk.backend.checkpoint([SaveWork(run, desk.backend.name, hook) for run in ("1.0.1", "77.0.1")])
+        assert await desk.backend.known() == {"1.0.1": end}
 
     tell(place, tmp_path, story)
 
@@ -302,6 +314,33 @@ def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(place, tmp_
         assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "preempted by 7")
         assert await desk.log("1.0.1") == b"ready\nsaved\ntold to go\n"
         assert desk.heard[0].at_ms <= end.checkpoint_ms <= end.at_ms
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        hook = Checkpoint(signal="USR1", timeout_ms=3_600_000)
+        script = "trap 'touch \"$HODEI_CHECKPOINT_FILE\"' USR1; echo ready; while :; do sleep 0.02; done"
+        await desk.backend.start([an_order(1, "/bin/sh", "-c", script, checkpoint=hook)])
+        await desk.log_has("1.0.1", b"ready")
+        order = SaveWork("1.0.1", desk.backend.name, hook)
+        await desk.backend.checkpoint([order, order])
+        async with asyncio.timeout(20):
+            while not any(seen.checkpoint_ms for seen in desk.heard):
+                await desk.hear()
+        assert {seen.state for seen in desk.heard} == {"running"}
+
+    tell(place, tmp_path, story)
+
+
+@backends_that_run_commands
+def test_a_run_that_is_not_well_is_stopped_and_said_to_be_unhealthy(place, tmp_path):
+    async def story(desk: Desk) -> None:
+        check = HealthCheck(command=("/bin/false",), every_ms=50, failures=2)
+        (end,) = await desk.run(an_order(1, "/bin/sleep", "300", health=check))
+        assert (end.state, end.reason_code) == ("failed", "unhealthy")
 
     tell(place, tmp_path, story)
 

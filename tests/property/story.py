@@ -21,10 +21,12 @@ from hodei.model.facts import (
     Fact,
     JobCancelled,
     JobHeld,
+    JobMigrated,
     JobReleased,
     JobRequeued,
     JobRestored,
     JobSubmitted,
+    JobSuspended,
     MarksRestored,
     NodeJoined,
     NodeLost,
@@ -46,7 +48,7 @@ events = st.one_of(
         pick,
     ),
     st.tuples(st.sampled_from(("succeeds", "fails", "stops")), pick),
-    st.tuples(st.sampled_from(("cancel", "hold", "release", "requeue")), pick),
+    st.tuples(st.sampled_from(("cancel", "hold", "release", "requeue", "suspend", "migrate", "force")), pick),
     st.tuples(st.sampled_from(("lose", "cordon", "uncordon", "taint", "untaint", "label", "unlabel", "drain")), pick),
     st.tuples(st.just("wait"), st.sampled_from((1, 1500, 40_000))),
 )
@@ -125,7 +127,7 @@ class Story:
         if what == "wait":
             self.now_ms += which
             return []
-        if what in ("cancel", "hold", "release", "requeue"):
+        if what in ("cancel", "hold", "release", "requeue", "suspend", "migrate", "force"):
             return self._about_a_job(what, which)
         if what in ("lose", "cordon", "uncordon", "taint", "untaint", "label", "unlabel", "drain"):
             return self._about_a_node(what, worlds.NODE_NAMES[which % len(worlds.NODE_NAMES)], which)
@@ -155,7 +157,15 @@ class Story:
         if what == "requeue":
             job = self.auditor.jobs[id]
             return [JobRequeued(id, job if job.finished_ms else None)]
-        return [{"cancel": JobCancelled(id), "hold": JobHeld(id), "release": JobReleased(id)}[what]]
+        words: dict[str, Fact] = {
+            "cancel": JobCancelled(id),
+            "hold": JobHeld(id),
+            "release": JobReleased(id),
+            "suspend": JobSuspended(id),
+            "migrate": JobMigrated(id),
+            "force": JobMigrated(id, force=True),
+        }
+        return [words[what]]
 
     def _about_a_node(self, what: str, name: str, which: int) -> list[Fact]:
         if name not in self.auditor.offered:
@@ -180,6 +190,7 @@ class Story:
         for those who wait until their victims have gone."""
         table, used = self.controller.world.table, self.auditor.used()
         kept = [place for hold in self.controller.preempting.holds.values() for place in hold.places]
+        kept += [place for places in self.controller.moving.kept.values() for place in places]
         kept += [place for repair in self.controller.gangs.repairs.values() for place in repair.kept]
         for name, member, _ in kept:
             for resource, amount in member.task.request.items():

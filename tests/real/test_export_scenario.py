@@ -59,7 +59,7 @@ def test_an_incident_is_played_again_as_it_happened(house: House, tmp_path: Path
     exported(house, wide, tmp_path / "wide.scenario.yaml")
     said = played(house, tmp_path / "wide.scenario.yaml")
     assert said.code == 0, said.out + said.err + (tmp_path / "wide.scenario.yaml").read_text()
-    assert "held          failing ends failed for the reason EXIT_CODE" in said.out
+    assert "held          picky ends cancelled for the reason CANCELLED" in said.out
     again = house.hodei("test", "--json", str(tmp_path / "wide.scenario.yaml")).json["scenarios"][0]
     (start,) = next(job["starts"] for job in again["jobs"] if job["name"] == "wide")
     view = house.job(wide).job

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from hodei.cli.times import ms_of
 from real.house import House, until
 
 pytestmark = pytest.mark.real
@@ -71,3 +74,30 @@ def test_a_server_that_learns_says_how_long_a_job_should_take_also_after_a_resta
     assert "P75 of its last 3 runs" in house.ok("why", str(id)).out
     house.ok("cancel", str(id))
     house.ended(id)
+
+
+def test_a_window_clears_its_room_when_it_begins_also_if_the_server_was_away_then(house: House) -> None:
+    house.configure(TWO).up()
+    on_a = {"kubernetes.io/hostname": "a"}
+    others = house.submit("sleep", "600", cpu=2, node_selector=on_a, grace="1s")
+    beside = house.submit("sleep", "600", cpu=2, node_selector={"kubernetes.io/hostname": "b"})
+    house.until_state(others, "running")
+    made = reserve(house, "demo", "--from", "+2s", "--for", "1h", "--node", "a", "--cpu", "2", "--at-start", "stop")
+    assert [late["run"] for late in made["late"]] == [f"{others}.0.1"]
+    house.kill()
+    until(lambda: time.time_ns() // 1_000_000 > ms_of(made["start_at"]), "the window has begun")
+    house.up()
+    ours = house.submit("true", project="ml", cpu=2, node_selector=on_a)
+    assert house.ended(ours)[0].job.state == "succeeded"
+    job = house.ok("job", "show", str(others), "-o", "json").json["job"]
+    assert (job["state"], job["reason_code"]) == ("pending", "BOOKED")
+    told = [event for event in house.ok("events", "-o", "json").json if event["job"] == others]
+    (cleared,) = [event for event in told if event["kind"] == "reservation.stopped"]
+    assert cleared["detail"]["name"] == "demo"
+    (again,) = [event for event in told if event["kind"] == "job.requeued"]
+    assert again["detail"]["reason_code"] == "CLEARED"
+    assert house.ok("job", "show", str(beside), "-o", "json").json["job"]["state"] == "running", "it is in nobody's way"
+    house.ok("reserve", "delete", "demo")
+    house.until_state(others, "running")
+    house.ok("cancel", str(others), str(beside))
+    house.ended(others, beside)

@@ -86,7 +86,8 @@ def _adopt(runs: Runs, run: Run, pid: int) -> None:
         run.pid, run.started_ms, run.started_boot_ms = pid, proc.now_ms(), proc.boot_clock_ms()
         runs.journal.add(run.started_step(runs.boot))
     runs.live[pid] = run
-    runs.arm_timeout(run)
+    runs.beside.end_those_before_us(run)
+    runs.watch_over(run)
     if run.stop_code:
         runs.stops.carry_out(run)
     _watch(runs, run)

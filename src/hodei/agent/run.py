@@ -8,7 +8,8 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from hodei.agent.hook import Hook
+from hodei.agent.health import BadHealth, Health
+from hodei.agent.hook import BadHook, Hook
 from hodei.agent.limits import Limits
 from hodei.agent.looks import Seen
 from hodei.agent.places import MARK
@@ -39,13 +40,15 @@ class Run:
 
     `checkpoint_file` is looked at now and then if `watched`; `seen` is what was there last. While a stop waits for the
     work to be saved, `hook` is set; `hook_begun` when that is on its way (`hook_before`: how the file stood then),
-    `hook_note` when it went wrong.
+    `hook_note` when it went wrong. `save_hook` is for saving in between, `health` says how to look whether it is well
+    (`health_state`, `health_failures` in a row, `heartbeat` as last seen), `idle_ms` how long it may do nothing.
     """
 
     __slots__ = (
         "argv", "cgroups", "checkpoint_file", "checkpoint_ms", "claimed_ms", "directory", "end", "env", "grace_ms",
-        "hook", "hook_before", "hook_begun", "hook_note", "hook_until_boot_ms", "installation", "key", "kill_at_boot_ms", "limits",
-        "log_cap", "name", "pid", "seen", "started_boot_ms", "started_ms", "stop_code", "stop_grace_ms", "stop_reason",
+        "health", "health_failures", "health_state", "heartbeat", "hook", "hook_before", "hook_begun", "hook_note",
+        "hook_until_boot_ms", "idle_ms", "installation", "key", "kill_at_boot_ms", "limits", "log_cap", "name", "pid",
+        "save_every_ms", "save_hook", "seen", "started_boot_ms", "started_ms", "stop_code", "stop_grace_ms", "stop_reason",
         "timeout_ms", "timers", "watched", "workdir",
     )  # fmt: skip
 
@@ -67,6 +70,11 @@ class Run:
         self.checkpoint_file, self.watched, self.checkpoint_ms = f"{directory}/{MARK}", False, 0
         self.seen: Seen | None = None
         self.hook_before: Seen | None = None
+        self.save_hook: Hook | None = None
+        self.save_every_ms = self.idle_ms = self.health_failures = 0
+        self.health: Health | None = None
+        self.health_state = ""
+        self.heartbeat: Seen | None = None
         self.timers: list[Any] = []
         self.end: Observation | None = None
 
@@ -80,7 +88,10 @@ class Run:
         if self.end is not None:
             return self.end
         if self.pid:
-            return self._with_checkpoint({"run": self.name, "state": "running", "at_ms": self.started_ms})
+            seen: Observation = {"run": self.name, "state": "running", "at_ms": self.started_ms}
+            if self.health_state:
+                seen["health"] = self.health_state
+            return self._with_checkpoint(seen)
         return {"run": self.name, "state": "placed", "at_ms": self.claimed_ms}
 
     def _with_checkpoint(self, observation: Observation) -> Observation:
@@ -123,6 +134,7 @@ class Run:
             self.watched = True
             self.checkpoint_file = posixpath.join(self.workdir, file) if file else self.checkpoint_file
         self.env["HODEI_CHECKPOINT_FILE"] = self.checkpoint_file
+        self._take_care(order)
         self.limits = Limits(
             cpu_milli=_whole(order, "cpu_milli"),
             memory_bytes=_whole(order, "memory_bytes"),
@@ -131,6 +143,14 @@ class Run:
         self.timeout_ms = _whole(order, "timeout_ms")
         self.grace_ms = _whole(order, "grace_ms", GRACE_MS)
         self.log_cap = max(4096, _whole(order, "log_cap", LOG_CAP))
+
+    def _take_care(self, order: Mapping[str, Any]) -> None:
+        """What is to be done beside it while it runs."""
+        try:
+            self.save_hook, self.health = Hook.from_order(order.get("save")), Health.from_order(order.get("health"))
+        except (BadHook, BadHealth) as error:
+            raise BadOrder(str(error)) from None
+        self.save_every_ms, self.idle_ms = _whole(order, "save_every_ms"), _whole(order, "idle_ms")
 
     def ended(self, *, code: int | None, error: str, oom: bool, at_ms: int) -> Observation:
         """The end in the server's words: our own doing first, then the system's, then the command's."""
@@ -144,8 +164,8 @@ class Run:
             end["state"] = "succeeded"  # it was asked to save its work, not to end: that is its own doing
         elif self.stop_code == "stop":
             end |= {"state": "stopped", "reason": self._stopped_because}
-        elif self.stop_code == "timeout":
-            end |= {"reason_code": "timeout", "reason": self._stopped_because}
+        elif self.stop_code:
+            end |= {"reason_code": self.stop_code, "reason": self._stopped_because}
         elif code is None:
             end |= {"state": "lost", "reason_code": "lost", "reason": "it is gone, and its exit code with it"}
         elif oom and code != 0:
@@ -179,6 +199,12 @@ class Run:
             step["workdir"] = self.workdir
         if self.watched:
             step["checkpoint_file"] = self.checkpoint_file
+        if self.save_hook is not None:
+            step |= {"save": self.save_hook.as_order(), "save_every": self.save_every_ms}
+        if self.health is not None:
+            step["health"] = self.health.as_order()
+        if self.idle_ms:
+            step["idle"] = self.idle_ms
         return step
 
     def started_step(self, boot: str) -> dict[str, Any]:
@@ -216,6 +242,12 @@ class Run:
                 self.workdir = step.get("workdir", "/")
                 if "checkpoint_file" in step:
                     self.checkpoint_file, self.watched = step["checkpoint_file"], True
+                self.save_hook, self.save_every_ms = Hook.from_order(step.get("save")), step.get("save_every", 0)
+                self.idle_ms = step.get("idle", 0)
+                try:
+                    self.health = Health.from_order(step.get("health"))
+                except BadHealth:
+                    self.health = None  # this host has lost the address that it was to be asked at
             case "started":
                 self.started_ms, self.pid = step["at"], step["pid"]
                 self.started_boot_ms = step["up"]

@@ -16,14 +16,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hodei.agent import logs, proc
+from hodei.agent.beside import Beside, signal_group
+from hodei.agent.checks import Checks
 from hodei.agent.hook import BadHook, Hook
+from hodei.agent.idle import Idles
 from hodei.agent.journal import Journal
 from hodei.agent.limits import Fences
 from hodei.agent.looks import Looks, Seen
 from hodei.agent.places import Places
 from hodei.agent.run import BadOrder, Observation, Run, check_run_name
+from hodei.agent.saving import Saves
 from hodei.agent.spawn import ERRORS, NOT_TRIED, read_status, spawn
-from hodei.agent.stops import Stops, signal_group
+from hodei.agent.stops import Stops
 
 # Ends gather for this long to share one sync: far below what anyone notices, and the disk is asked 300 times a second
 # at most.
@@ -54,7 +58,9 @@ class Runs:
         self._looking: set[str] = set()
         self._flush_due = False
         self.looks = Looks(self.loop)
-        self.stops = Stops(self)
+        self.beside = Beside(self.loop)
+        self.stops, self.saves = Stops(self), Saves(self)
+        self.checks, self.idles = Checks(self), Idles(self)
         self.base_env = _base_env()
 
     @property
@@ -133,10 +139,27 @@ class Runs:
         run.started_ms, run.started_boot_ms = proc.now_ms(), proc.boot_clock_ms()
         self.live[run.pid] = run
         self.journal.add(run.started_step(self.boot))
-        self._report(run)
-        self.arm_timeout(run)
+        self.report(run)
+        self.watch_over(run)
 
-    def arm_timeout(self, run: Run) -> None:
+    def watch_over(self, run: Run) -> None:
+        """It lives: all that is done beside it begins, or goes on."""
+        self._arm_timeout(run)
+        self.checks.watch(run)
+        self.saves.watch(run)
+
+    def leave_alone(self, run: Run) -> None:
+        """It is being stopped, or has ended: nothing is done beside it any more."""
+        self.saves.end(run)
+        self.beside.end(run)
+
+    def later(self, run: Run, seconds: float, what: Callable[..., None], *args: Any) -> None:
+        """`what(run, *args)` after a while, unless the run has ended by then."""
+        now = self.loop.time()
+        run.timers = [timer for timer in run.timers if timer.when() > now and not timer.cancelled()]
+        run.timers.append(self.loop.call_later(seconds, what, run, *args))
+
+    def _arm_timeout(self, run: Run) -> None:
         if run.timeout_ms:
             left_ms = run.started_boot_ms + run.timeout_ms - proc.boot_clock_ms()
             text = f"it ran longer than its timeout of {run.timeout_ms / 1000:g}s"
@@ -157,6 +180,19 @@ class Runs:
             self.stops.order(run, "stop", reason, grace_ms, note=f"its checkpoint was left out: {error}")
 
     # ------------------------------------------------------------------------------------------ checkpoints
+
+    def save_work(self, key: str, hook: Mapping[str, Any] | None) -> None:
+        """Let it save its work as `hook` says, and go on. It is left alone if it does not run."""
+        run = self.table.get(key)
+        if run is None or not run.live or run.stop_code:
+            return
+        try:
+            how = Hook.from_order(hook)
+        except BadHook as error:
+            self.report(run, checkpoint_error=str(error))
+            return
+        if how is not None:
+            self.saves.order(run, how)
 
     def look_at_checkpoints(self) -> None:
         """When did each run last save its work? Answers come later, and are told if they are news."""
@@ -181,7 +217,7 @@ class Runs:
 
     def _saved(self, run: Run) -> None:
         self.journal.add(run.saved_step())
-        self._report(run)
+        self.report(run)
 
     # ----------------------------------------------------------------------------------------------- end
 
@@ -196,12 +232,13 @@ class Runs:
             if dead is None:
                 return
             run = self.live.get(dead.si_pid)
-            if run is not None or self.stops.is_command(dead.si_pid):
+            if run is not None or self.stops.is_command(dead.si_pid) or self.beside.has(dead.si_pid):
                 signal_group(dead.si_pid, signal.SIGKILL)
             os.waitpid(dead.si_pid, 0)
             code = dead.si_status if dead.si_code == os.CLD_EXITED else 128 + dead.si_status
             if run is None:
                 self.stops.child_ended(dead.si_pid, code)
+                self.beside.child_ended(dead.si_pid, code)
             else:
                 error = read_status(run.name, run.directory)[2] if code == NOT_TRIED else ""
                 self._ended(run, code=code, error=ERRORS[error].format(workdir=run.workdir) if error else "")
@@ -217,6 +254,7 @@ class Runs:
         run.timers.clear()
         self.live.pop(run.pid, None)
         self.stops.ended(run)
+        self.leave_alone(run)
         if run.pid and (run.watched or run.hook_begun):
             run.saved(self.looks.now(run.checkpoint_file), proc.now_ms())
         oom = bool(run.cgroups) and self.fences.ran_out_of_memory(run.cgroups)
@@ -226,7 +264,7 @@ class Runs:
             self.remove_groups(run.cgroups)
         self.trim_logs(run)
         self.journal.add(run.done_step())
-        self._report(run)
+        self.report(run)
 
     def remove_groups(self, groups: Sequence[str], tries: int = 200) -> None:
         self.fences.kill(groups)
@@ -245,8 +283,9 @@ class Runs:
 
     # -------------------------------------------------------------------------------------------- memory
 
-    def _report(self, run: Run) -> None:
-        self._news.append((run.installation, run.observation()))
+    def report(self, run: Run, **more: Any) -> None:
+        """How it stands is news; `more` is told with it, once."""
+        self._news.append((run.installation, {**run.observation(), **more} if more else run.observation()))
         self._flush_soon()
 
     def note(self, step: dict[str, Any]) -> None:

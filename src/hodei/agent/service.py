@@ -54,6 +54,7 @@ class Service:
         self._ops: dict[str, Callable[[Connection, Request], Any]] = {
             "start": self._start,
             "stop": self._stop,
+            "checkpoint": self._checkpoint,
             "known": self._known,
             "forget": self._forget,
             "logs": self._logs,
@@ -109,6 +110,11 @@ class Service:
             self.runs.stop(key, grace_ms, str(order.get("reason", "")), order.get("checkpoint"))
         return {}
 
+    def _checkpoint(self, connection: Connection, request: Request) -> Any:
+        for order in request["runs"]:
+            self.runs.save_work(f"{connection.installation}/{order['run']}", order.get("checkpoint"))
+        return {}
+
     def _known(self, connection: Connection, request: Request) -> Any:
         """One page, by name; `after` is the last name of the page before."""
         prefix = connection.installation + "/"
@@ -144,7 +150,7 @@ class Service:
     # ---------------------------------------------------------------------------------------------- time
 
     async def tick_until_done(self) -> None:
-        """Once a second: keep logs within their caps, look at checkpoints, and leave when nobody needs us."""
+        """Once a second: keep logs within their caps, look at checkpoints and for idle runs, and leave when nobody needs us."""
         while not self.done.is_set():
             for run in list(self.runs.live.values()):
                 self.runs.trim_logs(run)
@@ -152,6 +158,7 @@ class Service:
                 self.runs.places.prune(proc.now_ms() / 1000 - self._keep_logs_s, set(self.runs.table))
             if self._ticks % LOOK_EVERY_TICKS == 0:
                 self.runs.look_at_checkpoints()
+            self.runs.idles.look()
             self._ticks += 1
             if not self._connections and self._may_leave():
                 self.done.set()

@@ -68,13 +68,14 @@ def spawn(
     workdir: str,
     fence: Fence,
     status: str = "status",
+    streams: tuple[str, str] = ("stdout", "stderr"),
 ) -> int:
     """The wrapper's pid, which is also its session and process group. OSError or ValueError: nothing was started.
-    `status` is the file in `directory` that the wrapper holds open and writes to."""
+    `status` is the file in `directory` that the wrapper holds open and writes to, `streams` those for what is said."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, f"{directory}/stdout", _LOG_FLAGS, 0o600),
-        (os.POSIX_SPAWN_OPEN, 2, f"{directory}/stderr", _LOG_FLAGS, 0o600),
+        (os.POSIX_SPAWN_OPEN, 1, f"{directory}/{streams[0]}", _LOG_FLAGS, 0o600),
+        (os.POSIX_SPAWN_OPEN, 2, f"{directory}/{streams[1]}", _LOG_FLAGS, 0o600),
         (os.POSIX_SPAWN_OPEN, STATUS_FD, f"{directory}/{status}", _LOG_FLAGS, 0o600),
     ]
     if _HANDS_ENV_ON and _plain(env):

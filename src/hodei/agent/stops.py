@@ -6,19 +6,16 @@ waiting is done by timers; the hook's time and the grace period bound the whole.
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hodei.agent import proc
+from hodei.agent.beside import signal_group, surroundings
 from hodei.agent.hook import Hook
-from hodei.agent.limits import Fence
 from hodei.agent.looks import Seen
 from hodei.agent.places import HOOK
 from hodei.agent.run import Run, signal_name
-from hodei.agent.spawn import ERRORS, NOT_TRIED, env_of, read_status, spawn
+from hodei.agent.spawn import ERRORS, NOT_TRIED, read_status, spawn
 
 if TYPE_CHECKING:
     from hodei.agent.runs import Runs
@@ -33,7 +30,7 @@ class Stops:
     """Conducts the stops of all runs in the table of `runs`."""
 
     def __init__(self, runs: Runs) -> None:
-        self._runs, self._loop = runs, runs.loop
+        self._runs = runs
         self._commands: dict[int, Run] = {}  # hook commands that are our children, by their wrapper's pid
 
     def order(self, run: Run, code: str, reason: str, grace_ms: int, hook: Hook | None = None, note: str = "") -> None:
@@ -46,6 +43,7 @@ class Stops:
             return
         first = not run.stop_code
         if first:
+            self._runs.leave_alone(run)
             run.stop_code, run.stop_reason = code, reason
             run.hook, run.hook_until_boot_ms, run.hook_note = hook, hook_until, note
         elif run.hook is not None and hook_until < run.hook_until_boot_ms:
@@ -76,22 +74,17 @@ class Stops:
 
     def _arm(self, run: Run) -> None:
         now = proc.boot_clock_ms()
-        self._later(run, max(0, run.kill_at_boot_ms - now) / 1000, self._kill)
+        self._runs.later(run, max(0, run.kill_at_boot_ms - now) / 1000, self._kill)
         if run.hook is not None:
-            self._later(run, max(0, run.hook_until_boot_ms - now) / 1000, self._hook_deadline)
-
-    def _later(self, run: Run, seconds: float, what: Callable[..., None], *args: Any) -> None:
-        now = self._loop.time()
-        run.timers = [timer for timer in run.timers if timer.when() > now]
-        run.timers.append(self._loop.call_later(seconds, what, run, *args))
+            self._runs.later(run, max(0, run.hook_until_boot_ms - now) / 1000, self._hook_deadline)
 
     # ---------------------------------------------------------------------------------------------- hook
 
     def _begin_hook(self, run: Run) -> None:
         if run.hook is None or run.end is not None:
             return
-        if not self._has_begun(run):
-            self._later(run, BIRTH_LOOK_S, self._begin_hook)
+        if not has_begun(run):
+            self._runs.later(run, BIRTH_LOOK_S, self._begin_hook)
             return
         run.hook_begun = True
         if run.hook.signal:
@@ -104,7 +97,7 @@ class Stops:
         if run.hook is None or run.end is not None:
             return
         if run.hook.signal:
-            _signal_to_all(run, run.hook.number)
+            signal_to_all(run, run.hook.number)
             self._look(run)
             return
         try:
@@ -113,15 +106,7 @@ class Stops:
             self._hook_over(run, f"its checkpoint command could not be started: {error}")
 
     def _spawn_command(self, run: Run, command: tuple[str, ...]) -> None:
-        """Beside the run: what it is given is read from the run's living wrapper."""
-        env = {**env_of(run.pid), "HODEI_RUN_ID": run.name, "HODEI_PID": str(proc.child_of(run.pid))}
-        address_space = resource.prlimit(run.pid, resource.RLIMIT_AS)[0]
-        cpus = os.sched_getaffinity(run.pid)
-        fence = Fence(
-            run.cgroups,
-            address_space // 1024 if address_space != resource.RLIM_INFINITY else 0,
-            tuple(sorted(cpus)) if cpus != os.sched_getaffinity(0) else (),
-        )
+        env, fence = surroundings(run)
         self._commands[spawn(run.name, run.directory, command, env, run.workdir, fence, HOOK)] = run
 
     def _look(self, run: Run, looks_left: int = SETTLE_LOOKS) -> None:
@@ -141,17 +126,17 @@ class Stops:
         if seen is not None and seen != run.hook_before and at_rest:
             self._hook_over(run)
         else:
-            self._later(run, LOOK_S, self._look)
+            self._runs.later(run, LOOK_S, self._look)
 
     def _look_for_command(self, run: Run, looks_left: int) -> None:
         """A command that an agent before us has started: it is not our child, so nobody tells us of its end."""
         pid, code, error = read_status(run.name, run.directory, HOOK)
         if code is None and not error:
             if pid and proc.holds_file(pid, f"{run.directory}/{HOOK}"):
-                self._later(run, LOOK_S, self._look)
+                self._runs.later(run, LOOK_S, self._look)
                 return
             if not pid and looks_left:
-                self._later(run, LOOK_S, self._look, looks_left - 1)
+                self._runs.later(run, LOOK_S, self._look, looks_left - 1)
                 return
             _, code, error = read_status(run.name, run.directory, HOOK)
         if pid and proc.is_gone(pid):
@@ -209,32 +194,26 @@ class Stops:
         """As soon as the command itself is there to hear it."""
         if run.end is not None:
             return
-        if self._has_begun(run):
-            _signal_to_all(run, signal.SIGTERM)
+        if has_begun(run):
+            signal_to_all(run, signal.SIGTERM)
         else:
             # The wrapper ignores TERM; sent now it would be lost to a command that is just being born.
-            self._later(run, BIRTH_LOOK_S, self._term)
-
-    @staticmethod
-    def _has_begun(run: Run) -> bool:
-        begun = proc.child_has_begun(run.pid)
-        return begun if begun is not None else proc.boot_clock_ms() - run.started_boot_ms > 1000
+            self._runs.later(run, BIRTH_LOOK_S, self._term)
 
     def _kill(self, run: Run) -> None:
         if run.end is not None:
             return
         signal_group(run.pid, signal.SIGKILL)
         self._runs.fences.kill(run.cgroups)
-        self._later(run, LOOK_S, self._kill)
+        self._runs.later(run, LOOK_S, self._kill)
 
 
-def _signal_to_all(run: Run, number: signal.Signals) -> None:
+def has_begun(run: Run) -> bool:
+    """Is the command itself there to hear a signal? Before that only its wrapper is."""
+    begun = proc.child_has_begun(run.pid)
+    return begun if begun is not None else proc.boot_clock_ms() - run.started_boot_ms > 1000
+
+
+def signal_to_all(run: Run, number: signal.Signals) -> None:
     signal_group(run.pid, number)
     signal_group(run.pid, signal.SIGCONT)  # a stopped process cannot hear the other one
-
-
-def signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except OSError:
-        pass

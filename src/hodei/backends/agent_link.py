@@ -38,6 +38,8 @@ class Told(msgspec.Struct):
     reason_code: str = ""
     reason: str = ""
     checkpoint_ms: int = 0
+    health: str = ""
+    checkpoint_error: str = ""
 
     def observed(self) -> RunObserved:
         return RunObserved(
@@ -48,6 +50,8 @@ class Told(msgspec.Struct):
             self.reason_code,
             self.reason,
             checkpoint_ms=self.checkpoint_ms,
+            health=self.health,  # type: ignore[arg-type]
+            checkpoint_error=self.checkpoint_error,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from hodei.model.effects import Forget, Start, Stop
+from hodei.model.effects import Forget, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
@@ -51,6 +51,9 @@ class InstantBackend:
 
     async def stop(self, orders: Sequence[Stop]) -> None:
         """Too late by nature: whatever is to be stopped has ended."""
+
+    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+        """Too late as well."""
 
     async def observe(self) -> list[RunObserved]:
         await self._something_new.wait()

@@ -23,8 +23,8 @@ from msgspec import Struct
 from hodei.agent.limits import enforcement
 from hodei.backends import machine
 from hodei.backends.agent_link import Link, Told
-from hodei.backends.local_order import COMMAND_LIMIT, Order, start_order, stop_order
-from hodei.model.effects import Forget, Start, Stop
+from hodei.backends.local_order import COMMAND_LIMIT, LOOPBACK, Order, save_order, start_order, stop_order
+from hodei.model.effects import Forget, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound, StaleEpoch
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
@@ -39,7 +39,6 @@ RECONNECT_MAX_S = 2.0
 ORDERS_PER_MESSAGE = 500
 # Shorter than a reader's own patience, so that he hears a reason.
 LOGS_TIMEOUT_S = 10.0
-LOOPBACK = "127.0.0.1"
 
 
 class NodeOffer(Struct, frozen=True, omit_defaults=True):
@@ -280,7 +279,9 @@ class LocalBackend:
         for order in orders:
             try:
                 offer = self._offers.get(order.run.node)
-                wire = start_order(order, cpus=offer.cpus if offer else (), log_cap=self._log_cap_bytes)
+                address = offer.address if offer and offer.address else LOOPBACK
+                cpus = offer.cpus if offer else ()
+                wire = start_order(order, cpus=cpus, log_cap=self._log_cap_bytes, address=address)
             except BackendRefused as error:
                 answer[order.run.id] = error
                 continue
@@ -301,6 +302,10 @@ class LocalBackend:
     async def stop(self, orders: Sequence[Stop]) -> None:
         if orders:
             await (await self._reach()).ask("stop", runs=[stop_order(order) for order in orders])
+
+    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+        if orders:
+            await (await self._reach()).ask("checkpoint", runs=[save_order(order) for order in orders])
 
     async def forget(self, orders: Sequence[Forget]) -> None:
         if orders:

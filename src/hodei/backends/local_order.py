@@ -1,14 +1,16 @@
-"""A `Start` and a `Stop` in the host agent's words: the command, its environment, its limits, and how it is to end."""
+"""Orders in the host agent's words: the command, its environment and limits, what is done beside it, how it is to end."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from hodei.model.effects import Start, Stop
+from hodei.model import array
+from hodei.model.effects import SaveWork, Start, Stop
 from hodei.model.errors import BackendRefused
-from hodei.model.job import Checkpoint
+from hodei.model.health import NODE_HOST, HealthCheck
+from hodei.model.job import Checkpoint, Interactive
 from hodei.model.node import Grant
 from hodei.model.qos import qos
 from hodei.model.resources import CPU, MEMORY
@@ -17,10 +19,12 @@ from hodei.model.resources import CPU, MEMORY
 COMMAND_LIMIT = 1 << 20
 WORD_LIMIT = (128 << 10) - 1
 WHOLE_GPU = 1000
+LOOPBACK = "127.0.0.1"
 
 
 class Order(Struct, omit_defaults=True):
-    """`checkpoint_file`: None if the job says nothing of checkpoints, "" for the agent's own choice."""
+    """`checkpoint_file`: None if the job says nothing of checkpoints, "" for the agent's own choice. `save`: how it saves
+    its work, if the agent is to ask for that by itself."""
 
     run: str
     argv: tuple[str, ...]
@@ -33,14 +37,21 @@ class Order(Struct, omit_defaults=True):
     grace_ms: int | None = None
     log_cap: int | None = None
     checkpoint_file: str | None = None
+    save: dict[str, Any] | None = None
+    save_every_ms: int = 0
+    health: HealthCheck | None = None
+    idle_ms: int = 0
 
     @property
     def size(self) -> int:
         return sum(map(len, self.argv)) + sum(len(name) + len(value) for name, value in self.env.items())
 
 
-def start_order(order: Start, *, cpus: tuple[int, ...] = (), log_cap: int | None = None) -> Order:
-    """`cpus` are those of the node, for runs that have none of their own. BackendRefused if it can never run here."""
+def start_order(
+    order: Start, *, cpus: tuple[int, ...] = (), log_cap: int | None = None, address: str = LOOPBACK
+) -> Order:
+    """`cpus` are those of the node, for runs that have none of their own, `address` is the node's. BackendRefused if it can
+    never run here."""
     run, spec, task = order.run, order.spec, order.task
     if task.image:
         raise BackendRefused(
@@ -59,9 +70,11 @@ def start_order(order: Start, *, cpus: tuple[int, ...] = (), log_cap: int | None
         "HODEI_PROJECT": spec.project,
         "HODEI_QOS": qos(task),
         **_place_in_gang(order),
+        **array.environment(spec),
         **_parts(run.grant, cpus),
     }
     env = {**task.env, **own}
+    idle_ms = spec.workload.idle_timeout_ms if type(spec.workload) is Interactive else 0
     _check_size(task.command, env)
     return Order(
         run=run.id,
@@ -75,7 +88,26 @@ def start_order(order: Start, *, cpus: tuple[int, ...] = (), log_cap: int | None
         grace_ms=spec.grace_ms,
         log_cap=log_cap,
         checkpoint_file=spec.checkpoint.file if spec.checkpoint != Checkpoint() else None,
+        save=_hook(spec.checkpoint) if spec.checkpoint.every_ms or idle_ms else None,
+        save_every_ms=spec.checkpoint.every_ms,
+        health=_at(spec.health, address) if spec.health.wanted else None,
+        idle_ms=idle_ms,
     )
+
+
+def _at(health: HealthCheck, address: str) -> HealthCheck:
+    """The node is known now, so the word for it can be replaced."""
+    scheme, slashes, rest = health.http.partition("://")
+    if not slashes or not rest.startswith(NODE_HOST) or rest[len(NODE_HOST) :][:1] not in ("", ":", "/", "?"):
+        return health
+    host = f"[{address}]" if ":" in address else address
+    return structs.replace(health, http=f"{scheme}://{host}{rest[len(NODE_HOST) :]}")
+
+
+def _hook(hook: Checkpoint) -> dict[str, Any] | None:
+    if not hook.hooked:
+        return None
+    return {"signal": hook.signal, "command": hook.command, "timeout_ms": hook.timeout_ms}
 
 
 def _place_in_gang(order: Start) -> dict[str, str]:
@@ -122,7 +154,10 @@ def _check_size(command: tuple[str, ...], env: dict[str, str]) -> None:
 
 def stop_order(order: Stop) -> dict[str, Any]:
     wire: dict[str, Any] = {"run": order.run, "grace_ms": order.grace_ms, "reason": order.reason}
-    hook = order.checkpoint
-    if hook is not None and hook.hooked:
-        wire["checkpoint"] = {"signal": hook.signal, "command": hook.command, "timeout_ms": hook.timeout_ms}
+    if order.checkpoint is not None and (hook := _hook(order.checkpoint)) is not None:
+        wire["checkpoint"] = hook
     return wire
+
+
+def save_order(order: SaveWork) -> dict[str, Any]:
+    return {"run": order.run, "checkpoint": _hook(order.checkpoint)}

@@ -31,12 +31,19 @@ def add_arguments(kinds: Any) -> None:
     parser.add_argument("--backend", choices=("instant", "local"), default="instant")
     parser.add_argument("--batch", type=int, default=500, help="jobs in one request")
     parser.add_argument("--clients", type=int, default=2, help="connections that submit at the same time")
+    parser.add_argument(
+        "--waiting", type=int, default=0, help="jobs that wait all the while for a node that is not there"
+    )
+    parser.add_argument(
+        "--forecast-every", default="1m", metavar="TIME", help="how often starts are foretold, or off [default: 1m]"
+    )
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(measure=measure)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    result: dict[str, Any] = {"backend": given.backend, "jobs": given.jobs}
+    result: dict[str, Any] = {"backend": given.backend, "jobs": given.jobs, "waiting": given.waiting}
+    result["forecast_every"] = given.forecast_every
     bare = None
     if given.backend == "local":
         bare = asyncio.run(_bare_loop(given.jobs))
@@ -51,6 +58,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 def _through_server(given: argparse.Namespace, home: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "hodei.server", "--home", str(home), "--port", "0"]
     command += ["--instant"] if given.backend == "instant" else []
+    forecast = "enabled = false" if given.forecast_every == "off" else f'every = "{given.forecast_every}"'
+    (home / "config.toml").write_text(f"[scheduling.forecast]\n{forecast}\n")
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert server.stdout is not None
@@ -59,6 +68,7 @@ def _through_server(given: argparse.Namespace, home: Path) -> dict[str, Any]:
             raise RuntimeError(f"the server did not come up: {first!r}")
         client = Client(home=home)
         request = {"name": "bench", "command": ["/bin/true"], "cpu": f"{_cpu_share()}m", "memory": "1Mi"}
+        _keep_waiting(client, given.waiting)
         parts = [given.batch] * (given.jobs // given.batch) + (
             [given.jobs % given.batch] if given.jobs % given.batch else []
         )
@@ -101,6 +111,14 @@ def _submit(home: Path, request: dict[str, Any], parts: list[int]) -> None:
     client = Client(home=home)
     for size in parts:
         client.submit_all([request] * size)
+
+
+def _keep_waiting(client: Client, jobs: int) -> None:
+    """Jobs for a node that is not there, said to take a minute each."""
+    elsewhere = {"cpu": "1m", "memory": "1Mi", "node_selector": {"bench": "elsewhere"}}
+    for first in range(0, jobs, 500):
+        size = min(500, jobs - first)
+        client.submit_all([{"name": "waits", "command": ["/bin/true"], "estimate": "1m", **elsewhere}] * size)
 
 
 def _cpu_share() -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hodei.cli import errors
+from hodei.cli import arrays, errors
 from hodei.cli.errors import UsageProblem
 from hodei.cli.jobs import COLUMNS
 from hodei.cli.options import client, headers_option, jobs_argument, output_option
 from hodei.cli.output import clean, emit_list, note
-from hodei.cli.refs import resolve
+from hodei.cli.refs import resolve, resolve_job
 from hodei.model.errors import HodeiError
 
 if TYPE_CHECKING:
@@ -35,11 +35,24 @@ def wait(
     from hodei.model.quantity import parse_duration_ms
 
     timeout_s = None if timeout is None else parse_duration_ms(timeout) / 1000
+    whole, single = arrays.split(jobs)
     with client() as server:
-        code = wait_for(
-            server, resolve(server, jobs), timeout_s, progress=progress, output=output, headers=not no_headers
-        )
+        code = errors.OK
+        if whole:
+            ids = [arrays.array_of(server, one, resolve_job).id for one in whole]
+            code = arrays.wait_for_arrays(server, ids, timeout_s)
+        if single:
+            code = code or wait_for(
+                server, resolve(server, single), timeout_s, progress=progress, output=output, headers=not no_headers
+            )
     ctx.exit(code)
+
+
+def wait_for_all(server: Client, made: list[dict[str, Any]]) -> int:
+    """For jobs and arrays that were just submitted."""
+    code = arrays.wait_for_arrays(server, [job["id"] for job in made if "elements" in job], None)
+    single = [job["id"] for job in made if "elements" not in job]
+    return code or (wait_for(server, single) if single else code)
 
 
 def wait_for(
@@ -81,11 +94,17 @@ def wait_for(
 @click.pass_context
 def cancel(ctx: click.Context, jobs: tuple[str, ...], reason: str, yes: bool, output: str) -> None:
     """End jobs: waiting ones leave the queue, running ones are stopped (TERM, grace period, KILL)."""
+    whole, single = arrays.split(jobs)
     with client() as server:
-        ids = resolve(server, jobs)
+        code = arrays.each_array(
+            server, whole, resolve_job, lambda id: server.cancel_array(id, reason), output, "cancel requested"
+        )
+        ids = resolve(server, single)
         if "all" in jobs and ids and not yes:
             _confirm(f"cancel {len(ids)} active jobs?")
-        ctx.exit(each(ids, lambda id: server.cancel(id, reason), output, "cancel requested", "cancelled"))
+        if whole and not single:
+            ctx.exit(code)
+        ctx.exit(code or each(ids, lambda id: server.cancel(id, reason), output, "cancel requested", "cancelled"))
 
 
 @click.command()
@@ -94,8 +113,7 @@ def cancel(ctx: click.Context, jobs: tuple[str, ...], reason: str, yes: bool, ou
 @click.pass_context
 def hold(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Keep jobs from starting until they are released."""
-    with client() as server:
-        ctx.exit(each(resolve(server, jobs), server.hold, output, "hold requested", "held"))
+    _all_of(ctx, jobs, lambda server: (server.hold, server.hold_array), output, "hold requested", "held")
 
 
 @click.command()
@@ -104,8 +122,7 @@ def hold(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
 @click.pass_context
 def release(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Let held jobs start again."""
-    with client() as server:
-        ctx.exit(each(resolve(server, jobs), server.release, output, "released", "released"))
+    _all_of(ctx, jobs, lambda server: (server.release, server.release_array), output, "released", "released")
 
 
 @click.command()
@@ -116,6 +133,24 @@ def requeue(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Start jobs again from the beginning: ended ones anew, running ones are stopped first."""
     with client() as server:
         ctx.exit(each(resolve(server, jobs), server.requeue, output, "requeue requested", "requeued"))
+
+
+def _all_of(
+    ctx: click.Context,
+    jobs: tuple[str, ...],
+    verbs: Callable[[Client], tuple[Callable[[int], JobView], Callable[[int], JobView]]],
+    output: str,
+    asked: str,
+    done: str,
+) -> None:
+    """To jobs and to whole arrays."""
+    whole, single = arrays.split(jobs)
+    with client() as server:
+        to_job, to_array = verbs(server)
+        code = arrays.each_array(server, whole, resolve_job, to_array, output, done)
+        if single:
+            code = code or each(resolve(server, single), to_job, output, asked, done)
+    ctx.exit(code)
 
 
 def each(ids: list[int], act: Callable[[int], JobView], output: str, asked: str, done: str) -> int:

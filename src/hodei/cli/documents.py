@@ -125,7 +125,9 @@ _OPTIONS = (
     click.option("--tolerate", metavar="TAINT", multiple=True, help="A taint that does not matter: key, key=value:Effect."),
     click.option("--backend", metavar="NAME", help="Run it on this backend."),
     click.option("--timeout", metavar="TIME", help="Stop it after this long, for example 90s or 1h30m."),
+    click.option("--after", metavar="JOB", multiple=True, help="Only after this job has succeeded, by id or name; repeatable."),
     click.option("--retries", type=click.IntRange(0), help="How often to try again after a failure."),
+    click.option("--array", metavar="N | A-B[:S]", help="So many jobs, told apart by HODEI_ARRAY_INDEX; 100%10: ten at once."),
 )  # fmt: skip
 
 
@@ -157,6 +159,10 @@ def document_of(command: tuple[str, ...], given: dict[str, Any], *, local: bool)
             document[key] = given[key]
     if str(document.get("priority", "")).lstrip("-").isdigit():
         document["priority"] = int(document["priority"])
+    if given.get("after"):
+        document["after"] = [int(job) if job.isdecimal() else job for job in given["after"]]
+    if given.get("array"):
+        document["array"] = _array(given["array"])
     if given.get("tolerate"):
         document["tolerations"] = list(given["tolerate"])
     for key, option in (("resources", "resource"), ("labels", "label"), ("node_selector", "select")):
@@ -168,6 +174,15 @@ def document_of(command: tuple[str, ...], given: dict[str, Any], *, local: bool)
     if workdir:
         document["workdir"] = str(Path(workdir).absolute()) if local else workdir
     return document
+
+
+def _array(text: str) -> Any:
+    """`100`, `0-98:2`, and with `%10` behind it ten at once, as Slurm's users write it."""
+    which, _, most = text.partition("%")
+    if most and not most.isdecimal():
+        raise UsageProblem(f"--array {text[:80]!r}: {most[:20]!r} is not a number", hint="write --array 100%10")
+    key, value = ("count", int(which)) if which.isdecimal() else ("indices", which)
+    return {key: value, "at_most": int(most)} if most else {key: value}
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hodei.cli import gang_words
+from hodei.cli import arrays, gang_words
+from hodei.cli.graph import graph
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
 from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, paint, table
 from hodei.cli.refs import ACTIVE, resolve_job
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from hodei.wire.views import JobDetail, JobView
 
 COLUMNS = (
-    Column("ID", lambda v: str(v.id)),
-    Column("NAME", lambda v: v.name or "-"),
+    Column("ID", arrays.id_text),
+    Column("NAME", arrays.name_text),
     Column("STATE", lambda v: v.state),
     Column("PROJECT", lambda v: v.project),
     Column("USER", lambda v: v.user or "-", wide=True),
@@ -28,10 +29,11 @@ COLUMNS = (
     Column("NODES", lambda v: _nodes(v), if_any=True),
     Column("EXIT", lambda v: "-" if v.exit_code is None else str(v.exit_code)),
     Column("ATTEMPT", lambda v: str(v.attempt), wide=True),
+    Column("FAILURE", lambda v: v.failure or "-", wide=True, if_any=True),
     Column("SUBMITTED", lambda v: ago(v.submitted_at)),
     Column("RUNTIME", lambda v: span(v.started_at, v.finished_at) or "-"),
     Column("LABELS", lambda v: ",".join(f"{k}={x}" for k, x in sorted(v.labels.items())) or "-", wide=True),
-    Column("REASON", lambda v: v.reason or v.reason_code or "-", if_any=True),
+    Column("REASON", lambda v: arrays.elements_text(v) or v.reason or v.reason_code or "-", if_any=True),
 )
 RUN_COLUMNS = (
     Column("RUN", lambda r: r.id),
@@ -43,6 +45,7 @@ RUN_COLUMNS = (
     Column("EXIT", lambda r: "-" if r.exit_code is None else str(r.exit_code)),
     Column("STARTED", lambda r: ago(r.started_at) or "-"),
     Column("RUNTIME", lambda r: span(r.started_at, r.finished_at) or "-"),
+    Column("HEALTH", lambda r: r.health or "-", if_any=True),
     Column("CHECKPOINT", lambda r: ago(r.checkpoint_at) or "-", if_any=True),
     Column("REASON", lambda r: r.reason or r.reason_code or "-", if_any=True),
 )
@@ -57,6 +60,7 @@ RUN_COLUMNS = (
 @click.option("-l", "--selector", default="", help="Only jobs with these labels: team=a, stage in (x, y), !old.")
 @click.option("--since", default="", metavar="TIME", help="Only jobs submitted since: 6h, 2d or 2026-01-31T08:00Z.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many, newest first.")
+@click.option("--elements", is_flag=True, help="Every element of an array as a row of its own.")
 @output_option
 @headers_option
 @watch_option
@@ -69,6 +73,7 @@ def jobs(
     selector: str,
     since: str,
     limit: int,
+    elements: bool,
     output: str,
     no_headers: bool,
     watch: bool,
@@ -80,6 +85,7 @@ def jobs(
         return server.jobs(
             state=state or (() if every else ACTIVE),
             project=project, user=user, name=name, label=selector, since=since, limit=limit,
+            arrays="" if elements else "fold",
         )  # fmt: skip
 
     def draw(views: Iterable[JobView]) -> None:
@@ -92,7 +98,7 @@ def jobs(
                 yield view
 
         nothing = "no such jobs" if every or state else "no active jobs (all: hodei jobs -a)"
-        emit_list(counted(), output, COLUMNS, name=lambda v: str(v.id), headers=not no_headers, empty=nothing)
+        emit_list(counted(), output, COLUMNS, name=arrays.id_text, headers=not no_headers, empty=nothing)
         if shown == limit:
             note(f"these are the newest {limit}; there may be more (--limit)")
 
@@ -112,11 +118,18 @@ def job() -> None:
 
 @job.command("show")
 @job_argument
+@click.option(
+    "--show-secrets", is_flag=True, help="Values of variables that look secret too; for the owner of the job."
+)
 @output_option
-def show_job(job: str, output: str) -> None:
+def show_job(job: str, show_secrets: bool, output: str) -> None:
     """Everything about one job: where it stands, its runs; with -o yaml its whole specification."""
     with client() as server:
-        detail = server.job(resolve_job(server, job))
+        if arrays.is_array(job):
+            whole = arrays.array_of(server, job, resolve_job)
+            emit_one(whole, output, name=arrays.id_text, text=arrays.describe)
+            return
+        detail = server.job(resolve_job(server, job), secrets=show_secrets)
     emit_one(detail, output, name=lambda d: str(d.job.id), text=lambda d: _describe(d, wide=output == "wide"))
 
 
@@ -125,14 +138,20 @@ def show_job(job: str, output: str) -> None:
 @output_option
 @headers_option
 def history(job: str, output: str, no_headers: bool) -> None:
-    """What happened to one job, oldest first."""
+    """What happened to one job, oldest first: every change, why, and by whom. With -o wide as a table of events."""
     from hodei.cli.events import COLUMNS as EVENT_COLUMNS
     from hodei.cli.events import plain
 
     with client() as server:
         id = resolve_job(server, job)
-        server.job(id)  # a job that does not exist has no history, and that is an error, not an empty list
+        # A job that does not exist has no history, and that is an error, not an empty list.
+        name = server.job(id).job.name
         found = [plain(event) for event in server.events(job=id)]
+    if output == "table":
+        from hodei.cli.history import print_timeline
+
+        print_timeline(found, name)
+        return
     emit_list(found, output, EVENT_COLUMNS, name=lambda e: str(e["seq"]), headers=not no_headers, empty="no events")
 
 
@@ -153,6 +172,9 @@ def export(job: str, scenario: bool) -> None:
         click.echo(scenario_text(server, resolve_job(server, job)), nl=False)
 
 
+job.add_command(graph)
+
+
 @job.command("init")
 @click.option("--full", is_flag=True, help="The full form: several tasks, affinity, tolerations.")
 def init(full: bool) -> None:
@@ -166,8 +188,9 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
     head = fields([
         ("id", str(view.id)),
         ("name", view.name),
-        ("state", f"{view.state}{' (cancel requested)' if view.cancel_requested else ''}"),
+        ("state", f"{view.state}{' (cancel requested)' if view.cancel_requested else ' (suspend requested)' if view.suspend_requested else ''}"),
         ("reason", f"{view.reason}{f' [{view.reason_code}]' if view.reason_code else ''}" if view.reason or view.reason_code else ""),
+        ("failure", view.failure),
         ("exit code", "" if view.exit_code is None else str(view.exit_code)),
         ("project", view.project),
         ("user", view.user),

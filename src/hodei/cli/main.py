@@ -20,6 +20,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str, str]]] = {
     "Server": {
         "up": ("serve", "up", "Start a server with its scheduler, store and local agent."),
         "down": ("serve", "down", "Stop the server that `up` started."),
+        "reload": ("config", "reload", "Have the server read its configuration file again."),
+        "config": ("config", "config", "Show, change and take back the configuration of a running server."),
         "doctor": ("doctor", "doctor", "Check this installation and say how to fix what is wrong."),
     },
     "Jobs": {
@@ -31,11 +33,21 @@ COMMANDS: dict[str, dict[str, tuple[str, str, str]]] = {
         "job": ("jobs", "job", "Show one job, its history or an example file; export an incident."),
         "logs": ("logs", "logs", "Print or follow what a job writes."),
         "why": ("why", "why", "Say why a job waits, or why it landed where it did."),
+        "priority": ("priority", "priority", "Show every term of a waiting job's priority."),
         "wait": ("act", "wait", "Wait until jobs have ended."),
         "cancel": ("act", "cancel", "End jobs."),
         "hold": ("act", "hold", "Keep jobs from starting."),
         "release": ("act", "release", "Let held jobs start again."),
         "requeue": ("act", "requeue", "Start jobs again from the beginning."),
+        "cron": ("cron", "cron", "Jobs that come again and again."),
+        "suspend": ("life", "suspend", "Stop jobs for a while; they keep what they have done."),
+        "resume": ("life", "resume", "Let suspended jobs go on."),
+        "checkpoint": ("life", "checkpoint", "Have running jobs save their work now."),
+        "migrate": ("life", "migrate", "Move running jobs to other nodes."),
+    },
+    "Sharing": {
+        "share": ("share", "share", "Show who has had how much of the cluster; explain a project's share."),
+        "quota": ("share", "quota", "Show what projects hold and may hold."),
     },
     "Nodes": {
         "nodes": ("nodes", "nodes", "List nodes."),
@@ -44,6 +56,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str, str]]] = {
     },
     "More": {
         "events": ("events", "events", "Print or follow what happens."),
+        "audit": ("audit", "audit", "Print or follow who changed what."),
         "schema": ("about", "schema", "Print the JSON Schema of a job file."),
         "sim": ("serve", "sim", "Try out policies on recorded or invented workloads, in simulated time."),
         "replay": ("serve", "replay", "Replay a decision log and compare the plans."),

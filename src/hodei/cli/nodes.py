@@ -96,10 +96,21 @@ def uncordon(name: str, output: str) -> None:
 
 @node.command("drain")
 @node_argument
+@click.option("--wait", is_flag=True, help="Return when nothing runs there any more; tells how many are left.")
+@click.option("--timeout", metavar="TIME", help="With --wait: give up after this long (90s, 1h30m): exit code 6.")
 @output_option
-def drain(name: str, output: str) -> None:
-    """Cordon it and move its work elsewhere."""
-    _patch(name, NodePatch(cordon=True, drain=True), output, "draining")
+@click.pass_context
+def drain(ctx: click.Context, name: str, wait: bool, timeout: str | None, output: str) -> None:
+    """Cordon it and move its work elsewhere; jobs that can save their work first."""
+    from hodei.cli.draining import until_empty
+
+    with client() as server:
+        found = server.patch_node(name, NodePatch(cordon=True, drain=True))
+        if wait:
+            found, code = until_empty(server, found, timeout)
+            _finish(found, output, "drained" if not code else "still draining")
+            ctx.exit(code)
+        _finish(found, output, f"draining: {found.runs} leaving" if found.runs else "drained")
 
 
 @node.command("taint", context_settings={"ignore_unknown_options": True})

@@ -1,4 +1,4 @@
-"""Which jobs are meant: `12`, `last`, a name, `1-3`, `1,3,5-8`, `2-10:2`, `all`."""
+"""Which jobs are meant: `12`, `last`, a name, `1-3`, `1,3,5-8`, `2-10:2`, `all`; of an array `17[3]`, `17[0-9]`, `17[]`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from hodei.cli.arrays import elements
 from hodei.cli.errors import UsageProblem
 from hodei.model.errors import NotFound
 from hodei.model.lifecycle import JOB_ENDED, JOB_STEPS
@@ -61,6 +62,9 @@ def _resolve_one(client: Client, reference: str) -> list[int]:
     found = numbers(reference)
     if found is not None:
         return found
+    of_array = elements(client, reference, resolve_job)
+    if of_array is not None:
+        return of_array
     if reference == "all":
         return sorted(view.id for view in client.jobs(state=ACTIVE))
     newest = next(iter(client.jobs(limit=1, name="" if reference == "last" else reference)), None)

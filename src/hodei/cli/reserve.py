@@ -15,6 +15,7 @@ from hodei.cli.output import Column, clean, emit_list, emit_one, fields, note
 from hodei.cli.times import ago, clock, ms_of, short
 
 if TYPE_CHECKING:
+    from hodei.model.booking import Overstay
     from hodei.wire.reservations import LateView, ReservationView
 
 COLUMNS = (
@@ -50,10 +51,18 @@ def reserve() -> None:
 @click.option("--cpu", default="", metavar="C", help="Cores of each node [default: whole nodes].")
 @click.option("--memory", default="", metavar="M", help="Memory of each node.")
 @click.option("--gpu", default="", metavar="G", help="GPUs of each node.")
+@click.option(
+    "--at-start", type=click.Choice(["let", "stop"]), default="let",
+    help="What still runs there for others when it begins: let it go on [default], or stop it; it queues again.",
+)  # fmt: skip
+@click.option(
+    "--at-end", type=click.Choice(["let", "stop"]), default="let",
+    help="What still runs there for the project when it is over: let it go on [default], or stop it; it queues again.",
+)  # fmt: skip
 @output_option
 def create(
     name: str, project: str, start: str, duration: str, until: str, nodes: int | None, named: tuple[str, ...],
-    cpu: str, memory: str, gpu: str, output: str,
+    cpu: str, memory: str, gpu: str, at_start: Overstay, at_end: Overstay, output: str,
 ) -> None:  # fmt: skip
     """Reserve nodes, or a part of each, for the jobs of one project.
 
@@ -69,14 +78,14 @@ def create(
         raise UsageProblem("say how many nodes with --nodes, or which with --node")
     request = ReservationRequest(
         name, project, _moment(start), duration, _moment(until) if until else "", nodes or 0, list(named),
-        cpu, memory, gpu,
+        cpu, memory, gpu, {}, at_start, at_end,
     )  # fmt: skip
     with client() as server:
         made = server.reserve(request)
     emit_one(made, output, name=lambda r: r.name, text=_made)
     if output in ("table", "wide"):
         for late in made.late:
-            note(f"warning: {_late(late)}")
+            note(f"warning: {_late(late, made.at_start)}")
 
 
 @reserve.command("list")
@@ -142,13 +151,16 @@ def _describe(view: ReservationView) -> str:
         ("lasts", short(end - start)),
         ("made", f"{ago(view.made_at)}{f' by {view.by}' if view.by else ''}"),
         *((place.node, _amounts(place.resources)) for place in view.places),
-        *(("late", _late(late)) for late in view.late),
+        *((("at start", "others' runs that are in the way are stopped"),) if view.at_start == "stop" else ()),
+        *((("at end", "the project's runs are stopped"),) if view.at_end == "stop" else ()),
+        *(("late", _late(late, view.at_start)) for late in view.late),
     ])  # fmt: skip
 
 
-def _late(late: LateView) -> str:
+def _late(late: LateView, at_start: Overstay) -> str:
     when = f"is expected to end at {clock(ms_of(late.end_at))}" if late.end_at else "has no estimate and no timeout"
-    return f"run {late.run} may still be on {late.node} when it begins: it {when}"
+    fate = ", and is stopped then if need be" if at_start == "stop" else ""
+    return f"run {late.run} may still be on {late.node} when it begins: it {when}{fate}"
 
 
 def _nodes(view: ReservationView) -> str:

@@ -49,15 +49,22 @@ def submit(
         documents = documents_from(ctx, files, given, local=lambda: server.loopback)
         ids = server.submit_all(documents, key=key)
         made: list[dict[str, Any]] = [
-            {"id": id, "name": _name_of(document)} for id, document in zip(ids, documents, strict=False)
+            {"id": id, "name": _name_of(document)} | _elements_of(document)
+            for id, document in zip(ids, documents, strict=False)
         ]
         if quiet:
             output = "name"
         if output in ("table", "wide"):
             for job in made:
-                click.echo(f"job {job['id']}{_in_brackets(job['name'])} submitted")
+                many = job.get("elements")
+                what = f"array {job['id']}[]" if many else f"job {job['id']}"
+                click.echo(f"{what}{_in_brackets(job['name'])} submitted{f': {many} elements' if many else ''}")
         else:
-            emit_list(made, output, (), name=lambda job: str(job["id"]))
+            emit_list(made, output, (), name=lambda job: f"{job['id']}{'[]' if 'elements' in job else ''}")
+        if wait and any("elements" in job for job in made):
+            from hodei.cli.act import wait_for_all
+
+            ctx.exit(wait_for_all(server, made))
         if wait:
             from hodei.cli.act import wait_for
 
@@ -120,6 +127,16 @@ def documents_from(
     if described:
         raise UsageProblem(f"--{described[0]} describes a command, not a file", hint="put the command after --")
     return read_documents(files)
+
+
+def _elements_of(document: dict[str, Any]) -> dict[str, int]:
+    spec = document.get("spec")
+    if "array" not in (spec if isinstance(spec, dict) else document):
+        return {}
+    from hodei.model.array import elements_of
+    from hodei.wire.document import parse_job
+
+    return {"elements": elements_of(parse_job(document))}
 
 
 def _name_of(document: dict[str, Any]) -> str:

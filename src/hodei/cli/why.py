@@ -13,6 +13,7 @@ from hodei.cli.times import ago, clock
 from hodei.model.booking import Hold
 from hodei.model.decision import Candidate, Decision
 from hodei.model.explanation import Blocker, Explanation, Placement, Repair
+from hodei.model.recourse import Measure
 
 _NODES_SHOWN = 4
 _PLACEMENTS_SHOWN = 4
@@ -115,12 +116,17 @@ def _evidence(answer: Explanation, planned: bool) -> str:
         ("nodes", f"{answer.feasible} of {answer.nodes} could take it" if answer.nodes and waiting else ""),
         ("tried", f"{tries}, last {ago(answer.last_attempt_ms)}" if answer.last_attempt_ms and not planned else ""),
         ("next try", ", ".join(filter(None, (ago(answer.next_attempt_ms), answer.next_trigger))) if waiting else ""),
+        *(("done" if measure.at_ms else "profile", _measure(measure)) for measure in answer.measures),
         ("promised", _promised(answer)),
         *(("held", _held(hold)) for hold in answer.held_for),
         ("expected", _expected(answer)),
         ("forecast", _forecast(answer)),
         ("scheduler", f"has not been seen since {ago(answer.scheduler_beat_ms)}" if silent_ms > _STALE_BEAT_MS else ""),
     ])  # fmt: skip
+
+
+def _measure(measure: Measure) -> str:
+    return f"{clock(measure.at_ms)}: {measure.text}" if measure.at_ms else measure.text
 
 
 def _promised(answer: Explanation) -> str:

@@ -16,14 +16,21 @@ from hodei.client.address import find_server
 from hodei.client.errors import ServerUnreachable, WaitTimedOut
 from hodei.client.handle import JobHandle
 from hodei.client.logs import LogReader, Pause
+from hodei.client.more_calls import MoreCalls
 from hodei.client.sse import sse_events
 from hodei.client.transport import LOST, Reply, Transport
 from hodei.model.config import SchedulingConfig
+from hodei.model.configuration import ConfigChange
 from hodei.model.effects import Event
 from hodei.model.errors import HodeiError, InvalidInput, Unavailable
 from hodei.model.explanation import Explanation
 from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.priority import Standing
+from hodei.model.quota import QuotaList, QuotaRow
+from hodei.model.share import ShareReport
 from hodei.model.whatif import WhatIf
+from hodei.wire.config import ConfigHistory, ConfigView
+from hodei.wire.graph import JobGraph
 from hodei.wire.reservations import ReservationList, ReservationRequest, ReservationView
 from hodei.wire.views import (
     CancelRequest,
@@ -34,6 +41,7 @@ from hodei.wire.views import (
     JobDetail,
     JobList,
     JobView,
+    MigrateRequest,
     NodeList,
     NodePatch,
     NodeView,
@@ -44,12 +52,13 @@ from hodei.wire.whatif import WhatIfRequest
 
 API = "/api/v1"
 CHUNK_OF_JOBS = 500
+MOST_TOGETHER = 10_000
 _JSON = {"Content-Type": "application/json"}
 _LONGEST_POLL_S = 20
 T = TypeVar("T")
 
 
-class Client:
+class Client(MoreCalls):
     """A server, found by argument, environment (HODEI_SERVER, HODEI_TOKEN, HODEI_TOKEN_FILE) or HODEI_HOME.
 
     Nothing is sent before the first call. Once a server has answered, calls that last (`wait`, `logs`, `events`,
@@ -112,8 +121,10 @@ class Client:
         """Hand in many jobs; their ids in the same order. Each request carries its own key, made from `key`, so a
         request whose answer was lost is sent again without doubling a job."""
         documents, key, ids = list(documents), key or secrets.token_hex(16), []
-        for start in range(0, len(documents), CHUNK_OF_JOBS):
-            chunk, chunk_key = documents[start : start + CHUNK_OF_JOBS], f"{key}.{start // CHUNK_OF_JOBS}"
+        # Jobs that wait for each other by name must come together.
+        size = MOST_TOGETHER if any(map(_waits, documents)) else CHUNK_OF_JOBS
+        for start in range(0, len(documents), size):
+            chunk, chunk_key = documents[start : start + size], f"{key}.{start // size}"
             ids += self._patiently(partial(self._submit, chunk, chunk_key))
         return ids
 
@@ -128,10 +139,20 @@ class Client:
         since: str = "",
         after: int = 0,
         limit: int = 0,
+        arrays: str = "",
     ) -> Iterator[JobView]:
-        """Newest first, page by page as they are read; `limit` 0 means all of them. `label` is a selector."""
+        """Newest first, page by page as they are read; `limit` 0 means all of them. `label` is a selector. `arrays`:
+        "fold" gives each array as one row."""
         states = state if isinstance(state, str) else ",".join(state)
-        query = {"state": states, "project": project, "user": user, "name": name, "label": label, "since": since}
+        query = {
+            "state": states,
+            "project": project,
+            "user": user,
+            "name": name,
+            "label": label,
+            "since": since,
+            "arrays": arrays,
+        }
         left = limit
         while True:
             size = min(left, CHUNK_OF_JOBS) if limit else CHUNK_OF_JOBS
@@ -141,8 +162,9 @@ class Client:
             if not after or (limit and left <= 0):
                 return
 
-    def job(self, id: int) -> JobDetail:
-        return self._get(f"/jobs/{int(id)}", JobDetail)
+    def job(self, id: int, *, secrets: bool = False) -> JobDetail:
+        """`secrets`: with the values of variables that look secret, for the owner of the job."""
+        return self._get(f"/jobs/{int(id)}", JobDetail, {"secrets": "show"} if secrets else None)
 
     def cancel(self, id: int, reason: str = "") -> JobView:
         return self._post(f"/jobs/{int(id)}/cancel", JobView, CancelRequest(reason))
@@ -157,9 +179,39 @@ class Client:
         # Sent twice it could start the job twice, so an answer that was lost is reported, not asked for again.
         return self._post(f"/jobs/{int(id)}/requeue", JobView, again=False)
 
+    def suspend(self, id: int) -> JobView:
+        return self._post(f"/jobs/{int(id)}/suspend", JobView)
+
+    def resume(self, id: int) -> JobView:
+        return self._post(f"/jobs/{int(id)}/resume", JobView)
+
+    def checkpoint(self, id: int) -> JobView:
+        """Have its runs save their work now, and go on."""
+        return self._post(f"/jobs/{int(id)}/checkpoint", JobView)
+
+    def migrate(self, id: int, to: str = "", force: bool = False) -> JobView:
+        # Sent twice it could move the job twice.
+        return self._post(f"/jobs/{int(id)}/migrate", JobView, MigrateRequest(to, force), again=False)
+
     def why(self, id: int, node: str = "") -> Explanation:
         """`node`: only what that one node says of the job."""
         return self._get(f"/jobs/{int(id)}/why", Explanation, {"node": node} if node else None)
+
+    def priority(self, id: int) -> Standing:
+        """What a waiting job's place in line comes from."""
+        return self._get(f"/jobs/{int(id)}/priority", Standing)
+
+    def graph(self, id: int) -> JobGraph:
+        """What a job waits for and who waits for it."""
+        return self._get(f"/jobs/{int(id)}/graph", JobGraph)
+
+    def shares(self, account: str = "") -> ShareReport:
+        """Every account with every term of its fair share; or only those of one name, with those above and below."""
+        return self._get("/shares", ShareReport, {"account": account} if account else None)
+
+    def quotas(self) -> list[QuotaRow]:
+        """How every project stands with its quota."""
+        return self._get("/quotas", QuotaList).quotas
 
     def plan(self, documents: Iterable[Mapping[str, Any]]) -> list[Explanation]:
         """What would happen to these jobs now, in order; nothing is changed."""
@@ -305,6 +357,31 @@ class Client:
         """What the server's decisions depend on, as its configuration says."""
         return self._get("/scheduling", SchedulingConfig)
 
+    def config(self) -> ConfigView:
+        """The scheduling configuration in force, with who set it and when."""
+        return self._get("/config", ConfigView)
+
+    def config_history(self) -> list[ConfigView]:
+        """Those that were in force, the newest first."""
+        return self._get("/config/history", ConfigHistory).configurations
+
+    def set_config(self, body: bytes, *, toml: bool = True, dry_run: bool = False) -> ConfigChange:
+        """Put another one in force. InvalidInput names every mistake; nothing is changed then."""
+        headers = {"Content-Type": "application/toml" if toml else "application/json"}
+        query = {"dry_run": "1"} if dry_run else None
+        reply = self._transport.request("PUT", f"{API}/config", body=body, headers=headers, query=query)
+        return _decode(reply.body, ConfigChange)
+
+    def reload_config(self, *, dry_run: bool = False) -> ConfigChange:
+        """The server reads its file again."""
+        return self._post(f"/config/reload{'?dry_run=1' if dry_run else ''}", ConfigChange)
+
+    def undo_config(self, to: int = 0, *, dry_run: bool = False) -> ConfigChange:
+        """Back to the one before, or to the one numbered `to`."""
+        # Sent twice it would go back twice, so an answer that was lost is reported, not asked for again.
+        query = f"?to={int(to)}{'&dry_run=1' if dry_run else ''}"
+        return self._post(f"/config/undo{query}", ConfigChange, again=False)
+
     def checks(self) -> list[Check]:
         return self._get("/checks", CheckList).checks
 
@@ -343,6 +420,9 @@ class Client:
     def _get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T:
         return _decode(self._transport.request("GET", API + path, query=query).body, kind)
 
+    def _delete(self, path: str, kind: type[T]) -> T:
+        return _decode(self._transport.request("DELETE", API + path, again=False).body, kind)
+
     def _post(self, path: str, kind: type[T], body: object = None, *, again: bool = True) -> T:
         data = b"" if body is None else _encode(body)
         reply = self._transport.request("POST", API + path, body=data, headers=_JSON, again=again)
@@ -373,6 +453,11 @@ def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise InvalidInput(f"{job} holds {len(documents)} documents", hint="read them yourself and use submit_all")
     return documents[0]
+
+
+def _waits(document: Mapping[str, Any]) -> bool:
+    spec = document.get("spec")
+    return "after" in document or (isinstance(spec, Mapping) and "after" in spec)
 
 
 def _encode(body: object) -> bytes:

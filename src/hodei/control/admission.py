@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from hodei.control.routing import Routing
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
@@ -31,6 +32,7 @@ class Gate:
     def __init__(self, engine: Engine, policy: AdmissionPolicy) -> None:
         self._engine = engine
         self._policy = policy
+        self.routing = Routing()
         self._generation = -1
         self._empty = Table()
         self._sizes: dict[Hashable, Refusal | None] = {}
@@ -38,7 +40,7 @@ class Gate:
     def check(self, specs: Sequence[JobSpec], pending: Mapping[str, int]) -> None:
         """InvalidInput or QueueFull for the first spec that cannot be let in; all or none are."""
         asked: dict[str, int] = {}
-        for place, spec in enumerate(specs):
+        for place, spec in enumerate(map(self.routing.routed, specs)):
             profile = self._engine.profiles.get(spec.profile)
             if profile is None:
                 raise InvalidInput(
@@ -46,6 +48,7 @@ class Gate:
                     hint=f"one of: {', '.join(sorted(self._engine.profiles))}",
                     code="UNKNOWN_PROFILE",
                 )
+            self.routing.check(spec)
             if spec.size > self._policy.max_members:
                 raise InvalidInput(f"{spec.name}: {spec.size} members, at most {self._policy.max_members} are allowed")
             asked[spec.profile] = asked.get(spec.profile, 0) + 1
@@ -63,6 +66,11 @@ class Gate:
                         hint='ask for less, or add a node; admission.oversized = "wait" lets such jobs wait',
                         code="LARGER_THAN_CLUSTER",
                     )
+
+    def take_settings(self, other: Gate) -> None:
+        """From now on by another's policy; what was known of sizes under the old profiles is forgotten."""
+        self._policy = other._policy
+        self._sizes.clear()
 
     def never_fits(self, spec: JobSpec) -> Refusal | None:
         """The refusal that even an empty and healthy cluster of these nodes would give, by all the filters of the

@@ -74,25 +74,30 @@ def run_ahead(
     *,
     facts: Sequence[Fact] = (),
     arrivals: Iterable[tuple[int, Job]] = (),
+    awaited: Iterable[JobId] | None = None,
     max_steps: int = 100_000,
     horizon_ms: int = 365 * DAY_MS,
     go_on: Callable[[], bool] = lambda: True,
 ) -> Ahead:
     """Step `controller` (which must be a twin: it is changed) until nobody waits, or as far as the limits allow.
 
-    `facts` happen at once; `arrivals` are jobs still to come, in order of time. `go_on` is asked before each step.
+    `facts` happen at once; `arrivals` are jobs still to come, in order of time. If some are `awaited`, it is done as soon as
+    all of these have started, whoever else still waits. `go_on` is asked before each step.
     """
-    return _Walk(controller, now_ms, run_ms).go(facts, arrivals, max_steps, now_ms + horizon_ms, go_on)
+    return _Walk(controller, now_ms, run_ms, awaited).go(facts, arrivals, max_steps, now_ms + horizon_ms, go_on)
 
 
 class _Walk:
-    def __init__(self, controller: Controller, now_ms: int, run_ms: RunMs) -> None:
+    def __init__(
+        self, controller: Controller, now_ms: int, run_ms: RunMs, awaited: Iterable[JobId] | None = None
+    ) -> None:
         self._controller, self._now_ms, self._run_ms = controller, now_ms, run_ms
         self._ends: list[tuple[int, int, RunId]] = []
         self._numbers = count()
         self._live: set[RunId] = set()
         self._stopped: list[RunId] = []
         self._nap_ms = _SHORTEST_NAP_MS
+        self._awaited = None if awaited is None else set(awaited)
         self._out = Ahead({}, [])
 
     def go(
@@ -118,7 +123,7 @@ class _Walk:
                 due.append(JobSubmitted(arrival[1]))
                 arrival = next(coming, None)
             self._step(now_ms, due)
-            if arrival is None and not self._stopped and not any(self._controller.pending().values()):
+            if self._all_started(arrival is None):
                 return self._over("done")
             due = [RunObserved(run, "stopped", now_ms, 143) for run in self._stopped]
             self._stopped = []
@@ -135,6 +140,11 @@ class _Walk:
                 if run in self._live:
                     self._live.discard(run)
                     due.append(RunObserved(run, "succeeded", now_ms, 0))
+
+    def _all_started(self, all_came: bool) -> bool:
+        if self._awaited is not None and not self._awaited:
+            return True
+        return all_came and not self._stopped and not any(self._controller.pending().values())
 
     def _over(self, end: Literal["done", "stuck", "steps", "horizon", "stopped"]) -> Ahead:
         self._out.end = end
@@ -184,6 +194,8 @@ class _Walk:
             # Members that join a gang which runs already are no start of it.
             if job not in starts and jobs[job].scheduled_ms == now_ms:
                 starts[job] = Started(now_ms, tuple(sorted(set(nodes))[:20]), kinds[job])
+                if self._awaited is not None:
+                    self._awaited.discard(job)
         # Besides those who make room for others: whoever leaves a node that goes, or a window that ends.
         going = {eviction.job: eviction.preemptor for eviction in step.plan.evictions}
         for act in step.acts:

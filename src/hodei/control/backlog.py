@@ -1,8 +1,10 @@
 """Who waits: lines of pending gangs, ready, backing off, or asleep until something that could help them happens.
 
 Gangs that no plugin can tell apart form a group and wait behind each other: when its first is refused the whole group
-sleeps, and when it is woken only its first is tried. So a wake-up costs as many tries as there are kinds of work, not
-as many as there are jobs. Lines of different tenants take turns by the charge of what they started.
+sleeps, and when it is woken only its first is tried. Groups that ask nodes for the same (of many projects, say) are of one
+kind: when no node has room for one of them, none has for the others, and the whole kind sleeps. So a wake-up costs as many
+tries as there are kinds of work, not as many as there are jobs. Lines of different tenants take turns by the charge of
+what they started.
 """
 
 from __future__ import annotations
@@ -18,15 +20,32 @@ from hodei.engine.view import Gang, View
 from hodei.model.ids import JobId
 
 
+class _Kind:
+    """Groups whose gangs ask nodes for the same, by their keys. `refusal` is set while all of them sleep."""
+
+    __slots__ = ("groups", "refusal")
+
+    def __init__(self) -> None:
+        self.groups: dict[Hashable, None] = {}
+        self.refusal: Refusal | None = None
+
+
 class _Group:
     """Equal gangs in queue order. `refusal` is set while the group sleeps."""
 
-    __slots__ = ("heap", "refusal", "tenant")
+    __slots__ = ("alike", "heap", "key", "kind", "rank", "refusal", "tenant")
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, key: Hashable, tenant: str, kind: _Kind, alike: Hashable) -> None:
+        self.key = key
         self.tenant = tenant
+        self.kind, self.alike = kind, alike
         self.heap: list[tuple[tuple[int, ...], JobId]] = []
         self.refusal: Refusal | None = None
+        self.rank: tuple[int, JobId] | None = None  # of its first, in a line by points
+
+    @property
+    def awake(self) -> bool:
+        return self.refusal is None and self.kind.refusal is None
 
 
 class Line:
@@ -36,6 +55,10 @@ class Line:
         self.profile = profile
         self.gangs: dict[JobId, Gang] = {}
         self._groups: dict[Hashable, _Group] = {}
+        self._kinds: dict[Hashable, _Kind] = {}
+        # Those of either that sleep.
+        self._asleep: dict[Hashable, _Group] = {}
+        self._kinds_asleep: dict[Hashable, _Kind] = {}
         self._ready: dict[str, list[tuple[tuple[int, ...], JobId]]] = {}
         self._turns: dict[str, int] = {}
         self._clock = 0
@@ -50,7 +73,7 @@ class Line:
     # ------------------------------------------------------------------------------------ coming and going
 
     def add(self, gang: Gang, *, not_before_ms: int = 0, now_ms: int = 0) -> None:
-        self.profile.admit(gang)
+        self._admit(gang)
         tenant = gang.tenant
         if not self._waiting[tenant]:
             # A tenant that was idle joins at the present turn: it has not saved any up. One that waits keeps its own.
@@ -63,6 +86,9 @@ class Line:
         else:
             self._queue(gang)
 
+    def _admit(self, gang: Gang) -> None:
+        self.profile.admit(gang)
+
     def remove(self, job: JobId) -> Gang | None:
         """Take a gang out; its entries in the heaps are skipped when they come up."""
         self._until.pop(job, None)
@@ -73,10 +99,23 @@ class Line:
             self._expose(gang.group)
         return gang
 
+    def lift(self, job: JobId, to: int | None) -> None:
+        """More important work waits for this gang, or no longer does: it goes where it belongs."""
+        gang = self.gangs.get(job)
+        if gang is not None and gang.lifted != to:
+            until = self._until.get(job, 0)
+            self.remove(job)
+            gang.lifted = to
+            self.add(gang, not_before_ms=until)
+
     def started(self, gang: Gang) -> None:
         self._clock = max(self._clock, self._turns[gang.tenant])
         self._turns[gang.tenant] += self.profile.queue.charge(gang)
         self.remove(gang.id)
+
+    def take_turns_of(self, other: Line) -> None:
+        """Tenants go on with what they have been charged in another line, which this one takes the place of."""
+        self._turns, self._clock = dict(other._turns), other._clock
 
     # ------------------------------------------------------------------------------------------- the order
 
@@ -89,15 +128,32 @@ class Line:
         """The group of `gang` sleeps until one of the refusal's cures."""
         if refusal.by_labels and gang.id not in self._apart:
             self._set_apart(gang)
-        self._groups[gang.group].refusal = refusal
+        group = self._groups[gang.group]
+        if refusal.by_nodes and gang.id not in self._apart:
+            group.kind.refusal = refusal
+            self._kinds_asleep[gang.alike] = group.kind
+        else:
+            group.refusal = refusal
+            self._asleep[gang.group] = group
 
     def _set_apart(self, gang: Gang) -> None:
         """Others of its group may be free to go: from now on it waits among those with its project and labels."""
         before, labels = gang.group, tuple(sorted(gang.job.labels.items()))
         gang.group = self._apart[gang.id] = (before, gang.job.project, labels)
-        group = self._groups.setdefault(gang.group, _Group(gang.tenant))
-        heapq.heappush(group.heap, (gang.order, gang.id))
+        heapq.heappush(self._group_of(gang).heap, (gang.order, gang.id))
         self._expose(before)
+
+    def _group_of(self, gang: Gang) -> _Group:
+        group = self._groups.get(gang.group)
+        if group is None:
+            # One that was set apart is not like the others of its kind any more.
+            alike = gang.group if gang.id in self._apart else gang.alike
+            kind = self._kinds.get(alike)
+            if kind is None:
+                kind = self._kinds[alike] = _Kind()
+            group = self._groups[gang.group] = _Group(gang.group, gang.tenant, kind, alike)
+            kind.groups[gang.group] = None
+        return group
 
     def back_off(self, gang: Gang, until_ms: int) -> None:
         """This gang alone steps aside for a while; the others of its group go on."""
@@ -105,15 +161,20 @@ class Line:
         heapq.heappush(self._backoff, (until_ms, gang.id))
         self._expose(gang.group)
 
-    def wake(self, trigger: Trigger) -> None:
-        for key, group in list(self._groups.items()):
-            if group.refusal is not None and trigger in group.refusal.cured_by:
+    def wake(self, *triggers: Trigger) -> None:
+        for alike, kind in list(self._kinds_asleep.items()):
+            if kind.refusal is not None and not set(triggers).isdisjoint(kind.refusal.cured_by):
+                kind.refusal = None
+                del self._kinds_asleep[alike]
+                self._kind_woken(alike, kind)
+        for key, group in list(self._asleep.items()):
+            if group.refusal is not None and not set(triggers).isdisjoint(group.refusal.cured_by):
                 group.refusal = None
+                del self._asleep[key]
                 self._expose(key)
 
-    def wake_all(self) -> None:
-        for key, group in list(self._groups.items()):
-            group.refusal = None
+    def _kind_woken(self, alike: Hashable, kind: _Kind) -> None:
+        for key in list(kind.groups):
             self._expose(key)
 
     def wake_due(self, now_ms: int) -> None:
@@ -130,18 +191,20 @@ class Line:
 
     def wants_room(self) -> bool:
         """Whether somebody here is kept waiting by what others hold."""
-        return any(group.refusal is not None and group.refusal.for_room for group in self._groups.values())
+        asleep = [kind.refusal for kind in self._kinds_asleep.values()]
+        asleep += [group.refusal for group in self._asleep.values()]
+        return any(refusal is not None and refusal.for_room for refusal in asleep)
 
     # -------------------------------------------------------------------------------------------- for `why`
 
     def refusal_of(self, gang: Gang) -> Refusal | None:
         group = self._groups.get(gang.group)
-        return group.refusal if group is not None else None
+        return (group.refusal or group.kind.refusal) if group is not None else None
 
     def backing_off_until(self, job: JobId) -> int:
         return self._until.get(job, 0)
 
-    def position(self, gang: Gang) -> int:
+    def position(self, gang: Gang, view: View | None = None) -> int:
         """1 for the first in line, by the order in which gangs would be tried if each found room."""
         turns, places = dict(self._turns), dict[JobId, tuple[int, str, tuple[int, ...]]]()
         for other in sorted(self.gangs.values(), key=lambda other: other.order):
@@ -152,9 +215,7 @@ class Line:
     # ---------------------------------------------------------------------------------------------- inside
 
     def _queue(self, gang: Gang) -> None:
-        group = self._groups.get(gang.group)
-        if group is None:
-            group = self._groups[gang.group] = _Group(gang.tenant)
+        group = self._group_of(gang)
         heapq.heappush(group.heap, (gang.order, gang.id))
         if group.refusal is None and group.heap[0][1] == gang.id:
             self._show(group)
@@ -175,11 +236,22 @@ class Line:
         while group.heap and not self._waits(group.heap[0], key):
             heapq.heappop(group.heap)
         if not group.heap:
-            del self._groups[key]
+            self._dissolve(group)
         elif group.refusal is None:
             self._show(group)
 
+    def _dissolve(self, group: _Group) -> None:
+        del self._groups[group.key]
+        self._asleep.pop(group.key, None)
+        del group.kind.groups[group.key]
+        if not group.kind.groups:
+            del self._kinds[group.alike]
+            self._kinds_asleep.pop(group.alike, None)
+
     def _show(self, group: _Group) -> None:
+        """The first of a group comes to the front of its line, unless all of its kind sleep."""
+        if group.kind.refusal is not None:
+            return
         tenant = group.tenant
         heap = self._ready.get(tenant)
         if heap is None:
@@ -196,7 +268,7 @@ class Line:
                 gang = self.gangs.get(heap[0][1])
                 if gang is not None and gang.order == heap[0][0] and gang.id not in self._until:
                     group = self._groups.get(gang.group)
-                    if group is not None and group.refusal is None and group.heap and group.heap[0] == heap[0]:
+                    if group is not None and group.awake and group.heap and group.heap[0] == heap[0]:
                         return gang
                 heapq.heappop(heap)
             del self._ready[tenant]

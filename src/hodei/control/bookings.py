@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hodei.control.overrunning import Windows
 from hodei.control.world import World
 from hodei.engine.book import FOREVER, Book, Claim
 from hodei.engine.nodes import Table
@@ -22,8 +23,9 @@ MOST_BOOKINGS = 1000
 
 
 class Bookings:
-    def __init__(self, world: World, wake: Callable[[Trigger], None]) -> None:
+    def __init__(self, world: World, windows: Windows, wake: Callable[[Trigger], None]) -> None:
         self._world = world
+        self._windows = windows
         self._wake = wake
         self._open: set[str] = set()
 
@@ -38,6 +40,7 @@ class Bookings:
             )  # fmt: skip
         elif booking.start_ms <= now_ms:
             self._open.add(booking.name)  # it was told before the restart
+            self._windows.begins(booking)
 
     def cancelled(self, name: str, by: str, now_ms: int) -> None:
         if self._drop(name) is not None:
@@ -49,11 +52,14 @@ class Bookings:
             if booking.end_ms <= now_ms:
                 self._drop(booking.name)
                 self._world.tell("reservation.ended", now_ms, name=booking.name, project=booking.project)
+                self._windows.ends(booking, now_ms)
             elif booking.start_ms <= now_ms and booking.name not in self._open:
                 self._open.add(booking.name)
                 self._world.tell(
                     "reservation.started", now_ms, name=booking.name, project=booking.project, nodes=_nodes(booking)
                 )
+                self._windows.begins(booking)
+        self._windows.clear(now_ms)
 
     def next_ms(self) -> int | None:
         """When the next window opens or closes."""
@@ -102,7 +108,9 @@ def choose(world: World, wish: Wish, now_ms: int) -> Booking:
     if len(found) < wanted:
         raise _no_room(wish, len(found), taken, short)
     places = sorted((name, request) for _, name, request in sorted(found, key=lambda each: each[:2])[:wanted])
-    return Booking(wish.name, wish.project, wish.start_ms, wish.end_ms, tuple(places), wish.by, now_ms)
+    return Booking(
+        wish.name, wish.project, wish.start_ms, wish.end_ms, tuple(places), wish.by, now_ms, wish.at_start, wish.at_end
+    )  # fmt: skip
 
 
 def late_runs(world: World, booking: Booking, now_ms: int) -> list[Late]:

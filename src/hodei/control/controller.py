@@ -6,23 +6,33 @@ on a fact: what no longer applies (a late observation, a second cancel) changes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from hodei.control.accounts import Accounts, AccountsPolicy
 from hodei.control.admission import AdmissionPolicy, Gate
+from hodei.control.arrays import Arrays
+from hodei.control.asked import Asked
 from hodei.control.backlog import Line
 from hodei.control.bookings import Bookings
+from hodei.control.dependencies import Dependencies
 from hodei.control.estimates import UserEstimates
 from hodei.control.evictions import Evictions
 from hodei.control.gangs import Gangs
+from hodei.control.inheriting import Inheriting
 from hodei.control.keeping import Keeping
 from hodei.control.lives import Lives
-from hodei.control.marks import described, marked, said
+from hodei.control.moving import Moving
+from hodei.control.overrunning import Overrunning, Windows
+from hodei.control.places import Places
 from hodei.control.placing import bind
 from hodei.control.preempting import Preempting, PreemptionPolicy
+from hodei.control.ranked import RankedLine
+from hodei.control.reconfiguring import reconfigure
 from hodei.control.reserving import ReservingLine
 from hodei.control.retry import RetryPolicy
+from hodei.control.steering import Steering
 from hodei.control.timers import Timers
 from hodei.control.world import World
 from hodei.engine.cycle import Engine
@@ -32,33 +42,39 @@ from hodei.engine.points import Placed, Trigger
 from hodei.engine.profile import Profile
 from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang, View, gang_of
+from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Act, Save
 from hodei.model.estimate import ran
 from hodei.model.facts import (
     BookingCancelled,
     BookingMade,
+    DataAppeared,
     Fact,
     HistoryRestored,
     JobCancelled,
+    JobCheckpointRequested,
     JobHeld,
+    JobMigrated,
     JobReleased,
     JobRequeued,
     JobRestored,
     JobSubmitted,
+    JobSuspended,
     MarksRestored,
     NodeJoined,
     NodeLost,
     NodeMarked,
+    Noted,
+    Reconfigured,
     RunObserved,
+    UsageRestored,
 )
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
-from hodei.model.node import NodeMarks
 from hodei.ports import Estimator
 
-# How often those are tried again whom nothing but time may help.
-_TICK_MS = 1000
+Remake = Callable[[SchedulingConfig], "Controller"]
 
 
 class Step(Struct):
@@ -82,38 +98,56 @@ class Controller:
         admission: AdmissionPolicy | None = None,
         preemption: PreemptionPolicy | None = None,
         estimator: Estimator | None = None,
+        steering: Steering | None = None,
+        accounts: AccountsPolicy | None = None,
         last_event: int = 0,
         max_tries: int = 5000,
     ) -> None:
         self.world = World(last_event)
         self.engine = Engine(self.world.table, profiles)
-        self.lines = {name: self._line(profile) for name, profile in sorted(profiles.items())}
+        self.lines = {name: self.line_for(profile) for name, profile in sorted(profiles.items())}
         self.world.keeps_book = any(isinstance(line, ReservingLine) for line in self.lines.values())
         self.estimator: Estimator = estimator or UserEstimates()
         self.world.limit_ms = self._limit_ms
         self.keeping = Keeping(self.world)
-        self.bookings = Bookings(self.world, self._wake)
         self.gate = Gate(self.engine, admission or AdmissionPolicy())
         self.retry = retry or RetryPolicy()
         self.beat_ms = 0
         self._timers = Timers()
-        self.gangs = Gangs(self.world, profiles, self.retry)
+        self.gangs = Gangs(self.world, self.engine.profiles, self.retry)
         self._lives = Lives(self.world, self.retry, self.gangs, self._enqueue, self._wake)
         if self.estimator.learns:
             self._lives.ended = self._remember
+        self.arrays = Arrays(self.world, self._enqueue)
+        self.dependencies = Dependencies(self.world, self._lives, self._enqueue)
+        self.inheriting = Inheriting(self.world, self.dependencies, self.lines)
         self._evictions = Evictions(self.world, self._lives)
+        self.bookings = Bookings(self.world, Windows(self.world, self._lives), self._wake)
+        self._overrunning = Overrunning(self.world, self._lives, self._overrun)
+        self.accounts = Accounts(accounts or AccountsPolicy(), self.world, self._lives)
         self.preempting = Preempting(self.world, self.engine, self._lives, preemption or PreemptionPolicy())
+        self.steering = steering or Steering()
+        self.steering.bind(self.world, self.lines, self.gate, self._enqueue, self._dequeue)
+        self.remake: Remake | None = None
+        self.moving = Moving(self.world, self.engine, self._lives, self.preempting, self.gang, self.view)
+        self.moving.queueing(self._dequeue, self._enqueue, self._timers.set)
+        self._places = Places(
+            self.world, self._lives, self.gangs, self._evictions, self.preempting, self.moving, self._void, self._wake
+        )
+        self._asked = Asked(self.world, self._lives, self.moving, self._dequeue)
         self.gangs.given_up = self._give_up_room
         self._max_tries = max_tries
         self._triggers: set[Trigger] = set()
-        self._tick_ms: int | None = None
         self._unfinished = False
 
-    def _line(self, profile: Profile) -> Line | ReservingLine:
-        return ReservingLine(profile, self.engine) if hasattr(profile.queue, "promises") else Line(profile)
+    def line_for(self, profile: Profile) -> Line | ReservingLine:
+        if hasattr(profile.queue, "promises"):
+            return ReservingLine(profile, self.engine)
+        return RankedLine(profile) if hasattr(profile.queue, "rank_milli") else Line(profile)
 
     def view(self, now_ms: int) -> View:
-        return View(now_ms, self.world.book)
+        accounts = self.accounts
+        return View(now_ms, self.world.book, accounts.shares(now_ms), accounts.bounds)
 
     # -------------------------------------------------------------------------------------------- driving
 
@@ -121,32 +155,47 @@ class Controller:
         self.keeping.judge(now_ms)
         for fact in facts:
             self._learn(fact, now_ms)
+        self.world.by = ""
         self._expire(now_ms)
+        self.dependencies.settle(now_ms)
+        self.inheriting.follow()
+        self.arrays.turn(now_ms)
         plan = self._decide(now_ms)
+        self._overrunning.look(now_ms)  # once more: promises may have been made just now
         self.beat_ms = now_ms
         saves, acts = self.world.take_effects()
-        return Step(plan, saves, acts)
+        return Step(plan, saves + self.accounts.saves(), acts)
 
     def next_wakeup_ms(self, now_ms: int) -> int | None:
         """When `step` should be called even if nothing happens; None for never."""
         if self._unfinished:
             return now_ms
-        due = [line.next_due_ms() for line in self.lines.values()]
-        due += [self._timers.next_ms(), self._evictions.next_ms(), self.gangs.next_ms(), self._tick_ms]
-        due += [self.bookings.next_ms(), self.world.book.next_start_ms(now_ms)]
-        return min((at for at in due if at is not None), default=None)
+        due = [line.next_due_ms() for line in self.lines.values() if line.gangs]
+        due += [self._timers.next_ms(), self._evictions.next_ms(), self.steering.next_ms(), self.dependencies.next_ms()]
+        due += [self.world.book.next_start_ms(now_ms), self._overrunning.next_ms(), self.accounts.next_ms()]
+        if self.gangs.repairs:
+            due.append(self.gangs.next_ms())
+        if self.world.book.bookings:
+            due.append(self.bookings.next_ms())
+        return min([at for at in due if at is not None], default=None)
 
     def pending(self) -> dict[str, int]:
         held = [hold.gang.job.profile for hold in self.preempting.holds.values()]
-        return {name: len(line) + held.count(name) for name, line in self.lines.items()}
+        outside = self.arrays.waiting + self.dependencies.in_profile
+        return {name: len(line) + held.count(name) + outside[name] for name, line in self.lines.items()}
 
     # ------------------------------------------------------------------------------------------- learning
 
     def _learn(self, fact: Fact, now_ms: int) -> None:
         world = self.world
+        world.by = fact.by
         match fact:
             case JobSubmitted(job=job):
+                job = self.steering.routed(job)
+                if job.spec.after.of:
+                    job = self.dependencies.submitted(job, fact.standings)
                 world.add_job(job, new=True)
+                world.by = job.spec.user
                 world.tell("job.submitted", now_ms, job=job.id, name=job.spec.name, project=job.spec.project)
                 if job.state == "pending":
                     self._enqueue(job, now_ms)
@@ -154,65 +203,56 @@ class Controller:
                 run = world.run(fact.run)
                 if run is not None:
                     self._lives.observed(run, fact, now_ms)
-            case JobCancelled():
-                self._cancel(fact, now_ms)
-            case JobHeld(job=id):
-                held = world.jobs.get(id)
-                if held is not None and held.state == "pending":
-                    self._dequeue(held)
-                    world.change_job(held, now_ms, to="held", reason_code="HELD", reason="held by a user")
-                    world.tell("job.held", now_ms, job=id)
+            case DataAppeared(what=what):
+                self.dependencies.appeared(what)
+            case JobCancelled() | JobHeld() | JobSuspended() | JobMigrated() | JobCheckpointRequested():
+                self._asked.learn(fact, now_ms)
             case JobReleased(job=id):
+                self._asked.resume(id, now_ms)
                 held = world.jobs.get(id)
                 if held is not None and held.state == "held":
-                    freed = world.change_job(held, now_ms, to="pending", reason_code="", reason="", queued_ms=now_ms)
+                    queued_ms = 0 if id in self.dependencies else now_ms
+                    freed = world.change_job(held, now_ms, to="pending", reason_code="", reason="", queued_ms=queued_ms)
                     world.tell("job.released", now_ms, job=id)
                     self._enqueue(freed, now_ms)
             case JobRequeued():
                 self._requeue(fact, now_ms)
-            case NodeJoined(node=node):
-                known = world.nodes.get(node.name)
-                if known != node:
-                    world.put_node(node)
-                    self._evictions.look_at(node.name, now_ms)
-                    self._wake("node_joined" if known is None else "node_changed")
-                    if known is None:
-                        world.tell("node.joined", now_ms, node=node.name, backend=node.backend)
+            case NodeJoined():
+                self._places.joined(fact, now_ms)
             case NodeLost():
-                if fact.node in world.nodes:
-                    self.gangs.leave_node(fact.node)
-                    for gang in self.preempting.void_on(fact.node):
-                        self._void(gang, f"node {fact.node} was lost", now_ms)
-                    for held_run in sorted(world.on_node.get(fact.node, ())):
-                        run = world.run(held_run)
-                        if run is not None:
-                            self._lives.lost(run, now_ms, fact.reason or f"node {fact.node} was lost")
-                    gone = world.nodes[fact.node]
-                    world.remove_node(fact.node)
-                    world.tell("node.lost", now_ms, node=fact.node, reason=fact.reason, **described(gone))
-                    self._wake("node_changed")
+                self._places.lost(fact, now_ms)
             case NodeMarked():
-                self._mark(fact, now_ms)
+                self._places.marked(fact, now_ms)
             case JobRestored(job=job, runs=runs):
+                self.dependencies.restored(job, fact.standings)
                 self._restore(job, runs, now_ms)
             case MarksRestored(marks=marks):
                 world.put_marks(marks, new=False)
             case BookingMade():
                 self.bookings.made(fact.booking, now_ms, restored=fact.restored)
+            case Noted():
+                world.tell(fact.kind, now_ms, job=fact.job, **fact.detail)
             case BookingCancelled():
                 self.bookings.cancelled(fact.name, fact.by, now_ms)
+            case UsageRestored(rows=rows):
+                self.accounts.restore(rows)
             case HistoryRestored(ran=many):
                 for each in many:
                     self.estimator.learn(each)
+            case Reconfigured():
+                reconfigure(self, fact, now_ms)
             case _:
                 raise TypeError(f"unknown fact {fact!r}")
 
     def _restore(self, job: Job, runs: Sequence[Run], now_ms: int) -> None:
+        job = self.steering.restored(job)
         self.world.add_job(job, new=False)
+        self.arrays.restored(job)
         for run in runs:
             self.world.add_run(run, new=False)
             if run.state not in RUN_ENDED:
                 self._lives.hold_room(run)
+        self._overrunning.watch(job)
         if job.state == "pending":
             self._enqueue(job, now_ms)
         elif job.state in ("scheduled", "running"):
@@ -221,46 +261,17 @@ class Controller:
                 job = self.gangs.look(job, now_ms, pause_ms=max(job.not_before_ms - now_ms, 0))
             self._lives.conclude(job, now_ms)
 
-    def _cancel(self, fact: JobCancelled, now_ms: int) -> None:
-        job = self.world.jobs.get(fact.job)
-        if job is None or job.cancel_requested:
-            return
-        reason = fact.reason or "cancelled by a user"
-        self.world.tell("job.cancel_requested", now_ms, job=job.id, reason=reason)
-        if job.state in ("pending", "held"):
-            self._dequeue(job)
-            self._lives.finish(job, "cancelled", now_ms, "CANCELLED", reason)
-            return
-        job = self.world.change_job(job, now_ms, cancel_requested=True, reason_code="CANCELLED", reason=reason)
-        self._lives.stop_all(job, "cancelled", now_ms)
-        self._lives.conclude(job, now_ms)
-
     def _requeue(self, fact: JobRequeued, now_ms: int) -> None:
         job = self.world.jobs.get(fact.job)
         if job is not None:
             if job.state in ("scheduled", "running") and not job.cancel_requested:
                 self.world.tell("job.requeue_requested", now_ms, job=job.id)
-                job = self.world.change_job(job, now_ms, requeue_requested=True)
+                job = self.world.change_job(job, now_ms, requeue_requested=True, suspend_requested=False)
                 self._lives.stop_all(job, "requeued", now_ms)
                 self._lives.conclude(job, now_ms)
         elif fact.record is not None and fact.record.state in JOB_ENDED:
-            self._lives.again(fact.record, now_ms, "REQUEUED", "requeued by a user", fresh=True)
-
-    def _mark(self, fact: NodeMarked, now_ms: int) -> None:
-        world = self.world
-        before = world.marks.get(fact.node, NodeMarks(fact.node))
-        marks = marked(before, fact)
-        if marks != before:
-            world.put_marks(marks, new=True)
-            self._evictions.look_at(fact.node, now_ms)
-            self._wake("node_changed")
-        if marks != before or fact.drain:
-            world.tell("node.marked", now_ms, node=fact.node, cordoned=marks.cordoned, **said(fact))
-        if fact.drain:
-            for id in sorted(world.on_node.get(fact.node, ())):
-                run = world.run(id)
-                if run is not None:
-                    self._lives.leave(run, "drained", now_ms)
+            self.dependencies.note(fact.standings)
+            self._lives.again(self.steering.afresh(fact.record), now_ms, "REQUEUED", "requeued by a user", fresh=True)
 
     # --------------------------------------------------------------------------------------------- queueing
 
@@ -271,11 +282,20 @@ class Controller:
             self.world.change_job(job, now_ms, to="held", reason_code="UNKNOWN_PROFILE", reason=reason)
             self.world.tell("job.held", now_ms, job=job.id, reason=reason)
             return
+        if job.spec.after.of and not (job.queued_ms or job.attempt):
+            self.dependencies.arrive(job)
+            return
+        if job.spec.array is not None and not self.arrays.lets_in(job, now_ms):
+            return
         gang = self.gang(job.id, job.spec, job.submitted_ms)
         gang.queued_ms = job.submitted_ms
+        gang.lifted = self.inheriting.lifts.get(job.id)
+        if self.moving.arrive(gang, job):
+            return
         self.lines[job.spec.profile].add(gang, not_before_ms=job.not_before_ms, now_ms=now_ms)
         if job.spec.scheduling_timeout_ms:
             self._timers.set((job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms, job.id)
+        self.steering.recourses.watch(job, now_ms)
 
     def gang(self, id: JobId, spec: JobSpec, submitted_ms: int) -> Gang:
         """All members of a job, with how long they may and are expected to run."""
@@ -298,6 +318,10 @@ class Controller:
     def _limit_ms(self, spec: JobSpec) -> int:
         return self.gang(0, spec, 0).estimate_ms
 
+    def _overrun(self, profile: str) -> str:
+        line = self.lines.get(profile)
+        return "let" if line is None else getattr(line.profile.queue, "overrun", "let")
+
     def _dequeue(self, job: Job) -> None:
         self.world.book.withdraw(job.id)
         self._give_up_room(job.id)
@@ -313,17 +337,21 @@ class Controller:
         self._triggers.add(trigger)
 
     def _expire(self, now_ms: int) -> None:
-        if self._tick_ms is not None and now_ms >= self._tick_ms:
-            self._tick_ms = None
+        if self.steering.turn(now_ms):
             self._wake("time")
+        if self.accounts.turn(now_ms):
+            self._wake("job_ended")
         self._evictions.run_out(now_ms)
-        self.bookings.turn(now_ms)
-        for id in self.gangs.hopeless(now_ms):
+        if self.world.book.bookings:
+            self.bookings.turn(now_ms)
+        self._overrunning.look(now_ms)
+        for id in self.gangs.hopeless(now_ms) if self.gangs.repairs else ():
             self._lives.fall_apart(self.world.jobs[id], "no place was found for a missing member", now_ms)
         for id in self._timers.due(now_ms):
+            self.moving.lapse(id, now_ms)
             job = self.world.jobs.get(id)
             if job is not None and job.state in ("scheduled", "running"):
-                self._check_assembly(job, now_ms)
+                self._lives.check_assembly(job, now_ms)
             elif job is not None and job.state == "pending" and job.spec.scheduling_timeout_ms:
                 waited = (job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms
                 if waited <= now_ms:
@@ -335,30 +363,24 @@ class Controller:
         if job.spec.gang.assembly_timeout_ms:
             self._timers.set(placed_ms + job.spec.gang.assembly_timeout_ms, job.id)
 
-    def _check_assembly(self, job: Job, now_ms: int) -> None:
-        """A gang whose members do not all run in time lets go of everything rather than hold it for ever."""
-        patience_ms = job.spec.gang.assembly_timeout_ms
-        live = self.world.live_runs(job.id)
-        late = [run for run in live if run.state == "placed" and run.placed_ms + patience_ms <= now_ms]
-        if late and patience_ms:
-            names = ", ".join(f"member {run.member} on {run.node}" for run in late[:3])
-            self._lives.stop_all(job, f"assembly not all members ran within {patience_ms / 1000:g} s: {names}", now_ms)
-
     # --------------------------------------------------------------------------------------------- deciding
 
     def _decide(self, now_ms: int) -> Plan:
         plan, view, tries = Plan([], [], [], []), self.view(now_ms), 0
         self.world.table.settle()
         woken = bool(self._triggers)
-        self._take_places(plan, view)
-        self._repair_gangs(plan, view, woken)
-        for trigger in sorted(self._triggers):
-            for line in self.lines.values():
-                line.wake(trigger)
+        if self.preempting.holds:
+            self._take_places(plan, view)
+        if self.gangs.repairs:
+            self._repair_gangs(plan, view, woken)
+        ticked = self.steering.wake(self._triggers, now_ms) if woken else ()
         self._triggers.clear()
         self._unfinished = False
-        for line in self.lines.values():
+        for name, line in self.lines.items():
+            if not line.gangs:
+                continue
             line.wake_due(now_ms)
+            before, refused = tries, len(plan.refusals)
             for gang in line.ready(view):
                 if tries >= self._max_tries:
                     # Facts are waiting too; the rest of the line is tried in the next step, which comes at once.
@@ -369,7 +391,7 @@ class Controller:
                 gang.last_attempt_ms = now_ms
                 result = self.engine.try_gang(gang, view)
                 if isinstance(result, Refusal):
-                    evictions = None if _failed(result) else self.preempting.attempt(gang, view)
+                    evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view)
                     if evictions is not None:
                         line.started(gang)
                         plan.evictions += evictions
@@ -380,7 +402,10 @@ class Controller:
                     line.started(gang)
                     gang.kind = line.kind if isinstance(line, ReservingLine) else ""
                     self._bind(gang, result, plan, now_ms)
-        self._grow_gangs(plan, view, woken or bool(self._triggers))
+            if name in ticked:
+                self.steering.ticked(name, tries - before, len(plan.refusals) - refused, now_ms)
+        if self.gangs.growing:
+            self._grow_gangs(plan, view, woken or bool(self._triggers))
         plan.faults = self.engine.runner.take_faults()
         for fault in plan.faults:
             self.world.tell(
@@ -406,7 +431,7 @@ class Controller:
             if not isinstance(result, Refusal):
                 self._bind(gang, result, plan, view.now_ms)
                 continue
-            evictions = None if _failed(result) else self.preempting.attempt(gang, view)
+            evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view)
             if evictions is not None:
                 plan.evictions += evictions
             else:
@@ -440,20 +465,28 @@ class Controller:
         if (job.reason_code, job.reason) != (code, text):
             self.world.change_job(job, now_ms, reason_code=code, reason=text)
         if _failed(refusal):
-            line.back_off(gang, now_ms + self.retry.failed_plugin.pause_ms(gang.id, gang.attempts))
+            line.back_off(gang, self.steering.after_fault(gang.job.profile, now_ms, self.retry.failed_plugin))
         else:
-            if self.preempting.too_soon and "time" not in refusal.cured_by:
+            self.accounts.refused(gang, refusal, now_ms)
+            known_ms = None if "time" in refusal.cured_by else self.preempting.next_change_ms(now_ms)
+            if self.preempting.too_soon and known_ms is not None:
                 refusal = structs.replace(refusal, cured_by=(*refusal.cured_by, "time"))
             line.refused(gang, refusal)
-            if "time" in refusal.cured_by and self._tick_ms is None:
-                self._tick_ms = now_ms + _TICK_MS
+            if "time" in refusal.cured_by:
+                self.steering.call_again(gang.job.profile, now_ms, known_ms)
 
     def _bind(self, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> None:
         job = bind(self.world, gang, placements, plan, now_ms)
         self._watch_assembly(job, now_ms)
+        self._overrunning.watch(job)
         if gang.joins or any(gang.extra):
             self.gangs.look(job, now_ms)
         self._wake("run_placed")
+
+
+def _beyond_help(refusal: Refusal) -> bool:
+    """Whether nobody's going could help: a plugin failed, or it is not room that is missing."""
+    return any(verdict.reason.code == PLUGIN_FAILED or verdict.reason.plugin == "quota" for verdict in refusal.verdicts)
 
 
 def _failed(refusal: Refusal) -> bool:

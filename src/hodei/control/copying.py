@@ -191,6 +191,7 @@ class _Copier:
 
     def _gate(self, it: Gate) -> Gate:
         out = self._done[id(it)] = Gate(self.copy(it._engine), it._policy)
+        out.routing = self.copy(it.routing)
         return out
 
     def _preemptions(self, it: Preemptions) -> Preemptions:

@@ -17,6 +17,7 @@ from hodei.engine.profile import Profile
 from hodei.engine.tenancy import Place
 from hodei.engine.view import Gang, Member
 from hodei.model.facts import RunObserved
+from hodei.model.failure import class_of_run, may_retry
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RUN_ENDED, RunState
@@ -66,6 +67,9 @@ class Gangs:
         self._grew = False
         self.given_up: Callable[[JobId], None] = lambda id: None
 
+    def take_settings(self, other: Gangs) -> None:
+        self._retry = other._retry
+
     # --------------------------------------------------------------------------------------- what an end means
 
     def mark_for(self, job: Job, run: Run, state: RunState, fact: RunObserved) -> str:
@@ -73,13 +77,15 @@ class Gangs:
         spec = job.spec
         runs = latest(self._world.runs.get(job.id, {}).values())
         others = [other for other in runs.values() if other.member != run.member]
-        if spec.size == 1 or job.cancel_requested or job.requeue_requested or fact.permanent:
+        if spec.size == 1 or job.cancel_requested or job.requeue_requested or job.suspend_requested or fact.permanent:
             return ""
         if any(self._is_going(other) for other in others):
             return ""
         if state == "lost" and spec.gang.elastic and self._enough(job, others, run):
             return SHRUNK
         if spec.gang.on_failure != "repair" or spec.restart == "never":
+            return ""
+        if not may_retry(spec.retry_on, class_of_run("lost" if state == "lost" else fact.reason_code)):
             return ""
         if state == "lost" or fact.reason_code == START_FAILED:
             counted = any(lost_together(other, fact.at_ms) for other in others)
@@ -105,7 +111,8 @@ class Gangs:
         """Learn anew which members the gang lacks; said in the job's reason as long as it does."""
         world, spec = self._world, job.spec
         runs = latest(world.runs.get(job.id, {}).values())
-        if job.cancel_requested or job.requeue_requested or any(self._is_going(run) for run in runs.values()):
+        asked = job.cancel_requested or job.requeue_requested or job.suspend_requested
+        if asked or any(self._is_going(run) for run in runs.values()):
             self.forget(job.id)
             return job
         lacking = [run for run in runs.values() if is_missing(run)]
@@ -227,7 +234,7 @@ class Gangs:
             queued_ms=job.submitted_ms, joins=True, beside=beside,
             estimate_ms=self._world.estimates.get(job.id) or self._world.limit_ms(spec),
         )  # fmt: skip
-        self._profiles[spec.profile].admit(gang)
+        (self._profiles.get(spec.profile) or self._profiles["default"]).admit(gang)  # it may outlive its profile
         return gang
 
 

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from hodei.control.world import World
 from hodei.engine.book import Promise
+from hodei.model.ids import NodeName, RunId
 from hodei.model.resources import Resources
 
 Cause = Literal["broken", "overrun", "node", "rules"]
@@ -49,12 +50,19 @@ class Keeping:
             if not _has(room, used, request):
                 overrun = True
                 left = dict(used)
-                for span in book.outlived(name, promise.start_ms):
-                    for resource, amount in span.request.items():
+                late = {span.run: span.request for span in book.outlived(name, promise.start_ms)}
+                for request_held in (late | self._told_to_go(name)).values():
+                    for resource, amount in request_held.items():
                         left[resource] = left.get(resource, 0) - amount
                 if not _has(room, left, request):
                     return "broken"
         return "overrun" if overrun else "rules"
+
+    def _told_to_go(self, node: NodeName) -> dict[RunId, Resources]:
+        """What runs hold that are on their way out: the book expects them to be gone later than they should have been."""
+        world = self._world
+        runs = [run for id in world.on_node.get(node, ()) if (run := world.run(id)) is not None and run.stop_requested]
+        return {run.id: world.jobs[run.job].spec.task_of(run.member).request for run in runs}
 
 
 def _has(room: Resources, used: Resources, request: Resources) -> bool:

@@ -18,6 +18,8 @@ from hodei.engine.points import Trigger
 from hodei.engine.view import Member
 from hodei.model.effects import Forget
 from hodei.model.facts import RunObserved
+from hodei.model.failure import class_of, code_of_run, may_retry
+from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RUN_ENDED, RunState
 
@@ -38,6 +40,14 @@ class Lives:
         self._wake = wake
         # Called with every job that has ended.
         self.ended: Callable[[Job], None] = lambda job: None
+        # Called when a job needs no room any more that may be kept for it.
+        self.wants_no_room: Callable[[JobId], None] = lambda id: None
+        # The same for whoever waits for jobs, who also wants to know when one has saved its work.
+        self.settled: Callable[[Job], None] = lambda job: None
+        self.saved: Callable[[JobId], None] = lambda job: None
+
+    def take_settings(self, other: Lives) -> None:
+        self._retry = other._retry
 
     # ----------------------------------------------------------------------------------------- observations
 
@@ -49,6 +59,16 @@ class Lives:
             return
         if fact.checkpoint_ms > run.checkpoint_ms:
             run = self._world.change_run(run, checkpoint_ms=fact.checkpoint_ms)
+            self.saved(run.job)
+        if fact.health and fact.health != run.health:
+            run = self._world.change_run(run, health=fact.health)
+            self._world.tell(
+                f"run.{'healthy' if fact.health == 'ok' else 'unhealthy'}", now_ms, job=run.job, run=run.id
+            )
+        if fact.checkpoint_error:
+            self._world.tell(
+                "run.checkpoint_failed", now_ms, job=run.job, run=run.id, node=run.node, reason=fact.checkpoint_error
+            )
         if run.state == "placed" and fact.state not in ("placed", "lost") and fact.reason_code != START_FAILED:
             # Also when its end is the first that we hear of it: it has run.
             run = self._world.change_run(run, to="running", started_ms=fact.at_ms)
@@ -143,6 +163,15 @@ class Lives:
         elif not run.stop_requested:
             self._stop(job, run, f"{REPAIR} {reason}")
 
+    def check_assembly(self, job: Job, now_ms: int) -> None:
+        """A gang whose members do not all run in time lets go of everything rather than hold it for ever."""
+        patience_ms = job.spec.gang.assembly_timeout_ms
+        live = self._world.live_runs(job.id)
+        late = [run for run in live if run.state == "placed" and run.placed_ms + patience_ms <= now_ms]
+        if late and patience_ms:
+            names = ", ".join(f"member {run.member} on {run.node}" for run in late[:3])
+            self.stop_all(job, f"assembly not all members ran within {patience_ms / 1000:g} s: {names}", now_ms)
+
     def fall_apart(self, job: Job, why: str, now_ms: int) -> None:
         """A gang that can not be made whole again starts anew: when its last run has gone, or now if all have."""
         if self._world.live_runs(job.id):
@@ -161,6 +190,11 @@ class Lives:
         everyone = self._world.runs.get(job.id, {}).values()
         if not everyone or any(run.state not in RUN_ENDED for run in everyone):
             return
+        if len(everyone) == 1 and not (job.cancel_requested or job.requeue_requested or job.spec.restart == "always"):
+            (alone,) = everyone
+            if alone.state == "succeeded":  # what happens most, and all that follows would say the same
+                self.finish(job, "succeeded", now_ms, "", "", exit_code=0)
+                return
         of_members = everyone if len(everyone) == 1 else latest(everyone).values()
         missing = [run for run in of_members if is_missing(run)]
         runs = [run for run in of_members if run.state == "succeeded" or not (marked(run, SHRUNK) or is_missing(run))]
@@ -174,12 +208,17 @@ class Lives:
         if missing and moved is None:
             # Told to go, and done before it went: with members missing the gang is not done, and starts again whole.
             moved = next((run for run in runs if run.stop_requested.partition(" ")[0] in MOVED), None)
-        if missing and not (failed or lost or moved or job.cancel_requested or job.requeue_requested):
+        asked = job.cancel_requested or job.requeue_requested or job.suspend_requested
+        if missing and not (failed or lost or moved or asked):
             return  # they are being brought back
         if job.cancel_requested:
             status = next((run.exit_code for run in runs if run.exit_code is not None), None)
             self.finish(job, "cancelled", now_ms, "CANCELLED", job.reason, exit_code=status)
-        elif job.requeue_requested or (moved is not None and failed is None and lost is None):
+        elif (
+            job.requeue_requested
+            or (moved is not None and failed is None and lost is None)
+            or (missing and job.suspend_requested and failed is None and lost is None)
+        ):
             self._after_move(job, moved, now_ms)
         elif failed is not None and failed.reason_code == "permanent":
             self.finish(job, "failed", now_ms, "BACKEND_REFUSED", failed.reason)
@@ -196,8 +235,8 @@ class Lives:
             self.finish(job, "succeeded", now_ms, "", "", exit_code=0)
 
     def _after_loss(self, job: Job, code: str, why: str, now_ms: int) -> None:
-        losses = job.losses + 1
-        if job.spec.restart == "never" or losses > self._retry.max_losses:
+        losses, wanted = job.losses + 1, may_retry(job.spec.retry_on, class_of(code))
+        if job.spec.restart == "never" or not wanted or losses > self._retry.max_losses:
             self.finish(job, "failed", now_ms, code, why, losses=losses)
         else:
             pause = self._pause_ms(self._retry.failed_start, job, losses)
@@ -208,26 +247,46 @@ class Lives:
         return backoff.pause_ms(job.id, tries) * (self._retry.gang_factor if job.spec.size > 1 else 1)
 
     def _after_move(self, job: Job, moved: Run | None, now_ms: int) -> None:
-        if job.requeue_requested or moved is None:
+        if job.suspend_requested:
+            self.again(job, now_ms, "SUSPENDED", "suspended by a user")
+        elif job.requeue_requested or moved is None:
             self.again(job, now_ms, "REQUEUED", "requeued by a user")
+        elif moved.stop_requested == "suspended":
+            self.again(job, now_ms, "RESUMED", "suspended by a user, and resumed before it had gone")
+        elif moved.stop_requested.startswith("migrated"):
+            self.again(job, now_ms, "MIGRATED", f"moved {moved.stop_requested.partition(' ')[2]} by a user")
+        elif moved.stop_requested.startswith("drained"):
+            node = moved.stop_requested.partition(" ")[2] or moved.node
+            self.again(job, now_ms, "DRAINED", f"moved off node {node}, which is being drained")
         elif moved.stop_requested.startswith("preempted"):
             self.again(job, now_ms, "PREEMPTED", moved.stop_requested, preemptions=job.preemptions + 1)
         elif moved.stop_requested.startswith("assembly"):
             self._after_loss(job, "ASSEMBLY_TIMEOUT", moved.stop_requested.partition(" ")[2], now_ms)
+        elif moved.stop_requested.startswith("overran") and not job.spec.checkpoint.hooked:
+            # As after a timeout: nothing of its work is left, and the next time it would take no less.
+            self._fail(job, "OVERRAN", moved.stop_requested, moved.exit_code, now_ms)
+        elif moved.stop_requested.startswith(("overran", "cleared", "outstayed")):
+            code = moved.stop_requested.partition(" ")[0].upper()
+            self.again(job, now_ms, code, moved.stop_requested)
         elif moved.stop_requested == "tainted":
             self.again(job, now_ms, "TAINTED", f"node {moved.node} has a NoExecute taint that it does not tolerate")
         else:
             self.again(job, now_ms, "REQUEUED", f"moved off node {moved.node}")
 
     def _after_failure(self, job: Job, failed: Run, now_ms: int) -> None:
-        spec, failures = job.spec, job.failures + 1
-        code = {"timeout": "TIMEOUT", "oom": "OUT_OF_MEMORY", "error": "RUN_ERROR"}.get(failed.reason_code, "EXIT_CODE")
+        code = code_of_run(failed.reason_code)
         text = failed.reason or f"member {failed.member} exited with {failed.exit_code}"
-        if spec.restart == "always" or (spec.restart == "on_failure" and failures <= spec.retries):
+        self._fail(job, code, text, failed.exit_code, now_ms)
+
+    def _fail(self, job: Job, code: str, text: str, exit_code: int | None, now_ms: int) -> None:
+        """Once more if it has retries left."""
+        spec, failures = job.spec, job.failures + 1
+        wanted = may_retry(spec.retry_on, class_of(code))
+        if wanted and (spec.restart == "always" or (spec.restart == "on_failure" and failures <= spec.retries)):
             pause = self._pause_ms(self._retry.failed_run, job, failures)
             self.again(job, now_ms, code, f"{text}; retry {failures}", failures=failures, pause_ms=pause)
         else:
-            self.finish(job, "failed", now_ms, code, text, exit_code=failed.exit_code, failures=failures)
+            self.finish(job, "failed", now_ms, code, text, exit_code=exit_code, failures=failures)
 
     def finish(
         self,
@@ -244,11 +303,14 @@ class Lives:
         ended = self._world.change_job(
             job, now_ms, to=state, reason_code=code, reason=reason, finished_ms=now_ms, exit_code=exit_code,
             failures=job.failures if failures is None else failures, losses=job.losses if losses is None else losses,
+            failure=class_of(code) if state == "failed" else "", suspend_requested=False, move="",
         )  # fmt: skip
         self._gangs.forget(job.id)
+        self.wants_no_room(job.id)
         self._world.tell("job.ended", now_ms, job=job.id, state=state, exit_code=exit_code, reason_code=code)
         self._wake("job_ended")
         self.ended(ended)
+        self.settled(ended)
 
     def again(
         self,
@@ -263,16 +325,25 @@ class Lives:
         pause_ms: int = 0,
         fresh: bool = False,
     ) -> None:
-        """Back into the line as a new attempt. `fresh`: a user asked for it, so past failures no longer count."""
+        """Back into the line as a new attempt, or aside if it is to be suspended. `fresh`: a user asked for it, so past
+        failures no longer count."""
+        aside = job.suspend_requested and not fresh
+        if aside and code != "SUSPENDED":
+            code, reason = "SUSPENDED", f"suspended by a user; before that {reason}"
         job = self._world.change_job(
-            job, now_ms, to="pending", reason_code=code, reason=reason, requeue_requested=False, cancel_requested=False,
+            job, now_ms, to="held" if aside else "pending", reason_code=code, reason=reason, requeue_requested=False, cancel_requested=False,
             failures=0 if fresh else (job.failures if failures is None else failures),
             losses=0 if fresh else (job.losses if losses is None else losses),
             preemptions=0 if fresh else (job.preemptions if preemptions is None else preemptions),
-            not_before_ms=now_ms + pause_ms if pause_ms else 0, queued_ms=now_ms, started_ms=0, finished_ms=0,
-            exit_code=None,
+            not_before_ms=now_ms + pause_ms if pause_ms else 0, queued_ms=now_ms if job.attempt or not job.spec.after.of else 0, started_ms=0, finished_ms=0,
+            exit_code=None, suspend_requested=False, failure="" if fresh else class_of(code) or job.failure,
+            move="" if aside or fresh else job.move,
         )  # fmt: skip
         self._gangs.forget(job.id)
         self._world.drop_runs(job.id)
+        if aside:
+            self.wants_no_room(job.id)
+            self._world.tell("job.suspended", now_ms, job=job.id, reason=reason)
+            return
         self._world.tell("job.requeued", now_ms, job=job.id, reason_code=code, reason=reason)
         self._enqueue(job, now_ms)

@@ -37,7 +37,7 @@ def on_node(controller: Controller, spec: JobSpec, answer: Explanation, node: No
             feasible=int(not blockers),
         )  # fmt: skip
     code = answer.code
-    if answer.code not in ("BACKOFF", "PREEMPTING"):
+    if answer.code not in ("BACKOFF", "PREEMPTING", "WAITING_FOR"):
         code = blockers[0].code if blockers else "FITS_HERE"
     return structs.replace(
         answer, code=code, summary=_summary(node, gang, blockers, could), placements=tuple(could), nodes=1,

@@ -12,13 +12,16 @@ from hodei.model.job import Job, Run
 # Past this many members each is told the first address only: all of them in every order would be too much.
 _ADDRESSES_TOLD = 1000
 # Why a run may be told to go without being to blame: its work is saved first, if it can be.
-MOVED = ("requeued", "drained", "tainted", "preempted", "assembly")
+MOVED = (
+    "requeued", "drained", "migrated", "suspended", "tainted", "preempted", "assembly", "overran", "cleared", "outstayed",
+)  # fmt: skip
 
 
 def start_orders(world: World, job: JobId, runs: Iterable[Run]) -> list[Start]:
     """Orders for runs of one job, with the size and the addresses of the gang as it will be then."""
     spec = world.jobs[job].spec
-    together = sorted(world.live_runs(job), key=lambda run: run.rank)
+    together = world.live_runs(job)
+    together.sort(key=lambda run: run.rank)
     nodes = [world.nodes.get(run.node) for run in together[: None if len(together) <= _ADDRESSES_TOLD else 1]]
     known = tuple(node.address for node in nodes if node is not None and node.address)
     addresses = known if len(known) == len(nodes) else ()

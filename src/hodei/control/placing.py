@@ -21,12 +21,12 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
         world.book.withdraw(gang.id)
         world.estimates[gang.id] = gang.estimate_ms
     attempt = job.attempt + 1
-    nodes = sorted({placed.node.name for placed in placements})
+    nodes = sorted({placed.node.name for placed in placements}) if len(placements) > 1 else [placements[0].node.name]
+    ranks: _Ranks | None = None  # none has one yet: they are numbered through
     if gang.joins:
         ranks = _Ranks(world.runs.get(job.id, {}).values())
         job = world.change_job(job, now_ms, attempt=attempt, not_before_ms=0)
     else:
-        ranks = _Ranks(())
         job = world.change_job(
             job,
             now_ms,
@@ -37,10 +37,11 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
             reason_code="",
             reason="",
             not_before_ms=0,
+            move="",
             nodes=" ".join(nodes[:20]),
         )
         world.drop_runs(job.id)
-    runs = []
+    runs: list[Run] = []
     for placed in sorted(placements, key=lambda placed: placed.index) if len(placements) > 1 else placements:
         node, task = placed.node, placed.member.task
         plan.binds.append(Bind(job.id, task.name, placed.index, node.name, node.backend, placed.decision, gang.kind))
@@ -55,8 +56,9 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
             state="placed",
             placed_ms=now_ms,
             decision=placed.decision,
-            rank=ranks.give(placed.index),
+            rank=len(runs) if ranks is None else ranks.give(placed.index),
             grant=placed.grant,
+            kind=gang.kind,
         )
         world.add_run(run, new=True)
         runs.append(run)

@@ -113,6 +113,20 @@ class Preempting:
             return None
         return found
 
+    def next_change_ms(self, now_ms: int) -> int:
+        """When time alone may next let it do more: a protection runs out, or the budget allows one more."""
+        first = self._tenancy.next_unsafe_ms(now_ms)
+        if self._policy.budget and self._evicted_at:
+            first = min(first, self._evicted_at[0] + self._policy.interval_ms)
+        return first
+
+    def take_settings(self, other: Preempting) -> None:
+        """From now on by another's policy; what was protected by the old one is looked at anew."""
+        if self._policy != other._policy:
+            self._policy = other._policy
+            for id in sorted(self._world.runs):
+                self._world.moved(id)
+
     def _carry_out(self, gang: Gang, found: Preemption, now_ms: int) -> list[Eviction]:
         world = self._world
         waiting = {run.id for victim in (*found.victims, *found.leaving) for run in self._runs_of(victim)}

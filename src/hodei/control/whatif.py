@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from hodei.control.ahead import Ahead, Started, run_ahead
 from hodei.control.controller import Controller
 from hodei.control.copying import twin
+from hodei.model.dependency import Standing
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.facts import BookingMade, Fact, JobRestored, JobSubmitted, MarksRestored, NodeJoined, NodeMarked
 from hodei.model.ids import JobId, NodeName
@@ -28,12 +29,15 @@ _STARTED = Started(0, ())
 
 
 class Question(Struct, frozen=True):
-    """What is to be different. `like`: the node that the added ones are copies of ("": the largest one)."""
+    """What is to be different. `like`: the node that the added ones are copies of ("": the largest one).
+    `first`: the number that the first of the jobs would have (0: the next one); `standings` of those they wait for."""
 
     jobs: tuple[JobSpec, ...] = ()
     add_nodes: int = 0
     like: NodeName = ""
     remove_nodes: tuple[NodeName, ...] = ()
+    first: JobId = 0
+    standings: tuple[Standing, ...] = ()
 
 
 def what_if(
@@ -59,13 +63,16 @@ def what_if(
     changes = _node_facts(live, question)
     changed = twin(live) if under is None else under
     first: list[Fact] = [] if under is None else _restored(live, under, now_ms)
-    next_id = max(live.world.jobs, default=0) + 1
+    next_id = question.first or max(live.world.jobs, default=0) + 1
     asked = dict(enumerate(question.jobs, next_id))
     if asked:
         probe = twin(changed)
         probe.step(now_ms, [*first, *changes])
         probe.gate.check(question.jobs, probe.pending())
-    new = [JobSubmitted(Job(id, spec, "pending", now_ms, now_ms, queued_ms=now_ms)) for id, spec in asked.items()]
+    new = [
+        JobSubmitted(Job(id, spec, "pending", now_ms, now_ms, queued_ms=now_ms), question.standings)
+        for id, spec in asked.items()
+    ]
     before = run_ahead(twin(live), now_ms, run_ms, max_steps=max_steps, go_on=go_on)
     after = run_ahead(changed, now_ms, run_ms, facts=[*first, *changes, *new], max_steps=max_steps, go_on=go_on)
     return _answer(live, now_ms, asked, before, after, _notes(before, after, len(unknown), unsaid_ms))
@@ -112,7 +119,8 @@ def _restored(live: Controller, under: Controller, now_ms: int) -> list[Fact]:
     told += [BookingMade(booking, restored=True) for booking in world.book.bookings.values()]
     later: list[Fact] = [NodeJoined(node) for node in world.nodes.values()]
     for id in sorted(world.jobs):
-        fact = JobRestored(world.jobs[id], tuple(world.runs.get(id, {}).values()))
+        runs = tuple(world.runs.get(id, {}).values())
+        fact = JobRestored(world.jobs[id], runs, live.dependencies.told(id))
         (later if world.jobs[id].state == "pending" else told).append(fact)
     under.step(now_ms, told)
     return later

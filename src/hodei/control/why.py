@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from hodei.control.controller import Controller
 from hodei.control.gangs import latest
 from hodei.control.holds import in_time
 from hodei.control.patience import soonest_end
 from hodei.control.repair import repairs
+from hodei.control.waiting_for import waiting_for, would_wait
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import blockers, nearest_miss, objections, summary
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
 from hodei.engine.preempt import Preemption
 from hodei.engine.view import Gang, View
+from hodei.model.dependency import Standing
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import format_duration
+from hodei.model.recourse import measures
 
 _TRIGGER_WORDS = {
     "run_ended": "a run ends",
@@ -45,6 +50,8 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
     if known.state == "held":
         text = "held: it is not considered until it is released"
         return _about(controller, known, now_ms, "held", "HELD", text, hint=f"hodei release {job}")
+    if (outside := controller.arrays.explain(known, now_ms, controller.beat_ms)) is not None:
+        return outside
     if known.state == "pending":
         return in_time(controller, known, _waiting(controller, known, now_ms), now_ms)
     answer = landed(known, list(controller.world.runs.get(job, {}).values()), now_ms, controller.beat_ms)
@@ -71,19 +78,26 @@ def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Expl
         code, text = "CANCELLING", f"{text}; being cancelled"
     return Explanation(
         status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, placements=places,
-        attempts=job.attempt, scheduler_beat_ms=beat_ms, at_ms=now_ms,
+        attempts=job.attempt, scheduler_beat_ms=beat_ms, at_ms=now_ms, measures=measures(job.spec, job.recourse),
     )  # fmt: skip
 
 
-def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[Explanation]:
+def plan(
+    controller: Controller, specs: Sequence[JobSpec], now_ms: int, standings: Sequence[Standing] = ()
+) -> list[Explanation]:
     """What would become of these jobs if they were submitted now, in this order. Nothing is changed."""
     out, engine = list[Explanation](), controller.engine
+    specs = controller.accounts.admitted(specs)
     controller.gate.check(specs, controller.pending())
+    specs = [controller.steering.routing.routed(spec) for spec in specs]
     engine.table.settle()
     with engine.table.trial():
         kept: list[tuple[Gang, list[Placed]]] = []
         refused = 0
         for spec in specs:
+            if (waits := would_wait(controller, spec, standings, now_ms)) is not None:
+                out.append(waits)
+                continue
             gang = controller.gang(0, spec, now_ms)
             gang.order = ()
             engine.profile(gang).admit(gang)
@@ -100,7 +114,7 @@ def plan(controller: Controller, specs: Sequence[JobSpec], now_ms: int) -> list[
         for gang, placements in reversed(kept):
             engine.withdraw(gang, placements)
     engine.runner.take_faults()
-    return out
+    return [structs.replace(each, measures=measures(spec, "")) for each, spec in zip(out, specs, strict=True)]
 
 
 def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
@@ -108,9 +122,12 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     if hold is not None:
         trigger = f"when {', '.join(sorted(hold.waiting_for)[:5])} has stopped"
         return _about(controller, job, now_ms, "waiting", "PREEMPTING", job.reason, next_trigger=trigger)
+    for_others = waiting_for(controller, job, now_ms, why)
+    if for_others is not None:
+        return for_others
     line = controller.lines[job.spec.profile]
     gang = line.gangs[job.id]
-    queue = QueuePlace(line.position(gang), len(line))
+    queue = QueuePlace(line.position(gang, controller.view(now_ms)), len(line))
     common = {"queue": queue, "attempts": gang.attempts, "last_attempt_ms": gang.last_attempt_ms}
     until = line.backing_off_until(job.id)
     if until > now_ms:
@@ -236,5 +253,6 @@ def _about(
 ) -> Explanation:
     return Explanation(
         status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, at_ms=now_ms,
-        scheduler_beat_ms=controller.beat_ms, **more,  # type: ignore[arg-type]
+        scheduler_beat_ms=controller.beat_ms, measures=controller.steering.measures(job, status),
+        **more,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -6,7 +6,7 @@ Changes are collected here and handed out once per step, so that ten changes of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
@@ -18,6 +18,14 @@ from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED, JobState, RunState, advance_job, advance_run
 from hodei.model.node import Node, NodeMarks
+
+
+class Accountant(Protocol):
+    """Is told of every run that comes to hold something, and of its end, once each."""
+
+    def opened(self, run: Run, spec: JobSpec) -> None: ...
+
+    def closed(self, run: Run, spec: JobSpec) -> None: ...
 
 
 class World:
@@ -34,6 +42,12 @@ class World:
         self.nodes: dict[NodeName, Node] = {}
         self.marks: dict[NodeName, NodeMarks] = {}
         self.last_event = last_event
+        # Who keeps account of what runs hold (quotas, fair share); nobody, in most houses.
+        self.accountants: tuple[Accountant, ...] = ()
+        # Elements of arrays that ended or were held since the controller last asked.
+        self.left_arrays: list[Job] = []
+        # Whose act is being carried out, for the events that tell of it.
+        self.by = ""
         self._moved: dict[JobId, None] = {}
         self._new_jobs: set[JobId] = set()
         self._new_runs: set[RunId] = set()
@@ -57,6 +71,8 @@ class World:
         state = job.state if to is None or to == job.state else advance_job(job.state, to)
         job = structs.replace(job, state=state, changed_ms=now_ms, version=job.version + 1, **changes)
         self._jobs[job.id] = job
+        if job.spec.array is not None and (state in JOB_ENDED or state == "held"):
+            self.left_arrays.append(job)
         if state in JOB_ENDED:
             self.jobs.pop(job.id, None)
             self.runs.pop(job.id, None)
@@ -74,6 +90,8 @@ class World:
             self.on_node.setdefault(run.node, set()).add(run.id)
             if self.keeps_book:
                 self._enter(run, self.book)
+            for accountant in self.accountants:
+                accountant.opened(run, self.jobs[run.job].spec)
         if new:
             self._new_runs.add(run.id)
             self._runs[run.id] = run
@@ -115,6 +133,8 @@ class World:
         if state in RUN_ENDED:
             self.on_node.get(run.node, set()).discard(run.id)
             self.book.ended(run.id)
+            for accountant in self.accountants:
+                accountant.closed(run, self.jobs[run.job].spec)
         return run
 
     def run(self, run: RunId) -> Run | None:
@@ -126,6 +146,10 @@ class World:
 
     def live_runs(self, job: JobId) -> list[Run]:
         return [run for run in self.runs.get(job, {}).values() if run.state not in RUN_ENDED]
+
+    def moved(self, job: JobId) -> None:
+        """Have its runs looked at again as if they had changed."""
+        self._moved[job] = None
 
     def take_moved(self) -> list[JobId]:
         """The jobs whose runs came, changed or ended since this was last asked."""
@@ -176,6 +200,8 @@ class World:
 
     def tell(self, kind: str, now_ms: int, *, job: JobId = 0, run: RunId = "", node: str = "", **detail: Any) -> None:
         self.last_event += 1
+        if self.by:
+            detail.setdefault("by", self.by)
         self._events.append(Event(self.last_event, now_ms, kind, job, run, node, detail))
 
     def take_effects(self) -> tuple[list[Save], list[Act]]:

@@ -63,7 +63,7 @@ class Book:
         self._held: dict[NodeName, Resources] = {}
         self._due: list[tuple[int, JobId]] = []
         self._claims: dict[NodeName, list[Claim]] = {}
-        self.version = 0  # counts what changes expectations; promises made at one version hold for it
+        self.version = 0  # counts what may bring a promise forward: ends, and bookings that come or go
         self.promises: dict[JobId, Promise] = {}
         self.bookings: dict[str, Booking] = {}
 
@@ -79,7 +79,6 @@ class Book:
         held = self._held.setdefault(node, {})
         for resource, amount in request.items():
             held[resource] = held.get(resource, 0) + amount
-        self.version += 1
 
     def ended(self, run: RunId) -> None:
         node, span = self._where.pop(run, ("", None))
@@ -91,6 +90,17 @@ class Book:
             for resource, amount in span.request.items():
                 held[resource] -= amount
             self.version += 1
+
+    def expected_end_ms(self, run: RunId) -> int:
+        """When it should be over, as it was said when it started; FOREVER if nobody knows."""
+        _, span = self._where.get(run, ("", None))
+        return FOREVER if span is None else span.end_ms
+
+    def leaves_by(self, run: RunId, end_ms: int) -> None:
+        """It was told to go, and is expected to be gone by then."""
+        node, span = self._where.get(run, ("", None))
+        if span is not None:
+            self.started(run, node, span.request, span.start_ms, max(end_ms - span.start_ms, 1), span.project)
 
     def outlived(self, node: NodeName, at_ms: int) -> list[Span]:
         """The runs of a node that should have been over by then."""
@@ -121,10 +131,14 @@ class Book:
 
     def next_start_ms(self, now_ms: int) -> int | None:
         """When the next promise falls due."""
-        return min((promise.start_ms for promise in self.promises.values() if promise.start_ms > now_ms), default=None)
+        if not self.promises:
+            return None
+        return min([promise.start_ms for promise in self.promises.values() if promise.start_ms > now_ms], default=None)
 
     def overdue(self, now_ms: int) -> list[Promise]:
         """The promises that stand and whose time has passed; each is named once."""
+        if not self._due or self._due[0][0] >= now_ms:
+            return []
         late = dict[JobId, Promise]()
         while self._due and self._due[0][0] < now_ms:
             start_ms, job = heapq.heappop(self._due)
@@ -180,16 +194,17 @@ class Book:
     ) -> Claim | None:
         """The first claim that `request`, held from now until then, would stand in the way of; None if it is free.
         That there is room now is for others to say."""
-        for claim in self.claims(node, job, project):
+        claims = self.claims(node, job, project)
+        for claim in claims:
             if claim.start_ms >= until_ms or claim.end_ms <= now_ms:
                 continue
             at_ms = max(claim.start_ms, now_ms)
             free = self._free_at(node, request, now_ms, at_ms)
-            spoken_for = _spoken_for(self.claims(node, job, project), self.spans(node, now_ms), at_ms)
-            for resource in request:
-                free[resource] -= spoken_for.get(resource, 0)
-            if any(free[resource] < amount for resource, amount in request.items()):
-                return claim
+            alone = len(claims) == 1 and claim.job
+            spoken_for = claim.request if alone else _spoken_for(claims, self.spans(node, now_ms), at_ms)
+            for resource, amount in request.items():
+                if free[resource] - spoken_for.get(resource, 0) < amount:
+                    return claim
         return None
 
     def earliest(
@@ -203,7 +218,7 @@ class Book:
         after_ms: int = 0,
     ) -> int | None:
         """When the node is first expected to have room for so long, at `after_ms` or later; None for never."""
-        claims = self.claims(node, job, project)
+        claims = self.claims(node, job, project) if node in self._claims else ()
         if not claims:
             at_ms = self.unclaimed(node, request, now_ms)[0]
             return max(at_ms, now_ms, after_ms) if at_ms < FOREVER else None
@@ -211,13 +226,14 @@ class Book:
         steps = _steps(self.spans(node, now_ms), claims, now_ms)
         return _first_gap(steps, free, request, duration_ms, now_ms, max(now_ms, after_ms))
 
-    def spare(self, promise: Promise, node: NodeName, resource: str, now_ms: int) -> int:
-        """How much of a resource is left on a node when the promised job has its part of it."""
-        if node not in self._table.row:
-            return 0
-        at_ms = max(promise.start_ms, now_ms)
-        free = self._free_at(node, {resource: 0}, now_ms, at_ms)[resource]
-        return free - dict(promise.places).get(node, _NOTHING).get(resource, 0)
+    def most_spare(self, promise: Promise, resource: str, now_ms: int) -> int:
+        """How much of a resource is left at most on one of its nodes when the promised job has its part of it."""
+        at_ms, most = max(promise.start_ms, now_ms), 0
+        for node, request in promise.places:
+            if node in self._table.row:
+                free = self._free_at(node, {resource: 0}, now_ms, at_ms)[resource]
+                most = max(most, free - request.get(resource, 0))
+        return most
 
     def unclaimed(self, node: NodeName, request: Resources, now_ms: int) -> tuple[int, int]:
         """When the node has room for it if nothing more is started (0 for now, FOREVER for never), and until when that
@@ -228,6 +244,13 @@ class Book:
         short = {resource: amount - free[resource] for resource, amount in request.items() if free[resource] < amount}
         if not short:
             return 0, until_ms
+        if len(short) == 1:
+            ((resource, lack),) = short.items()
+            for span in spans:
+                lack -= span.request.get(resource, 0)
+                if lack <= 0:
+                    return min(span.end_ms, FOREVER), until_ms
+            return FOREVER, until_ms
         for span in spans:
             if span.end_ms >= FOREVER:
                 break
@@ -245,9 +268,10 @@ class Book:
         room, used, held = self._table.room[row], self._table.holds[row].used, self._held.get(node, _NOTHING)
         # While others are only thought away (a trial of taking their place) the table has less than the book: their
         # room must not be counted as free once now and once more when they should have ended.
-        free = {
-            resource: room.get(resource, 0) - max(used.get(resource, 0), held.get(resource, 0)) for resource in request
-        }
+        free = {}
+        for resource in request:
+            taken, booked = used.get(resource, 0), held.get(resource, 0)
+            free[resource] = room.get(resource, 0) - (taken if taken > booked else booked)
         if at_ms >= 0:
             for span in self.spans(node, now_ms):
                 if span.end_ms > at_ms:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hodei.engine.explain import objections, verdicts
+from hodei.engine.moves import MOVES
 from hodei.engine.nodes import Mask, Table
 from hodei.engine.packing import pack
 from hodei.engine.plan import Refusal
@@ -38,8 +39,16 @@ class Engine:
         self._rankings = Rankings(table, self.runner)
         self._openings: dict[Hashable, tuple[int, Mask]] = {}
 
+    def use(self, profiles: Mapping[str, Profile]) -> None:
+        """Other profiles from now on; gangs must be admitted anew. What was worked out by the old ones is forgotten."""
+        self.profiles.clear()
+        self.profiles.update(profiles)
+        self._rankings = Rankings(self.table, self.runner)
+        self._openings.clear()
+
     def profile(self, gang: Gang) -> Profile:
-        return self.profiles[gang.job.profile]
+        """That of the gang; one that runs may outlive its own."""
+        return self.profiles.get(gang.job.profile) or self.profiles["default"]
 
     def try_gang(self, gang: Gang, view: View) -> list[Placed] | Refusal:
         """Placements that are in the table now, or why not, with the table as it was."""
@@ -64,10 +73,7 @@ class Engine:
         if isinstance(placements, Refusal):
             return placements
 
-        steps = [("reserve", plugin) for plugin in profile.reserves] + [
-            ("permit", plugin) for plugin in profile.permits
-        ]
-        for done, (point, plugin) in enumerate(steps):
+        for done, (point, plugin) in enumerate(profile.last_words):
             reason = self.runner.ask(plugin, point, gang, placements, view)
             if reason is not None:
                 self._unreserve(profile, gang, placements, upto=done)
@@ -76,6 +82,12 @@ class Engine:
         for plugin in profile.binds:
             placements = self.runner.bind(plugin, gang, placements, view)
         return placements
+
+    def room_for(self, gang: Gang, view: View) -> list[Placed] | Refusal:
+        """Where the needed members of a gang that has been let in already would go now, or why nowhere. The room is taken
+        in the table until `undo`; nobody else is asked about the gang as a whole."""
+        self.runner.job = gang.id
+        return self._lay(gang, self.profile(gang), view, search=True, extras=False)
 
     def undo(self, placements: Sequence[Placed]) -> None:
         """Give the room back."""
@@ -277,4 +289,4 @@ def _both(one: Layout, other: Layout) -> Layout:
 
 def _cures_by(profile: Profile, reason: Reason) -> tuple[Trigger, ...]:
     """What the plugin that gave the reason says could help."""
-    return cures_of(next(plugin for plugin in profile.layouts if plugin.name == reason.plugin))
+    return cures_of(next(plugin for plugin in (*profile.layouts, MOVES) if plugin.name == reason.plugin))

@@ -41,6 +41,11 @@ class Refusal(Struct, frozen=True, omit_defaults=True):
     for_room: bool = False
 
     @property
+    def by_nodes(self) -> bool:
+        """Whether the nodes said no, each for itself: then they say so to every gang that asks them for the same."""
+        return bool(self.verdicts) and not self.by_labels and all(verdict.count for verdict in self.verdicts)
+
+    @property
     def by_labels(self) -> bool:
         """Whether a rule of a resident had a part in it, which means some jobs by their labels and not others."""
         return any(verdict.reason.code == EXISTING_ANTI_AFFINITY for verdict in self.verdicts)

@@ -127,7 +127,7 @@ class QueueSort(Protocol):
 
 
 class Waiting(Struct):
-    """Who waits in a line, as columns. `cpus` is what all needed members ask for together, in thousandths."""
+    """Who waits in a line, as columns; for one alone, as single numbers of NumPy. `cpus` is what all needed members ask for together, in thousandths."""
 
     ids: Ints
     submitted_ms: Ints
@@ -140,10 +140,12 @@ class Waiting(Struct):
 class TimedQueue(QueueSort, Protocol):
     """A line that promises starts. `promises`: how many of those who can not start are promised one, in order; nobody
     behind them may start if that would break a promise (0: nobody behind the first may start at all). `restless`: the
-    order of two gangs may change while they wait."""
+    order of two gangs may change while they wait. `lookahead`: how many are looked at, the first in order (if that does not
+    change; else all are). Keys of the order are given to each by itself, whoever else waits."""
 
     promises: int
     restless: bool
+    lookahead: int
 
     def estimate_ms(self, gang: Gang) -> int:
         """How long a gang is expected to run, also if nobody said."""

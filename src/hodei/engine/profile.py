@@ -7,9 +7,11 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
+from hodei.engine.moves import MOVES
 from hodei.engine.points import SILENT, Bind, Filter, LayoutPoint, Permit, PreFilter, QueueSort, Reserve, Score
 from hodei.engine.tenancy import class_of
 from hodei.engine.view import Gang, Member
+from hodei.model.array import same_mould
 from hodei.model.job import JobSpec
 
 _SHAPES_KEPT = 100_000
@@ -56,12 +58,15 @@ class Profile(Struct, frozen=True):
     # Those who judge nodes for a member, and those who judge the gang as a whole.
     readers: tuple[Any, ...] = ()
     judges: tuple[Any, ...] = ()
+    last_words: tuple[tuple[str, Any], ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
     specs: dict[int, tuple[JobSpec, tuple[tuple[Hashable, ...], Hashable, tuple[Any, ...]]]] = {}
 
     def __post_init__(self) -> None:
         scores = (weighted.plugin for weighted in self.scores)
         structs.force_setattr(self, "readers", _once(*self.filters, *scores))
+        reserves, permits = (("reserve", p) for p in self.reserves), (("permit", p) for p in self.permits)
+        structs.force_setattr(self, "last_words", (*reserves, *permits))
         structs.force_setattr(self, "judges", _once(*self.pre_filters, *self.layouts, *self.reserves, *self.permits))
 
     def admit(self, gang: Gang) -> None:
@@ -71,12 +76,18 @@ class Profile(Struct, frozen=True):
         gang.shapes, judged, gang.laid_by = self._known(gang)
         # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
         counts = (*map(len, gang.needed), *map(len, gang.extra))
-        gang.group = (self.name, gang.tenant, class_of(gang.job.priority), gang.shapes, counts, judged)
+        gang.alike = (class_of(gang.job.priority), gang.shapes, counts)
+        gang.group = (self.name, gang.tenant, *gang.alike, judged)
+        if gang.leaves or gang.goes_to:
+            gang.laid_by = (*gang.laid_by, MOVES)
+            gang.group = (*gang.group, gang.leaves, gang.goes_to)
 
     def _known(self, gang: Gang) -> tuple[tuple[Hashable, ...], Hashable, tuple[Any, ...]]:
         """What the plugins tell gangs apart by; jobs that share one spec (an array, a trace) are looked at once."""
-        seen = self.specs.get(id(gang.job))
-        if seen is not None and not gang.joins:
+        place = gang.job.array
+        known_as = id(gang.job) if place is None else -place.first
+        seen = self.specs.get(known_as)
+        if seen is not None and not gang.joins and (place is None or same_mould(seen[0], gang.job)):
             return seen[1]
         shapes = tuple(self._shape(member) for member in gang.members)
         keys = [(plugin, tuple(key_of(plugin, member) for member in gang.members)) for plugin in self.judges]
@@ -87,7 +98,7 @@ class Profile(Struct, frozen=True):
             if len(self.specs) >= _SPECS_KEPT:
                 self.specs.clear()
             # The spec is kept with it, so that no other can come to stand where it stood.
-            self.specs[id(gang.job)] = (gang.job, found)
+            self.specs[known_as] = (gang.job, found)
         return found
 
     def _shape(self, member: Member) -> Hashable:

@@ -7,12 +7,13 @@ happened, or where a run has outlived what was expected of it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 import numpy as np
 
 from hodei.engine.book import FOREVER, Book, Promise
 from hodei.engine.cycle import Engine
-from hodei.engine.nodes import Ints, Mask
+from hodei.engine.nodes import Ints, Mask, Table
 from hodei.engine.view import Gang, View
 from hodei.model.ids import NodeName
 from hodei.model.resources import Resources
@@ -20,6 +21,8 @@ from hodei.model.resources import Resources
 _OUTLOOKS_KEPT = 256
 # Members of one gang may find their nodes at different times; they are asked again until all agree on one.
 _ROUNDS = 50
+# Of so few nodes each is looked at in plain numbers.
+_FEW_NODES = 8
 
 
 class _Outlook:
@@ -80,6 +83,8 @@ class Outlooks:
     ) -> tuple[int, dict[NodeName, Resources]] | None:
         """Nodes for all needed members, none before `after_ms`, and when the last of them is free."""
         table, start_ms = self._engine.table, after_ms
+        if gang.size == 1 and len(table.names) <= _FEW_NODES:
+            return self._alone(gang, view, book, duration_ms, after_ms)
         taken: dict[NodeName, Resources] = {}
         at: dict[int, Ints] = {}
         for kind, _, member in gang.each():
@@ -119,6 +124,21 @@ class Outlooks:
                         column[row] = on(row, _plus(asked, taken[name]))
         return start_ms, taken
 
+    def _alone(
+        self, gang: Gang, view: View, book: Book, duration_ms: int, after_ms: int
+    ) -> tuple[int, dict[NodeName, Resources]] | None:
+        """The same for one member and few nodes, in plain numbers: the node that is free first, ties to the first by name."""
+        ((kind, _, member),) = gang.each()
+        request = {resource: amount for resource, amount in member.task.request.items() if amount}
+        open_rows = self._engine.open_rows(gang, kind, view)
+        best: tuple[int, NodeName] | None = None
+        for row, name in enumerate(self._engine.table.names):
+            if open_rows.item(row):
+                at_ms = book.earliest(name, request, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms)
+                if at_ms is not None and (best is None or at_ms < best[0]):
+                    best = (at_ms, name)
+        return None if best is None else (best[0], {best[1]: request})
+
     def _at(self, request: Resources, open_rows: Mask, view: View, book: Book, after_ms: int) -> Ints:
         key = tuple(sorted(request.items()))
         outlook = self._kept.get(key)
@@ -130,6 +150,22 @@ class Outlooks:
             self._kept.move_to_end(key)
         outlook.refresh(book, view.now_ms)
         return np.where(open_rows, np.maximum(outlook.at_ms, after_ms), FOREVER)
+
+
+def most_free(table: Table, resource: str, without: Collection[int] = ()) -> int:
+    """The largest amount of it that is free on one node, some rows left out."""
+    if len(table.names) <= _FEW_NODES:
+        most = 0
+        for row, room in enumerate(table.room):
+            if row not in without:
+                most = max(most, room.get(resource, 0) - table.holds[row].used.get(resource, 0))
+        return most
+    column = table.column_of(resource)  # before the array: a new column lays that anew
+    free = table.free[column]
+    if without:
+        free = free.copy()
+        free[list(without)] = 0
+    return int(free.max())
 
 
 def _plus(some: Resources, more: Resources) -> Resources:

@@ -7,7 +7,7 @@ the sum for one shape. Placing the ten-thousandth equal member re-asks the plugi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,13 @@ _RANKINGS_KEPT = 256
 _MEMOS_KEPT = 1024
 # Past this many changed rows, asking about all rows at once is cheaper than one by one.
 _FEW_ROWS = 8
+
+
+def _changed(table: Table, seen: int) -> Collection[int]:
+    """The rows that have changed since so many changes were seen; all of them where that is quicker."""
+    if len(table.changes) - seen >= len(table.names):
+        return range(len(table.names))
+    return set(table.changes[seen:])
 
 
 class _Memo:
@@ -57,7 +64,7 @@ class _Memo:
         if self.generation == table.generation and (not self._live or self._seen == len(changes)):
             return
         failures = self._runner.failures
-        rows = set(changes[self._seen :]) if self.generation == table.generation else set()
+        rows = _changed(table, self._seen) if self.generation == table.generation else ()
         if self.generation != table.generation:
             answer = self._ask(table.view())
             # A plugin may hand out an array that it (or the table) owns; this one is written to.
@@ -115,7 +122,7 @@ class Ranking:
         if self._generation != table.generation or self._always_anew or self._is_stale(member):
             self._build(memos, member, view)
         elif self._seen != len(table.changes):
-            trace = set(table.changes[self._seen :])
+            trace = _changed(table, self._seen)
             for memo in self._filters:
                 memo.refresh(table)
                 self._always_anew |= memo.void

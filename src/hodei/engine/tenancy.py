@@ -201,6 +201,10 @@ class Tenancy:
         """How much of each resource the tenants of one class hold on each node; none of what is not named."""
         return self._held.get(rank, {})
 
+    def next_unsafe_ms(self, now_ms: int) -> int:
+        """When the first protection runs out that has not yet; FOR_EVER if none does."""
+        return self._safe[0][0] if self._safe else FOR_EVER
+
     def safe_on(self, rank: int) -> dict[NodeName, Resources]:
         """What those of lower classes hold whose protection will run out, by node."""
         out: dict[NodeName, Resources] = {}

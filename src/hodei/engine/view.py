@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
-from hodei.model.decision import StartKind
+from hodei.model.decision import Reason, StartKind
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JobSpec, TaskSpec
 
@@ -27,6 +27,8 @@ class Gang(Struct):
 
     For each of `members`: the numbers of those that are `needed` (placed all, or nothing is), and of those that are
     taken along if there is room for them too (`extra`). `joins`: they join a gang that runs already, on `beside`.
+    `group`: gangs that nothing can tell apart have the same; `alike`: those that ask nodes for the same, whoever's they are.
+    `leaves`: it was moved off these nodes, and goes elsewhere; `goes_to`: there or nowhere.
     `estimate_ms`: how long it may hold what it gets, by which promises are kept; `expected_ms`: the best guess, for orders
     and forecasts; 0 for "nobody knows". `kind`: how it came to its start, in a line that promises some. `laid_by`: the plugins that have a say in how it
     lies.
@@ -51,6 +53,17 @@ class Gang(Struct):
     laid_by: tuple[Any, ...] = ()
     joins: bool = False
     beside: tuple[NodeName, ...] = ()
+    lifted: int | None = None
+    alike: tuple[Hashable, ...] = ()
+
+    @property
+    def priority(self) -> int:
+        """What it counts for in line: its own, or that of the most important who waits for it."""
+        own = self.job.priority
+        return own if self.lifted is None or self.lifted < own else self.lifted
+
+    leaves: tuple[NodeName, ...] = ()
+    goes_to: NodeName = ""
 
     @property
     def size(self) -> int:
@@ -86,8 +99,29 @@ def gang_of(id: JobId, job: JobSpec, submitted_ms: int) -> Gang:
     )
 
 
+class Shares(Protocol):
+    """`version` counts the changes of factors."""
+
+    version: int
+
+    def changed_since(self, version: int) -> list[str] | None:
+        """The projects whose factors may have changed since; None for all."""
+
+    def factor_milli(self, project: str, user: str) -> int:
+        """How far the account is from its fair share: 1000 for one that has used nothing of it, towards 0 for one that
+        has used far too much."""
+
+
+class Bounds(Protocol):
+    def refusal(self, gang: Gang, now_ms: int) -> Reason | None:
+        """Why it may not start now, as far as quotas and budgets go."""
+
+
 class View(Struct, frozen=True):
-    """The moment of decision, and the book of what is expected and promised after it (None: nobody keeps one)."""
+    """The moment of decision, and the book of what is expected and promised after it (None: nobody keeps one).
+    `shares`: who has had how much so far, `bounds`: who may hold how much (None: nobody keeps account)."""
 
     now_ms: int
     book: Book | None = None
+    shares: Shares | None = None
+    bounds: Bounds | None = None

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.resources import Resources
 
+# What becomes of runs that hold reserved room when they should not: they go on, or are stopped and queue again.
+Overstay = Literal["let", "stop"]
+
 
 class Booking(Struct, frozen=True, omit_defaults=True):
     """From `start_ms` until `end_ms` the amounts in `places` are for jobs of `project` alone, whoever else asks.
 
-    `by` and `made_ms`: who made it, and when.
+    `by` and `made_ms`: who made it, and when. `at_start`: what becomes of others' runs that are still in the way when it
+    begins; `at_end`: of the project's own runs when it is over.
     """
 
     name: str
@@ -21,6 +27,8 @@ class Booking(Struct, frozen=True, omit_defaults=True):
     places: tuple[tuple[NodeName, Resources], ...]
     by: str = ""
     made_ms: int = 0
+    at_start: Overstay = "let"
+    at_end: Overstay = "let"
 
 
 class Wish(Struct, frozen=True):
@@ -35,6 +43,8 @@ class Wish(Struct, frozen=True):
     named: tuple[NodeName, ...] = ()
     request: Resources = {}
     by: str = ""
+    at_start: Overstay = "let"
+    at_end: Overstay = "let"
 
 
 class Late(Struct, frozen=True):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from hodei.model.accounts_config import BudgetConfig, QuotaConfig, RangeConfig, SharesConfig
 
 
 class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -13,6 +15,8 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `base` names the built-in profile whose weights it starts from (empty: the one of its own name, else `default`);
     `worker_selection` names the strategy that takes the place of the scores resource (or fit) and load; `scores`
     replaces all weights; `plugins` adds (built-in names, announced ones, or module:Class), `disable` takes away.
+    `projects` may use it (with `*`; none named: all), and it may use the `nodes` of this label selector. Jobs that no node
+    of it could ever take, or that have waited for `fallback_after`, go to the profile `fallback`.
     """
 
     base: str = ""
@@ -26,6 +30,49 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     disable: tuple[str, ...] = ()
     scores: dict[str, int] | None = None
     options: dict[str, dict[str, Any]] = {}
+    projects: tuple[str, ...] = ()
+    nodes: str = ""
+    fallback: str = ""
+    fallback_after: str = "0s"
+    recovery: RecoveryConfig | None = None
+
+
+class RecoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is done about jobs that wait too long: after `relax_after` their rules named in `relax` count as wishes, after
+    every `promote_after` they go up one class, at most to `promote_to`. "0s" for never."""
+
+    relax: tuple[Literal["spread", "topology", "backend"], ...] = ()
+    relax_after: str = "0s"
+    promote_after: str = "0s"
+    promote_to: str | int = "high"
+
+
+class RouteWhenConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a job must be like; all that is said must hold. `project` and `user` may have a `*`, `labels` is a selector."""
+
+    gpu: bool | None = None
+    priority_at_least: str | int | None = None
+    project: str = ""
+    user: str = ""
+    labels: str = ""
+    workload: Literal["", "batch", "long-running", "serverless", "data-processing", "interactive"] = ""
+
+
+class RouteConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Jobs that name no profile go to that of the first route that fits them."""
+
+    profile: str
+    when: RouteWhenConfig = RouteWhenConfig()
+
+
+class BreakerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """After so many `rounds` in vain `within` that time, a line is tried less often for the clock's sake alone: after
+    `pause`, then twice as long each time up to `max_pause`. Whatever frees room ends that at once. 0 rounds: never."""
+
+    rounds: int = 10
+    within: str = "1m"
+    pause: str = "2s"
+    max_pause: str = "30s"
 
 
 class BackoffConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,8 +95,11 @@ class PreemptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """`max_priority`: the highest priority that holders of a role may give (roles that are not named: any)."""
+
     oversized: Literal["reject", "wait"] = "reject"
     max_members: int = 100_000
+    max_priority: dict[str, int | str] = field(default_factory=lambda: {"user": "high"})
 
 
 class EstimatesConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +119,12 @@ class ForecastConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_jobs: int = 5000
 
 
+class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Directories of this host and addresses below which jobs may wait for data to appear; none if nothing is said."""
+
+    allow: tuple[str, ...] = ()
+
+
 class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """All that decisions depend on; a decision log carries it so that it can be replayed."""
 
@@ -79,6 +135,14 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     preemption: PreemptionConfig = PreemptionConfig()
     estimates: EstimatesConfig = EstimatesConfig()
     forecast: ForecastConfig = ForecastConfig()
+    routes: tuple[RouteConfig, ...] = ()
+    recovery: RecoveryConfig = RecoveryConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    shares: SharesConfig = SharesConfig()
+    quotas: dict[str, QuotaConfig] = {}
+    ranges: dict[str, RangeConfig] = {}
+    budgets: dict[str, BudgetConfig] = {}
+    data: DataConfig = DataConfig()
 
 
 class SocketConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +190,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     metrics_public: bool = False
     decision_log: str = ""
     retention: str = "30d"
+    audit_retention: str = "90d"
     log_cap: str = "64Mi"
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from hodei.model.audit import AuditEntry
 from hodei.model.booking import Booking
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Checkpoint, Job, JobSpec, Run, TaskSpec
 from hodei.model.node import NodeMarks
+from hodei.model.periodic import Periodic
+from hodei.model.usage import UsageRow
 
 
 class Event(Struct, frozen=True, omit_defaults=True):
@@ -66,6 +69,25 @@ class SaveNote(Struct, frozen=True):
     body: str
 
 
+class SavePeriodic(Struct, frozen=True):
+    """`gone`: it was removed."""
+
+    periodic: Periodic
+    gone: bool = False
+
+
+class SaveAudit(Struct, frozen=True):
+    """One more row of the audit; the store gives it its number."""
+
+    entry: AuditEntry
+
+
+class SaveUsage(Struct, frozen=True):
+    """What accounts have used by now, in the buckets of time that changed."""
+
+    rows: tuple[UsageRow, ...]
+
+
 class Record(Struct, frozen=True):
     event: Event
 
@@ -95,6 +117,14 @@ class Stop(Struct, frozen=True):
     checkpoint: Checkpoint | None = None
 
 
+class SaveWork(Struct, frozen=True):
+    """The run is to save its work as its checkpoint's hook says, and to go on."""
+
+    run: RunId
+    backend: str
+    checkpoint: Checkpoint
+
+
 class Forget(Struct, frozen=True):
     """The run's end is in the store: the backend may drop what it keeps about it."""
 
@@ -102,6 +132,6 @@ class Forget(Struct, frozen=True):
     backend: str
 
 
-Save = SaveJob | SaveRun | SaveMarks | SaveBooking | SaveKey | SaveNote | Record
-Act = Start | Stop | Forget
+Save = SaveJob | SaveRun | SaveMarks | SaveBooking | SaveKey | SaveNote | SaveUsage | SavePeriodic | SaveAudit | Record
+Act = Start | Stop | SaveWork | Forget
 Effect = Save | Act

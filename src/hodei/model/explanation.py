@@ -12,6 +12,7 @@ from hodei.model.estimate import Estimate
 from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import JobSpec, TaskSpec
+from hodei.model.recourse import Measure
 
 Status = Literal["waiting", "unsatisfiable", "held", "placed", "running", "ended"]
 RepairKind = Literal["lower", "tolerate", "drop", "members"]
@@ -102,7 +103,8 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     Of time: `estimate` is how long it is expected to run, `expected_end_ms` when it should be over if it runs
     (`outlived`: it should have been before, and that is when twice as long, or four times, is over), `promise` the start
     that it was promised, `held_for` who was promised or has reserved the room that it could start in now,
-    `forecast` when it will probably start.
+    `forecast` when it will probably start. `measures`: what was done about it before and while it waits (which rule chose
+    its profile, what was changed because it waits for so long).
     """
 
     status: Status
@@ -131,3 +133,4 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     promise: Promised | None = None
     held_for: tuple[Hold, ...] = ()
     forecast: StartForecast | None = None
+    measures: tuple[Measure, ...] = ()

@@ -5,22 +5,33 @@ They are written to the decision log as tagged JSON, so a field is only ever add
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from hodei.model.booking import Booking
+from hodei.model.config import SchedulingConfig
+from hodei.model.dependency import Standing
 from hodei.model.estimate import Ran
+from hodei.model.health import HealthState
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RunState
 from hodei.model.node import Node, NodeMarks, Taint
+from hodei.model.usage import UsageRow
 
 
-class Fact(Struct, frozen=True, tag_field="fact", tag=True, omit_defaults=True):
-    """The root of all facts."""
+class Fact(Struct, frozen=True, tag_field="fact", tag=True, omit_defaults=True, kw_only=True):
+    """The root of all facts. `by`: whose act it was, if it was somebody's; what follows from it at once is told with it."""
+
+    by: str = ""
 
 
 class JobSubmitted(Fact, frozen=True):
+    """`standings`: how the jobs stand that it waits for, as far as they had ended before."""
+
     job: Job
+    standings: tuple[Standing, ...] = ()
 
 
 class JobRestored(Fact, frozen=True):
@@ -28,6 +39,7 @@ class JobRestored(Fact, frozen=True):
 
     job: Job
     runs: tuple[Run, ...] = ()
+    standings: tuple[Standing, ...] = ()
 
 
 class MarksRestored(Fact, frozen=True):
@@ -49,19 +61,42 @@ class JobReleased(Fact, frozen=True):
     job: JobId
 
 
+class JobSuspended(Fact, frozen=True):
+    """Someone asked for the job to save its work, let go of its nodes and wait until it is released."""
+
+    job: JobId
+
+
+class JobMigrated(Fact, frozen=True):
+    """Someone asked for a running job to leave its nodes, for the node `to` or any others. Unless `force`, it stays if
+    nobody else can take it."""
+
+    job: JobId
+    to: NodeName = ""
+    force: bool = False
+
+
+class JobCheckpointRequested(Fact, frozen=True):
+    """Someone asked for the job's runs to save their work now, and to go on."""
+
+    job: JobId
+
+
 class JobRequeued(Fact, frozen=True):
     """Someone asked for the job to start again from the beginning. `record`: the job as stored, if it had ended."""
 
     job: JobId
     record: Job | None = None
+    standings: tuple[Standing, ...] = ()
 
 
 class RunObserved(Fact, frozen=True):
     """A backend says how a run stands. `exit_code` is 128 + the signal's number if a signal ended it.
 
-    `reason_code`: "" for the run's own doing, else timeout | oom | killed | lost | refused | error.
+    `reason_code`: "" for the run's own doing, else timeout | oom | killed | lost | refused | error | unhealthy | idle.
     `permanent` (with `refused` or `error`): asking again can never help.
-    `checkpoint_ms`: when its work was last saved, 0 if it never said.
+    `checkpoint_ms`: when its work was last saved, 0 if it never said; `checkpoint_error`: it was asked to and did not.
+    `health`: what the latest looks at it found, "" if nobody looks.
     """
 
     run: RunId
@@ -72,6 +107,14 @@ class RunObserved(Fact, frozen=True):
     reason: str = ""
     permanent: bool = False
     checkpoint_ms: int = 0
+    health: HealthState = ""
+    checkpoint_error: str = ""
+
+
+class DataAppeared(Fact, frozen=True):
+    """A file or an address that jobs wait for is there."""
+
+    what: str
 
 
 class NodeJoined(Fact, frozen=True):
@@ -110,13 +153,34 @@ class BookingCancelled(Fact, frozen=True):
     """A reservation was given up, or is no longer wanted while it lasts."""
 
     name: str
-    by: str = ""
+
+
+class UsageRestored(Fact, frozen=True):
+    """What accounts had used before this process began, but for the runs that are still going on."""
+
+    rows: tuple[UsageRow, ...]
 
 
 class HistoryRestored(Fact, frozen=True):
     """How long jobs ran that ended before this process began, the oldest first."""
 
     ran: tuple[Ran, ...]
+
+
+class Reconfigured(Fact, frozen=True):
+    """Other settings are in force, checked beforehand. `number`: which in the history of them, `how` they came."""
+
+    scheduling: SchedulingConfig
+    number: int = 0
+    how: str = ""
+
+
+class Noted(Fact, frozen=True):
+    """Something to be told among the events that no decision depends on."""
+
+    kind: str
+    job: JobId = 0
+    detail: dict[str, Any] = {}
 
 
 AnyFact = (
@@ -126,12 +190,19 @@ AnyFact = (
     | JobCancelled
     | JobHeld
     | JobReleased
+    | JobSuspended
+    | JobMigrated
+    | JobCheckpointRequested
     | JobRequeued
     | RunObserved
+    | DataAppeared
     | NodeJoined
     | NodeLost
     | NodeMarked
     | BookingMade
     | BookingCancelled
+    | Noted
     | HistoryRestored
+    | UsageRestored
+    | Reconfigured
 )

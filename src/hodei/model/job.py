@@ -10,10 +10,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from hodei.model.array import ArrayPlace
 from hodei.model.decision import Decision
+from hodei.model.dependency import Dependencies
+from hodei.model.health import HealthCheck, HealthState
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.lifecycle import JobState, RunState
 from hodei.model.node import Grant, Location, Taint, TaintEffect
+from hodei.model.recovery import Recovery
 from hodei.model.resources import Resources
 from hodei.model.rules import HostPort, JobAffinity, SpreadRule
 from hodei.model.selector import Requirement
@@ -132,12 +136,13 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
 
 class Checkpoint(Struct, frozen=True, omit_defaults=True):
     """How a run is told to save its work before it is stopped: a signal to it, or a command beside it, and how long
-    that may take. `file`: its time of change says when the work was last saved."""
+    that may take. `file`: its time of change says when the work was last saved. `every_ms`: also in between, that often."""
 
     signal: str = ""
     command: tuple[str, ...] = ()
     timeout_ms: int = 30_000
     file: str = ""
+    every_ms: int = 0
 
     @property
     def hooked(self) -> bool:
@@ -200,6 +205,12 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     gang: GangRules = GangRules()
     distribution: Distribution = Distribution()
     checkpoint: Checkpoint = Checkpoint()
+    health: HealthCheck = HealthCheck()
+    retry_on: tuple[str, ...] = ()
+    array: ArrayPlace | None = None
+    recovery: Recovery = Recovery()
+    routed_by: str = ""
+    after: Dependencies = Dependencies()
 
     @property
     def size(self) -> int:
@@ -216,7 +227,10 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
 class Job(Struct, frozen=True, omit_defaults=True):
     """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes;
     `nodes` names where its latest attempt went (the first twenty, separated by spaces). Attempts are counted through;
-    those since `first_attempt` make up the gang that runs now: members that joined or were replaced have later ones."""
+    those since `first_attempt` make up the gang that runs now: members that joined or were replaced have later ones.
+    `recourse`: what was changed for it while it waited (`model.recourse`).
+    `failure`: the class of its latest failure (`model.failure`). `move`: until it is placed again it goes "off" the nodes
+    named, or "to" one."""
 
     id: JobId
     spec: JobSpec
@@ -240,13 +254,18 @@ class Job(Struct, frozen=True, omit_defaults=True):
     nodes: str = ""
     first_attempt: int = 0
     version: int = 1
+    failure: str = ""
+    suspend_requested: bool = False
+    move: str = ""
+    recourse: str = ""
 
 
 class Run(Struct, frozen=True, omit_defaults=True):
     """One attempt of one member; it only moves forward. A retry is a new run.
 
     `rank` is the member's number among those that run together, without gaps when they start. `checkpoint_ms`: when
-    it last said that its work was saved. `grant`: which cores and devices of the node are its own.
+    it last said that its work was saved. `grant`: which cores and devices of the node are its own. `kind`: how it came to
+    start, in a line that promises starts.
     """
 
     id: RunId
@@ -268,3 +287,5 @@ class Run(Struct, frozen=True, omit_defaults=True):
     rank: int = 0
     checkpoint_ms: int = 0
     grant: Grant | None = None
+    kind: Literal["", "head", "backfill", "spill"] = ""
+    health: HealthState = ""

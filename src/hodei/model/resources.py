@@ -19,6 +19,9 @@ GPU = "gpu"
 
 Resources = dict[str, int]
 
+# What a member gets of which the job does not say.
+DEFAULT_REQUEST: Resources = {CPU: 1000, MEMORY: 256 * 2**20}
+
 _NAME = re.compile(r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _ALIASES = {"storage": STORAGE, "ephemeral_storage": STORAGE, "disk": STORAGE, "mem": MEMORY, "cpus": CPU, "gpus": GPU}
 

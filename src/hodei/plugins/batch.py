@@ -2,8 +2,10 @@
 
 `order` says who is first: fcfs, sjf (shortest), saf (smallest area), wfp3, unicef, f1 to f4 (published formulas) or hodei.
 `backfill` says what those behind a job that can not start may do: nothing (none), start if that does not delay the first
-(easy), or start if that delays nobody (conservative, up to `lookahead` jobs).
+(easy), or start if that delays nobody (conservative, for the first `promised` jobs).
+`overrun` says what becomes of those who went ahead and are not over by then: they go on (let) or are stopped (stop).
 `fill` says who of them is tried first: queue (the same order), shortest, deadline (nearest first) or largest.
+`lookahead` says how many of those who wait are looked at, the first in order; where the order changes with time, all are.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ ORDERS: dict[str, Callable[[_Jobs], Floats]] = {
 RESTLESS = ("wfp3", "unicef")
 FILLS = ("queue", "shortest", "deadline", "largest")
 BACKFILLS = ("none", "easy", "conservative")
+OVERRUNS = ("let", "stop")
 
 
 class Batch:
@@ -68,18 +71,25 @@ class Batch:
         order: str = "fcfs",
         backfill: str = "easy",
         fill: str = "queue",
-        lookahead: int = 1000,
+        lookahead: int = 5000,
+        promised: int = 1000,
         default_estimate: str = "1h",
         doubling: str = "20h",
+        overrun: str = "let",
     ) -> None:
-        for word, known in ((order, ("fcfs", "hodei", *ORDERS)), (backfill, BACKFILLS), (fill, FILLS)):
+        words = ((order, ("fcfs", "hodei", *ORDERS)), (backfill, BACKFILLS), (fill, FILLS), (overrun, OVERRUNS))
+        for word, known in words:
             if word not in known:
                 raise InvalidInput(f"a batch line knows no {word!r}", hint=f"one of: {', '.join(known)}")
-        self._order, self._fill = order, fill
+        self._order, self._fill, self.overrun = order, fill, overrun
         self._doubling_ms = parse_duration_ms(doubling)
         self._default_ms = parse_duration_ms(default_estimate)
+        for word, amount in (("lookahead", lookahead), ("promised", promised)):
+            if amount < 1:
+                raise InvalidInput(f"a batch line with {word} {amount}", hint="a whole number from 1 on")
         self.restless = order in RESTLESS
-        self.promises = {"none": 0, "easy": 1, "conservative": lookahead}[backfill]
+        self.lookahead = lookahead
+        self.promises = {"none": 0, "easy": 1, "conservative": promised}[backfill]
 
     # ---------------------------------------------------------------------------------- as every line
 

@@ -58,7 +58,8 @@ class Promises:
             # Its time has come: what was kept for it is free for it, wherever it would go otherwise.
             kept = np.zeros(len(table.names), dtype=np.bool_)
             kept[[table.row[node] for node, _ in own.places if node in table.row]] = True
-            options.insert(0, Layout((kept,) * len(rows)))
+            # First as each member alone may lie there: what one of them finds, another may stand in the way of.
+            options[:0] = [Layout(tuple(kept & free for free in rows)), Layout((kept,) * len(rows))]
         elif any(not free.any() for free in rows):
             return reason
         return Layouts(options, reason)

@@ -32,7 +32,7 @@ class Priority(Fifo):
     preempts = True
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
-        return (-gang.job.priority, gang.queued_ms)
+        return (-gang.priority, gang.queued_ms)
 
 
 class Fair(Priority):

@@ -7,7 +7,7 @@ A package announces a plugin under the entry point group `hodei.plugins`; a conf
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -30,11 +30,14 @@ from hodei.plugins.gang_topology import GangTopology
 from hodei.plugins.gpu_packing import GpuBestfit, GpuClustering, GpuDotprod, GpuPacking, GpuRandom
 from hodei.plugins.health import Health
 from hodei.plugins.job_affinity import CompanyRules
+from hodei.plugins.multifactor import Multifactor
 from hodei.plugins.platform import Platform
 from hodei.plugins.ports import Ports
 from hodei.plugins.promises import Promises
 from hodei.plugins.proximity import LocalityAware, Proximity
 from hodei.plugins.queues import Fair, Fifo, Priority
+from hodei.plugins.quota import Quota
+from hodei.plugins.scope import Scope
 from hodei.plugins.spread import Spread
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
 from hodei.plugins.taints import Taints
@@ -43,14 +46,14 @@ PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
         Health, Platform, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Devices,
-        Distribution, GangTopology, Promises,
+        Distribution, GangTopology, Promises, Scope, Quota,
         Resource, Load, Proximity,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
         LeastAllocated, MostAllocated, RequestedToCapacityRatio, BalancedAllocation, DataLocality, Cost,
         Fgd, GpuHodei, GpuBestfit, GpuPacking, GpuClustering, GpuDotprod, GpuRandom,
     )
 }  # fmt: skip
-QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair, Batch)}
+QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair, Multifactor, Batch)}
 
 FILTERS = ("health", "platform", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "devices")
 # Backends are chosen before the places within them.
@@ -158,13 +161,21 @@ def _announced(name: str) -> type[Any] | None:
     return None
 
 
+def _called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str]:
+    """Plugins that other settings bring along."""
+    if profile.nodes:
+        yield "scope"
+    if config.quotas or config.budgets:
+        yield "quota"
+
+
 def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
     """The built-in profiles, and every configured one (over the built-in one of that name, if there is one)."""
     out = {}
     for name, wanted in {**dict.fromkeys(BASES, ProfileConfig()), **config.profiles}.items():
         arguments: dict[str, Any] = {}
-        if wanted.queue == "batch":
-            arguments = dict(wanted.options.get("batch", {}))
+        if wanted.queue in ("batch", "multifactor"):
+            arguments = dict(wanted.options.get(wanted.queue, {}))
         if wanted.queue == "fair":
             arguments = {
                 "tenant_key": wanted.tenant_key,
@@ -178,10 +189,10 @@ def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
                 queue=wanted.queue,
                 queue_arguments=arguments,
                 worker_selection=wanted.worker_selection,
-                plugins=wanted.plugins,
+                plugins=(*wanted.plugins, *_called_for(config, wanted)),
                 disabled=wanted.disable,
                 scores=wanted.scores,
-                arguments=wanted.options,
+                arguments={**wanted.options, "scope": {"nodes": wanted.nodes}} if wanted.nodes else wanted.options,
                 max_pending=wanted.max_pending,
             )
         except InvalidInput as error:

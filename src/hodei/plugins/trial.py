@@ -12,6 +12,7 @@ from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import PLUGINS
 
 _MOST_PROFILES = 20
+_MOST_ROUTES = 200
 _LONGEST = 200
 
 
@@ -19,6 +20,8 @@ def fit_to_try(config: SchedulingConfig, live: SchedulingConfig) -> SchedulingCo
     """The configuration as it is; InvalidInput for what is not in use, built in, or plain."""
     if len(config.profiles) > _MOST_PROFILES:
         raise InvalidInput(f"{len(config.profiles)} profiles", hint=f"try at most {_MOST_PROFILES}")
+    if len(config.routes) > _MOST_ROUTES:
+        raise InvalidInput(f"{len(config.routes)} routes", hint=f"try at most {_MOST_ROUTES}")
     known = set(PLUGINS) | {name for profile in live.profiles.values() for name in _named(profile)}
     for name, profile in config.profiles.items():
         for plugin in _named(profile):

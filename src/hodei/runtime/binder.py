@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from hodei.control.gangs import START_FAILED
-from hodei.model.effects import Act, Forget, Start, Stop
+from hodei.model.effects import Act, Forget, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import Fact, RunObserved
 from hodei.model.ids import RunId
@@ -68,6 +68,7 @@ class Binder:
     async def _carry_out(self, backend: Backend, acts: list[Act]) -> None:
         """What is done is taken off `acts`, so that only the rest is sent again should something fail."""
         starts = [act for act in acts if isinstance(act, Start) and act.run.id not in self._failed]
+        saves = [act for act in acts if isinstance(act, SaveWork)]
         stops = [act for act in acts if isinstance(act, Stop)]
         forgets = [act for act in acts if isinstance(act, Forget)]
         if starts:
@@ -75,9 +76,12 @@ class Binder:
             if failed:
                 self._failed.update(failed)
                 self._tell([self._not_started(act, failed[act.run.id]) for act in starts if act.run.id in failed])
-        acts[:] = [*stops, *forgets]
+        acts[:] = [*stops, *saves, *forgets]
         if stops:
             await backend.stop(stops)
+        if saves:
+            await backend.checkpoint(saves)
+            acts[:] = [*stops, *forgets]
         if forgets:
             await backend.forget(forgets)
             self._failed.difference_update(act.run for act in forgets)

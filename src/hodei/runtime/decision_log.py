@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from msgspec import structs
 
 from hodei.engine.plan import Plan
 from hodei.model.config import SchedulingConfig
-from hodei.model.facts import Fact
+from hodei.model.facts import Fact, JobRequeued, JobRestored, JobSubmitted
+from hodei.model.job import Job
+from hodei.model.secrets import without_secrets
 
 log = logging.getLogger("hodei.decision_log")
 FORMAT = 1
@@ -33,7 +36,7 @@ class DecisionLog:
         self._write({"hodei_decision_log": FORMAT, "config": config, "last_event": last_event})
 
     def step(self, now_ms: int, facts: Sequence[Fact], plan: Plan) -> None:
-        self._write({"now": now_ms, "facts": facts, "plan": plan})
+        self._write({"now": now_ms, "facts": [_fit_to_write(fact) for fact in facts], "plan": plan})
 
     def flush(self) -> None:
         self._attempt(self._file.flush)
@@ -53,3 +56,18 @@ class DecisionLog:
             if not self._broken:
                 log.error("the decision log ends here, it cannot be written: %s", error.strerror)
             self._broken = True
+
+
+def _fit_to_write(fact: Fact) -> Fact:
+    """No decision depends on a job's variables, so those that look secret are not told."""
+    match fact:
+        case JobSubmitted(job=job) | JobRestored(job=job):
+            return structs.replace(fact, job=_bare(job))
+        case JobRequeued(record=Job() as record):
+            return structs.replace(fact, record=_bare(record))
+    return fact
+
+
+def _bare(job: Job) -> Job:
+    spec = without_secrets(job.spec)
+    return job if spec is job.spec else structs.replace(job, spec=spec)

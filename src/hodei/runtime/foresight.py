@@ -1,7 +1,8 @@
 """Looking ahead in real life: forecasts in the background, and answers to "what if?". Never on the loop, never for real.
 
 On the loop only a twin of the controller is made (see `control.copying`); the rest happens in a thread, which lets others
-go first after each step and gives up when its time is over. What happens meanwhile is learned when it is done.
+go first after each step and gives up when its time is over. Forecasts take a twentieth of a core while the server has
+other work. What happens meanwhile is learned when they are done.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,6 +29,7 @@ from hodei.model.effects import Save, SaveJob, SaveNote
 from hodei.model.errors import InvalidInput, Unavailable
 from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId
+from hodei.model.job import Job
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import parse_duration_ms
 from hodei.model.whatif import WhatIf
@@ -36,9 +40,16 @@ log = logging.getLogger("hodei.foresight")
 _NOTE = "forecasts"
 # How many ended jobs are looked at, at start-up, to learn how long jobs run.
 _HISTORY = 1000
-# Whatever waits: forecasts may take this share of the time between them, an answer this long.
+# Whatever waits: forecasts may take this share of the time between them (of one core), an answer this long.
 _SHARE = 0.1
 _LEAST_S = 0.5
+# Forecasts rest after so much work: this many times as long while the rest of the server uses more than that part of a core,
+# else as long as they worked. Threads take turns at the interpreter, so all that they use is taken from the loop.
+_WORK_S = 0.005
+_REST = 19
+_BUSY = 0.15
+# What happens while forecasts are made is kept for later, but not without end.
+_NEWS = 50_000
 _WHAT_IF_S = 10.0
 _SOON_S = 2.0
 
@@ -61,12 +72,12 @@ class Foresight:
         self.enabled, self._max_jobs = config.enabled, config.max_jobs
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="foresight")
         self._forecasts = Forecasts()
-        self._busy, self._closing = False, False
-        self._news: list[Step] = []
+        self._busy, self._closing = False, threading.Event()
+        self._news: deque[Job] = deque(maxlen=_NEWS)
         self._metrics = metrics
 
     def close(self) -> None:
-        self._closing = True
+        self._closing.set()
         self._threads.shutdown(wait=True)
 
     # ------------------------------------------------------------------------------------------- forecasts
@@ -76,26 +87,24 @@ class Foresight:
 
     def stepped(self, step: Step) -> None:
         """What has been decided and stored: starts are graded, ends are learned from."""
-        if not step.saves:
-            return
-        if self._busy:
-            self._news.append(step)
-        else:
-            self._learn(step)
-
-    def _learn(self, step: Step) -> None:
         for save in step.saves:
-            if not isinstance(save, SaveJob):
-                continue
-            job, kept = save.job, self._forecasts.of.get(save.job.id)
-            # Also when it has ended by the time that we hear of it.
-            if kept and job.scheduled_ms >= kept[0].made_ms:
-                for grade in self._forecasts.started(job.id, job.scheduled_ms):
-                    self._metrics.forecast_graded.inc()
-                    self._metrics.forecast_covered.inc(grade.covered)
-                    self._metrics.forecast_error.observe(abs(grade.error_ms) / 1000)
-            if job.state in JOB_ENDED:
-                self._forecasts.ended(job)
+            if isinstance(save, SaveJob):
+                if self._busy:
+                    self._news.append(save.job)
+                else:
+                    self._learn(save.job)
+
+    def _learn(self, job: Job) -> None:
+        self._forecasts.newcomers.arrived(job)
+        kept = self._forecasts.of.get(job.id)
+        # Also when it has ended by the time that we hear of it.
+        if kept and job.scheduled_ms >= kept[0].made_ms:
+            for grade in self._forecasts.started(job.id, job.scheduled_ms):
+                self._metrics.forecast_graded.inc()
+                self._metrics.forecast_covered.inc(grade.covered)
+                self._metrics.forecast_error.observe(abs(grade.error_ms) / 1000)
+        if job.state in JOB_ENDED:
+            self._forecasts.ended(job)
 
     async def run(self, commit: Commit) -> None:
         """For ever: now and then a forecast for everyone who waits."""
@@ -125,14 +134,13 @@ class Foresight:
                     held,
                     now_ms,
                     partial(_seeded, now_ms),
-                    go_on=self._for_so_long(max(self._every_s * _SHARE, _LEAST_S)),
+                    go_on=self._at_leisure(max(self._every_s * _SHARE, _LEAST_S), self._every_s),
                 )
             )
         finally:
             self._busy = False
-            news, self._news = self._news, []
-            for step in news:
-                self._learn(step)
+            while self._news:
+                self._learn(self._news.popleft())
         jobs = self._controller.world.jobs
         still = {id for id, job in jobs.items() if job.state in ("pending", "held")}
         self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
@@ -150,6 +158,8 @@ class Foresight:
             )
             for job in sorted(page.jobs, key=lambda job: (job.finished_ms, job.id)):
                 self._forecasts.ended(job)
+            for job in sorted(page.jobs, key=lambda job: job.id):
+                self._forecasts.newcomers.arrived(job)
             if text:
                 self._forecasts.restore(msgspec.json.decode(text, type=Record))
         except (Unavailable, msgspec.MsgspecError) as error:
@@ -157,14 +167,22 @@ class Foresight:
 
     # --------------------------------------------------------------------------------------------- what if
 
-    async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
+    async def what_if(
+        self,
+        question: Question,
+        policy: SchedulingConfig | None = None,
+        *,
+        make: Callable[[SchedulingConfig], Controller] | None = None,
+    ) -> WhatIf:
+        """`make`: what makes a controller of the policy, if not the one for whom anyone may ask."""
+        make = make or self._make
         now_ms, held = self._clock.now_ms(), twin(self._controller)
         unsaid_ms = self._forecasts.run_times.usual_ms()
 
         def answer() -> WhatIf:
-            if policy is not None and self._make is None:
+            if policy is not None and make is None:
                 raise InvalidInput("this server cannot try another policy")
-            under = self._make(policy) if policy is not None and self._make is not None else None
+            under = make(policy) if policy is not None and make is not None else None
             go_on = self._for_so_long(_WHAT_IF_S)
             return what_if(held, question, now_ms, under=under, unsaid_ms=unsaid_ms, go_on=go_on)
 
@@ -180,7 +198,29 @@ class Foresight:
 
         def go_on() -> bool:
             time.sleep(0)  # lets the loop's thread have its turn now instead of at the interpreter's leisure
-            return not self._closing and time.monotonic() < ends
+            return not self._closing.is_set() and time.monotonic() < ends
+
+        return go_on
+
+    def _at_leisure(self, work_s: float, within_s: float) -> Callable[[], bool]:
+        """For so long of its own thread's work, with rests in between. To be asked by that thread alone."""
+        ends = time.monotonic() + within_s
+        worked_s = 0.0
+        mine = others = since = -1.0
+
+        def go_on() -> bool:
+            nonlocal worked_s, mine, others, since
+            now = time.thread_time()
+            if mine < 0:
+                mine, others, since = now, time.process_time() - now, time.monotonic()
+            spent = now - mine
+            if spent >= _WORK_S:
+                busy = time.process_time() - now - others > _BUSY * (time.monotonic() - since)
+                others, since = time.process_time() - now, time.monotonic()
+                self._closing.wait(spent * (_REST if busy else 1))
+                worked_s += spent
+                mine = time.thread_time()
+            return not self._closing.is_set() and worked_s < work_s and time.monotonic() < ends
 
         return go_on
 

@@ -20,6 +20,7 @@ from hodei.model.errors import HodeiError, StaleEpoch, Unavailable
 from hodei.model.facts import Fact
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.ports import Clock, Store
+from hodei.runtime.caller import CALLER
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.hub import Hub
 from hodei.runtime.metrics import Metrics
@@ -73,6 +74,8 @@ class Loop:
         """Returns when the facts, with all that followed from them, are safely stored."""
         if self.fatal is not None or self._stopping:
             raise Unavailable("the server is shutting down", hint="try again when it is back")
+        if (caller := CALLER.get()) is not None:
+            facts, saves = caller.sign(facts), [*saves, *caller.record(facts, saves)]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.append((facts, saves, done))
         self._more.set()

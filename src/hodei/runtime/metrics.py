@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from hodei.control.controller import Controller, Step
 from hodei.model.effects import Record, SaveJob
+from hodei.model.failure import class_of
 from hodei.model.lifecycle import JOB_ENDED
 
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -13,6 +14,7 @@ _ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_8
 _WAIT_MS = (10, 100, 1000, 5000, 30_000, 60_000, 300_000, 1_800_000, 7_200_000, 86_400_000)
 # Per-node gauges are for clusters that a person can look at; larger ones get the sums per backend.
 _MAX_NODES = 200
+_RECOURSE = {"job.moved": "moved", "job.relaxed": "relaxed", "job.promoted": "promoted"}
 
 
 class Metrics:
@@ -26,6 +28,9 @@ class Metrics:
         self.failures = Counter("hodei_scheduling_failures", "Refused attempts, by reason code", ["code"], registry=r)
         self.gangs = Counter("hodei_gangs_scheduled", "Gangs of more than one member placed whole", registry=r)
         self.retries = Counter("hodei_job_retries", "Jobs put back into the queue, by cause", ["code"], registry=r)
+        self.job_failures = Counter(
+            "hodei_job_failures", "Jobs that failed, tried again or not, by class", ["failure"], registry=r
+        )
         self.submitted = Counter("hodei_jobs_submitted", "Jobs accepted", registry=r)
         self.ended = Counter("hodei_jobs_ended", "Jobs ended, by state", ["state"], registry=r)
         self.preemptions = Counter("hodei_preemptions", "Gangs told to go to make room for others", registry=r)
@@ -45,7 +50,14 @@ class Metrics:
             "hodei_plugin_faults", "Plugin failures that were fenced", ["plugin", "point"], registry=r
         )
         self.backend_errors = Counter("hodei_backend_errors", "Failed calls to a backend", ["backend"], registry=r)
+        self.depending = Gauge("hodei_jobs_waiting_for_others", "Jobs that wait for other jobs or data", registry=r)
         self.pending = Gauge("hodei_queue_length", "Jobs waiting, by profile", ["profile"], registry=r)
+        self.breaker = Gauge(
+            "hodei_breaker_open", "1 while a full cluster makes a line be tried less often", ["profile"], registry=r
+        )
+        self.recourse = Counter(
+            "hodei_recourse", "Jobs helped because they waited too long: moved, relaxed, promoted", ["kind"], registry=r
+        )
         self.running = Gauge("hodei_runs_live", "Runs placed or running", registry=r)
         self.nodes = Gauge("hodei_nodes", "Nodes, by state", ["state"], registry=r)
         self.used = Gauge(
@@ -82,19 +94,29 @@ class Metrics:
                     self.wait.observe(max(0, job.scheduled_ms - (job.queued_ms or job.submitted_ms)))
                 if job.state in JOB_ENDED:
                     self.ended.labels(job.state).inc()
+                    if job.failure:
+                        self.job_failures.labels(job.failure).inc()
                 elif job.state == "pending" and job.attempt and job.queued_ms == job.changed_ms:
                     self.retries.labels(job.reason_code).inc()
+                    if class_of(job.reason_code):
+                        self.job_failures.labels(class_of(job.reason_code)).inc()
             elif isinstance(save, Record) and save.event.kind == "promise.missed":
                 cause = save.event.detail["cause"]
                 (self.broken if cause == "broken" else self.missed.labels(cause)).inc()
+            elif isinstance(save, Record) and save.event.kind in _RECOURSE:
+                self.recourse.labels(_RECOURSE[save.event.kind]).inc()
         self.submitted.inc(new)
 
     def render(self, controller: Controller) -> bytes:
         """The gauges are read off the world when someone asks, not kept up all the time."""
         table = controller.world.table
         table.settle()
+        self.depending.set(len(controller.dependencies))
         for name, count in controller.pending().items():
             self.pending.labels(name).set(count)
+        for name in controller.lines:
+            breaker = controller.steering.breakers.of.get(name)
+            self.breaker.labels(name).set(breaker is not None and breaker.open)
         self.running.set(int(table.runs.sum()) if len(table.runs) else 0)
         states = [("ready" if node.ready and not node.cordoned else "cordoned" if node.ready else "not-ready")
                   for node in table.nodes]  # fmt: skip

@@ -20,9 +20,11 @@ from hodei.control.controller import Controller
 from hodei.control.holds import holds_on
 from hodei.control.one_node import on_node
 from hodei.control.whatif import Question
+from hodei.model.array import expand, firsts
 from hodei.model.booking import Booking, Hold, Late, Wish
 from hodei.model.config import SchedulingConfig
-from hodei.model.effects import SaveKey
+from hodei.model.data_place import Allowed
+from hodei.model.effects import Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.estimate import Estimate, Ran, ran
 from hodei.model.explanation import Explanation
@@ -35,10 +37,10 @@ from hodei.model.facts import (
     JobHeld,
     JobReleased,
     JobRequeued,
-    JobRestored,
     JobSubmitted,
     MarksRestored,
     NodeMarked,
+    UsageRestored,
 )
 from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId
@@ -48,8 +50,13 @@ from hodei.model.node import Node
 from hodei.model.resources import Resources
 from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
+from hodei.runtime.audit import forget_old
 from hodei.runtime.binder import Binder
+from hodei.runtime.calendar import Calendar
+from hodei.runtime.configuring import Configuring
+from hodei.runtime.data_watch import DataWatch
 from hodei.runtime.decision_log import DecisionLog
+from hodei.runtime.depending import Depending
 from hodei.runtime.foresight import Foresight
 from hodei.runtime.hub import Hub, Subscription
 from hodei.runtime.loop import Loop
@@ -94,6 +101,7 @@ class Service:
         clock: Clock,
         *,
         retention_ms: int = 0,
+        audit_retention_ms: int = 0,
         decision_log: DecisionLog | None = None,
         checks: Callable[[Service], Awaitable[list[Any]]] | None = None,
         scheduling: SchedulingConfig | None = None,
@@ -112,16 +120,20 @@ class Service:
         self._backends = backends
         self._last_job = opened.last_job
         self._retention_ms = retention_ms
+        self._audit_retention_ms = audit_retention_ms
         self._checks = checks
         self._decision_log = decision_log
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="reader")
         self._keys: dict[str, asyncio.Task[Submitted]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._reserving = asyncio.Lock()
+        self.configuring: Configuring | None = None
+        self.depending = Depending(controller, store, self.read, Allowed(self.scheduling.data.allow))
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
         self.foresight = Foresight(
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
+        self.calendar = Calendar(self)
         self._binder = Binder(backends, clock, self.prometheus, self.loop.tell)
         self._watchers = {
             name: Watcher(backend, controller.world, clock, self.prometheus, self.loop.tell, self._act, self.loop.quiet)
@@ -135,8 +147,11 @@ class Service:
         facts: list[Fact] = [MarksRestored(marks) for marks in await self.read(self.store.marks)]
         if self.controller.estimator.learns:
             facts.append(HistoryRestored(await self.read(self._history)))
+        facts += await self.read(self.depending.restored)
+        # After the runs: a window that has closed meanwhile may mean something to them.
+        if self.controller.accounts.sharing is not None:
+            facts.append(UsageRestored(tuple(await self.read(self.store.usage))))
         facts += [BookingMade(booking, restored=True) for booking in await self.read(self.store.bookings)]
-        facts += [JobRestored(job, runs) for job, runs in await self.read(self.store.active)]
         self._spawn(self.loop.run())
         for first in range(0, len(facts), _RESTORE_BATCH):
             await self.loop.committed(facts[first : first + _RESTORE_BATCH])
@@ -145,6 +160,13 @@ class Service:
             self._spawn(watcher.watch())
         if self._retention_ms:
             self._spawn(self._prune())
+        if self.depending.allowed:
+            waits = self.controller.dependencies
+            self._spawn(DataWatch(lambda: waits.data, self.loop.tell, self.depending.allowed).run())
+        if self._audit_retention_ms:
+            self._spawn(forget_old(self, self._audit_retention_ms))
+        await self.calendar.load()
+        self._spawn(self.calendar.run())
         if self.foresight.enabled:
             self.loop.on_step = self.foresight.stepped
             self._spawn(self.foresight.run(partial(self.loop.committed, ())))
@@ -228,6 +250,10 @@ class Service:
                 log.warning("retention could not run: %s", error)
             await asyncio.sleep(_PRUNE_EVERY_S)
 
+    async def record(self, save: Save) -> None:
+        """One row of its own, durable when it returns."""
+        await self.loop.committed((), [save])
+
     # --------------------------------------------------------------------------------------------- jobs
 
     async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
@@ -258,17 +284,21 @@ class Service:
         return Submitted(used.jobs, repeated=True)
 
     async def _submit(self, specs: Sequence[JobSpec], key: str = "", fingerprint: str = "") -> Submitted:
+        known = await self.depending.look_up(specs)
         pending = self.controller.pending()
         if self.loop.waiting_jobs:
             pending = {name: count + self.loop.waiting_jobs for name, count in pending.items()}
+        first = self._last_job + 1
+        specs = known.resolved(specs, first)
+        ids, specs = firsts(specs, first), expand(specs, first)
+        specs = self.controller.accounts.admitted(specs)
         self.controller.gate.check(specs, pending)
         now = self.clock.now_ms()
-        first = self._last_job + 1
         self._last_job += len(specs)
         facts = [
-            JobSubmitted(Job(id, spec, "pending", now, now, queued_ms=now)) for id, spec in enumerate(specs, first)
+            JobSubmitted(Job(id, spec, "pending", now, now, queued_ms=now), known.of(spec))
+            for id, spec in enumerate(specs, first)
         ]
-        ids = tuple(range(first, first + len(specs)))
         saves = [SaveKey(key, fingerprint, ids, now)] if key else []
         self.loop.waiting_jobs += len(specs)
         try:
@@ -276,6 +306,10 @@ class Service:
         finally:
             self.loop.waiting_jobs -= len(specs)
         return Submitted(ids)
+
+    def highest_priority(self, role: str) -> int | None:
+        """That holders of the role may give; None for any."""
+        return self.controller.accounts.policy.max_priority.get(role)
 
     async def cancel(self, job: JobId, reason: str = "") -> Job:
         found = await self._stored(job)
@@ -301,7 +335,8 @@ class Service:
         found = await self._stored(job)
         if found.state in ("pending", "held"):
             raise Conflict(f"job {job} is {found.state}: it has not started yet")
-        return await self._changed(job, JobRequeued(job, found if found.state in JOB_ENDED else None))
+        record = found if found.state in JOB_ENDED else None
+        return await self._changed(job, JobRequeued(job, record, await self.depending.of_record(record)))
 
     async def wait(self, job: JobId, timeout_ms: int) -> Job:
         """The job when it has ended, or as it stands when the time is over."""
@@ -332,10 +367,15 @@ class Service:
 
     async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
         """What would be different; nothing is changed."""
+        known, first = await self.depending.look_up(question.jobs), self._last_job + 1
+        jobs, standings = tuple(known.resolved(question.jobs, first)), tuple(known.standings.values())
+        question = structs.replace(question, jobs=jobs, first=first, standings=standings)
         return await self.foresight.what_if(question, policy)
 
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
-        return explain.plan(self.controller, specs, self.clock.now_ms())
+        known = await self.depending.look_up(specs)
+        specs = known.resolved(specs, self._last_job + 1)
+        return explain.plan(self.controller, specs, self.clock.now_ms(), tuple(known.standings.values()))
 
     async def logs(self, run: Run, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
         backend = self._backends.get(run.backend)
@@ -394,7 +434,7 @@ class Service:
     async def unreserve(self, name: str, by: str) -> ReservationStatus:
         async with self._reserving:
             gone = self.reservation(name)
-            await self.loop.committed([BookingCancelled(name, by)])
+            await self.loop.committed([BookingCancelled(name, by=by)])
         return gone
 
     def _reserved(self, booking: Booking) -> ReservationStatus:

@@ -29,7 +29,7 @@ from hodei.runtime.service import Service
 from hodei.server.app import make_app
 from hodei.server.auth import open_tokens
 from hodei.server.serving import Server, make_server, refuse_clear_text
-from hodei.wiring import load_config, make_service
+from hodei.wiring import load_config, make_service, read_config
 
 log = logging.getLogger("hodei.server")
 _READY_TIMEOUT_S = 30.0
@@ -78,7 +78,8 @@ def _serve(given: argparse.Namespace) -> int:
         gc.set_threshold(50_000, 20, 50)
         sys.setswitchinterval(0.001)  # the store's writer thread should not wait long for its turn
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_live(home, config, listener, instant=given.instant, insecure=given.insecure))
+            reread = lambda: _over(given, read_config(_config_path(given, home)))  # noqa: E731
+            return runner.run(_live(home, config, listener, reread, instant=given.instant, insecure=given.insecure))
     finally:
         listener.close()
         lock.close()
@@ -102,8 +103,16 @@ def _only_one(home: Path) -> TextIO:
 
 
 def _configured(given: argparse.Namespace, home: Path) -> Config:
-    path = given.config or (home / "config.toml" if (home / "config.toml").exists() else None)
-    config = load_config(path)
+    return _over(given, load_config(_config_path(given, home)))
+
+
+def _config_path(given: argparse.Namespace, home: Path) -> Path | None:
+    path: Path | None = given.config or (home / "config.toml" if (home / "config.toml").exists() else None)
+    return path
+
+
+def _over(given: argparse.Namespace, config: Config) -> Config:
+    """The file's settings with those of the command line in their place."""
     changes = {"host": given.host, "port": given.port, "decision_log": given.decision_log}
     server = msgspec.structs.replace(config.server, **{k: v for k, v in changes.items() if v is not None})
     return msgspec.structs.replace(config, server=server)
@@ -135,9 +144,17 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _live(home: Path, config: Config, listener: socket.socket, *, instant: bool, insecure: bool) -> int:
+async def _live(
+    home: Path,
+    config: Config,
+    listener: socket.socket,
+    reread: Callable[[], Config],
+    *,
+    instant: bool,
+    insecure: bool,
+) -> int:
     tokens, first_time = open_tokens(home)
-    service = make_service(home, config, instant=instant)
+    service = make_service(home, config, instant=instant, reread=reread)
     scheme = "https" if config.server.tls_cert else "http"
     host, port = listener.getsockname()[:2]
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -172,6 +189,28 @@ def _stop_on_signals(service: Service, server: Server) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, lambda: _keep(loop.create_task(_reload(service))))
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _keep(task: asyncio.Task[None]) -> None:
+    """A task that nobody waits for is held on to until it is done."""
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+async def _reload(service: Service) -> None:
+    """SIGHUP: the configuration's file is read again. What is wrong with it goes to the log, and nothing is changed."""
+    if service.configuring is None:
+        return
+    try:
+        change = await service.configuring.reload("SIGHUP")
+        for later in change.needs_restart:
+            log.warning("%s has changed, which counts after a restart", later.path)
+    except HodeiError as error:
+        log.error("the configuration was not reloaded: %s; %s", error, error.hint)
 
 
 async def _until_fatal(service: Service, server: Server) -> None:

@@ -13,12 +13,13 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hodei.server.audit import code_of, on_behalf_of, settle
 from hodei.server.auth import Tokens, admit
-from hodei.server.errors import UnknownMediaType, UnknownPath, WrongMethod, reply_to
+from hodei.server.errors import Forbidden, UnknownMediaType, UnknownPath, WrongMethod, reply_to
 from hodei.server.guard import Guard, Slots, check_depth, read_body
 from hodei.server.openapi import openapi
 from hodei.server.params import closest, read_params
-from hodei.server.route import MIB, SMALL, Call, Principal, Reply, Route, Shared
+from hodei.server.route import ANYONE, MIB, SMALL, Call, Principal, Reply, Route, Shared
 from hodei.server.routes import table as route_table
 
 if TYPE_CHECKING:
@@ -74,14 +75,28 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             who = admit(self.route.policy, scope, self.shared.tokens)
-            if self.route.lane == "short":
-                with self.shared.requests.hold(who.name):
-                    answer = await self._answer(who, scope, receive)
-            else:
-                answer = await self._answer(who, scope, receive)
+        except Forbidden as error:
+            answer: ASGIApp = reply_to(error)
+            with on_behalf_of(self.shared, self.route, error.who or ANYONE, scope) as caller:
+                if caller is not None:
+                    await settle(self.shared, caller, answer, error.code)
         except Exception as error:
             answer = reply_to(error)
+        else:
+            with on_behalf_of(self.shared, self.route, who, scope) as caller:
+                answer, refused = await self._attempt(who, scope, receive)
+                if caller is not None:
+                    await settle(self.shared, caller, answer, code_of(answer, refused))
         await answer(scope, receive, send)
+
+    async def _attempt(self, who: Principal, scope: Scope, receive: Receive) -> tuple[ASGIApp, Exception | None]:
+        try:
+            if self.route.lane == "short":
+                with self.shared.requests.hold(who.name):
+                    return await self._answer(who, scope, receive), None
+            return await self._answer(who, scope, receive), None
+        except Exception as error:
+            return reply_to(error), error
 
     async def _answer(self, who: Principal, scope: Scope, receive: Receive) -> ASGIApp:
         route = self.route
@@ -96,15 +111,17 @@ class Endpoint:
         given = next((value for name, value in call.scope["headers"] if name == b"content-type"), b"")
         media = given.decode("latin-1").partition(";")[0].strip().lower() or "application/json"
         yaml = self.route.request is bytes and media in ("application/yaml", "application/x-yaml", "text/yaml")
-        if not yaml and media != "application/json":
+        toml = bool(self.route.accepts) and media == self.route.accepts
+        if not yaml and not toml and media != "application/json":
             either = "application/json or application/yaml" if self.route.request is bytes else "application/json"
+            either += f" or {self.route.accepts}" if self.route.accepts else ""
             raise UnknownMediaType(f"cannot read {media[:80]!r}", hint=f"send the header 'Content-Type: {either}'")
         # YAML takes a hundred times longer to read than JSON, and large submits are made by programs.
         limit = min(self.route.body_limit, YAML_LIMIT) if yaml else self.route.body_limit
         body = await read_body(call.scope, receive, limit=limit, timeout_s=self._body_timeout_s)
-        if not yaml and len(body) > SMALL:
+        if not yaml and not toml and len(body) > SMALL:
             await asyncio.to_thread(check_depth, body)
-        elif not yaml:
+        elif not yaml and not toml:
             check_depth(body)
         return Call(call.shared, call.who, call.args, call.scope, body, "application/yaml" if yaml else media)
 

@@ -120,10 +120,12 @@ def admit(policy: Policy, scope: Scope, tokens: Tokens) -> Principal:
         raise _unauthorized("the token is not known here")
     if not policy.allows(who.role):
         needed = next(role for role, rank in RANK.items() if rank == policy.rank)
-        raise Forbidden(
+        refusal = Forbidden(
             f"this needs the role {needed}; {who.name} has the role {who.role}",
             hint="ask an administrator of this server for a token with that role",
         )
+        refusal.who = who
+        raise refusal
     return who
 
 

@@ -18,7 +18,7 @@ from hodei.model.errors import (
     StaleEpoch,
     Unavailable,
 )
-from hodei.server.route import Reply
+from hodei.server.route import Principal, Reply
 from hodei.wire.views import Problem
 
 log = logging.getLogger("hodei.server")
@@ -42,7 +42,10 @@ class Unauthorized(Refused):
 
 
 class Forbidden(Refused):
+    """`who` asked, if that is known."""
+
     code = "FORBIDDEN"
+    who: Principal | None = None
 
 
 class UnknownPath(Refused):

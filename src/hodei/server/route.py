@@ -137,7 +137,8 @@ class Route(Struct, frozen=True):
     """One address. There is no default policy, so none can be forgotten.
 
     `lane` says which limit on concurrent calls holds it: `short` calls share one, `long` calls (waits, streams)
-    take their own place, `free` calls (probes) are never turned away.
+    take their own place, `free` calls (probes) are never turned away. `accepts`: a media type that a body may have besides JSON. Whatever is not a GET goes on record (`audit`),
+    unless it is `harmless`: it changes nothing. `verb` names the act there, where the path does not.
     """
 
     method: Literal["GET", "POST", "PATCH", "PUT", "DELETE"]
@@ -151,4 +152,11 @@ class Route(Struct, frozen=True):
     status: int = 200
     media_type: str = "application/json"
     body_limit: int = MIB
+    accepts: str = ""
     lane: Literal["short", "long", "free"] = "short"
+    harmless: bool = False
+    verb: str = ""
+
+    @property
+    def audited(self) -> bool:
+        return self.method != "GET" and not self.harmless

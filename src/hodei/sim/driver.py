@@ -24,6 +24,7 @@ from hodei.model.node import Node
 from hodei.model.resources import Resources
 from hodei.sim.results import Outcome, Result, Sample, StartKind
 from hodei.sim.traces import Arrival, Workload
+from hodei.sim.unusable import Unusable
 
 # Samples are thinned out, every other one, when there are so many.
 _SAMPLES_KEPT = 20_000
@@ -76,6 +77,7 @@ class Simulation:
         self._stride, self._steps, self._busy = 1, 0, 0
         self._used: Resources = {}
         self._preemptions = 0
+        self._unusable = Unusable(workload, controller.world.table)
 
     def run(self) -> Result:
         began = time.process_time()
@@ -198,15 +200,21 @@ class Simulation:
 
     def _stop(self, run: RunId, now_ms: int) -> None:
         life = self._leave(run)
+        started_ms = life.started_ms
         if not life.left:
             life.preemptions += 1
             self._preemptions += 1
             life.started_ms = -1
         self._step(now_ms, [RunObserved(run, "stopped", now_ms, 143)])
+        if life.arrival.id not in self._controller.world.jobs and life.arrival.id in self._lives:
+            life.started_ms = started_ms  # that was its end, as when it overran
+            self._outcomes.append(_outcome(life, now_ms))
+            del self._lives[life.arrival.id]
 
     def _sample(self, now_ms: int) -> None:
         waiting = len(self._lives) - self._busy
-        self._samples.append(Sample(now_ms, dict(self._used), self._busy, waiting, self._preemptions))
+        fragmented = self._unusable.share(self._steps)
+        self._samples.append(Sample(now_ms, dict(self._used), self._busy, waiting, self._preemptions, fragmented))
         if len(self._samples) > _SAMPLES_KEPT:
             del self._samples[::2]
             self._stride *= 2
@@ -229,6 +237,7 @@ def _outcome(life: _Life, ended_ms: int) -> Outcome:
         estimate_ms=spec.estimate_ms,
         kind=life.kind,
         preemptions=life.preemptions,
+        deadline_ms=spec.deadline_ms,
     )
 
 

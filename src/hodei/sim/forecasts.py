@@ -20,7 +20,7 @@ from hodei.control.controller import Controller, Step
 from hodei.control.forecasts import FUTURES, Forecasts, Grade
 from hodei.model.effects import SaveJob
 from hodei.model.errors import HodeiError
-from hodei.model.facts import Fact
+from hodei.model.facts import Fact, JobSubmitted
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
 from hodei.model.quantity import format_duration, parse_duration_ms
@@ -77,6 +77,9 @@ class Watched(Simulation):
             # Nothing has happened since the last step, so the controller stands as it stood when it was due.
             self._foretell(self._due_ms)
             self._due_ms += ((now_ms - self._due_ms) // self._every_ms + 1) * self._every_ms
+        for fact in facts:
+            if isinstance(fact, JobSubmitted):
+                self.forecasts.newcomers.arrived(fact.job)
         step = super()._step(now_ms, facts)
         for job in dict.fromkeys(bind.job for bind in step.plan.binds):
             kept = self.forecasts.of.get(job, [])

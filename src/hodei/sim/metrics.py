@@ -55,6 +55,8 @@ def summary(result: Result, *, starved_ms: int = STARVED_MS) -> dict[str, Any]:
         "jain": jain(mean_slowdown_by_user(done).values()),
         "starved": starved(result, starved_ms),
         "starts": kinds,
+        "deadlines": sum(outcome.deadline_ms > 0 for outcome in result.outcomes),
+        "deadlines_missed": deadlines_missed(result.outcomes),
         "preemptions": sum(outcome.preemptions for outcome in result.outcomes),
         "promises_broken": result.promises_broken,
         "seconds": result.seconds,
@@ -131,6 +133,11 @@ def starved(result: Result, longer_than_ms: int = STARVED_MS) -> int:
         (outcome.started_ms if outcome.started_ms >= 0 else last_ms) - outcome.submitted_ms > longer_than_ms
         for outcome in result.outcomes
     )
+
+
+def deadlines_missed(outcomes: Iterable[Outcome]) -> int:
+    """Jobs that had to be done by some time and ended later, or not at all."""
+    return sum(outcome.deadline_ms > 0 and not 0 <= outcome.ended_ms <= outcome.deadline_ms for outcome in outcomes)
 
 
 def user_of(outcome: Outcome) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
+from hodei.model.accounts_config import SharesConfig
 from hodei.model.config import EstimatesConfig, PreemptionConfig, ProfileConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.text import did_you_mean
@@ -31,7 +32,7 @@ POLICIES: dict[str, ProfileConfig] = {
     "hodei": _batch(order="hodei", backfill="easy", doubling="14h"),
     "hodei-plain": _batch(order="hodei", backfill="easy", doubling="20h"),
     "gang-easy": _batch(order="fcfs", backfill="easy"),
-    "deadline": _batch(order="fcfs", backfill="easy", fill="deadline"),
+    "easy-deadline": _batch(order="fcfs", backfill="easy", fill="deadline"),
     "largest-fill": _batch(order="fcfs", backfill="easy", fill="largest"),
     "random": _gpu("gpu_random"),
     "dotprod": _gpu("gpu_dotprod"),
@@ -39,6 +40,10 @@ POLICIES: dict[str, ProfileConfig] = {
     "packing": _gpu("gpu_packing"),
     "bestfit": _gpu("gpu_bestfit"),
     "fgd": _gpu("fgd"),
+    "fifo": ProfileConfig(queue="fifo"),
+    "fair-share": ProfileConfig(
+        queue="multifactor", options={"multifactor": {"age_per_hour": 10, "age_max": 250, "share": 1000}}
+    ),
     "priority": ProfileConfig(),
 }
 
@@ -59,7 +64,7 @@ ABOUT: dict[str, str] = {
     "hodei": "our own: twice the time costs 14 hours in line, by estimates corrected by users' past runs; EASY backfilling",
     "hodei-plain": "our own without history: asking for twice the time costs 20 hours in line; EASY backfilling",
     "gang-easy": "as easy, for workloads of gangs over many nodes",
-    "deadline": "as easy, the nearest deadline of those that may pass first",
+    "easy-deadline": "as easy, of those that may pass the one first that must start soonest to meet its deadline",
     "largest-fill": "as easy, the largest of those that may pass first",
     "random": "in order of arrival, GPUs wherever there is room",
     "dotprod": "in order of arrival, GPUs on the node whose free amounts are most like the request",
@@ -67,6 +72,8 @@ ABOUT: dict[str, str] = {
     "packing": "in order of arrival, GPUs on those that are in use already",
     "bestfit": "in order of arrival, GPUs on the node with the least left over",
     "fgd": "in order of arrival, GPUs where free ones are fragmented least (fragmentation gradient descent)",
+    "fifo": "in order of arrival; who does not fit is passed by those who do",
+    "fair-share": "who has had least of the cluster goes first; all accounts have one share, use counts half after a week",
     "priority": "a server's default: by priority, higher classes take the place of lower ones",
 }
 
@@ -81,6 +88,7 @@ def policy(name: str) -> SchedulingConfig:
         profiles={"default": POLICIES[name]},
         preemption=PreemptionConfig(enabled=name == "priority"),
         estimates=EstimatesConfig(source="corrected" if name == "hodei" else "user"),
+        shares=SharesConfig(enabled=name == "fair-share"),
     )
 
 

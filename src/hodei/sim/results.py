@@ -30,6 +30,7 @@ class Outcome(Struct, frozen=True):
     estimate_ms: int = 0
     kind: StartKind = "head"
     preemptions: int = 0
+    deadline_ms: int = 0
 
     @property
     def wait_ms(self) -> int:
@@ -41,7 +42,8 @@ class Outcome(Struct, frozen=True):
 
 
 class Sample(Struct, frozen=True):
-    """The cluster at one moment. `fragmented`: the share of free GPU that a typical job could not use, in thousandths."""
+    """The cluster at one moment. `fragmented`: the share of free GPU (cpu where nobody asks for GPU) that a
+    typical job could not use, in thousandths."""
 
     at_ms: int
     used: Resources

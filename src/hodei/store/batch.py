@@ -10,17 +10,45 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from hodei.model.effects import Event, Record, Save, SaveBooking, SaveJob, SaveKey, SaveMarks, SaveNote, SaveRun
+from hodei.model.audit import AuditEntry
+from hodei.model.effects import (
+    Event,
+    Record,
+    Save,
+    SaveAudit,
+    SaveBooking,
+    SaveJob,
+    SaveKey,
+    SaveMarks,
+    SaveNote,
+    SavePeriodic,
+    SaveRun,
+    SaveUsage,
+)
 from hodei.model.errors import Conflict, InvalidInput
 from hodei.model.ids import JobId, NodeName, RunId, run_id
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeMarks
+from hodei.model.usage import AccountPath, UsageRow
 
 
 class Batch:
     """`new_*` must not be in the store yet; the others must be there already."""
 
-    __slots__ = ("bookings", "events", "jobs", "keys", "marks", "new_jobs", "new_runs", "notes", "runs")
+    __slots__ = (
+        "audits",
+        "bookings",
+        "events",
+        "jobs",
+        "keys",
+        "marks",
+        "new_jobs",
+        "new_runs",
+        "notes",
+        "periodics",
+        "runs",
+        "usage",
+    )
 
     def __init__(self) -> None:
         self.new_jobs: dict[JobId, Job] = {}
@@ -32,6 +60,9 @@ class Batch:
         self.keys: dict[str, SaveKey] = {}
         self.notes: dict[str, str] = {}
         self.events: dict[int, Event] = {}
+        self.periodics: dict[str, SavePeriodic] = {}
+        self.audits: list[AuditEntry] = []
+        self.usage: dict[tuple[AccountPath, str, int], UsageRow] = {}
 
     @property
     def last_job(self) -> JobId:
@@ -58,8 +89,14 @@ def sort_saves(saves: Sequence[Save]) -> Batch:
             _add_run(batch, save)
         elif isinstance(save, SaveMarks):
             batch.marks[save.marks.node] = save.marks
+        elif isinstance(save, SaveAudit):
+            batch.audits.append(save.entry)
+        elif isinstance(save, SavePeriodic):
+            batch.periodics[save.periodic.name] = save
         elif isinstance(save, SaveBooking):
             batch.bookings[save.booking.name] = save
+        elif isinstance(save, SaveUsage):
+            batch.usage |= {(row.path, row.resource, row.start_ms): row for row in save.rows}
         elif isinstance(save, SaveNote):
             batch.notes[save.name] = save.body
         elif isinstance(save, SaveKey):

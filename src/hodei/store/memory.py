@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
+from msgspec import structs
+
+from hodei.model.audit import AuditEntry, AuditQuery, matches
 from hodei.model.booking import Booking
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
@@ -15,7 +18,9 @@ from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, JobState
 from hodei.model.node import NodeMarks
+from hodei.model.periodic import Periodic
 from hodei.model.selector import all_match
+from hodei.model.usage import AccountPath, UsageRow
 from hodei.ports import JobPage, JobQuery, Opened
 from hodei.store.batch import Batch, keep_decision, keep_spec, sort_saves
 
@@ -34,12 +39,17 @@ class _Memory:
         self.counts: Counter[str] = Counter()
         self.active: set[JobId] = set()
         self.runs: dict[JobId, dict[RunId, Run]] = {}
+        self.awaits: dict[JobId, set[JobId]] = {}
         self.events: list[Event] = []
         self.events_of: dict[JobId, list[Event]] = {}
         self.marks: dict[NodeName, NodeMarks] = {}
         self.bookings: dict[str, Booking] = {}
         self.keys: dict[str, SaveKey] = {}
         self.notes: dict[str, str] = {}
+        self.usage: dict[tuple[AccountPath, str, int], UsageRow] = {}
+        self.periodics: dict[str, Periodic] = {}
+        self.audit: list[AuditEntry] = []
+        self.last_audit = 0
 
 
 class MemoryStore:
@@ -65,6 +75,9 @@ class MemoryStore:
             # Nothing below can fail, so all of it happens.
             for job in batch.new_jobs.values():
                 insort(memory.ids, job.id)
+                for one in job.spec.after.of:
+                    if one.job:
+                        memory.awaits.setdefault(one.job, set()).add(job.id)
                 _put_job(memory, job)
             for job in batch.jobs.values():
                 _put_job(memory, keep_spec(memory.jobs[job.id], job))
@@ -79,12 +92,22 @@ class MemoryStore:
                 memory.marks.pop(marks.node, None)
                 if not marks.empty:
                     memory.marks[marks.node] = marks
+            for kept in batch.periodics.values():
+                memory.periodics.pop(kept.periodic.name, None)
+                if not kept.gone:
+                    memory.periodics[kept.periodic.name] = kept.periodic
+            for entry in batch.audits:
+                memory.last_audit += 1
+                memory.audit.append(structs.replace(entry, seq=memory.last_audit))
             for saved in batch.bookings.values():
                 memory.bookings.pop(saved.booking.name, None)
                 if not saved.gone:
                     memory.bookings[saved.booking.name] = saved.booking
             memory.keys.update(batch.keys)
             memory.notes.update(batch.notes)
+            if batch.usage:
+                memory.usage |= batch.usage
+                memory.usage = {key: row for key, row in memory.usage.items() if row.amount}
             memory.last_job = max(memory.last_job, batch.last_job)
             memory.last_event = max(memory.last_event, batch.last_event)
 
@@ -100,6 +123,7 @@ class MemoryStore:
                 memory.counts[job.state] -= 1
                 del memory.jobs[job.id]
                 memory.runs.pop(job.id, None)
+                memory.awaits.pop(job.id, None)
                 forgotten.update(event.seq for event in memory.events_of.pop(job.id, ()))
             of_no_job = memory.events_of.get(0, [])
             aged = [event for event in of_no_job[:limit] if event.at_ms < ended_before_ms]
@@ -124,6 +148,32 @@ class MemoryStore:
     def bookings(self) -> list[Booking]:
         with self._memory.lock:
             return [self._memory.bookings[name] for name in sorted(self._memory.bookings)]
+
+    def usage(self) -> list[UsageRow]:
+        with self._memory.lock:
+            return [self._memory.usage[key] for key in sorted(self._memory.usage)]
+
+    def periodics(self) -> list[Periodic]:
+        with self._memory.lock:
+            return [self._memory.periodics[name] for name in sorted(self._memory.periodics)]
+
+    def audit(self, query: AuditQuery) -> list[AuditEntry]:
+        with self._memory.lock:
+            found = [entry for entry in self._memory.audit if matches(entry, query)]
+        return (found if query.after is not None else found[::-1])[: max(1, query.limit)]
+
+    def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
+        memory = self._memory
+        with memory.lock:
+            self._fence()
+            old = {entry.seq for entry in memory.audit[:limit] if entry.at_ms < before_ms}
+            memory.audit = [entry for entry in memory.audit if entry.seq not in old]
+            return len(old)
+
+    def states_between(self, first: JobId, last: JobId) -> dict[str, int]:
+        with self._memory.lock:
+            jobs = self._memory.jobs
+            return dict(sorted(Counter(jobs[id].state for id in jobs if first <= id <= last).items()))
 
     def job(self, job: JobId) -> Job | None:
         return self._memory.jobs.get(job)
@@ -162,6 +212,11 @@ class MemoryStore:
             events = self._memory.events_of.get(job, []) if job else self._memory.events
             start = bisect_right(events, after, key=_seq)
             return events[start : start + max(0, limit)]
+
+    def dependents(self, awaited: Sequence[JobId], limit: int = 10_000) -> list[tuple[JobId, JobId]]:
+        with self._memory.lock:
+            asked = sorted(set(awaited))
+            return [(id, job) for id in asked for job in sorted(self._memory.awaits.get(id, ()))][:limit]
 
     def key(self, key: str) -> SaveKey | None:
         return self._memory.keys.get(key)

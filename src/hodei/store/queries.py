@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from hodei.model.effects import Event
@@ -117,9 +117,28 @@ def _runs_of_current_attempts(db: sqlite3.Connection) -> Iterator[Run]:
     return map(rows.run_from, found)
 
 
+def dependents(db: sqlite3.Connection, awaited: Sequence[JobId], limit: int) -> list[tuple[JobId, JobId]]:
+    found = db.execute(
+        """SELECT json_group_array(json_array(awaited, job)) FROM
+            (SELECT awaited, job FROM awaits WHERE awaited IN (SELECT value FROM json_each(?))
+             ORDER BY awaited, job LIMIT ?)""",
+        (rows.json_text(list(awaited)), limit),
+    ).fetchone()[0]
+    return sorted((awaited, job) for awaited, job in rows.rows_in(found))
+
+
 def counts(db: sqlite3.Connection) -> dict[str, int]:
     found = db.execute("SELECT json_group_array(json_array(state, jobs)) FROM tally").fetchone()[0]
     return dict.fromkeys(_ALL_STATES, 0) | dict(rows.rows_in(found))
+
+
+def states_between(db: sqlite3.Connection, first: JobId, last: JobId) -> dict[str, int]:
+    found = db.execute(
+        """SELECT json_group_array(json_array(state, jobs)) FROM
+            (SELECT state, count(*) AS jobs FROM job WHERE id BETWEEN ? AND ? GROUP BY state)""",
+        (first, last),
+    ).fetchone()[0]
+    return dict(sorted(rows.rows_in(found)))
 
 
 def runs(db: sqlite3.Connection, job: JobId) -> list[Run]:

@@ -15,6 +15,7 @@ from hodei.model.effects import Event, SaveKey
 from hodei.model.ids import run_id
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Grant, NodeMarks
+from hodei.model.periodic import Periodic
 
 Row = Sequence[Any]
 
@@ -24,13 +25,13 @@ JOB = (*STANDING, "project", "user", "name")
 RUN_KEY = ("job", "attempt", "member")
 RUN_STANDING = (
     *RUN_KEY, "task", "node", "backend", "state", "placed_ms", "started_ms", "finished_ms",
-    "exit_code", "reason_code", "reason", "stop_requested", "rank", "checkpoint_ms",
+    "exit_code", "reason_code", "reason", "stop_requested", "rank", "checkpoint_ms", "health",
 )  # fmt: skip
-RUN = (*RUN_STANDING, "decision", "grant")
+RUN = (*RUN_STANDING, "decision", "grant", "kind")
 EVENT = ("seq", "at_ms", "kind", "job", "run", "node", "detail")
 KEY = ("key", "fingerprint", "jobs", "at_ms")
 
-_FLAGS = (STANDING.index("cancel_requested"), STANDING.index("requeue_requested"))
+_FLAGS = tuple(STANDING.index(f"{asked}_requested") for asked in ("cancel", "requeue", "suspend"))
 
 job_standing = attrgetter(*STANDING)
 job_row = attrgetter(*STANDING, "spec.project", "spec.user", "spec.name")
@@ -43,6 +44,7 @@ _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_grant = msgspec.json.Decoder(Grant).decode
 _decode_marks = msgspec.json.Decoder(NodeMarks).decode
 _decode_booking = msgspec.json.Decoder(Booking).decode
+_decode_periodic = msgspec.json.Decoder(Periodic).decode
 _decode_jobs = msgspec.json.Decoder(tuple[int, ...]).decode
 _decode_any = msgspec.json.Decoder().decode
 
@@ -75,7 +77,7 @@ def job_from(row: Row) -> Job:
 def run_row(run: Run) -> tuple[Any, ...]:
     decision = None if run.decision is None else _encode(run.decision).decode()
     grant = None if run.grant is None else _encode(run.grant).decode()
-    return (*run_standing(run), decision, grant)
+    return (*run_standing(run), decision, grant, run.kind)
 
 
 def run_from(row: Row) -> Run:
@@ -109,6 +111,14 @@ def booking_text(booking: Booking) -> str:
 
 def booking_from(text: str) -> Booking:
     return _decode_booking(text)
+
+
+def periodic_text(periodic: Periodic) -> str:
+    return _encode(periodic).decode()
+
+
+def periodic_from(text: str) -> Periodic:
+    return _decode_periodic(text)
 
 
 def key_row(key: SaveKey) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 
 from hodei.model.errors import InvalidInput
+from hodei.store import audits
 
 APPLICATION_ID = 0x484F4445  # "HODE": tells our files from other programs' files
 ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
@@ -45,6 +46,10 @@ _VERSION_1 = (
         nodes TEXT NOT NULL DEFAULT '',
         first_attempt INTEGER NOT NULL DEFAULT 0,
         version INTEGER NOT NULL,
+        failure TEXT NOT NULL DEFAULT '',
+        suspend_requested INTEGER NOT NULL DEFAULT 0,
+        move TEXT NOT NULL DEFAULT '',
+        recourse TEXT NOT NULL DEFAULT '',
         project TEXT NOT NULL,
         user TEXT NOT NULL,
         name TEXT NOT NULL
@@ -56,6 +61,12 @@ _VERSION_1 = (
     "CREATE INDEX job_name ON job (name)",
     f"CREATE INDEX job_ended ON job (changed_ms) WHERE {ENDED}",
     "CREATE TABLE spec (job INTEGER PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    # Which jobs wait, or waited, for a job; the other way round is in their specs.
+    """CREATE TABLE awaits (
+        awaited INTEGER NOT NULL,
+        job INTEGER NOT NULL,
+        PRIMARY KEY (awaited, job)
+    ) STRICT, WITHOUT ROWID""",
     "CREATE TABLE tally (state TEXT PRIMARY KEY, jobs INTEGER NOT NULL) STRICT, WITHOUT ROWID",
     # A run's id is its three numbers, so it is not stored as text again.
     """CREATE TABLE run (
@@ -77,6 +88,8 @@ _VERSION_1 = (
         rank INTEGER NOT NULL DEFAULT 0,
         checkpoint_ms INTEGER NOT NULL DEFAULT 0,
         grant TEXT,
+        kind TEXT NOT NULL DEFAULT '',
+        health TEXT NOT NULL DEFAULT '',
         PRIMARY KEY (job, attempt, member)
     ) STRICT, WITHOUT ROWID""",
     """CREATE TABLE event (
@@ -91,7 +104,18 @@ _VERSION_1 = (
     "CREATE INDEX event_job ON event (job)",
     "CREATE TABLE mark (node TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
     "CREATE TABLE booking (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    # What accounts used, by bucket of time; amounts do not fit into 64 bits.
+    """CREATE TABLE usage (
+        path TEXT NOT NULL,
+        resource TEXT NOT NULL,
+        start_ms INTEGER NOT NULL,
+        width_ms INTEGER NOT NULL,
+        amount TEXT NOT NULL,
+        PRIMARY KEY (path, resource, start_ms)
+    ) STRICT, WITHOUT ROWID""",
     "CREATE TABLE note (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    "CREATE TABLE periodic (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    audits.TABLE,
     # Rows come in order of time, so the oldest keys are those with the lowest rowid.
     """CREATE TABLE key (
         key TEXT PRIMARY KEY,

@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.booking import Booking
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import HodeiError, InvalidInput, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeMarks
+from hodei.model.periodic import Periodic
+from hodei.model.usage import UsageRow
 from hodei.ports import JobPage, JobQuery, Opened
-from hodei.store import health, queries, rows, schema, writing
+from hodei.store import audits, health, queries, rows, schema, usages, writing
 from hodei.store.batch import sort_saves
 
 _BUSY_MS = 10_000
@@ -95,6 +98,26 @@ class SqliteStore:
         with self._reading() as db:
             return [rows.booking_from(text) for (text,) in db.execute("SELECT body FROM booking ORDER BY name")]
 
+    def usage(self) -> list[UsageRow]:
+        with self._reading() as db:
+            return usages.read(db)
+
+    def periodics(self) -> list[Periodic]:
+        with self._reading() as db:
+            return [rows.periodic_from(text) for (text,) in db.execute("SELECT body FROM periodic ORDER BY name")]
+
+    def audit(self, query: AuditQuery) -> list[AuditEntry]:
+        with self._reading() as db:
+            return audits.find(db, query)
+
+    def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
+        with self._writing, _errors_of(self.path), self._fenced() as db:
+            return audits.prune(db, before_ms, limit)
+
+    def states_between(self, first: JobId, last: JobId) -> dict[str, int]:
+        with self._reading() as db:
+            return queries.states_between(db, first, last)
+
     def job(self, job: JobId) -> Job | None:
         with self._reading() as db:
             return queries.job(db, job)
@@ -122,6 +145,10 @@ class SqliteStore:
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
         with self._reading() as db:
             return queries.events(db, after, job, limit)
+
+    def dependents(self, awaited: Sequence[JobId], limit: int = 10_000) -> list[tuple[JobId, JobId]]:
+        with self._reading() as db:
+            return queries.dependents(db, awaited, limit)
 
     def key(self, key: str) -> SaveKey | None:
         with self._reading() as db:

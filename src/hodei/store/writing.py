@@ -16,7 +16,7 @@ from typing import Any
 
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.ids import JobId
-from hodei.store import rows
+from hodei.store import audits, rows, usages
 from hodei.store.batch import Batch
 from hodei.store.schema import ENDED
 
@@ -36,6 +36,8 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
         _insert(db, "job", rows.JOB, map(rows.job_row, jobs))
         _insert(db, "spec", ("job", "body"), ((job.id, rows.spec_text(job.spec)) for job in jobs))
         moves.update(job.state for job in jobs)
+        if edges := {(one.job, job.id) for job in jobs for one in job.spec.after.of if one.job}:
+            _insert(db, "awaits", ("awaited", "job"), sorted(edges))
     if batch.jobs:
         moves.subtract(_states_before(db, batch.jobs))
         _update(db, "job", ("id",), rows.STANDING, map(rows.job_standing, batch.jobs.values()))
@@ -54,8 +56,19 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
         db.execute("DELETE FROM mark WHERE node = ?", (marks.node,))
         if not marks.empty:
             db.execute("INSERT INTO mark (node, body) VALUES (?, ?)", (marks.node, rows.marks_text(marks)))
+    if batch.usage:
+        usages.write(db, batch.usage.values())
     for name, body in batch.notes.items():
         db.execute("INSERT OR REPLACE INTO note (name, body) VALUES (?, ?)", (name, body))
+    if batch.audits:
+        audits.write(db, batch.audits)
+    for kept in batch.periodics.values():
+        db.execute("DELETE FROM periodic WHERE name = ?", (kept.periodic.name,))
+        if not kept.gone:
+            db.execute(
+                "INSERT INTO periodic (name, body) VALUES (?, ?)",
+                (kept.periodic.name, rows.periodic_text(kept.periodic)),
+            )
     for saved in batch.bookings.values():
         db.execute("DELETE FROM booking WHERE name = ?", (saved.booking.name,))
         if not saved.gone:
@@ -72,7 +85,7 @@ def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobI
     found = db.execute(TO_PRUNE, (ended_before_ms, limit)).fetchone()[0]
     gone = [(job, state) for job, state in rows.rows_in(found)]
     ids = rows.json_text([job for job, _ in gone])
-    for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job")):
+    for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job"), ("awaits", "awaited")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (ids,))  # noqa: S608 (constants)
     _count(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
     # Both in order of time, so looking at the first few is enough.

@@ -8,10 +8,16 @@ from functools import lru_cache
 
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_quantity
-from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources, format_resources, parse_resources
+from hodei.model.resources import (
+    DEFAULT_REQUEST,
+    GPU,
+    MEMORY,
+    STORAGE,
+    Resources,
+    format_resources,
+    parse_resources,
+)
 from hodei.wire.names import shown
-
-DEFAULT_REQUEST: Resources = {CPU: 1000, MEMORY: 256 * 2**20}
 
 # Where it was written (relative to the task), the name, the amount.
 Entry = tuple[str, str, str | int | float]

@@ -88,7 +88,7 @@ def _walk(data: Any, kind: inspect.Type, at: str, problems: Problems) -> Any:
     if isinstance(choice, inspect.StructType):
         structs = [one for one in choices if isinstance(one, inspect.StructType)]
         return _walk_struct(data, structs, at, problems)
-    if isinstance(choice, inspect.ListType):
+    if isinstance(choice, inspect.ListType | inspect.VarTupleType):
         _check_length(len(data), choice, "entries", at, problems)
         limit = choice.max_length or len(data)
         return [_walk(item, choice.item_type, f"{at}[{i}]", problems) for i, item in enumerate(data[:limit])]
@@ -172,8 +172,10 @@ def _suits(data: object, kind: inspect.Type) -> bool:
             return isinstance(data, int | float) and not isinstance(data, bool) and data == data // 1
         case inspect.FloatType():
             return isinstance(data, int | float) and not isinstance(data, bool)
-        case inspect.ListType():
+        case inspect.ListType() | inspect.VarTupleType():
             return isinstance(data, list | tuple)
+        case inspect.AnyType():
+            return True
         case inspect.DictType() | inspect.StructType():
             return isinstance(data, Mapping)
     return False
@@ -203,7 +205,7 @@ def _in_words(kind: inspect.Type) -> str:
             return "a number"
         case inspect.LiteralType():
             return f"one of {', '.join(str(value) for value in kind.values if value)}"
-        case inspect.ListType():
+        case inspect.ListType() | inspect.VarTupleType():
             items = {_in_words(choice).removeprefix("a ") for choice in _choices(kind.item_type)}
             return "a list of " + " or ".join(f"{item}s" for item in sorted(items, reverse=True))
         case inspect.DictType() | inspect.StructType():

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from hodei.wire.after_forms import AfterKey
+from hodei.wire.array_forms import ArrayKey
 from hodei.wire.company_forms import CompanyForm, Constraint, JobAffinityForm, PodAffinity, PortForm, SpreadForm
 from hodei.wire.gang_forms import CheckpointForm, DistributionForm, GangForm
 from hodei.wire.kinds import (
@@ -32,6 +34,8 @@ from hodei.wire.kinds import Expression as Expression
 from hodei.wire.kinds import Form as _Form
 from hodei.wire.kinds import about as _about
 from hodei.wire.kinds import text as _text
+from hodei.wire.life_forms import HealthKey, RetryOnKey
+from hodei.wire.recovery_forms import RecoveryKey
 
 MAX_TASKS = 64
 MAX_COUNT = 100_000
@@ -333,6 +337,11 @@ class FlatJob(_TaskKeys, frozen=True):
     gang: Gang | None = None
     distribution: Distribution | None = None
     checkpoint: Checkpoint | None = None
+    health: HealthKey | None = None
+    retry_on: RetryOnKey | None = None
+    after: AfterKey | None = None
+    array: ArrayKey | None = None
+    recovery: RecoveryKey | None = None
 
 
 class Metadata(_Form, frozen=True):
@@ -364,6 +373,11 @@ class JobKeys(_Form, frozen=True):
     gang: Gang | None = None
     distribution: Distribution | None = None
     checkpoint: Checkpoint | None = None
+    health: HealthKey | None = None
+    retry_on: RetryOnKey | None = None
+    after: AfterKey | None = None
+    array: ArrayKey | None = None
+    recovery: RecoveryKey | None = None
 
 
 class FullJob(_Form, frozen=True):

@@ -140,11 +140,17 @@ def _checkpoint(form: given.CheckpointForm, at: str, problems: Problems) -> Chec
         problems.append((f"{at}.timeout", "no time at all; give at least 1s, or leave the checkpoint out"))
     elif timeout and not hooked and form.file is not None:
         problems.append((f"{at}.timeout", "needs a signal or a command that it is for"))
+    every = duration(form.every, f"{at}.every", problems)
+    if every is not None and not hooked:
+        problems.append((f"{at}.every", "needs a signal or a command with which work is saved"))
+    elif every is not None and every < 1000:
+        problems.append((f"{at}.every", "too short; give at least 1s"))
     return Checkpoint(
         "" if form.signal is None else take(problems, f"{at}.signal", signal_name, form.signal, ""),
         () if form.command is None else command(form.command, f"{at}.command", problems),
         30_000 if timeout is None else timeout,
         "" if form.file is None else take(problems, f"{at}.file", absolute_path, form.file, ""),
+        every or 0,
     )
 
 

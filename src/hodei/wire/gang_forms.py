@@ -79,3 +79,6 @@ class CheckpointForm(Form, frozen=True):
         ]
         | None
     ) = None
+    every: (
+        Annotated[Duration, about("Save also while it runs, this often; needs `signal` or `command`.", "10m")] | None
+    ) = None

@@ -56,4 +56,6 @@ def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         out["timeout"] = format_duration(checkpoint.timeout_ms)
     if checkpoint.file:
         out["file"] = checkpoint.file
+    if checkpoint.every_ms:
+        out["every"] = format_duration(checkpoint.every_ms)
     return out

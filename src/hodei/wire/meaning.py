@@ -29,7 +29,7 @@ from hodei.model.job import (
 from hodei.model.node import Location
 from hodei.model.quantity import format_duration
 from hodei.model.resources import GPU
-from hodei.wire import company, forms, gang, where
+from hodei.wire import after, array, company, forms, gang, life, recovery, where
 from hodei.wire.amounts import Entry, settle, size
 from hodei.wire.names import (
     did_you_mean,
@@ -139,6 +139,13 @@ def _job(
         restart or "on_failure",
         _inputs(keys.inputs, f"{at}inputs", problems) if keys.inputs else (),
         *gang.job_rules(keys, tasks, at, problems),
+        health=life.NOBODY_LOOKS if keys.health is None else life.health(keys.health, f"{at}health", problems),
+        retry_on=() if keys.retry_on is None else life.retry_on(keys.retry_on, f"{at}retry_on", problems),
+        after=after.NOTHING if keys.after is None else after.dependencies(keys.after, f"{at}after", problems),
+        array=None if keys.array is None else array.array_of(keys.array, f"{at}array", problems),
+        recovery=recovery.NOTHING
+        if keys.recovery is None
+        else recovery.recovery(keys.recovery, f"{at}recovery", problems),
     )
 
 

@@ -11,6 +11,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from msgspec import structs
+
+from hodei.model.array import ArrayPlace
 from hodei.model.booking import Hold
 from hodei.model.errors import InvalidInput
 from hodei.model.estimate import Estimate
@@ -34,13 +37,14 @@ from hodei.model.job import (
 from hodei.model.node import Location, Node
 from hodei.model.qos import job_qos
 from hodei.model.quantity import format_duration, format_quantity
+from hodei.model.recourse import applied
 from hodei.model.resources import format_resources
+from hodei.model.secrets import masked
 from hodei.model.selector import Requirement, parse_selector
-from hodei.wire import company_render, gang_render
-from hodei.wire.views import HoldView, JobView, NodeView, RunView, SocketView, TaintView
+from hodei.wire import after, company_render, gang_render, life, recovery
+from hodei.wire.array import array_document
+from hodei.wire.views import ArrayView, HoldView, JobView, NodeView, RunView, SocketView, TaintView
 
-REDACTED = "***"
-_SECRET_ENDINGS = ("TOKEN", "PASSWORD", "PASSWD", "SECRET", "KEY", "CREDENTIALS")
 _MILLIS = tuple(f".{ms:03d}Z" for ms in range(1000))
 _CLASS_OF = {value: name for name, value in PRIORITY_CLASSES.items()}
 
@@ -67,7 +71,7 @@ def _minute(minute: int) -> str:
 
 
 def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast | None = None) -> JobView:
-    spec = job.spec
+    spec = applied(job.spec, job.recourse) if job.recourse else job.spec
     tasks = spec.tasks
     return JobView(
         job.id,
@@ -97,6 +101,27 @@ def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast
         expected.basis if expected else "",
         iso(forecast.p50_ms) if forecast else "",
         iso(forecast.p90_ms) if forecast else "",
+        array=None if spec.array is None else array_view(spec.array),
+        failure=job.failure,
+        suspend_requested=job.suspend_requested,
+    )
+
+
+def array_view(place: ArrayPlace, states: dict[str, int] | None = None) -> ArrayView:
+    return ArrayView(place.first, place.index, place.count, place.at_most, place.start, place.step, states or {})
+
+
+# What an array as a whole is said to be: the first of these that any element is.
+_SUMMARY = ("running", "scheduled", "suspended", "pending", "held", "failed", "cancelled", "succeeded")
+
+
+def folded_view(job: Job, states: dict[str, int]) -> JobView:
+    """The row of a whole array: named by its first job, in the state of its liveliest element."""
+    assert job.spec.array is not None
+    state = next((state for state in _SUMMARY if states.get(state)), job.state)
+    view = job_view(job)
+    return structs.replace(
+        view, id=job.spec.array.first, state=state, exit_code=None, nodes=[], array=array_view(job.spec.array, states)
     )
 
 
@@ -120,6 +145,7 @@ def run_view(run: Run) -> RunView:
         cpus=list(run.grant.cpus) if run.grant else [],
         gpus={str(gpu): milli / 1000 for gpu, milli in run.grant.gpus} if run.grant else {},
         checkpoint_at=iso(run.checkpoint_ms),
+        health=run.health,
     )
 
 
@@ -189,6 +215,10 @@ def job_document(spec: JobSpec, *, redact: bool = False) -> dict[str, Any]:
                     "retries": spec.retries,
                 }
                 | gang_render.job_rules(spec)
+                | life.job_rules(spec)
+                | {"after": after.document(spec.after)}
+                | {"array": array_document(spec.array)}
+                | {"recovery": recovery.document(spec.recovery)}
             ),
             **({} if spec.priority == 500 else {"priority": _CLASS_OF.get(spec.priority, spec.priority)}),
             **({} if spec.grace_ms == 10_000 else {"grace": format_duration(spec.grace_ms)}),
@@ -201,7 +231,7 @@ def job_document(spec: JobSpec, *, redact: bool = False) -> dict[str, Any]:
 def _task(task: TaskSpec, redact: bool) -> dict[str, Any]:
     env = task.env
     if redact:
-        env = {name: REDACTED if name.upper().endswith(_SECRET_ENDINGS) else value for name, value in env.items()}
+        env = masked(env)
     return {"name": task.name, "count": task.count} | _given(
         {
             "command": list(task.command),

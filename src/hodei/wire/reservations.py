@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from hodei.model.booking import Booking, Late, Wish
+from hodei.model.booking import Booking, Late, Overstay, Wish
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms
 from hodei.model.resources import format_resources, parse_resources
@@ -25,7 +25,8 @@ class ReservationRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     `from` is ISO 8601 (UTC if it names no zone), milliseconds since the epoch, `now`, or a time from now such as `+2h`;
     `for` is how long, or `until` says when it ends. Either `nodes` (how many, the scheduler chooses) or `node` (their
-    names). Amounts are of each node; without any it is whole nodes.
+    names). Amounts are of each node; without any it is whole nodes. What `stop` stops queues again: `at_start` others' runs
+    that are in the way when it begins, `at_end` the project's own when it is over.
     """
 
     name: str
@@ -39,6 +40,8 @@ class ReservationRequest(Struct, frozen=True, forbid_unknown_fields=True):
     memory: str | int = ""
     gpu: str | int | float = ""
     resources: dict[str, str | int | float] = {}
+    at_start: Overstay = "let"
+    at_end: Overstay = "let"
 
 
 class PlaceView(Struct, frozen=True):
@@ -66,6 +69,8 @@ class ReservationView(Struct, frozen=True):
     by: str = ""
     made_at: str = ""
     late: list[LateView] = []
+    at_start: Overstay = "let"
+    at_end: Overstay = "let"
 
 
 class ReservationList(Struct, frozen=True):
@@ -109,7 +114,10 @@ def parse_wish(request: ReservationRequest, now_ms: int, by: str) -> Wish:
         raise InvalidInput(f"{problems[0][0]}: {problems[0][1]}", problems=tuple(problems))
     assert end is not None
     assert wanted is not None
-    return Wish(request.name, request.project, start_ms, end, request.nodes, tuple(request.node), wanted, by)
+    return Wish(
+        request.name, request.project, start_ms, end, request.nodes, tuple(request.node), wanted, by,
+        request.at_start, request.at_end,
+    )  # fmt: skip
 
 
 def parse_moment_ms(text: str | int, now_ms: int) -> int:
@@ -141,4 +149,6 @@ def reservation_view(booking: Booking, active: bool, late: tuple[Late, ...] = ()
         booking.by,
         iso(booking.made_ms),
         [LateView(each.node, each.run, iso(each.end_ms)) for each in late],
+        booking.at_start,
+        booking.at_end,
     )

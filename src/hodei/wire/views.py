@@ -12,7 +12,7 @@ from hodei.model.explanation import Explanation
 
 class RunView(Struct, frozen=True):
     """`cpus` are the cores that are its own, `gpus` the share that it has of each GPU by number, `checkpoint_at` when
-    it last said that its work was saved."""
+    it last said that its work was saved, `health` what the latest looks at it found ("": nobody looks)."""
 
     id: str
     job: int
@@ -32,13 +32,27 @@ class RunView(Struct, frozen=True):
     cpus: list[int] = []
     gpus: dict[str, float] = {}
     checkpoint_at: str = ""
+    health: str = ""
+
+
+class ArrayView(Struct, frozen=True):
+    """Which element of which array a job is; in a row that stands for the whole array, how many of its elements are in
+    each state (those that are forgotten already are in none)."""
+
+    first: int
+    index: int
+    count: int
+    at_most: int = 0
+    start: int = 0
+    step: int = 1
+    states: dict[str, int] = {}
 
 
 class JobView(Struct, frozen=True):
     """A job as people and programs see it. Times are ISO 8601 in UTC, empty when not yet. Runs since `first_attempt`
     make up the gang that runs now. `expected_ms`: how long it is expected to run, until it has ended (0: nobody knows),
     and `expected_by` says where that is from. `start_p50`, `start_p90`: while it waits, when it will have started in one
-    of two cases and in nine of ten, if that is known."""
+    of two cases and in nine of ten, if that is known. `failure`: the class of its latest failure, until it succeeds."""
 
     id: int
     name: str
@@ -67,6 +81,9 @@ class JobView(Struct, frozen=True):
     expected_by: str = ""
     start_p50: str = ""
     start_p90: str = ""
+    array: ArrayView | None = None
+    failure: str = ""
+    suspend_requested: bool = False
 
 
 class JobDetail(Struct, frozen=True):
@@ -83,10 +100,12 @@ class JobList(Struct, frozen=True):
 
 
 class SubmitReply(Struct, frozen=True):
-    """`repeated` is true when the Idempotency-Key had been used before: nothing new was made."""
+    """One id for each document, of an array that of its first element. `counts`: how many jobs each of them stands for,
+    if it is not one each. `repeated` is true when the Idempotency-Key had been used before: nothing new was made."""
 
     ids: list[int]
     repeated: bool = False
+    counts: list[int] = []
 
 
 class PlanReply(Struct, frozen=True):
@@ -157,6 +176,13 @@ class NodePatch(Struct, frozen=True, forbid_unknown_fields=True):
 
 class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
+
+
+class MigrateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`to`: that node and no other. `force`: also if nobody can take it now."""
+
+    to: str = ""
+    force: bool = False
 
 
 class EventList(Struct, frozen=True):

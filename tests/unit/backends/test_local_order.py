@@ -13,7 +13,8 @@ from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.backends.local_order import WORD_LIMIT, start_order, stop_order
 from hodei.model.effects import Stop
 from hodei.model.errors import BackendRefused
-from hodei.model.job import Checkpoint
+from hodei.model.health import HealthCheck
+from hodei.model.job import Checkpoint, Interactive
 from hodei.model.node import Grant, Socket
 
 
@@ -48,6 +49,17 @@ def test_a_run_is_given_its_own_parts_or_the_cores_of_its_node(grant, cpus, env)
     wire = start_order(order, cpus=(0, 1))
     parts = {name: value for name, value in wire.env.items() if name.endswith(("CPUS", "GPUS", "DEVICES", "MILLI"))}
     assert (wire.cpus, parts) == (cpus, env)
+
+
+def test_what_is_done_beside_a_run_goes_with_its_order():
+    hook = Checkpoint(signal="USR1", every_ms=60_000)
+    check = HealthCheck(http="http://node:8080/ready")
+    wire = start_order(an_order(1, checkpoint=hook, health=check), address="fd00::7")
+    assert (wire.save, wire.save_every_ms) == ({"signal": "USR1", "command": (), "timeout_ms": 30_000}, 60_000)
+    assert wire.health == HealthCheck(http="http://[fd00::7]:8080/ready")
+    assert start_order(an_order(1, workload=Interactive(idle_timeout_ms=5000))).idle_ms == 5000
+    plain = start_order(an_order(1))
+    assert (plain.save, plain.save_every_ms, plain.health, plain.idle_ms) == (None, 0, None, 0)
 
 
 def test_a_gang_that_may_start_smaller_says_how_small_and_how_large():

@@ -16,6 +16,11 @@ API = "/api/v1"
         ("hold", "held", "job 4 (job-4) held\n"),
         ("release", "pending", "job 4 (job-4) released\n"),
         ("requeue", "pending", "job 4 (job-4) requeued\n"),
+        ("suspend", "running", "job 4 (job-4) suspend requested\n"),
+        ("suspend", "held", "job 4 (job-4) suspended\n"),
+        ("resume", "pending", "job 4 (job-4) resumed\n"),
+        ("checkpoint", "running", "job 4 (job-4) told to save its work\n"),
+        ("migrate", "running", "job 4 (job-4) is leaving\n"),
     ],
 )
 def test_a_verb_is_done_and_said(hodei, stub, verb: str, state: str, said: str):

@@ -84,7 +84,9 @@ def test_the_environment_can_choose_the_form(hodei, world, monkeypatch):
 def test_filters_go_to_the_server(hodei, world):
     hodei("jobs", "--project", "p", "--name", "n", "-l", "team in (a, b)", "--since", "6h", "--limit", "7")
     sent = {"project": "p", "name": "n", "label": "team in (a, b)", "since": "6h", "limit": "7"}
-    assert world.requests[-1].query == sent
+    assert world.requests[-1].query == sent | {"arrays": "fold"}
+    hodei("jobs", "--elements")
+    assert "arrays" not in world.requests[-1].query
     hodei("jobs")
     assert world.requests[-1].query["state"] == "pending,held,scheduled,running"
     hodei("jobs", "--state", "failed", "--state", "cancelled")

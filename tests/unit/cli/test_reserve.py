@@ -24,7 +24,7 @@ def in_utc(monkeypatch):
 
 
 def sent(stub) -> dict[str, object]:
-    return {key: value for key, value in stub.requests[-1].json().items() if value not in ("", 0, [], {})}
+    return {key: value for key, value in stub.requests[-1].json().items() if value not in ("", 0, [], {}, "let")}
 
 
 def test_a_reservation_is_made_and_what_may_be_late_is_a_warning(hodei, stub):
@@ -35,6 +35,22 @@ def test_a_reservation_is_made_and_what_may_be_late_is_a_warning(hodei, stub):
     assert sent(stub) == {"name": "nightly", "project": "ml", "from": "+2h", "for": "3h", "nodes": 1, "cpu": "2"}
     assert made.stdout == "reservation nightly: n1 for project ml, from 20:00 until 23:00\n"
     assert "run 7.0.1 may still be on n1" in made.stderr
+
+
+def test_who_is_in_the_way_is_stopped_if_it_is_said(hodei, stub):
+    stub.on("POST", API, VIEW | {"at_start": "stop", "at_end": "stop"})
+    stub.on("GET", f"{API}/nightly", VIEW | {"at_start": "stop", "at_end": "stop"})
+    made = hodei("reserve", "create", "nightly", "--project", "ml", "--for", "3h", "--nodes", "1", "--at-start", "stop",
+                 "--at-end", "stop")  # fmt: skip
+    assert (sent(stub)["at_start"], sent(stub)["at_end"]) == ("stop", "stop")
+    assert "has no estimate and no timeout, and is stopped then if need be" in made.stderr
+    shown = hodei("reserve", "show", "nightly").stdout
+    assert "at start" in shown
+    assert "the project's runs are stopped" in shown
+    assert (
+        hodei("reserve", "create", "x", "--project", "ml", "--for", "1h", "--nodes", "1", "--at-end", "kill").exit_code
+        == 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller, Step
 from hodei.control.retry import Backoff, RetryPolicy
 from hodei.engine.profile import Profile
-from hodei.model.effects import Act, Event, Record, SaveJob, SaveMarks, SaveRun, Start, Stop
-from hodei.model.facts import Fact, JobRestored, JobSubmitted, MarksRestored, NodeJoined, RunObserved
+from hodei.model.booking import Booking
+from hodei.model.effects import Act, Event, Record, SaveBooking, SaveJob, SaveMarks, SaveRun, Start, Stop
+from hodei.model.facts import BookingMade, Fact, JobRestored, JobSubmitted, MarksRestored, NodeJoined, RunObserved
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeMarks
 from hodei.plugins.registry import build_profile
@@ -30,6 +31,7 @@ class House:
         self.jobs: dict[int, Job] = {}
         self.runs: dict[str, Run] = {}
         self.marks: dict[str, NodeMarks] = {}
+        self.bookings: dict[str, Booking] = {}
         self.events: list[Event] = []
         self.acts: list[Act] = []
         self.last = Step(None, [], [])  # type: ignore[arg-type]
@@ -45,6 +47,10 @@ class House:
                 self.runs[save.run.id] = save.run
             elif isinstance(save, SaveMarks):
                 self.marks[save.marks.node] = save.marks
+            elif isinstance(save, SaveBooking):
+                self.bookings.pop(save.booking.name, None)
+                if not save.gone:
+                    self.bookings[save.booking.name] = save.booking
             elif isinstance(save, Record):
                 self.events.append(save.event)
         self.acts = list(done.acts)
@@ -70,6 +76,7 @@ class House:
             if not job.finished_ms:
                 runs = [run for run in self.runs.values() if run.job == id and run.attempt >= job.first_attempt]
                 facts.append(JobRestored(job, tuple(runs)))
+        facts += [BookingMade(booking, restored=True) for booking in self.bookings.values()]
         self.learn(*facts)
         return self.learn(*(NodeJoined(node) for node in nodes))
 

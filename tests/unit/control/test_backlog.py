@@ -9,7 +9,7 @@ from hodei.control.backlog import Line
 from hodei.engine.plan import Refusal
 from hodei.engine.profile import make_profile
 from hodei.engine.view import gang_of
-from hodei.model.decision import Reason
+from hodei.model.decision import Reason, Verdict
 from hodei.model.facts import JobCancelled, JobHeld, JobReleased, NodeJoined, NodeMarked
 from hodei.plugins.fit import Fit
 from hodei.plugins.queues import Fifo
@@ -229,12 +229,20 @@ def test_gangs_of_other_size_or_tenant_or_rules_do_not_sleep_with_them():
     assert sorted(_try_all(line, _never)) == [1, 2, 3, 4]
 
 
-def test_everyone_can_be_woken_at_once():
-    line = _line()
-    _add(line, _gang(1), _gang(2, cpu="2"))
-    _try_all(line, _never, cured_by=())
-    line.wake_all()
-    assert _try_all(line) == [1, 2]
+def test_when_no_node_has_room_for_one_none_is_asked_again_for_its_like_of_another_tenant():
+    line = _line("fair")
+    _add(line, _gang(1), _gang(2, project="blue"), _gang(3, project="blue", cpu="2"))
+    full = Verdict(Reason("fit", "INSUFFICIENT_CPU", "Insufficient cpu"), 1, ("n1",))
+    tried = []
+    for gang in line.ready():
+        tried.append(gang.id)
+        line.refused(gang, Refusal(gang.id, (full,), cured_by=("run_ended",)))
+    assert sorted(tried) == [2, 3], "blue has the first turn"
+    assert line.refusal_of(line.gangs[1]) is not None
+    line.wake("node_joined")
+    assert _try_all(line) == []
+    line.wake("run_ended")
+    assert sorted(_try_all(line)) == [1, 2, 3]
 
 
 def test_a_refusal_can_be_read_while_it_lasts():

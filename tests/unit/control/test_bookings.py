@@ -171,11 +171,11 @@ def test_a_reservation_that_is_given_up_lets_those_who_wait_start():
     house = a_house(4)
     reserve(house)
     house.submit(1)
-    house.learn(BookingCancelled("nightly", "ann"))
+    house.learn(BookingCancelled("nightly", by="ann"))
     assert house.started() == ["1.0.1"]
     assert house.events[-1].kind != "reservation.ended"
     assert any(event.kind == "reservation.cancelled" and event.detail["by"] == "ann" for event in house.events)
-    house.learn(BookingCancelled("nightly", "ann"))  # once more changes nothing
+    house.learn(BookingCancelled("nightly", by="ann"))  # once more changes nothing
     assert house.kinds().count("reservation.cancelled") == 1
 
 

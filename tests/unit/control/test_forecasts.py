@@ -73,11 +73,38 @@ def test_a_start_grades_every_forecast_of_the_job():
 
 def test_when_jobs_start_later_than_foretold_the_next_forecasts_are_stretched():
     forecasts = Forecasts()
-    at_first = forecasts.stretch
+    at_first = forecasts.stretch(NOW_MS)
     for job in range(100):
         forecasts.keep({job: Forecast(NOW_MS, NOW_MS, NOW_MS, NOW_MS + 10 * MINUTE)})
         forecasts.started(job, NOW_MS + 43 * MINUTE)
-    assert at_first < forecasts.stretch == 4000, "44 minutes for every 11, the floor of one minute included"
+    learned = forecasts.stretch(NOW_MS + 43 * MINUTE)
+    assert at_first < learned == 4000, "44 minutes for every 11, the floor of one minute included"
+
+
+def test_those_who_still_wait_stretch_the_next_forecasts_as_well():
+    forecasts = Forecasts()
+    for job in range(100):
+        forecasts.keep({job: Forecast(NOW_MS, NOW_MS, NOW_MS, NOW_MS + 10 * MINUTE)})
+    for job in range(80):
+        forecasts.started(job, NOW_MS + 10 * MINUTE)
+    assert forecasts.stretch(NOW_MS + 10 * MINUTE) == 1000, "as foretold so far"
+    assert forecasts.stretch(NOW_MS + 54 * MINUTE) == 5000, "a fifth has waited five times as long already"
+
+
+def test_newcomers_that_may_pass_are_foreseen_as_they_came_before():
+    house = a_house(2)
+    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    running(house, "1.0.1")
+    house.submit(2, cpu="2", estimate_ms=MINUTE, priority=100)
+    forecasts = Forecasts()
+    alone = forecasts.foresee(twin(house.controller), house.now_ms, random.Random)
+    for number in range(100):  # one of high priority every five minutes, for four minutes each
+        spec = a_job_spec(cpu="2", estimate_ms=4 * MINUTE, priority=750)
+        at_ms = house.now_ms - (100 - number) * 5 * MINUTE
+        forecasts.newcomers.arrived(a_job(1000 + number, spec=spec, submitted_ms=at_ms))
+    among_others = forecasts.foresee(twin(house.controller), house.now_ms, random.Random)
+    assert among_others[2].p50_ms > alone[2].p50_ms
+    assert among_others == forecasts.foresee(twin(house.controller), house.now_ms, random.Random)
 
 
 def test_of_many_forecasts_of_one_job_the_first_and_the_latest_stay():
@@ -107,7 +134,7 @@ def test_only_work_that_came_to_its_own_end_tells_how_long_it_takes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["easy", "priority"])
+@pytest.mark.parametrize("policy", ["easy", "priority", "sjf"])
 def test_on_a_replayed_trace_at_least_85_percent_of_starts_come_by_their_p90(policy):
     graded = grade(open_workload("generate:lublin?jobs=600&procs=64&seed=1"), policy, 60 * MINUTE)
     assert graded.forecasts > 100

@@ -10,7 +10,7 @@ from typing import Any
 from builders import NOW_MS, a_node
 from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller
-from hodei.model.effects import Forget, Save, Start, Stop
+from hodei.model.effects import Forget, Save, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 from hodei.model.node import Node
@@ -96,6 +96,9 @@ class ObedientBackend:
 
     async def stop(self, orders: Sequence[Stop]) -> None:
         self.diary.write("stop", [order.run for order in orders])
+
+    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+        self.diary.write("checkpoint", [order.run for order in orders])
 
     async def observe(self) -> list[RunObserved]:
         news = await self._news.get()

@@ -16,9 +16,10 @@ from msgspec import Struct
 
 from builders import NOW_MS
 from hodei.control.whatif import Question
+from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.booking import Booking, Hold, Late, Wish
 from hodei.model.config import SchedulingConfig
-from hodei.model.effects import Event
+from hodei.model.effects import Event, SaveAudit
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.estimate import Estimate
 from hodei.model.explanation import Explanation
@@ -27,6 +28,7 @@ from hodei.model.forecast import StartForecast
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
+from hodei.model.periodic import Periodic
 from hodei.model.resources import Resources
 from hodei.model.whatif import Outlook, WhatIf
 from hodei.ports import JobPage, JobQuery
@@ -67,6 +69,12 @@ class FakeStore:
         page = found[: query.limit]
         return JobPage(page, page[-1].id if len(found) > query.limit else 0)
 
+    def states_between(self, first: int, last: int) -> dict[str, int]:
+        return {"pending": sum(first <= id <= last for id in self.by_id)}
+
+    def audit(self, query: AuditQuery) -> list[AuditEntry]:
+        return []
+
     def runs(self, job: int) -> list[Run]:
         return [run for run in self.run_list if run.job == job]
 
@@ -75,6 +83,37 @@ class FakeStore:
 
     def events(self, *, after: int = 0, job: int = 0, limit: int = 1000) -> list[Event]:
         return [e for e in self.event_list if e.seq > after and (not job or e.job == job)][:limit]
+
+
+class FakeCalendar:
+    """Knows the periodic jobs that it is given, and never makes a job."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Periodic] = {}
+
+    def all(self) -> list[Periodic]:
+        return list(self.known.values())
+
+    def one(self, name: str) -> Periodic:
+        if name not in self.known:
+            raise NotFound(f"there is no periodic job {name!r}")
+        return self.known[name]
+
+    async def add(self, periodic: Periodic) -> Periodic:
+        self.known[periodic.name] = periodic
+        return periodic
+
+    async def pause(self, name: str) -> Periodic:
+        return self.one(name)
+
+    async def resume(self, name: str) -> Periodic:
+        return self.one(name)
+
+    async def run_now(self, name: str) -> int:
+        return self.one(name).last_job
+
+    async def remove(self, name: str) -> Periodic:
+        return self.known.pop(name)
 
 
 class Subscription:
@@ -112,6 +151,9 @@ class Subscription:
 
 @dataclass
 class FakeService:
+    def highest_priority(self, role: str) -> int | None:
+        return 750 if role == "user" else None
+
     store: FakeStore = field(default_factory=FakeStore)
     installation: str = "test"
     epoch: int = 1
@@ -131,7 +173,12 @@ class FakeService:
     questions: list[tuple[Question, SchedulingConfig | None]] = field(default_factory=list)
     log: bytes = b"hello\nworld\n"
     fail_with: Exception | None = None
+    recorded: list[AuditEntry] = field(default_factory=list)
+    calendar: FakeCalendar = field(default_factory=FakeCalendar)
     on_read: Callable[[], None] | None = None
+
+    async def record(self, save: SaveAudit) -> None:
+        self.recorded.append(save.entry)
 
     async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
         if self.fail_with:

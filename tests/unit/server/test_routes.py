@@ -26,7 +26,7 @@ def body(value) -> bytes:
 def test_jobs_are_submitted_in_each_json_form(ask, service, document, count):
     got = ask("POST", JOBS, body=body(document))
     assert got.status == 201
-    assert got.json == {"ids": list(range(1, count + 1)), "repeated": False}
+    assert got.json == {"ids": list(range(1, count + 1)), "repeated": False, "counts": []}
     specs, key, fingerprint = service.submitted[0]
     assert [spec.user for spec in specs] == ["user"] * count, "the user is whoever holds the token"
     assert key == ""
@@ -147,15 +147,28 @@ def test_a_job_is_shown_with_its_runs_and_current_nodes(ask, service):
     got = ask("GET", f"{JOBS}/7").json
     assert got["job"]["nodes"] == ["new"]
     assert [run["id"] for run in got["runs"]] == ["7.0.1", "7.0.2"]
-    assert "s3cret" in json.dumps(got["spec"])
+    assert "s3cret" not in json.dumps(got["spec"])
 
 
-def test_a_viewer_does_not_see_the_environment(ask, service):
-    service.store.by_id[7] = a_job(7, env={"KEY": "s3cret"})
-    got = ask("GET", f"{JOBS}/7", role="viewer")
+@pytest.mark.parametrize("role", ["viewer", "user", "admin"])
+def test_nobody_sees_what_looks_secret_unless_asked_for(ask, service, role):
+    service.store.by_id[7] = a_job(7, user="user", env={"KEY": "s3cret", "db_password_file": "s3cret", "MODE": "plain"})
+    got = ask("GET", f"{JOBS}/7", role=role)
     assert got.status == 200
     assert "s3cret" not in got.body.decode()
     assert "KEY" in got.body.decode()
+    assert "plain" in got.body.decode()
+
+
+def test_the_owner_and_administrators_see_the_secrets_of_a_job_when_they_ask(ask, service):
+    service.store.by_id[7] = a_job(7, user="user", env={"KEY": "s3cret"})
+    service.store.by_id[8] = a_job(8, user="other", env={"KEY": "s3cret"})
+    assert "s3cret" in ask("GET", f"{JOBS}/7?secrets=show").body.decode()
+    assert "s3cret" in ask("GET", f"{JOBS}/8?secrets=show", role="admin").body.decode()
+    for id, role in ((8, "user"), (7, "viewer")):
+        refused = ask("GET", f"{JOBS}/{id}?secrets=show", role=role)
+        assert refused.status == 403
+        assert "s3cret" not in refused.body.decode()
 
 
 @pytest.mark.parametrize("path", ["", "/why", "/wait?timeout_s=0", "/logs"])

@@ -309,7 +309,8 @@ def test_on_a_terminal_there_is_a_line_for_each_run(monkeypatch):
     progress.tell(0, 3 * 86_400_000 + 3_600_000, 500, 1000)
     progress.say(1, "reads the trace")
     last = screen.getvalue().rsplit("\r", 1)[1]
-    assert "easy         [##########..........]  50%  500/1,000 jobs  day 3 01h" in last
+    assert "easy         [#####.....]  50%" in last
+    assert "day 3 01h" in last
     assert "conservative  reads the trace" in last
     progress.clear()
     assert screen.getvalue().endswith("\r\x1b[1A\x1b[J")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from hodei.sim.metrics import (
     bounded_slowdown,
@@ -73,6 +74,15 @@ def test_the_summary_has_the_numbers_that_reports_and_scripts_read() -> None:
     assert found["starts"] == {"head": 0, "backfill": 1, "spill": 0}
     assert (found["preemptions"], found["promises_broken"], found["unplaced"]) == (2, 1, 3)
     assert found["jobs_per_second"] == 2.0
+
+
+def test_a_deadline_is_missed_by_whoever_ends_later_or_never() -> None:
+    outcomes = [an_outcome(id, run=10) for id in (1, 2, 3)]
+    end_ms = outcomes[0].ended_ms
+    dated = [structs.replace(outcomes[0], deadline_ms=end_ms), structs.replace(outcomes[1], deadline_ms=end_ms - 1),
+             structs.replace(outcomes[2], deadline_ms=end_ms, ended_ms=-1), an_outcome(4)]  # fmt: skip
+    found = summary(a_result(*dated))
+    assert (found["deadlines"], found["deadlines_missed"]) == (3, 2)
 
 
 def test_makespan_goes_from_the_first_submission_to_the_last_end() -> None:

@@ -41,14 +41,19 @@ def test_a_file_of_version_1_is_brought_up_to_date_and_keeps_everything(path: Pa
         assert schema.version_of(db) == 1
         db.execute("INSERT INTO meta VALUES (1, 'abcdefgh', 4, 7, 9)")
         db.execute(
-            """INSERT INTO job VALUES (7, 'running', 1, 2, 'C', 'why', 1, 0, 0, 0, 1, 0, 0, 0, 3, 4, 0, NULL, 'n1', 1, 5,
+            """INSERT INTO job (id, state, submitted_ms, changed_ms, reason_code, reason, attempt, failures, losses,
+               preemptions, cancel_requested, requeue_requested, queued_ms, not_before_ms, scheduled_ms, started_ms,
+               finished_ms, exit_code, nodes, first_attempt, version, project, user, name)
+               VALUES (7, 'running', 1, 2, 'C', 'why', 1, 0, 0, 0, 1, 0, 0, 0, 3, 4, 0, NULL, 'n1', 1, 5,
                'lab', 'ada', 'train')"""
         )
         db.execute("""INSERT INTO spec VALUES (7, '{"name":"train","tasks":[{}],"project":"lab","user":"ada"}')""")
         db.execute("INSERT INTO tally VALUES ('running', 1)")
         db.execute(
-            """INSERT INTO run VALUES (7, 1, 0, 'main', 'n1', 'local', 'running', 3, 4, 0, NULL, '', '', '',
-               '{"chosen":{"node":"n1","score":5}}', 0, 0, NULL)"""
+            """INSERT INTO run (job, attempt, member, task, node, backend, state, placed_ms, started_ms, finished_ms,
+               exit_code, reason_code, reason, stop_requested, decision)
+               VALUES (7, 1, 0, 'main', 'n1', 'local', 'running', 3, 4, 0, NULL, '', '', '',
+               '{"chosen":{"node":"n1","score":5}}')"""
         )
         db.execute("""INSERT INTO event VALUES (9, 4, 'run.started', 7, '7.0.1', 'n1', '{"pid":12}')""")
         db.execute("""INSERT INTO mark VALUES ('n1', '{"node":"n1","cordoned":true}')""")

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from hodei.server.route import PUBLIC, READ, Route
-from hodei.server.routes import events, jobs, nodes, reservations, system, whatif
+from hodei.server.routes import (
+    arrays,
+    audit,
+    config,
+    events,
+    graph,
+    jobs,
+    life,
+    nodes,
+    periodic,
+    reservations,
+    sharing,
+    system,
+    whatif,
+)
 
 
 def table(*, metrics_public: bool = False) -> tuple[Route, ...]:
     """The busiest first: the router looks from the top."""
     return (
         *jobs.ROUTES,
+        *life.ROUTES,
+        *graph.ROUTES,
         *nodes.ROUTES,
         *reservations.ROUTES,
         *events.ROUTES,
         *whatif.ROUTES,
+        *arrays.ROUTES,
+        *periodic.ROUTES,
+        *audit.ROUTES,
+        *config.ROUTES,
+        *sharing.ROUTES,
         *system.ROUTES,
         system.metrics_route(PUBLIC if metrics_public else READ),
     )

@@ -10,17 +10,19 @@ from typing import Any, get_args
 import msgspec
 from msgspec import structs
 
+from hodei.model.array import elements_of
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.explanation import Explanation
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JobState
 from hodei.model.selector import parse_selector
 from hodei.ports import JobQuery
-from hodei.server.errors import Busy, Malformed
+from hodei.runtime.arrays import Row, folded
+from hodei.server.errors import Busy, Forbidden, Malformed
 from hodei.server.params import read_since_ms
 from hodei.server.route import API, MIB, READ, SMALL, WRITE, Call, Param, Reply, Route
 from hodei.wire.document import MAX_BODY_BYTES, decode_jobs
-from hodei.wire.render import job_document, job_view, run_view
+from hodei.wire.render import folded_view, job_document, job_view, run_view
 from hodei.wire.views import CancelRequest, JobDetail, JobList, JobView, PlanReply, SubmitReply
 from hodei.wire.yamlfile import load_yaml
 
@@ -36,7 +38,8 @@ async def submit(call: Call) -> SubmitReply:
     owned = f"{call.who.name}:{key}" if key else ""
     specs = await _specs(call)
     done = await call.service.submit(specs, key=owned, fingerprint=hashlib.sha256(call.body).hexdigest())
-    return SubmitReply(list(done.ids), done.repeated)
+    counts = [elements_of(spec) for spec in specs]
+    return SubmitReply(list(done.ids), done.repeated, counts if any(count > 1 for count in counts) else [])
 
 
 async def plan(call: Call) -> PlanReply:
@@ -50,7 +53,22 @@ async def _specs(call: Call) -> Sequence[JobSpec]:
         specs = _decode(call)
     if not specs:
         raise InvalidInput("there is no job in this body", hint='send one job document, a list, or {"jobs": [...]}')
+    _check_rights(call, specs)
     return [structs.replace(spec, user=call.who.name) for spec in specs]
+
+
+def _check_rights(call: Call, specs: Sequence[JobSpec]) -> None:
+    """Nobody gives a job more importance than their role may."""
+    most = call.service.highest_priority(call.who.role)
+    if most is None:
+        return
+    for spec in specs:
+        if spec.priority > most:
+            raise Forbidden(
+                f"{spec.name} asks for priority {spec.priority}; the role {call.who.role} may give at most {most}",
+                hint="ask for less, or have someone with another role submit it",
+                code="PRIORITY_TOO_HIGH",
+            )
 
 
 def _decode(call: Call) -> list[JobSpec]:
@@ -86,14 +104,26 @@ async def list_jobs(call: Call) -> JobList:
         after=args["after"],
         limit=args["limit"],
     )
+    if args["arrays"] == "fold":
+        rows, after = await service.read(folded, service.store, query)
+        return JobList([_row(call, row) for row in rows], after)
     page = await service.read(service.store.jobs, query)
     views = [job_view(job, service.expected(job), service.forecast(job)) for job in page.jobs]
     return JobList(views, page.next_after)
 
 
+def _row(call: Call, row: Row) -> JobView:
+    if row.states is not None:
+        return folded_view(row.job, row.states)
+    return job_view(row.job, call.service.expected(row.job), call.service.forecast(row.job))
+
+
 async def show_job(call: Call) -> JobDetail:
     job, runs = await _job(call)
-    spec = job_document(job.spec, redact=call.who.role == "viewer")
+    reveal = call.args["secrets"] == "show"
+    if reveal and call.who.role != "admin" and call.who.name != job.spec.user:
+        raise Forbidden("only its owner and administrators may see the secrets of a job")
+    spec = job_document(job.spec, redact=not reveal)
     view = job_view(job, call.service.expected(job), call.service.forecast(job))
     return JobDetail(view, spec, [run_view(run) for run in runs])
 
@@ -177,7 +207,7 @@ def _change(verb: str, summary: str, handler: Callable[[Call], Awaitable[Any]], 
 ROUTES = (
     Route(
         "POST", f"{API}/jobs", WRITE, "Submit one job or many; durable when answered", submit,
-        request=bytes, response=SubmitReply, status=201, body_limit=BULK_LIMIT,
+        request=bytes, response=SubmitReply, status=201, body_limit=BULK_LIMIT, verb="submit",
         params=(Param("Idempotency-Key", "the same key and body make the jobs only once", where="header",
                       default="", maximum=200),),
     ),
@@ -192,10 +222,13 @@ ROUTES = (
             Param("since", "submitted since: ISO 8601, epoch milliseconds, or an age such as 90m", default=""),
             Param("after", "`next_after` of the page before", type=int, default=0),
             Param("limit", "jobs per page", type=int, default=100, minimum=1, maximum=1000),
+            Param("arrays", "`fold`: each array as one row", default="each", choices=("each", "fold")),
         ),
     ),
     Route("GET", f"{API}/jobs/{{id}}", READ, "One job with its spec and runs", show_job,
-          response=JobDetail, params=(_ID,)),
+          response=JobDetail,
+          params=(_ID, Param("secrets", "`show`: with the values of variables that look secret, for its owner",
+                             default="hide", choices=("hide", "show")))),
     Route("GET", f"{API}/jobs/{{id}}/why", READ, "Why it waits, or why it landed there", why_job,
           response=Explanation, params=(_ID, Param("node", "only what this node says", default=""))),
     Route("GET", f"{API}/jobs/{{id}}/wait", READ, "Wait until the job has ended or the time is over", wait_job,
@@ -218,5 +251,5 @@ ROUTES = (
     _change("release", "Let a held job be placed again", release_job),
     _change("requeue", "Start the job again from the beginning", requeue_job),
     Route("POST", f"{API}/plan", READ, "What would happen to these jobs, without doing it", plan,
-          request=bytes, response=PlanReply),
+          request=bytes, response=PlanReply, harmless=True),
 )  # fmt: skip

@@ -9,7 +9,6 @@ from typing import TextIO
 
 from msgspec import Struct
 
-_BAR = 20
 _DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
 _AGAIN_S = 0.1
 
@@ -21,6 +20,26 @@ class _Run(Struct):
     jobs: int = 0
     began_s: float = 0.0
     words: str = "waits"
+
+
+class _Form(Struct, frozen=True):
+    """How much is said: a narrow terminal gets less of what can be spared, and still the time left."""
+
+    bar: int = 0
+    counted: bool = False
+    per_second: str = " jobs/s"
+    between: str = "  "
+    named: bool = True
+
+
+_FORMS = (
+    _Form(bar=20, counted=True),
+    _Form(bar=10, counted=True),
+    _Form(bar=10),
+    _Form(),
+    _Form(per_second="/s", between=" "),
+    _Form(per_second="/s", between=" ", named=False),
+)
 
 
 class Progress:
@@ -71,8 +90,7 @@ class Progress:
         except (OSError, ValueError):
             width = 80
         width = width or 80  # some terminals say 0
-        longest = max(len(run.name) for run in self._runs)
-        lines = [line_of(run, longest, self._drawn_s)[: width - 1] for run in self._runs]
+        lines = lines_of(self._runs, width - 1, self._drawn_s)
         self._stream.write(self._home() + "\n".join(f"{line}\x1b[K" for line in lines))
         self._stream.flush()
         self._lines = len(lines)
@@ -81,19 +99,33 @@ class Progress:
         return f"\r\x1b[{self._lines - 1}A" if self._lines > 1 else "\r"
 
 
-def line_of(run: _Run, longest: int, now_s: float) -> str:
-    name = run.name.ljust(longest)
+def lines_of(runs: Sequence[_Run], width: int, now_s: float) -> list[str]:
+    """A line for each, none longer than `width`: all in the first of the forms that has room for all of them."""
+    longest = max(len(run.name) for run in runs)
+    lines: list[str] = []
+    for form in _FORMS:
+        lines = [_line(run, longest, now_s, form) for run in runs]
+        if all(len(line) <= width for line in lines):
+            return lines
+    return [line[:width] for line in lines]
+
+
+def _line(run: _Run, longest: int, now_s: float, form: _Form) -> str:
+    name = run.name.ljust(longest) + " " if form.named else ""
     if run.words or not run.jobs:
-        return f"{name}  {run.words or 'begins'}"
+        return f"{name} {run.words or 'begins'}".strip() if name else run.words or "begins"
     part = min(run.done / run.jobs, 1.0)
-    full = round(part * _BAR)
-    took_s = max(now_s - run.began_s, 1e-3)
-    rate = run.done / took_s
-    left = f"{_short((run.jobs - run.done) / rate)} left" if run.done else ""
-    return (
-        f"{name} [{'#' * full}{'.' * (_BAR - full)}] {part:4.0%}  {run.done:,}/{run.jobs:,} jobs  "
-        f"{simulated(run.now_ms)}  {rate:,.0f} jobs/s  {left}"
-    ).rstrip()
+    full = round(part * form.bar)
+    bar = f"[{'#' * full}{'.' * (form.bar - full)}] " if form.bar else ""
+    rate = run.done / max(now_s - run.began_s, 1e-3)
+    said = [
+        f"{name}{bar}{part:4.0%}",
+        f"{run.done:,}/{run.jobs:,} jobs" if form.counted else "",
+        simulated(run.now_ms),
+        f"{rate:,.0f}{form.per_second}",
+        f"{_short((run.jobs - run.done) / rate)} left" if run.done else "",
+    ]
+    return form.between.join(word for word in said if word)
 
 
 def simulated(ms: int) -> str:

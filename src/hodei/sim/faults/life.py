@@ -10,10 +10,13 @@ from msgspec import structs
 from hodei.model.facts import (
     Fact,
     JobCancelled,
+    JobCheckpointRequested,
     JobHeld,
+    JobMigrated,
     JobReleased,
     JobRequeued,
     JobSubmitted,
+    JobSuspended,
     NodeMarked,
     RunObserved,
 )
@@ -179,14 +182,20 @@ class Life:
         if not self.auditor.jobs:
             return []
         job = self._rng.choice(list(self.auditor.jobs.values()))
-        what = self._rng.choice(("cancel", "hold", "release", "requeue"))
+        what = self._rng.choice(("cancel", "hold", "release", "requeue", "suspend", "migrate", "save"))
         if what == "requeue" and job.state not in ("pending", "held"):
             return [JobRequeued(job.id, job if job.state in JOB_ENDED else None)]
         if what == "cancel" and job.state not in JOB_ENDED:
             return [JobCancelled(job.id)]
         if what == "hold" and job.state == "pending":
             return [JobHeld(job.id)]
-        return [JobReleased(job.id)] if job.state == "held" else []
+        if what == "suspend" and job.state not in JOB_ENDED:
+            return [JobSuspended(job.id)]
+        if what == "migrate" and job.state == "running":
+            return [JobMigrated(job.id, force=self._rng.random() < 0.3)]
+        if what == "save":
+            return [JobCheckpointRequested(job.id)]
+        return [JobReleased(job.id)] if job.state == "held" or job.suspend_requested else []
 
     def _operator(self) -> list[Fact]:
         names = sorted(self.server.controller.world.nodes)
@@ -230,7 +239,7 @@ class Life:
         for node in self.scene.nodes:
             self._say([NodeMarked(node.name, cordon=False, remove_taints=TAINTS)])
         for job in self.auditor.jobs.values():
-            if job.state == "held":
+            if job.state == "held" or job.suspend_requested:
                 self._say([JobReleased(job.id)])
 
     def _end_what_never_ends(self) -> None:
@@ -256,7 +265,11 @@ class Life:
         if wake_ms is None:
             return True
         # What wakes again and again without anyone to help is not waited for.
-        late = [job for job in auditor.jobs.values() if job.state == "pending" and job.not_before_ms > self.now_ms]
+        late = [
+            job
+            for job in auditor.jobs.values()
+            if job.state == "pending" and (job.not_before_ms > self.now_ms or job.move)
+        ]
         return not late and not controller.gangs.repairs and not controller.preempting.holds and wake_ms > self.now_ms
 
     def _hopeless(self) -> list[int]:
@@ -284,6 +297,7 @@ class Life:
             link.carry_out(self.now_ms)
             must(not link.backend.journal, f"{link.backend.name} remembers {sorted(link.backend.journal)} for ever")
         must(not self._unfinished(), f"not ended: {self._unfinished()}")
+        must(not controller.moving.kept, f"room is kept for {sorted(controller.moving.kept)} who do not come")
         must(not controller.preempting.holds, f"holds are left: {sorted(controller.preempting.holds)}")
         must(not controller.gangs.repairs, f"repairs are left: {sorted(controller.gangs.repairs)}")
         must(not controller.gangs.growing, f"gangs that would grow are left: {sorted(controller.gangs.growing)}")

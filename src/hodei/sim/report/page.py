@@ -24,13 +24,14 @@ p { margin: .25rem 0 1rem; color: var(--soft) }
 nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1rem; padding: 0; list-style: none }
 a { color: inherit } .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(--grid); vertical-align: bottom }
+th, td { padding: .4rem .5rem; text-align: right; border-bottom: 1px solid var(--grid); vertical-align: bottom }
 th:first-child, td:first-child { text-align: left }
 th small { display: block; color: var(--soft); font-weight: normal }
 th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; text-align: inherit }
 th[aria-sort=ascending] button::after { content: " \\25B2" } th[aria-sort=descending] button::after { content: " \\25BC" }
+td { white-space: nowrap }
 td.best { background: var(--best); font-weight: bold }
-figure { margin: 1rem 0 2rem } figure svg { display: block; width: 100%; height: auto }
+figure { margin: 1rem 0 2rem } figure svg { display: block; width: 100%; min-width: 40rem; height: auto }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt }
 dt { font-weight: bold } dd { margin: 0 0 .4rem; color: var(--soft) }
 figcaption { color: var(--soft); font-size: .9rem; max-width: 50rem }
@@ -100,13 +101,14 @@ class Drawn(Struct):
 def page(rows: Sequence[Row], drawn: Sequence[Drawn], notes: Sequence[str]) -> str:
     workloads = list(dict.fromkeys(str(row["workload"]) for row in rows))
     about = f"{_count(len(rows), 'run')} of {_listed(workloads)}" if rows else "No runs were given."
+    title = "A simulated run" if len(rows) == 1 else "Policies compared"
     shared = [picture for picture in drawn if not picture.group]
     links = [("numbers-table", "Table"), *((p.name, p.title) for p in shared)]
     if len(shared) < len(drawn):
         links.append(("gantt", "Gantt charts"))
     menu = "".join(f'<li><a href="#{name}">{html.escape(title)}</a></li>' for name, title in links)
     body = [
-        "<header><h1>Policies compared</h1>",
+        f"<header><h1>{title}</h1>",
         f"<p>{html.escape(about)}</p></header>",
         f'<nav aria-label="Contents"><ul>{menu}</ul></nav>',
         "<main>",
@@ -118,7 +120,7 @@ def page(rows: Sequence[Row], drawn: Sequence[Drawn], notes: Sequence[str]) -> s
         body += [f'<h2 id="{picture.name}">{html.escape(picture.title)}</h2>', _figure(picture)]
     body += _charts([picture for picture in drawn if picture.group])
     body.append("</main>")
-    return _document("Policies compared", "\n".join(body))
+    return _document(title, "\n".join(body))
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -144,7 +146,7 @@ def _table(rows: Sequence[Row]) -> str:
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="The numbers of every run"><table class="numbers">'
         f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{chr(10).join(lines)}\n</tbody></table></div>"
-        "<p>★ is the best of its column. Unrounded values are in summary.csv and summary.json.</p>"
+        f"<p>{'★ is the best of its column. ' * any(best.values())}Unrounded values are in summary.csv and summary.json.</p>"
         f"<details><summary>What the columns mean</summary><dl>{meanings}</dl></details>"
     )
 
@@ -160,7 +162,12 @@ def _charts(drawn: Sequence[Drawn]) -> Iterable[str]:
 
 
 def _figure(picture: Drawn) -> str:
-    return f"<figure>\n{picture.svg}\n<figcaption>{html.escape(picture.about)}</figcaption></figure>"
+    """Its letters would be too small on a narrow screen; there one can push it sideways."""
+    title = html.escape(picture.title)
+    return (
+        f'<figure>\n<div class="scroll" tabindex="0" role="region" aria-label="{title}">\n{picture.svg}\n</div>\n'
+        f"<figcaption>{html.escape(picture.about)}</figcaption></figure>"
+    )
 
 
 def _document(title: str, body: str) -> str:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from hodei.model.resources import GPU
 from hodei.sim.metrics import slowdowns as of_jobs
 from hodei.sim.report.columns import Columns, Floats, cumulative, of_samples, sample_times, step_means, used_share
-from hodei.sim.report.fairness import dominant_shares, fairness_over_time
+from hodei.sim.report.fairness import dominant_shares, even_shares_over_time, fairness_over_time
 from hodei.sim.report.numbers import COLUMNS, Row, best_of, is_number, unit_of, write_number
 from hodei.sim.report.style import (
     GRID,
@@ -91,7 +91,10 @@ def load_over_time(all_columns: Sequence[Columns]) -> Picture | None:
 
 
 def fragmentation_over_time(all_columns: Sequence[Columns]) -> Picture | None:
-    about = "The part of the free GPUs that a typical job could not use. Lower is better."
+    about = (
+        "The part of what is free (of GPUs where jobs ask for them, else of cpu) that a typical job could not use: it is in "
+        "pieces too small for it. The mean over what the workload's first jobs ask for. Lower is better."
+    )
     return _one_line_each(
         all_columns,
         "fragmentation",
@@ -99,7 +102,7 @@ def fragmentation_over_time(all_columns: Sequence[Columns]) -> Picture | None:
         about,
         "fragmented",
         0.1,
-        "Unusable part of free GPU (%)",
+        "Unusable part of what is free (%)",
     )
 
 
@@ -115,17 +118,20 @@ def fairness(all_columns: Sequence[Columns]) -> Picture | None:
     if not shown:
         return None
     panels = shown[:PANELS]
-    figure = new_figure(2.6 + 1.55 * len(panels))
-    top, *rest = _stacked(figure, 1 + len(panels))
+    figure = new_figure(4.15 + 1.55 * len(panels))
+    top, even, *rest = _stacked(figure, 2 + len(panels))
     top.set_title("Fairness between users")
     span = max(columns.span_ms for _, columns in shown)
     for number, columns in shown:
-        index = fairness_over_time(columns, SLICES)
         edges = np.linspace(0, columns.span_ms, SLICES + 1)
-        _line(top, edges, np.append(index, index[-1]), columns.label, number)
+        for axes, measure in ((top, fairness_over_time), (even, even_shares_over_time)):
+            index = measure(columns, SLICES)
+            _line(axes, edges, np.append(index, index[-1]), columns.label, number)
     top.set_ylabel("Jain's index\nof service")
-    top.set_ylim(0, 1.05)
-    time_axis(top, span, labelled=False)
+    even.set_ylabel("Jain's index\nof even shares")
+    for axes in (top, even):
+        axes.set_ylim(0, 1.05)
+        time_axis(axes, span, labelled=False)
     legend_below_title(top)
     most = _top_users([columns for _, columns in panels])
     for axes, (_, columns) in zip(rest, panels, strict=True):
@@ -139,8 +145,9 @@ def fairness(all_columns: Sequence[Columns]) -> Picture | None:
     )
     about = (
         "Above, Jain's index over the users with a job waiting or running: 1 if each got the same part of what it asked "
-        "for, 1/n if one of n got everything. Below, for each policy, the dominant shares (the largest part of any one "
-        "resource) of the heaviest users, stacked."
+        "for, 1/n if one of n got everything. Then the same of what each got over the last seven days beside an even "
+        "share: the same for all, but for nobody more than it asked for. Below, for each policy, the dominant shares (the "
+        "largest part of any one resource) of the heaviest users, stacked."
     )
     if len(shown) > len(panels):
         about += f" Shares are shown for {len(panels)} of {len(shown)} policies."
@@ -183,8 +190,11 @@ def slowdown_cdf(all_columns: Sequence[Columns]) -> Picture | None:
 
 
 def main_numbers(rows: Sequence[Row]) -> Picture | None:
+    from matplotlib.ticker import FuncFormatter
+
     keys = ("bounded_slowdown", "mean_wait_s", "max_wait_s", "utilisation")
-    chosen = [c for c in COLUMNS if c.key in keys and any(is_number(row.get(c.key)) for row in rows)]
+    # Where nobody waited at all there is nothing to draw about waits.
+    chosen = [c for c in COLUMNS if c.key in keys and any(is_number(r.get(c.key)) and r[c.key] for r in rows)]
     if not chosen:
         return None
     across = min(2, len(chosen))
@@ -212,6 +222,7 @@ def main_numbers(rows: Sequence[Row]) -> Picture | None:
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     grid[0].set_ylim(len(rows) - 0.4, -0.6)
     return Picture("numbers", "The main numbers", "The best value of each is marked with a star.", figure)
 

@@ -88,7 +88,7 @@ def _left_out(results: Sequence[Result], drawn: Sequence[Drawn]) -> list[str]:
         "load": "No samples of the load were recorded, so there is no picture of utilisation.",
         "wait-cdf": "No job was started, so there is nothing to show about waits.",
         "preemptions": "No job was preempted under any policy.",
-        "fragmentation": "No fragmentation was recorded.",
+        "fragmentation": "All that was free could be used at all times (a single node has no pieces): no fragmentation.",
     }
     return [reason for name, reason in reasons.items() if name not in there]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hodei.model.facts import (
+    DataAppeared,
     Fact,
     JobCancelled,
     JobHeld,
+    JobMigrated,
     JobReleased,
     JobRequeued,
+    JobSuspended,
     NodeJoined,
     NodeLost,
     NodeMarked,
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 def facts_of(happening: Happening, play: Play) -> list[Fact]:
     """None at all if it happens to something that is not there (any more), or not in a state for it."""
+    if happening.verb == "appear":
+        return [DataAppeared(happening.who)]
     return _of_node(happening, play) if happening.verb in NODE_VERBS else _of_job(happening, play)
 
 
@@ -59,7 +64,11 @@ def _of_job(happening: Happening, play: Play) -> list[Fact]:
         case "hold":
             return [JobHeld(job.id)] if job.state == "pending" else []
         case "release":
-            return [JobReleased(job.id)] if job.state == "held" else []
+            return [JobReleased(job.id)] if job.state == "held" or job.suspend_requested else []
+        case "suspend":
+            return [] if ended else [JobSuspended(job.id)]
+        case "migrate":
+            return [JobMigrated(job.id)]
         case "requeue":
             return [] if waiting else [JobRequeued(job.id, job if ended else None)]
     mine = [live.run for live in play.live.values() if live.job.id == job.id]

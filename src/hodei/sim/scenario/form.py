@@ -17,10 +17,25 @@ from hodei.wire.kinds import Duration, Form, Line, Word
 
 Names = Word | Annotated[list[Word], Meta(min_length=1, max_length=1000)]
 Verb = Literal[
-    "lose", "join", "drain", "cordon", "uncordon", "taint", "untaint", "cancel", "hold", "release", "requeue", "fail"
+    "lose",
+    "join",
+    "drain",
+    "cordon",
+    "uncordon",
+    "taint",
+    "untaint",
+    "cancel",
+    "hold",
+    "release",
+    "requeue",
+    "fail",
+    "suspend",
+    "migrate",
+    "appear",
 ]
 NODE_VERBS = ("lose", "join", "drain", "cordon", "uncordon", "taint", "untaint")
-JOB_VERBS = ("cancel", "hold", "release", "requeue", "fail")
+JOB_VERBS = ("cancel", "hold", "release", "requeue", "suspend", "migrate", "fail")
+DATA_VERBS = ("appear",)
 End = Literal["succeeded", "failed", "cancelled", "refused", "never"]
 State = Literal["pending", "held", "scheduled", "running", "succeeded", "failed", "cancelled", "refused", "absent"]
 # How far off a start may be that is expected at about some time.
@@ -43,7 +58,10 @@ class FactForm(Form, frozen=True):
     hold: Names | None = None
     release: Names | None = None
     requeue: Names | None = None
+    suspend: Names | None = None
+    migrate: Names | None = None
     fail: Names | None = None
+    appear: Line | Annotated[list[Line], Meta(min_length=1, max_length=1000)] | None = None
     taint_as: Line | None = field(name="as", default=None)
     member: Annotated[int, Meta(ge=0)] | None = None
     exit: Annotated[int, Meta(ge=1, le=255)] | None = None

@@ -152,7 +152,7 @@ class Play:
         parts = {name: Parts(node) for name, node in self.nodes.items()}
         for job in jobs:
             at_ms = BEGIN_MS + job.at_ms
-            known = Job(job.id, job.spec, "pending", at_ms, at_ms, queued_ms=at_ms)
+            known = Job(job.id, job.spec, "pending", at_ms, at_ms, queued_ms=0 if job.spec.after.of else at_ms)
             runs = []
             for member, name in enumerate(job.running):
                 task = job.spec.task_of(member)

@@ -15,6 +15,7 @@ from hodei.model.node import Node
 from hodei.model.quantity import parse_duration_ms
 from hodei.sim.policies import POLICIES, policy
 from hodei.sim.scenario import form
+from hodei.sim.scenario.after import numbered
 from hodei.sim.scenario.marks import line_of
 from hodei.wire.amounts import said
 from hodei.wire.check import Problems, convert
@@ -191,7 +192,7 @@ class _Reader:
             if any(job.id == other.id for other in out):
                 self.wrong(f"{path}.id", f"there are two jobs with the id {job.id}")
             out.append(job)
-        return out
+        return numbered(out, self.wrong)
 
     def job(self, entry: dict[str, Any], path: str, id: int) -> form.ScenarioJob | None:
         own = {key: value for key, value in entry.items() if key in _JOB_KEYS}
@@ -238,10 +239,11 @@ class _Reader:
         read: form.FactForm | None = convert(entry, form.FactForm, path, self.problems)
         if read is None:
             return []
-        said_verbs = [verb for verb in (*form.NODE_VERBS, *form.JOB_VERBS) if getattr(read, verb) is not None]
+        verbs = (*form.NODE_VERBS, *form.JOB_VERBS, *form.DATA_VERBS)
+        said_verbs = [verb for verb in verbs if getattr(read, verb) is not None]
         if len(said_verbs) != 1:
             told = f"{' and '.join(said_verbs)} at once" if said_verbs else "nothing happens"
-            self.wrong(path, f"{told}; one of {', '.join((*form.NODE_VERBS, *form.JOB_VERBS))}")
+            self.wrong(path, f"{told}; one of {', '.join(verbs)}")
             return []
         verb: Any = said_verbs[0]
         on_nodes = verb in form.NODE_VERBS
@@ -252,6 +254,9 @@ class _Reader:
         elif read.taint_as is not None:
             self.wrong(f"{path}.as", "only for taint and untaint")
         at_ms = self.moment(read.at, f"{path}.at")
+        if read.appear is not None:
+            what = [read.appear] if isinstance(read.appear, str) else read.appear
+            return [form.Happening(place, at_ms, verb, each) for each in what]
         return [
             form.Happening(place, at_ms, verb, who, taint, read.member, read.exit or 1)
             for who in self.names(getattr(read, verb), f"{path}.{verb}", known, kind)

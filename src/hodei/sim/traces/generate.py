@@ -18,7 +18,7 @@ from hodei.model.resources import CPU, GPU, MEMORY
 from hodei.sim.traces import lublin
 from hodei.sim.traces.bursts import CiBursts, GpuGangs
 from hodei.sim.traces.source import Reading
-from hodei.sim.traces.stream import Model, arrivals, pace_for
+from hodei.sim.traces.stream import Model, arrivals, pace_for, with_deadlines
 from hodei.sim.traces.workload import BACKEND, WHOLE, Lazy, Shapes, Workload, machine
 
 NAMES = ("lublin", "ci", "gpu", "mixed")
@@ -40,6 +40,7 @@ def generate(name: str, how: Reading) -> Workload:
     jobs, seed = options.whole("jobs", 10_000, most=1_000_000_000), options.whole("seed", 1, least=0)
     users = options.whole("users", 50, most=100_000)
     load = options.number("load", 0.0, most=100.0)
+    in_haste = options.whole("deadline_percent", 0, least=0, most=100)
     if name == "lublin":
         parts, nodes, notes = _lublin(how, users, load, seed)
     elif name == "ci":
@@ -48,9 +49,11 @@ def generate(name: str, how: Reading) -> Workload:
         parts, nodes, notes = _gpu(how, users, load, seed)
     else:
         parts, nodes, notes = _mixed(how, users, load, seed)
+    if in_haste:
+        notes = [*notes, f"{in_haste} % of the jobs have a deadline, 1.2 to 5 times their estimate after submission"]
     return Workload(
         f"{name}-{jobs}-seed{seed}",
-        Lazy(jobs, lambda: arrivals(parts, seed)),
+        Lazy(jobs, lambda: with_deadlines(arrivals(parts, seed), in_haste, seed)),
         nodes,
         [f"generated, seed {seed}", *notes],
     )

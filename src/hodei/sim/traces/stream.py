@@ -12,6 +12,8 @@ from itertools import accumulate, count
 from random import Random
 from typing import Protocol
 
+from msgspec import structs
+
 from hodei.model.job import JobSpec
 from hodei.model.node import Node
 from hodei.sim.traces.workload import Arrival
@@ -51,6 +53,20 @@ def arrivals(parts: Sequence[tuple[Model, float]], seed: int) -> Iterator[Arriva
     # By place in equal moments: specs have no order.
     for id, (at_ms, _, (spec, run_ms)) in zip(count(1), merge(*streams, key=lambda entry: entry[:2]), strict=False):
         yield Arrival(at_ms, id, spec, run_ms)
+
+
+def with_deadlines(found: Iterator[Arrival], percent: int, seed: int) -> Iterator[Arrival]:
+    """So many of a hundred jobs have to be done by some time after their submission: 1.2 to 5 times their estimate."""
+    if not percent:
+        yield from found
+        return
+    rng = Random(f"{seed}/deadlines")
+    for arrival in found:
+        hurried, times = rng.randrange(100) < percent, rng.randint(120, 500)
+        if hurried:
+            deadline_ms = arrival.at_ms + arrival.spec.estimate_ms * times // 100
+            arrival = structs.replace(arrival, spec=structs.replace(arrival.spec, deadline_ms=deadline_ms))
+        yield arrival
 
 
 def _stream(model: Model, rng: Random, pace: float, place: int) -> Iterator[tuple[int, int, Drawn]]:

@@ -1,0 +1,146 @@
+"""Commands beside a run: in its environment, its directory and behind its fence, ended at their time or with the run.
+
+For what is done now and then while a run goes on (a look at its health, saving its work). A command that an agent before
+us started is ended when its run is found again: nobody waits for its answer any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+
+from hodei.agent import proc
+from hodei.agent.limits import Fence
+from hodei.agent.run import Run, signal_name
+from hodei.agent.spawn import ERRORS, NOT_TRIED, env_of, read_status, spawn
+
+# What a command is started for is also the name of the file that its wrapper holds open.
+SAVE, HEALTH = "save", "health"
+WORDS_KEPT = 300
+
+# Called with "" if the command ended well, else with what went wrong.
+Done = Callable[[str], None]
+
+
+class _Command:
+    __slots__ = ("done", "purpose", "run", "timer")
+
+    def __init__(self, run: Run, purpose: str, done: Done, timer: asyncio.TimerHandle) -> None:
+        self.run, self.purpose, self.done, self.timer = run, purpose, done, timer
+
+
+class Beside:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._commands: dict[int, _Command] = {}
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(self._commands)
+
+    def has(self, pid: int) -> bool:
+        return pid in self._commands
+
+    def start(
+        self, run: Run, purpose: str, command: Sequence[str], timeout_ms: int, done: Done, *, quiet: bool = False
+    ) -> None:
+        """`done` is called once, never if the run ends first. `quiet`: what it says is not the run's to say; the end of
+        it is in what `done` is told. OSError or ValueError: nothing was started."""
+        for name in (purpose, _output(purpose)):
+            _remove(f"{run.directory}/{name}")
+        env, fence = surroundings(run)
+        streams = (_output(purpose),) * 2 if quiet else ("stdout", "stderr")
+        pid = spawn(run.name, run.directory, command, env, run.workdir, fence, purpose, streams)
+        timer = self._loop.call_later(timeout_ms / 1000, self._too_late, pid, timeout_ms)
+        self._commands[pid] = _Command(run, purpose, done, timer)
+
+    def end(self, run: Run, purpose: str = "") -> None:
+        """KILL to those of this run (for this purpose); nobody is told."""
+        for pid, command in list(self._commands.items()):
+            if command.run is run and purpose in ("", command.purpose):
+                self._forget(pid)
+                signal_group(pid, signal.SIGKILL)
+
+    def end_those_before_us(self, run: Run) -> None:
+        for purpose in (SAVE, HEALTH):
+            pid = read_status(run.name, run.directory, purpose)[0]
+            if pid and proc.holds_file(pid, f"{run.directory}/{purpose}"):
+                signal_group(pid, signal.SIGKILL)
+
+    def child_ended(self, pid: int, code: int) -> None:
+        """A child has been collected; it may be one of ours."""
+        command = self._forget(pid)
+        if command is None:
+            return
+        run = command.run
+        error = read_status(run.name, run.directory, command.purpose)[2] if code == NOT_TRIED else ""
+        if error:
+            command.done(ERRORS[error].format(workdir=run.workdir))
+        elif code:
+            said = _last_words(f"{run.directory}/{_output(command.purpose)}")
+            how = signal_name(code - 128) or f"exit code {code}"
+            command.done(f"{how}: {said}" if said else how)
+        else:
+            command.done("")
+
+    def _too_late(self, pid: int, timeout_ms: int) -> None:
+        command = self._forget(pid)
+        if command is not None:
+            signal_group(pid, signal.SIGKILL)
+            command.done(f"it did not end within {timeout_ms / 1000:g}s")
+
+    def _forget(self, pid: int) -> _Command | None:
+        command = self._commands.pop(pid, None)
+        if command is not None:
+            command.timer.cancel()
+        return command
+
+
+def surroundings(run: Run) -> tuple[dict[str, str], Fence]:
+    """What a command beside `run` is given: read from the run's living wrapper. OSError if that is gone."""
+    env = {**env_of(run.pid), "HODEI_RUN_ID": run.name, "HODEI_PID": str(proc.child_of(run.pid))}
+    address_space = resource.prlimit(run.pid, resource.RLIMIT_AS)[0]
+    cpus = os.sched_getaffinity(run.pid)
+    fence = Fence(
+        run.cgroups,
+        address_space // 1024 if address_space != resource.RLIM_INFINITY else 0,
+        tuple(sorted(cpus)) if cpus != os.sched_getaffinity(0) else (),
+    )
+    return env, fence
+
+
+def signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass
+
+
+def _output(purpose: str) -> str:
+    return f"{purpose}.out"
+
+
+def _last_words(path: str) -> str:
+    """The last line of what a quiet command said."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        size = os.fstat(fd).st_size
+        text = os.pread(fd, WORDS_KEPT, max(0, size - WORDS_KEPT)).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,162 @@
+"""`hodei reload` and `hodei config`: other settings for a running server, tried out before, and taken back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hodei.cli.errors import UsageProblem
+from hodei.cli.options import client, headers_option, output_option
+from hodei.cli.output import Column, clean, emit_list, emit_one, indent
+from hodei.cli.times import clock, ms_of
+
+if TYPE_CHECKING:
+    from hodei.model.configuration import ConfigChange, Difference
+    from hodei.wire.config import ConfigView
+
+_TIMEOUT_S = 60
+_CHANGES_SHOWN = 60
+
+COLUMNS = (
+    Column("NUMBER", lambda c: str(c.number)),
+    Column("SINCE", lambda c: clock(ms_of(c.at))),
+    Column("BY", lambda c: c.by or "-"),
+    Column("HOW", lambda c: f"undo to {c.restores}" if c.restores else c.how),
+    Column("PROFILES", lambda c: ", ".join(sorted(c.scheduling.profiles)) or "-"),
+)
+_dry_run = click.option("--dry-run", is_flag=True, help="Only say what would change, and who would start when.")
+
+
+@click.command()
+@_dry_run
+@output_option
+def reload(dry_run: bool, output: str) -> None:
+    """Have the server read its configuration file again. Running jobs go on; with a mistake in it nothing is changed.
+
+    The same happens when the server gets the signal HUP. Settings that count only after a restart are named.
+    """
+    with client(_TIMEOUT_S) as server:
+        change = server.reload_config(dry_run=dry_run)
+    _tell(change, output)
+
+
+@click.group()
+def config() -> None:
+    """Show, change and take back the scheduling configuration of a running server."""
+
+
+@config.command("show")
+@click.argument("number", type=int, required=False, metavar="[NUMBER]")
+@output_option
+def show(number: int | None, output: str) -> None:
+    """Print the configuration in force as TOML, or an earlier one by its number."""
+    with client() as server:
+        found = server.config() if number is None else None
+        if number is not None:
+            found = next((each for each in server.config_history() if each.number == number), None)
+            if found is None:
+                raise UsageProblem(f"there is no configuration {number}", hint="hodei config history")
+    emit_one(found, output, name=lambda c: str(c.number), text=render)
+
+
+@config.command("history")
+@headers_option
+@output_option
+def history(no_headers: bool, output: str) -> None:
+    """List the configurations that were in force, the newest first."""
+    with client() as server:
+        found = server.config_history()
+    emit_list(found, output, COLUMNS, name=lambda c: str(c.number), headers=not no_headers)
+
+
+@config.command("set")
+@click.option("-f", "--file", "path", required=True, metavar="FILE", help="TOML or JSON; - for stdin.")
+@_dry_run
+@output_option
+def set_config(path: str, dry_run: bool, output: str) -> None:
+    """Put another scheduling configuration in force: a file like the server's own, or its [scheduling] part alone.
+
+    \b
+      hodei config set -f new.toml --dry-run
+      hodei config set -f new.toml
+      hodei config undo
+    """
+    try:
+        body = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UsageProblem(f"cannot read {path}: {error.strerror}", hint="name a file, or - for stdin") from None
+    with client(_TIMEOUT_S) as server:
+        change = server.set_config(body, toml=not body.lstrip().startswith(b"{"), dry_run=dry_run)
+    _tell(change, output)
+
+
+@config.command("undo")
+@click.option("--to", type=click.IntRange(1), metavar="NUMBER", help="Which one [default: the one before].")
+@_dry_run
+@output_option
+def undo(to: int | None, dry_run: bool, output: str) -> None:
+    """Put the configuration in force again that was before this one."""
+    with client(_TIMEOUT_S) as server:
+        change = server.undo_config(to or 0, dry_run=dry_run)
+    _tell(change, output)
+
+
+# ------------------------------------------------------------------------------------------------ for people
+
+
+def _tell(change: ConfigChange, output: str) -> None:
+    emit_one(change, output, name=lambda c: str(c.number), text=told)
+
+
+def told(change: ConfigChange) -> str:
+    from hodei.cli.whatif import render as effect
+
+    count = "1 setting" if len(change.changes) == 1 else f"{len(change.changes)} settings"
+    if change.applied:
+        parts = [f"configuration {change.number} is in force: {count} changed"]
+    elif change.changes:
+        parts = [f"{count} would change; configuration {change.number} stays in force"]
+    else:
+        parts = [f"configuration {change.number} stays in force"]
+    if change.changes:
+        parts.append(indent(_listed(change.changes)))
+    if change.effect is not None:
+        parts.append("if it were in force now:\n" + indent(effect(change.effect)))
+    if change.needs_restart:
+        parts.append("counts only after a restart of the server:\n" + indent(_listed(change.needs_restart)))
+    parts += [f"note: {clean(note)}" for note in change.notes]
+    if change.applied:
+        parts.append(f"  next: hodei config undo --to {change.number - 1} takes it back")
+    return "\n".join(parts)
+
+
+def _listed(changes: tuple[Difference, ...]) -> str:
+    lines = [_one(change) for change in changes[:_CHANGES_SHOWN]]
+    more = len(changes) - len(lines)
+    return "\n".join(lines) + (f"\n… and {more} more (-o json has all)" if more > 0 else "")
+
+
+def _one(change: Difference) -> str:
+    before, after = _value(change.before), _value(change.after)
+    if change.before is None:
+        return clean(f"+ {change.path} = {after}")
+    if change.after is None:
+        return clean(f"- {change.path} = {before}")
+    return clean(f"  {change.path} = {before} -> {after}")
+
+
+def render(found: ConfigView) -> str:
+    """TOML that can be edited and set again: what differs from the defaults."""
+    from hodei.wire.config import as_toml
+
+    by = f" by {found.by}" if found.by else ""
+    return f"# configuration {found.number}, since {found.at} ({found.how}{by})\n{as_toml(found.scheduling)}"
+
+
+def _value(value: Any) -> str:
+    from hodei.wire.config import toml_value
+
+    return "" if value is None else toml_value(value)

@@ -1,0 +1,180 @@
+"""`hodei share` and `hodei quota`: who has had how much, who may have how much, with every term of the sum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hodei.cli.errors import UsageProblem
+from hodei.cli.options import client, headers_option, output_option
+from hodei.cli.output import Column, clean, emit_list, emit_one, indent, note, table
+from hodei.cli.times import clock
+from hodei.model.quantity import format_duration
+from hodei.model.resources import human_amount
+
+if TYPE_CHECKING:
+    from hodei.model.quota import QuotaRow
+    from hodei.model.share import ShareReport, ShareRow
+
+_HOUR = 3_600_000 * 1_000_000
+_TOP = (
+    Column("ACCOUNT", lambda row: clean(row.account)),
+    Column("SHARES", lambda row: str(row.shares)),
+)
+_LAST = (
+    Column("FACTOR", lambda row: f"{row.factor_milli / 1000:.3f}"),
+    Column("", lambda row: "█" * round(row.factor_milli / 50)),
+)
+COLUMNS = {
+    "fair_tree": (
+        *_TOP,
+        Column("DUE", lambda row: _percent(row.promised)),
+        Column("USED", lambda row: _percent(row.used)),
+        Column("USAGE", lambda row: _usage(row.usage)),
+        Column("LEVELFS", lambda row: "-" if row.level_fs is None else f"{row.level_fs:.4g}"),
+        Column("RANK", lambda row: f"{row.rank}/{row.ranked}"),
+        *_LAST,
+    ),
+    "classic": (
+        *_TOP,
+        Column("DUE", lambda row: _percent(row.promised)),
+        Column("USED", lambda row: _percent(row.used)),
+        Column("USAGE", lambda row: _usage(row.usage)),
+        Column("EFFECTIVE", lambda row: "-" if row.effective is None else _percent(row.effective)),
+        *_LAST,
+    ),
+    "drf": (
+        *_TOP,
+        Column("DOMINANT", lambda row: row.dominant or "-"),
+        Column("SHARE", lambda row: _percent(row.used)),
+        *_LAST,
+    ),
+}
+BUDGETS = (
+    Column("PROJECT", lambda row: clean(row.project)),
+    Column("BUDGET", lambda row: row.name),
+    Column("USED", lambda row: f"{row.used:.6g}"),
+    Column("OF", lambda row: f"{row.limit:g}"),
+    Column("SINCE", lambda row: clock(row.since_ms)),
+)
+QUOTAS = (
+    Column("PROJECT", lambda row: clean(row.project)),
+    Column("RESOURCE", lambda row: row.resource),
+    Column("USED", lambda row: human_amount(row.resource, row.used)),
+    Column("HARD", lambda row: _bound(row, row.hard)),
+    Column("SOFT", lambda row: _bound(row, row.soft), if_any=True),
+    Column("BORROWED", lambda row: human_amount(row.resource, row.borrowed) if row.borrowed else "-", if_any=True),
+    Column("MORE", lambda row: _bound(row, row.more)),
+    Column("COHORT", lambda row: row.cohort or "-", if_any=True),
+    Column("BY", lambda row: ", ".join(f"{clean(u)} {human_amount(row.resource, a)}" for u, a in row.by) or "-"),
+)
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+@output_option
+def share(ctx: click.Context, output: str) -> None:
+    """Show every account's share of the cluster: what it is due, what it has had, and the factor that comes of it.
+
+    Programs get all rows with every term (-o json): the factors can be worked out from them again.
+    """
+    if ctx.invoked_subcommand is None:
+        with client() as server:
+            report = server.shares()
+        emit_one(report, output, name=lambda r: r.formula, text=_report)
+
+
+@share.command()
+@click.argument("project", metavar="PROJECT")
+@output_option
+def explain(project: str, output: str) -> None:
+    """Print the whole sum behind the factors of a project and its users."""
+    with client() as server:
+        report = server.shares(project)
+        if not report.rows:
+            raise _unseen(project, server.shares())
+    emit_one(report, output, name=lambda _: project, text=_explained)
+
+
+def _unseen(project: str, report: ShareReport) -> UsageProblem:
+    paths = [row.account.split("/") for row in report.rows]
+    deepest = "" if report.formula == "drf" else "/"
+    known = sorted({path[-2] if deepest else path[-1] for path in paths if len(path) > bool(deepest)})
+    said = f"; seen so far: {', '.join(known[:10])}" + (" and more" if len(known) > 10 else "") if known else ""
+    return UsageProblem(f"no account {project!r} has been seen{said}")
+
+
+def _explained(report: ShareReport) -> str:
+    parts = [_sum(row, report) for row in report.rows]
+    if report.budgets:
+        parts.append(table(report.budgets, BUDGETS))
+    return "\n\n".join(parts)
+
+
+@click.command()
+@click.argument("project", metavar="[PROJECT]", required=False, default="")
+@headers_option
+@output_option
+def quota(project: str, no_headers: bool, output: str) -> None:
+    """Show what projects hold and may hold: hard and soft quotas, what is borrowed, and by whom."""
+    with client() as server:
+        rows = [row for row in server.quotas() if project in ("", row.project)]
+    emit_list(rows, output, QUOTAS, name=lambda row: f"{row.project}/{row.resource}", headers=not no_headers)
+    if not rows and output in ("table", "wide"):
+        note("no quotas are set" + (f" for {project}" if project else "") + "; see docs/how-to/share-a-cluster.md")
+
+
+def _report(report: ShareReport) -> str:
+    past = f"half-life {format_duration(report.half_life_ms)}" if report.half_life_ms else ""
+    past = past or (f"the last {format_duration(report.window_ms)}" if report.window_ms else "")
+    parts = [
+        f"fair share by {report.formula.replace('_', ' ')}" + (f", {past}" if past and report.formula != "drf" else "")
+    ]
+    parts.append(table(report.rows, COLUMNS[report.formula]) if report.rows else "no account has used anything yet")
+    if report.budgets:
+        parts.append(table(report.budgets, BUDGETS))
+    return "\n\n".join(parts)
+
+
+def _sum(row: ShareRow, report: ShareReport) -> str:
+    """The sum of one account in words and numbers, so that it can be checked with pencil and paper."""
+    lines = []
+    if report.formula == "drf":
+        lines.append(f"holds {_percent(row.used)} of all {row.dominant or 'resources'}, for its {row.shares} shares")
+        lines.append(f"factor = 1 - {row.used:.6f} = {row.factor_milli / 1000:.3f}")
+        return f"{clean(row.account)}\n{indent(chr(10).join(lines))}"
+    due = "stands as the account above it" if row.shares == "parent" else f"{row.shares} of {row.level_shares} shares"
+    if report.formula == "classic" and "/" in row.account:
+        due += " of what is due above it"
+    lines.append(f"due       {due} = {row.promised:.6f}" + (" of everything" if report.formula == "classic" else ""))
+    if report.formula == "classic":
+        lines.append(f"used      {_usage(row.usage)} = {row.used:.6f} of everything")
+        effective = 0.0 if row.effective is None else row.effective
+        lines.append(f"counted   {effective:.6f}, its own and its siblings' use")
+        lines.append(f"factor    2^(-{effective:.6f} / {row.promised:.6f}) = {row.factor_milli / 1000:.3f}")
+    else:
+        lines.append(f"used      {_usage(row.usage)} of {_usage(row.level_usage)} on its level = {row.used:.6f}")
+        level = "nothing used yet, so before all who have" if row.level_fs is None else f"{row.level_fs:.6f}"
+        lines.append(f"level     due / used = {level}")
+        what = "its own place" if row.user else "the best place below it"
+        lines.append(
+            f"factor    {what} {row.rank} of {row.ranked}, counted from the last = {row.factor_milli / 1000:.3f}"
+        )
+    return f"{clean(row.account)}\n{indent(chr(10).join(lines))}"
+
+
+def _bound(row: QuotaRow, amount: int | None) -> str:
+    return "-" if amount is None else human_amount(row.resource, amount)
+
+
+def _percent(part: float) -> str:
+    return f"{part * 100:.1f}%"
+
+
+def _usage(usage: int) -> str:
+    """In hours of one core, if a core weighs 1."""
+    hours = usage / _HOUR
+    if hours >= 1000:
+        return f"{hours:,.0f} h"
+    return f"{hours:.4g} h" if hours >= 0.01 or not hours else f"{hours * 3600:.4g} s"

@@ -1,0 +1,109 @@
+"""Calls about arrays, periodic jobs and the audit. `api.Client` has them all."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TypeVar
+from urllib.parse import quote
+
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.wire.audit import AuditList, AuditView
+from hodei.wire.periodic import PeriodicList, PeriodicRequest, PeriodicView
+from hodei.wire.views import CancelRequest, JobView, SubmitReply
+
+T = TypeVar("T")
+_LONGEST_POLL_S = 20
+_PAGE = 500
+
+
+class MoreCalls(ABC):
+    """What it needs of a client is at the end."""
+
+    # ----------------------------------------------------------------------------------------- arrays
+
+    def array(self, id: int) -> JobView:
+        """The array that this job is an element of, as one row: `array.states` counts its elements."""
+        return self._get(f"/arrays/{int(id)}", JobView)
+
+    def cancel_array(self, id: int, reason: str = "") -> JobView:
+        return self._post(f"/arrays/{int(id)}/cancel", JobView, CancelRequest(reason))
+
+    def hold_array(self, id: int) -> JobView:
+        return self._post(f"/arrays/{int(id)}/hold", JobView)
+
+    def release_array(self, id: int) -> JobView:
+        return self._post(f"/arrays/{int(id)}/release", JobView)
+
+    def wait_array(self, id: int, timeout_s: float | None = None) -> JobView:
+        """When every element has ended, or as it stands after `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = _LONGEST_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            query = {"timeout_s": str(int(min(left_s, _LONGEST_POLL_S)))}
+            view = self._patiently(partial(self._get, f"/arrays/{int(id)}/wait", JobView, query))
+            over = deadline is not None and time.monotonic() >= deadline
+            if over or (view.array is not None and all(state in JOB_ENDED for state in view.array.states)):
+                return view
+
+    # --------------------------------------------------------------------------------- periodic jobs
+
+    def add_periodic(self, request: PeriodicRequest) -> PeriodicView:
+        return self._post("/periodic", PeriodicView, request, again=False)
+
+    def periodics(self) -> list[PeriodicView]:
+        return self._get("/periodic", PeriodicList).periodics
+
+    def periodic(self, name: str) -> PeriodicView:
+        return self._get(f"/periodic/{quote(name, safe='')}", PeriodicView)
+
+    def pause_periodic(self, name: str) -> PeriodicView:
+        return self._post(f"/periodic/{quote(name, safe='')}/pause", PeriodicView)
+
+    def resume_periodic(self, name: str) -> PeriodicView:
+        return self._post(f"/periodic/{quote(name, safe='')}/resume", PeriodicView)
+
+    def run_periodic(self, name: str) -> int:
+        """Make a job now; its id."""
+        return self._post(f"/periodic/{quote(name, safe='')}/run", SubmitReply, again=False).ids[0]
+
+    def remove_periodic(self, name: str) -> PeriodicView:
+        return self._delete(f"/periodic/{quote(name, safe='')}", PeriodicView)
+
+    # ------------------------------------------------------------------------------------------ audit
+
+    def audit(
+        self, *, who: str = "", what: str = "", target: str = "", since: str = "", limit: int = 0
+    ) -> Iterator[AuditView]:
+        """Newest first, page by page as they are read; `limit` 0 means all. For administrators."""
+        query = {"who": who, "what": what, "target": target, "since": since}
+        before, left = 0, limit
+        while True:
+            size = min(left, _PAGE) if limit else _PAGE
+            page = self._get("/audit", AuditList, query | {"limit": str(size), "before": str(before or "")}).entries
+            yield from page
+            left -= len(page)
+            if len(page) < size or (limit and left <= 0):
+                return
+            before = page[-1].seq
+
+    def audit_after(self, after: int, *, who: str = "", what: str = "", target: str = "") -> list[AuditView]:
+        """What came after that row, oldest first."""
+        query = {"who": who, "what": what, "target": target, "after": str(after), "limit": str(_PAGE)}
+        return self._patiently(lambda: self._get("/audit", AuditList, query).entries)
+
+    # --------------------------------------------------------------------------------- of the client
+
+    @abstractmethod
+    def _get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T: ...
+
+    @abstractmethod
+    def _post(self, path: str, kind: type[T], body: object = None, *, again: bool = True) -> T: ...
+
+    @abstractmethod
+    def _delete(self, path: str, kind: type[T]) -> T: ...
+
+    @abstractmethod
+    def _patiently(self, call: Callable[[], T], *, first: bool = False) -> T: ...

@@ -1,0 +1,107 @@
+"""Arrays: one job document that stands for many jobs, told apart by an index.
+
+A document's own place has `first` 0: it is a mould. `expand` makes the elements from it, with ids that follow each other,
+so that the id of an element tells its index and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from hodei.model.errors import InvalidInput
+from hodei.model.ids import JobId
+
+if TYPE_CHECKING:
+    from hodei.model.job import JobSpec
+
+MOST_ELEMENTS = 100_000
+
+
+class ArrayPlace(Struct, frozen=True, omit_defaults=True):
+    """Which element of which array a job is. `first` is the job of the first element; indices begin with `start` and
+    grow by `step`; no more than `at_most` elements are under way at once (0: as many as there is room for)."""
+
+    first: JobId
+    index: int
+    count: int
+    at_most: int = 0
+    start: int = 0
+    step: int = 1
+
+    @property
+    def last(self) -> JobId:
+        return self.first + self.count - 1
+
+    @property
+    def indices(self) -> range:
+        return range(self.start, self.start + self.count * self.step, self.step)
+
+    def job_of(self, index: int) -> JobId:
+        """InvalidInput if the array has no such element."""
+        if index not in self.indices:
+            many = f"{self.start} to {self.indices[-1]}" + (f" in steps of {self.step}" if self.step > 1 else "")
+            raise InvalidInput(f"array {self.first} has no element {index}", hint=f"its indices are {many}")
+        return self.first + self.indices.index(index)
+
+
+def elements_of(spec: JobSpec) -> int:
+    """How many jobs a document stands for."""
+    return spec.array.count if spec.array is not None and not spec.array.first else 1
+
+
+def expand(specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
+    """The jobs that these documents stand for, when the first of them will have the id `first`.
+
+    Elements share all but their place; InvalidInput if they are more than anyone may ask for at once."""
+    if all(spec.array is None for spec in specs):
+        return specs
+    total = sum(map(elements_of, specs))
+    if total > max(MOST_ELEMENTS, len(specs)):
+        raise InvalidInput(f"{total} jobs at once, at most {MOST_ELEMENTS}", hint="submit smaller arrays")
+    out: list[JobSpec] = []
+    for spec in specs:
+        mould = spec.array
+        if mould is None or mould.first:
+            out.append(spec)
+            continue
+        own = first + len(out)
+        out += [structs.replace(spec, array=structs.replace(mould, first=own, index=index)) for index in mould.indices]
+    return out
+
+
+def firsts(specs: Iterable[JobSpec], first: JobId) -> tuple[JobId, ...]:
+    """For each document the id of the (first) job that it stands for."""
+    out = []
+    for spec in specs:
+        out.append(first)
+        first += elements_of(spec)
+    return tuple(out)
+
+
+def same_mould(one: JobSpec, other: JobSpec) -> bool:
+    """Whether two elements differ in their place alone. Elements share what they have in common, so it is told by
+    identity; one that was changed since is another."""
+    shared = _all_but_the_place(type(one))
+    return one is other or all(map(is_, shared(one), shared(other)))
+
+
+@cache
+def _all_but_the_place(kind: type[JobSpec]) -> Callable[[JobSpec], tuple[object, ...]]:
+    return attrgetter(*(field for field in kind.__struct_fields__ if field != "array"))
+
+
+def environment(spec: JobSpec) -> dict[str, str]:
+    """What an element's runs are told about it."""
+    place = spec.array
+    if place is None:
+        return {}
+    return {
+        "HODEI_ARRAY_INDEX": str(place.index),
+        "HODEI_ARRAY_COUNT": str(place.count),
+        "HODEI_ARRAY_JOB": str(place.first),
+    }

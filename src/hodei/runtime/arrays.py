@@ -1,0 +1,118 @@
+"""One word to all elements of an array at once: one commit, however many they are. And arrays as one row of a list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
+
+from hodei.model.array import ArrayPlace
+from hodei.model.errors import Conflict, NotFound
+from hodei.model.facts import Fact, JobCancelled, JobHeld, JobReleased
+from hodei.model.ids import JobId
+from hodei.model.job import Job
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.ports import JobQuery, Store
+
+if TYPE_CHECKING:
+    from hodei.runtime.service import Service
+
+_PAGE = 200
+
+
+class ArrayStatus(Struct, frozen=True):
+    """An array as a whole: one of its elements (the newest that was looked for), and how many are in each state."""
+
+    job: Job
+    place: ArrayPlace
+    states: dict[str, int]
+
+    @property
+    def ended(self) -> bool:
+        return all(state in JOB_ENDED for state in self.states)
+
+
+class Row(Struct, frozen=True):
+    """A job, or the array that it stands for."""
+
+    job: Job
+    states: dict[str, int] | None = None
+
+
+async def array_status(service: Service, id: JobId) -> ArrayStatus:
+    """`id` may be that of any element."""
+    found = await service.read(service.store.job, id)
+    if found is None:
+        raise NotFound(f"there is no job {id}", hint="hodei jobs --all")
+    place = found.spec.array
+    if place is None or not place.first:
+        raise NotFound(f"job {id} is not an element of an array", hint=f"hodei job show {id}", code="NO_SUCH_ARRAY")
+    states = await service.read(service.store.states_between, place.first, place.last)
+    return ArrayStatus(found, place, states)
+
+
+async def cancel_array(service: Service, id: JobId, reason: str) -> ArrayStatus:
+    return await _tell_all(service, id, lambda job: JobCancelled(job.id, reason), lambda job: not job.cancel_requested)
+
+
+async def hold_array(service: Service, id: JobId) -> ArrayStatus:
+    return await _tell_all(service, id, lambda job: JobHeld(job.id), lambda job: job.state == "pending")
+
+
+async def release_array(service: Service, id: JobId) -> ArrayStatus:
+    return await _tell_all(service, id, lambda job: JobReleased(job.id), lambda job: job.state == "held")
+
+
+async def wait_array(service: Service, id: JobId, timeout_ms: int) -> ArrayStatus:
+    """How it stands when every element has ended, or when the time is over."""
+    status = await array_status(service, id)
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            # One after the other is as quick as all together: it is over when the slowest is.
+            for element in range(status.place.first, status.place.last + 1):
+                while element in service.controller.world.jobs:
+                    await service.wait(element, timeout_ms)
+    except TimeoutError:
+        pass
+    return await array_status(service, id)
+
+
+async def _tell_all(
+    service: Service, id: JobId, fact: Callable[[Job], Fact], concerned: Callable[[Job], bool]
+) -> ArrayStatus:
+    status = await array_status(service, id)
+    known = service.controller.world.jobs
+    elements = [known[job] for job in range(status.place.first, status.place.last + 1) if job in known]
+    # From the last on: an element that goes lets the next one in, and that one is about to go too.
+    facts = [fact(job) for job in reversed(elements) if concerned(job)]
+    if not facts:
+        counts = ", ".join(f"{many} {state}" for state, many in status.states.items())
+        raise Conflict(f"no element of array {status.place.first} can do that: {counts or 'all are forgotten'}")
+    await service.loop.committed(facts)
+    return await array_status(service, id)
+
+
+def folded(store: Store, query: JobQuery) -> tuple[list[Row], JobId]:
+    """One page of jobs, newest first, each array as one row at the place of its newest element that answers the query;
+    and where the next page begins. A million elements cost one question more than one."""
+    rows: list[Row] = []
+    after = query.after
+    while True:
+        page = store.jobs(structs.replace(query, after=after, limit=min(query.limit - len(rows), _PAGE)))
+        after = page.next_after
+        skip_from = 0  # elements with ids from here on are told of already
+        for job in page.jobs:
+            place = job.spec.array
+            if skip_from and job.id >= skip_from:
+                continue
+            states = None
+            if place is not None and place.first:
+                states = store.states_between(place.first, place.last)
+                skip_from = place.first
+            rows.append(Row(job, states))
+        if after and skip_from:
+            after = min(after, skip_from)
+        if not after or len(rows) >= query.limit:
+            return rows, after

@@ -1,0 +1,72 @@
+"""Arrays as a whole: look, wait, cancel, hold, release. Elements are jobs like all others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from hodei.model.errors import InvalidInput
+from hodei.runtime import arrays
+from hodei.server.errors import Busy
+from hodei.server.route import API, READ, WRITE, Call, Param, Route
+from hodei.wire.render import folded_view
+from hodei.wire.views import CancelRequest, JobView
+
+_ID = Param("id", "the number of any element's job", type=int, where="path", minimum=1)
+_cancel_request = msgspec.json.Decoder(CancelRequest)
+
+
+async def show_array(call: Call) -> JobView:
+    return _view(await arrays.array_status(call.service, call.args["id"]))
+
+
+async def cancel_array(call: Call) -> JobView:
+    request = _cancel_request.decode(call.body) if call.body.strip() else CancelRequest()
+    if len(request.reason) > 1000:
+        raise InvalidInput("the reason is longer than 1000 characters")
+    reason = request.reason or f"cancelled by {call.who.name}"
+    return _view(await arrays.cancel_array(call.service, call.args["id"], reason))
+
+
+async def hold_array(call: Call) -> JobView:
+    return _view(await arrays.hold_array(call.service, call.args["id"]))
+
+
+async def release_array(call: Call) -> JobView:
+    return _view(await arrays.release_array(call.service, call.args["id"]))
+
+
+async def wait_array(call: Call) -> JobView:
+    """Answers when every element has ended or the time is over; the states tell which."""
+    with call.shared.waits.hold(call.who.name):
+        timeout_ms = call.args["timeout_s"] * 1000
+        waiting = asyncio.ensure_future(arrays.wait_array(call.service, call.args["id"], timeout_ms))
+        closing = asyncio.ensure_future(call.shared.closing.wait())
+        try:
+            await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise Busy("the server is about to stop", hint="ask again when it is back", code="CLOSING")
+            return _view(waiting.result())
+        finally:
+            for task in (waiting, closing):
+                task.cancel()
+            await asyncio.gather(waiting, closing, return_exceptions=True)
+
+
+def _view(status: arrays.ArrayStatus) -> JobView:
+    return folded_view(status.job, status.states)
+
+
+ROUTES = (
+    Route("GET", f"{API}/arrays/{{id}}", READ, "An array as a whole", show_array, response=JobView, params=(_ID,)),
+    Route("GET", f"{API}/arrays/{{id}}/wait", READ, "Wait until every element has ended or the time is over", wait_array,
+          response=JobView, lane="long",
+          params=(_ID, Param("timeout_s", "how long", type=int, default=30, maximum=60))),
+    Route("POST", f"{API}/arrays/{{id}}/cancel", WRITE, "Ask for every element to end", cancel_array,
+          request=CancelRequest, response=JobView, params=(_ID,)),
+    Route("POST", f"{API}/arrays/{{id}}/hold", WRITE, "Keep the elements that wait from being placed", hold_array,
+          response=JobView, params=(_ID,)),
+    Route("POST", f"{API}/arrays/{{id}}/release", WRITE, "Let held elements be placed again", release_array,
+          response=JobView, params=(_ID,)),
+)  # fmt: skip

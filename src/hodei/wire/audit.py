@@ -1,0 +1,34 @@
+"""The audit on the wire."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from hodei.model.audit import AuditEntry
+from hodei.wire.render import iso
+
+
+class AuditView(Struct, frozen=True):
+    """`outcome`: ok, or refused with a `code`."""
+
+    seq: int
+    at: str
+    who: str
+    role: str
+    verb: str
+    target: str
+    outcome: str
+    code: str
+    request: str
+    remote: str
+
+
+class AuditList(Struct, frozen=True):
+    entries: list[AuditView]
+
+
+def audit_view(entry: AuditEntry) -> AuditView:
+    return AuditView(
+        entry.seq, iso(entry.at_ms), entry.who, entry.role, entry.verb, entry.target,
+        "refused" if entry.code else "ok", entry.code, entry.request, entry.remote,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""A configuration as it comes over the wire or from a file, with all its mistakes at once; and as it is shown."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from hodei.model.config import Config, ProfileConfig, SchedulingConfig
+from hodei.model.configuration import Configuration
+from hodei.model.errors import InvalidInput
+from hodei.wire.check import Problems, convert, refuse
+
+DOCS = "docs/reference/configuration.md"
+_SECTIONS = ("server", "scheduling", "nodes")
+
+
+class ConfigView(Struct, frozen=True, omit_defaults=True):
+    """The configuration in force, or one of the history. `how`: start, reload, set or undo."""
+
+    number: int
+    at: str
+    by: str
+    how: str
+    scheduling: SchedulingConfig
+    restores: int = 0
+
+
+class ConfigHistory(Struct, frozen=True):
+    """The newest first."""
+
+    configurations: list[ConfigView]
+
+
+def config_view(configuration: Configuration, at: str) -> ConfigView:
+    it = configuration
+    return ConfigView(it.number, at, it.by, it.how, it.scheduling, it.restores)
+
+
+def read_body(body: bytes, content_type: str) -> dict[str, Any]:
+    """TOML or JSON as plain values; InvalidInput if it is neither."""
+    try:
+        found = tomllib.loads(body.decode()) if "toml" in content_type else msgspec.json.decode(body)
+    except (ValueError, msgspec.DecodeError) as error:
+        kind = "TOML" if "toml" in content_type else "JSON"
+        hint = "send TOML with Content-Type: application/toml, or JSON"
+        raise InvalidInput(f"the configuration is not {kind}: {error}", hint=hint) from None
+    if not isinstance(found, dict):
+        raise InvalidInput("a configuration is a table of settings", hint=DOCS)
+    return found
+
+
+def parse_config(found: dict[str, Any]) -> tuple[Config, bool]:
+    """A whole configuration, or (False) the scheduling section alone as one with nothing else; InvalidInput names every
+    mistake with its path."""
+    whole = any(section in found for section in _SECTIONS) or not found
+    problems: Problems = []
+    made = convert(found if whole else {"scheduling": found}, Config, "", problems)
+    if problems:
+        error = refuse(problems, "the configuration")
+        error.hint = DOCS
+        raise error
+    assert isinstance(made, Config)
+    return made, whole
+
+
+# ------------------------------------------------------------------------------------------------ as TOML
+
+
+def as_toml(scheduling: SchedulingConfig) -> str:
+    """What differs from the defaults, as a file that says the same."""
+    lines: list[str] = []
+    _section(_besides(msgspec.to_builtins(scheduling), msgspec.to_builtins(SchedulingConfig())), "scheduling", lines)
+    return "\n".join(lines) if lines else "[scheduling]"
+
+
+def _besides(found: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in found.items():
+        if key in default and value == default[key]:
+            continue
+        if value is None:
+            continue
+        inner = default.get(key)
+        if key == "profiles" and isinstance(value, dict):
+            plain = msgspec.to_builtins(ProfileConfig())
+            value = {name: _besides(profile, plain) for name, profile in value.items()}
+        elif isinstance(value, dict) and isinstance(inner, dict) and inner:
+            value = _besides(value, inner)
+        out[key] = value
+    return out
+
+
+def _section(found: dict[str, Any], at: str, lines: list[str]) -> None:
+    """Settings first, then tables, then lists of tables, as TOML wants it."""
+    tables = {key: value for key, value in found.items() if isinstance(value, dict) and value}
+    plain = {key: value for key, value in found.items() if key not in tables and not _is_tables(value)}
+    if plain or not tables:
+        lines += ([""] if lines else []) + [f"[{at}]"]
+        lines += [f"{_key(key)} = {toml_value(value)}" for key, value in plain.items() if value is not None]
+    for key, value in tables.items():
+        _section(value, f"{at}.{_key(key)}", lines)
+    for key, value in found.items():
+        if _is_tables(value):
+            for each in value:
+                lines += ["", f"[[{at}.{_key(key)}]]"]
+                lines += [f"{_key(name)} = {toml_value(inner)}" for name, inner in each.items() if inner is not None]
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _key(text: str) -> str:
+    return text if text and all(c.isascii() and (c.isalnum() or c in "-_") for c in text) else toml_value(text)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it in one line."""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{_key(key)} = {toml_value(each)}" for key, each in value.items() if each is not None)
+        return f"{{{inner}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(each) for each in value)}]"
+    return msgspec.json.encode(value).decode()

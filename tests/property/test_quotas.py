@@ -1,0 +1,87 @@
+"""Quotas under any order of events: nobody ever holds more than it may, counted anew from the runs themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hodei.control.from_config import accounts_policy
+from hodei.model.config import SchedulingConfig
+from hodei.model.facts import JobCancelled, NodeJoined, NodeLost
+from hodei.model.lifecycle import RUN_ENDED
+from hodei.plugins.registry import build_profile
+from unit.control.house import House, some_nodes
+
+PROJECTS = ("a", "b", "c", "free")
+HARD = {"a": 3, "b": 4, "c": 2}
+QUOTAS = {
+    "a": {"hard": {"cpu": 3, "jobs": 4}, "borrow": {"cpu": 2}, "cohort": "lab"},
+    "b": {"hard": {"cpu": 4}, "lend": {"cpu": 3}, "cohort": "lab"},
+    "c": {"hard": {"cpu": 2}, "per_user": {"cpu": 1}},
+}
+NODES = some_nodes(6, 6)
+
+submits = st.tuples(
+    st.just("submit"), st.sampled_from(PROJECTS), st.sampled_from(("ann", "bob")), st.integers(1, 3),
+    st.integers(1, 3), st.sampled_from(("low", "medium", "critical")),
+)  # fmt: skip
+others = st.tuples(
+    st.sampled_from(("end", "fail", "stop", "cancel", "lose", "join", "wait", "restart")), st.integers(0, 99)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.one_of(submits, submits, others, others), max_size=40), st.sampled_from(("priority", "multifactor")))
+def test_no_project_and_no_user_ever_holds_more_than_its_quota(story, queue):
+    policy = accounts_policy(msgspec.convert({"quotas": QUOTAS}, SchedulingConfig))
+    profiles = {"default": build_profile("default", queue=queue, plugins=("quota",))}
+    house = House(*NODES, profiles=profiles, accounts=policy)
+    last = 0
+    for what, *details in story:
+        if what == "submit":
+            last += 1
+            project, user, cpu, count, priority = details
+            house.submit(last, project=project, user=user, cpu=cpu, count=count, priority=priority, retries=2)
+        else:
+            happen(house, what, details[0])
+        check(house)
+
+
+def happen(house, what, number):
+    live = sorted(run.id for run in house.runs.values() if run.state not in RUN_ENDED)
+    if what in ("end", "fail", "stop") and live:
+        state = {"end": "succeeded", "fail": "failed", "stop": "stopped"}[what]
+        house.see(live[number % len(live)], state, 0 if what == "end" else 1)
+    elif what == "cancel" and house.jobs:
+        house.learn(JobCancelled(sorted(house.jobs)[number % len(house.jobs)]))
+    elif what == "lose":
+        house.learn(NodeLost(f"n{1 + number % 2}"))
+    elif what == "join":
+        house.learn(NodeJoined(NODES[number % 2]))
+    elif what == "wait":
+        house.later(1000 * number)
+    elif what == "restart":
+        house.restart(*NODES)
+
+
+def check(house):
+    held, users, jobs = Counter(), Counter(), {}
+    for run in house.runs.values():
+        if run.state not in RUN_ENDED:
+            spec = house.jobs[run.job].spec
+            cpu = spec.tasks[0].request["cpu"]
+            held[spec.project] += cpu
+            users[spec.project, spec.user] += cpu
+            jobs.setdefault(spec.project, set()).add(run.job)
+    assert held["a"] <= 5000, "its own 3 and 2 borrowed"
+    assert held["a"] + held["b"] <= 7000, "what the cohort has"
+    assert held["a"] <= 3000 + max(0, 3000 - max(0, held["b"] - 1000)), "b keeps one for itself"
+    assert held["c"] <= 2000
+    assert len(jobs.get("a", ())) <= 4
+    assert users["c", "ann"] <= 1000
+    assert users["c", "bob"] <= 1000
+    kept = {row.project: row.used for row in house.controller.accounts.quota_rows() if row.resource == "cpu"}
+    assert kept == {project: held[project] for project in HARD}, "the account agrees with the runs"

@@ -1,0 +1,155 @@
+"""Tries again never turn the order around: whoever came first or counts for more is not tried less often than others,
+and nobody takes room that one ahead of it could have had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from builders import a_node
+from hodei.engine.nodes import Nodes
+from hodei.engine.points import Refusals
+from hodei.engine.view import Member, View
+from hodei.model.facts import NodeJoined, NodeLost, Reconfigured
+from hodei.plugins.registry import PLUGINS
+from unit.control.configured import Configured, scheduling
+
+SETTINGS = """
+[scheduling.preemption]
+enabled = false
+[scheduling.breaker]
+rounds = 2
+pause = "5s"
+max_pause = "30s"
+[scheduling.recovery]
+promote_after = "40s"
+promote_to = "medium"
+"""
+OTHER = SETTINGS + "[scheduling.profiles.default]\nmax_pending = 77\n"
+
+jobs = st.fixed_dictionaries(
+    {
+        "cpu": st.sampled_from((1, 1, 2, 3)),
+        "memory": st.sampled_from(("1Gi", "4Gi")),
+        "priority": st.sampled_from(("high", "medium", "low", "scavenger")),
+    }
+)
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), jobs),
+        st.tuples(st.just("submit"), jobs),
+        st.tuples(st.just("end"), st.integers(0, 9)),
+        st.tuples(st.just("fail"), st.integers(0, 9)),
+        st.tuples(st.just("pass"), st.sampled_from((500, 3000, 45_000))),
+        st.tuples(st.sampled_from(("lose", "join")), st.integers(1, 2)),
+        st.tuples(st.just("reconfigure"), st.sampled_from((SETTINGS, OTHER))),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(events)
+def test_nobody_starts_before_one_ahead_of_it_that_asks_for_no_more(story: list[tuple[str, Any]]) -> None:
+    house = Configured(SETTINGS, a_node("n1", 3, "8Gi"), a_node("n2", 2, "8Gi"))
+    last = 0
+    for what, detail in story:
+        note(f"{what} {detail}")
+        house.now_ms += 100
+        if what == "submit":
+            last += 1
+            _learn(house, lambda id=last, fields=detail: house.submit(id, retries=5, **fields))
+        elif what in ("end", "fail"):
+            live = sorted(id for id, run in house.runs.items() if run.state in ("placed", "running"))
+            if live:
+                run = live[detail % len(live)]
+                end = ("succeeded", 0) if what == "end" else ("failed", 1)
+                _learn(house, lambda run=run, end=end: house.see(run, *end))
+        elif what == "pass":
+            end_ms = house.now_ms + detail
+            while (due := house.controller.next_wakeup_ms(house.now_ms)) is not None and due <= end_ms:
+                house.now_ms = max(due, house.now_ms)
+                _learn(house, house.learn)
+            house.now_ms = end_ms
+        elif what == "lose":
+            _learn(house, lambda node=f"n{detail}": house.learn(NodeLost(node)))
+        elif what == "join":
+            node = a_node(f"n{detail}", 4 - detail, "8Gi")
+            _learn(house, lambda node=node: house.learn(NodeJoined(node)))
+        else:
+            _learn(house, lambda toml=detail: house.learn(Reconfigured(scheduling(toml))))
+
+
+def _learn(house: Configured, do: Any) -> None:
+    """One step, after which nobody may wait in vain behind one who has just started."""
+    do()
+    line = house.controller.lines["default"]
+    started = {int(run.partition(".")[0]) for run in house.started()}
+    for behind in started:
+        spec = house.controller.world.jobs[behind].spec
+        order = (-spec.priority, house.jobs[behind].submitted_ms, behind)
+        for gang in line.gangs.values():
+            if line.backing_off_until(gang.id) > house.now_ms:
+                continue  # it pauses because its own run has failed
+            ahead = (-gang.job.priority, gang.submitted_ms, gang.id) < order
+            wanted, got = gang.job.tasks[0].request, spec.tasks[0].request
+            no_more = all(amount <= got.get(resource, 0) for resource, amount in wanted.items())
+            assert not (ahead and no_more), f"job {behind} started before job {gang.id}, which asks for no more"
+
+
+class Flaky:
+    """A plugin that is out of order. It does not prove what a real one does when it comes back."""
+
+    name = "flaky"
+    broken = True
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        if Flaky.broken:
+            raise RuntimeError("out of order")
+        return []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 8000), st.sampled_from(("high", "medium", "low"))), min_size=2, max_size=8),
+    st.integers(20_000, 60_000),
+)
+def test_while_a_plugin_is_out_of_order_nobody_is_tried_again_less_often_than_one_behind_it(
+    arrivals: list[tuple[int, str]], ms: int
+) -> None:
+    Flaky.broken = True
+    PLUGINS["flaky"] = Flaky
+    try:
+        house = Configured('[scheduling.profiles.default]\nplugins = ["flaky"]\n', a_node("n1", 64))
+        line = house.controller.lines["default"]
+        since: dict[int, dict[int, int]] = {}
+        for id, (pause, priority) in enumerate(arrivals, 1):
+            house.until(pause)
+            since[id] = {other: gang.attempts for other, gang in line.gangs.items()}
+            house.submit(id, priority=priority)
+        house.until(ms)
+        order = {id: (-gang.job.priority, gang.submitted_ms, id) for id, gang in line.gangs.items()}
+        for behind, before in since.items():
+            again = line.gangs[behind].attempts - 1  # the first is no try again
+            for ahead, had in before.items():
+                if order[ahead] < order[behind]:
+                    assert line.gangs[ahead].attempts - had >= again
+    finally:
+        del PLUGINS["flaky"]
+        Flaky.broken = False
+
+
+def test_a_retry_does_not_invert_priorities() -> None:
+    """As it goes wrong elsewhere: an important job is refused again and again, its pause doubles each time, and when room
+    is freed at last it sleeps while an unimportant one that has just arrived takes it."""
+    house = Configured(SETTINGS, a_node("n1", 1))
+    house.submit(1, priority="low")
+    house.submit(2, priority="high")
+    for _ in range(20):
+        house.until(30_000)  # it has been refused whenever it was tried
+    house.submit(3, priority="scavenger")
+    house.see("1.0.1", "succeeded", 0)
+    assert house.started() == ["2.0.1"]

@@ -1,0 +1,331 @@
+"""Real processes, and what is done beside them while they run: looks at their health, saving their work, watching for
+idleness."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_host import DEADLINE_S, Desk, a_host, alive, an_order, kill_agent, until
+from hodei.model.effects import Forget, SaveWork, Stop
+from hodei.model.facts import RunObserved
+from hodei.model.health import HealthCheck
+from hodei.model.job import Checkpoint, Interactive
+
+pytestmark = pytest.mark.real
+RUN = "1.0.1"
+HOUR_MS = 3_600_000
+SAVES = """
+import os, signal, time
+def save(*_):
+    with open(os.environ["HODEI_CHECKPOINT_FILE"] + ".new", "w") as file:
+        file.write("step 7")
+    os.rename(file.name, os.environ["HODEI_CHECKPOINT_FILE"])
+    print("saved", flush=True)
+signal.signal(signal.SIGUSR1, save)
+print("ready", flush=True)
+while True:
+    time.sleep(300)
+"""
+
+
+def sh(script: str) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", script)
+
+
+def quick(**how: Any) -> HealthCheck:
+    """Looks ten times a second, and gives up after three."""
+    return HealthCheck(**{"every_ms": 100, "timeout_ms": HOUR_MS, **how})
+
+
+async def until_heard(desk: Desk, true: Any) -> RunObserved:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            for seen in desk.heard:
+                if seen.run == RUN and true(seen):
+                    return seen
+            await desk.hear()
+
+
+async def begin(desk: Desk, *command: str, **fields: Any) -> None:
+    assert await desk.backend.start([an_order(1, *command, **fields)]) == {}
+    await desk.log_has(RUN, b"ready")
+
+
+WAITS = sh("echo ready; exec sleep 300")
+
+
+# ----------------------------------------------------------------------------------------------- health
+
+
+def test_a_run_whose_command_says_no_three_times_in_a_row_is_stopped_as_unhealthy(tmp_path):
+    async def story() -> None:
+        looks = tmp_path / "looks"
+        check = quick(command=sh(f"echo look >> {looks}; echo all is lost; exit 4"))
+        async with a_host(tmp_path / "home") as desk:
+            await begin(
+                desk, *sh("trap 'echo told to go; exit 9' TERM; echo ready; while :; do sleep 0.02; done"), health=check
+            )
+            end = await desk.end_of(RUN)
+            assert (end.state, end.exit_code, end.reason_code) == ("failed", 9, "unhealthy")
+            assert end.reason == "its health check failed 3 times in a row: exit code 4: all is lost"
+            assert looks.read_text() == "look\n" * 3
+            assert await desk.log(RUN) == b"ready\ntold to go\n"
+            assert [seen.health for seen in desk.heard if seen.health] == ["failing"]
+
+    asyncio.run(story())
+
+
+def test_one_good_look_makes_up_for_the_bad_ones_before_it(tmp_path):
+    async def story() -> None:
+        count = tmp_path / "count"
+        # Two bad ones and a good one, again and again.
+        check = quick(command=sh(f"echo x >> {count}; test $(($(wc -l < {count}) % 3)) = 0"))
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, *WAITS, health=check)
+            await until(lambda: count.exists() and len(count.read_text().split()) >= 9)
+            assert (await desk.backend.known())[RUN].state == "running"
+            await until_heard(desk, lambda seen: seen.health == "ok")
+
+    asyncio.run(story())
+
+
+def test_a_look_that_hangs_is_ended_at_its_time_with_all_that_it_started(tmp_path):
+    async def story() -> None:
+        pids = tmp_path / "pids"
+        check = quick(command=sh(f"sleep 300 & echo $! $$ >> {pids}; wait"), timeout_ms=200, failures=1)
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, *WAITS, health=check)
+            end = await desk.end_of(RUN)
+            assert (end.reason_code, end.reason) == (
+                "unhealthy", "its health check failed once: it did not end within 0.2s",
+            )  # fmt: skip
+            for pid in pids.read_text().split():
+                await until(lambda pid=pid: not alive(int(pid)))
+
+    asyncio.run(story())
+
+
+def test_a_look_has_the_environment_and_the_directory_of_its_run(tmp_path):
+    async def story() -> None:
+        out = tmp_path / "out"
+        check = quick(command=sh(f'echo "$GREETING $HODEI_RUN_ID $PWD" > {out}'))
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, *WAITS, health=check, env={"GREETING": "hello"}, workdir="/tmp")
+            await until_heard(desk, lambda seen: seen.health == "ok")
+            assert out.read_text() == f"hello {RUN} /tmp\n"
+
+    asyncio.run(story())
+
+
+def test_an_address_is_asked_and_a_bad_status_is_not_well(tmp_path):
+    status = 200
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/ready" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    async def story() -> None:
+        nonlocal status
+        async with a_host(tmp_path / "home") as desk:
+            check = quick(http=f"http://node:{server.server_port}/ready")
+            await begin(desk, *WAITS, health=check)
+            await until_heard(desk, lambda seen: seen.health == "ok")
+            status = 503
+            end = await desk.end_of(RUN)
+            assert (end.reason_code, end.reason) == (
+                "unhealthy", "its health check failed 3 times in a row: status 503",
+            )  # fmt: skip
+
+    try:
+        asyncio.run(story())
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_address_of_another_host_is_refused_by_the_agent_itself(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            answer = await desk.backend.start([an_order(1, health=quick(http="http://192.0.2.1/"))])
+            assert "localhost or an address of this node" in answer[RUN].message
+
+    asyncio.run(story())
+
+
+def test_a_heartbeat_that_stops_is_the_end(tmp_path):
+    async def story() -> None:
+        beat, stop = tmp_path / "beat", tmp_path / "stop"
+        script = f"echo ready; while :; do test -e {stop} || echo beat >> {beat}; sleep 0.01; done"
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, *sh(script), health=quick(file=str(beat)))
+            await until_heard(desk, lambda seen: seen.health == "ok")
+            stop.touch()
+            end = await desk.end_of(RUN)
+            assert end.reason_code == "unhealthy"
+            assert f"{beat} has not changed for 0.1s" in end.reason
+
+    asyncio.run(story())
+
+
+def test_looks_go_on_after_the_agent_was_killed_and_none_of_before_is_left(tmp_path):
+    async def story() -> None:
+        home, pids, fail = tmp_path / "home", tmp_path / "pids", tmp_path / "fail"
+        check = quick(command=sh(f"echo $$ >> {pids}; test -e {fail} && exit 1; exec sleep 300"))
+        async with a_host(home) as desk:
+            await begin(desk, *WAITS, health=check)
+            await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+            fail.touch()
+            await kill_agent(home)
+            end = await desk.end_of(RUN)
+            assert end.reason_code == "unhealthy"
+            await until(lambda: not alive(int(pids.read_text().split()[0])))
+
+    asyncio.run(story())
+
+
+# --------------------------------------------------------------------------------------- saving in between
+
+HOOKS = [
+    pytest.param(Checkpoint(signal="USR1", timeout_ms=HOUR_MS), id="by a signal"),
+    pytest.param(Checkpoint(command=sh('kill -USR1 "$HODEI_PID"; sleep 0.05'), timeout_ms=HOUR_MS), id="by a command"),
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_run_saves_its_work_when_asked_and_goes_on(tmp_path, hook):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, sys.executable, "-S", "-c", SAVES, checkpoint=hook)
+            await desk.backend.checkpoint([SaveWork(RUN, "local", hook), SaveWork("77.0.1", "local", hook)])
+            first = await until_heard(desk, lambda seen: seen.checkpoint_ms > 0)
+            assert first.state == "running"
+            await desk.log_has(RUN, b"saved")
+            # An order for a run that is still at it joins in, so it may take a few until it is a second time.
+            again = first
+            while again.checkpoint_ms == first.checkpoint_ms:
+                await desk.backend.checkpoint([SaveWork(RUN, "local", hook)])
+                again = (await desk.backend.known())[RUN]
+            assert (again.state, again.checkpoint_ms > first.checkpoint_ms) == ("running", True)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "how", [{"signal": "USR1"}, {"command": sh("touch $HODEI_CHECKPOINT_FILE")}], ids=["signal", "command"]
+)
+def test_a_run_saves_its_work_by_itself_every_so_often(tmp_path, how):
+    async def story() -> None:
+        # Long enough for it to learn what the signal means; before that, it would be the end of it.
+        hook = Checkpoint(timeout_ms=HOUR_MS, every_ms=2000, **how)
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, sys.executable, "-S", "-c", SAVES, checkpoint=hook)
+            first = await until_heard(desk, lambda seen: seen.checkpoint_ms > 0)
+            await kill_agent(tmp_path / "home")
+            later = await until_heard(desk, lambda seen: seen.checkpoint_ms > first.checkpoint_ms)
+            assert later.state == "running"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("hook", "why"),
+    [
+        pytest.param(
+            Checkpoint(signal="USR2", timeout_ms=300), "no checkpoint was seen within 0.3s", id="it says nothing"
+        ),
+        pytest.param(Checkpoint(command=sh("exit 5")), "the checkpoint command failed: exit code 5", id="it fails"),
+        pytest.param(
+            Checkpoint(command=sh("sleep 300"), timeout_ms=200),
+            "the checkpoint command failed: it did not end within 0.2s",
+            id="it hangs",
+        ),
+    ],
+)
+def test_work_that_is_not_saved_is_told_and_the_run_goes_on(tmp_path, hook, why):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, *sh("trap '' USR2; echo ready; while :; do sleep 0.02; done"), checkpoint=hook)
+            await desk.backend.checkpoint([SaveWork(RUN, "local", hook)])
+            seen = await until_heard(desk, lambda seen: bool(seen.checkpoint_error))
+            assert (seen.checkpoint_error, seen.state) == (why, "running")
+
+    asyncio.run(story())
+
+
+def test_a_stop_goes_before_saving_in_between(tmp_path):
+    async def story() -> None:
+        pids = tmp_path / "pids"
+        hangs = Checkpoint(command=sh(f"echo $$ >> {pids}; exec sleep 300"), timeout_ms=HOUR_MS)
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, *WAITS, checkpoint=hangs)
+            await desk.backend.checkpoint([SaveWork(RUN, "local", hangs)])
+            await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+            saves = Checkpoint(command=sh("echo saved"), timeout_ms=HOUR_MS)
+            await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", saves)])
+            end = await desk.end_of(RUN)
+            assert (end.state, end.reason, end.checkpoint_ms > 0) == ("stopped", "preempted by 7", True)
+            await until(lambda: not alive(int(pids.read_text())))
+
+    asyncio.run(story())
+
+
+# ------------------------------------------------------------------------------------------------- idle
+
+
+def test_a_run_in_which_nothing_happens_is_stopped(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            await begin(desk, *WAITS, workload=Interactive(idle_timeout_ms=1500))
+            end = await desk.end_of(RUN)
+            assert (end.state, end.reason_code) == ("failed", "idle")
+            assert end.reason == "nothing happened in it for 1.5s"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("while :; do :; done", id="it works"),
+        pytest.param("while :; do sleep 0.2; echo still here; done", id="it speaks"),
+        pytest.param("setsid sh -c 'while :; do :; done' & while :; do sleep 300; done", id="a child that left works"),
+    ],
+)
+def test_a_run_that_does_something_is_left_alone(tmp_path, script):
+    async def story() -> None:
+        async with a_host(tmp_path / "home") as desk:
+            quiet = an_order(2, *WAITS, workload=Interactive(idle_timeout_ms=3000))
+            await begin(desk, *sh(f"echo ready; {script}"), workload=Interactive(idle_timeout_ms=1500))
+            # One that is idle for twice as long tells when enough time has passed.
+            await desk.backend.start([quiet])
+            assert (await desk.end_of("2.0.1")).reason_code == "idle"
+            assert (await desk.backend.known())[RUN].state == "running"
+
+    asyncio.run(story())
+
+
+def test_the_files_of_looks_are_gone_with_the_run(tmp_path: Path):
+    async def story() -> None:
+        home = tmp_path / "home"
+        async with a_host(home) as desk:
+            await begin(desk, *sh("echo ready; sleep 0.5"), health=quick(command=("true",)))
+            await desk.end_of(RUN)
+            await desk.backend.forget([Forget(RUN, "local")])
+            kept = {path.name for path in (home / "runs" / "test" / RUN).iterdir()}
+            assert kept <= {"stdout", "stderr", "status"}
+
+    asyncio.run(story())

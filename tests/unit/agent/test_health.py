@@ -1,0 +1,100 @@
+"""Health checks as the agent reads them: where it may ask, and what an order must say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hodei.agent.health import BadHealth, Health, get_status, hosts_of
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        pytest.param("http://127.0.0.1:8080/ready?x=1", (("127.0.0.1",), 8080, "/ready?x=1"), id="loopback"),
+        pytest.param("http://localhost", (("127.0.0.1", "::1"), 80, "/"), id="by its name, either way"),
+        pytest.param("http://[::1]:9/", (("::1",), 9, "/"), id="loopback of the other kind"),
+        pytest.param("http://127.9.9.9:1/", (("127.9.9.9",), 1, "/"), id="any loopback"),
+    ],
+)
+def test_an_address_of_this_host_may_be_asked(url, found):
+    assert hosts_of(url) == found
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data", "http://[::ffff:169.254.169.254]/", "http://[::ffff:127.0.0.1]/",
+        "http://192.0.2.1/", "http://example.com/", "http://localhost.example.com/", "http://127.1/",
+        "http://2130706433/", "http://0x7f000001/", "http://0.0.0.0/", "http://[::]/", "http://224.0.0.1/",
+        "http://255.255.255.255/", "https://127.0.0.1/", "file:///etc/passwd", "http://user@127.0.0.1/",
+        "http://127.0.0.1@example.com/", "http://127.0.0.1:99999/", "http://127.0.0.1/a b", "http://127.0.0.1/\r\nX: y",
+        "http://127.0.0.1\\@example.com/", "http:///x", "127.0.0.1:80", "",
+    ],
+)  # fmt: skip
+def test_every_other_address_is_refused(url):
+    with pytest.raises(BadHealth):
+        hosts_of(url)
+
+
+def test_an_order_and_back():
+    given = {
+        "command": ["true"],
+        "every_ms": 1000,
+        "timeout_ms": 500,
+        "after_ms": 0,
+        "failures": 2,
+    }
+    health = Health.from_order(given)
+    assert health == Health(("true",), every_ms=1000, timeout_ms=500, failures=2)
+    assert health.as_order() == given
+    assert Health.from_order(None) is None
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param({"every_ms": 5}, id="no way to look"),
+        pytest.param({"command": ["x"], "file": "/x"}, id="two ways"),
+        pytest.param({"command": "x"}, id="a command that is no list"),
+        pytest.param({"file": "/x\0"}, id="no file's name"),
+        pytest.param({"file": "/x", "every_ms": 0}, id="no time between looks"),
+        pytest.param({"file": "/x", "failures": "3"}, id="a number in quotes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(order):
+    with pytest.raises(BadHealth):
+        Health.from_order(order)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", 200, id="well"),
+        pytest.param(b"HTTP/1.0 503 no\r\n\r\n", 503, id="not well"),
+        pytest.param(b"HTTP/1.1 302 Found\r\nLocation: http://example.com/\r\n\r\n", 302, id="a redirect is an answer"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n", None, id="something else"),
+        pytest.param(b"", None, id="nothing"),
+        pytest.param(b"x" * 100_000, None, id="endless"),
+    ],
+)
+def test_the_status_of_an_answer(answer, status):
+    asked = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        writer.close()
+
+    async def story() -> int | None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            try:
+                return await get_status(f"http://127.0.0.1:{port}/ready?all=1")
+            except (OSError, ValueError):
+                return None
+
+    assert asyncio.run(story()) == status
+    assert asked[0].startswith(b"GET /ready?all=1 HTTP/1.1\r\nHost: 127.0.0.1:")

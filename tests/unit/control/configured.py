@@ -1,0 +1,71 @@
+"""A house whose controller is made of a configuration as an operator writes it.
+
+Its memory keeps, like a real store, the spec that a job was submitted with, and not what became of it while it waited.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from hodei.control.controller import Step
+from hodei.model.config import Config, SchedulingConfig
+from hodei.model.facts import Fact, JobRestored, NodeJoined, Reconfigured
+from hodei.wiring import make_controller
+from unit.control.house import House
+
+
+def scheduling(toml: str) -> SchedulingConfig:
+    return msgspec.toml.decode(toml, type=Config).scheduling
+
+
+class Configured(House):
+    def __init__(self, toml: str, *nodes: Any) -> None:
+        super().__init__()
+        self.config = scheduling(toml)
+        self.controller = make_controller(self.config)
+        if nodes:
+            self.learn(*(NodeJoined(node) for node in nodes))
+
+    def learn(self, *facts: Fact) -> Step:
+        submitted = {id: job.spec for id, job in self.jobs.items()}
+        done = super().learn(*facts)
+        for id, spec in submitted.items():
+            self.jobs[id] = structs.replace(self.jobs[id], spec=spec)
+        return done
+
+    def reconfigure(self, toml: str) -> Step:
+        self.config = scheduling(toml)
+        return self.learn(Reconfigured(self.config, number=2, how="set", by="ann"))
+
+    def restart(self, *nodes: Any) -> Step:
+        last_event = self.events[-1].seq if self.events else 0
+        self.controller = make_controller(self.config, last_event)
+        facts: list[Fact] = []
+        for id, job in sorted(self.jobs.items()):
+            if not job.finished_ms:
+                runs = [run for run in self.runs.values() if run.job == id and run.attempt >= job.first_attempt]
+                facts.append(JobRestored(job, tuple(runs)))
+        self.learn(*facts)
+        return self.learn(*(NodeJoined(node) for node in nodes))
+
+    def until(self, ms: int) -> None:
+        """Let time pass, step by step, at the moments at which the controller wants to be woken."""
+        end = self.now_ms + ms
+        while True:
+            due = self.controller.next_wakeup_ms(self.now_ms)
+            if due is None or due > end:
+                break
+            self.now_ms = max(due, self.now_ms)
+            self.learn()
+        self.now_ms = end
+        self.learn()
+
+    def where(self, job: int) -> str:
+        """The profile in whose line it waits; "" if in none."""
+        return next((name for name, line in self.controller.lines.items() if job in line.gangs), "")
+
+    def told(self, kind: str, job: int = 0) -> list[dict[str, Any]]:
+        return [event.detail for event in self.events if event.kind == kind and (not job or event.job == job)]

@@ -1,0 +1,96 @@
+"""Every class of failure against every restart policy and `retry_on`: is it tried again, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hodei.control.gangs import START_FAILED
+from hodei.model.facts import JobRequeued, NodeLost, RunObserved
+from hodei.model.job import GangRules
+from unit.control.house import House, a_house
+from unit.control.scenes import live, running
+
+SEEN: dict[str, dict[str, Any]] = {
+    "job_error": {"exit_code": 1},
+    "out_of_memory": {"exit_code": 137, "reason_code": "oom"},
+    "timeout": {"exit_code": 143, "reason_code": "timeout"},
+    "unhealthy": {"exit_code": 143, "reason_code": "unhealthy"},
+    "idle": {"exit_code": 143, "reason_code": "idle"},
+    "backend_error": {"reason_code": START_FAILED},
+}
+CODES = {
+    "job_error": "EXIT_CODE", "out_of_memory": "OUT_OF_MEMORY", "timeout": "TIMEOUT", "unhealthy": "UNHEALTHY",
+    "idle": "IDLE_TIMEOUT", "backend_error": "START_FAILED", "node_lost": "LOST",
+}  # fmt: skip
+
+
+def struck(failure: str, **spec: Any) -> House:
+    """A job on the first of two nodes, right after this has happened to it."""
+    house = a_house(1, 1)
+    house.submit(1, **spec)
+    if failure == "node_lost":
+        running(house, "1.0.1")
+        house.learn(NodeLost(house.runs["1.0.1"].node))
+    else:
+        house.learn(RunObserved("1.0.1", "failed", house.now_ms, **SEEN[failure]))
+    return house
+
+
+# For each: the restart policy, the retries, and which classes are tried again then.
+POLICIES = [
+    pytest.param("never", 3, set(), id="never"),
+    pytest.param("on_failure", 0, {"node_lost", "backend_error"}, id="on failure, without retries"),
+    pytest.param("on_failure", 1, set(CODES) - {"idle"}, id="on failure, with one"),
+    pytest.param("always", 0, set(CODES) - {"idle"}, id="always"),
+]
+
+
+@pytest.mark.parametrize(("restart", "retries", "again"), POLICIES)
+@pytest.mark.parametrize("failure", CODES)
+def test_each_failure_is_tried_again_as_its_policy_says(failure, restart, retries, again):
+    house = struck(failure, restart=restart, retries=retries)
+    job = house.jobs[1]
+    assert job.failure == failure
+    if failure in again:
+        assert job.state in ("pending", "scheduled")
+        house.later(60_000)
+        assert house.state() == "scheduled"
+    else:
+        assert (job.state, job.reason_code) == ("failed", CODES[failure])
+
+
+@pytest.mark.parametrize("failure", CODES)
+def test_retry_on_names_the_only_failures_after_which_it_is_tried_again(failure):
+    house = struck(failure, restart="always", retry_on=("node_lost", "out_of_memory"))
+    assert (house.state() == "failed") == (failure not in ("node_lost", "out_of_memory"))
+
+
+def test_the_last_failure_stays_known_while_it_is_tried_again_and_is_forgotten_with_success():
+    house = struck("out_of_memory", retries=1)
+    house.later(10_000)
+    running(house, "1.0.2")
+    assert house.jobs[1].failure == "out_of_memory"
+    house.see("1.0.2", "succeeded", 0)
+    assert (house.state(), house.jobs[1].failure) == ("succeeded", "")
+
+
+def test_a_user_who_starts_it_anew_starts_without_a_failure():
+    house = struck("job_error")
+    house.learn(JobRequeued(1, house.jobs[1]))
+    assert (house.state(), house.jobs[1].failure, house.jobs[1].failures) == ("scheduled", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("retry_on", "is_repaired"),
+    [pytest.param((), True, id="any"), pytest.param(("node_lost",), False, id="only a lost node")],
+)
+def test_a_member_is_replaced_only_after_failures_that_count_for_its_job(retry_on, is_repaired):
+    house = a_house(1, 1)
+    house.submit(1, cpu="1", count=2, retries=3, retry_on=retry_on, gang=GangRules(on_failure="repair"))
+    running(house, "1.0.1", "1.1.1")
+    house.see("1.0.1", "failed", 1)
+    assert (house.runs["1.0.1"].stop_requested == "repair") == is_repaired
+    assert (house.stopped() == []) == is_repaired
+    assert live(house) == ["1.1.1"]

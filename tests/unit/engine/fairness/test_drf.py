@@ -1,0 +1,55 @@
+"""Dominant-resource fairness, by the examples of the paper."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from hodei.engine.fairness.drf import dominant_share, progressive_filling
+from hodei.model.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("totals", "tasks", "given", "share"),
+    [
+        pytest.param(
+            {"cpu": 100, "memory": 10_000}, {"A": {"cpu": 2, "memory": 300}, "B": {"cpu": 6, "memory": 100}},
+            {"A": 20, "B": 10}, Fraction(60, 100), id="sixty percent each",
+        ),
+        pytest.param(
+            {"cpu": 9, "memory": 18}, {"A": {"cpu": 1, "memory": 4}, "B": {"cpu": 3, "memory": 1}},
+            {"A": 3, "B": 2}, Fraction(2, 3), id="two thirds each",
+        ),
+    ],
+)  # fmt: skip
+def test_progressive_filling_ends_with_equal_dominant_shares(totals, tasks, given, share):
+    assert progressive_filling(tasks, totals) == given
+    for tenant, need in tasks.items():
+        used = {resource: amount * given[tenant] for resource, amount in need.items()}
+        assert dominant_share(used, totals).share == share
+
+
+def test_the_dominant_resource_is_named_and_every_term_is_there():
+    found = dominant_share({"cpu": 3, "memory": 12}, {"cpu": 9, "memory": 18})
+    assert (found.resource, found.share) == ("memory", Fraction(2, 3))
+    assert found.shares == {"cpu": Fraction(1, 3), "memory": Fraction(2, 3)}
+
+
+def test_weights_make_a_tenant_count_less_and_a_resource_count_more():
+    used, totals = {"cpu": 50, "gpu": 30}, {"cpu": 100, "gpu": 100}
+    assert dominant_share(used, totals, weight=2).share == Fraction(1, 4)
+    assert dominant_share(used, totals, resource_weights={"gpu": 2}).resource == "gpu"
+    assert progressive_filling({"a": {"cpu": 1}, "b": {"cpu": 1}}, {"cpu": 9}, weights={"b": 2}) == {"a": 3, "b": 6}
+
+
+def test_a_resource_of_which_there_is_none_counts_nothing():
+    assert dominant_share({"gpu": 5}, {"cpu": 10}).share == 0
+    assert dominant_share({}, {"cpu": 10}).resource == ""
+
+
+def test_endless_filling_is_refused():
+    with pytest.raises(InvalidInput):
+        progressive_filling({"a": {"cpu": 0}}, {"cpu": 1})
+    with pytest.raises(InvalidInput):
+        dominant_share({}, {}, weight=0)

@@ -1,0 +1,203 @@
+"""Quotas that are lent: Kueue's and YuniKorn's numbers, what a project may use, and who gives back."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hodei.engine.fairness.lending import (
+    ENDLESS,
+    Quota,
+    Reclaim,
+    allowance,
+    borrow_share,
+    guaranteed_share,
+    lendable,
+    may_use,
+    quota_of,
+    reclaim_from,
+    share_of,
+    split,
+    split_down,
+)  # fmt: skip
+from hodei.engine.fairness.tree import build_tree
+from hodei.model.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("used", "share"),
+    [
+        pytest.param({"cpu": 3, "gpu": 7}, (200, "gpu"), id="most above its own on gpu"),
+        pytest.param({"cpu": 3, "gpu": 3}, (100, "cpu"), id="above its own on cpu only"),
+        pytest.param({"cpu": 2, "gpu": 5}, (0, ""), id="exactly its own"),
+        pytest.param({"cpu": 1}, (0, ""), id="below its own"),
+    ],
+)
+def test_a_borrowers_share_is_kueues(used, share):
+    cohort = {"borrower": Quota({"cpu": 2, "gpu": 5}), "lender": Quota({"cpu": 8, "gpu": 5})}
+    found = share_of("borrower", cohort, {"borrower": used})
+    assert (found.milli, found.resource) == share
+
+
+def test_a_share_is_rounded_up_so_that_one_borrowed_unit_shows():
+    cohort = {"borrower": Quota({"gpu": 500}), "lender": Quota({"gpu": 1000})}
+    assert share_of("borrower", cohort, {"borrower": {"gpu": 501}}).milli == 1
+
+
+def test_twice_the_weight_is_half_the_share_and_no_weight_may_not_borrow():
+    assert borrow_share({"cpu": 4}, {"cpu": 2}, {"cpu": 10}, 2).milli == 100
+    assert borrow_share({"cpu": 4}, {"cpu": 2}, {"cpu": 10}, 0).milli == ENDLESS
+    assert borrow_share({"cpu": 2}, {"cpu": 2}, {"cpu": 10}, 0).milli == 0
+
+
+COHORTS = build_tree([(("C1",), 1), (("C2",), 1), (("C1", "a"), 1), (("C1", "b"), 1), (("C1", "c"), 3)])
+
+
+def test_three_hundred_gpus_are_split_by_weight_down_the_cohorts():
+    parts = split_down(300, COHORTS)
+    assert (parts["C1",], parts["C2",]) == (150, 150)
+    assert (parts["C1", "a"], parts["C1", "b"], parts["C1", "c"]) == (30, 30, 90)
+
+
+def test_serving_the_lowest_share_first_ends_in_the_same_split():
+    used = {("C1", "a"): 0, ("C1", "b"): 0, ("C1", "c"): 0, ("C2", "d"): 0}
+    weights = {("C1", "a"): 1, ("C1", "b"): 1, ("C1", "c"): 3, ("C2", "d"): 1}
+
+    def share(paths, weight):
+        return borrow_share({"gpu": sum(used[path] for path in paths)}, {"gpu": 0}, {"gpu": 300_000}, weight).milli
+
+    for _ in range(300):
+        cohort = min(("C1", "C2"), key=lambda name: (share([path for path in used if path[0] == name], 1), name))
+        used[min((p for p in used if p[0] == cohort), key=lambda p: (share([p], weights[p]), p))] += 1000
+    assert used == {("C1", "a"): 30_000, ("C1", "b"): 30_000, ("C1", "c"): 90_000, ("C2", "d"): 150_000}
+
+
+@pytest.mark.parametrize(
+    ("amount", "weights", "wants", "parts"),
+    [
+        pytest.param(10, {"a": 1, "b": 1, "c": 1}, None, {"a": 4, "b": 3, "c": 3}, id="what does not divide, by name"),
+        pytest.param(10, {"a": 1, "b": 1}, {"a": 2, "b": 99}, {"a": 2, "b": 8}, id="what one leaves the other gets"),
+        pytest.param(10, {"a": 1, "b": 1}, {"a": 2, "b": 3}, {"a": 2, "b": 3}, id="nobody gets more than it wants"),
+        pytest.param(10, {"a": 0, "b": 1}, None, {"a": 0, "b": 10}, id="no weight, no part"),
+        pytest.param(10, {}, None, {}, id="nobody"),
+    ],
+)
+def test_an_amount_is_split_to_the_last_unit(amount, weights, wants, parts):
+    assert split(amount, weights, wants) == parts
+
+
+def test_the_share_of_what_is_guaranteed_is_yunikorns():
+    assert guaranteed_share({"cpu": 100, "memory": 2500}, {"cpu": 1000, "memory": 5000}) == Fraction(1, 2)
+    assert guaranteed_share({"gpu": 1, "cpu": 100}, {"cpu": 1000}) == Fraction(1, 10)
+    assert guaranteed_share({"gpu": 1}, {}) == ENDLESS
+    assert guaranteed_share({}, {}) == 0
+
+
+def test_a_project_may_use_its_own_and_what_others_leave():
+    cohort = {"web": quota_of({"cpu": 4}), "ml": quota_of({"cpu": 6})}
+    assert may_use("web", cohort, {}) == {"cpu": 10_000}
+    assert may_use("web", cohort, {"ml": {"cpu": 5000}}) == {"cpu": 5000}
+    assert may_use("web", cohort, {"web": {"cpu": 4000}, "ml": {"cpu": 6000}}) == {"cpu": 0}
+
+
+def test_borrowing_and_lending_have_limits():
+    cohort = {
+        "web": quota_of({"cpu": 4, "memory": "8Gi"}, borrowing_limit={"cpu": "500m"}),
+        "ml": quota_of({"cpu": 6, "memory": "8Gi"}, lending_limit={"cpu": 2, "memory": 0}),
+    }
+    stands = allowance("web", "cpu", cohort, {})
+    assert (stands.more, stands.limited_by, stands.pool, stands.ceiling) == (4500, "borrowing limit", 6000, 4500)
+    assert may_use("web", cohort, {})["memory"] == 8 * 2**30, "ml lends no memory"
+    assert allowance("web", "cpu", cohort, {"ml": {"cpu": 5900}}).limited_by == "pool"
+    busy = {"web": {"cpu": 4500}}
+    assert may_use("ml", cohort, busy)["cpu"] == 5500, "its 4 that are never lent, and what is left in the pool"
+
+
+def test_a_count_of_jobs_is_lent_like_anything_else():
+    cohort = {"web": quota_of({"jobs": 10}, borrowing_limit={"jobs": 5}), "ml": quota_of({"jobs": 10})}
+    assert may_use("web", cohort, {"web": {"jobs": 12}}) == {"jobs": 3}
+
+
+def test_a_resource_that_the_quota_does_not_name_is_not_limited_by_it_nor_does_it_count_for_others():
+    cohort = {"web": quota_of({"cpu": 1}), "ml": quota_of({"gpu": 2})}
+    assert "gpu" not in may_use("web", cohort, {})
+    assert may_use("ml", cohort, {"web": {"gpu": 2000}}) == {"gpu": 2000}
+
+
+def test_an_owner_takes_back_from_the_largest_borrower_first():
+    cohort = {name: quota_of({"cpu": 10}) for name in ("owner", "small", "big")} | {
+        "big2": quota_of({"cpu": 10}, weight=2)
+    }
+    used = {"small": {"cpu": 12_000}, "big": {"cpu": 14_000}, "big2": {"cpu": 14_000}}
+    assert reclaim_from("owner", {"cpu": 7000}, cohort, used) == [
+        Reclaim("big", {"cpu": 4000}, 100), Reclaim("big2", {"cpu": 3000}, 50),
+    ]  # fmt: skip
+
+
+def test_only_ones_own_can_be_taken_back():
+    cohort = {"owner": quota_of({"cpu": 2}), "other": quota_of({"cpu": 2})}
+    assert reclaim_from("owner", {"cpu": 2000}, cohort, {}) == [], "nothing is short"
+    assert reclaim_from("owner", {"cpu": 3000}, cohort, {"other": {"cpu": 4000}}) is None
+    assert reclaim_from("owner", {"gpu": 3000}, cohort, {"other": {"cpu": 4000}}) == [], "not under quota"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: Quota({"cpu": 2.5}), id="cores where thousandths belong"),
+        pytest.param(lambda: Quota({"memory": "8Gi"}), id="text where bytes belong"),
+        pytest.param(lambda: Quota({"cpu": -1}), id="less than nothing"),
+        pytest.param(lambda: Quota({"cpu": 1}, {"gpu": 1}), id="a limit on what has no quota"),
+        pytest.param(lambda: Quota({}, weight=-1), id="a negative weight"),
+        pytest.param(lambda: quota_of({"cpu": "2 cores"}), id="a unit nobody knows"),
+    ],
+)
+def test_a_quota_in_the_wrong_unit_is_refused(make):
+    with pytest.raises(InvalidInput):
+        make()
+
+
+amounts = st.integers(0, 12)
+quotas = st.builds(
+    lambda nominal, borrow, lend, weight: Quota(
+        {"cpu": nominal}, {} if borrow is None else {"cpu": borrow}, {} if lend is None else {"cpu": lend}, weight
+    ),
+    amounts, st.none() | amounts, st.none() | amounts, st.integers(0, 3),
+)  # fmt: skip
+cohorts = st.lists(quotas, min_size=1, max_size=4).map(lambda found: dict(zip("abcd", found, strict=False)))
+
+
+@given(cohorts, st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-12, 12)), max_size=30))
+def test_a_cohort_never_uses_more_than_it_has_and_an_owner_always_gets_its_own_back(cohort, wishes):
+    used = {name: {"cpu": 0} for name in cohort}
+    for name, change in wishes:
+        if name not in cohort:
+            continue
+        if change < 0:
+            used[name]["cpu"] = max(0, used[name]["cpu"] + change)
+        elif change <= may_use(name, cohort, used)["cpu"]:
+            used[name]["cpu"] += change
+        elif (back := reclaim_from(name, {"cpu": change}, cohort, used)) is not None:
+            for reclaim in back:
+                used[reclaim.project]["cpu"] -= reclaim.amounts["cpu"]
+                assert used[reclaim.project]["cpu"] >= cohort[reclaim.project].nominal["cpu"]
+            assert may_use(name, cohort, used)["cpu"] == change, "exactly what was short, no more"
+            used[name]["cpu"] += change
+        assert sum(amount["cpu"] for amount in used.values()) <= sum(quota.nominal["cpu"] for quota in cohort.values())
+        for project, quota in cohort.items():
+            if "cpu" in quota.borrowing_limit:
+                assert used[project]["cpu"] <= quota.nominal["cpu"] + quota.borrowing_limit["cpu"]
+    assert lendable(cohort)["cpu"] <= sum(quota.nominal["cpu"] for quota in cohort.values())
+
+
+@given(cohorts, st.lists(st.integers(0, 30), min_size=4, max_size=4), st.integers(0, 12))
+def test_an_owner_gets_its_own_back_even_when_quotas_were_cut_below_what_is_in_use(cohort, held, wish):
+    used = {name: {"cpu": amount} for name, amount in zip(cohort, held, strict=False)}
+    back = reclaim_from("a", {"cpu": wish}, cohort, used)
+    for reclaim in back or ():
+        used[reclaim.project]["cpu"] -= reclaim.amounts["cpu"]
+    if back is not None:
+        assert may_use("a", cohort, used)["cpu"] >= wish

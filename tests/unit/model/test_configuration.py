@@ -1,0 +1,109 @@
+"""Configurations one after another: in what they differ, and what undo brings back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from hodei.model.config import Config, SchedulingConfig
+from hodei.model.configuration import Configuration, beyond_scheduling, differences, fingerprint, undone
+from hodei.wire.config import as_toml, parse_config, read_body
+
+
+def config(toml: str) -> Config:
+    return msgspec.toml.decode(toml, type=Config)
+
+
+def changes(before: str, after: str) -> list[tuple[str, object, object]]:
+    found = differences(config(before).scheduling, config(after).scheduling)
+    return [(each.path.removeprefix("scheduling."), each.before, each.after) for each in found]
+
+
+GPU = '[scheduling.profiles.gpu]\nqueue = "fair"\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        pytest.param("", "", [], id="nothing"),
+        pytest.param("", GPU, [("profiles.gpu.queue", None, "fair")], id="a new profile: what it says"),
+        pytest.param(GPU, "", [("profiles.gpu.queue", "fair", None)], id="a profile that is gone"),
+        pytest.param("", "[scheduling.profiles.x]", [("profiles.x", None, {})], id="a new profile that says nothing"),
+        pytest.param(
+            GPU,
+            GPU.replace("fair", "fifo"),
+            [("profiles.gpu.queue", "fair", "fifo")],
+            id="another value of one setting",
+        ),
+        pytest.param(
+            "",
+            '[[scheduling.routes]]\nprofile = "compute"\nwhen = {gpu = true}',
+            [("routes[0].profile", None, "compute"), ("routes[0].when.gpu", None, True)],
+            id="a new rule",
+        ),
+        pytest.param("", "[scheduling]\nmax_losses = 9", [("max_losses", 3, 9)], id="a plain number"),
+    ],
+)
+def test_two_configurations_differ_in_what_they_say(before: str, after: str, told: list[object]) -> None:
+    assert changes(before, after) == told
+
+
+def test_what_needs_a_restart_is_all_beyond_what_decisions_depend_on() -> None:
+    after = config(
+        '[server]\nport = 1\n[scheduling]\nmax_losses = 9\n[scheduling.forecast]\nevery = "9m"\n[[nodes]]\nname="a"'
+    )
+    paths = [each.path for each in beyond_scheduling(Config(), after)]
+    assert {"server.port", "scheduling.forecast.every", "nodes[0].name"} <= set(paths)
+    assert "scheduling.max_losses" not in paths
+
+
+def numbered(number: int, restores: int = 0) -> Configuration:
+    how = "undo" if restores else "set"
+    return Configuration(number, 0, "ann", how, SchedulingConfig(max_losses=number), restores)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("history", "back_to"),
+    [
+        pytest.param([], None, id="nothing yet"),
+        pytest.param([numbered(1)], None, id="nothing before the first"),
+        pytest.param([numbered(1), numbered(2)], 1, id="the one before"),
+        pytest.param(
+            [numbered(1), numbered(2), numbered(3), numbered(4, restores=2)], 1, id="undone twice: one further"
+        ),
+        pytest.param([numbered(1), numbered(2), numbered(3, restores=1)], None, id="all undone"),
+        pytest.param([numbered(1), numbered(2), numbered(3, restores=1), numbered(4)], 2, id="set anew after an undo"),
+    ],
+)
+def test_undo_goes_back_by_one_each_time(history: list[Configuration], back_to: int | None) -> None:
+    found = undone(tuple(history))
+    assert (found.number if found else None) == back_to
+
+
+def test_a_configuration_shown_as_toml_says_the_same_when_it_is_set_again() -> None:
+    text = """
+[scheduling]
+max_losses = 7
+[scheduling.profiles.gpu]
+queue = "fair"
+weights = {"team a" = 3, b = 1}
+projects = ["x-*"]
+scores = {fit = 10}
+options = {gpu_hodei = {depth = 3}}
+[scheduling.profiles.gpu.recovery]
+promote_after = "1h"
+[scheduling.profiles.plain]
+[[scheduling.routes]]
+when = {gpu = true, priority_at_least = "high"}
+profile = "gpu"
+[[scheduling.routes]]
+profile = "plain"
+[scheduling.breaker]
+rounds = 3
+"""
+    given = config(text).scheduling
+    again, whole = parse_config(read_body(as_toml(given).encode(), "application/toml"))
+    assert whole
+    assert again.scheduling == given
+    assert fingerprint(again.scheduling) == fingerprint(given)
+    assert parse_config(read_body(as_toml(SchedulingConfig()).encode(), "application/toml"))[0] == Config()

@@ -1,0 +1,49 @@
+"""Places that jobs may wait for: what is allowed is compared part by part, and nothing climbs out of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hodei.model.data_place import Allowed, parse_place
+from hodei.model.errors import InvalidInput
+
+ALLOWED = Allowed(["/data/", "/srv/one.csv", "https://host/open", "http://127.0.0.1:8080/"])
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["/data/x", "/data/a/b.csv", "/srv/one.csv", "https://host/open", "https://host/open/x?y=1", "https://HOST:443/open/x",
+     "http://127.0.0.1:8080/anything"],
+)  # fmt: skip
+def test_what_lies_below_an_allowed_place_is_allowed(what: str) -> None:
+    ALLOWED.check([what])
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["/database/x", "/srv/one.csv.bak", "/srv/two.csv", "/etc/shadow", "https://host/opened", "https://host.evil/open/x",
+     "http://host/open/x", "https://host:444/open", "https://evil/host/open", "http://127.0.0.1/",
+     "http://127.1:8080/x", "http://[::ffff:127.0.0.1]:8080/x", "http://2130706433:8080/x"],
+)  # fmt: skip
+def test_what_only_looks_like_it_is_refused_and_says_which_setting_would_help(what: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        ALLOWED.check([what])
+    assert refused.value.code == "DATA_NOT_ALLOWED"
+    assert "[scheduling.data]" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["", "x", "data/x", "/data/../etc/shadow", "/data//x", "/data/./x", "https://host/open/../x", "https://host/%2e%2e/x",
+     "https://host/open/%2e%2e%2fx", "https://user@host/open/x", "https://host\\@evil/open", "ftp://host/x", "https:///x",
+     "https://host:port/x", "file:///etc/shadow", "/data/\n", "/data/\u202e", "https://host/#x", "/" + "x" * 2000],
+)  # fmt: skip
+def test_what_can_be_read_in_two_ways_is_no_place(what: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_place(what)
+
+
+def test_nothing_is_allowed_if_nothing_is_said() -> None:
+    assert not Allowed([])
+    with pytest.raises(InvalidInput):
+        Allowed([]).check(["/data/x"])

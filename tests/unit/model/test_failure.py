@@ -1,0 +1,53 @@
+"""The table of failures: every code has one class, and every class has its codes."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from hodei.model.failure import CLASSES, FAILURES, RETRIED, FailureClass, class_of, class_of_run, code_of_run, may_retry
+from hodei.wire.life_forms import RetryOnKey
+
+
+def test_no_code_belongs_to_two_classes():
+    codes = [code for failure in FAILURES for code in failure.codes]
+    run_codes = [code for failure in FAILURES for code in failure.run_codes]
+    assert len(set(codes)) == len(codes)
+    assert len(set(run_codes)) == len(run_codes)
+
+
+def test_the_names_are_the_same_in_the_table_the_type_and_the_job_file():
+    assert get_args(FailureClass) == CLASSES
+    (of_the_file,) = get_args(get_args(RetryOnKey)[0])
+    assert get_args(of_the_file) == CLASSES
+    assert {*RETRIED, "preempted", "idle"} == set(CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("run_code", "code", "name"),
+    [
+        pytest.param("", "EXIT_CODE", "job_error", id="its own exit code"),
+        pytest.param("killed", "EXIT_CODE", "job_error", id="ended by a signal"),
+        pytest.param("something new", "EXIT_CODE", "job_error", id="a word that nobody knows"),
+        pytest.param("lost", "LOST", "node_lost", id="lost"),
+        pytest.param("oom", "OUT_OF_MEMORY", "out_of_memory", id="too large"),
+        pytest.param("timeout", "TIMEOUT", "timeout", id="too long"),
+        pytest.param("error", "RUN_ERROR", "backend_error", id="could not be run"),
+        pytest.param("start_failed", "START_FAILED", "backend_error", id="could not be started"),
+        pytest.param("permanent", "BACKEND_REFUSED", "backend_error", id="refused for ever"),
+        pytest.param("unhealthy", "UNHEALTHY", "unhealthy", id="not well"),
+        pytest.param("idle", "IDLE_TIMEOUT", "idle", id="idle"),
+    ],
+)
+def test_what_is_said_of_a_run_is_said_of_its_job(run_code, code, name):
+    assert (code_of_run(run_code), class_of_run(run_code), class_of(code)) == (code, name, name)
+
+
+def test_a_code_that_is_no_failure_has_no_class():
+    assert [class_of(code) for code in ("", "SUSPENDED", "MIGRATED", "CANCELLED", "INSUFFICIENT_CPU")] == [""] * 5
+
+
+def test_retry_on_limits_all_but_preemption_and_idleness_is_never_tried_again():
+    assert [name for name in CLASSES if may_retry((), name)] == [name for name in CLASSES if name != "idle"]
+    assert [name for name in CLASSES if may_retry(("node_lost",), name)] == ["node_lost", "preempted"]

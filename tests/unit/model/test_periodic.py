@@ -1,0 +1,59 @@
+"""What is due, and what becomes of times that were missed."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import a_job_spec, a_task
+from hodei.model.periodic import Periodic, due, job_for
+
+MINUTE = 60_000
+START = 1_767_225_600_000  # 2026-01-01T00:00Z
+
+
+def every_five_minutes(**fields) -> Periodic:
+    return Periodic("tick", "*/5 * * * *", a_job_spec("job"), handled_ms=START, **fields)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "missed", "run", "left_out"),
+    [
+        pytest.param(4, "skip", [], 0, id="nothing yet"),
+        pytest.param(5, "skip", [5], 0, id="on time"),
+        pytest.param(5.9, "skip", [5], 0, id="within the minute"),
+        pytest.param(23, "skip", [], 4, id="four missed and left out"),
+        pytest.param(25, "skip", [25], 4, id="four missed, and one on time"),
+        pytest.param(23, "run_once", [20], 3, id="the latest makes up for all"),
+        pytest.param(25, "run_once", [25], 4, id="the one that is due makes up for all"),
+        pytest.param(23, "run_all", [10, 15, 20], 1, id="all, but no more than the limit"),
+        pytest.param(25, "run_all", [10, 15, 20, 25], 1, id="all, and the one that is due"),
+    ],
+)
+def test_what_was_missed_is_made_up_for_as_the_policy_says(minutes: float, missed, run: list[int], left_out: int):
+    found = due(every_five_minutes(missed=missed, missed_limit=3), START + round(minutes * MINUTE))
+    assert [(at - START) // MINUTE for at in found.run] == run
+    assert found.left_out == left_out
+    assert found.handled_ms == START + int(minutes // 5) * 5 * MINUTE
+
+
+def test_a_paused_one_is_never_due():
+    paused = every_five_minutes(paused=True)
+    assert due(paused, START + 60 * MINUTE).run == ()
+    assert paused.next_ms() == 0
+
+
+def test_years_of_minutes_do_not_take_for_ever():
+    old = Periodic("tick", "* * * * *", a_job_spec("job"), handled_ms=START, missed="run_all", missed_limit=1000)
+    found = due(old, START + 365 * 1440 * MINUTE)
+    assert len(found.run) <= 1001
+    assert found.run[-1] == found.handled_ms == START + 365 * 1440 * MINUTE
+    assert found.left_out > 300
+
+
+def test_a_job_carries_its_periodic_and_the_time_it_was_due():
+    spec = a_job_spec("job", tasks=(a_task(env={"A": "1"}),), labels={"team": "x"}, deadline_ms=60_000)
+    made = job_for(Periodic("tick", "@hourly", spec), START)
+    assert made.tasks[0].env == {"A": "1", "HODEI_DUE_TIME": "2026-01-01T00:00:00Z"}
+    assert made.labels == {"team": "x", "hodei/periodic": "tick"}
+    assert made.annotations == {"hodei/due-time": "2026-01-01T00:00:00Z"}
+    assert made.deadline_ms == START + 60_000

@@ -1,0 +1,228 @@
+"""The calendar in a living house whose clock stands still until it is moved. It proves nothing of real waiting."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from builders import NOW_MS, a_job_spec
+from hodei.model.array import ArrayPlace
+from hodei.model.audit import AuditEntry, AuditQuery
+from hodei.model.effects import SavePeriodic
+from hodei.model.errors import Conflict, NotFound
+from hodei.model.facts import RunObserved
+from hodei.model.periodic import Periodic
+from hodei.ports import JobQuery
+from hodei.runtime.arrays import cancel_array, folded, hold_array, wait_array
+from hodei.runtime.caller import CALLER, Caller
+from hodei.store.memory import MemoryStore
+from unit.runtime.living import ObedientBackend, StillClock, a_service, alive
+
+MINUTE = 60_000
+TICK = Periodic("tick", "*/5 * * * *", a_job_spec("job", env={"A": "1"}), by="ann")
+FIRST_DUE = NOW_MS - NOW_MS % (5 * MINUTE) + 5 * MINUTE
+
+
+class Scene:
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store = store or MemoryStore()
+        self.clock = StillClock()
+        self.backend = ObedientBackend()
+        self.service = a_service(self.store, self.backend, clock=self.clock)
+
+    async def at(self, ms: int) -> list[int]:
+        """Move the clock, deal with what is due; the jobs there are then."""
+        self.clock.ms = ms
+        await self.service.calendar.turn()
+        return sorted(job.id for job in self.store.jobs(JobQuery()).jobs)
+
+    async def ends(self, job: int) -> None:
+        self.backend.say(RunObserved(f"{job}.0.1", "succeeded", self.clock.ms, 0))
+        await self.service.wait(job, 5000)
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.store.events() if event.kind.startswith("periodic")]
+
+
+def test_a_job_is_made_when_it_is_due_and_once():
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            await service.calendar.add(TICK)
+            assert await scene.at(FIRST_DUE - 1) == []
+            assert await scene.at(FIRST_DUE) == [1]
+            assert await scene.at(FIRST_DUE + 1) == [1]
+            job = scene.store.job(1)
+            assert job is not None
+            assert job.spec.user == "ann"
+            assert job.spec.labels == {"hodei/periodic": "tick"}
+            assert job.spec.tasks[0].env["HODEI_DUE_TIME"].endswith(":00Z")
+            (known,) = scene.store.periodics()
+            assert (known.last_job, known.handled_ms) == (1, FIRST_DUE)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("overlap", "jobs", "first"),
+    [("allow", [1, 2], "scheduled"), ("skip", [1], "scheduled"), ("replace", [1, 2], "cancelled")],
+)
+def test_a_job_that_has_not_ended_when_the_next_is_due(overlap, jobs: list[int], first: str):
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            await service.calendar.add(structs.replace(TICK, overlap=overlap))
+            await scene.at(FIRST_DUE)
+            assert await scene.at(FIRST_DUE + 5 * MINUTE) == jobs
+            if overlap == "replace":
+                found = scene.store.job(1)
+                assert found is not None
+                assert found.cancel_requested
+                assert "replaced by the next job of periodic tick" in found.reason
+            if overlap == "skip":
+                assert scene.kinds()[-1] == "periodic.skipped"
+                await scene.ends(1)
+                assert await scene.at(FIRST_DUE + 10 * MINUTE) == [1, 2]
+
+    asyncio.run(play())
+
+
+def test_a_crash_after_the_job_was_made_makes_no_second_one():
+    """The job is in the store, but not that its time was dealt with: as if the server had died between the two."""
+
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            made = await service.calendar.add(TICK)
+            await scene.at(FIRST_DUE)
+            await service.loop.committed([], [SavePeriodic(made)])
+        again = Scene(MemoryStore(of=scene.store))
+        again.clock.ms = FIRST_DUE + 1
+        async with alive(again.service):
+            assert await again.at(FIRST_DUE + 2) == [1]
+            assert again.store.periodics()[0].last_job == 1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("missed", "made"), [("skip", 0), ("run_once", 1), ("run_all", 3)])
+def test_times_at_which_no_server_was_there_are_made_up_for_as_the_policy_says(missed, made: int):
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            await service.calendar.add(structs.replace(TICK, missed=missed, missed_limit=3, overlap="allow"))
+        again = Scene(MemoryStore(of=scene.store))
+        again.clock.ms = FIRST_DUE + 27 * MINUTE
+        async with alive(again.service):
+            assert len(await again.at(FIRST_DUE + 27 * MINUTE)) == made
+            assert "periodic.missed" in again.kinds()
+
+    asyncio.run(play())
+
+
+def test_paused_it_makes_no_job_and_resumed_it_makes_up_for_none():
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            await service.calendar.add(TICK)
+            await service.calendar.pause("tick")
+            assert await scene.at(FIRST_DUE + 11 * MINUTE) == []
+            await service.calendar.resume("tick")
+            assert await scene.at(FIRST_DUE + 12 * MINUTE) == []
+            assert await scene.at(FIRST_DUE + 15 * MINUTE) == [1]
+            assert await service.calendar.run_now("tick") == 2
+            await service.calendar.remove("tick")
+            assert await scene.at(FIRST_DUE + 60 * MINUTE) == [1, 2]
+            assert scene.store.periodics() == []
+            with pytest.raises(NotFound):
+                await service.calendar.pause("tick")
+
+    asyncio.run(play())
+
+
+def test_a_name_is_given_once():
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            await service.calendar.add(TICK)
+            with pytest.raises(Conflict):
+                await service.calendar.add(TICK)
+
+    asyncio.run(play())
+
+
+def test_a_refused_job_is_told_and_the_next_time_is_tried_again():
+    async def play() -> None:
+        scene = Scene()
+        scene.service = a_service(scene.store, scene.backend, clock=scene.clock, profile={"max_pending": 0})
+        async with alive(scene.service) as service:
+            await service.loop.committed([], [SavePeriodic(structs.replace(TICK, handled_ms=NOW_MS))])
+            service.calendar._periodics["tick"] = structs.replace(TICK, handled_ms=NOW_MS)
+            assert await scene.at(FIRST_DUE) == []
+            assert scene.kinds() == ["periodic.refused"]
+            assert "refused" in service.calendar.one("tick").last_result
+            assert service.calendar.one("tick").next_ms() == FIRST_DUE + 5 * MINUTE
+
+    asyncio.run(play())
+
+
+# -------------------------------------------------------------------------------------------- arrays and callers
+
+
+def test_one_word_to_an_array_is_one_commit_and_reaches_every_element():
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            done = await service.submit(
+                [a_job_spec("sweep", cpu=1, array=ArrayPlace(0, 0, 50, 2)), a_job_spec("other", cpu=9)]
+            )
+            assert done.ids == (1, 51)
+            rows, after = folded(scene.store, JobQuery(limit=10))
+            assert [(row.job.spec.name, row.states) for row in rows] == [
+                ("other", None), ("sweep", {"pending": 48, "scheduled": 2}),
+            ]  # fmt: skip
+            assert after == 0
+            held = await hold_array(service, 7)
+            assert held.states == {"held": 48, "scheduled": 2}
+            gone = await cancel_array(service, 1, "enough")
+            assert gone.states["cancelled"] == 48
+            scene.backend.say(*(RunObserved(f"{id}.0.1", "stopped", NOW_MS, 143) for id in (1, 2)))
+            assert (await wait_array(service, 1, 5000)).states == {"cancelled": 50}
+            with pytest.raises(Conflict):
+                await hold_array(service, 1)
+            with pytest.raises(NotFound):
+                await hold_array(service, 51)
+
+    asyncio.run(play())
+
+
+def test_the_key_of_a_submitted_array_gives_the_same_answer_again():
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            mould = a_job_spec("sweep", array=ArrayPlace(0, 0, 5))
+            first = await service.submit([mould], key="k", fingerprint="f")
+            again = await service.submit([mould], key="k", fingerprint="f")
+            assert (first.ids, again.ids, again.repeated) == ((1,), (1,), True)
+
+    asyncio.run(play())
+
+
+def test_what_a_caller_does_is_signed_and_recorded_in_the_same_commit():
+    async def play() -> None:
+        scene = Scene()
+        async with alive(scene.service) as service:
+            await service.submit([a_job_spec("job", cpu=9)])
+            caller = Caller(AuditEntry(NOW_MS, "ann", "user", "jobs.hold", "1"))
+            CALLER.set(caller)
+            await service.hold(1)
+            await service.release(1)  # one call, one row
+            (row,) = scene.store.audit(AuditQuery())
+            assert (row.who, row.verb, row.target, row.code) == ("ann", "jobs.hold", "1", "")
+            by = {event.kind: event.detail.get("by") for event in scene.store.events(job=1)}
+            assert (by["job.held"], by["job.released"]) == ("ann", "ann")
+            assert caller.refused("CONFLICT") is None
+
+    asyncio.run(play())

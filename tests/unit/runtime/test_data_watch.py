@@ -1,0 +1,116 @@
+"""Looking for data. Files are real and so is the HTTP server; it does not prove anything about slow disks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from hodei.model.data_place import Allowed
+from hodei.model.facts import DataAppeared, Fact
+from hodei.runtime.data_watch import DataWatch, is_there
+
+
+@pytest.fixture
+def web() -> Iterator[tuple[str, list[str]]]:
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_response({"/there": 200, "/moved": 302}.get(self.path, 404))
+            if self.path == "/moved":
+                self.send_header("Location", "/there")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_file_is_there_when_it_is(tmp_path: Path) -> None:
+    allowed, file = Allowed([f"{tmp_path}/open/"]), tmp_path / "open" / "x.csv"
+    assert not is_there(str(file), allowed)
+    file.parent.mkdir()
+    file.touch()
+    assert is_there(str(file), allowed)
+
+
+def test_a_link_is_no_window_to_the_rest_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "secret").touch()
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "secret")
+    assert not is_there(f"{tmp_path}/open/link", Allowed([f"{tmp_path}/open/"]))
+    assert is_there(f"{tmp_path}/open/link", Allowed([f"{tmp_path}/"]))
+
+
+def test_an_address_is_there_when_it_answers_and_is_not_followed(web: tuple[str, list[str]]) -> None:
+    address, asked = web
+    allowed = Allowed([f"{address}/"])
+    assert is_there(f"{address}/there", allowed)
+    assert not is_there(f"{address}/gone", allowed)
+    assert not is_there(f"{address}/moved", allowed)
+    assert asked == ["/there", "/gone", "/moved"]
+    assert not is_there("http://127.0.0.1:1/there", Allowed(["http://127.0.0.1:1/"]))
+
+
+def test_what_is_not_allowed_is_never_asked_for(web: tuple[str, list[str]]) -> None:
+    address, asked = web
+    assert not is_there(f"{address}/there", Allowed(["https://elsewhere/"]))
+    assert asked == []
+
+
+def test_it_looks_less_and_less_often_and_stops_when_nobody_waits() -> None:
+    looked: list[str] = []
+    told: list[Fact] = []
+    wanted = ["/data/x"]
+
+    async def story() -> None:
+        def look(what: str, allowed: Allowed) -> bool:
+            looked.append(what)
+            return len(looked) == 3
+
+        watch = DataWatch(lambda: wanted, told.extend, Allowed(["/data/"]), look)
+        for now_s in (0.0, 0.5, 1.0, 2.0, 2.5):
+            watch.turn(now_s)
+            await asyncio.gather(*watch._looking.values())
+            await asyncio.sleep(0)
+        assert told == [DataAppeared("/data/x")]
+        wanted.clear()
+        watch.turn(100.0)
+        assert not watch._looking
+
+    asyncio.run(story())
+    assert len(looked) == 3
+
+
+def test_one_that_does_not_answer_holds_up_no_other() -> None:
+    free = threading.Event()
+    told: list[Fact] = []
+
+    async def story() -> None:
+        def look(what: str, allowed: Allowed) -> bool:
+            return free.wait(10) if what == "/data/slow" else True
+
+        watch = DataWatch(lambda: ["/data/slow", "/data/fast"], told.extend, Allowed(["/data/"]), look)
+        watch.turn(0.0)
+        await watch._looking["/data/fast"]
+        await asyncio.sleep(0)
+        assert told == [DataAppeared("/data/fast")]
+        watch.turn(50.0)
+        assert list(watch._looking).count("/data/slow") == 1
+        free.set()
+        await asyncio.gather(*watch._looking.values())
+
+    asyncio.run(story())

@@ -1,0 +1,47 @@
+"""Scenarios with jobs that wait for others and for data."""
+
+from __future__ import annotations
+
+import pytest
+
+from hodei.model.errors import InvalidInput
+from hodei.sim.scenario.playing import play
+from hodei.sim.scenario.reading import parse_scenario
+
+CLUSTER = "cluster: [{name: n, cpu: 4, memory: 8Gi}]\n"
+
+
+def told(jobs: str, facts: str = "") -> dict[str, list[tuple[int, str]]]:
+    story = play(parse_scenario(f"scenario: s\n{CLUSTER}jobs:\n{jobs}{facts}".encode(), "s"))
+    return {
+        course.job.name: [(at_ms // 1000, job.state) for at_ms, job in course.changes]
+        for course in story.by_id.values()
+    }
+
+
+def test_jobs_wait_by_name_by_number_and_for_data() -> None:
+    lives = told(
+        "- {name: last, after: [second, 7], run: 1m}\n"
+        "- {name: second, after: {succeeded: first, exists: /data/x}, run: 1m}\n"
+        "- {name: first, run: 1m}\n"
+        "- {name: mend, after: {failed: first}}\n",
+        "facts:\n- {at: 90s, appear: /data/x}\n",
+    )
+    assert (60, "succeeded") in lives["first"]
+    assert (90, "scheduled") in lives["second"]
+    assert lives["last"][-1] == (210, "succeeded")
+    assert lives["mend"][-1] == (60, "failed")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "says"),
+    [
+        pytest.param("- {name: a, after: b}\n- {name: b, after: a}\n", "a -> b -> a", id="a ring"),
+        pytest.param("- {name: a, after: c}\n- {name: b}\n", "there is no job 'c'", id="nobody"),
+        pytest.param("- {name: a, after: b}\n- {name: b, at: 1m}\n", "submitted later", id="one that comes later"),
+    ],
+)
+def test_what_cannot_be_is_refused(jobs: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        told(jobs)
+    assert says in f"{refused.value.message} {refused.value.problems}"
