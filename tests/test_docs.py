@@ -282,6 +282,11 @@ SECTIONS = {
     "scheduling.routes.when": ("scheduling", "RouteWhenConfig"),
     "scheduling.recovery": ("scheduling", "RecoveryConfig"),
     "scheduling.breaker": ("scheduling", "BreakerConfig"),
+    "scheduling.shares": ("scheduling", "SharesConfig"),
+    "scheduling.shares.accounts": ("scheduling", "AccountConfig"),
+    "scheduling.quotas.PROJECT": ("scheduling", "QuotaConfig"),
+    "scheduling.budgets.PROJECT": ("scheduling", "BudgetConfig"),
+    "scheduling.ranges.PROJECT": ("scheduling", "RangeConfig"),
     "nodes": ("nodes", "NodeConfig"),
     "nodes.sockets": ("nodes", "SocketConfig"),
 }

@@ -168,18 +168,19 @@ class ReservingLine:
         many as there can be, so that nobody who comes after them is one."""
         book, roster, promises = _book(view), self._roster, self.queue.promises
         self._renew(view)
-        front, promised, enough = list[JobId](), list[JobId](), False
-        self.kind = "head"
+        front, promised, enough, next_ms = list[JobId](), list[JobId](), False, _NEVER
         for gang in roster.in_order(view.now_ms):
             if self._may_try(gang.id):
                 if promises == 1:
                     self._withdraw_all_but([gang.id], view)  # whoever was first before must not stand in its way
+                self.kind = _kind(gang, next_ms, view) if promised else "head"
                 yield gang
                 if gang.id not in roster.slots:
                     continue  # it has started, or stepped aside
             front.append(gang.id)
             if promises and self._promise(gang, view, behind=len(front) > len(promised) + 1):
                 promised.append(gang.id)
+                next_ms = min(next_ms, book.promises[gang.id].start_ms)
             enough = len(promised) >= promises or len(front) - len(promised) >= _WITHOUT_PROMISE
             if enough:
                 break
@@ -228,9 +229,9 @@ class ReservingLine:
         roster, now_ms = self._roster, view.now_ms
         next_ms = min([promise.start_ms for promise in _book(view).promises.values()], default=_NEVER)
         while len(slots := roster.fitting(slots, self._mosts(), self._gap(view))):
-            slot = roster.pick(slots, now_ms)
+            slot = roster.pick(slots, now_ms, self._worth)
             gang = self.gangs[roster.job_in(slot)]
-            self.kind = "backfill" if now_ms + gang.estimate_ms <= next_ms else "spill"
+            self.kind = _kind(gang, next_ms, view)
             yield gang
             slots = [other for other in slots if other != slot] if isinstance(slots, list) else slots[slots != slot]
 
@@ -252,6 +253,15 @@ class ReservingLine:
             return [most_free(table, resource, rows) for resource in needs]
 
         return Gap(promise.start_ms - view.now_ms, beside, elsewhere)
+
+    def _worth(self) -> list[float]:
+        """What a unit of each resource counts for: more of it is free, and less of it is there in all, the more."""
+        table, worth = self._engine.table, []
+        for resource in self._roster.needs:
+            free = int(table.free[table.column_of(resource)].sum())
+            whole = sum(room.get(resource, 0) for room in table.room)
+            worth.append(free / whole / whole if whole else 0.0)
+        return worth
 
     def _may_try(self, job: JobId) -> bool:
         """It does not sleep, and none of its members is larger than the largest free amount."""
@@ -350,6 +360,11 @@ class ReservingLine:
         if gang.id not in self._roster:
             return len(self.gangs)
         return self._roster.position(gang, view.now_ms if view is not None else 0)
+
+
+def _kind(gang: Gang, next_ms: int, view: View) -> StartKind:
+    """How one starts that passes others: before the next of them is to start, or beside what is promised."""
+    return "backfill" if view.now_ms + gang.estimate_ms <= next_ms else "spill"
 
 
 def _book(view: View) -> Book:

@@ -32,6 +32,8 @@ _LIMIT, _GROUP, _ASLEEP, _TRIED, _KEY = range(_WAITING, _WAITING + 5)
 _FEW = 16
 # Of so few each is looked at in plain numbers.
 _FEW_SEATS = 48
+# What is left is weighed in parts of a whole cluster.
+_PARTS = 1e12
 Place = tuple[int, int, JobId]
 Slots = list[int] | NDArray[np.intp]
 
@@ -128,6 +130,8 @@ class Roster:
         """Where it stands in an order that does not change."""
         if not self.steady:
             return 0, values[1], values[0]
+        if self._queue.by_submission:
+            return values[1], values[1], values[0]
         return int(self._queue.order(Waiting(*map(np.int64, values)), 0)), values[1], values[0]  # type: ignore[arg-type]
 
     def _seat(self, gang: Gang, values: tuple[int, ...], largest: Resources, place: Place) -> None:
@@ -313,12 +317,18 @@ class Roster:
             if self.data.item(_ASLEEP, slot) != _GONE:
                 yield self._gangs[self.data.item(_ID, slot)]
 
-    def pick(self, slots: Slots, now_ms: int) -> int:
-        """Which of these slots comes first among those who fill gaps."""
+    def pick(self, slots: Slots, now_ms: int, worth: Callable[[], list[float]]) -> int:
+        """Which of these slots comes first among those who fill gaps. `worth`: what a unit of each resource counts for, in
+        a line that wants what is left used evenly."""
         if len(slots) == 1:
             return int(slots[0])
         slots = np.asarray(slots)
-        if self.steady and self._fills_in_order:
+        if self._queue.balances:
+            used = sum(
+                self.data[row].take(slots) * each for row, each in zip(self.needs.values(), worth(), strict=True)
+            )
+            keys = -np.rint(used * _PARTS).astype(np.int64)
+        elif self.steady and self._fills_in_order:
             keys = self.data[_KEY].take(slots)
         else:
             waiting = Waiting(*self.data[:_WAITING, slots])

@@ -146,6 +146,12 @@ class Sharing:
         ranks, ranked = fair_tree_ranks(tree, usage)
         return {path: round(rank / ranked * _MOST) for path, rank in ranks.items()}
 
+    def account_factors(self) -> dict[str, int]:
+        """As they were last worked out, of organisations and projects, by path."""
+        if self._policy.formula == "drf":
+            return {row.account: row.factor_milli for row in self._dominant_rows()}
+        return {"/".join(path): factor for path, factor in self._factors.items() if path not in self._users}
+
     def rows(self, now_ms: int) -> list[ShareRow]:
         """Every account with every term, as of now; parents before children."""
         return self._dominant_rows() if self._policy.formula == "drf" else self._tree_rows(now_ms)

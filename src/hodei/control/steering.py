@@ -94,7 +94,10 @@ class Steering:
         return True
 
     def next_ms(self) -> int | None:
-        return min((at for at in (self._tick_ms, self.recourses.next_ms()) if at is not None), default=None)
+        tick_ms, due_ms = self._tick_ms, self.recourses.next_ms()
+        if tick_ms is None or due_ms is None:
+            return due_ms if tick_ms is None else tick_ms
+        return min(tick_ms, due_ms)
 
     def ticked(self, line: str, tried: int, refused: int, now_ms: int) -> None:
         """How a round went that the clock called for."""

@@ -140,11 +140,14 @@ class Waiting(Struct):
 class TimedQueue(QueueSort, Protocol):
     """A line that promises starts. `promises`: how many of those who can not start are promised one, in order; nobody
     behind them may start if that would break a promise (0: nobody behind the first may start at all). `restless`: the
-    order of two gangs may change while they wait. `lookahead`: how many are looked at, the first in order (if that does not
+    order of two gangs may change while they wait. `by_submission`: it is that of submission. `balances`: gaps are filled by whom most of
+    what is left is used evenly. `lookahead`: how many are looked at, the first in order (if that does not
     change; else all are). Keys of the order are given to each by itself, whoever else waits."""
 
     promises: int
     restless: bool
+    by_submission: bool
+    balances: bool
     lookahead: int
 
     def estimate_ms(self, gang: Gang) -> int:

@@ -4,7 +4,8 @@
 `backfill` says what those behind a job that can not start may do: nothing (none), start if that does not delay the first
 (easy), or start if that delays nobody (conservative, for the first `promised` jobs).
 `overrun` says what becomes of those who went ahead and are not over by then: they go on (let) or are stopped (stop).
-`fill` says who of them is tried first: queue (the same order), shortest, deadline (nearest first) or largest.
+`fill` says who of them is tried first: queue (the same order), shortest, deadline (nearest
+first), largest, or balanced (whoever uses most of what is least in use, over all resources).
 `lookahead` says how many of those who wait are looked at, the first in order; where the order changes with time, all are.
 """
 
@@ -57,7 +58,7 @@ ORDERS: dict[str, Callable[[_Jobs], Floats]] = {
 }
 # Orders in which jobs overtake each other while they wait.
 RESTLESS = ("wfp3", "unicef")
-FILLS = ("queue", "shortest", "deadline", "largest")
+FILLS = ("queue", "shortest", "deadline", "largest", "balanced")
 BACKFILLS = ("none", "easy", "conservative")
 OVERRUNS = ("let", "stop")
 
@@ -88,6 +89,8 @@ class Batch:
             if amount < 1:
                 raise InvalidInput(f"a batch line with {word} {amount}", hint="a whole number from 1 on")
         self.restless = order in RESTLESS
+        self.by_submission = order == "fcfs"
+        self.balances = fill == "balanced"
         self.lookahead = lookahead
         self.promises = {"none": 0, "easy": 1, "conservative": promised}[backfill]
 

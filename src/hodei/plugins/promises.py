@@ -32,17 +32,17 @@ class Promises:
         if book is None or not book.claimed:
             return None
         until_ms = _until(gang, view)
-        rows, claim = [], None
-        for member in gang.members:
-            free = np.ones(len(table.names), dtype=np.bool_)
+        closed: list[list[int]] = [[] for _ in gang.members]
+        claim = None
+        for member, its in zip(gang.members, closed, strict=True):
+            asked = _asked(member)
             for node in book.claimed:
                 row = table.row.get(node)
                 if row is not None:
-                    hindered = book.hindered(node, _asked(member), view.now_ms, until_ms, gang.id, gang.job.project)
+                    hindered = book.hindered(node, asked, view.now_ms, until_ms, gang.id, gang.job.project)
                     if hindered is not None:
-                        free[row] = False
+                        its.append(row)
                         claim = hindered
-            rows.append(free)
         if claim is None and sum(map(len, (*gang.needed, *gang.extra))) == 1:
             return None
         if claim is None:
@@ -52,6 +52,7 @@ class Promises:
         if claim is None:
             return None
         reason = self._reason(claim)
+        rows = [_all_but(its, table) for its in closed]
         options = [Layout(tuple(rows))]
         own = book.promises.get(gang.id)
         if own is not None and own.start_ms <= view.now_ms:
@@ -100,6 +101,12 @@ class Promises:
             return Reason(self.name, "PROMISED", f"it would delay job {claim.job}, which is promised this room next")
         until = moment(claim.end_ms)
         return Reason(self.name, "BOOKED", f"reservation {claim.name} of project {claim.project} has it until {until}")
+
+
+def _all_but(closed: list[int], table: Table) -> Mask:
+    mask = np.zeros(len(table.names), dtype=np.bool_)
+    mask[closed] = True
+    return ~mask
 
 
 def _asked(member: Member) -> Resources:

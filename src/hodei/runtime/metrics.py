@@ -8,6 +8,7 @@ from hodei.control.controller import Controller, Step
 from hodei.model.effects import Record, SaveJob
 from hodei.model.failure import class_of
 from hodei.model.lifecycle import JOB_ENDED
+from hodei.runtime.sharing_metrics import SharingMetrics
 
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_800)
@@ -58,6 +59,7 @@ class Metrics:
         self.recourse = Counter(
             "hodei_recourse", "Jobs helped because they waited too long: moved, relaxed, promoted", ["kind"], registry=r
         )
+        self.sharing = SharingMetrics(r)
         self.running = Gauge("hodei_runs_live", "Runs placed or running", registry=r)
         self.nodes = Gauge("hodei_nodes", "Nodes, by state", ["state"], registry=r)
         self.used = Gauge(
@@ -136,5 +138,6 @@ class Metrics:
         free, whole = view.free("cpu"), view.capacity("cpu")
         scraps = int(free[(free > 0) & (free * 10 < whole)].sum())
         self.stuck.set(scraps / int(free.sum()) if int(free.sum()) > 0 else 0)
+        self.sharing.read(controller.accounts)
         self.beat.set(controller.beat_ms / 1000)
         return generate_latest(self.registry)

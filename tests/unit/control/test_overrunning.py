@@ -46,8 +46,9 @@ def at_the_promised_time(house: House) -> None:
 # ----------------------------------------------------------------------------------------------- promised room
 
 
-def test_who_went_ahead_and_stays_too_long_is_stopped_when_the_promised_time_comes():
-    house = ahead()
+@pytest.mark.parametrize("backfill", ["easy", "conservative"])
+def test_who_went_ahead_and_stays_too_long_is_stopped_when_the_promised_time_comes(backfill):
+    house = ahead(backfill=backfill)
     house.later(59 * MINUTE)
     assert house.stopped() == [], "nobody could start in its place yet"
     at_the_promised_time(house)
