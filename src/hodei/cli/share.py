@@ -8,7 +8,7 @@ import click
 
 from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, headers_option, output_option
-from hodei.cli.output import Column, clean, emit_list, emit_one, indent, note, table
+from hodei.cli.output import Column, clean, emit_list, emit_one, indent, table
 from hodei.cli.times import clock
 from hodei.model.quantity import format_duration
 from hodei.model.resources import human_amount
@@ -98,9 +98,8 @@ def explain(project: str, output: str) -> None:
 
 
 def _unseen(project: str, report: ShareReport) -> UsageProblem:
-    paths = [row.account.split("/") for row in report.rows]
-    deepest = "" if report.formula == "drf" else "/"
-    known = sorted({path[-2] if deepest else path[-1] for path in paths if len(path) > bool(deepest)})
+    accounts = [row.account for row in report.rows if not row.user or "/" not in row.account]
+    known = sorted({account.split("/")[-1] for account in accounts})
     said = f"; seen so far: {', '.join(known[:10])}" + (" and more" if len(known) > 10 else "") if known else ""
     return UsageProblem(f"no account {project!r} has been seen{said}")
 
@@ -120,9 +119,10 @@ def quota(project: str, no_headers: bool, output: str) -> None:
     """Show what projects hold and may hold: hard and soft quotas, what is borrowed, and by whom."""
     with client() as server:
         rows = [row for row in server.quotas() if project in ("", row.project)]
-    emit_list(rows, output, QUOTAS, name=lambda row: f"{row.project}/{row.resource}", headers=not no_headers)
-    if not rows and output in ("table", "wide"):
-        note("no quotas are set" + (f" for {project}" if project else "") + "; see docs/how-to/share-a-cluster.md")
+    unset = "no quotas are set" + (f" for {project}" if project else "") + "; see docs/how-to/share-a-cluster.md"
+    emit_list(
+        rows, output, QUOTAS, name=lambda row: f"{row.project}/{row.resource}", headers=not no_headers, empty=unset
+    )
 
 
 def _report(report: ShareReport) -> str:

@@ -21,14 +21,17 @@ from msgspec import structs
 
 from hodei.control.admission import Gate
 from hodei.control.controller import Controller
+from hodei.control.usage_lines import Factors
 from hodei.engine.cycle import Engine
 from hodei.engine.preempt import Preemptions
 from hodei.engine.profile import Profile
 from hodei.engine.view import Gang
 
-# `count` only ever tells earlier from later: two that draw from one still see their own in order.
+# `count` only ever tells earlier from later: two that draw from one still see their own in order. Factors are worked out once
+# and stay.
 _VALUES: tuple[type, ...] = (
     int, float, complex, bool, str, bytes, NoneType, frozenset, range, slice, type, FunctionType, BuiltinFunctionType, itertools.count,
+    Factors,
 )  # fmt: skip
 
 

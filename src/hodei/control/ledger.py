@@ -27,8 +27,6 @@ from hodei.model.ids import RunId
 from hodei.model.resources import Resources
 from hodei.model.usage import UsageRow
 
-__all__ = ["DAY_MS", "HOUR_MS", "WEEK_MS", "Ledger", "Path", "UsageRow"]
-
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 WEEK_MS = 7 * DAY_MS

@@ -240,7 +240,7 @@ class Quotas:
                 held, hard = self._used.get(project, {}).get(resource, 0), mine.quota.nominal.get(resource)
                 yield QuotaRow(
                     project, resource, held, hard, mine.soft.get(resource), mine.cohort,
-                    borrowed=max(0, held - hard) if hard is not None else 0,
+                    borrowed=max(0, held - hard) if hard is not None and mine.cohort else 0,
                     may_borrow=mine.quota.borrowing_limit.get(resource) if mine.cohort else 0,
                     more=allowance(project, resource, cohort, used).more if hard is not None else None,
                     by=tuple(self._by(project, resource)),

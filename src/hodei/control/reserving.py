@@ -304,6 +304,7 @@ class ReservingLine:
             kept is not None
             and kept.start_ms >= view.now_ms
             and ((promises > 1 and gang.id in self._made) or self._made.get(gang.id) == now)
+            and not (tried and kept.start_ms == view.now_ms and self._has_room(kept))
         ):
             return True
         book.withdraw(gang.id)
@@ -312,7 +313,7 @@ class ReservingLine:
         for other in before:
             book.withdraw(other.job)
         promise = self._outlooks.soonest(gang, view)
-        if kept is not None and view.now_ms < kept.start_ms and (promise is None or kept.start_ms < promise.start_ms):
+        if kept is not None and view.now_ms <= kept.start_ms and (promise is None or kept.start_ms < promise.start_ms):
             promise = kept  # also when, one by one, its members find no better
         if tried and promise is not None and promise.start_ms <= view.now_ms and self._has_room(promise):
             refusal = self._refusals.get(gang.id)
@@ -328,6 +329,8 @@ class ReservingLine:
             self._behind.discard(gang.id)
             for other in before:
                 book.promise(other)
+            if kept is not None:
+                self._roster.wake_all()  # what it was promised may have been all that stood in someone's way
         self._made[gang.id] = now
         return promise is not None
 

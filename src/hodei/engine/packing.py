@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hodei.engine.nodes import Table
+from hodei.engine.nodes import Mask, Table
 from hodei.engine.points import Layout, Placed
 from hodei.engine.profile import Profile
 from hodei.engine.ranking import Rankings
+from hodei.engine.runner import Runner
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Candidate, Decision
 
@@ -77,6 +78,8 @@ class _Search:
             if self._budget <= 0:
                 return False
             self._budget -= 1
+            if not self._still_open(member, row, ranking.runner):
+                continue
             node = self._table.nodes[row]
             score = order.item(row) // ranking.weight if ranking.weight else 0
             decision = Decision(
@@ -90,3 +93,17 @@ class _Search:
             self.placed.pop()
             self._table.release(row, member.task.request, member, grant)
         return False
+
+    def _still_open(self, member: Member, row: int, runner: Runner) -> bool:
+        """Whether those who count what is laid already let one more member go there; without asking them the search would
+        end with a way that is refused as a whole, though there is another."""
+        if self._layout is None or not self.placed:
+            return True
+        within: Mask | None = None
+        for plugin in self._gang.laid_by:
+            if hasattr(plugin, "still_open"):
+                if within is None:
+                    within = np.zeros(len(self._table.names), dtype=np.bool_)
+                    within[row] = True
+                within = runner.still_open(plugin, self._gang, member, within, self._table, self._view)
+        return within is None or bool(within[row])

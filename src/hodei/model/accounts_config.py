@@ -9,7 +9,7 @@ from msgspec import Struct, field
 Amount = str | int | float
 
 
-class AccountConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class AccountConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An organisation or a project. `under` names the account that it is part of (none: it stands at the top), `shares`
     what it is due beside its siblings (or "parent": it dissolves into the account above), `users` what its users are."""
 
@@ -19,7 +19,7 @@ class AccountConfig(Struct, frozen=True, forbid_unknown_fields=True):
     users: dict[str, int | Literal["parent"]] = {}
 
 
-class SharesConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class SharesConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fair share. `half_life`: after so long use counts half; `window`: instead, only the last so long counts, in full.
     `weights`: what one core, one byte (`0.25/Gi`), one GPU is worth, added up (`sum`) or only the dearest (`max`).
     `refresh`: how often factors are worked out anew. Accounts that are not named have one share."""
@@ -34,7 +34,7 @@ class SharesConfig(Struct, frozen=True, forbid_unknown_fields=True):
     accounts: tuple[AccountConfig, ...] = ()
 
 
-class QuotaConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class QuotaConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the jobs of a project may hold at once. `jobs` is a resource too: how many run. `hard` is never passed but by
     borrowing within the `cohort`: at most `borrow` more, of what its members do not use and, by `lend`, give. `soft` may
     be passed while nobody else waits for room. `per_user`: the same as hard for each user. `pending`: how many may wait.
@@ -50,7 +50,7 @@ class QuotaConfig(Struct, frozen=True, forbid_unknown_fields=True):
     pending: int | None = None
 
 
-class RangeConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class RangeConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one member of a job of the project may ask for, at least and at most, and what it gets that does not say."""
 
     min: dict[str, Amount] = {}
@@ -58,7 +58,7 @@ class RangeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     default: dict[str, Amount] = {}
 
 
-class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a project may use over time: `hours` of whole resources (GPU-hours, core-hours) and `money` at `prices` an hour.
     `period` starts it anew every day, week or month (UTC); `since` is a fixed day (2026-01-31) instead."""
 

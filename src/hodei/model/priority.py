@@ -16,7 +16,7 @@ class Term(Struct, frozen=True, omit_defaults=True):
 
 
 class Standing(Struct, frozen=True, omit_defaults=True):
-    """What a job's place in line comes from. `terms` add up to `milli`; `total_milli` of someone else more: ahead of it."""
+    """What a job's place in line comes from. `terms` add up to `milli`; who has more of it is ahead."""
 
     job: JobId
     milli: int

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 class QuotaRow(Struct, frozen=True, omit_defaults=True):
     """Amounts in base units (`jobs`: how many run). `hard` may not be passed but by `borrowed`, of which at most
-    `may_borrow` (None: all that the cohort lends); `lent`: what others hold of it now. `by`: the users that hold most."""
+    `may_borrow` (None: all that the cohort lends). `more`: what could start now. `by`: the users that hold most."""
 
     project: str
     resource: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.control.ledger import DAY_MS, HOUR_MS, WEEK_MS, Ledger, UsageRow
+from hodei.control.ledger import DAY_MS, HOUR_MS, WEEK_MS, Ledger
 from hodei.model.errors import InvalidInput
 
 ANN, BOB, EVE = ("acme", "web", "ann"), ("acme", "web", "bob"), ("acme", "ml", "eve")

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from builders import NOW_MS
+from hodei.control.copying import twin
 from hodei.control.from_config import accounts_policy
 from hodei.engine.fairness.classic import classic
 from hodei.engine.fairness.fair_tree import fair_tree
@@ -13,7 +14,7 @@ from hodei.engine.fairness.tree import build_tree
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import SaveUsage
 from hodei.model.errors import InvalidInput
-from hodei.model.facts import NodeJoined, UsageRestored
+from hodei.model.facts import NodeJoined, RunObserved, UsageRestored
 from hodei.plugins.registry import build_profile
 from unit.control.house import House, some_nodes
 
@@ -170,6 +171,19 @@ def test_a_restart_remembers_what_was_used_and_counts_what_runs_once():
     house.restart(*some_nodes(1))
     house.learn(UsageRestored(tuple(kept.values())))
     assert rows_of(house)["a/ann"].usage == before
+
+
+def test_a_twin_knows_what_was_used_and_keeps_its_own_account_from_then_on():
+    house = _busy("fair_tree")
+    house.submit(90, project="cms", user="ann")
+    copy = twin(house.controller)
+    later_ms = house.now_ms + 5 * HOUR
+    told = copy.accounts.share_report(later_ms)
+    assert told == house.controller.accounts.share_report(later_ms)
+    copy.step(later_ms, [RunObserved("90.0.1", "succeeded", later_ms, 0)])
+    assert copy.accounts.share_report(later_ms + 5 * HOUR) != house.controller.accounts.share_report(
+        later_ms + 5 * HOUR
+    )
 
 
 # ------------------------------------------------------------------------------------------------- budgets

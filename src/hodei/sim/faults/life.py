@@ -255,6 +255,8 @@ class Life:
         server, auditor = self.server, self.auditor
         if server.inbox or any(link.orders or not link.up for link in server.links.values()):
             return False
+        if any(link.has_news for link in server.links.values()):
+            return False  # peace was made with an answer from before the nodes came back
         if any(backend.next_ms() < NEVER for backend in self.backends.values()):
             return False
         if auditor.live:

@@ -50,6 +50,11 @@ class Link:
         self._nodes = found
         return facts
 
+    @property
+    def has_news(self) -> bool:
+        """Whether nodes came, went or changed since it was last looked at them."""
+        return self._nodes != self.backend.offered
+
     def listen(self, controller: Controller, now_ms: int) -> list[Fact]:
         """One look at the backend: what it says, that it went away, or peace with it now that it is back."""
         if self.up and not (self.backend.reachable and self.backend.lives == self._lives):

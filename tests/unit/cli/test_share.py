@@ -1,0 +1,102 @@
+"""`hodei share`, `share explain`, `quota` and `priority`: what they ask for, and what people and programs read."""
+
+from __future__ import annotations
+
+import pytest
+
+HOUR = 3_600_000 * 1_000_000
+TREE = {
+    "formula": "fair_tree",
+    "at_ms": 1,
+    "half_life_ms": 604_800_000,
+    "rows": [
+        {"account": "science", "shares": 3, "factor_milli": 1000, "level_shares": 4, "promised": 0.75, "usage": 2 * HOUR,
+         "level_usage": 2000 * HOUR, "used": 0.001, "level_fs": 750.0, "rank": 2, "ranked": 2},
+        {"account": "science/ann", "shares": "parent", "factor_milli": 1000, "user": True, "rank": 2, "ranked": 2},
+        {"account": "web", "shares": 1, "factor_milli": 500, "user": True, "level_shares": 4, "promised": 0.25,
+         "usage": 1998 * HOUR, "level_usage": 2000 * HOUR, "used": 0.999, "level_fs": 0.25025, "rank": 1, "ranked": 2},
+    ],
+    "budgets": [{"project": "web", "name": "gpu-hours", "used": 12.5, "limit": 500.0, "since_ms": 1}],
+}  # fmt: skip
+QUOTA = {
+    "project": "ml", "resource": "cpu", "used": 3000, "hard": 2000, "cohort": "lab", "borrowed": 1000, "more": 0,
+    "by": [["ann", 2000], ["bob", 1000]],
+}  # fmt: skip
+STANDING = {
+    "job": 7, "milli": 533609, "position": 2, "pending": 9, "queue": "multifactor",
+    "terms": [{"name": "priority", "milli": 500_000, "text": "as submitted"}, {"name": "age", "milli": 33_609, "text": "x"}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def answers(stub):
+    stub.on("GET", "/api/v1/shares", TREE)
+    stub.on("GET", "/api/v1/quotas", {"quotas": [QUOTA]})
+    stub.on("GET", "/api/v1/jobs/7/priority", STANDING)
+    return stub
+
+
+def told(hodei, *args):
+    done = hodei(*args)
+    assert done.exit_code == 0, done.stderr
+    return [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+
+def test_share_shows_every_account_and_how_budgets_stand(hodei, answers):
+    lines = told(hodei, "share")
+    assert lines[0] == "fair share by fair tree, half-life 7d"
+    assert "science 3 75.0% 0.1% 2 h 750 2/2 1.000 ████████████████████" in lines
+    assert "web 1 25.0% 99.9% 1,998 h 0.2502 1/2 0.500 ██████████" in lines
+    assert any(line.startswith("web gpu-hours 12.5 500") for line in lines)
+
+
+def test_explain_asks_for_one_account_and_prints_its_sum(hodei, answers):
+    lines = told(hodei, "share", "explain", "web")
+    assert answers.requests[-1].query == {"account": "web"}
+    assert "due 1 of 4 shares = 0.250000" in lines
+    assert "used 1,998 h of 2,000 h on its level = 0.999000" in lines
+    assert "factor its own place 1 of 2, counted from the last = 0.500" in lines
+    assert "due stands as the account above it = 0.000000" in lines
+
+
+def test_explain_names_the_accounts_there_are_if_there_is_none_of_that_name(hodei, answers):
+    answers.on("GET", "/api/v1/shares", lambda request: TREE | {"rows": []} if request.query else TREE)
+    done = hodei("share", "explain", "wbe")
+    assert done.exit_code == 2
+    assert "no account 'wbe' has been seen; seen so far: science, web" in done.stderr
+
+
+def test_programs_get_the_report_as_it_is(hodei, answers):
+    import json
+
+    assert json.loads(hodei("share", "-o", "json").stdout)["rows"] == TREE["rows"]
+    assert json.loads(hodei("share", "explain", "web", "-o", "json").stdout)["formula"] == "fair_tree"
+    assert json.loads(hodei("quota", "-o", "json").stdout) == [QUOTA]
+    assert json.loads(hodei("priority", "7", "-o", "json").stdout) == STANDING
+
+
+def test_quota_shows_what_is_borrowed_and_who_holds_most(hodei, answers):
+    assert told(hodei, "quota") == [
+        "PROJECT RESOURCE USED HARD BORROWED MORE COHORT BY",
+        "ml cpu 3 2 1 0 lab ann 2, bob 1",
+    ]
+    assert told(hodei, "quota", "ml", "--no-headers") == ["ml cpu 3 2 - 1 0 lab ann 2, bob 1"]
+    other = hodei("quota", "other")
+    assert (other.exit_code, other.stdout) == (0, "")
+    assert "no quotas are set for other" in other.stderr
+
+
+def test_the_terms_of_a_priority_are_shown_with_their_sum(hodei, answers):
+    lines = told(hodei, "priority", "7")
+    assert lines[0] == "job 7 is number 2 of 9 in its line (multifactor)"
+    assert "priority 500 as submitted" in lines
+    assert lines[-1] == "together 533.609"
+
+
+@pytest.mark.parametrize(
+    ("usage", "said"), [(0, "0 h"), (HOUR // 3600, "1 s"), (HOUR // 4, "0.25 h"), (123_456 * HOUR, "123,456 h")]
+)
+def test_usage_is_written_so_that_it_can_be_read(usage, said):
+    from hodei.cli.share import _usage
+
+    assert _usage(usage) == said
