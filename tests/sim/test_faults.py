@@ -30,7 +30,7 @@ from hodei.sim.faults.seeds import main, try_seed
 from hodei.store.memory import MemoryStore
 
 # Seeds that have found something before; each stays for ever.
-FOUND_SOMETHING = (76, 434, 833, 1094, 1178, 1291, 5035, 6115, 6941, 6950, 7826, 9740)
+FOUND_SOMETHING = (76, 434, 574, 833, 1094, 1178, 1291, 5035, 6115, 6941, 6950, 7826, 9740)
 TRIED = 120
 
 

@@ -138,7 +138,7 @@ class Controller:
         self.gangs.given_up = self._give_up_room
         self._max_tries = max_tries
         self._triggers: set[Trigger] = set()
-        self._unfinished = False
+        self._unfinished = self._once_more = False
 
     def line_for(self, profile: Profile) -> Line | ReservingLine:
         if hasattr(profile.queue, "promises"):
@@ -375,7 +375,7 @@ class Controller:
             self._repair_gangs(plan, view, woken)
         ticked = self.steering.wake(self._triggers, now_ms) if woken else ()
         self._triggers.clear()
-        self._unfinished = False
+        again, self._once_more, self._unfinished = self._once_more, False, False
         for name, line in self.lines.items():
             if not line.gangs:
                 continue
@@ -402,6 +402,11 @@ class Controller:
                     line.started(gang)
                     gang.kind = line.kind if isinstance(line, ReservingLine) else ""
                     self._bind(gang, result, plan, now_ms)
+            if isinstance(line, ReservingLine) and line.lapsed and len(self.lines) > 1:
+                # That promise may be all that kept someone waiting in a line that has had its turn.
+                self._wake("job_ended")
+                self._once_more = not again
+                self._unfinished |= self._once_more
             if name in ticked:
                 self.steering.ticked(name, tries - before, len(plan.refusals) - refused, now_ms)
         if self.gangs.growing:

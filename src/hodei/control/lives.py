@@ -266,7 +266,8 @@ class Lives:
             # As after a timeout: nothing of its work is left, and the next time it would take no less.
             self._fail(job, "OVERRAN", moved.stop_requested, moved.exit_code, now_ms)
         elif moved.stop_requested.startswith(("overran", "cleared", "outstayed")):
-            code = moved.stop_requested.partition(" ")[0].upper()
+            why = moved.stop_requested.partition(" ")[0]
+            code = {"overran": "OVERRAN", "cleared": "CLEARED", "outstayed": "OUTSTAYED"}[why]
             self.again(job, now_ms, code, moved.stop_requested)
         elif moved.stop_requested == "tainted":
             self.again(job, now_ms, "TAINTED", f"node {moved.node} has a NoExecute taint that it does not tolerate")

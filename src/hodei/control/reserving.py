@@ -46,6 +46,7 @@ class ReservingLine:
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
         self._freed = True
+        self.lapsed = False  # whether, when it was last asked who is ready, a promise turned out not to be kept
         self._most_at: tuple[int, ...] = ()
         self._most: list[int] = []
         self._made: dict[JobId, tuple[int, int]] = {}
@@ -147,7 +148,7 @@ class ReservingLine:
 
     def ready(self, view: View) -> Iterator[Gang]:
         """Gangs to try, in order; the caller must say `started`, `refused` or `back_off` of each before the next."""
-        roster = self._roster
+        roster, self.lapsed = self._roster, False
         if not roster.slots:
             return
         roster.compact()
@@ -158,14 +159,17 @@ class ReservingLine:
         else:
             self._settled = None
             settled = yield from self._look_over(view)
+            if settled is None:
+                settled = yield from self._look_over(view, again=True)
             if not settled:
                 return
         roster.fresh.clear()
         self._settled = self._state(view)
 
-    def _look_over(self, view: View) -> Generator[Gang, None, bool]:
+    def _look_over(self, view: View, *, again: bool = False) -> Generator[Gang, None, bool | None]:
         """All who wait: those in front are tried and promised a start, the others fill gaps. Whether those in front are as
-        many as there can be, so that nobody who comes after them is one."""
+        many as there can be, so that nobody who comes after them is one; None, once, to be called again: a promise turned
+        out not to be kept, and it stood in the way of others who had been tried already."""
         book, roster, promises = _book(view), self._roster, self.queue.promises
         self._renew(view)
         front, promised, enough, next_ms = list[JobId](), list[JobId](), False, _NEVER
@@ -184,6 +188,8 @@ class ReservingLine:
             enough = len(promised) >= promises or len(front) - len(promised) >= _WITHOUT_PROMISE
             if enough:
                 break
+        if self.lapsed and not again:
+            return None
         self._front = front
         if promises:
             self._withdraw_all_but(promised, view)
@@ -287,19 +293,22 @@ class ReservingLine:
 
     def _renew(self, view: View) -> None:
         """Room has been freed: every promise may move forward, one after another in order, never back."""
-        if self._freed and self.queue.promises > 1:
+        freed, self._freed = self._freed, False
+        if freed and self.queue.promises > 1:
             promises = _book(view).promises
             for gang in list(self._roster.in_order(view.now_ms)):
                 if gang.id in promises:
                     self._made.pop(gang.id, None)
                     self._promise(gang, view, tried=False)
-        self._freed = False
 
     def _promise(self, gang: Gang, view: View, *, tried: bool = True, behind: bool = False) -> bool:
         """A start for a gang that has none yet, or an earlier one, if something has changed since it was given; whether
         it has one. None is given to whom rules, and not the want of room, keep from starting now: who knows till when."""
         book, table, promises = _book(view), self._engine.table, self.queue.promises
         kept, now = book.promises.get(gang.id), (book.version, table.generation)
+        if kept is not None and not all(node in table.row for node, _ in kept.places):
+            self._lapse(gang.id, book)  # a node that it counts on is gone
+            kept = None
         if (
             kept is not None
             and kept.start_ms >= view.now_ms
@@ -330,9 +339,15 @@ class ReservingLine:
             for other in before:
                 book.promise(other)
             if kept is not None:
-                self._roster.wake_all()  # what it was promised may have been all that stood in someone's way
+                self._lapse(gang.id, book)
         self._made[gang.id] = now
         return promise is not None
+
+    def _lapse(self, job: JobId, book: Book) -> None:
+        """Its promise can not be kept; what it was promised may have been all that stood in someone's way."""
+        book.withdraw(job)
+        self._roster.wake_all()
+        self._freed = self.lapsed = True
 
     def _before(self, book: Book) -> list[Promise]:
         """The promises of this line that give way to that of whoever is first."""

@@ -32,6 +32,9 @@ def standing(controller: Controller, job: JobId, now_ms: int) -> Standing | None
     elif queue.name == "fifo":
         terms = (waited,)
     else:
-        terms = (own, waited)
+        lifted = (gang.priority - gang.job.priority) * 1000
+        terms = (
+            (own, Term("inherited", lifted, "a more important job waits for it"), waited) if lifted else (own, waited)
+        )
     total = sum(term.milli for term in terms)
     return Standing(job, total, terms, position, len(line), queue.name)

@@ -20,7 +20,9 @@ from hodei.engine.nodes import Ints
 from hodei.engine.points import Waiting
 from hodei.engine.view import Gang
 from hodei.model.errors import InvalidInput
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.priority import Term
+from hodei.model.quantity import format_duration, parse_duration_ms
+from hodei.model.text import moment
 
 Floats = NDArray[np.float64]
 _SCALE = 1000
@@ -118,6 +120,17 @@ class Batch:
             keys: Ints = waiting.submitted_ms + self._doubling_ms * _log2_milli(waiting.estimate_ms) // 1000
             return keys
         return _whole(ORDERS[self._order](_Jobs(waiting, now_ms)))
+
+    def terms(self, gang: Gang) -> tuple[Term, ...]:
+        """What its place comes from, in words: lines of this kind have no points, the smallest key is first."""
+        estimate = format_duration(gang.expected_ms or gang.estimate_ms)
+        said = [Term("order", 0, f"{self._order}, the smallest first"), Term("submitted", 0, moment(gang.submitted_ms))]
+        if self._order == "hodei":
+            cost = format_duration(self._doubling_ms)
+            said.append(Term("estimate", 0, f"{estimate}; asking for twice the time costs {cost} in line"))
+        elif self._order != "fcfs":
+            said.append(Term("estimate", 0, estimate))
+        return tuple(said)
 
     def fill_order(self, waiting: Waiting, now_ms: int) -> Ints | None:
         if self._fill == "shortest":

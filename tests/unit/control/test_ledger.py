@@ -6,6 +6,7 @@ import pytest
 
 from hodei.control.ledger import DAY_MS, HOUR_MS, WEEK_MS, Ledger
 from hodei.model.errors import InvalidInput
+from hodei.model.usage import UsageRow
 
 ANN, BOB, EVE = ("acme", "web", "ann"), ("acme", "web", "bob"), ("acme", "ml", "eve")
 # The first hour of a day, some way from the beginning of time.

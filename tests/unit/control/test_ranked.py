@@ -81,6 +81,33 @@ def test_of_two_alike_the_one_with_the_lower_priority_never_goes_first_for_being
     assert _round(line, HOUR) == [2, 1]
 
 
+def test_who_has_all_that_age_can_give_is_caught_up_with_though_nothing_else_has_happened():
+    line = _line(age_per_hour=100, age_max=200, share=0)
+    _add(line, 1, at=0, priority=500)  # has 200 points of age after two hours
+    _add(line, 2, at=HOUR, priority=550)  # has them after three
+    refuse = {"fits": lambda gang: False}
+    assert _round(line, HOUR, **refuse) == [1, 2]
+    line.wake("run_ended")
+    assert _round(line, 2 * HOUR, **refuse) == [1, 2], "700 to 650"
+    line.wake("run_ended")
+    assert _round(line, 3 * HOUR) == [2, 1], "700 to 750"
+
+
+def test_only_the_projects_whose_factors_changed_are_ranked_anew():
+    line = _line(age_per_hour=10, age_max=1000)
+    for id, project in enumerate("abc", 1):
+        _add(line, id, project=project)
+    shares = _Shares(a=100, b=200, c=300)
+    assert _round(line, 0, fits=lambda gang: False, shares=shares) == [3, 2, 1]
+    ranked = []
+    shares.factors["a"], shares.version = 400, 2
+    shares.changed_since = lambda version: ["a"] if version < 2 else []
+    shares.factor_milli = lambda project, user: ranked.append(project) or shares.factors[project]
+    line.wake("run_ended")
+    assert _round(line, HOUR, shares=shares) == [1, 3, 2]
+    assert ranked.count("b") <= 1, "once when it is its turn, and not before"
+
+
 def test_an_account_with_more_of_its_share_left_goes_first():
     line = _line(share=200)
     _add(line, 1, project="greedy")

@@ -87,6 +87,16 @@ def test_a_run_that_still_goes_on_counts_already():
     assert hours == pytest.approx(3 * 1.25, rel=0.01), "one core and one Gi: 1.0 + 0.25"
 
 
+def test_someone_new_stands_as_the_best_of_its_project_until_factors_are_worked_out_again():
+    house = a_house(refresh="1h")
+    used_up(house, 1, "greedy", 4)
+    used_up(house, 10, "modest", 1)
+    sharing = house.controller.accounts.shares(house.now_ms + HOUR)
+    assert sharing.factor_milli("greedy", "new") == sharing.factor_milli("greedy", "ann") < 1000
+    assert sharing.factor_milli("modest", "new") == sharing.factor_milli("modest", "ann") == 1000
+    assert sharing.factor_milli("unheard-of", "eve") == 1000
+
+
 def test_dominant_shares_follow_what_is_held_now():
     house = a_house(cpus=(8,), formula="drf")
     house.submit(1, project="a", cpu=4)
