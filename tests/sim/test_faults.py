@@ -214,7 +214,7 @@ def gaps_in_history(monkeypatch):
         (taints_ignored, "taint"),
         (no_fence, "written to"),
         (promises_ignored, "a promise is broken"),
-        (lost_wakeups, "though there is room"),
+        (lost_wakeups, "a promise is broken"),
         (gaps_in_history, "follows"),
     ],
 )

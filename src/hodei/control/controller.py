@@ -323,7 +323,8 @@ class Controller:
         return "let" if line is None else getattr(line.profile.queue, "overrun", "let")
 
     def _dequeue(self, job: Job) -> None:
-        self.world.book.withdraw(job.id)
+        if self.world.book.withdraw(job.id) is not None:
+            self._wake("run_ended")
         self._give_up_room(job.id)
         line = self.lines.get(job.spec.profile)
         if line is not None:
@@ -373,7 +374,7 @@ class Controller:
             self._take_places(plan, view)
         if self.gangs.repairs:
             self._repair_gangs(plan, view, woken)
-        ticked = self.steering.wake(self._triggers, now_ms) if woken else ()
+        ticked = self.steering.wake(self._triggers, now_ms) if self._triggers else ()
         self._triggers.clear()
         again, self._once_more, self._unfinished = self._once_more, False, False
         for name, line in self.lines.items():
@@ -441,6 +442,7 @@ class Controller:
                 plan.evictions += evictions
             else:
                 plan.refusals.append(result)
+                self._wake("run_ended")  # what was kept for it is anyone's now
 
     def _grow_gangs(self, plan: Plan, view: View, woken: bool) -> None:
         """Elastic gangs take what is left when nobody waits for room."""
