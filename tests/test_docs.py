@@ -337,6 +337,7 @@ def codes_in_the_code() -> set[str]:
         "client",
         "cli",
         "agent",
+        "kube",
     ):
         path = SOURCE / room
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
@@ -344,9 +345,18 @@ def codes_in_the_code() -> set[str]:
             for node in ast.walk(tree):
                 if room in ("server", "client", "cli", "agent"):
                     found |= _named_codes(node)
+                elif room == "kube":
+                    found |= _codes_of_reasons(node)
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _CODE.fullmatch(node.value):
                     found.add(node.value)
     return found
+
+
+def _codes_of_reasons(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Reason", "Refused"):
+        texts = {arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
+        return {text for text in texts if _CODE.fullmatch(text)}
+    return set()
 
 
 def _named_codes(node: ast.AST) -> set[str]:

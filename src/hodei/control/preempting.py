@@ -101,7 +101,7 @@ class Preempting:
     def look(self, gang: Gang, view: View) -> Preemption | None:
         """Who would have to go for it, if that would help and is allowed. Nothing is changed."""
         self.too_soon = False
-        if not self._policy.enabled or not self._engine.profile(gang).queue.preempts:
+        if not (self._policy.enabled and gang.job.preempts and self._engine.profile(gang).queue.preempts):
             return None
         self.keep_up()
         found = self._preemptions.find(gang, view)

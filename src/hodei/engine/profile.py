@@ -16,6 +16,7 @@ from hodei.model.job import JobSpec
 
 _SHAPES_KEPT = 100_000
 _SPECS_KEPT = 4096
+_TAKES_NO_PLACE = -1  # no class has this number
 
 
 class Weighted(Struct, frozen=True):
@@ -76,7 +77,8 @@ class Profile(Struct, frozen=True):
         gang.shapes, judged, gang.laid_by = self._known(gang)
         # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
         counts = (*map(len, gang.needed), *map(len, gang.extra))
-        gang.alike = (class_of(gang.job.priority), gang.shapes, counts)
+        rank = class_of(gang.job.priority) if gang.job.preempts else _TAKES_NO_PLACE
+        gang.alike = (rank, gang.shapes, counts)
         gang.group = (self.name, gang.tenant, *gang.alike, judged)
         if gang.leaves or gang.goes_to:
             gang.laid_by = (*gang.laid_by, MOVES)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hodei.engine.attachments import Attachments
 from hodei.engine.view import Member
 from hodei.model.node import Node
 from hodei.model.rules import HostPort, JobTerm, Labels
+from hodei.model.volume import Volume
 
 if TYPE_CHECKING:
     from hodei.engine.nodes import Table
@@ -50,7 +52,7 @@ def domain_of(node: Node, topology: str) -> str | None:
 class Kind:
     """All that rules of others can see of a member, and the rules that it carries itself."""
 
-    __slots__ = ("anti", "attract", "labels", "ports", "project", "repel", "required", "watched")
+    __slots__ = ("anti", "attract", "labels", "leaving", "ports", "project", "repel", "required", "volumes", "watched")
 
     def __init__(self, member: Member) -> None:
         task, job = member.task, member.job
@@ -60,6 +62,8 @@ class Kind:
         self.attract = task.job_affinity.preferred
         self.repel = task.job_anti_affinity.preferred
         self.ports: tuple[HostPort, ...] = task.ports
+        self.volumes: tuple[Volume, ...] = task.volumes
+        self.leaving = member.leaving
         self.watched: list[tuple[DomainCount, int]] | None = None
 
     @property
@@ -71,9 +75,10 @@ def kind_key(member: Member) -> Hashable:
     task, job = member.task, member.job
     labels = tuple(sorted(job.labels.items())) if job.labels else ()
     near, away = task.job_affinity, task.job_anti_affinity
-    if not (task.ports or near.required or near.preferred or away.required or away.preferred):
-        return (job.project, labels)  # the most usual kind, and this is asked for every placing
-    return (job.project, labels, near, away, task.ports)
+    if not (task.ports or near.required or near.preferred or away.required or away.preferred or task.volumes):
+        # the most usual kind, and this is asked for every placing
+        return (job.project, labels, True) if member.leaving else (job.project, labels)
+    return (job.project, labels, near, away, task.ports, task.volumes, member.leaving)
 
 
 class DomainCount:
@@ -207,6 +212,13 @@ class Residents:
         self._kinds: dict[Hashable, Kind] = {}
         self._carriers: dict[Kind, int] = {}
         self._counts: dict[Hashable, DomainCount] = {}
+        self._attachments: Attachments | None = None  # nobody has asked yet
+
+    def attachments_in(self, table: Table) -> Attachments:
+        """Which volumes are attached where, made if need be and up to date."""
+        if self._attachments is None or self._attachments.generation != table.generation:
+            self._attachments = Attachments(table)
+        return self._attachments
 
     def kind_of(self, member: Member, table: Table) -> Kind:
         key = kind_key(member)
@@ -226,6 +238,9 @@ class Residents:
         """A member of `kind` came to (+1) or left (-1) a row."""
         if kind.has_rules or kind.ports:
             self._carried(kind, by)
+        attachments = self._attachments
+        if attachments is not None and kind.volumes and attachments.generation == table.generation:
+            attachments.moved(kind.volumes, row, by)
         if not self._counts:
             return
         if kind.watched is None:

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class Member(Struct, frozen=True):
-    """A task of a gang that wants a node; its `count` equals are indistinguishable, so they share one Member."""
+    """A task of a gang that wants a node; its `count` equals are indistinguishable, so they share one Member.
+    `leaving`: it is on its way out, holds its room still, and is not counted by rules that spread."""
 
     job: JobSpec
     task: TaskSpec
+    leaving: bool = False
 
 
 class Gang(Struct):

@@ -21,6 +21,8 @@ from hodei.model.recovery import Recovery
 from hodei.model.resources import Resources
 from hodei.model.rules import HostPort, JobAffinity, SpreadRule
 from hodei.model.selector import Requirement
+from hodei.model.terms import NodeTerm as NodeTerm
+from hodei.model.volume import Volume
 
 PRIORITY_CLASSES = {"critical": 1000, "high": 750, "medium": 500, "low": 250, "batch": 100, "scavenger": 0}
 RestartPolicy = Literal["never", "on_failure", "always"]
@@ -28,10 +30,11 @@ Binding = Literal["", "cores", "numa"]
 
 
 class Toleration(Struct, frozen=True, omit_defaults=True):
-    """Kubernetes' own rules: an empty key with `Exists` tolerates everything, an empty effect means every effect."""
+    """Kubernetes' own rules: an empty key with `Exists` tolerates everything, an empty effect means every effect.
+    `Gt` and `Lt` tolerate taints whose value is a whole number above, or below, the toleration's own."""
 
     key: str = ""
-    operator: Literal["Equal", "Exists"] = "Equal"
+    operator: Literal["Equal", "Exists", "Gt", "Lt"] = "Equal"
     value: str = ""
     effect: TaintEffect | Literal[""] = ""
     seconds: int | None = None
@@ -43,17 +46,9 @@ class Toleration(Struct, frozen=True, omit_defaults=True):
             return False
         if self.operator == "Exists":
             return True
-        return bool(self.key) and self.value == taint.value
-
-
-class NodeTerm(Struct, frozen=True, omit_defaults=True):
-    """Conditions on a node's labels and fields (`metadata.name`); all of them must hold."""
-
-    labels: tuple[Requirement, ...] = ()
-    fields: tuple[Requirement, ...] = ()
-
-    def __str__(self) -> str:
-        return ", ".join(str(requirement) for requirement in (*self.labels, *self.fields))
+        if self.operator == "Equal":
+            return bool(self.key) and self.value == taint.value
+        return Requirement(self.key, self.operator, (self.value,)).matches({taint.key: taint.value})
 
 
 class PreferredTerm(Struct, frozen=True):
@@ -154,6 +149,7 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
 
     `min_count` of them are enough to start (0: all). `backends` are those that it may run on (none named: any).
     `binding`: whole cores of its own, or such cores and devices that are all of one socket.
+    `volumes`: storage that it needs at hand. `images`: those that a node should better hold already.
     """
 
     name: str = "main"
@@ -176,6 +172,8 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
     min_count: int = 0
     backends: tuple[str, ...] = ()
     binding: Binding = ""
+    volumes: tuple[Volume, ...] = ()
+    images: tuple[str, ...] = ()
 
     @property
     def needed(self) -> int:
@@ -183,6 +181,8 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
 
 
 class JobSpec(Struct, frozen=True, omit_defaults=True):
+    """`preempts`: whether it may take the place of others, if its class does so at all."""
+
     name: str
     tasks: tuple[TaskSpec, ...]
     project: str = "default"
@@ -211,6 +211,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     recovery: Recovery = Recovery()
     routed_by: str = ""
     after: Dependencies = Dependencies()
+    preempts: bool = True
 
     @property
     def size(self) -> int:

@@ -52,7 +52,8 @@ class Node(Struct, frozen=True, omit_defaults=True):
     `data` names the data sets that it holds; `cost_milli` is what an hour of it costs, in thousandths;
     `overcommit_percent` is how much of a resource may be promised, 100 (or absent) being all that there is;
     `sockets` describe what it is made of, if that is known (else cores can not be bound, and GPUs are counted from 0);
-    `address` is where members of one gang reach each other.
+    `address` is where members of one gang reach each other; `images` are those that it holds, with their bytes;
+    `volume_limits` tells how many volumes of a kind can be attached to it.
     """
 
     name: NodeName
@@ -73,6 +74,8 @@ class Node(Struct, frozen=True, omit_defaults=True):
     version: str = ""
     sockets: tuple[Socket, ...] = ()
     address: str = ""
+    images: dict[str, int] = {}
+    volume_limits: dict[str, int] = {}
 
 
 class NodeMarks(Struct, frozen=True, omit_defaults=True):

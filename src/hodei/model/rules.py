@@ -62,7 +62,8 @@ class SpreadRule(Struct, frozen=True, omit_defaults=True):
 
     `hard` refuses, otherwise it is a wish. `min_domains`: while there are fewer, the emptiest counts as holding none.
     Domains of nodes that the task's own selector and affinity exclude do not count (`honour_affinity`), nor, if so
-    wished, those of nodes whose taints it does not tolerate (`honour_taints`).
+    wished, those of nodes whose taints it does not tolerate (`honour_taints`). `keyless`: a wish alone; nodes without the
+    key take part in the other wishes all the same.
     """
 
     topology: str
@@ -72,6 +73,7 @@ class SpreadRule(Struct, frozen=True, omit_defaults=True):
     min_domains: int = 1
     honour_affinity: bool = True
     honour_taints: bool = False
+    keyless: bool = False
 
 
 class HostPort(Struct, frozen=True, omit_defaults=True):

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import convert, structs
 
 from hodei.engine.changes import Change, alone
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
-from hodei.model.job import NodeTerm
+from hodei.model.job import Affinity, NodeTerm
 from hodei.model.selector import Requirement
 
 
 class NodeAffinity:
+    """`added`: what the operator demands and prefers for every member, besides what its job says."""
+
     name = "affinity"
     reads: Reads = "static"
     cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+
+    def __init__(self, added: Affinity | Mapping[str, Any] | None = None) -> None:
+        self._added = added if isinstance(added, Affinity) else convert(added or {}, Affinity)
 
     def key(self, member: Member) -> Hashable:
         task = member.task
@@ -37,6 +43,9 @@ class NodeAffinity:
                 hit = hit | term_mask(term, nodes)
             text = " or ".join(f"[{term}]" for term in task.affinity.required)
             out.append((~hit, Reason(self.name, "AFFINITY_MISMATCH", f"required affinity {text} not met"[:500])))
+        if self._added.required:
+            hit = np.logical_or.reduce([term_mask(term, nodes) for term in self._added.required])
+            out.append((~hit, Reason(self.name, "ADDED_AFFINITY", "not one of the nodes that this scheduler may use")))
         return out
 
     def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
@@ -48,13 +57,13 @@ class NodeAffinity:
                 gone = labels[place]
                 rest = {label: value for label, value in task.node_selector.items() if label != gone[0]}
                 yield Change("drop", f"drop label {gone[0]}={gone[1]}", {"node_selector": rest})
-            elif helps:
+            elif helps and place == len(labels) and task.affinity.required:
                 terms = " or ".join(f"[{term}]" for term in task.affinity.required)
                 without = structs.replace(task.affinity, required=())
                 yield Change("drop", f"drop required affinity {terms}"[:500], {"affinity": without})
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        preferred = member.task.affinity.preferred
+        preferred = (*member.task.affinity.preferred, *self._added.preferred)
         if not preferred:
             return None
         raw = nodes.zeros()

@@ -9,15 +9,25 @@ from hodei.engine.nodes import Mask, Nodes
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
+from hodei.model.node import Taint
+from hodei.plugins.taints import tolerated
 
 
 class Health:
+    """`cordon_taint`: the key of a taint; who tolerates it may go to cordoned nodes too ("": nobody may)."""
+
     name = "health"
     reads: Reads = "static"
     cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
+    def __init__(self, cordon_taint: str = "") -> None:
+        self._cordon = Taint(cordon_taint) if cordon_taint else None
+
     def key(self, member: Member) -> Hashable:
-        return None
+        return None if self._cordon is None else self._tolerates_cordon(member)
+
+    def _tolerates_cordon(self, member: Member) -> bool:
+        return self._cordon is not None and tolerated(self._cordon, member.task.tolerations)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         out: list[tuple[Mask, Reason]] = []
@@ -25,7 +35,7 @@ class Health:
         for why in {reason: None for ready, reason, _ in states.values if not ready}:
             text = f"not ready: {why}" if why else "not ready"
             out.append((states.where(partial(_not_ready, why)), Reason(self.name, "NODE_NOT_READY", text)))
-        if any(cordoned for _, _, cordoned in states.values):
+        if any(cordoned for _, _, cordoned in states.values) and not self._tolerates_cordon(member):
             out.append((states.where(lambda state: state[2]), Reason(self.name, "NODE_CORDONED", "cordoned")))
         return out
 

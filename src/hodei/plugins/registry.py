@@ -29,6 +29,7 @@ from hodei.plugins.fragmentation import Fgd, GpuHodei
 from hodei.plugins.gang_topology import GangTopology
 from hodei.plugins.gpu_packing import GpuBestfit, GpuClustering, GpuDotprod, GpuPacking, GpuRandom
 from hodei.plugins.health import Health
+from hodei.plugins.image_locality import ImageLocality
 from hodei.plugins.job_affinity import CompanyRules
 from hodei.plugins.multifactor import Multifactor
 from hodei.plugins.platform import Platform
@@ -41,12 +42,13 @@ from hodei.plugins.scope import Scope
 from hodei.plugins.spread import Spread
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
 from hodei.plugins.taints import Taints
+from hodei.plugins.volumes import Volumes
 
 PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
         Health, Platform, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Devices,
-        Distribution, GangTopology, Promises, Scope, Quota,
+        Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
         Resource, Load, Proximity,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
         LeastAllocated, MostAllocated, RequestedToCapacityRatio, BalancedAllocation, DataLocality, Cost,

@@ -23,8 +23,9 @@ from hodei.plugins.taints import hard_taints, tolerated
 
 # Topologies in which every node is a domain: each node is judged by what lives on it alone.
 _HOST = ("kubernetes.io/hostname", "host")
-# The columns of a raw score, for each rule: the node's domain (-1: the node does not take part), how many matching
-# members that domain holds, the rule's max skew, and whether every node is a domain.
+# The columns of a raw score, for each rule: the node's domain (-1: the node does not take part, -2: it is in no domain of
+# this rule), how many matching members that domain holds, the rule's max skew, and whether every node is a domain.
+_NO_PART, _NO_DOMAIN = -1, -2
 _COLUMNS = 4
 
 
@@ -80,19 +81,19 @@ class Spread:
             else:
                 held = _by_domain(rule, rules, member, table).by_domain[column.ids]
             start = i * _COLUMNS
-            raw[:, start] = np.where(everywhere, column.ids, -1)
-            raw[:, start + 1] = held
-            raw[:, start + 2] = rule.max_skew
+            raw[:, start] = np.where(everywhere, np.where(column.present, column.ids, _NO_DOMAIN), _NO_PART)
+            raw[:, start + 1] = np.where(column.present, held, 0)
+            raw[:, start + 2] = np.where(column.present, rule.max_skew, 1)
             raw[:, start + 3] = rule.topology in _HOST
         found: Ints = raw[nodes.rows]
         return found
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
-        part = feasible & (raw[:, 0] >= 0)
+        part = feasible & (raw[:, 0] != _NO_PART)
         points = np.zeros(len(raw), dtype=np.float64)
         for start in range(0, raw.shape[1], _COLUMNS):
             ids, held, skew, host = raw[:, start : start + _COLUMNS].T
-            size = np.count_nonzero(part) if host.any() else len(np.unique(ids[part]))
+            size = np.count_nonzero(part) if host.any() else len(np.unique(ids[part & (ids != _NO_DOMAIN)]))
             # The more domains there are, the less one member in one of them says.
             points += held * math.log(size + 2) + (skew - 1)
         crowd = np.floor(points + 0.5).astype(np.int64)
@@ -114,10 +115,11 @@ class _Column:
 
 
 def _all_present(columns: Sequence[_Column]) -> Mask:
-    """Nodes that lack one of the keys do not take part in any of the rules."""
-    everywhere = columns[0].present
-    for column in columns[1:]:
-        everywhere = everywhere & column.present
+    """Nodes that lack one of the keys do not take part in any of the rules, unless a rule can do without its key."""
+    everywhere = np.ones(len(columns[0].ids), dtype=np.bool_)
+    for column in columns:
+        if not column.rule.keyless:
+            everywhere &= column.present
     return everywhere
 
 
@@ -165,7 +167,7 @@ def _by_domain(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, 
 
     where = (tuple(sorted(task.node_selector.items())), task.affinity.required) if rule.honour_affinity else None
     tolerated_taints = task.tolerations if rule.honour_taints else None
-    topologies = tuple([other.topology for other in rules])
+    topologies = tuple([(other.topology, other.keyless) for other in rules])
     key = ("spread", rule.selector, project, topologies, where, tolerated_taints)
     return table.residents.count(key, rule.topology, means, table, among)
 
@@ -180,5 +182,7 @@ def _living(selector: tuple[Requirement, ...] | None, project: str, table: Table
 
 
 def _meant(selector: tuple[Requirement, ...] | None, project: str, kind: Kind) -> int:
-    """An empty selector means none, as in Kubernetes."""
-    return int(bool(selector) and kind.project == project and all_match(selector or (), kind.labels))
+    """An empty selector means none, and members that are leaving do not count, as in Kubernetes."""
+    return int(
+        bool(selector) and kind.project == project and not kind.leaving and all_match(selector or (), kind.labels)
+    )

@@ -1,0 +1,50 @@
+"""Kubernetes' quantities, exactly: every form that the API accepts, rounded up to our whole units.
+
+What is larger than any amount here counts as the largest one, as Kubernetes caps what it cannot hold; what is no quantity
+is an error, and so is a negative one (the API refuses those for requests and for what nodes offer).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Context, Decimal
+from functools import lru_cache
+
+from hodei.kube.objects import Quantity
+from hodei.model.errors import InvalidInput
+from hodei.model.quantity import MAX_AMOUNT
+from hodei.model.resources import Resources, scale_of
+
+_SUFFIX = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
+    "P": Decimal(10**15), "E": Decimal(10**18),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50), "Ei": Decimal(2**60),
+}  # fmt: skip
+_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([numkMGTPE]|[KMGTPE]i))?")
+# Enough digits that nothing is rounded before the end, and a bound on what a text may make us compute.
+_EXACT = Context(prec=400)
+_LONGEST, _WIDEST = 100, 60
+
+
+@lru_cache(maxsize=4096)
+def amount(value: Quantity, scale: int = 1) -> int:
+    """`value` in units of 1/`scale`, rounded up: amount("0.1", 1000) == 100."""
+    text = str(value)
+    found = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
+    if found is None:
+        raise InvalidInput(f"{text[:40]!r} is not a quantity", hint="write for example 500m, 2, 1.5, 64Mi or 1e3")
+    number = Decimal(found[1])
+    if found[2]:
+        # Beyond these it is the same to us: nothing at all, or more than there can be.
+        number = number.scaleb(max(-_WIDEST, min(_WIDEST, int(found[2]))), context=_EXACT)
+    number = _EXACT.multiply(_EXACT.multiply(number, _SUFFIX[found[3] or ""]), Decimal(scale))
+    if number < 0:
+        raise InvalidInput(f"{text!r} is negative", hint="amounts start at 0")
+    return int(min(number, Decimal(MAX_AMOUNT)).to_integral_value(ROUND_CEILING))
+
+
+def amounts(given: Mapping[str, Quantity]) -> Resources:
+    return {name: amount(value, scale_of(name)) for name, value in given.items()}

@@ -1,0 +1,34 @@
+"""Storage that a member needs at hand: where it can be reached, whose limits it counts against, whom it can not share with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from hodei.model.terms import NodeTerm
+
+# Where a volume is, where it could be made, and in which zone it is: the same demand, told apart for those who read why.
+ReachKind = Literal["there", "could_be", "zone"]
+
+
+class Reach(Struct, frozen=True, omit_defaults=True):
+    """From which nodes a volume can be reached: any one of `terms` must hold (none given: from no node)."""
+
+    kind: ReachKind
+    terms: tuple[NodeTerm, ...] = ()
+
+
+class Volume(Struct, frozen=True, omit_defaults=True):
+    """One volume of a member.
+
+    `handle` tells volumes apart: one that several members of a node use is attached to it once. `reach`: all of these
+    must hold. `limit`: the name under which a node says how many of the kind it can take ("": no limit is known of).
+    `alone`: no other member may use it, on the same node or anywhere (`read_only` ones may share a node).
+    """
+
+    handle: str
+    reach: tuple[Reach, ...] = ()
+    limit: str = ""
+    alone: Literal["", "node", "anywhere"] = ""
+    read_only: bool = False

@@ -1,0 +1,162 @@
+"""What a pod's volumes demand: bound ones, ones that wait for a node, ones that are missing."""
+
+import pytest
+
+from hodei.engine.runner import Runner
+from hodei.engine.view import View
+from hodei.kube import translate, wording
+from hodei.kube.objects import from_plain
+from hodei.kube.storage_objects import BIND_COMPLETED, Claim, StorageClass, Volume
+from hodei.kube.translate import Surroundings
+from hodei.kube.volumes import Storage, to_bind
+from hodei.plugins.volumes import Volumes
+from unit.kube.podding import a_node, a_pod, a_table
+
+ZONE = "topology.kubernetes.io/zone"
+
+
+def _claim(name="data", *, volume="", cls="fast", modes=("ReadWriteOnce",), size="1Gi", **meta):
+    annotations = {BIND_COMPLETED: "yes"} if volume else {}
+    plain = {
+        "metadata": {"name": name, "namespace": "ns", "annotations": annotations, **meta},
+        "spec": {
+            "volumeName": volume, "storageClassName": cls, "accessModes": list(modes),
+            "resources": {"requests": {"storage": size}},
+        },
+    }  # fmt: skip
+    return from_plain(plain, Claim)
+
+
+def _volume(name="pv", *, nodes=None, labels=None, cls="fast", size="1Gi", driver="", claim=None):
+    spec = {"storageClassName": cls, "capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"]}
+    if nodes is not None:
+        expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
+        spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+    if driver:
+        spec["csi"] = {"driver": driver, "volumeHandle": name}
+    if claim:
+        spec["claimRef"] = {"namespace": "ns", "name": claim}
+    return from_plain({"metadata": {"name": name, "labels": labels or {}}, "spec": spec}, Volume)
+
+
+def _class(name="fast", *, mode="WaitForFirstConsumer", provisioner="kubernetes.io/no-provisioner", zones=()):
+    plain = {"metadata": {"name": name}, "provisioner": provisioner, "volumeBindingMode": mode}
+    if zones:
+        plain["allowedTopologies"] = [{"matchLabelExpressions": [{"key": ZONE, "values": list(zones)}]}]
+    return from_plain(plain, StorageClass)
+
+
+WAITS = _class()
+
+
+def _storage(claims=(), volumes=(), classes=(WAITS,)):
+    return Storage(
+        {("ns", one.metadata.name): one for one in claims},
+        {one.metadata.name: one for one in volumes},
+        {one.metadata.name: one for one in classes},
+    )
+
+
+def _uses(*names, **fields):
+    return a_pod(volumes=[{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names], **fields)
+
+
+def _refused(pod, storage, *nodes, residents=()):
+    """The nodes that are refused, with upstream's reasons."""
+    around = Surroundings(storage=storage)
+    table = a_table(*nodes)
+    for name, other in residents:
+        there = translate.pod(other, around)
+        table.place(table.row[name], there.request, there.member)
+    wanted, runner = translate.pod(pod, around), Runner()
+    assert not wanted.refused
+    pairs = runner.refusals(Volumes(), wanted.member, table.view(), View(0))
+    assert not runner.faults
+    found = wording.refusal(pairs, wanted.member, table)
+    return {name: found.of_row(row) for name, row in table.row.items() if found.of_row(row)}
+
+
+def _node(name, zone="", **fields):
+    labels = {"kubernetes.io/hostname": name} | ({ZONE: zone} if zone else {})
+    return a_node(name, labels=labels, **fields)
+
+
+def test_a_bound_volume_is_reached_from_its_own_nodes_alone():
+    storage = _storage([_claim(volume="pv")], [_volume(nodes=["n1"])])
+    assert _refused(_uses("data"), storage, _node("n1"), _node("n2")) == {
+        "n2": ["node(s) didn't match PersistentVolume's node affinity"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [(ZONE, "a"), (ZONE, "a__c"), ("failure-domain.beta.kubernetes.io/zone", "a")],
+    ids=["a zone", "several zones", "the label's old name"],
+)
+def test_a_volume_of_a_zone_is_reached_from_there_and_from_nodes_that_know_no_zones(label, value):
+    storage = _storage([_claim(volume="pv")], [_volume(labels={label: value})])
+    nodes = (_node("n1", "a"), _node("n2", "b"), _node("n3"))
+    assert _refused(_uses("data"), storage, *nodes) == {"n2": ["node(s) had no available volume zone"]}
+
+
+def test_a_claim_that_waits_goes_where_a_free_volume_suits_it():
+    free = [
+        _volume("small", nodes=["n1"], size="500Mi"), _volume("fits", nodes=["n2"]),
+        _volume("taken", nodes=["n3"], claim="other"), _volume("meant", nodes=["n4"], claim="data"),
+        _volume("other", nodes=["n5"], cls="slow"),
+    ]  # fmt: skip
+    nodes = [_node(f"n{number}") for number in range(1, 6)]
+    refused = _refused(_uses("data"), _storage([_claim()], free), *nodes)
+    assert sorted(refused) == ["n1", "n3", "n5"]
+    assert refused["n1"] == ["node(s) didn't find available persistent volumes to bind"]
+
+
+def test_a_claim_that_waits_goes_where_its_class_can_make_a_volume():
+    made = _class(provisioner="csi.example", zones=["a"])
+    assert list(_refused(_uses("data"), _storage([_claim()], (), [made]), _node("n1", "a"), _node("n2", "b"))) == ["n2"]
+    anywhere = _class(provisioner="csi.example")
+    assert not _refused(_uses("data"), _storage([_claim()], (), [anywhere]), _node("n1", "a"))
+    assert to_bind(_uses("data"), _storage([_claim()], (), [anywhere]))[0].metadata.name == "data"
+
+
+@pytest.mark.parametrize(
+    ("claims", "text"),
+    [
+        ([], 'persistentvolumeclaim "data" not found'),
+        ([_claim(deletionTimestamp="2026-01-01T00:00:00Z")], 'persistentvolumeclaim "data" is being deleted'),
+        ([_claim(cls="now")], "pod has unbound immediate PersistentVolumeClaims"),
+        ([_claim(volume="gone")], "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"),
+    ],
+    ids=["missing", "being deleted", "not bound yet", "bound to nothing"],
+)
+def test_a_pod_whose_claim_cannot_be_had_is_refused_at_once(claims, text):
+    storage = _storage(claims, (), [_class(), _class("now", mode="Immediate")])
+    refused = translate.pod(_uses("data"), Surroundings(storage=storage)).refused
+    assert [one.text for one in refused] == [text]
+
+
+def test_a_volume_of_the_pods_own_is_named_after_both_and_must_be_its_own():
+    pod = a_pod("p", uid="u1", volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}])
+    own = _claim("p-scratch", volume="pv", ownerReferences=[{"uid": "u1"}])
+    foreign = _claim("p-scratch", volume="pv", ownerReferences=[{"uid": "u2"}])
+    assert not translate.pod(pod, Surroundings(storage=_storage([own], [_volume()]))).refused
+    for storage in (_storage([foreign], [_volume()]), _storage()):
+        assert translate.pod(pod, Surroundings(storage=storage)).refused
+
+
+def test_a_claim_for_one_pod_only_is_refused_everywhere_while_another_uses_it():
+    storage = _storage([_claim(volume="pv", modes=["ReadWriteOncePod"])], [_volume()])
+    refused = _refused(_uses("data", name="b"), storage, _node("n1"), _node("n2"), residents=[("n1", _uses("data"))])
+    assert list(refused) == ["n1", "n2"]
+    assert "ReadWriteOncePod access mode" in refused["n1"][0]
+
+
+def test_disks_named_in_the_pod_are_not_shared_on_a_node_unless_all_only_read():
+    def disk(read_only):
+        return a_pod(volumes=[{"name": "d", "gcePersistentDisk": {"pdName": "x", "readOnly": read_only}}])
+
+    nodes = (_node("n1"), _node("n2"))
+    assert _refused(disk(False), _storage(), *nodes, residents=[("n1", disk(True))]) == {
+        "n1": ["node(s) had no available disk"]
+    }
+    assert not _refused(disk(True), _storage(), *nodes, residents=[("n1", disk(True))])
