@@ -13,16 +13,9 @@ from functools import lru_cache
 
 from hodei.kube.objects import Quantity
 from hodei.model.errors import InvalidInput
-from hodei.model.quantity import MAX_AMOUNT
+from hodei.model.quantity import MAX_AMOUNT, SUFFIXES
 from hodei.model.resources import Resources, scale_of
 
-_SUFFIX = {
-    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
-    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
-    "P": Decimal(10**15), "E": Decimal(10**18),
-    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50), "Ei": Decimal(2**60),
-}  # fmt: skip
 _FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([numkMGTPE]|[KMGTPE]i))?")
 # Enough digits that nothing is rounded before the end, and a bound on what a text may make us compute.
 _EXACT = Context(prec=400)
@@ -40,7 +33,7 @@ def amount(value: Quantity, scale: int = 1) -> int:
     if found[2]:
         # Beyond these it is the same to us: nothing at all, or more than there can be.
         number = number.scaleb(max(-_WIDEST, min(_WIDEST, int(found[2]))), context=_EXACT)
-    number = _EXACT.multiply(_EXACT.multiply(number, _SUFFIX[found[3] or ""]), Decimal(scale))
+    number = _EXACT.multiply(_EXACT.multiply(number, SUFFIXES[found[3] or ""]), Decimal(scale))
     if number < 0:
         raise InvalidInput(f"{text!r} is negative", hint="amounts start at 0")
     return int(min(number, Decimal(MAX_AMOUNT)).to_integral_value(ROUND_CEILING))

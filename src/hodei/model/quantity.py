@@ -15,7 +15,7 @@ from hodei.model.errors import InvalidInput
 # Far above any machine, far below what int64 columns can add up over a large cluster.
 MAX_AMOUNT = 2**53
 
-_SUFFIX = {
+SUFFIXES = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
     "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
     "P": Decimal(10**15), "E": Decimal(10**18),
@@ -43,7 +43,7 @@ def parse_quantity(value: str | int | float, *, scale: int = 1) -> int:
         if re.fullmatch(r"[\d.]+\s*([KMGTPE]i?)?[bB]", text):
             hint = f"leave out the B: {text.rstrip('bB').strip()}"
         raise InvalidInput(f"{text[:40]!r} is not a quantity", hint=hint)
-    number = Decimal(match[1] + (match[2] or "")) * _SUFFIX[match[3] or ""] * scale
+    number = Decimal(match[1] + (match[2] or "")) * SUFFIXES[match[3] or ""] * scale
     if number < 0:
         raise InvalidInput(f"{text!r} is negative", hint="amounts start at 0")
     if number > MAX_AMOUNT:
