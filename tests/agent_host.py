@@ -44,9 +44,10 @@ def alive(pid: int) -> bool:
 class Desk:
     """A backend and everything that it has observed so far."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, deadline_s: float = DEADLINE_S) -> None:
         self.backend = backend
         self.heard: list[RunObserved] = []
+        self._deadline_s = deadline_s
 
     async def run(self, *orders: Start) -> list[RunObserved]:
         """Start these, and wait for their ends, in the same order."""
@@ -57,7 +58,7 @@ class Desk:
         self.heard += await self.backend.observe()
 
     async def first(self, run: str, states: frozenset[str]) -> RunObserved:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(self._deadline_s):
             while True:
                 for observation in self.heard:
                     if observation.run == run and observation.state in states:
@@ -83,7 +84,7 @@ class Desk:
 
     async def log_has(self, run: str, text: bytes) -> bytes:
         """Wait until the run has said it."""
-        for _ in range(int(DEADLINE_S / 0.01)):
+        for _ in range(int(self._deadline_s / 0.01)):
             if text in (said := await self.log(run)):
                 return said
             await asyncio.sleep(0.01)

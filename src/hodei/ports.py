@@ -11,12 +11,13 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from hodei.model.audit import AuditEntry, AuditQuery
+from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
 from hodei.model.booking import Booking
 from hodei.model.effects import Event, Forget, Save, SaveKey, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.estimate import Estimate, Ran
 from hodei.model.facts import RunObserved
-from hodei.model.ids import JobId, RunId
+from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node, NodeMarks
 from hodei.model.periodic import Periodic
@@ -175,26 +176,42 @@ class Store(Protocol):
 
 
 class Backend(Protocol):
-    """Runs things. Several of one kind may exist; each is known by `name`.
+    """Runs things. Several of one kind may exist; each is known by `name`, which is not the kind's.
 
-    BackendError: nothing was done, asking again may help. BackendRefused: asking again never will.
+    BackendError: nothing was done, asking again may help; with the code NOT_REACHED it is certain that nothing of the call
+    arrived (starts may then be placed elsewhere). BackendRefused: asking again never will. Any other exception is a bug.
+    Nothing is done before `open`; calls may come at the same time, and each ends by itself within a minute (but for
+    `observe` and `nodes_changed`, which wait), however dead the other side is: the caller gives up on it then.
+    Secrets (values in a task's `env`) are never put on a command line, in a log or in an error.
+    `hodei.backends.base.PlainBackend` has a default for all that `capabilities` may leave out.
     """
 
     name: str
     kind: str
+    capabilities: Capabilities
 
     async def open(self) -> None:
-        """Connect. BackendError if the other side is out of reach."""
+        """Connect. BackendError if the other side is out of reach. Called again after every outage."""
+        ...
+
+    async def health(self) -> Health:
+        """Ask the other side for a sign of life, within ten seconds. Never raises: what is wrong is in the answer."""
         ...
 
     async def nodes(self) -> list[Node]:
-        """The full picture: every node that the backend offers now."""
+        """The full picture: every node that the backend offers now. Those that do not answer are in it, not `ready` and
+        with a reason; those that were taken away are not. Two looks with no change between them are equal."""
+        ...
+
+    async def nodes_changed(self) -> None:
+        """Return when `nodes` may have something new to say. A hint and no more: the full picture is taken every half
+        minute anyway, so that a backend that is not told of changes may wait here for ever."""
         ...
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         """Begin these runs; what is not in the answer was accepted, and its outcome arrives through `observe`.
-        Idempotent by run id: a second order for the same run changes nothing. If the call itself raises,
-        it is unknown which were accepted: order them again."""
+        Idempotent by run id, also between processes and after the run has ended: a second order for the same run changes
+        nothing. If the call itself raises, it is unknown which were accepted: order them again."""
         ...
 
     async def stop(self, orders: Sequence[Stop]) -> None:
@@ -211,7 +228,8 @@ class Backend(Protocol):
 
     async def observe(self) -> list[RunObserved]:
         """Wait until something is new, then everything new. An observation may come twice, never not at all:
-        ends are repeated after a reconnect until they are forgotten."""
+        ends are repeated after a reconnect until they are forgotten. BackendError when the other side is gone: `open`
+        comes next. A run in the line of a system that `delegates` is `placed` until it runs, its `reason` that system's."""
         ...
 
     async def known(self) -> dict[RunId, RunObserved]:
@@ -223,9 +241,42 @@ class Backend(Protocol):
         ...
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
-        """Up to `limit` bytes from `offset` on, and the offset after them. Empty at the end (so far)."""
+        """Up to `limit` bytes from `offset` on, and the offset after them. Empty at the end (so far). NotFound if there is
+        no such run, or its logs are gone."""
         ...
 
     async def close(self) -> None:
         """Let go; runs go on."""
+        ...
+
+    # What not every system can do: see `capabilities`. BackendRefused from those that can not.
+
+    async def reserve(self, orders: Sequence[Start]) -> None:
+        """Set aside what these runs will need, for all or for none: the first half of starting a gang. Lapses by itself if
+        neither `start` nor `unreserve` follows. Idempotent. BackendError: there is no room now."""
+        ...
+
+    async def unreserve(self, runs: Sequence[RunId]) -> None:
+        """Give back what was set aside; what has started meanwhile, or is unknown, is left alone."""
+        ...
+
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+        """Run a command beside a running run, where it is and as whom it is. The words reach the program as they are, no
+        shell reads them. NotFound if it does not run."""
+        ...
+
+    async def usage(self) -> dict[NodeName, NodeUsage]:
+        """What is used on the nodes now; nodes that nobody measured are left out."""
+        ...
+
+    async def suspend(self, runs: Sequence[RunId]) -> None:
+        """Freeze these runs in their places; they keep what they have. Idempotent; unknown and ended runs are ignored."""
+        ...
+
+    async def resume(self, runs: Sequence[RunId]) -> None:
+        """Let frozen runs go on. Idempotent; others are ignored."""
+        ...
+
+    async def expected(self) -> dict[RunId, int]:
+        """When those that wait in the system's own line will begin, in ms since the epoch, as far as it can tell."""
         ...

@@ -11,16 +11,19 @@ from pathlib import Path
 import msgspec
 
 from hodei.agent.limits import enforcement
+from hodei.backends.base import House
 from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, NodeOffer
+from hodei.backends.registry import common_of, dress, make_backend, settings_of
 from hodei.control.admission import AdmissionPolicy
+from hodei.control.circuit import CircuitPolicy
 from hodei.control.controller import Controller
 from hodei.control.estimates import CorrectedEstimates, LearnedEstimates, UserEstimates
 from hodei.control.from_config import accounts_policy
 from hodei.control.preempting import PreemptionPolicy
 from hodei.control.retry import Backoff, RetryPolicy
 from hodei.control.settings import make_steering, problems_of
-from hodei.model.config import Config, EstimatesConfig, NodeConfig, SchedulingConfig, SocketConfig
+from hodei.model.config import Config, EstimatesConfig, HealthConfig, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.data_place import Allowed
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location, Node, Socket, Taint
@@ -33,6 +36,8 @@ from hodei.ports import Backend, Estimator, Store
 from hodei.runtime.clock import SystemClock
 from hodei.runtime.configuring import Configuring, refuse_unreadable, settle
 from hodei.runtime.decision_log import DecisionLog
+from hodei.runtime.fleet import FleetPlan
+from hodei.runtime.pulse import HealthPolicy
 from hodei.runtime.service import Service
 from hodei.store.sqlite import SqliteStore
 from hodei.wire.check import refuse
@@ -254,6 +259,11 @@ def make_service(
     the configuration's file again."""
     make_controller(config.scheduling)  # a wrong profile is told before anything is touched on disk
     Allowed(config.scheduling.data.allow)
+    health_policy(config.health)
+    for name, table in config.backends.items():
+        if name == "local" and table.get("kind") != "local":
+            raise InvalidInput("backends.local: the name `local` is for this machine", hint="give it another name")
+        settings_of(name, table)
     offers = tuple(node_offer(node) for node in config.nodes)
     retention_ms = parse_duration_ms(config.server.retention)
     audit_retention_ms = parse_duration_ms(config.server.audit_retention)
@@ -278,6 +288,15 @@ def make_service(
             keep_logs_s=(retention_ms or MAX_DURATION_MS) / 1000,  # no retention: kept for ever, output too
             log_cap_bytes=log_cap_bytes,
         )
+    house = House(
+        opened.installation, opened.epoch, home / "backends", clock, log_cap_bytes,
+        (retention_ms or MAX_DURATION_MS) / 1000,
+    )  # fmt: skip
+    for name, table in config.backends.items():
+        if not common_of(name, table).enabled:
+            backends.pop(name, None)
+        elif name != "local" or instant:
+            backends[name] = make_backend(name, table, house)
     decision_log = None
     if config.server.decision_log:
         path = home / config.server.decision_log
@@ -294,9 +313,25 @@ def make_service(
         checks=lambda service: server_checks(service, store),
         scheduling=config.scheduling,
         trial_controller=lambda policy: make_controller(fit_to_try(policy, service.scheduling)),
+        health=health_policy(config.health),
+        fleet=FleetPlan(
+            lambda name, table: make_backend(name, table, house),
+            dress,
+            {name: config.backends.get(name, {}) for name in backends},
+        ),
     )
     service.configuring = Configuring(service, history, file, check_scheduling, make_controller, reread)
     return service
+
+
+def health_policy(config: HealthConfig) -> HealthPolicy:
+    if not 1 <= config.failures <= 100:
+        raise InvalidInput(f"health.failures: {config.failures} is not from 1 to 100")
+    pauses = Backoff(parse_duration_ms(config.pause), 2, parse_duration_ms(config.max_pause), 0)
+    every_ms, timeout_ms = parse_duration_ms(config.interval), parse_duration_ms(config.timeout)
+    if not timeout_ms or not pauses.base_ms:
+        raise InvalidInput("health.timeout and health.pause are longer than 0s", hint="docs/reference/configuration.md")
+    return HealthPolicy(every_ms, timeout_ms, CircuitPolicy(config.failures, pauses))
 
 
 async def server_checks(service: Service, store: Store) -> list[Check]:

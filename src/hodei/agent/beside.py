@@ -19,17 +19,20 @@ from hodei.agent.spawn import ERRORS, NOT_TRIED, env_of, read_status, spawn
 
 # What a command is started for is also the name of the file that its wrapper holds open.
 SAVE, HEALTH = "save", "health"
+EXECUTE = tuple(f"execute{number}" for number in range(8))
 WORDS_KEPT = 300
 
 # Called with "" if the command ended well, else with what went wrong.
 Done = Callable[[str], None]
+# Called with the exit code, None if it was not over in time; also if the run ends first (128 + KILL).
+Over = Callable[[int | None], None]
 
 
 class _Command:
-    __slots__ = ("done", "purpose", "run", "timer")
+    __slots__ = ("done", "over", "purpose", "run", "timer")
 
-    def __init__(self, run: Run, purpose: str, done: Done, timer: asyncio.TimerHandle) -> None:
-        self.run, self.purpose, self.done, self.timer = run, purpose, done, timer
+    def __init__(self, run: Run, purpose: str, done: Done, timer: asyncio.TimerHandle, over: Over | None) -> None:
+        self.run, self.purpose, self.done, self.timer, self.over = run, purpose, done, timer, over
 
 
 class Beside:
@@ -45,27 +48,39 @@ class Beside:
         return pid in self._commands
 
     def start(
-        self, run: Run, purpose: str, command: Sequence[str], timeout_ms: int, done: Done, *, quiet: bool = False
+        self,
+        run: Run,
+        purpose: str,
+        command: Sequence[str],
+        timeout_ms: int,
+        done: Done,
+        *,
+        quiet: bool = False,
+        streams: tuple[str, str] | None = None,
+        over: Over | None = None,
     ) -> None:
         """`done` is called once, never if the run ends first. `quiet`: what it says is not the run's to say; the end of
-        it is in what `done` is told. OSError or ValueError: nothing was started."""
+        it is in what `done` is told. `streams`: the files for what it says; `over` is called instead of `done`.
+        OSError or ValueError: nothing was started."""
         for name in (purpose, _output(purpose)):
             _remove(f"{run.directory}/{name}")
         env, fence = surroundings(run)
-        streams = (_output(purpose),) * 2 if quiet else ("stdout", "stderr")
+        streams = streams or ((_output(purpose),) * 2 if quiet else ("stdout", "stderr"))
         pid = spawn(run.name, run.directory, command, env, run.workdir, fence, purpose, streams)
         timer = self._loop.call_later(timeout_ms / 1000, self._too_late, pid, timeout_ms)
-        self._commands[pid] = _Command(run, purpose, done, timer)
+        self._commands[pid] = _Command(run, purpose, done, timer, over)
 
     def end(self, run: Run, purpose: str = "") -> None:
-        """KILL to those of this run (for this purpose); nobody is told."""
+        """KILL to those of this run (for this purpose); nobody is told, but for those who said `over`."""
         for pid, command in list(self._commands.items()):
             if command.run is run and purpose in ("", command.purpose):
                 self._forget(pid)
                 signal_group(pid, signal.SIGKILL)
+                if command.over is not None:
+                    command.over(128 + signal.SIGKILL)
 
     def end_those_before_us(self, run: Run) -> None:
-        for purpose in (SAVE, HEALTH):
+        for purpose in (SAVE, HEALTH, *EXECUTE):
             pid = read_status(run.name, run.directory, purpose)[0]
             if pid and proc.holds_file(pid, f"{run.directory}/{purpose}"):
                 signal_group(pid, signal.SIGKILL)
@@ -76,6 +91,9 @@ class Beside:
         if command is None:
             return
         run = command.run
+        if command.over is not None:
+            command.over(code)
+            return
         error = read_status(run.name, run.directory, command.purpose)[2] if code == NOT_TRIED else ""
         if error:
             command.done(ERRORS[error].format(workdir=run.workdir))
@@ -90,6 +108,9 @@ class Beside:
         command = self._forget(pid)
         if command is not None:
             signal_group(pid, signal.SIGKILL)
+            if command.over is not None:
+                command.over(None)
+                return
             command.done(f"it did not end within {timeout_ms / 1000:g}s")
 
     def _forget(self, pid: int) -> _Command | None:

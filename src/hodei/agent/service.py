@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hodei.agent import logs, proc
+from hodei.agent.executing import Busy, Executing, Later
 from hodei.agent.limits import enforcement
 from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
 from hodei.agent.runs import Runs
@@ -51,6 +52,7 @@ class Service:
         self._servers: dict[str, Connection] = {}
         self._alone_since_ms = proc.boot_clock_ms()
         self._ticks = 0
+        self._executing = Executing(runs.beside)
         self._ops: dict[str, Callable[[Connection, Request], Any]] = {
             "start": self._start,
             "stop": self._stop,
@@ -59,6 +61,7 @@ class Service:
             "forget": self._forget,
             "logs": self._logs,
             "facts": self._facts,
+            "execute": self._execute,
             "shutdown": self._shutdown,
         }
 
@@ -140,6 +143,19 @@ class Service:
             data, after = b"", offset
         return {"data": base64.b64encode(data).decode(), "offset": after}
 
+    def _execute(self, connection: Connection, request: Request) -> Any:
+        """A command beside a run; answered when it is over."""
+        run = self.runs.table.get(f"{connection.installation}/{check_run_name(request.get('run'))}")
+        if run is None or run.end is not None or not run.pid:
+            raise Refused("NOT_RUNNING", f"run {request['run']} does not run")
+        command = [str(word) for word in request["command"]]
+        if not command or any("\0" in word for word in command):
+            raise Refused("BAD_REQUEST", "a command is one word or more, without a NUL")
+        try:
+            return self._executing.start(run, command, max(1, int(request["timeout_ms"])))
+        except Busy as error:
+            raise Refused("BUSY", str(error)) from None
+
     def _facts(self, connection: Connection, request: Request) -> Any:
         return {"enforcement": enforcement(), "pid": os.getpid(), "protocol": PROTOCOL}
 
@@ -209,7 +225,11 @@ class Connection(asyncio.Protocol):
             if not isinstance(request, dict):
                 raise BadOrder("a request must be an object")
             number = request.get("id")
-            answer: Request = {"id": number, "ok": self._service.answer(self, request)}
+            ok = self._service.answer(self, request)
+            if isinstance(ok, Later):
+                ok.then = lambda late: self.send({"id": number, "ok": late})
+                return
+            answer: Request = {"id": number, "ok": ok}
         except Refused as error:
             answer = {"id": number, "error": str(error), "code": error.code}
         except logs.LogError as error:

@@ -7,9 +7,10 @@ killed. It writes with builtins only, to descriptor 9, which the command itself 
 
 from __future__ import annotations
 
-import itertools
+import binascii
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 
 from hodei.agent.limits import Fence
@@ -57,6 +58,22 @@ _SHELL_NAMES = frozenset(
         *("_hodei_run", "_hodei_exit"),
     }
 )
+# An environment that a shell would change goes past it in these variables, in base64, and is unpacked behind it by a
+# program that then becomes the command and speaks like the shell if it cannot.
+_PACKED = "_hodei_env_"
+_PART = 64 << 10
+_UNPACK = (
+    "import binascii,os,sys,_signal as s\n"
+    "for n in (s.SIGPIPE,s.SIGXFSZ): s.signal(n,s.SIG_DFL)\n"
+    f"p=[];e=os.environ\nwhile '{_PACKED}%d'%len(p) in e: p.append(e['{_PACKED}%d'%len(p)])\n"
+    "pairs=filter(None,binascii.a2b_base64(''.join(p)).split(b'\\0'))\n"
+    "env=dict(pair.split(b'=',1) for pair in pairs)\n"
+    "try: os.execvpe(sys.argv[1],sys.argv[1:],env)\n"
+    "except PermissionError: c,w=126,'Permission denied'\n"
+    "except (FileNotFoundError,NotADirectoryError): c,w=127,'not found'\n"
+    "except OSError as x: c,w=126,x.strerror\n"
+    "os.write(2,b'hodei: 1: '+os.fsencode(sys.argv[1])+b': '+w.encode()+b'\\n');os._exit(c)"
+)
 _HANDS_ENV_ON = os.path.basename(SHELL) == "dash"
 
 
@@ -81,7 +98,7 @@ def spawn(
     if _HANDS_ENV_ON and _plain(env):
         command, shell_env = list(argv), env
     else:
-        command, shell_env = _with_exact_env(argv, {"PWD": workdir, **env}), {}
+        command, shell_env = [sys.executable, "-IS", "-c", _UNPACK, *argv], _packed({"PWD": workdir, **env})
     script = SCRIPT_FOR_SHELL_WORDS if command[0] in _SHELL_WORDS else SCRIPT
     args = ["hodei", "-c", script, "hodei", name, workdir, str(fence.address_space_kib), *fence.join, "--", *command]
     if not fence.cpus:
@@ -126,14 +143,9 @@ def env_of(wrapper: int) -> dict[str, str]:
     """
     with open(f"/proc/{wrapper}/environ", "rb") as file:
         pairs = file.read().split(b"\0")
-    if not any(pairs):
-        # Behind `env -i`, see `_with_exact_env`: the pairs are the words between its `--` and the command.
-        with open(f"/proc/{wrapper}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
-        behind_groups = words.index(b"--", 7) + 1
-        pairs = [b""]
-        if words[behind_groups : behind_groups + 3] == [b"/usr/bin/env", b"-i", b"--"]:
-            pairs = list(itertools.takewhile(lambda word: b"=" in word, words[behind_groups + 3 :]))
+    if pairs[0].startswith(f"{_PACKED}0=".encode()):
+        packed = (pair.partition(b"=")[2] for pair in pairs if pair.startswith(_PACKED.encode()))
+        pairs = binascii.a2b_base64(b"".join(packed)).split(b"\0")
     env = {}
     for pair in pairs:
         name, is_pair, value = pair.partition(b"=")
@@ -146,7 +158,9 @@ def _plain(env: Mapping[str, str]) -> bool:
     return _SHELL_NAMES.isdisjoint(env) and all(name.isascii() and name.isidentifier() for name in env)
 
 
-def _with_exact_env(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """The command behind `env -i`, for names that a shell would drop or change."""
-    between = ["/usr/bin/nice", "-n", "0", "--"] if "=" in argv[0] else []
-    return ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in env.items()), *between, *argv]
+def _packed(env: Mapping[str, str]) -> dict[str, str]:
+    """In variables that every shell hands on as they are. Never as words of a command, which everybody can read."""
+    pairs = b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items())
+    packed = binascii.b2a_base64(pairs, newline=False).decode()
+    parts = [packed[first : first + _PART] for first in range(0, len(packed), _PART)] or [""]
+    return {f"{_PACKED}{number}": part for number, part in enumerate(parts)}

@@ -9,21 +9,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from msgspec import Struct
+
+from hodei.backends.base import House, PlainBackend
+from hodei.model.backend import Capabilities
 from hodei.model.effects import Forget, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
 from hodei.model.node import Node
+from hodei.model.resources import CPU, MEMORY, STORAGE
 from hodei.ports import Clock, Stream
 
 
-class InstantBackend:
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """So many nodes without end."""
+
+    nodes: int = 1
+
+
+def make(name: str, settings: Settings, house: House) -> InstantBackend:
+    huge = {CPU: 2**38, MEMORY: 2**48, STORAGE: 2**48}
+    names = [name] if settings.nodes == 1 else [f"{name}-{number}" for number in range(settings.nodes)]
+    return InstantBackend(name, [Node(each, name, "instant", huge) for each in names], house.clock)
+
+
+class InstantBackend(PlainBackend):
     """`clock` stamps the observations; without one every observation is at 0 ms."""
 
     kind = "instant"
+    capabilities = Capabilities(commands=False)
 
     def __init__(self, name: str, nodes: Sequence[Node], clock: Clock | None = None) -> None:
-        self.name = name
+        super().__init__(name)
         self._nodes = list(nodes)
         self._clock = clock
         self._ended: dict[RunId, RunObserved] = {}
@@ -70,6 +88,3 @@ class InstantBackend:
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
         return b"", offset
-
-    async def close(self) -> None:
-        """Nothing to let go of."""

@@ -23,13 +23,15 @@ from msgspec import Struct
 from hodei.agent.limits import enforcement
 from hodei.backends import machine
 from hodei.backends.agent_link import Link, Told
+from hodei.backends.base import House, PlainBackend
 from hodei.backends.local_order import COMMAND_LIMIT, LOOPBACK, Order, save_order, start_order, stop_order
+from hodei.model.backend import Capabilities, Executed, NodeUsage
 from hodei.model.effects import Forget, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound, StaleEpoch
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Location, Node, Socket, Taint
-from hodei.model.resources import Resources
+from hodei.model.resources import CPU, MEMORY, Resources
 from hodei.ports import Stream
 
 __all__ = ["LocalBackend", "NodeOffer", "enforcement"]
@@ -70,15 +72,39 @@ class _Known(Struct):
     more: bool
 
 
+class _Executed(Struct):
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    cut: bool
+
+
 class _Log(Struct):
     data: str
     offset: int
 
 
-class LocalBackend:
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing to set: one more agent on this machine, as one more node with the backend's name."""
+
+
+def make(name: str, settings: Settings, house: House) -> LocalBackend:
+    return LocalBackend(
+        name,
+        home=house.home / name,
+        installation=house.installation,
+        epoch=house.epoch,
+        nodes=(NodeOffer(name),),
+        keep_logs_s=house.keep_logs_s,
+        log_cap_bytes=house.log_cap_bytes,
+    )
+
+
+class LocalBackend(PlainBackend):
     """`ports.Backend` for this machine. `home` is the agent's; `installation` and `epoch` come from the store."""
 
     kind = "local"
+    capabilities = Capabilities(limits=True, checkpoint=True, health_checks=True, execute=True, usage=True)
 
     def __init__(
         self,
@@ -92,7 +118,7 @@ class LocalBackend:
         keep_logs_s: float = 7 * 86_400,
         log_cap_bytes: int | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self._home, self._installation, self._epoch = home, installation, epoch
         self._offers = {offer.name: offer for offer in nodes}
         self._linger_s, self._keep_logs_s, self._log_cap_bytes = linger_s, keep_logs_s, log_cap_bytes
@@ -104,6 +130,7 @@ class LocalBackend:
         self._something_new = asyncio.Event()
         self._over: StaleEpoch | None = None
         self._whole: Resources | None = None
+        self._cpu = machine.CpuMeter()
 
     # ---------------------------------------------------------------------------------------- connection
 
@@ -269,6 +296,17 @@ class LocalBackend:
             for offer in offers
         ]
 
+    async def ping(self) -> str:
+        answer = msgspec.json.decode(await (await self._reach()).ask("facts", timeout_s=LOGS_TIMEOUT_S))
+        return f"host agent, process {answer['pid']}"
+
+    async def usage(self) -> dict[NodeName, NodeUsage]:
+        """Of the whole machine; what each of several slices of it uses, nobody measures."""
+        nodes = await self.nodes()
+        if len(nodes) != 1:
+            return {}
+        return {nodes[0].name: NodeUsage({CPU: self._cpu.milli(), MEMORY: machine.memory_used()})}
+
     # -------------------------------------------------------------------------------------------- orders
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
@@ -310,6 +348,21 @@ class LocalBackend:
     async def forget(self, orders: Sequence[Forget]) -> None:
         if orders:
             await (await self._reach()).ask("forget", runs=[order.run for order in orders])
+
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+        try:
+            link = await self._reach()
+            answer = await link.ask(
+                "execute", timeout_s=timeout_ms / 1000 + 10, run=run, command=command, timeout_ms=timeout_ms
+            )
+        except BackendError as error:
+            if error.code == "NOT_RUNNING":
+                raise NotFound(error.message, hint="only a running run takes commands") from None
+            if error.code == "BAD_REQUEST":
+                raise BackendRefused(error.message) from None
+            raise
+        seen = msgspec.json.decode(answer, type=_Executed)
+        return Executed(seen.exit_code, base64.b64decode(seen.stdout), base64.b64decode(seen.stderr), seen.cut)
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
         try:

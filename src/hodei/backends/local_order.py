@@ -61,21 +61,9 @@ def start_order(
         raise BackendRefused("the task has no command", hint="give it a `command`")
     if run.grant is not None and run.grant.cpus:
         cpus = run.grant.cpus
-    own = {
-        "HODEI_JOB_ID": str(run.job),
-        "HODEI_RUN_ID": run.id,
-        "HODEI_TASK": run.task,
-        "HODEI_ATTEMPT": str(run.attempt),
-        "HODEI_NODE": run.node,
-        "HODEI_PROJECT": spec.project,
-        "HODEI_QOS": qos(task),
-        **_place_in_gang(order),
-        **array.environment(spec),
-        **_parts(run.grant, cpus),
-    }
-    env = {**task.env, **own}
+    env = {**task.env, **own_env(order, cpus)}
     idle_ms = spec.workload.idle_timeout_ms if type(spec.workload) is Interactive else 0
-    _check_size(task.command, env)
+    check_size(task.command, env)
     return Order(
         run=run.id,
         argv=task.command,
@@ -90,12 +78,29 @@ def start_order(
         checkpoint_file=spec.checkpoint.file if spec.checkpoint != Checkpoint() else None,
         save=_hook(spec.checkpoint) if spec.checkpoint.every_ms or idle_ms else None,
         save_every_ms=spec.checkpoint.every_ms,
-        health=_at(spec.health, address) if spec.health.wanted else None,
+        health=health_at(spec.health, address) if spec.health.wanted else None,
         idle_ms=idle_ms,
     )
 
 
-def _at(health: HealthCheck, address: str) -> HealthCheck:
+def own_env(order: Start, cpus: tuple[int, ...] = ()) -> dict[str, str]:
+    """What every run is told about itself, on whichever backend. `cpus` are those that it is bound to."""
+    run, spec = order.run, order.spec
+    return {
+        "HODEI_JOB_ID": str(run.job),
+        "HODEI_RUN_ID": run.id,
+        "HODEI_TASK": run.task,
+        "HODEI_ATTEMPT": str(run.attempt),
+        "HODEI_NODE": run.node,
+        "HODEI_PROJECT": spec.project,
+        "HODEI_QOS": qos(order.task),
+        **_place_in_gang(order),
+        **array.environment(spec),
+        **_parts(run.grant, cpus),
+    }
+
+
+def health_at(health: HealthCheck, address: str) -> HealthCheck:
     """The node is known now, so the word for it can be replaced."""
     scheme, slashes, rest = health.http.partition("://")
     if not slashes or not rest.startswith(NODE_HOST) or rest[len(NODE_HOST) :][:1] not in ("", ":", "/", "?"):
@@ -141,7 +146,7 @@ def _numbers(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
 
-def _check_size(command: tuple[str, ...], env: dict[str, str]) -> None:
+def check_size(command: tuple[str, ...], env: dict[str, str]) -> None:
     sizes = [len(word.encode()) + 1 for word in command]
     sizes += [len(name.encode()) + len(value.encode()) + 2 for name, value in env.items()]
     if sum(sizes) > COMMAND_LIMIT or max(sizes) > WORD_LIMIT:

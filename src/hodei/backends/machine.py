@@ -55,6 +55,31 @@ def gpu_count(root: Path = Path("/")) -> int:
     return listed or sum(1 for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
 
 
+class CpuMeter:
+    """How many thousandths of a core this machine is using, since the look before (the first time: since its start)."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._stat = root / "proc/stat"
+        self._busy = self._all = 0
+
+    def milli(self) -> int:
+        first = _read(self._stat).partition("\n")[0].split()
+        ticks = [int(field) for field in first[1:9]]
+        if len(ticks) < 8:
+            return 0
+        busy, everything = sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+        used, passed = busy - self._busy, everything - self._all
+        self._busy, self._all = busy, everything
+        return max(0, used * 1000 * (os.cpu_count() or 1) // passed) if passed > 0 else 0
+
+
+def memory_used(root: Path = Path("/")) -> int:
+    """Bytes that programs could not have now."""
+    found = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
+    total, left = (int(found.get(name, "0").split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    return total - left
+
+
 def _cpu_list(text: str) -> set[int]:
     """`0-3,8` is {0, 1, 2, 3, 8}."""
     out: set[int] = set()

@@ -102,6 +102,19 @@ def sim(args: tuple[str, ...]) -> None:
 
 @click.command(context_settings=_THROUGH, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def kube(args: tuple[str, ...]) -> None:
+    """Schedule the pods of a Kubernetes cluster, or ask why one waits: hodei kube run|why|plan --help."""
+    ask_kube(list(args))
+
+
+def ask_kube(args: list[str]) -> NoReturn:
+    if not all(find_spec(name) for name in ("starlette", "uvicorn", "numpy", "kubernetes")):
+        raise UsageProblem("this installation cannot talk to Kubernetes", hint="pip install 'hodei[server,kubernetes]'")
+    _become("hodei.kube", args)
+
+
+@click.command(context_settings=_THROUGH, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def bench(args: tuple[str, ...]) -> None:
     """Measure the engine or a server: hodei bench engine|server --help."""
     _become("hodei.bench", list(args))

@@ -75,18 +75,30 @@ def submit(
 @click.argument("files", metavar="[FILE... | - | -- COMMAND...]", nargs=-1)
 @job_options
 @click.option("--detailed-exitcode", is_flag=True, help="Exit 2 if a job would have to wait.")
+@click.option(
+    "-f",
+    "manifests",
+    multiple=True,
+    metavar="FILE",
+    help="Pods or workloads of Kubernetes, for the cluster that kubectl talks to.",
+)
 @output_option
 @headers_option
 @click.pass_context
 def plan(
-    ctx: click.Context, /, files: tuple[str, ...], detailed_exitcode: bool, output: str, no_headers: bool, **given: Any
-) -> None:
+    ctx: click.Context, /, files: tuple[str, ...], detailed_exitcode: bool, output: str, no_headers: bool,
+    manifests: tuple[str, ...], **given: Any,
+) -> None:  # fmt: skip
     """Say what would happen to jobs if they were submitted now. Nothing is changed.
 
     Exit code 5: no node could ever take one of them.
     """
     from hodei.cli.why import render
 
+    if manifests:
+        from hodei.cli.serve import ask_kube
+
+        ask_kube(["plan", *(f"-f={file}" for file in manifests), *(["-o", "json"] if output == "json" else [])])
     with client() as server:
         try:
             plans = server.plan(documents_from(ctx, files, given, local=lambda: server.loopback))

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_one, fields, indent, paint, table
 from hodei.cli.refs import resolve_job
@@ -26,11 +27,18 @@ _UNPLACED = ("waiting", "unsatisfiable", "held")
 
 @click.command()
 @job_argument
+@click.argument("pod", metavar="[NAMESPACE/NAME]", default="")
 @click.option("--node", default="", metavar="NODE", help="Only what this node says of the job.")
 @output_option
-def why(job: str, node: str, output: str) -> None:
+def why(job: str, pod: str, node: str, output: str) -> None:
     """Say why a job waits and what would help, or why it landed where it did. Programs get the same object as from
-    the API."""
+    the API. `hodei why pod NAMESPACE/NAME` asks about a pod of the Kubernetes cluster that kubectl talks to."""
+    if pod:
+        if job != "pod":
+            raise UsageProblem(f"unexpected argument {pod!r}", hint="one job, or: hodei why pod NAMESPACE/NAME")
+        from hodei.cli.serve import ask_kube
+
+        ask_kube(["why", pod, *(["-o", "json"] if output == "json" else [])])
     with client() as server:
         answer = server.why(resolve_job(server, job), node)
     emit_one(answer, output, name=lambda a: str(a.job), text=lambda a: render(a, wide=output == "wide"))
@@ -121,6 +129,7 @@ def _evidence(answer: Explanation, planned: bool) -> str:
         *(("held", _held(hold)) for hold in answer.held_for),
         ("expected", _expected(answer)),
         ("forecast", _forecast(answer)),
+        ("its line", _in_line(answer)),
         ("scheduler", f"has not been seen since {ago(answer.scheduler_beat_ms)}" if silent_ms > _STALE_BEAT_MS else ""),
     ])  # fmt: skip
 
@@ -154,6 +163,16 @@ def _forecast(answer: Explanation) -> str:
     if found.graded >= _GRADES_TOLD:
         text += f"; forecasts like this were right {found.right_percent} % of the time"
     return text
+
+
+def _in_line(answer: Explanation) -> str:
+    line = answer.in_line
+    if line is None:
+        return ""
+    text = f"{line.backend} has not told when it will begin"
+    if line.start_ms:
+        text = f"expected to begin at {clock(line.start_ms)} ({ago(line.start_ms)}) by {line.backend}'s own estimate"
+    return f"{text}; it waits because of: {line.reason}" if line.reason else text
 
 
 def _expected(answer: Explanation) -> str:

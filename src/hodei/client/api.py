@@ -13,10 +13,10 @@ from urllib.parse import quote
 import msgspec
 
 from hodei.client.address import find_server
+from hodei.client.backend_calls import BackendCalls
 from hodei.client.errors import ServerUnreachable, WaitTimedOut
 from hodei.client.handle import JobHandle
 from hodei.client.logs import LogReader, Pause
-from hodei.client.more_calls import MoreCalls
 from hodei.client.sse import sse_events
 from hodei.client.transport import LOST, Reply, Transport
 from hodei.model.config import SchedulingConfig
@@ -58,7 +58,7 @@ _LONGEST_POLL_S = 20
 T = TypeVar("T")
 
 
-class Client(MoreCalls):
+class Client(BackendCalls):
     """A server, found by argument, environment (HODEI_SERVER, HODEI_TOKEN, HODEI_TOKEN_FILE) or HODEI_HOME.
 
     Nothing is sent before the first call. Once a server has answered, calls that last (`wait`, `logs`, `events`,

@@ -7,7 +7,7 @@ for the caller to say. Nothing here knows what time it is, and nothing is done: 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Literal
 
@@ -75,6 +75,7 @@ def run_ahead(
     facts: Sequence[Fact] = (),
     arrivals: Iterable[tuple[int, Job]] = (),
     awaited: Iterable[JobId] | None = None,
+    begins: Mapping[RunId, int] | None = None,
     max_steps: int = 100_000,
     horizon_ms: int = 365 * DAY_MS,
     go_on: Callable[[], bool] = lambda: True,
@@ -82,14 +83,20 @@ def run_ahead(
     """Step `controller` (which must be a twin: it is changed) until nobody waits, or as far as the limits allow.
 
     `facts` happen at once; `arrivals` are jobs still to come, in order of time. If some are `awaited`, it is done as soon as
-    all of these have started, whoever else still waits. `go_on` is asked before each step.
+    all of these have started, whoever else still waits. `begins`: when runs will begin that are placed and wait in the line
+    of a backend. `go_on` is asked before each step.
     """
-    return _Walk(controller, now_ms, run_ms, awaited).go(facts, arrivals, max_steps, now_ms + horizon_ms, go_on)
+    return _Walk(controller, now_ms, run_ms, awaited, begins).go(facts, arrivals, max_steps, now_ms + horizon_ms, go_on)
 
 
 class _Walk:
     def __init__(
-        self, controller: Controller, now_ms: int, run_ms: RunMs, awaited: Iterable[JobId] | None = None
+        self,
+        controller: Controller,
+        now_ms: int,
+        run_ms: RunMs,
+        awaited: Iterable[JobId] | None = None,
+        begins: Mapping[RunId, int] | None = None,
     ) -> None:
         self._controller, self._now_ms, self._run_ms = controller, now_ms, run_ms
         self._ends: list[tuple[int, int, RunId]] = []
@@ -98,6 +105,7 @@ class _Walk:
         self._stopped: list[RunId] = []
         self._nap_ms = _SHORTEST_NAP_MS
         self._awaited = None if awaited is None else set(awaited)
+        self._begins = begins or {}
         self._out = Ahead({}, [])
 
     def go(
@@ -160,7 +168,11 @@ class _Walk:
                 if run.stop_requested:
                     self._stop(run.id)
                 else:
-                    self._expect(run, world.jobs[job].spec, run.started_ms or run.placed_ms)
+                    self._expect(run, world.jobs[job].spec, run.started_ms or self._begin_ms(run))
+
+    def _begin_ms(self, run: Run) -> int:
+        """Of a run that is placed: at once, or when its turn comes in the line that it is in."""
+        return max(self._begins[run.id], self._now_ms) if run.id in self._begins else run.placed_ms
 
     def _expect(self, run: Run, spec: JobSpec, since_ms: int) -> None:
         so_far_ms = max(self._now_ms - since_ms, 0)

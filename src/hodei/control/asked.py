@@ -1,6 +1,7 @@
 """What people ask of jobs: end (cancel), wait (hold), let go for a while (suspend), go on again, save your work, move.
 
-A job that no longer can is left as it is; whoever asks is told so by `runtime`, before it becomes a fact.
+A job that no longer can is left as it is; whoever asks is told so by `runtime`, before it becomes a fact. And what is
+foretold of jobs, for the rules that ask for it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,21 @@ from hodei.control.lives import Lives
 from hodei.control.moving import Moving
 from hodei.control.world import World
 from hodei.model.effects import SaveWork
-from hodei.model.facts import Fact, JobCancelled, JobCheckpointRequested, JobHeld, JobMigrated, JobSuspended
+from hodei.model.facts import (
+    Fact,
+    JobCancelled,
+    JobCheckpointRequested,
+    JobHeld,
+    JobMigrated,
+    JobSuspended,
+    StartsForetold,
+)
 from hodei.model.ids import JobId
 from hodei.model.job import Job
 
 SUSPENDED = "suspended by a user"
+# The facts that `Asked` learns.
+ASKED = (JobCancelled, JobHeld, JobSuspended, JobMigrated, JobCheckpointRequested, StartsForetold)
 
 
 class Asked:
@@ -35,6 +46,8 @@ class Asked:
                 self._save_work(id, now_ms)
             case JobMigrated():
                 self._moving.migrate(fact, now_ms)
+            case StartsForetold(starts=starts):
+                self._world.book.forecasts = starts
 
     def _cancel(self, fact: JobCancelled, now_ms: int) -> None:
         job = self._world.jobs.get(fact.job)

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from hodei.control.accounts import Accounts, AccountsPolicy
 from hodei.control.admission import AdmissionPolicy, Gate
 from hodei.control.arrays import Arrays
-from hodei.control.asked import Asked
+from hodei.control.asked import ASKED, Asked
 from hodei.control.backlog import Line
 from hodei.control.bookings import Bookings
 from hodei.control.dependencies import Dependencies
@@ -30,7 +30,7 @@ from hodei.control.placing import bind
 from hodei.control.preempting import Preempting, PreemptionPolicy
 from hodei.control.ranked import RankedLine
 from hodei.control.reconfiguring import reconfigure
-from hodei.control.reserving import ReservingLine
+from hodei.control.reserving import ReservingLine, reckons_with_time
 from hodei.control.retry import RetryPolicy
 from hodei.control.steering import Steering
 from hodei.control.timers import Timers
@@ -44,22 +44,17 @@ from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Act, Save
-from hodei.model.estimate import ran
+from hodei.model.estimate import Ran, ran
 from hodei.model.facts import (
     BookingCancelled,
     BookingMade,
     DataAppeared,
     Fact,
     HistoryRestored,
-    JobCancelled,
-    JobCheckpointRequested,
-    JobHeld,
-    JobMigrated,
     JobReleased,
     JobRequeued,
     JobRestored,
     JobSubmitted,
-    JobSuspended,
     MarksRestored,
     NodeJoined,
     NodeLost,
@@ -106,7 +101,7 @@ class Controller:
         self.world = World(last_event)
         self.engine = Engine(self.world.table, profiles)
         self.lines = {name: self.line_for(profile) for name, profile in sorted(profiles.items())}
-        self.world.keeps_book = any(isinstance(line, ReservingLine) for line in self.lines.values())
+        self.world.keeps_book = any(map(reckons_with_time, self.lines.values()))
         self.estimator: Estimator = estimator or UserEstimates()
         self.world.limit_ms = self._limit_ms
         self.keeping = Keeping(self.world)
@@ -121,18 +116,18 @@ class Controller:
         self.arrays = Arrays(self.world, self._enqueue)
         self.dependencies = Dependencies(self.world, self._lives, self._enqueue)
         self.inheriting = Inheriting(self.world, self.dependencies, self.lines)
-        self._evictions = Evictions(self.world, self._lives)
+        self.evictions = Evictions(self.world, self._lives)
         self.bookings = Bookings(self.world, Windows(self.world, self._lives), self._wake)
         self._overrunning = Overrunning(self.world, self._lives, self._overrun)
         self.accounts = Accounts(accounts or AccountsPolicy(), self.world, self._lives)
-        self.preempting = Preempting(self.world, self.engine, self._lives, preemption or PreemptionPolicy())
+        self.preempting = Preempting(self.world, self.engine, self._lives, preemption or PreemptionPolicy(), self._void)
         self.steering = steering or Steering()
         self.steering.bind(self.world, self.lines, self.gate, self._enqueue, self._dequeue)
         self.remake: Remake | None = None
         self.moving = Moving(self.world, self.engine, self._lives, self.preempting, self.gang, self.view)
         self.moving.queueing(self._dequeue, self._enqueue, self._timers.set)
         self._places = Places(
-            self.world, self._lives, self.gangs, self._evictions, self.preempting, self.moving, self._void, self._wake
+            self.world, self._lives, self.gangs, self.evictions, self.preempting, self.moving, self._void, self._wake
         )
         self._asked = Asked(self.world, self._lives, self.moving, self._dequeue)
         self.gangs.given_up = self._give_up_room
@@ -171,7 +166,7 @@ class Controller:
         if self._unfinished:
             return now_ms
         due = [line.next_due_ms() for line in self.lines.values() if line.gangs]
-        due += [self._timers.next_ms(), self._evictions.next_ms(), self.steering.next_ms(), self.dependencies.next_ms()]
+        due += [self._timers.next_ms(), self.evictions.next_ms(), self.steering.next_ms(), self.dependencies.next_ms()]
         due += [self.world.book.next_start_ms(now_ms), self._overrunning.next_ms(), self.accounts.next_ms()]
         if self.gangs.repairs:
             due.append(self.gangs.next_ms())
@@ -205,7 +200,7 @@ class Controller:
                     self._lives.observed(run, fact, now_ms)
             case DataAppeared(what=what):
                 self.dependencies.appeared(what)
-            case JobCancelled() | JobHeld() | JobSuspended() | JobMigrated() | JobCheckpointRequested():
+            case _ if isinstance(fact, ASKED):
                 self._asked.learn(fact, now_ms)
             case JobReleased(job=id):
                 self._asked.resume(id, now_ms)
@@ -238,7 +233,7 @@ class Controller:
                 self.accounts.restore(rows)
             case HistoryRestored(ran=many):
                 for each in many:
-                    self.estimator.learn(each)
+                    self._remember(each)
             case Reconfigured():
                 reconfigure(self, fact, now_ms)
             case _:
@@ -307,8 +302,8 @@ class Controller:
         gang.expected_ms = gang.expected_ms or gang.estimate_ms
         return gang
 
-    def _remember(self, job: Job) -> None:
-        told = ran(job)
+    def _remember(self, ended: Job | Ran) -> None:
+        told = ended if isinstance(ended, Ran) else ran(ended)
         if told is not None:
             self.estimator.learn(told)
             for line in self.lines.values():
@@ -342,7 +337,7 @@ class Controller:
             self._wake("time")
         if self.accounts.turn(now_ms):
             self._wake("job_ended")
-        self._evictions.run_out(now_ms)
+        self.evictions.run_out(now_ms)
         if self.world.book.bookings:
             self.bookings.turn(now_ms)
         self._overrunning.look(now_ms)
@@ -390,7 +385,7 @@ class Controller:
                 tries += 1
                 gang.attempts += 1
                 gang.last_attempt_ms = now_ms
-                result = self.engine.try_gang(gang, view)
+                result = self.preempting.try_gang(gang, view)
                 if isinstance(result, Refusal):
                     evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view)
                     if evictions is not None:
@@ -433,7 +428,7 @@ class Controller:
         for gang in self.gangs.due(view.now_ms, woken=woken):
             if gang.id in self.preempting.holds:
                 continue
-            result = self.engine.try_gang(gang, view)
+            result = self.preempting.try_gang(gang, view)
             if not isinstance(result, Refusal):
                 self._bind(gang, result, plan, view.now_ms)
                 continue
@@ -458,10 +453,8 @@ class Controller:
         self.world.tell("job.preemption_void", now_ms, job=gang.id, reason=reason)
         self._wake("run_ended")
         job = self.world.change_job(self.world.jobs[gang.id], now_ms, reason_code="PREEMPTION_VOID", reason=reason)
-        if gang.joins:
-            self.gangs.look(job, now_ms)
-        else:
-            self._enqueue(job, now_ms)
+        self._unfinished = True  # the line that it stands in again may have had its turn
+        (self.gangs.look if gang.joins else self._enqueue)(job, now_ms)
 
     def _refused(self, line: Line | ReservingLine, gang: Gang, refusal: Refusal, now_ms: int) -> None:
         job = self.world.jobs[gang.id]
@@ -485,7 +478,8 @@ class Controller:
     def _bind(self, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> None:
         job = bind(self.world, gang, placements, plan, now_ms)
         self._watch_assembly(job, now_ms)
-        self._overrunning.watch(job)
+        if gang.kind == "backfill":  # the only ones who are in anyone's way when they take longer
+            self._overrunning.watch(job)
         if gang.joins or any(gang.extra):
             self.gangs.look(job, now_ms)
         self._wake("run_placed")

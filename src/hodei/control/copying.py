@@ -22,16 +22,17 @@ from msgspec import structs
 from hodei.control.admission import Gate
 from hodei.control.controller import Controller
 from hodei.control.usage_lines import Factors
+from hodei.engine.book import Claim, Span
 from hodei.engine.cycle import Engine
 from hodei.engine.preempt import Preemptions
 from hodei.engine.profile import Profile
 from hodei.engine.view import Gang
 
 # `count` only ever tells earlier from later: two that draw from one still see their own in order. Factors are worked out once
-# and stay.
+# and stay; spans and claims are values, whose amounts are those of a job and never change.
 _VALUES: tuple[type, ...] = (
     int, float, complex, bool, str, bytes, NoneType, frozenset, range, slice, type, FunctionType, BuiltinFunctionType, itertools.count,
-    Factors,
+    Factors, Span, Claim,
 )  # fmt: skip
 
 

@@ -15,12 +15,14 @@ class Evictions:
     def __init__(self, world: World, lives: Lives) -> None:
         self._world = world
         self._lives = lives
+        # Off where somebody else sends work away for its node's taints (a cluster's own controller).
+        self.enabled = True
         self._due: list[tuple[int, NodeName, RunId]] = []
 
     def look_at(self, name: NodeName, now_ms: int) -> None:
         """A node's taints may have changed: its runs leave now, later, or not at all."""
         node = self._world.table.node(name)
-        if node is None or not any(taint.effect == "NoExecute" for taint in node.taints):
+        if not self.enabled or node is None or not any(taint.effect == "NoExecute" for taint in node.taints):
             return
         for id in sorted(self._world.on_node.get(name, ())):
             run = self._world.run(id)

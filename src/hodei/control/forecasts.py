@@ -9,9 +9,9 @@ history and the same seeds give the same forecasts.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -20,7 +20,7 @@ from hodei.control.chance import Chance
 from hodei.control.controller import Controller
 from hodei.control.newcomers import Newcomers
 from hodei.model.forecast import Forecast, StartForecast
-from hodei.model.ids import JobId
+from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, JobSpec, Run
 
 FUTURES = 10
@@ -65,32 +65,38 @@ class Record(Struct):
 
 
 class _Sample:
-    """The last `size` numbers, in order of time and of size."""
+    """The last `size` numbers, in order of time and of size. They come all the time and are drawn from now and then, so
+    they are put in order of size when someone asks."""
 
-    __slots__ = ("_by_size", "_last")
+    __slots__ = ("_last", "_sorted")
 
     def __init__(self, size: int) -> None:
         self._last: deque[int] = deque(maxlen=size)
-        self._by_size: list[int] = []
+        self._sorted: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self._last)
 
     def add(self, number: int) -> None:
-        if len(self._last) == self._last.maxlen:
-            del self._by_size[bisect_left(self._by_size, self._last[0])]
         self._last.append(number)
-        insort(self._by_size, number)
+        self._sorted = None
+
+    def _by_size(self) -> list[int]:
+        if self._sorted is None:
+            self._sorted = sorted(self._last)
+        return self._sorted
 
     def draw(self, above: int, chance: Chance) -> int | None:
         """One that is larger than `above`; None if there is none."""
-        first = bisect_right(self._by_size, above)
-        if first == len(self._by_size):
+        numbers = self._by_size()
+        first = bisect_right(numbers, above)
+        if first == len(numbers):
             return None
-        return self._by_size[chance.randrange(first, len(self._by_size))]
+        return numbers[chance.randrange(first, len(numbers))]
 
     def middle(self) -> int:
-        return self._by_size[len(self._by_size) // 2] if self._by_size else 0
+        numbers = self._by_size()
+        return numbers[len(numbers) // 2] if numbers else 0
 
 
 class RunTimes:
@@ -218,10 +224,11 @@ class Forecasts:
         *,
         futures: int = FUTURES,
         max_steps: int = 20_000,
+        begins: Mapping[RunId, int] | None = None,
         go_on: Callable[[], bool] = lambda: True,
     ) -> dict[JobId, Forecast]:
         """A forecast for each job that starts in nine of ten futures. `controller` is a twin, and is left as it is; `chance`
-        gives each future, by number, what it is drawn with.
+        gives each future, by number, what it is drawn with; `begins`: when runs in a backend's own line will.
         If `go_on` ends it early those futures count that were seen to their end, or else the first as far as it was."""
         starts: dict[JobId, list[int]] = {}
         waiting = {id for id, job in controller.world.jobs.items() if job.state == "pending"}
@@ -236,6 +243,7 @@ class Forecasts:
                 drawn,
                 arrivals=self.newcomers.draw(now_ms, first_id, most, dice),
                 awaited=waiting,
+                begins=begins,
                 max_steps=max_steps,
                 go_on=go_on,
             )

@@ -157,8 +157,10 @@ class Gangs:
 
     def forget(self, id: JobId) -> None:
         """The gang is going, has ended or starts again from the beginning: no room is kept for it any more."""
-        self._settled(id)
-        self.growing.pop(id, None)
+        if self.repairs:
+            self._settled(id)
+        if self.growing:
+            self.growing.pop(id, None)
         self.given_up(id)
 
     def leave_node(self, node: NodeName) -> None:

@@ -116,7 +116,7 @@ class Lives:
             reason_code=fact.reason_code,
         )  # fmt: skip
         self._wake("run_ended")
-        if marked(run, REPAIR) or marked(run, SHRUNK):
+        if mark and (marked(run, REPAIR) or marked(run, SHRUNK)):
             self._goes_on(job, run, now_ms)
         elif state in ("failed", "lost"):
             self.stop_all(job, "sibling ended", now_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hodei.control.world import World
 from hodei.model.effects import Start, Stop
@@ -17,13 +17,15 @@ MOVED = (
 )  # fmt: skip
 
 
-def start_orders(world: World, job: JobId, runs: Iterable[Run]) -> list[Start]:
-    """Orders for runs of one job, with the size and the addresses of the gang as it will be then."""
+def start_orders(world: World, job: JobId, runs: Iterable[Run], together: Sequence[Run] | None = None) -> list[Start]:
+    """Orders for runs of one job, with the size and the addresses of the gang as it will be then.
+    `together`: all that are live then, by rank, from a caller who knows them."""
     spec = world.jobs[job].spec
-    together = world.live_runs(job)
-    together.sort(key=lambda run: run.rank)
-    nodes = [world.nodes.get(run.node) for run in together[: None if len(together) <= _ADDRESSES_TOLD else 1]]
-    known = tuple(node.address for node in nodes if node is not None and node.address)
+    if together is None:
+        together = sorted(world.live_runs(job), key=lambda run: run.rank)
+    told = together if len(together) <= _ADDRESSES_TOLD else together[:1]
+    nodes = [world.nodes.get(run.node) for run in told]
+    known = tuple([node.address for node in nodes if node is not None and node.address])
     addresses = known if len(known) == len(nodes) else ()
     return [Start(run, spec, spec.task_of(run.member), len(together), addresses) for run in runs]
 

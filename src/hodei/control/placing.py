@@ -62,7 +62,7 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
         )
         world.add_run(run, new=True)
         runs.append(run)
-    for order in start_orders(world, job.id, runs):
+    for order in start_orders(world, job.id, runs, None if gang.joins else runs):
         world.act(order)
     if gang.joins:
         world.tell("gang.joined", now_ms, job=job.id, attempt=attempt, members=[run.member for run in runs][:20])

@@ -3,20 +3,25 @@ held for the one it was freed for, and who went for whom said on both sides.
 
 Between the order to go and the last victim's end the preemptor has a hold: it counts on the nodes as if it were there, so
 that nobody else takes the room, and nothing of it is started. Then it is placed by the engine, before anyone else.
+
+Where priority numbers count, a hold keeps the room from equals and lower ones only: a higher one takes it if it finds no
+other, and the one it was held for queues again.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hodei.control.lives import Lives
 from hodei.control.world import World
 from hodei.engine.cycle import Engine
-from hodei.engine.plan import Eviction
+from hodei.engine.plan import Eviction, Refusal
+from hodei.engine.points import Placed
 from hodei.engine.preempt import Preemption, Preemptions, Victim
-from hodei.engine.tenancy import FOR_EVER, NO_PARTS, Place, Tenancy, Tenant
+from hodei.engine.tenancy import FOR_EVER, NO_PARTS, By, Guard, Place, Tenancy, Tenant
 from hodei.engine.view import Gang, Member, View
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, JobSpec, Run
@@ -25,13 +30,15 @@ from hodei.model.lifecycle import RUN_ENDED
 
 class PreemptionPolicy(Struct, frozen=True):
     """`min_runtime_ms`: nobody is told to go sooner than that. `max_per_job`: how often the same job may be sent away.
-    `budget`: evictions within `interval_ms`; 0 for no limit."""
+    `budget`: evictions within `interval_ms`; 0 for no limit. `by`: whoever is of a higher class may take the place of lower
+    ones (critical, high, medium; the others take nobody's), or whoever has the higher priority number."""
 
     enabled: bool = True
     min_runtime_ms: int = 0
     max_per_job: int = 5
     budget: int = 0
     interval_ms: int = 60_000
+    by: By = "class"
 
 
 class Hold(Struct):
@@ -43,20 +50,37 @@ class Hold(Struct):
 
 
 class Preempting:
-    def __init__(self, world: World, engine: Engine, lives: Lives, policy: PreemptionPolicy) -> None:
-        self._world, self._engine, self._lives, self._policy = world, engine, lives, policy
-        self._tenancy = Tenancy(world.table)
+    """`void` is called with every gang whose hold a higher one took, why, and when."""
+
+    def __init__(
+        self, world: World, engine: Engine, lives: Lives, policy: PreemptionPolicy,
+        void: Callable[[Gang, str, int], None] = lambda gang, why, now_ms: None,
+    ) -> None:  # fmt: skip
+        self._world, self._engine, self._lives, self._policy, self._void = world, engine, lives, policy, void
+        self._tenancy = Tenancy(world.table, policy.by)
         self._preemptions = Preemptions(engine, self._tenancy)
+        for profile in engine.profiles.values():
+            structs.force_setattr(profile, "by_number", policy.by == "number")
         self._evicted_at: deque[int] = deque()
         self.holds: dict[JobId, Hold] = {}
         self.too_soon = False  # whether the last attempt may do better later: a protection or the budget runs out
+
+    @property
+    def guard(self) -> Guard | None:
+        """Budgets that are respected where that can be done; whoever drives the controller sets them."""
+        return self._tenancy.guard
+
+    @guard.setter
+    def guard(self, guard: Guard | None) -> None:
+        self._tenancy.guard = guard
 
     # --------------------------------------------------------------------------------------- who is where
 
     def keep_up(self) -> None:
         """Learn where the gangs are that were placed, moved or stopped since last time."""
         world = self._world
-        for id in world.take_moved():
+        moved = world.take_moved()
+        for id in sorted({*self._tenancy.of_job, *world.runs}) if moved is None else moved:
             live = world.live_runs(id)
             job = world.jobs.get(id)
             if job is None or not live:
@@ -104,7 +128,7 @@ class Preempting:
         if not (self._policy.enabled and gang.job.preempts and self._engine.profile(gang).queue.preempts):
             return None
         self.keep_up()
-        found = self._preemptions.find(gang, view)
+        found = self._find(gang, view)
         self.too_soon = self._preemptions.too_soon
         if found is not None and not found.victims and not found.leaving:
             return None  # nobody would go for it: it was refused for something else than room that others hold
@@ -112,6 +136,17 @@ class Preempting:
             self.too_soon = True
             return None
         return found
+
+    def _find(self, gang: Gang, view: View) -> Preemption | None:
+        lower = self._lower_holds(gang)
+        if not lower:
+            return self._preemptions.find(gang, view)
+        with self._world.table.trial():
+            self._set_aside(lower)
+            try:
+                return self._preemptions.find(gang, view)
+            finally:
+                self._keep(lower)
 
     def next_change_ms(self, now_ms: int) -> int:
         """When time alone may next let it do more: a protection runs out, or the budget allows one more."""
@@ -123,12 +158,16 @@ class Preempting:
     def take_settings(self, other: Preempting) -> None:
         """From now on by another's policy; what was protected by the old one is looked at anew."""
         if self._policy != other._policy:
+            if self._policy.by != other._policy.by:
+                guard, self._tenancy = self.guard, Tenancy(self._world.table, other._policy.by)
+                self._preemptions, self.guard = Preemptions(self._engine, self._tenancy), guard
             self._policy = other._policy
             for id in sorted(self._world.runs):
                 self._world.moved(id)
 
     def _carry_out(self, gang: Gang, found: Preemption, now_ms: int) -> list[Eviction]:
-        world = self._world
+        world, lower = self._world, self._lower_holds(gang)
+        self._set_aside(lower)
         waiting = {run.id for victim in (*found.victims, *found.leaving) for run in self._runs_of(victim)}
         places = []
         for placed in found.placements:
@@ -146,6 +185,7 @@ class Preempting:
         text = f"room is being made on {', '.join(nodes[:5])}: job {who} was told to go"
         world.change_job(world.jobs[gang.id], now_ms, reason_code="PREEMPTING", reason=text)
         world.tell("job.preempting", now_ms, job=gang.id, victims=[v.id for v in found.victims], nodes=nodes[:20])
+        self._take_from(lower, gang, now_ms)
         return evictions
 
     def _send_away(self, victim: Victim, gang: Gang, now_ms: int) -> None:
@@ -175,6 +215,72 @@ class Preempting:
         return self._policy.budget - len(self._evicted_at)
 
     # ------------------------------------------------------------------------------------------- holding
+
+    def try_gang(self, gang: Gang, view: View) -> list[Placed] | Refusal:
+        """As the engine does it; if that is all that is in its way, in room that is held for a lower one."""
+        result = self._engine.try_gang(gang, view)
+        if not (self.holds and isinstance(result, Refusal)):
+            return result
+        lower = self._lower_holds(gang)
+        if not lower:
+            return result
+        with self._world.table.trial():
+            self._set_aside(lower)
+            trial = self._engine.place(gang, view)
+            if not isinstance(trial, Refusal):
+                self._engine.withdraw(gang, trial)
+            self._keep(lower)
+        if isinstance(trial, Refusal):
+            return result
+        self._set_aside(lower)
+        placed = self._engine.place(gang, view)
+        self._take_from(lower, gang, view.now_ms)
+        return placed
+
+    def _lower_holds(self, gang: Gang) -> list[Hold]:
+        """The holds that do not count for a gang, the most important first: those for strictly lower priority numbers."""
+        if not self.holds or self._policy.by != "number":
+            return []
+        lower = [hold for hold in self.holds.values() if hold.gang.job.priority < gang.job.priority]
+        return sorted(lower, key=lambda hold: (-hold.gang.job.priority, hold.gang.id))
+
+    def _set_aside(self, holds: Iterable[Hold]) -> None:
+        for hold in holds:
+            for name, member, grant in hold.places:
+                self._world.table.let_go(name, member.task.request, member, grant)
+
+    def _keep(self, holds: Iterable[Hold]) -> None:
+        for hold in holds:
+            for name, member, grant in hold.places:
+                self._world.table.hold(name, member.task.request, member, grant)
+
+    def _take_from(self, aside: Iterable[Hold], gang: Gang, now_ms: int) -> None:
+        """A gang has its room now. Of the holds that were set aside for it those stay that still have theirs, the others
+        are given up."""
+        taken = list[Gang]()
+        for hold in aside:
+            self._keep([hold])
+            if not self._still_has_room(hold):
+                self.drop(hold.gang.id)
+                taken.append(hold.gang)
+        for lower in taken:
+            self._void(lower, f"job {gang.id} ({gang.job.name}, priority {gang.job.priority}) took it", now_ms)
+
+    def _still_has_room(self, hold: Hold) -> bool:
+        """Whether its nodes are large enough for all who are and will be there, when those have gone who were told to."""
+        table = self._world.table
+        for name in {place.node for place in hold.places}:
+            row = table.row.get(name)
+            if row is None:
+                return False
+            here = [run for id in self._world.on_node.get(name, ()) if (run := self._world.run(id)) is not None]
+            going = [run for run in here if run.stop_requested]
+            requests = [self._world.jobs[run.job].spec.task_of(run.member).request for run in going]
+            for resource, used in table.holds[row].used.items():
+                freed = sum(request.get(resource, 0) for request in requests)
+                if used - freed > table.room[row].get(resource, 0):
+                    return False
+        return True
 
     def ripe(self) -> list[Gang]:
         """Gangs whose room is free now; their holds are let go, so they must be placed before anyone else is tried."""

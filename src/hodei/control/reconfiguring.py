@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hodei.control.backlog import Line
-from hodei.control.reserving import ReservingLine
+from hodei.control.reserving import reckons_with_time
 from hodei.engine.view import Gang
 from hodei.model.errors import HodeiError
 from hodei.model.facts import Reconfigured
@@ -52,7 +52,7 @@ def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
     live.lines.update({name: live.line_for(profile) for name, profile in sorted(live.engine.profiles.items())})
     for name, line in live.lines.items():
         _keep_turns(old.get(name), line)
-    if any(isinstance(line, ReservingLine) for line in live.lines.values()):
+    if any(map(reckons_with_time, live.lines.values())):
         live.world.keep_book()
     _keep_holds(live, now_ms)
     for id, gang in sorted(waiting):

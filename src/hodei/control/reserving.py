@@ -10,6 +10,7 @@ from typing import Literal, cast
 
 import numpy as np
 
+from hodei.control.backlog import Line
 from hodei.control.roster import BIT, Gap, Roster, Slots
 from hodei.engine.book import Book, Promise
 from hodei.engine.cycle import Engine
@@ -388,3 +389,10 @@ def _kind(gang: Gang, next_ms: int, view: View) -> StartKind:
 def _book(view: View) -> Book:
     assert view.book is not None, "a line that promises starts needs a book"
     return view.book
+
+
+def reckons_with_time(line: Line | ReservingLine) -> bool:
+    """Whether someone asks until when runs will hold what they hold: the line itself, or a plugin of its profile."""
+    return isinstance(line, ReservingLine) or any(
+        getattr(plugin, "wants_book", False) for plugin in line.profile.layouts
+    )

@@ -105,7 +105,9 @@ def _more(live: Controller, question: Question) -> list[Node]:
         number += 1
         name = f"{model.name}-new-{number}"
         if name not in nodes:
-            out.append(structs.replace(model, name=name, ready=True, not_ready_reason="", cordoned=False))
+            out.append(
+                structs.replace(model, name=name, ready=True, not_ready_reason="", not_ready_code="", cordoned=False)
+            )
     return out
 
 

@@ -19,6 +19,9 @@ from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED, JobState, RunState, advance_job, advance_run
 from hodei.model.node import Node, NodeMarks
 
+# Past this many moves that nobody has asked for they are not told one by one any more.
+_MOVES_KEPT = 50_000
+
 
 class Accountant(Protocol):
     """Is told of every run that comes to hold something, and of its end, once each."""
@@ -49,6 +52,7 @@ class World:
         # Whose act is being carried out, for the events that tell of it.
         self.by = ""
         self._moved: dict[JobId, None] = {}
+        self._all_moved = False
         self._new_jobs: set[JobId] = set()
         self._new_runs: set[RunId] = set()
         self._jobs: dict[JobId, Job] = {}
@@ -151,9 +155,10 @@ class World:
         """Have its runs looked at again as if they had changed."""
         self._moved[job] = None
 
-    def take_moved(self) -> list[JobId]:
-        """The jobs whose runs came, changed or ended since this was last asked."""
-        moved, self._moved = list(self._moved), {}
+    def take_moved(self) -> list[JobId] | None:
+        """The jobs whose runs came, changed or ended since this was last asked; None: any may have."""
+        moved, self._moved = None if self._all_moved else list(self._moved), {}
+        self._all_moved = False
         return moved
 
     def drop_runs(self, job: JobId) -> None:
@@ -211,6 +216,8 @@ class World:
         saves += self._bookings.values()
         saves += [Record(event) for event in self._events]
         acts = self._acts
+        if len(self._moved) > _MOVES_KEPT:
+            self._moved, self._all_moved = {}, True  # nobody may ever ask, where no line takes others' places
         self._new_jobs, self._new_runs = set(), set()
         self._jobs, self._runs, self._marks, self._bookings, self._events, self._acts = {}, {}, {}, {}, [], []
         return saves, acts

@@ -66,6 +66,7 @@ class Book:
         self.version = 0  # counts what may bring a promise forward: ends, and bookings that come or go
         self.promises: dict[JobId, Promise] = {}
         self.bookings: dict[str, Booking] = {}
+        self.forecasts: dict[JobId, int] = {}  # when those who wait will probably start, as far as anyone foretold it
 
     # ------------------------------------------------------------------------------------------------ runs
 

@@ -288,7 +288,8 @@ class Table:
     def at_best(self) -> Table:
         """A copy with nothing running on it and every node healthy: what the cluster could do at best."""
         return Table(
-            structs.replace(node, ready=True, not_ready_reason="", cordoned=False) for node in self._known.values()
+            structs.replace(node, ready=True, not_ready_reason="", not_ready_code="", cordoned=False)
+            for node in self._known.values()
         )
 
     def largest(self, resource: str) -> int:

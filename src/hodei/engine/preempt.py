@@ -10,7 +10,8 @@ one by one as long as the member is still welcome. At the end every victim whose
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
 from operator import attrgetter
 
@@ -18,10 +19,11 @@ import numpy as np
 from msgspec import Struct
 
 from hodei.engine.cycle import Engine
+from hodei.engine.harm import Breaches, Weighed, let_off_first, weighed
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Layout, Layouts, Placed
-from hodei.engine.prospects import Prospect, Prospects, Weighed, weighed
-from hodei.engine.tenancy import Tenancy, Tenant, class_of, may_preempt
+from hodei.engine.prospects import Prospect
+from hodei.engine.tenancy import LEAVING, Tenancy, Tenant
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.ids import JobId, NodeName
@@ -29,6 +31,8 @@ from hodei.model.job import JobSpec
 
 # Nodes whose victims are counted exactly, of those that could make room at the lowest class; those with the fewest runs first.
 _NODES_WEIGHED = 32
+# The same where victims are weighed as pods are: what is known of a node then is kept for longer.
+_NODES_WEIGHED_FOR_PODS = 64
 # Nodes looked at for that, should the amounts free on the first ones not be of use (the cores or GPUs of the wrong ones).
 _NODES_LOOKED_AT = 1024
 # Nodes tried in full for one member, should rules other than room refuse the best ones.
@@ -39,6 +43,7 @@ _LAYOUTS_TRIED = 8
 _QUESTIONS = 500
 # Letting off places the whole gang once per victim; past this much work the victims found stand.
 _PLACINGS_TO_LET_OFF = 20_000
+_PROSPECTS_KEPT = 128
 
 
 class Victim(Struct, frozen=True):
@@ -58,6 +63,32 @@ class Preemption(Struct):
     placements: list[Placed]
 
 
+class Prospects:
+    """Those of all shapes in use, the least recently used let go."""
+
+    def __init__(self, engine: Engine, tenancy: Tenancy) -> None:
+        self._engine, self._tenancy = engine, tenancy
+        self._kept: OrderedDict[Hashable, Prospect] = OrderedDict()
+
+    def of(self, gang: Gang, kind: int, rank: int, view: View) -> Prospect:
+        member = gang.members[kind]
+        if self._tenancy.by_number:
+            # All numbers above the same tenants are alike.
+            below = self._tenancy.ranks_below(rank)
+            rank = below[-1] + 1 if below else LEAVING + 1
+        key = (gang.shapes[kind], rank, member.task.binding)
+        found = self._kept.get(key)
+        if found is None:
+            profile = self._engine.profile(gang)
+            found = self._kept[key] = Prospect(self._engine, self._tenancy, profile, rank)
+            if len(self._kept) > _PROSPECTS_KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        found.refresh(member, view)
+        return found
+
+
 class Preemptions:
     """Looks for them. `too_soon`: the last look may do better later, when the protection of some tenants has run out."""
 
@@ -69,7 +100,7 @@ class Preemptions:
     def find(self, gang: Gang, view: View) -> Preemption | None:
         """How `gang` could start at the cost of lower classes; None if it cannot. The table is as before."""
         self.too_soon = False
-        if not may_preempt(gang.job.priority):
+        if not self._tenancy.may_preempt(gang.job.priority, view.now_ms):
             return None
         search = _Search(self._engine, self._tenancy, self._prospects, gang, view)
         with self._engine.table.trial():
@@ -83,7 +114,7 @@ class Preemptions:
 class _Search:
     def __init__(self, engine: Engine, tenancy: Tenancy, prospects: Prospects, gang: Gang, view: View) -> None:
         self._engine, self._tenancy, self._prospects, self._gang, self._view = engine, tenancy, prospects, gang, view
-        self._rank = class_of(gang.job.priority)
+        self._rank = tenancy.rank_of(gang.job.priority)
         self.gone: dict[Tenant, None] = {}
         self.too_soon = False
         self._ruled = False
@@ -166,7 +197,8 @@ class _Search:
         untouched = len(self._engine.table.changes) == self._began
         prospect = self._first[kind] if untouched else self._prospect(kind)
         within = None if layout is None else layout.rows[kind]
-        found = prospect.best(self.gone, within, _NODES_WEIGHED, _NODES_LOOKED_AT)
+        few = _NODES_WEIGHED_FOR_PODS if self._tenancy.by_order_of_pods else _NODES_WEIGHED
+        found = prospect.best(self.gone, within, few, _NODES_LOOKED_AT)
         if found:
             row = self._room_by(kind, min(found, key=_harm), layout)
             if row >= 0:
@@ -194,29 +226,30 @@ class _Search:
         """Nodes that take the member when some of their tenants have gone, whatever the rule that kept it out."""
         out, questions = [], _QUESTIONS
         for row in rows:
-            movable, leaving = prospect.tenants(row, self.gone)
+            movable, leaving, _ = prospect.tenants(row, self.gone)
             if not movable:
                 continue
             evicted = self._evict((*leaving, *movable))
             questions -= len(evicted) + 1
             if questions > 0 and self._welcome(row, member):
-                needed = self._put_back(row, member, [tenant for tenant in evicted if not tenant.stopping])
+                needed, breaches = self._put_back(row, member, [tenant for tenant in evicted if not tenant.stopping])
                 if needed:
-                    out.append(weighed(row, needed, leaving, self._view.now_ms))
+                    out.append(weighed(self._tenancy, row, needed, leaving, self._view.now_ms, breaches))
             self.restore([tenant for tenant in evicted if tenant in self.gone])
         return sorted(out, key=_harm)
 
-    def _put_back(self, row: int, member: Member, evicted: list[Tenant]) -> list[Tenant]:
+    def _put_back(self, row: int, member: Member, evicted: list[Tenant]) -> tuple[list[Tenant], Breaches]:
         """Who may come back does, the most valuable first; those are left who must go."""
         needed = []
-        for tenant in sorted(evicted, key=lambda tenant: tenant.worth(self._view.now_ms), reverse=True):
+        order, breaches = let_off_first(self._tenancy, evicted, self.gone, self._view.now_ms)
+        for tenant in order:
             if self._ends_with_its_gang(tenant):
                 continue
             self.restore([tenant])
             if not self._welcome(row, member):
                 self._evict([tenant])
                 needed.append(tenant)
-        return needed
+        return needed, breaches
 
     def _welcome(self, row: int, member: Member) -> bool:
         """Whether every filter lets the member onto that one node as things are."""
@@ -229,9 +262,12 @@ class _Search:
 
     def _may_be_later(self, member: Member) -> bool:
         """Whether those who are still protected could make room for it some day."""
-        table = self._engine.table
-        columns = [self._tenancy.held_by(rank) for rank in self._tenancy.ranks_below(self._rank)]
-        for name, held in self._tenancy.safe_on(self._rank).items():
+        table, tenancy = self._engine.table, self._tenancy
+        columns = [] if tenancy.many else [tenancy.held_by(rank) for rank in tenancy.ranks_below(self._rank)]
+        for name, held in tenancy.safe_on(self._rank).items():
+            for tenant in tenancy.lowest_first(name, self._rank) if tenancy.many else ():
+                for resource, amount in () if tenant.stopping else tenant.holds[name].items():
+                    held[resource] = held.get(resource, 0) + amount
             row = table.row.get(name)
             if row is not None and all(
                 table.room[row].get(resource, 0) - table.holds[row].used.get(resource, 0) + held.get(resource, 0)
@@ -248,7 +284,7 @@ class _Search:
             return placements  # without the one the gang did not fit
         if self._gang.size == 1 and not self._ruled and all(len(victim.holds) == 1 for victim in victims):
             return placements  # those that make room for one member on one node are all needed for it
-        for tenant in sorted(victims, key=lambda tenant: tenant.worth(self._view.now_ms), reverse=True):
+        for tenant in let_off_first(self._tenancy, victims, (), self._view.now_ms)[0]:
             if self._ends_with_its_gang(tenant):
                 continue
             self._engine.withdraw(self._gang, placements)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from msgspec import Struct, field, structs
@@ -60,8 +60,14 @@ class Profile(Struct, frozen=True):
     readers: tuple[Any, ...] = ()
     judges: tuple[Any, ...] = ()
     last_words: tuple[tuple[str, Any], ...] = ()
+    # How each of them tells members apart, and which of the judges lay gangs out: looked up once, used for every gang.
+    reader_keys: tuple[Callable[[Member], Hashable], ...] = ()
+    judge_keys: tuple[Callable[[Member], Hashable], ...] = ()
+    laying: tuple[tuple[int, LayoutPoint], ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
     specs: dict[int, tuple[JobSpec, tuple[tuple[Hashable, ...], Hashable, tuple[Any, ...]]]] = {}
+    # Whether the priority number itself, not the class, tells who may take whose place: so says the policy of preemption.
+    by_number: bool = False
 
     def __post_init__(self) -> None:
         scores = (weighted.plugin for weighted in self.scores)
@@ -69,6 +75,10 @@ class Profile(Struct, frozen=True):
         reserves, permits = (("reserve", p) for p in self.reserves), (("permit", p) for p in self.permits)
         structs.force_setattr(self, "last_words", (*reserves, *permits))
         structs.force_setattr(self, "judges", _once(*self.pre_filters, *self.layouts, *self.reserves, *self.permits))
+        structs.force_setattr(self, "reader_keys", tuple(getattr(p, "key", _Itself) for p in self.readers))
+        structs.force_setattr(self, "judge_keys", tuple(getattr(p, "key", _Itself) for p in self.judges))
+        laying = ((place, p) for place, p in enumerate(self.judges) if any(p is each for each in self.layouts))
+        structs.force_setattr(self, "laying", tuple(laying))
 
     def admit(self, gang: Gang) -> None:
         """Fill in what the queue and the caches need to know of a gang, once."""
@@ -77,7 +87,9 @@ class Profile(Struct, frozen=True):
         gang.shapes, judged, gang.laid_by = self._known(gang)
         # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
         counts = (*map(len, gang.needed), *map(len, gang.extra))
-        rank = class_of(gang.job.priority) if gang.job.preempts else _TAKES_NO_PLACE
+        rank: Hashable = class_of(gang.job.priority) if gang.job.preempts else _TAKES_NO_PLACE
+        if self.by_number:
+            rank = (gang.job.priority, gang.job.preempts)
         gang.alike = (rank, gang.shapes, counts)
         gang.group = (self.name, gang.tenant, *gang.alike, judged)
         if gang.leaves or gang.goes_to:
@@ -91,11 +103,11 @@ class Profile(Struct, frozen=True):
         seen = self.specs.get(known_as)
         if seen is not None and not gang.joins and (place is None or same_mould(seen[0], gang.job)):
             return seen[1]
-        shapes = tuple(self._shape(member) for member in gang.members)
-        keys = [(plugin, tuple(key_of(plugin, member) for member in gang.members)) for plugin in self.judges]
-        silent = (SILENT,) * len(gang.members)
-        laid_by = tuple(plugin for plugin in self.layouts if (plugin, silent) not in keys)
-        found = (shapes, tuple(key for _, key in keys), laid_by)
+        shapes = tuple([self._shape(member) for member in gang.members])
+        judged = tuple([self._judged(member) for member in gang.members])
+        heard = {place for keys in judged for place, _ in self.laying if keys[place] != SILENT}
+        # A number for all of it: groups are looked up several times for each gang.
+        found = (shapes, self.shapes.number(judged), tuple([plugin for place, plugin in self.laying if place in heard]))
         if not gang.joins:
             if len(self.specs) >= _SPECS_KEPT:
                 self.specs.clear()
@@ -105,8 +117,21 @@ class Profile(Struct, frozen=True):
 
     def _shape(self, member: Member) -> Hashable:
         """Members that no filter or score of this profile can tell apart have equal shapes."""
-        key = (*[key_of(plugin, member) for plugin in self.readers], tuple(member.task.request.items()))
-        return (self.name, self.shapes.number(key))
+        request = tuple(member.task.request.items())
+        try:
+            number = self.shapes.number((*[key(member) for key in self.reader_keys], request))
+        except Exception:
+            number = self.shapes.number((*[key_of(plugin, member) for plugin in self.readers], request))
+        return (self.name, number)
+
+    def _judged(self, member: Member) -> tuple[Hashable, ...]:
+        """The same for those who judge the gang as a whole."""
+        try:
+            keys = tuple([key(member) for key in self.judge_keys])
+            hash(keys)
+            return keys
+        except Exception:
+            return tuple([key_of(plugin, member) for plugin in self.judges])
 
 
 def _once(*plugins: Any) -> tuple[Any, ...]:

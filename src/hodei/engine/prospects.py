@@ -7,7 +7,6 @@ for the best few only: who on a node would have to go (`weigh`), kept until some
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator
 from itertools import islice
 from typing import Any
@@ -16,42 +15,25 @@ import numpy as np
 from msgspec import Struct
 
 from hodei.engine.cycle import Engine
+from hodei.engine.harm import Breaches, Weighed, let_off_first, weighed
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.parts import Parts, wants_parts
 from hodei.engine.points import SILENT, reads_of
 from hodei.engine.profile import Profile, key_of
 from hodei.engine.ranking import stamp_of
 from hodei.engine.tenancy import LEAVING, TENANTS, Tenancy, Tenant
-from hodei.engine.view import Gang, Member, View
+from hodei.engine.view import Member, View
 
-_PROSPECTS_KEPT = 128
 # The best rows are kept in order, more of them than are looked at, so that some can drop out before all are sorted again.
 _FRONT = 256
 _FRONT_AT_LEAST = 64
 # Past this many changed rows, working all of them out at once is cheaper than one by one.
 _FEW_ROWS = 32
 _NEVER = int(np.iinfo(np.int64).max)
+# Runs of a node that are told apart in a key. Where each priority number is a class there is less room for them.
 _RUNS = 1 << 20
-
-
-class Weighed(Struct):
-    """Who on one node must go: `needed` of lower classes, and those who go anyway. The smallest `harm` is tried first."""
-
-    harm: tuple[int, ...]
-    needed: list[Tenant]
-    leaving: list[Tenant]
-
-
-def weighed(row: int, needed: list[Tenant], leaving: list[Tenant], now_ms: int) -> Weighed:
-    """Harm: the highest priority hit, the work lost, how many gangs end, how many tenants go; then the youngest first."""
-    highest, lost, ends, since = needed[0].job.priority if needed else 0, 0, 0, 0
-    for tenant in needed:
-        highest = max(highest, tenant.job.priority)
-        lost += tenant.lost_ms(now_ms)
-        ends += tenant.whole
-        since = max(since, tenant.since_ms)
-    # Nobody's harm comes before all priorities, also those below 0.
-    return Weighed((bool(needed), highest, lost, ends, len(needed), -since, row), needed, leaving)
+_RUNS_BY_NUMBER = 1 << 10
+_NUMBERS = 1 << 31
 
 
 class Prospect:
@@ -74,6 +56,8 @@ class Prospect:
         self._limit = -1
         self._weighed: dict[int, Weighed | None] = {}
         self._weighed_ms = -1
+        self._weighed_by: Hashable = None
+        self._runs = _RUNS_BY_NUMBER if tenancy.by_number else _RUNS
 
     @property
     def ruled(self) -> bool:
@@ -85,9 +69,12 @@ class Prospect:
         table, tenancy, runner = self._table, self._tenancy, self._engine.runner
         self._member = member
         tenancy.at(view.now_ms)
-        if self._weighed_ms != view.now_ms:
-            self._weighed.clear()  # work lost grows with time
-            self._weighed_ms = view.now_ms
+        guard = tenancy.guard
+        by = None if guard is None else (id(guard), guard.version)
+        if self._weighed_ms != view.now_ms or self._weighed_by != by:
+            if by != self._weighed_by or not tenancy.by_number:
+                self._weighed.clear()  # work lost grows with time
+            self._weighed_ms, self._weighed_by = view.now_ms, by
         failures = runner.failures
         if self._generation != (table.generation, tenancy.generation):
             self._build(view)
@@ -167,6 +154,12 @@ class Prospect:
         tenants = nodes.zeros()
         left = ~(self._shut | self._shut_live | self._shut_cluster)
         self._keys = np.full(count, _NEVER, dtype=np.int64)
+        self._weighed.clear()
+        if tenancy.many:
+            for row in np.flatnonzero(left).tolist():
+                self._keys[row] = self._key(row)
+            self._sort()
+            return
         for rank in (LEAVING, *tenancy.ranks_below(self._rank)):
             held = tenancy.held_by(rank)
             if TENANTS not in held:
@@ -178,10 +171,16 @@ class Prospect:
                     room[resource] += held[resource]
                 enough &= room[resource] >= amount
             rows = np.flatnonzero(enough)
-            self._keys[rows] = ((rank + 1) * _RUNS + np.minimum(table.runs[rows], _RUNS - 1)) * count + rows
+            first, most = self._level(rank) * self._runs, self._runs - 1
+            self._keys[rows] = (first + np.minimum(table.runs[rows], most)) * count + rows
             left &= ~enough
-        self._weighed.clear()
         self._sort()
+
+    def _level(self, rank: int) -> int:
+        """A class as keys have it, in 33 bits: those who go anyway first."""
+        if rank == LEAVING:
+            return 0
+        return min(max(rank, -_NUMBERS), _NUMBERS) + _NUMBERS + 1 if self._tenancy.by_number else rank + 1
 
     def _sort(self) -> None:
         keys = self._keys
@@ -223,6 +222,8 @@ class Prospect:
         lacking = {
             resource: amount - room.get(resource, 0) + used.get(resource, 0) for resource, amount in self._request
         }
+        if tenancy.many:
+            return self._key_by_tenants(row, lacking)
         for rank in (LEAVING, *tenancy.ranks_below(self._rank)):
             held = tenancy.held_by(rank)
             if TENANTS in held and held[TENANTS].item(row) > 0:
@@ -232,7 +233,22 @@ class Prospect:
                         lack = lacking[resource] = lack - held[resource].item(row)
                     enough = enough and lack <= 0
                 if enough:
-                    return ((rank + 1) * _RUNS + min(holding.runs, _RUNS - 1)) * len(table.names) + row
+                    return self._key_at(rank, row)
+        return _NEVER
+
+    def _key_at(self, rank: int, row: int) -> int:
+        runs = min(self._table.holds[row].runs, self._runs - 1)
+        return (self._level(rank) * self._runs + runs) * len(self._table.names) + row
+
+    def _key_by_tenants(self, row: int, lacking: dict[str, int]) -> int:
+        name = self._table.names[row]
+        for tenant in self._tenancy.lowest_first(name, self._rank):
+            held, enough = tenant.holds[name], True
+            for resource in lacking:
+                lacking[resource] -= held.get(resource, 0)
+                enough = enough and lacking[resource] <= 0
+            if enough:
+                return self._key_at(LEAVING if tenant.stopping else tenant.rank, row)
         return _NEVER
 
     def rows(self, within: Mask | None = None) -> Iterator[int]:
@@ -253,6 +269,8 @@ class Prospect:
     def best(self, gone: Collection[Tenant], within: Mask | None, few: int, most: int) -> list[Weighed]:
         """Who would have to go on the first `few` rows; if that helps on none of them, on the next of `most` where it
         does."""
+        if self._tenancy.guard is not None:
+            return self._best_within_budgets(gone, within, few, most)
         kept, count = self._weighed, len(self._keys)
         rows = [key % count for key in self._front[:few]] if within is None else list(islice(self.rows(within), few))
         weighed = [kept[row] if row in kept else self.weigh(row, gone) for row in rows]
@@ -262,6 +280,27 @@ class Prospect:
                 here = self.weigh(row, gone)
                 if here is not None:
                     return [here]
+        return found
+
+    def _best_within_budgets(self, gone: Collection[Tenant], within: Mask | None, few: int, most: int) -> list[Weighed]:
+        """As `best`, looking on, up to `most` rows, as long as every way would pass a budget."""
+        guard = self._tenancy.guard
+        assert guard is not None
+        # Who is gone already has taken from budgets, so that what is kept holds for the first member only.
+        counts = any(not tenant.stopping and guard.guarded(tenant.id) for tenant in gone)
+        rows, found = self.rows(within), list[Weighed]()
+        for _ in range(most // few):
+            batch = list(islice(rows, few))
+            for row in batch:
+                if counts:
+                    self._weighed.pop(row, None)
+                here = self.weigh(row, gone)
+                if here is not None:
+                    found.append(here)
+                if counts:
+                    self._weighed.pop(row, None)
+            if len(batch) < few or any(not here.harm[0] for here in found):
+                break
         return found
 
     def weigh(self, row: int, gone: Collection[Tenant]) -> Weighed | None:
@@ -275,18 +314,17 @@ class Prospect:
         self._weighed[row] = found
         return found
 
-    def tenants(self, row: int, gone: Collection[Tenant]) -> tuple[list[Tenant], list[Tenant]]:
-        """Those on a row who could be made to go, the most valuable first, and those who go anyway."""
+    def tenants(self, row: int, gone: Collection[Tenant]) -> tuple[list[Tenant], list[Tenant], Breaches]:
+        """Those on a row who could be made to go, the first to be let off first, those who go anyway, and who of the
+        former would pass a budget."""
         here = [tenant for tenant in self._tenancy.on_node.get(self._table.names[row], ()) if tenant not in gone]
         leaving = [tenant for tenant in here if tenant.stopping]
         movable = [tenant for tenant in here if tenant.counted and tenant.rank < self._rank]
-        if len(movable) > 1:
-            now_ms = self._weighed_ms
-            movable.sort(key=lambda tenant: tenant.worth(now_ms), reverse=True)
-        return movable, leaving
+        movable, breaches = let_off_first(self._tenancy, movable, gone, self._weighed_ms)
+        return movable, leaving, breaches
 
     def _weigh(self, row: int, gone: Collection[Tenant]) -> Weighed | None:
-        movable, leaving = self.tenants(row, gone)
+        movable, leaving, breaches = self.tenants(row, gone)
         table, name = self._table, self._table.names[row]
         used, room = table.holds[row].used, table.room[row]
         # What is left of each resource that it asks for when all have gone and the member is there.
@@ -318,7 +356,7 @@ class Prospect:
             needed.append(tenant)
             if tenant.whole:
                 ending.add(tenant.id)
-        return weighed(row, needed, leaving, self._weighed_ms)
+        return weighed(self._tenancy, row, needed, leaving, self._weighed_ms, breaches)
 
     def _parts_without(self, row: int, going: Collection[Tenant]) -> Parts | None:
         """The cores and devices that are free when those have gone; None if that does not matter."""
@@ -352,25 +390,3 @@ class _Cluster(Struct):
     shut: Mask
     stamp: Hashable = None
     refuses: bool = False
-
-
-class Prospects:
-    """Those of all shapes in use, the least recently used let go."""
-
-    def __init__(self, engine: Engine, tenancy: Tenancy) -> None:
-        self._engine, self._tenancy = engine, tenancy
-        self._kept: OrderedDict[Hashable, Prospect] = OrderedDict()
-
-    def of(self, gang: Gang, kind: int, rank: int, view: View) -> Prospect:
-        member = gang.members[kind]
-        key = (gang.shapes[kind], rank, member.task.binding)
-        found = self._kept.get(key)
-        if found is None:
-            profile = self._engine.profile(gang)
-            found = self._kept[key] = Prospect(self._engine, self._tenancy, profile, rank)
-            if len(self._kept) > _PROSPECTS_KEPT:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(key)
-        found.refresh(member, view)
-        return found

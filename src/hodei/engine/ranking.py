@@ -28,9 +28,12 @@ _FEW_ROWS = 8
 
 def _changed(table: Table, seen: int) -> Collection[int]:
     """The rows that have changed since so many changes were seen; all of them where that is quicker."""
-    if len(table.changes) - seen >= len(table.names):
+    changes = table.changes
+    if len(changes) == seen + 1:
+        return changes[seen:]  # what happens most: one was placed
+    if len(changes) - seen >= len(table.names):
         return range(len(table.names))
-    return set(table.changes[seen:])
+    return set(changes[seen:])
 
 
 class _Memo:
@@ -158,21 +161,23 @@ class Ranking:
         self._static_total = np.zeros(len(table.names), dtype=np.int64)
         self.weight = 0
         for plugin in profile.filters:
-            if key_of(plugin, member) == SILENT:
+            key = key_of(plugin, member)
+            if key == SILENT:
                 continue
-            memo = memos.filter(plugin, member, view)
+            memo, reads = memos.filter(plugin, key, member, view), reads_of(plugin)
             memo.refresh(table)
             self._note(plugin, memo, member)
-            if reads_of(plugin) == "static":
+            if reads == "static":
                 if memo.array is not None:
                     self._refused |= memo.array
-            elif memo.array is not None or reads_of(plugin) == "usage":
+            elif memo.array is not None or reads == "usage":
                 # What reads the cluster and has nothing to say stays silent until its stamp changes.
                 self._filters.append(memo)
         for weighted in profile.scores:
-            if key_of(weighted.plugin, member) == SILENT:
+            key = key_of(weighted.plugin, member)
+            if key == SILENT:
                 continue
-            memo = memos.score(weighted.plugin, member, view)
+            memo = memos.score(weighted.plugin, key, member, view)
             memo.refresh(table)
             self._note(weighted.plugin, memo, member)
             if memo.array is None:
@@ -321,26 +326,27 @@ class Memos:
         self._runner = runner
         self._kept: OrderedDict[Hashable, _Memo] = OrderedDict()
 
-    def filter(self, plugin: Any, member: Member, view: View) -> _Memo:
-        found, key = self._kept_memo(plugin, "filter", member)
+    def filter(self, plugin: Any, told_by: Hashable, member: Member, view: View) -> _Memo:
+        """`told_by`: what the plugin tells members apart by, of this one."""
+        found, key = self._kept_memo(plugin, "filter", told_by)
         if found is None:
             runner = self._runner
             plain = partial(runner.refused_by_one, plugin, member, view) if getattr(plugin, "plain", False) else None
             found = self._keep(key, plugin, lambda nodes: runner.refused(plugin, member, nodes, view), plain)
         return found
 
-    def score(self, plugin: Any, member: Member, view: View) -> _Memo:
-        found, key = self._kept_memo(plugin, "score", member)
+    def score(self, plugin: Any, told_by: Hashable, member: Member, view: View) -> _Memo:
+        found, key = self._kept_memo(plugin, "score", told_by)
         if found is None:
             runner = self._runner
             plain = partial(runner.score_of_one, plugin, member, view) if getattr(plugin, "plain", False) else None
             found = self._keep(key, plugin, lambda nodes: runner.score(plugin, member, nodes, view), plain)
         return found
 
-    def _kept_memo(self, plugin: Any, point: str, member: Member) -> tuple[_Memo | None, Hashable]:
+    def _kept_memo(self, plugin: Any, point: str, told_by: Hashable) -> tuple[_Memo | None, Hashable]:
         if reads_of(plugin) == "cluster":
             return None, None
-        key = (id(plugin), point, key_of(plugin, member))
+        key = (id(plugin), point, told_by)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)

@@ -56,7 +56,7 @@ class Kind:
 
     def __init__(self, member: Member) -> None:
         task, job = member.task, member.job
-        self.project, self.labels = job.project, job.labels
+        self.project, self.labels = job.project, member.labels
         self.required = task.job_affinity.required
         self.anti = task.job_anti_affinity.required
         self.attract = task.job_affinity.preferred
@@ -73,7 +73,7 @@ class Kind:
 
 def kind_key(member: Member) -> Hashable:
     task, job = member.task, member.job
-    labels = tuple(sorted(job.labels.items())) if job.labels else ()
+    labels = tuple(sorted(member.labels.items())) if job.labels or task.labels else ()
     near, away = task.job_affinity, task.job_anti_affinity
     if not (task.ports or near.required or near.preferred or away.required or away.preferred or task.volumes):
         # the most usual kind, and this is asked for every placing
@@ -185,7 +185,7 @@ class RuleBook:
 
     def meaning(self, member: Member, projects: Mapping[str, Labels]) -> list[Rule]:
         """The rules that mean this member."""
-        labels, project = member.job.labels, member.job.project
+        labels, project = member.labels, member.job.project
         return [
             rule
             for shelf in (None, *labels.items())

@@ -3,16 +3,19 @@
 A gang goes whole, but for the members that an elastic one can do without: each of those is a tenant of its own. What the
 tenants of each class hold of every node is kept in columns, so that "could anything lower make room here?" is one
 comparison over all nodes; `changes` names the rows where the answer may have changed since.
+
+Where the priority number itself is what counts, each number is a class of its own. While they are few all is as above; if
+they are `many` there are no columns, and each node is looked at by its tenants.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import count as counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -31,11 +34,32 @@ _FLOORS = sorted(PRIORITY_CLASSES.values())
 _TIMID = PRIORITY_CLASSES["low"]
 # A protection that does not run out.
 FOR_EVER = 1 << 62
-# The "class" of those who go anyway, and the "resource" that counts tenants.
-LEAVING = -1
+# The "class" of those who go anyway, below all others, and the "resource" that counts tenants.
+LEAVING = -(1 << 62)
 TENANTS = ""
 # The trace is cut rather than let grow for ever.
 _MAX_TRACE = 1_000_000
+# So many priority numbers have columns; beyond that, and until they are half as many again, nobody has.
+_MOST_COLUMNS = 64
+_BELOW_KEPT = 256
+
+# What makes a class: the named ones, or each priority number.
+By = Literal["class", "number"]
+# A job, and those of its members that would go; none named: all.
+Going = tuple[JobId, tuple[int, ...]]
+
+
+class Guard(Protocol):
+    """Budgets of how many may go at a time, which are respected where that can be done. `version` changes whenever an
+    answer may have."""
+
+    version: int
+
+    def guarded(self, job: JobId) -> bool:
+        """Whether there is a budget that counts it at all. Asked often."""
+
+    def violations(self, going: Sequence[Going]) -> list[int]:
+        """If these went in this order: of each, how many members pass a budget."""
 
 
 @lru_cache(maxsize=4096)
@@ -114,8 +138,12 @@ class Tenant(Struct, eq=False):
 
 
 class Tenancy:
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, by: By = "class") -> None:
         self._table = table
+        self.by_number = by == "number"
+        self.guard: Guard | None = None
+        self.many = False
+        self._aside: set[Tenant] = set()
         self._generation = -1
         self._held: dict[int, dict[str, Ints]] = {}
         self.of_job: dict[JobId, tuple[Tenant, ...]] = {}
@@ -135,6 +163,8 @@ class Tenancy:
         self.remove(id)
         units = self.of_job[id] = tuple(tenants)
         for tenant in units:
+            if self.by_number:
+                tenant.rank = tenant.job.priority
             for name in tenant.holds:
                 self.on_node.setdefault(name, {})[tenant] = None
             if tenant.stopping:
@@ -161,10 +191,10 @@ class Tenancy:
                 self._count(tenant, LEAVING, -1)
             elif tenant.counted:
                 self._ranks[tenant.rank] -= 1
-                if not self._ranks[tenant.rank]:
-                    self._below.clear()
                 tenant.counted = False
                 self._count(tenant, tenant.rank, -1)
+                if not self._ranks[tenant.rank]:
+                    self._extinct(tenant.rank)
             tenant.safe_until_ms = FOR_EVER  # if it is among the safe still, it is passed over there
 
     def at(self, now_ms: int) -> None:
@@ -182,18 +212,62 @@ class Tenancy:
             self._below.clear()
         self._ranks[tenant.rank] += 1
         self._count(tenant, tenant.rank, 1)
+        if self.by_number and not self.many and len(self._ranks) > _MOST_COLUMNS:
+            self.many = True
+            self._held = {}
+            self.generation += 1
+
+    def _extinct(self, rank: int) -> None:
+        """Nobody of that class is left."""
+        self._below.clear()
+        if self.by_number:
+            del self._ranks[rank]
+            self._held.pop(rank, None)
+            if self.many and len(self._ranks) <= _MOST_COLUMNS // 2:
+                self.many = False
+                self._generation = -1  # columns again, when someone asks
 
     def set_aside(self, tenant: Tenant, by: int) -> None:
         """In a trial: it is gone (-1) or back again (+1), and its room is counted as free or as its own."""
         if tenant.stopping or tenant.counted:
+            if self.many:
+                (self._aside.add if by < 0 else self._aside.discard)(tenant)
             self._count(tenant, LEAVING if tenant.stopping else tenant.rank, by)
 
     # --------------------------------------------------------------------------------------------- reading
+
+    def rank_of(self, priority: int) -> int:
+        return priority if self.by_number else class_of(priority)
+
+    def may_preempt(self, priority: int, now_ms: int) -> bool:
+        """Whether it is worth looking for somebody whose place one of this priority could take."""
+        if not self.by_number:
+            return may_preempt(priority)
+        self.at(now_ms)
+        if self.ranks_below(priority):
+            return True
+        others = [*self.stopping, *(tenant for until, _, tenant in self._safe if tenant.safe_until_ms == until)]
+        return any(tenant.rank < priority for tenant in others)
+
+    @property
+    def by_order_of_pods(self) -> bool:
+        """Victims are weighed as Kubernetes weighs pods: by budgets and priorities, not by the work that is lost."""
+        return self.by_number or self.guard is not None
+
+    def lowest_first(self, node: NodeName, rank: int) -> list[Tenant]:
+        """Who on a node could make room for one of that class: those who go anyway, then the lowest classes."""
+        here = [t for t in self.on_node.get(node, ()) if (t.stopping or (t.counted and t.rank < rank))]
+        if self._aside:
+            here = [tenant for tenant in here if tenant not in self._aside]
+        here.sort(key=_lowest)
+        return here
 
     def ranks_below(self, rank: int) -> list[int]:
         """The classes under that one that somebody here belongs to, the lowest first."""
         found = self._below.get(rank)
         if found is None:
+            if len(self._below) > _BELOW_KEPT:
+                self._below.clear()
             found = self._below[rank] = sorted([r for r, number in self._ranks.items() if number > 0 and r < rank])
         return found
 
@@ -232,15 +306,21 @@ class Tenancy:
         if self._generation != self._table.generation:
             return  # made anew when someone asks
         of_class = self._held.get(rank)
-        if of_class is None:
+        if of_class is None and not self.many:
             of_class = self._held[rank] = {}
         for name, held in tenant.holds.items():
             row = self._table.row.get(name)
             if row is None:
                 continue
             self.changes.append(row)
+            if of_class is None:
+                continue
             for resource, amount in held.items():
                 column = of_class.get(resource)
                 if column is None:
                     column = of_class[resource] = np.zeros(len(self._table.names), dtype=np.int64)
                 column[row] += by * amount
+
+
+def _lowest(tenant: Tenant) -> int:
+    return LEAVING if tenant.stopping else tenant.rank

@@ -23,6 +23,11 @@ class Member(Struct, frozen=True):
     task: TaskSpec
     leaving: bool = False
 
+    @property
+    def labels(self) -> dict[str, str]:
+        own = self.task.labels
+        return {**self.job.labels, **own} if own else self.job.labels
+
 
 class Gang(Struct):
     """The members that must be placed together. `order` is given by the profile's queue_sort, smallest first.

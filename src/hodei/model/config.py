@@ -16,7 +16,8 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `worker_selection` names the strategy that takes the place of the scores resource (or fit) and load; `scores`
     replaces all weights; `plugins` adds (built-in names, announced ones, or module:Class), `disable` takes away.
     `projects` may use it (with `*`; none named: all), and it may use the `nodes` of this label selector. Jobs that no node
-    of it could ever take, or that have waited for `fallback_after`, go to the profile `fallback`.
+    of it could ever take, or that have waited for `fallback_after`, go to the profile `fallback`. `backend_policy` chooses
+    among backends before nodes are chosen.
     """
 
     base: str = ""
@@ -35,6 +36,7 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     fallback: str = ""
     fallback_after: str = "0s"
     recovery: RecoveryConfig | None = None
+    backend_policy: Literal["", "cost_optimized", "performance", "locality"] = ""
 
 
 class RecoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,6 +127,23 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     allow: tuple[str, ...] = ()
 
 
+class SpillConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"home": "from"}):
+    """Backend `to` is for the overflow: jobs go there only if they would wait longer than `only_if_wait_over` on the backends
+    named in `from` (none named: on all that are not for overflow), and cost no more than `max_cost` there."""
+
+    to: str
+    only_if_wait_over: str = "0s"
+    max_cost: float | None = None
+    home: tuple[str, ...] = ()
+
+
+class DataRuleConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Jobs that read `dataset` run only in these regions, zones, data centers or backends."""
+
+    dataset: str
+    stay_in: tuple[str, ...]
+
+
 class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """All that decisions depend on; a decision log carries it so that it can be replayed."""
 
@@ -143,6 +162,8 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ranges: dict[str, RangeConfig] = {}
     budgets: dict[str, BudgetConfig] = {}
     data: DataConfig = DataConfig()
+    spill: tuple[SpillConfig, ...] = ()
+    data_rules: tuple[DataRuleConfig, ...] = ()
 
 
 class SocketConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,6 +202,18 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""
 
 
+class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Backends are asked for a sign of life every `interval` ("0s": never), and have `timeout` to give it. After so many
+    `failures` in a row nothing starts there; they are asked again after `pause`, then twice as long each time up to
+    `max_pause`."""
+
+    interval: str = "30s"
+    timeout: str = "10s"
+    failures: int = 3
+    pause: str = "5s"
+    max_pause: str = "5m"
+
+
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 7680
@@ -198,3 +231,5 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     nodes: tuple[NodeConfig, ...] = ()
+    backends: dict[str, dict[str, Any]] = {}
+    health: HealthConfig = HealthConfig()

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from hodei.model.config import Config, ProfileConfig, SchedulingConfig
+from hodei.model.secrets import without_secrets_in
 from hodei.model.whatif import WhatIf
 
 # start: read from the file when the server came up. reload: read from it again. set: handed in. undo: an earlier one.
@@ -74,6 +75,9 @@ def differences(before: SchedulingConfig, after: SchedulingConfig) -> tuple[Diff
 def beyond_scheduling(before: Config, after: Config) -> tuple[Difference, ...]:
     """What a restart is needed for."""
     found = (*_between(before.server, after.server, "server"), *_between(before.nodes, after.nodes, "nodes"))
+    old_backends, new_backends = without_secrets_in(before.backends), without_secrets_in(after.backends)
+    found = (*found, *_between(old_backends, new_backends, "backends"))
+    found = (*found, *_between(before.health, after.health, "health"))
     for section in _AT_START:
         old, new = getattr(before.scheduling, section), getattr(after.scheduling, section)
         found = (*found, *_between(old, new, f"scheduling.{section}"))

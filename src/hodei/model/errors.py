@@ -60,6 +60,10 @@ class StaleEpoch(HodeiError):
     code = "STALE_EPOCH"
 
 
+# Code of a BackendError when it is certain that nothing of the call has arrived: the line was dead before it was sent.
+NOT_REACHED = "NOT_REACHED"
+
+
 class BackendError(HodeiError):
     """The backend did not do it; asking again may help. Nothing was started."""
 

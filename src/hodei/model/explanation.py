@@ -94,6 +94,15 @@ class Promised(Struct, frozen=True):
     nodes: tuple[NodeName, ...]
 
 
+class InLine(Struct, frozen=True, omit_defaults=True):
+    """The job was handed to a backend that queues by itself, and waits there: by that backend's own estimate it begins then
+    (0: it has not told), and `reason` is why it waits, in the backend's words."""
+
+    backend: str
+    start_ms: int = 0
+    reason: str = ""
+
+
 class Explanation(Struct, frozen=True, omit_defaults=True):
     """`code` and `summary` are the dominant reason; `blockers` lists every reason, the most frequent first.
 
@@ -103,7 +112,7 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     Of time: `estimate` is how long it is expected to run, `expected_end_ms` when it should be over if it runs
     (`outlived`: it should have been before, and that is when twice as long, or four times, is over), `promise` the start
     that it was promised, `held_for` who was promised or has reserved the room that it could start in now,
-    `forecast` when it will probably start. `measures`: what was done about it before and while it waits (which rule chose
+    `forecast` when it will probably start, `in_line` when it will by the backend that has it in its own line. `measures`: what was done about it before and while it waits (which rule chose
     its profile, what was changed because it waits for so long).
     """
 
@@ -134,3 +143,4 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     held_for: tuple[Hold, ...] = ()
     forecast: StartForecast | None = None
     measures: tuple[Measure, ...] = ()
+    in_line: InLine | None = None

@@ -175,6 +175,12 @@ class Reconfigured(Fact, frozen=True):
     how: str = ""
 
 
+class StartsForetold(Fact, frozen=True):
+    """When those who wait will probably start, in ms since the epoch; whoever is not named, nobody knows of."""
+
+    starts: dict[JobId, int]
+
+
 class Noted(Fact, frozen=True):
     """Something to be told among the events that no decision depends on."""
 
@@ -201,6 +207,7 @@ AnyFact = (
     | NodeMarked
     | BookingMade
     | BookingCancelled
+    | StartsForetold
     | Noted
     | HistoryRestored
     | UsageRestored

@@ -64,10 +64,13 @@ class Affinity(Struct, frozen=True, omit_defaults=True):
 
 
 class BackendChoice(Struct, frozen=True, omit_defaults=True):
-    """`specific`: one of `names` or nowhere. `preferred`: those first, else any. `any`: no opinion."""
+    """`specific`: one of `names` or nowhere. `preferred`: those first, else any; in their order, or by their `weights` (one
+    for each). `any`: no opinion. `avoid`: those last, whatever else is said."""
 
     mode: Literal["any", "preferred", "specific"] = "any"
     names: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
+    avoid: tuple[str, ...] = ()
 
 
 class LongRunning(Struct, frozen=True, tag="long-running", tag_field="type", omit_defaults=True):
@@ -150,6 +153,7 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
     `min_count` of them are enough to start (0: all). `backends` are those that it may run on (none named: any).
     `binding`: whole cores of its own, or such cores and devices that are all of one socket.
     `volumes`: storage that it needs at hand. `images`: those that a node should better hold already.
+    `labels`: those of its members, over the job's.
     """
 
     name: str = "main"
@@ -174,6 +178,7 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
     binding: Binding = ""
     volumes: tuple[Volume, ...] = ()
     images: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
 
     @property
     def needed(self) -> int:

@@ -53,7 +53,8 @@ class Node(Struct, frozen=True, omit_defaults=True):
     `overcommit_percent` is how much of a resource may be promised, 100 (or absent) being all that there is;
     `sockets` describe what it is made of, if that is known (else cores can not be bound, and GPUs are counted from 0);
     `address` is where members of one gang reach each other; `images` are those that it holds, with their bytes;
-    `volume_limits` tells how many volumes of a kind can be attached to it.
+    `volume_limits` tells how many volumes of a kind can be attached to it. `not_ready_code`: the reason code if it is not
+    ready for a cause of its own kind (its backend's).
     """
 
     name: NodeName
@@ -76,6 +77,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     address: str = ""
     images: dict[str, int] = {}
     volume_limits: dict[str, int] = {}
+    not_ready_code: str = ""
 
 
 class NodeMarks(Struct, frozen=True, omit_defaults=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import structs
 
@@ -27,3 +28,17 @@ def without_secrets(spec: JobSpec) -> JobSpec:
     if not any(looks_secret(name) for task in spec.tasks for name in task.env):
         return spec
     return structs.replace(spec, tasks=tuple(structs.replace(task, env=masked(task.env)) for task in spec.tasks))
+
+
+def without_secrets_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings for every eye, however deep a secret is in them. What ends in `_file` names a place, not a secret."""
+    return {
+        name: MASK if looks_secret(name) and not name.endswith("_file") and value else _shown(value)
+        for name, value in settings.items()
+    }
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return without_secrets_in(value)
+    return [_shown(each) for each in value] if isinstance(value, list | tuple) else value

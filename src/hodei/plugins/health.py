@@ -9,8 +9,10 @@ from hodei.engine.nodes import Mask, Nodes
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
-from hodei.model.node import Taint
+from hodei.model.node import Node, Taint
 from hodei.plugins.taints import tolerated
+
+_NOT_READY = "NODE_NOT_READY"
 
 
 class Health:
@@ -31,14 +33,22 @@ class Health:
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         out: list[tuple[Mask, Reason]] = []
-        states = nodes.by("health", lambda node: (node.ready, node.not_ready_reason, node.cordoned))
-        for why in {reason: None for ready, reason, _ in states.values if not ready}:
-            text = f"not ready: {why}" if why else "not ready"
-            out.append((states.where(partial(_not_ready, why)), Reason(self.name, "NODE_NOT_READY", text)))
-        if any(cordoned for _, _, cordoned in states.values) and not self._tolerates_cordon(member):
-            out.append((states.where(lambda state: state[2]), Reason(self.name, "NODE_CORDONED", "cordoned")))
+        states = nodes.by("health", _state)
+        for code, why in {(state[2], state[1]): None for state in states.values if not state[0]}:
+            # A backend's own reason says it all; a node's needs the word.
+            text = why if code else f"not ready: {why}" if why else "not ready"
+            out.append((states.where(partial(_not_ready, code, why)), Reason(self.name, code or _NOT_READY, text)))
+        if any(state[3] for state in states.values) and not self._tolerates_cordon(member):
+            out.append((states.where(lambda state: state[3]), Reason(self.name, "NODE_CORDONED", "cordoned")))
         return out
 
 
-def _not_ready(why: str, state: tuple[bool, str, bool]) -> bool:
-    return not state[0] and state[1] == why
+_State = tuple[bool, str, str, bool]
+
+
+def _state(node: Node) -> _State:
+    return node.ready, node.not_ready_reason, node.not_ready_code, node.cordoned
+
+
+def _not_ready(code: str, why: str, state: _State) -> bool:
+    return not state[0] and state[1] == why and state[2] == code

@@ -36,7 +36,7 @@ class CompanyRules:
         task, job = member.task, member.job
         if not _has_rules(task):
             return None  # whom the rules of residents mean is in the stamp
-        labels = tuple(sorted(job.labels.items())) if job.labels else ()
+        labels = tuple(sorted(member.labels.items()))
         return (job.project, labels, task.job_affinity, task.job_anti_affinity)
 
     def stamp(self, member: Member, table: Table) -> Hashable:
@@ -123,8 +123,8 @@ def _has_rules(task: TaskSpec) -> bool:
 
 def _means(terms: tuple[JobTerm, ...], member: Member, residents: Residents) -> bool:
     """Whether a member meets all of its own terms."""
-    job = member.job
-    return all(term.matches(job.project, job.labels, job.project, residents.projects) for term in terms)
+    job, labels = member.job, member.labels
+    return all(term.matches(job.project, labels, job.project, residents.projects) for term in terms)
 
 
 def _carriers(rule: Rule, table: Table) -> DomainCount:

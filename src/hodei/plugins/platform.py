@@ -62,14 +62,25 @@ class Platform:
                 yield Change("drop", text, {"backend": BackendChoice()}, whole_job=True)
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        """Preferred backends in the order named, the first best."""
+        """Preferred backends in the order named, the first best, or by their weights; those to avoid below all others."""
         choice = member.job.backend
-        if choice.mode != "preferred":
+        if choice.mode != "preferred" and not choice.avoid:
             return None
-        rank = {name: place for place, name in reversed(list(enumerate(choice.names)))}
-        steps = max(len(choice.names), 1)
+        wanted = _wanted(choice) if choice.mode == "preferred" else {}
         column = nodes.by("backend", lambda node: node.backend)
-        return column.numbers(lambda name: MAX_SCORE * (steps - rank[name]) // steps if name in rank else 0)
+        if not choice.avoid:
+            return column.numbers(lambda name: wanted.get(name, 0))
+        half = MAX_SCORE // 2
+        return column.numbers(lambda name: 0 if name in choice.avoid else half + wanted.get(name, 0) // 2)
+
+
+def _wanted(choice: BackendChoice) -> dict[str, int]:
+    """How much each of the preferred is wanted, the most wanted fully."""
+    if choice.weights:
+        most = max(*choice.weights, 1)
+        return {name: MAX_SCORE * weight // most for name, weight in zip(choice.names, choice.weights, strict=True)}
+    steps = max(len(choice.names), 1)
+    return {name: MAX_SCORE * (steps - place) // steps for place, name in reversed(list(enumerate(choice.names)))}
 
 
 def _not_for_task(task: TaskSpec) -> str:

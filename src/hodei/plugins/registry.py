@@ -13,15 +13,17 @@ from typing import Any
 
 from hodei.engine.points import QueueSort
 from hodei.engine.profile import Profile, make_profile
-from hodei.model.config import ProfileConfig, SchedulingConfig
+from hodei.model.config import ProfileConfig, SchedulingConfig, SpillConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms
 from hodei.model.text import did_you_mean
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
+from hodei.plugins.backend_policies import CostOptimized, Locality, Performance
 from hodei.plugins.batch import Batch
 from hodei.plugins.cost import Cost
 from hodei.plugins.data_locality import DataLocality
+from hodei.plugins.data_rules import DataRules
 from hodei.plugins.devices import Devices
 from hodei.plugins.distribution import Distribution
 from hodei.plugins.fit import Fit
@@ -39,6 +41,7 @@ from hodei.plugins.proximity import LocalityAware, Proximity
 from hodei.plugins.queues import Fair, Fifo, Priority
 from hodei.plugins.quota import Quota
 from hodei.plugins.scope import Scope
+from hodei.plugins.spill import Spill, SpillRule
 from hodei.plugins.spread import Spread
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
 from hodei.plugins.taints import Taints
@@ -49,7 +52,7 @@ PLUGINS: dict[str, type[Any]] = {
     for plugin in (
         Health, Platform, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Devices,
         Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
-        Resource, Load, Proximity,
+        Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
         LeastAllocated, MostAllocated, RequestedToCapacityRatio, BalancedAllocation, DataLocality, Cost,
         Fgd, GpuHodei, GpuBestfit, GpuPacking, GpuClustering, GpuDotprod, GpuRandom,
@@ -129,9 +132,8 @@ def build_profile(
         if plugin_name not in disabled:
             added = add(plugin_name)
             if plugin_name in plugins:
-                weights.setdefault(
-                    added, weights.pop(plugin_name, 10) if scores is None else weights.pop(plugin_name, 0)
-                )
+                usual = getattr(made[added], "usual_weight", 10)
+                weights.setdefault(added, weights.pop(plugin_name, usual if scores is None else 0))
     if worker_selection and scores is None:
         weights[add(worker_selection)] = sum(weights.pop(replaced, 0) for replaced in ("resource", "fit", "load"))
     for plugin_name in list(weights):
@@ -163,38 +165,69 @@ def _announced(name: str) -> type[Any] | None:
     return None
 
 
-def _called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str]:
+def called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str]:
     """Plugins that other settings bring along."""
     if profile.nodes:
         yield "scope"
     if config.quotas or config.budgets:
         yield "quota"
+    if config.spill:
+        yield "spill"
+    if config.data_rules:
+        yield "data_rules"
+    if profile.backend_policy:
+        yield profile.backend_policy
+
+
+def _options(config: SchedulingConfig, profile: ProfileConfig) -> dict[str, Any]:
+    """What plugins are made with: what the profile says, and what other settings say to those that they bring along."""
+    out: dict[str, Any] = dict(profile.options)
+    if profile.nodes:
+        out["scope"] = {"nodes": profile.nodes}
+    if config.spill:
+        out["spill"] = {"rules": [_spill_rule(rule) for rule in config.spill]}
+    if config.data_rules:
+        rules: dict[str, tuple[str, ...]] = {}
+        for rule in config.data_rules:
+            rules[rule.dataset] = (*rules.get(rule.dataset, ()), *rule.stay_in)
+        out["data_rules"] = {"rules": rules}
+    return out
+
+
+def _spill_rule(rule: SpillConfig) -> SpillRule:
+    if not rule.to or rule.to in rule.home:
+        raise InvalidInput(
+            f"spill rule to {rule.to!r}: name the backend that it spills to, other than those it is from"
+        )
+    if rule.max_cost is not None and not 0 <= rule.max_cost <= 1_000_000:
+        raise InvalidInput(f"spill rule to {rule.to!r}: max_cost is from 0 to 1000000, not {rule.max_cost:g}")
+    cost = None if rule.max_cost is None else round(rule.max_cost * 1000)
+    return SpillRule(rule.to, parse_duration_ms(rule.only_if_wait_over), cost, rule.home)
+
+
+def queue_arguments(wanted: ProfileConfig) -> dict[str, Any]:
+    """What a profile's queue is told."""
+    if wanted.queue == "fair":
+        quantum_ms = parse_duration_ms(wanted.quantum)
+        return {"tenant_key": wanted.tenant_key, "weights": wanted.weights, "quantum_ms": quantum_ms}
+    return dict(wanted.options.get(wanted.queue, {})) if wanted.queue in ("batch", "multifactor") else {}
 
 
 def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
     """The built-in profiles, and every configured one (over the built-in one of that name, if there is one)."""
     out = {}
     for name, wanted in {**dict.fromkeys(BASES, ProfileConfig()), **config.profiles}.items():
-        arguments: dict[str, Any] = {}
-        if wanted.queue in ("batch", "multifactor"):
-            arguments = dict(wanted.options.get(wanted.queue, {}))
-        if wanted.queue == "fair":
-            arguments = {
-                "tenant_key": wanted.tenant_key,
-                "weights": wanted.weights,
-                "quantum_ms": parse_duration_ms(wanted.quantum),
-            }
         try:
             out[name] = build_profile(
                 name,
                 base=wanted.base or (name if name in BASES else "default"),
                 queue=wanted.queue,
-                queue_arguments=arguments,
+                queue_arguments=queue_arguments(wanted),
                 worker_selection=wanted.worker_selection,
-                plugins=(*wanted.plugins, *_called_for(config, wanted)),
+                plugins=(*wanted.plugins, *called_for(config, wanted)),
                 disabled=wanted.disable,
                 scores=wanted.scores,
-                arguments={**wanted.options, "scope": {"nodes": wanted.nodes}} if wanted.nodes else wanted.options,
+                arguments=_options(config, wanted),
                 max_pending=wanted.max_pending,
             )
         except InvalidInput as error:

@@ -38,7 +38,7 @@ class Spread:
         task, job = member.task, member.job
         if not task.spread:
             return None
-        labels, selector = tuple(sorted(job.labels.items())), tuple(sorted(task.node_selector.items()))
+        labels, selector = tuple(sorted(member.labels.items())), tuple(sorted(task.node_selector.items()))
         return (job.project, labels, task.spread, selector, task.affinity, task.tolerations)
 
     def stamp(self, member: Member, table: Table) -> Hashable:
@@ -149,7 +149,7 @@ def _crowded(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, ta
     # What the emptiest of the domains holds; none while there are fewer domains than the rule wants.
     enough = np.count_nonzero(there) >= max(rule.min_domains, 1)
     least = held[there].min() if enough else 0
-    own = int(rule.selector is not None and all_match(rule.selector, member.job.labels))
+    own = int(rule.selector is not None and all_match(rule.selector, member.labels))
     crowded: Mask = held + own - least > rule.max_skew
     return crowded
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hodei.control.gangs import START_FAILED
 from hodei.model.effects import Act, Forget, SaveWork, Start, Stop
-from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, StaleEpoch
 from hodei.model.facts import Fact, RunObserved
 from hodei.model.ids import RunId
 from hodei.ports import Backend, Clock
+from hodei.runtime import two_phase
 from hodei.runtime.metrics import Metrics
+from hodei.runtime.watcher import CALL_TIMEOUT_S
 
 log = logging.getLogger("hodei.binder")
 
@@ -26,24 +28,56 @@ class Binder:
         self, backends: Mapping[str, Backend], clock: Clock, metrics: Metrics, tell: Callable[[Sequence[Fact]], None]
     ) -> None:
         self._backends = backends
+        self.barred: dict[str, str] = {}
+        self.on_failure: Callable[[str, str], None] = lambda name, text: None
+        self.on_success: Callable[[str], None] = lambda name: None
         self._clock = clock
         self._metrics = metrics
         self._tell = tell
         self._acts: dict[str, list[Act]] = {name: [] for name in backends}
         self._more = {name: asyncio.Event() for name in backends}
         self._failed: set[RunId] = set()
+        self._unsure: set[RunId] = set()
 
     def act(self, acts: Sequence[Act]) -> None:
         orphans: list[Fact] = []
         for act in acts:
             backend = act.run.backend if isinstance(act, Start) else act.backend
-            if backend in self._acts:
+            if self.barred and backend in self.barred and isinstance(act, Start):
+                self._failed.add(act.run.id)
+                orphans.append(self._not_started(act, BackendError(self.barred[backend])))
+            elif backend in self._acts:
                 self._acts[backend].append(act)
                 self._more[backend].set()
             elif isinstance(act, Start):
                 orphans.append(self._not_started(act, BackendRefused(f"there is no backend {backend!r} any more")))
         if orphans:
             self._tell(orphans)
+
+    def add(self, name: str) -> None:
+        """A backend has come; `serve` is next."""
+        self._acts.setdefault(name, [])
+        self._more.setdefault(name, asyncio.Event())
+
+    def remove(self, name: str) -> None:
+        """A backend is no more: what was to be done there will not be."""
+        self._acts.pop(name, None)
+        self._more.pop(name, None)
+        self.barred.pop(name, None)
+
+    def bar(self, name: str, reason: str) -> None:
+        """Starts that cannot have arrived are given back, so that they can be placed elsewhere; further ones too, until
+        `reason` is empty. Those of which nobody knows whether they arrived wait: nothing runs twice."""
+        if not reason:
+            self.barred.pop(name, None)
+            return
+        self.barred[name] = reason
+        back = [a for a in self._acts[name] if isinstance(a, Start) and a.run.id not in self._unsure | self._failed]
+        if back:
+            gone = {act.run.id for act in back}
+            self._acts[name] = [a for a in self._acts[name] if not (isinstance(a, Start) and a.run.id in gone)]
+            self._failed |= gone
+            self._tell([self._not_started(act, BackendError(reason)) for act in back])
 
     async def serve(self, name: str) -> None:
         """Carry out this backend's acts for ever."""
@@ -56,11 +90,25 @@ class Binder:
                 continue
             try:
                 await self._carry_out(backend, acts)
-                pause = 0.1
-            except (BackendError, OSError, TimeoutError) as error:
+                if pause > 0.1:
+                    pause = 0.1
+                    self.on_success(name)
+            except StaleEpoch:
+                raise
+            except BackendRefused as error:
+                log.error("backend %s will never do it, %d acts are dropped: %s", name, len(acts), error)
+            except Exception as error:
+                if not isinstance(error, BackendError | OSError | TimeoutError):
+                    log.exception("backend %s", name)
+                text = str(error) or f"no answer within {CALL_TIMEOUT_S:g} s"
                 self._metrics.backend_errors.labels(name).inc()
-                log.warning("backend %s: %s; %d acts will be sent again in %.1f s", name, error, len(acts), pause)
+                log.warning("backend %s: %s; %d acts will be sent again in %.1f s", name, text, len(acts), pause)
+                if getattr(error, "code", "") != NOT_REACHED:
+                    self._unsure.update(act.run.id for act in acts if isinstance(act, Start))
                 self._acts[name] = acts + self._acts[name]
+                self.on_failure(name, text)
+                if name in self.barred:
+                    self.bar(name, self.barred[name])
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 5.0)
                 self._more[name].set()
@@ -72,18 +120,29 @@ class Binder:
         stops = [act for act in acts if isinstance(act, Stop)]
         forgets = [act for act in acts if isinstance(act, Forget)]
         if starts:
-            failed = await backend.start(starts)
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    if backend.capabilities.reserve and any(act.world_size > 1 for act in starts):
+                        failed = await two_phase.start(backend, starts)
+                    else:
+                        failed = await backend.start(starts)
+            except BackendRefused as error:
+                failed = {act.run.id: error for act in starts}
+            if self._unsure:
+                self._unsure.difference_update(act.run.id for act in starts)
             if failed:
                 self._failed.update(failed)
                 self._tell([self._not_started(act, failed[act.run.id]) for act in starts if act.run.id in failed])
         acts[:] = [*stops, *saves, *forgets]
-        if stops:
-            await backend.stop(stops)
-        if saves:
-            await backend.checkpoint(saves)
-            acts[:] = [*stops, *forgets]
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            if stops:
+                await backend.stop(stops)
+            if saves:
+                await backend.checkpoint(saves)
+                acts[:] = [*stops, *forgets]
+            if forgets:
+                await backend.forget(forgets)
         if forgets:
-            await backend.forget(forgets)
             self._failed.difference_update(act.run for act in forgets)
 
     def _not_started(self, act: Start, error: BackendError | BackendRefused) -> RunObserved:

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -27,8 +27,9 @@ from hodei.control.whatif import Question, what_if
 from hodei.model.config import ForecastConfig, SchedulingConfig
 from hodei.model.effects import Save, SaveJob, SaveNote
 from hodei.model.errors import InvalidInput, Unavailable
+from hodei.model.facts import Fact, StartsForetold
 from hodei.model.forecast import StartForecast
-from hodei.model.ids import JobId
+from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import parse_duration_ms
@@ -75,6 +76,10 @@ class Foresight:
         self._busy, self._closing = False, threading.Event()
         self._news: deque[Job] = deque(maxlen=_NEWS)
         self._metrics = metrics
+        # Told when they will start, where a rule wants to know.
+        self.tell: Callable[[Sequence[Fact]], None] | None = None
+        # When runs will begin that wait in the lines of backends, by their own estimates.
+        self.begins: Callable[[], dict[RunId, int]] = dict
 
     def close(self) -> None:
         self._closing.set()
@@ -134,6 +139,7 @@ class Foresight:
                     held,
                     now_ms,
                     partial(_seeded, now_ms),
+                    begins=self.begins(),
                     go_on=self._at_leisure(max(self._every_s * _SHARE, _LEAST_S), self._every_s),
                 )
             )
@@ -145,7 +151,13 @@ class Foresight:
         still = {id for id, job in jobs.items() if job.state in ("pending", "held")}
         self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
         self._forecasts.forget(still)
+        if self.tell is not None and any("spill" in names for names in self._plugins()):
+            self.tell([StartsForetold({id: found[id].p50_ms for id in sorted(still & found.keys())})])
         return True
+
+    def _plugins(self) -> Iterator[set[str]]:
+        for profile in self._controller.engine.profiles.values():
+            yield {plugin.name for plugin in profile.layouts}
 
     async def _recall(self) -> None:
         """What was known before the restart."""

@@ -14,7 +14,7 @@ _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_800)
 _WAIT_MS = (10, 100, 1000, 5000, 30_000, 60_000, 300_000, 1_800_000, 7_200_000, 86_400_000)
 # Per-node gauges are for clusters that a person can look at; larger ones get the sums per backend.
-_MAX_NODES = 200
+MAX_NODES = 200
 _RECOURSE = {"job.moved": "moved", "job.relaxed": "relaxed", "job.promoted": "promoted"}
 
 
@@ -51,6 +51,9 @@ class Metrics:
             "hodei_plugin_faults", "Plugin failures that were fenced", ["plugin", "point"], registry=r
         )
         self.backend_errors = Counter("hodei_backend_errors", "Failed calls to a backend", ["backend"], registry=r)
+        self.backend_up = Gauge(
+            "hodei_backend_up", "1 while a backend is well and not disabled", ["backend"], registry=r
+        )
         self.depending = Gauge("hodei_jobs_waiting_for_others", "Jobs that wait for other jobs or data", registry=r)
         self.pending = Gauge("hodei_queue_length", "Jobs waiting, by profile", ["profile"], registry=r)
         self.breaker = Gauge(
@@ -64,6 +67,9 @@ class Metrics:
         self.nodes = Gauge("hodei_nodes", "Nodes, by state", ["state"], registry=r)
         self.used = Gauge(
             "hodei_worker_utilization", "Share of a node's resource in use", ["node", "resource"], registry=r
+        )
+        self.node_used = Gauge(
+            "hodei_node_used", "What is used on a node as measured", ["backend", "node", "resource"], registry=r
         )
         self.allocated = Gauge("hodei_allocation_ratio", "Share of all capacity in use", ["resource"], registry=r)
         self.stuck = Gauge("hodei_fragmentation_ratio", "Share of free cpu on nodes that are nearly full", registry=r)
@@ -87,7 +93,7 @@ class Metrics:
         self.preemptions.inc(len(step.plan.evictions))
         for fault in step.plan.faults:
             self.faults.labels(fault.plugin, fault.point).inc()
-        new = 0
+        new, ended = 0, dict[str, int]()
         for save in step.saves:
             if isinstance(save, SaveJob):
                 job = save.job
@@ -95,19 +101,22 @@ class Metrics:
                 if job.id in placed:
                     self.wait.observe(max(0, job.scheduled_ms - (job.queued_ms or job.submitted_ms)))
                 if job.state in JOB_ENDED:
-                    self.ended.labels(job.state).inc()
+                    ended[job.state] = ended.get(job.state, 0) + 1
                     if job.failure:
                         self.job_failures.labels(job.failure).inc()
                 elif job.state == "pending" and job.attempt and job.queued_ms == job.changed_ms:
                     self.retries.labels(job.reason_code).inc()
                     if class_of(job.reason_code):
                         self.job_failures.labels(class_of(job.reason_code)).inc()
-            elif isinstance(save, Record) and save.event.kind == "promise.missed":
-                cause = save.event.detail["cause"]
-                (self.broken if cause == "broken" else self.missed.labels(cause)).inc()
-            elif isinstance(save, Record) and save.event.kind in _RECOURSE:
-                self.recourse.labels(_RECOURSE[save.event.kind]).inc()
+            elif isinstance(save, Record):
+                if save.event.kind == "promise.missed":
+                    cause = save.event.detail["cause"]
+                    (self.broken if cause == "broken" else self.missed.labels(cause)).inc()
+                elif save.event.kind in _RECOURSE:
+                    self.recourse.labels(_RECOURSE[save.event.kind]).inc()
         self.submitted.inc(new)
+        for state, jobs in ended.items():
+            self.ended.labels(state).inc(jobs)
 
     def render(self, controller: Controller) -> bytes:
         """The gauges are read off the world when someone asks, not kept up all the time."""
@@ -131,7 +140,7 @@ class Metrics:
             total = int(capacity.sum())
             if total:
                 self.allocated.labels(resource).set(int(used.sum()) / total)
-                if len(table.names) <= _MAX_NODES:
+                if len(table.names) <= MAX_NODES:
                     for row, node in enumerate(table.names):
                         if capacity[row]:
                             self.used.labels(node, resource).set(int(used[row]) / int(capacity[row]))

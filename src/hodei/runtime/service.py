@@ -51,17 +51,17 @@ from hodei.model.resources import Resources
 from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
 from hodei.runtime.audit import forget_old
-from hodei.runtime.binder import Binder
 from hodei.runtime.calendar import Calendar
 from hodei.runtime.configuring import Configuring
 from hodei.runtime.data_watch import DataWatch
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.depending import Depending
+from hodei.runtime.fleet import Fleet, FleetPlan
 from hodei.runtime.foresight import Foresight
 from hodei.runtime.hub import Hub, Subscription
 from hodei.runtime.loop import Loop
 from hodei.runtime.metrics import Metrics
-from hodei.runtime.watcher import Watcher
+from hodei.runtime.pulse import HealthPolicy
 
 log = logging.getLogger("hodei.service")
 T = TypeVar("T")
@@ -106,6 +106,8 @@ class Service:
         checks: Callable[[Service], Awaitable[list[Any]]] | None = None,
         scheduling: SchedulingConfig | None = None,
         trial_controller: Callable[[SchedulingConfig], Controller] | None = None,
+        health: HealthPolicy | None = None,
+        fleet: FleetPlan | None = None,
     ) -> None:
         self.store = store
         self.installation, self.epoch = opened.installation, opened.epoch
@@ -114,10 +116,8 @@ class Service:
         self.controller = controller
         self.scheduling = scheduling or SchedulingConfig()
         self.profiles = tuple(sorted(controller.engine.profiles))
-        self.backends = tuple(backends)
         self.prometheus = Metrics()
         self.hub = Hub()
-        self._backends = backends
         self._last_job = opened.last_job
         self._retention_ms = retention_ms
         self._audit_retention_ms = audit_retention_ms
@@ -134,11 +134,8 @@ class Service:
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
         self.calendar = Calendar(self)
-        self._binder = Binder(backends, clock, self.prometheus, self.loop.tell)
-        self._watchers = {
-            name: Watcher(backend, controller.world, clock, self.prometheus, self.loop.tell, self._act, self.loop.quiet)
-            for name, backend in backends.items()
-        }
+        self.fleet = Fleet(self, backends, health or HealthPolicy(), fleet)
+        self.foresight.begins = self.fleet.begins
 
     # --------------------------------------------------------------------------------------------- life
 
@@ -155,9 +152,7 @@ class Service:
         self._spawn(self.loop.run())
         for first in range(0, len(facts), _RESTORE_BATCH):
             await self.loop.committed(facts[first : first + _RESTORE_BATCH])
-        for name, watcher in self._watchers.items():
-            self._spawn(self._binder.serve(name))
-            self._spawn(watcher.watch())
+        self.fleet.start()
         if self._retention_ms:
             self._spawn(self._prune())
         if self.depending.allowed:
@@ -168,7 +163,7 @@ class Service:
         await self.calendar.load()
         self._spawn(self.calendar.run())
         if self.foresight.enabled:
-            self.loop.on_step = self.foresight.stepped
+            self.loop.on_step, self.foresight.tell = self.foresight.stepped, self.loop.tell
             self._spawn(self.foresight.run(partial(self.loop.committed, ())))
 
     def _history(self) -> tuple[Ran, ...]:
@@ -195,8 +190,7 @@ class Service:
         for task in self._tasks[1:]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for backend in self._backends.values():
-            await backend.close()
+        await self.fleet.stop()
         self.foresight.close()
         self._readers.shutdown(wait=True)
         if self._decision_log is not None:
@@ -204,14 +198,18 @@ class Service:
         self.store.close()
 
     async def until_ready(self, timeout_s: float) -> bool:
-        waiting = [watcher.up.wait() for watcher in self._watchers.values()]
         try:
-            await asyncio.wait_for(asyncio.gather(*waiting), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.fleet.until_ready()
             # One empty round: the facts of the first look at the nodes have been learnt.
             await self.loop.committed([])
         except TimeoutError:
             return False
         return True
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return tuple(sorted(self.fleet.backends))
 
     async def ended(self) -> None:
         """Returns when the loop has ended, for whatever reason."""
@@ -227,14 +225,14 @@ class Service:
             return self.loop.fatal.message
         if not self._tasks or self._tasks[0].done():
             return "the scheduling loop is not running"
-        down = [name for name, watcher in self._watchers.items() if not watcher.up.is_set()]
-        return f"still connecting to {', '.join(down)}" if down else ""
+        missing = self.fleet.missing
+        return f"still connecting to {', '.join(missing)}" if missing else ""
 
     def _spawn(self, work: Any) -> None:
         self._tasks.append(asyncio.create_task(work))
 
     def _act(self, acts: Any) -> None:
-        self._binder.act(acts)
+        self.fleet.binder.act(acts)
 
     async def read(self, call: Callable[..., T], *args: Any, **named: Any) -> T:
         """A blocking read of the store, from a thread."""
@@ -358,7 +356,7 @@ class Service:
             known = await self._stored(job)
             runs = await self.read(self.store.runs, job)
             found = explain.landed(known, runs, self.clock.now_ms(), self.controller.beat_ms)
-        found = structs.replace(found, forecast=self.forecast(known))
+        found = self.fleet.in_line(job, structs.replace(found, forecast=self.forecast(known)))
         return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
 
     def forecast(self, job: Job) -> StartForecast | None:
@@ -378,10 +376,7 @@ class Service:
         return explain.plan(self.controller, specs, self.clock.now_ms(), tuple(known.standings.values()))
 
     async def logs(self, run: Run, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
-        backend = self._backends.get(run.backend)
-        if backend is None:
-            raise NotFound(f"the logs of {run.id} are on backend {run.backend!r}, which is not configured any more")
-        return await backend.logs(run.id, stream, offset, limit)
+        return await self.fleet.logs(run, stream, offset, limit)
 
     async def _stored(self, job: JobId) -> Job:
         found = await self.read(self.store.job, job)
@@ -452,6 +447,10 @@ class Service:
         return self.hub.subscribe()
 
     def metrics(self) -> bytes:
+        self.prometheus.backend_up.clear()
+        for name, well in self.fleet.well().items():
+            self.prometheus.backend_up.labels(name).set(well)
+        self.fleet.show_usage()
         return self.prometheus.render(self.controller)
 
     async def checks(self) -> list[Any]:
@@ -459,4 +458,4 @@ class Service:
         return await self._checks(self) if self._checks is not None else []
 
     def backend_errors(self) -> dict[str, str]:
-        return {name: watcher.last_error for name, watcher in self._watchers.items()}
+        return self.fleet.errors()

@@ -6,19 +6,32 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from hodei.control.recovery import reconcile
 from hodei.control.world import World
 from hodei.model.effects import Act
-from hodei.model.errors import BackendError
+from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import Fact, NodeJoined, NodeLost
 from hodei.model.node import Node
+from hodei.model.text import moment
 from hodei.ports import Backend, Clock
 from hodei.runtime.metrics import Metrics
 
 log = logging.getLogger("hodei.watcher")
 _NODES_EVERY_S = 30.0
+# A backend answers within a minute or is given up; others are not held up meanwhile.
+CALL_TIMEOUT_S = 60.0
+# The server is ready without a backend that has not even failed by then.
+FIRST_LOOK_S = 3.0
+UNHEALTHY, DISABLED = "BACKEND_UNHEALTHY", "BACKEND_DISABLED"
+
+
+class Bar(Struct, frozen=True):
+    """Why nothing may start on a backend for now: a reason code and the words to it."""
+
+    code: str
+    text: str
 
 
 class Watcher:
@@ -31,8 +44,11 @@ class Watcher:
         tell: Callable[[Sequence[Fact]], None],
         act: Callable[[Sequence[Act]], None],
         quiet: asyncio.Lock | None = None,
+        owners: dict[str, str] | None = None,
+        dress: Callable[[Node], Node] = lambda node: node,
     ) -> None:
-        """`quiet` is held while something is decided and not stored yet."""
+        """`quiet` is held while something is decided and not stored yet. `owners`: which backend each node is of, shared
+        by all watchers. `dress` adds what the configuration says of all nodes of this backend."""
         self._backend = backend
         self._world = world
         self._clock = clock
@@ -40,43 +56,110 @@ class Watcher:
         self._tell = tell
         self._act = act
         self._quiet = quiet or asyncio.Lock()
-        self._nodes: dict[str, Node] = {}
+        self._owners = {} if owners is None else owners
+        self._dress = dress
+        self._offered: dict[str, Node] = {}
+        self._told: dict[str, Node] = {}
+        self._outage: Bar | None = None
+        self._barred: Bar | None = None
         self.up = asyncio.Event()
+        self.tried = asyncio.Event()
         self.last_error = ""
+        self.down_since_ms = 0
+
+    @property
+    def bar(self) -> Bar | None:
+        """What keeps runs off its nodes now."""
+        return self._barred or self._outage
+
+    @property
+    def nodes(self) -> int:
+        return len(self._offered)
 
     async def watch(self) -> None:
         """For ever: connect, settle what happened meanwhile, then listen; after an outage all over again."""
         pause = 0.1
+        asyncio.get_running_loop().call_later(FIRST_LOOK_S, self.tried.set)
         while True:
             try:
-                await self._backend.open()
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    await self._backend.open()
                 await self._look_at_nodes()
                 await self._make_peace()
-                self.up.set()
-                self.last_error, pause = "", 0.1
+                self._came_up()
+                pause = 0.1
                 await self._listen()
-            except (BackendError, OSError, TimeoutError) as error:
+            except StaleEpoch:
+                raise
+            except TimeoutError:
+                self._went_down(f"no answer within {CALL_TIMEOUT_S:g} s")
+            except (BackendError, OSError) as error:
                 self._went_down(str(error))
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 10.0)
+            except Exception as error:
+                log.exception("backend %s", self._backend.name)
+                self._went_down(str(error) or type(error).__name__)
+            self.tried.set()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 10.0)
+
+    def _came_up(self) -> None:
+        self.last_error, self.down_since_ms = "", 0
+        self._outage = None
+        self.up.set()
+        self.tried.set()
+        self._tell_nodes()
 
     async def _look_at_nodes(self) -> None:
-        found = {node.name: node for node in await self._backend.nodes()}
-        facts: list[Fact] = [NodeJoined(node) for name, node in found.items() if self._nodes.get(name) != node]
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            offered = await self._backend.nodes()
+        found = {node.name: self._dress(node) for node in offered}
+        name = self._backend.name
+        for node in [node for node in found if self._owners.setdefault(node, name) != name]:
+            log.error(
+                "backend %s: node %s is left out, backend %s has one of that name", name, node, self._owners[node]
+            )
+            del found[node]
         # Also those that only the store remembers, from before a restart with other nodes.
-        mine = {
-            run.node for runs in self._world.runs.values() for run in runs.values() if run.backend == self._backend.name
-        }
-        facts += [NodeLost(name, "no longer offered by its backend") for name in self._nodes if name not in found]
-        missing = sorted(name for name in mine if name not in found and name not in self._nodes)
+        mine = {run.node for runs in self._world.runs.values() for run in runs.values() if run.backend == name}
+        missing = sorted(node for node in mine if node not in found and node not in self._offered)
         if missing:
             log.warning("runs wait for nodes that are not offered any more: %s", ", ".join(missing))
-        self._nodes = found
+        for node in self._offered.keys() - found.keys():
+            self._owners.pop(node, None)
+        self._offered, self._outage = found, None
+        self._tell_nodes()
+
+    def _tell_nodes(self, gone: str = "no longer offered by its backend") -> None:
+        """What has changed of its nodes, as they count: barred ones are not ready, whatever the backend says."""
+        bar = self.bar
+        now = self._offered
+        if bar is not None:
+            now = {
+                name: structs.replace(node, ready=False, not_ready_reason=bar.text, not_ready_code=bar.code)
+                for name, node in now.items()
+            }
+        facts: list[Fact] = [NodeJoined(node) for name, node in now.items() if self._told.get(name) != node]
+        facts += [NodeLost(name, gone) for name in self._told if name not in now]
+        self._told = now
         if facts:
             self._tell(facts)
 
+    def bar_with(self, bar: Bar | None) -> None:
+        """Nothing starts on its nodes while there is a bar; what runs goes on."""
+        if bar != self._barred:
+            self._barred = bar
+            self._tell_nodes()
+
+    def leave(self, reason: str) -> None:
+        """The backend is no more ours: its nodes are lost."""
+        for node in self._offered:
+            self._owners.pop(node, None)
+        self._offered = {}
+        self._tell_nodes(reason)
+
     async def _make_peace(self) -> None:
-        known = await self._backend.known()
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            known = await self._backend.known()
         async with self._quiet:
             facts, orders = reconcile(self._world, self._backend.name, known, self._clock.now_ms())
             if facts:
@@ -87,31 +170,36 @@ class Watcher:
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         looked, hearing = loop.time(), asyncio.ensure_future(self._backend.observe())
+        changing = asyncio.ensure_future(self._backend.nodes_changed())
         try:
             while True:
                 # Not wait_for: cancelling a reader that has just been given something would lose it.
-                await asyncio.wait({hearing}, timeout=max(looked + _NODES_EVERY_S - loop.time(), 0))
+                left_s = max(looked + _NODES_EVERY_S - loop.time(), 0)
+                await asyncio.wait({hearing, changing}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
                 if hearing.done():
                     facts = hearing.result()
                     hearing = asyncio.ensure_future(self._backend.observe())
                     if facts:
                         self._tell(facts)
-                if loop.time() - looked >= _NODES_EVERY_S:
+                if changing.done() or loop.time() - looked >= _NODES_EVERY_S:
+                    if changing.done():
+                        changing.result()
+                        changing = asyncio.ensure_future(self._backend.nodes_changed())
                     await self._look_at_nodes()
                     looked = loop.time()
         finally:
             hearing.cancel()
+            changing.cancel()
 
     def _went_down(self, error: str) -> None:
         self._metrics.backend_errors.labels(self._backend.name).inc()
         if self.last_error != error:
             log.warning("backend %s is out of reach: %s", self._backend.name, error)
         self.last_error = error
-        down = {
-            name: structs.replace(node, ready=False, not_ready_reason=f"backend {self._backend.name} is out of reach")
-            for name, node in self._nodes.items()
-        }
-        facts: list[Fact] = [NodeJoined(node) for name, node in down.items() if self._nodes[name] != node]
-        self._nodes = down
-        if facts:
-            self._tell(facts)
+        if not self.down_since_ms:
+            self.down_since_ms = self._clock.now_ms()
+        if self._outage is None:
+            since = moment(self.down_since_ms)
+            text = f"backend {self._backend.name} is out of reach since {since}: {error[:200]}"
+            self._outage = Bar(UNHEALTHY, text)
+            self._tell_nodes()

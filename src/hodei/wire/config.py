@@ -14,7 +14,7 @@ from hodei.model.errors import InvalidInput
 from hodei.wire.check import Problems, convert, refuse
 
 DOCS = "docs/reference/configuration.md"
-_SECTIONS = ("server", "scheduling", "nodes")
+_SECTIONS = ("server", "scheduling", "nodes", "backends", "health")
 
 
 class ConfigView(Struct, frozen=True, omit_defaults=True):

@@ -110,10 +110,19 @@ class TolerationForm(_Form, frozen=True):
 
 
 class BackendForm(_Form, frozen=True):
-    """Exactly one of the two."""
+    """At most one of `specific` and `preferred`."""
 
     specific: Annotated[Words, _about("One of these or nowhere.")] | None = None
-    preferred: Annotated[Words, _about("These first, else any.")] | None = None
+    preferred: (
+        Annotated[
+            Words | dict[Word, Annotated[int, Meta(ge=1, le=100)]],
+            _about(
+                "These first, else any; with weights from 1 to 100 the heaviest first.", {"onprem": 80, "cloud": 20}
+            ),
+        ]
+        | None
+    ) = None
+    avoid: Annotated[Words, _about("These only if no other has room.")] | None = None
 
 
 class NearForm(_Form, frozen=True):

@@ -21,6 +21,7 @@ from hodei.model.forecast import StartForecast
 from hodei.model.job import (
     PRIORITY_CLASSES,
     Affinity,
+    BackendChoice,
     Batch,
     DataProcessing,
     Interactive,
@@ -204,7 +205,7 @@ def job_document(spec: JobSpec, *, redact: bool = False) -> dict[str, Any]:
             **_given(
                 {
                     "profile": spec.profile if spec.profile != "default" else "",
-                    "backend": {spec.backend.mode: list(spec.backend.names)} if spec.backend.mode != "any" else "",
+                    "backend": _backend(spec.backend),
                     "near": _place(spec.near),
                     "inputs": list(spec.inputs),
                     "workload": _workload(spec.workload),
@@ -343,3 +344,13 @@ def _term(term: NodeTerm) -> dict[str, Any]:
 def _expression(requirement: Requirement) -> dict[str, Any]:
     values = {"values": list(requirement.values)} if requirement.values else {}
     return {"key": requirement.key, "operator": requirement.operator} | values
+
+
+def _backend(choice: BackendChoice) -> Any:
+    out: dict[str, Any] = {}
+    if choice.mode != "any":
+        weighed = dict(zip(choice.names, choice.weights, strict=False))
+        out[choice.mode] = weighed or list(choice.names)
+    if choice.avoid:
+        out["avoid"] = list(choice.avoid)
+    return out or ""

@@ -62,11 +62,18 @@ def toleration(given: str | forms.TolerationForm) -> Toleration:
 def backend(given: str | forms.BackendForm) -> BackendChoice:
     if isinstance(given, str):
         return BackendChoice() if given == "any" else _specific(given)
-    if (given.specific is None) == (given.preferred is None):
-        raise InvalidInput("give exactly one of specific and preferred")
+    avoid = tuple(map(word, given.avoid or ()))
+    if given.specific is not None and given.preferred is not None:
+        raise InvalidInput("give one of specific and preferred, not both")
     if given.specific is not None:
-        return BackendChoice("specific", tuple(map(word, given.specific)))
-    return BackendChoice("preferred", tuple(map(word, given.preferred or ())))
+        return BackendChoice("specific", tuple(map(word, given.specific)), avoid=avoid)
+    if given.preferred is None:
+        if not avoid:
+            raise InvalidInput("give one of specific, preferred and avoid")
+        return BackendChoice(avoid=avoid)
+    names = tuple(map(word, given.preferred))
+    weights = tuple(given.preferred.values()) if isinstance(given.preferred, dict) else ()
+    return BackendChoice("preferred", names, weights, avoid)
 
 
 def near(form: forms.NearForm) -> Location:

@@ -61,10 +61,11 @@ def test_the_home_before_the_command_counts_too(hodei, executed):
         ("bench", "hodei.bench"),
         ("replay", "hodei.sim.replay"),
         ("sim", "hodei.sim"),
+        ("kube", "hodei.kube"),
         ("test", "hodei.sim.scenario"),
     ],
 )
-def test_bench_replay_sim_and_test_are_programs_of_their_own(hodei, executed, name: str, module: str):
+def test_bench_kube_replay_sim_and_test_are_programs_of_their_own(hodei, executed, name: str, module: str):
     hodei(name, "engine", "--nodes", "5", "--help")
     assert executed == [["-m", module, "engine", "--nodes", "5", "--help"]]
 

@@ -58,7 +58,7 @@ def test_every_command_of_the_table_exists_and_is_called_so(name: str):
     assert command.help
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bench", "replay", "sim", "test")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("bench", "kube", "replay", "sim", "test")])
 def test_every_command_has_help_that_needs_no_server(hodei, name: str):
     result = hodei(name, "--help")
     assert result.exit_code == 0
@@ -84,6 +84,10 @@ ONE_FORM = (
     ["replay"],
     ["bench"],
     ["sim"],
+    ["kube"],
+    ["exec"],
+    ["convert"],
+    ["slurm-shims"],
     ["test"],
     ["job", "init"],
     ["job", "export"],

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from hodei.model.decision import Candidate, Decision, Term
-from hodei.model.explanation import Blocker, Explanation, NearestMiss, Patch, Placement, QueuePlace, Repair
+from hodei.model.explanation import Blocker, Explanation, InLine, NearestMiss, Patch, Placement, QueuePlace, Repair
 from unit.cli.stub import NOW_MS, job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -55,6 +56,24 @@ def test_a_scheduler_that_has_fallen_silent_is_part_of_the_answer(hodei, stub):
     silent = msgspec.structs.replace(WAITING, scheduler_beat_ms=NOW_MS - 90_000)
     stub.on("GET", f"{API}/jobs/12/why", silent)
     assert "has not been seen since 90s ago" in hodei("why", "12").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            InLine("hpc", NOW_MS + 90_000, "Slurm: Priority"),
+            r"expected to begin at \S.* \(in 90s\) by hpc's own estimate; ",
+        ),
+        (InLine("hpc"), r"hpc has not told when it will begin\n"),
+    ],
+    ids=["it has told", "it has not"],
+)
+def test_who_waits_in_the_line_of_a_backend_is_told_its_own_estimate(hodei, stub, line: InLine, said: str):
+    answer = Explanation("placed", "PLACED", "placed on hpc-main, waits in hpc's own line", job=12, in_line=line)
+    stub.on("GET", f"{API}/jobs/12/why", answer)
+    assert re.search(said, hodei("why", "12").stdout)
+    assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation).in_line == line
 
 
 def test_last_asks_for_the_newest_job(hodei, stub):

@@ -47,6 +47,29 @@ def test_those_who_wait_start_when_those_before_them_are_expected_to_end():
     assert state_of(house) == before
 
 
+@pytest.mark.parametrize(
+    ("wait", "ends"),
+    [(20 * MINUTE, 30 * MINUTE), (-MINUTE, 10 * MINUTE)],
+    ids=["its turn comes later", "its turn is overdue"],
+)
+def test_a_run_in_the_line_of_a_backend_takes_its_time_from_its_own_turn_on(wait, ends):
+    house = a_house(2)
+    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    house.now_ms += 5 * MINUTE
+    house.submit(2, cpu="2", estimate_ms=MINUTE)
+    ahead = run_ahead(twin(house.controller), house.now_ms, as_said, begins={"1.0.1": house.now_ms + wait})
+    assert ahead.starts[2].at_ms == house.now_ms + ends
+
+
+def test_of_a_run_that_has_begun_it_does_not_count_when_it_should_have():
+    house = a_house(2)
+    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    running(house, "1.0.1")
+    house.submit(2, cpu="2", estimate_ms=MINUTE)
+    ahead = run_ahead(twin(house.controller), house.now_ms, as_said, begins={"1.0.1": house.now_ms + 20 * MINUTE})
+    assert ahead.starts[2].at_ms == house.now_ms + 10 * MINUTE
+
+
 def test_a_run_that_has_outlived_its_estimate_is_expected_to_take_twice_as_long():
     house = a_house(2)
     house.submit(1, cpu="2", estimate_ms=10 * MINUTE)

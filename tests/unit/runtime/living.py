@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from builders import NOW_MS, a_node
+from hodei.backends.base import PlainBackend
 from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.model.effects import Forget, Save, SaveWork, Start, Stop
@@ -58,13 +59,13 @@ class TalkingStore(MemoryStore):
         self.diary.write("commit", list(saves))
 
 
-class ObedientBackend:
+class ObedientBackend(PlainBackend):
     """Keeps orders and says what it is told to say. `start_errors` fail whole calls, `refuse` single runs."""
 
     kind = "obedient"
 
     def __init__(self, name: str = "obedient", nodes: Sequence[Node] = (), diary: Diary | None = None) -> None:
-        self.name = name
+        super().__init__(name)
         self.offered = list(nodes) or [a_node("n1", 4, backend=name)]
         self.diary = diary or Diary()
         self.remembers: dict[str, RunObserved] = {}

@@ -8,6 +8,7 @@ from builders import NOW_MS, a_job, a_job_spec, a_node, a_run
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
+from hodei.model.text import moment
 from hodei.runtime.binder import Binder
 from hodei.runtime.metrics import Metrics
 from unit.runtime.living import Diary, ObedientBackend, StillClock, TalkingStore, a_service, alive, until
@@ -131,9 +132,10 @@ def test_during_an_outage_the_nodes_are_not_ready_and_say_why():
             backend.open_errors = [BackendError("still down")] * 3
             backend.fall_over("the line is cut")
             await until(lambda: not service.nodes()[0].node.ready)
-            assert service.nodes()[0].node.not_ready_reason == "backend obedient is out of reach"
+            reason = f"backend obedient is out of reach since {moment(NOW_MS)}: the line is cut"
+            assert service.nodes()[0].node.not_ready_reason == reason
             await service.submit([a_job_spec()])
-            assert (await service.why(1)).code == "NODE_NOT_READY"
+            assert (await service.why(1)).code == "BACKEND_UNHEALTHY"
             await until(lambda: service.nodes()[0].node.ready)
             await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
             assert service.backend_errors() == {"obedient": ""}

@@ -257,7 +257,7 @@ def test_keys_with_nothing_behind_them_count_as_not_given() -> None:
         ({"affinity": {"preferred": [{"weight": 0, "match": "a"}]}}, "affinity.preferred[0].weight", "from 1 to 100"),
         ({"tolerations": ["a:NoExcute"]}, "tolerations[0]", "did you mean 'NoExecute'?"),
         ({"tolerations": [{"value": "x"}]}, "tolerations[0]", "needs operator: Exists"),
-        ({"backend": {"specific": ["a"], "preferred": ["b"]}}, "backend", "exactly one"),
+        ({"backend": {"specific": ["a"], "preferred": ["b"]}}, "backend", "not both"),
         ({"near": {"lat": 1}}, "near", "lat and lng belong together"),
         ({"near": {"lat": float("nan"), "lng": 1}}, "near.lat", "out of range"),
         ({"workload": "bach"}, "workload", "did you mean 'batch'?"),

@@ -6,6 +6,7 @@ from hodei.server.route import PUBLIC, READ, Route
 from hodei.server.routes import (
     arrays,
     audit,
+    backends,
     config,
     events,
     graph,
@@ -33,6 +34,7 @@ def table(*, metrics_public: bool = False) -> tuple[Route, ...]:
         *arrays.ROUTES,
         *periodic.ROUTES,
         *audit.ROUTES,
+        *backends.ROUTES,
         *config.ROUTES,
         *sharing.ROUTES,
         *system.ROUTES,

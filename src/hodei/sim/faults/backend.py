@@ -215,7 +215,7 @@ class FakeBackend:
         for name in list(self.gone):
             self.bring_back(name)
         for name, node in list(self.offered.items()):
-            self.offered[name] = structs.replace(node, ready=True, not_ready_reason="")
+            self.offered[name] = structs.replace(node, ready=True, not_ready_reason="", not_ready_code="")
         for entry in self.journal.values():
             if entry.mute and entry.state == "placed":
                 entry.begins_ms = now_ms

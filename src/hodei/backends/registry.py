@@ -1,0 +1,127 @@
+"""Which kinds of backend there are, and the file that makes each. A kind is imported when the first of it is wanted, so
+that a library that is missing breaks its own kind alone.
+
+Adding a kind: one line in KINDS; its module has `Settings` and `make` (see `hodei.backends.base`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from hodei.backends.base import House
+from hodei.model.errors import InvalidInput
+from hodei.model.node import Node
+from hodei.model.text import did_you_mean
+from hodei.ports import Backend
+
+KINDS = {
+    "local": "hodei.backends.local",
+    "instant": "hodei.backends.instant",
+    "docker": "hodei.backends.docker",
+    "slurm": "hodei.backends.hpc.slurm",
+    "pbs": "hodei.backends.hpc.pbs",
+    "kubernetes": "hodei.backends.kubernetes",
+}
+
+
+class Common(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys that every table has. `enabled`: false, and it is not there at all. The others are said of those of its nodes
+    that do not say it themselves: where they stand, what an hour of one costs, labels."""
+
+    kind: str
+    enabled: bool = True
+    region: str = ""
+    zone: str = ""
+    datacenter: str = ""
+    cost: float = 0.0
+    labels: dict[str, str] = {}
+
+
+_COMMON = frozenset(Common.__struct_fields__)
+MAX_COST = 1_000_000
+
+
+def common_of(name: str, table: Mapping[str, Any]) -> Common:
+    try:
+        found = msgspec.convert({key: value for key, value in table.items() if key in _COMMON}, Common)
+    except msgspec.ValidationError as error:
+        raise _wrong(name, "", str(error)) from None
+    if not 0 <= found.cost <= MAX_COST:
+        raise _wrong(name, "cost", f"what an hour costs is from 0 to {MAX_COST}, not {found.cost:g}")
+    return found
+
+
+def dress(table: Mapping[str, Any]) -> Callable[[Node], Node]:
+    """What the table says of all nodes of its backend, put on one."""
+    if not table.keys() & (_COMMON - {"kind", "enabled"}):
+        return lambda node: node
+    common = common_of("", {"kind": "", **table})
+
+    def on(node: Node) -> Node:
+        place = node.location
+        return structs.replace(
+            node,
+            location=structs.replace(
+                place,
+                region=place.region or common.region,
+                zone=place.zone or common.zone,
+                datacenter=place.datacenter or common.datacenter,
+            ),
+            cost_milli=node.cost_milli or round(common.cost * 1000),
+            labels={**common.labels, **node.labels} if common.labels else node.labels,
+        )
+
+    return on
+
+
+def settings_of(name: str, table: Mapping[str, Any]) -> msgspec.Struct:
+    """The table `[backends.NAME]` as its kind's own Struct. InvalidInput names the key that is wrong."""
+    kind = table.get("kind")
+    if not isinstance(kind, str) or not kind:
+        raise _wrong(name, "kind", f"says no kind; there are: {', '.join(sorted(KINDS))}")
+    if kind not in KINDS:
+        near = did_you_mean(kind, KINDS)
+        raise _wrong(name, "kind", f"there is no kind {kind!r}{near}; there are: {', '.join(sorted(KINDS))}")
+    wanted = _module(name, kind).Settings
+    keys = wanted.__struct_fields__
+    common_of(name, table)
+    given = {key: value for key, value in table.items() if key not in _COMMON or key in keys}
+    for key in sorted(given.keys() - set(keys)):
+        raise _wrong(
+            name,
+            key,
+            f"kind {kind} has no key {key!r}{did_you_mean(key, {*keys, *_COMMON})}; it has: {_listed({*keys, *_COMMON})}",
+        )
+    try:
+        return msgspec.convert(given, wanted)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        raise _wrong(name, "", str(error)) from None
+
+
+def make_backend(name: str, table: Mapping[str, Any], house: House) -> Backend:
+    """Made, and not yet open. InvalidInput if its table is wrong, or the library that its kind needs is missing."""
+    settings = settings_of(name, table)
+    return _module(name, table["kind"]).make(name, settings, house)  # type: ignore[no-any-return]
+
+
+def _module(name: str, kind: str) -> Any:
+    try:
+        return import_module(KINDS[kind])
+    except ImportError as error:
+        raise _wrong(
+            name, "kind", f"kind {kind} cannot be used here: {error}", f"install it: pip install 'hodei[{kind}]'"
+        ) from error
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(sorted(keys))
+
+
+def _wrong(name: str, key: str, text: str, hint: str = "docs/how-to/backends.md") -> InvalidInput:
+    path = ".".join(filter(None, ("backends", name, key)))
+    return InvalidInput(f"{path}: {text}", hint=hint, problems=((path, text),))

@@ -1,0 +1,190 @@
+"""`hodei backend …`: the places where jobs run; and `hodei exec`, a command beside a running job."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hodei.cli.errors import UsageProblem
+from hodei.cli.options import client, headers_option, output_option
+from hodei.cli.output import Column, clean, emit_list, emit_one, fields
+from hodei.cli.times import ago
+
+if TYPE_CHECKING:
+    from hodei.wire.backends import BackendView, NodeUsageView
+
+COLUMNS = (
+    Column("NAME", lambda b: b.name),
+    Column("KIND", lambda b: b.kind),
+    Column("STATE", lambda b: b.state),
+    Column("SINCE", lambda b: ago(b.since) or "-", if_any=True),
+    Column("NODES", lambda b: str(b.nodes)),
+    Column("RUNS", lambda b: str(b.runs)),
+    Column("FROM", lambda b: b.source, wide=True),
+    Column("ANSWERED", lambda b: f"{b.took_ms}ms", wide=True),
+    Column("REASON", lambda b: b.reason or "-", if_any=True),
+)
+USAGE = (
+    Column("NODE", lambda u: u.node),
+    Column("CPU", lambda u: _amount(u, "cpu")),
+    Column("MEMORY", lambda u: _amount(u, "memory")),
+)
+
+
+@click.group()
+def backend() -> None:
+    """Show, add, disable, enable and remove the systems that jobs run on."""
+
+
+@backend.command("list")
+@output_option
+@headers_option
+def list_backends(output: str, no_headers: bool) -> None:
+    """List the backends, and how each is."""
+    with client() as server:
+        found = server.backends()
+    emit_list(found, output, COLUMNS, name=lambda b: b.name, headers=not no_headers, empty="no backends")
+
+
+@backend.command("show")
+@click.argument("name", metavar="NAME")
+@output_option
+def show(name: str, output: str) -> None:
+    """Everything about one backend; secrets are masked."""
+    with client() as server:
+        found = server.backend(name)
+    emit_one(found, output, name=lambda b: b.name, text=_describe)
+
+
+@backend.command("add")
+@click.argument("name", metavar="NAME")
+@click.option("--kind", required=True, metavar="KIND", help="docker, slurm, pbs, kubernetes or local.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; VALUE in TOML, or plain text.")
+@click.option("-f", "--file", "path", default="", metavar="FILE", help="Settings from a TOML file; - for stdin.")
+@output_option
+def add(name: str, kind: str, settings: tuple[str, ...], path: str, output: str) -> None:
+    """Add a backend to the running server; it is kept over restarts.
+
+    \b
+      hodei backend add lab --kind docker --set host=unix:///run/docker.sock
+      hodei backend add hpc --kind slurm -f slurm.toml
+
+    Keys: docs/how-to/backends.md. Secrets belong into a file (-f), not on a command line that others can read.
+    """
+    table = {**_of_file(path), **dict(_setting(each) for each in settings)}
+    with client() as server:
+        made = server.add_backend(name, kind, table)
+    emit_one(made, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} added: {b.state}")
+
+
+@backend.command("disable")
+@click.argument("name", metavar="NAME")
+@output_option
+def disable(name: str, output: str) -> None:
+    """Start nothing more there; what runs goes on."""
+    with client() as server:
+        found = server.disable_backend(name)
+    emit_one(found, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} disabled")
+
+
+@backend.command("enable")
+@click.argument("name", metavar="NAME")
+@output_option
+def enable(name: str, output: str) -> None:
+    """Let jobs start there again."""
+    with client() as server:
+        found = server.enable_backend(name)
+    emit_one(found, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} enabled: {b.state}")
+
+
+@backend.command("remove")
+@click.argument("name", metavar="NAME")
+@click.option("--force", is_flag=True, help="Even if runs are there: they are not stopped, and count as lost.")
+@output_option
+def remove(name: str, force: bool, output: str) -> None:
+    """Remove a backend that was added. Those of the configuration file are taken out there."""
+    with client() as server:
+        gone = server.remove_backend(name, force=force)
+    emit_one(gone, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} removed")
+
+
+@backend.command("usage")
+@click.argument("name", metavar="NAME")
+@output_option
+@headers_option
+def usage(name: str, output: str, no_headers: bool) -> None:
+    """What is used on its nodes now, as measured, by whomever."""
+    with client() as server:
+        found = server.backend_usage(name)
+    emit_list(found, output, USAGE, name=lambda u: u.node, headers=not no_headers, empty="nothing was measured")
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("job", metavar="JOB", type=int)
+@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
+@click.option("--member", type=click.IntRange(0), default=0, show_default=True, help="Which member of the job.")
+@click.option("--timeout", "timeout_s", type=click.IntRange(1, 300), default=30, show_default=True, help="In seconds.")
+def execute(job: int, command: tuple[str, ...], member: int, timeout_s: int) -> None:
+    """Run a command beside a running job, where it is and as whom it is; exit with its code (124: not over in time).
+
+    \b
+      hodei exec 42 -- ps aux
+      hodei exec --member 3 42 -- nvidia-smi
+    """
+    command = command[1:] if command[0] == "--" else command
+    if not command:
+        raise UsageProblem("name a command", hint=f"hodei exec {job} -- ps aux")
+    with client(timeout_s + 30) as server:
+        done = server.execute(job, command, member=member, timeout_s=timeout_s)
+    click.echo(done.stdout, nl=False)
+    click.echo(done.stderr, nl=False, err=True)
+    if done.cut:
+        click.echo("hodei: more was said than is shown", err=True)
+    sys.exit(124 if done.exit_code is None else done.exit_code)
+
+
+def _amount(usage: NodeUsageView, resource: str) -> str:
+    from hodei.model.resources import human_amount
+
+    return human_amount(resource, usage.used[resource]) if resource in usage.used else "-"
+
+
+def _of_file(path: str) -> dict[str, Any]:
+    import tomllib
+    from pathlib import Path
+
+    if not path:
+        return {}
+    try:
+        return tomllib.loads(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"cannot read {path}: {error}", hint="a TOML file with the backend's settings") from None
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    import tomllib
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UsageProblem(f"{text!r} is no KEY=VALUE", hint="--set host=unix:///run/docker.sock")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
+
+
+def _describe(found: BackendView) -> str:
+    rows = [
+        ("Backend", found.name),
+        ("Kind", found.kind),
+        ("State", f"{found.state}{' since ' + ago(found.since) if found.since else ''}"),
+        ("Reason", found.reason),
+        ("From", "the configuration file" if found.source == "file" else "added at run time"),
+        ("Nodes", str(found.nodes)),
+        ("Runs", str(found.runs)),
+        ("Can", ", ".join(found.capabilities)),
+        *((f"  {key}", str(value)) for key, value in sorted(found.settings.items())),
+    ]
+    return fields([(name, clean(value)) for name, value in rows if value])

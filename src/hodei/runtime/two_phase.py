@@ -1,0 +1,35 @@
+"""Gangs on a backend that can set room aside: first room for all of its members there, then their starts; else none starts.
+
+Each backend answers for its own members; a gang over several backends is held together by the controller, which stops the
+others when one does not come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hodei.model.effects import Start
+from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.ids import RunId
+from hodei.ports import Backend
+
+Failed = dict[RunId, BackendError | BackendRefused]
+
+
+async def start(backend: Backend, orders: Sequence[Start]) -> Failed:
+    """As `Backend.start`: what is not in the answer was accepted."""
+    gangs: dict[tuple[int, int], list[Start]] = {}
+    for order in orders:
+        if order.world_size > 1:
+            gangs.setdefault((order.run.job, order.run.attempt), []).append(order)
+    failed: Failed = {}
+    for members in gangs.values():
+        try:
+            await backend.reserve(members)
+        except (BackendError, BackendRefused) as error:
+            failed.update({order.run.id: error for order in members})
+    left = [order for order in orders if order.run.id not in failed]
+    refused = await backend.start(left) if left else {}
+    if refused and gangs:
+        await backend.unreserve([order.run.id for order in left if order.run.id in refused and order.world_size > 1])
+    return {**failed, **refused}

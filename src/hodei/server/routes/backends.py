@@ -1,0 +1,119 @@
+"""Backends: how they are, and adding, disabling, enabling and removing them while the server runs. Commands beside runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hodei.model.errors import Conflict, InvalidInput, NotFound
+from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.secrets import without_secrets_in
+from hodei.server.errors import Forbidden
+from hodei.server.route import ADMIN, API, READ, WRITE, Call, Param, Route
+from hodei.wire.backends import (
+    BackendList,
+    BackendRequest,
+    BackendView,
+    ExecutedView,
+    ExecuteRequest,
+    NodeUsageView,
+    UsageList,
+)
+from hodei.wire.render import iso
+
+if TYPE_CHECKING:
+    from hodei.runtime.fleet import BackendStatus
+
+_NAME = Param("name", "the backend's name", where="path", maximum=63)
+_ID = Param("id", "the job's number", type=int, where="path", minimum=1)
+_FORCE = Param("force", "1: even if runs are there; they are lost", type=int, default=0, maximum=1)
+_request = msgspec.json.Decoder(BackendRequest)
+_execute = msgspec.json.Decoder(ExecuteRequest)
+_LONGEST_S = 300
+
+
+async def list_backends(call: Call) -> BackendList:
+    return BackendList([_view(status) for status in call.service.fleet.all()])
+
+
+async def show_backend(call: Call) -> BackendView:
+    return _view(call.service.fleet.status(call.args["name"]))
+
+
+async def add_backend(call: Call) -> BackendView:
+    asked = _request.decode(call.body)
+    if "kind" in asked.settings or "enabled" in asked.settings:
+        raise InvalidInput("`kind` and `enabled` are no settings here", hint="give the kind beside the settings")
+    return _view(await call.service.fleet.add(asked.name, {"kind": asked.kind, **asked.settings}))
+
+
+async def disable_backend(call: Call) -> BackendView:
+    return _view(await call.service.fleet.disable(call.args["name"]))
+
+
+async def enable_backend(call: Call) -> BackendView:
+    return _view(await call.service.fleet.enable(call.args["name"]))
+
+
+async def remove_backend(call: Call) -> BackendView:
+    return _view(await call.service.fleet.remove(call.args["name"], force=bool(call.args["force"])))
+
+
+async def usage(call: Call) -> UsageList:
+    found = await call.service.fleet.usage(call.args["name"])
+    return UsageList([NodeUsageView(node, dict(of.used)) for node, of in sorted(found.items())])
+
+
+async def execute(call: Call) -> ExecutedView:
+    asked, service = _execute.decode(call.body), call.service
+    if not asked.command or any("\0" in word for word in asked.command):
+        raise InvalidInput("a command is one word or more, without a NUL", hint="hodei exec JOB -- PROGRAM WORDS")
+    if not 1 <= asked.timeout_s <= _LONGEST_S:
+        raise InvalidInput(f"timeout_s is from 1 to {_LONGEST_S}", hint="longer work is a job")
+    id = call.args["id"]
+    job = await service.read(service.store.job, id)
+    if job is None:
+        raise NotFound(f"there is no job {id}", hint="hodei jobs --all")
+    if call.who.role != "admin" and call.who.name != job.spec.user:
+        raise Forbidden(f"job {id} belongs to {job.spec.user or 'nobody'}", hint="ask them, or an administrator")
+    runs = [run for run in await service.read(service.store.runs, id) if run.member == asked.member]
+    if not runs or runs[-1].state in RUN_ENDED:
+        raise Conflict(
+            f"member {asked.member} of job {id} does not run", hint=f"hodei job show {id}", code="NOT_RUNNING"
+        )
+    done = await service.fleet.execute(runs[-1], tuple(asked.command), asked.timeout_s * 1000)
+    return ExecutedView(
+        runs[-1].id,
+        done.exit_code,
+        done.stdout.decode(errors="replace"),
+        done.stderr.decode(errors="replace"),
+        done.cut,
+    )
+
+
+def _view(status: BackendStatus) -> BackendView:
+    backend = status.backend
+    settings = {key: value for key, value in status.table.items() if key != "kind"}
+    return BackendView(
+        backend.name, backend.kind, status.state, iso(status.since_ms), status.text, status.source, status.nodes,
+        status.runs, status.took_ms, list(backend.capabilities.named()), without_secrets_in(settings),
+    )  # fmt: skip
+
+
+ROUTES = (
+    Route("GET", f"{API}/backends", READ, "Every backend, and how it is", list_backends, response=BackendList),
+    Route("POST", f"{API}/backends", ADMIN, "Add a backend; it is kept over restarts", add_backend,
+          request=BackendRequest, response=BackendView, status=201),
+    Route("GET", f"{API}/backends/{{name}}", READ, "One backend", show_backend, response=BackendView, params=(_NAME,)),
+    Route("GET", f"{API}/backends/{{name}}/usage", READ, "What is used on its nodes, as measured", usage,
+          response=UsageList, params=(_NAME,)),
+    Route("POST", f"{API}/backends/{{name}}/disable", ADMIN, "Start nothing more there; what runs goes on",
+          disable_backend, response=BackendView, params=(_NAME,)),
+    Route("POST", f"{API}/backends/{{name}}/enable", ADMIN, "Let jobs start there again", enable_backend,
+          response=BackendView, params=(_NAME,)),
+    Route("DELETE", f"{API}/backends/{{name}}", ADMIN, "Remove a backend that was added", remove_backend,
+          response=BackendView, params=(_NAME, _FORCE)),
+    Route("POST", f"{API}/jobs/{{id}}/execute", WRITE, "Run a command beside a running job", execute,
+          request=ExecuteRequest, response=ExecutedView, params=(_ID,), lane="long"),
+)  # fmt: skip

@@ -1,0 +1,223 @@
+"""Which backend: wishes with weights, what to avoid, policies over backends, rules about data and about spilling over."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import NOW_MS, a_job_spec, a_node
+from hodei.engine.book import Book
+from hodei.engine.view import View, gang_of
+from hodei.model.config import DataRuleConfig, ProfileConfig, SchedulingConfig, SpillConfig
+from hodei.model.errors import InvalidInput
+from hodei.model.job import BackendChoice
+from hodei.model.node import Location
+from hodei.plugins.backend_policies import CostOptimized, Locality, Performance
+from hodei.plugins.data_rules import DataRules
+from hodei.plugins.platform import Platform
+from hodei.plugins.registry import build_profiles
+from hodei.plugins.spill import Spill, SpillRule
+from unit.plugins.asking import a_member, a_table, refused, scores
+
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+THREE = [a_node("a", backend="a"), a_node("b", backend="b"), a_node("c", backend="c")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        pytest.param(BackendChoice("preferred", ("a", "b")), {"a": 10_000, "b": 5000, "c": 0}, id="in their order"),
+        pytest.param(
+            BackendChoice("preferred", ("a", "b"), (20, 80)), {"a": 2500, "b": 10_000, "c": 0}, id="by their weights"
+        ),
+        pytest.param(BackendChoice(avoid=("b",)), {"a": 5000, "b": 0, "c": 5000}, id="one is avoided"),
+        pytest.param(
+            BackendChoice("preferred", ("a", "b"), avoid=("b",)),
+            {"a": 10_000, "b": 0, "c": 5000},
+            id="one is preferred, one avoided",
+        ),
+        pytest.param(BackendChoice(), None, id="no opinion"),
+    ],
+)
+def test_wishes_about_backends_are_scores(choice, expected):
+    assert scores(Platform(), a_member(backend=choice), a_table(THREE)) == expected
+
+
+@pytest.mark.parametrize("policy", [CostOptimized(), Performance(), Locality()], ids=lambda policy: policy.name)
+def test_with_one_backend_no_policy_has_an_opinion(policy):
+    table = a_table([a_node("n1", cost_milli=3), a_node("n2")])
+    assert scores(policy, a_member(inputs=("imagenet",)), table) is None
+
+
+def test_the_backend_with_the_cheapest_node_is_the_cheapest_and_its_nodes_are_equal():
+    table = a_table(
+        [
+            a_node("a1", backend="a", cost_milli=100),
+            a_node("a2", backend="a", cost_milli=900),
+            a_node("b1", backend="b", cost_milli=500),
+            a_node("c1", backend="c", cost_milli=300),
+        ]
+    )
+    assert scores(CostOptimized(), a_member(), table) == {"a1": 10_000, "a2": 10_000, "b1": 0, "c1": 5000}
+
+
+def test_the_backend_with_the_most_room_performs_best():
+    nodes = [
+        a_node("a1", 4, "4Gi", backend="a"),
+        a_node("a2", 4, "4Gi", backend="a"),
+        a_node("b1", 4, "4Gi", backend="b"),
+    ]
+    table = a_table(nodes, {"a1": {"cpu": "3", "memory": "3Gi"}, "b1": {"cpu": "1", "memory": "1Gi"}})
+    found = scores(Performance(), a_member(cpu="1", memory="1Gi"), table)
+    assert found["a1"] == found["a2"] == 3750
+    assert found["b1"] == 5000
+
+
+def test_the_backend_that_holds_the_data_or_is_near_has_locality():
+    table = a_table(
+        [
+            a_node("a1", backend="a", data=("imagenet",)),
+            a_node("a2", backend="a"),
+            a_node("b1", backend="b", location=Location("eu")),
+        ]
+    )
+    by_data = scores(Locality(), a_member(inputs=("imagenet",)), table)
+    assert by_data == {"a1": 10_000, "a2": 10_000, "b1": 0}
+    by_place = scores(Locality(), a_member(near=Location("eu")), table)
+    assert by_place["b1"] > by_place["a1"] == by_place["a2"]
+    assert scores(Locality(), a_member(), table) is None
+
+
+# ---------------------------------------------------------------------------------------------- data
+
+
+def test_a_data_set_stays_where_it_must():
+    table = a_table(
+        [
+            a_node("region", location=Location("eu")),
+            a_node("zone", location=Location("eu-west", "eu-west-1")),
+            a_node("other", location=Location("us")),
+            a_node("europa", location=Location("europa")),
+            a_node("unknown"),
+            a_node("by-backend", backend="lab"),
+        ]
+    )
+    rules = DataRules({"patients": ["eu", "lab"]})
+    assert refused(rules, a_member(inputs=("patients", "imagenet")), table) == {
+        "DATA_MUST_STAY: data set patients must stay in eu or lab": ["europa", "other", "unknown"]
+    }
+    assert refused(rules, a_member(inputs=("imagenet",)), table) == {}
+
+
+# ---------------------------------------------------------------------------------------------- spill
+
+HOME, CLOUD = a_node("home-1", 4, backend="home"), a_node("cloud-1", 4, backend="cloud", cost_milli=10_000)
+RULE = SpillRule("cloud", 30 * MINUTE_MS, 20_000)
+
+
+def a_gang(*, waited_ms: int = 0, estimate_ms: int = HOUR_MS, **fields):
+    return gang_of(1, a_job_spec(estimate_ms=estimate_ms, cpu="4", **fields), NOW_MS - waited_ms)
+
+
+def open_to(rule: SpillRule, gang, *, busy_ms: int = 0, forecasts=None, nodes=(HOME, CLOUD)) -> tuple[list[str], str]:
+    """On which nodes the gang may lie in the last of its ways, and what keeps it off others."""
+    table = a_table(list(nodes))
+    book = Book(table)
+    if busy_ms:
+        table.place(table.row["home-1"], {"cpu": 4000})
+        book.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, busy_ms)
+    book.forecasts = forecasts or {}
+    found = Spill([rule]).layouts(gang, table, View(NOW_MS, book))
+    assert [name for name, may in zip(table.names, found.options[0].rows[0], strict=True) if may] == ["home-1"]
+    rows = found.options[-1].rows[0]
+    return [name for name, may in zip(table.names, rows, strict=True) if may], found.reason.text
+
+
+@pytest.mark.parametrize(
+    ("told", "spills"),
+    [
+        pytest.param({}, False, id="home is free now"),
+        pytest.param({"busy_ms": 30 * MINUTE_MS}, False, id="home is free at the bound"),
+        pytest.param({"busy_ms": 30 * MINUTE_MS + 1}, True, id="home is free just after the bound"),
+        pytest.param({"busy_ms": HOUR_MS, "forecasts": {1: NOW_MS + MINUTE_MS}}, False, id="the forecast knows better"),
+        pytest.param({"forecasts": {1: NOW_MS + HOUR_MS}}, True, id="others are before it in line"),
+    ],
+)
+def test_a_job_spills_only_if_it_waits_longer_elsewhere_than_the_bound(told, spills):
+    rows, text = open_to(RULE, a_gang(), **told)
+    assert rows == (["cloud-1", "home-1"] if spills else ["home-1"])
+    assert spills or "goes there if that is over 30m" in text
+
+
+def test_what_it_has_waited_already_counts():
+    assert open_to(RULE, a_gang(waited_ms=31 * MINUTE_MS))[0] == ["cloud-1", "home-1"]
+    assert open_to(RULE, a_gang(waited_ms=29 * MINUTE_MS))[0] == ["home-1"]
+
+
+@pytest.mark.parametrize(
+    ("estimate_ms", "count", "spills", "words"),
+    [
+        pytest.param(2 * HOUR_MS, 1, True, "", id="as dear as it may be"),
+        pytest.param(2 * HOUR_MS + 1000, 1, False, "would cost 20.01, over 20.00", id="a little dearer"),
+        pytest.param(HOUR_MS, 3, False, "would cost 30.00", id="three members cost three times as much"),
+        pytest.param(0, 1, False, "gives no estimate", id="nobody knows what it costs"),
+    ],
+)
+def test_a_job_spills_only_if_it_costs_no_more_than_it_may(estimate_ms, count, spills, words):
+    gang = a_gang(waited_ms=HOUR_MS, estimate_ms=estimate_ms, count=count)
+    rows, text = open_to(RULE, gang)
+    assert ("cloud-1" in rows) == spills
+    assert words in text
+
+
+def test_a_job_that_no_other_backend_may_take_need_not_wait():
+    gang = a_gang(backend=BackendChoice("specific", ("cloud",)))
+    assert "cloud-1" in open_to(RULE, gang)[0]
+
+
+def test_a_job_that_never_fits_elsewhere_need_not_wait():
+    gang = gang_of(1, a_job_spec(estimate_ms=HOUR_MS, cpu="64"), NOW_MS)
+    assert "cloud-1" in open_to(RULE, gang)[0]
+
+
+def test_only_the_backends_that_a_rule_is_from_are_asked_how_long():
+    busy, other = a_node("home-1", 4, backend="home"), a_node("home-2", 4, backend="other")
+    table = a_table([busy, other, CLOUD], {"home-1": {"cpu": "4"}})
+    book = Book(table)
+    book.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, HOUR_MS)
+    for home, ways in (((), 1), (("home",), 2)):
+        rule = SpillRule("cloud", 30 * MINUTE_MS, None, home)
+        assert len(Spill([rule]).layouts(a_gang(), table, View(NOW_MS, book)).options) == ways
+
+
+def test_without_nodes_to_spill_to_there_is_nothing_to_say():
+    assert Spill([RULE]).layouts(a_gang(), a_table([HOME]), View(NOW_MS)) is None
+
+
+# ------------------------------------------------------------------------------------------- settings
+
+
+def test_rules_and_policies_of_the_configuration_become_plugins_and_cost_nothing_if_there_are_none():
+    plain = build_profiles(SchedulingConfig())["default"]
+    names = {plugin.name for plugin in (*plain.layouts, *plain.judges)}
+    assert not names & {"spill", "data_rules", "cost_optimized"}
+    config = SchedulingConfig(
+        profiles={"default": ProfileConfig(backend_policy="cost_optimized")},
+        spill=(SpillConfig("cloud", "30m", 20.0),),
+        data_rules=(DataRuleConfig("D", ("eu",)),),
+    )
+    made = build_profiles(config)["default"]
+    assert "spill" in {plugin.name for plugin in made.layouts}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(SpillConfig("", "30m"), id="to nowhere"),
+        pytest.param(SpillConfig("cloud", home=("cloud",)), id="to where it is from"),
+        pytest.param(SpillConfig("cloud", max_cost=-1), id="for less than nothing"),
+        pytest.param(SpillConfig("cloud", "soon"), id="after no time that can be read"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(rule):
+    with pytest.raises(InvalidInput):
+        build_profiles(SchedulingConfig(spill=(rule,)))
