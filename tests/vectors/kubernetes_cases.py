@@ -17,10 +17,10 @@ import pytest
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
 from hodei.kube import translate
-from hodei.kube.objects import Node, NodeAffinity, Pod, Service, TopologySpread, from_plain
-from hodei.kube.requests import STAND_INS, Counting, resize_is_deferred
 from hodei.kube.spreading import Defaults, Owners
 from hodei.kube.translate import Surroundings, Wanted
+from hodei.kubeapi.objects import Node, NodeAffinity, Pod, Service, TopologySpread, from_plain
+from hodei.kubeapi.requests import STAND_INS, Counting, resize_is_deferred
 
 VECTORS = Path(__file__).resolve().parents[3] / "shared" / "vectors"
 Case = dict[str, Any]

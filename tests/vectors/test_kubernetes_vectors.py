@@ -13,8 +13,8 @@ from hodei.engine.nodes import OneNode, Table
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
 from hodei.kube import wording
-from hodei.kube.objects import Pod, from_plain
 from hodei.kube.translate import CORDON_TAINT, UNSUPPORTED, pinned
+from hodei.kubeapi.objects import Pod, from_plain
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import LeastAllocated, MostAllocated, RequestedToCapacityRatio
 from hodei.plugins.fit import Fit

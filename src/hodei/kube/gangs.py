@@ -12,8 +12,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from hodei.kube.group_objects import GroupedWorkload, MemberGroup, PodGroup, TaskGroup
-from hodei.kube.objects import Pod
+from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup, TaskGroup
+from hodei.kubeapi.objects import Pod
 from hodei.model.decision import Reason
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms

@@ -1,4 +1,4 @@
-"""Pods that have come, gathered into the gangs that they belong to; and a gang of pods as the engine places it."""
+"""Pods that have come, gathered into the gangs that they belong to; and a gang of pods as one job."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from hodei.engine.view import Gang, Member
 from hodei.kube.gangs import NO_GROUPS, Group, Groups, Membership, group_of, membership, missing
-from hodei.kube.objects import Pod
 from hodei.kube.translate import Wanted
 from hodei.kube.wording import WAITS_FOR_GANG
+from hodei.kubeapi.objects import Pod
 from hodei.model.decision import Reason
-from hodei.model.job import GangRules
+from hodei.model.job import GangRules, JobSpec, TaskSpec
+
+# What the cluster itself writes on each pod of a set to tell them apart. Kept, no two members of a gang were alike.
+_PER_POD = frozenset(
+    {
+        "apps.kubernetes.io/pod-index",
+        "batch.kubernetes.io/job-completion-index",
+        "statefulset.kubernetes.io/pod-name",
+        "volcano.sh/task-index",
+    }
+)
 
 
 class Gathering(Struct):
@@ -67,32 +76,33 @@ def _gathered(members: list[tuple[Pod, Membership]], groups: Groups) -> list[Gat
     return [Gathering(waiting, group, bound, needed, reason)]
 
 
-def gang(id: int, submitted_ms: int, pods: Sequence[Wanted], needed: int, group: Group | None = None) -> Gang:
-    """Pods as one gang of the engine: the first `needed` are placed together, the others are taken along if there is room.
-    Equal pods share one member, so that they are judged once."""
-    rules = GangRules(topology=group.topology) if group is not None and group.topology else GangRules()
-    members: dict[bytes, Member] = {}
-    numbers: dict[bytes, tuple[list[int], list[int]]] = {}
+def as_job(pods: Sequence[Wanted], needed: int, group: Group | None = None) -> tuple[JobSpec, list[int]]:
+    """Pods as one job, and which of them each of its members is: the first `needed` are placed together, the others are
+    taken along if there is room. Equal pods are one task, so that they are judged once; the highest priority counts."""
+    tasks: dict[bytes, TaskSpec] = {}
+    members: dict[bytes, list[int]] = {}
+    least: dict[bytes, int] = {}
     for number, pod in enumerate(pods):
-        member = _alike(pod, rules)
-        written = msgspec.msgpack.encode(member)
-        members.setdefault(written, member)
-        numbers.setdefault(written, ([], []))[number >= needed].append(number)
-    return Gang(
-        id,
-        next(iter(members.values())).job,
-        submitted_ms,
-        tuple(members.values()),
-        tuple(tuple(first) for first, _ in numbers.values()),
-        tuple(tuple(more) for _, more in numbers.values()),
-        queued_ms=submitted_ms,
+        labels = {key: value for key, value in pod.job.labels.items() if key not in _PER_POD}
+        task = structs.replace(pod.job.tasks[0], labels=labels)
+        written = msgspec.msgpack.encode(task)
+        tasks.setdefault(written, task)
+        members.setdefault(written, []).append(number)
+        least[written] = least.get(written, 0) + (number < needed)
+    # Those of which none is needed come last: a task needs one member at least.
+    kinds = sorted(tasks, key=lambda written: not least[written])
+    first = pods[0].job
+    job = structs.replace(
+        first,
+        tasks=tuple(
+            structs.replace(tasks[kind], name=f"pod-{place}", count=len(members[kind]), min_count=least[kind])
+            for place, kind in enumerate(kinds)
+            if least[kind]
+        ),
+        labels={},
+        priority=max(pod.job.priority for pod in pods),
+        preempts=all(pod.job.preempts for pod in pods),
         estimate_ms=max(pod.job.estimate_ms for pod in pods),
-        expected_ms=max(pod.job.estimate_ms for pod in pods),
+        gang=GangRules(topology=group.topology if group is not None else ""),
     )
-
-
-def _alike(pod: Wanted, rules: GangRules) -> Member:
-    """A pod without its name, which nothing in scheduling reads."""
-    task = structs.replace(pod.job.tasks[0], name="pod")
-    job = structs.replace(pod.job, tasks=(task,), gang=rules, annotations={})
-    return Member(structs.replace(job, name=""), task)
+    return job, [number for kind in kinds if least[kind] for number in members[kind]]

@@ -7,7 +7,9 @@ from typing import Any
 
 from hodei.engine.profile import Profile
 from hodei.kube.translate import CORDON_TAINT
-from hodei.plugins.registry import build_profile
+from hodei.kubeapi.requests import UNSAID
+from hodei.model.config import ProfileConfig, SchedulingConfig
+from hodei.plugins.registry import build_profile, called_for, queue_arguments
 
 WEIGHTS = {
     "taints": 3,
@@ -18,19 +20,44 @@ WEIGHTS = {
     "balanced_allocation": 1,
     "image_locality": 1,
 }
+# The one line that pods wait in.
+LINE = "default"
 # What pods have no words for: where a job may run, and parts of devices.
 _UNUSED = ("platform", "devices", "distribution")
 
 
 def kube_profile(
-    name: str = "default-scheduler",
+    name: str = LINE,
     *,
     queue: str = "priority",
+    queue_arguments: Mapping[str, Any] | None = None,
     weights: Mapping[str, int] = WEIGHTS,
     arguments: Mapping[str, Mapping[str, Any]] | None = None,
+    plugins: tuple[str, ...] = (),
+    disabled: tuple[str, ...] = (),
 ) -> Profile:
     """`arguments`: what single plugins are told besides (`{"affinity": {"added": ...}}`)."""
     told = {"health": {"cordon_taint": CORDON_TAINT}, **(arguments or {})}
     return build_profile(
-        name, queue=queue, plugins=("volumes",), disabled=_UNUSED, scores=dict(weights), arguments=told
+        name,
+        queue=queue,
+        queue_arguments=queue_arguments,
+        plugins=("volumes", *plugins),
+        disabled=(*_UNUSED, *disabled),
+        scores=dict(weights),
+        arguments=told,
+    )
+
+
+def live_profile(config: SchedulingConfig) -> Profile:
+    """That of a live cluster, with what the operator says of the profile `default`."""
+    wanted = config.profiles.get(LINE, ProfileConfig())
+    options = {**wanted.options, "fit": {"unsaid": UNSAID, **wanted.options.get("fit", {})}}
+    return kube_profile(
+        queue=wanted.queue,
+        queue_arguments=queue_arguments(wanted),
+        weights=WEIGHTS if wanted.scores is None else wanted.scores,
+        arguments=options,
+        plugins=(*wanted.plugins, *called_for(config, wanted)),
+        disabled=wanted.disable,
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from hodei.kube.objects import Expression, LabelSelector, NodeSelectorTerm
+from hodei.kubeapi.objects import Expression, LabelSelector, NodeSelectorTerm
 from hodei.model.job import NodeTerm
 from hodei.model.selector import Operator, Requirement
 

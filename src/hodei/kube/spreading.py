@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from hodei.kube.objects import LabelSelector, Pod, Service, TopologySpread, Workload
 from hodei.kube.selectors import of_own_labels, selector
+from hodei.kubeapi.objects import LabelSelector, Pod, Service, TopologySpread, Workload
 from hodei.model.rules import SpreadRule
 from hodei.model.selector import Requirement, all_match
 

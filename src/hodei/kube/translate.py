@@ -12,13 +12,13 @@ from typing import Literal, TypeVar, cast
 from msgspec import Struct
 
 from hodei.engine.view import Member
-from hodei.kube import objects
-from hodei.kube.quantities import amounts
-from hodei.kube.requests import PLAIN, PODS, Counting, requests_of
 from hodei.kube.selectors import NEVER, BadSelector, UnknownOperator, node_term, of_own_labels, selector
 from hodei.kube.spreading import NO_DEFAULTS, NO_OWNERS, Defaults, Owners, UnknownValue, spread_of
-from hodei.kube.storage_objects import CsiNode
 from hodei.kube.volumes import NO_STORAGE, Refused, Storage, volume_limits, volumes_of
+from hodei.kubeapi import objects
+from hodei.kubeapi.quantities import amounts
+from hodei.kubeapi.requests import PLAIN, PODS, Counting, requests_of
+from hodei.kubeapi.storage_objects import CsiNode
 from hodei.model.decision import Reason
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Affinity, JobSpec, NodeTerm, PreferredTerm, TaskSpec, Toleration

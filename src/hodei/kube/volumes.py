@@ -6,18 +6,18 @@ where its class can make one. Attach limits and volumes that only one pod may us
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
 
-from hodei.kube.objects import Disk, Pod, PodVolume
-from hodei.kube.quantities import amount
 from hodei.kube.selectors import NEVER, node_term
-from hodei.kube.storage_objects import NO_PROVISIONER, Claim, CsiNode, StorageClass, Volume
+from hodei.kubeapi.objects import Disk, Node, Pod, PodVolume
+from hodei.kubeapi.quantities import amount
+from hodei.kubeapi.storage_objects import NO_PROVISIONER, Claim, CsiNode, StorageClass, Volume
 from hodei.model.decision import Reason
 from hodei.model.job import NodeTerm
-from hodei.model.selector import Requirement
+from hodei.model.selector import Requirement, all_match
 from hodei.model.volume import Reach
 from hodei.model.volume import Volume as Needed
 
@@ -97,6 +97,24 @@ def to_bind(pod: Pod, storage: Storage) -> tuple[Claim, ...]:
         if claim is not None and not claim.bound and cls is not None and cls.waits:
             found.append(claim)
     return tuple(found)
+
+
+def volume_on(node: Node, claim: Claim, storage: Storage, taken: Container[str] = ()) -> Volume | None:
+    """The smallest free volume that suits the claim and can be reached from the node; None if one has to be made."""
+
+    def near(volume: Volume) -> bool:
+        nodes = volume.spec.node_affinity.required if volume.spec.node_affinity is not None else None
+        return nodes is None or any(_holds(node_term(term), node) for term in nodes.node_selector_terms)
+
+    found = [one for one in _candidates(claim, storage) if one.metadata.name not in taken and near(one)]
+    return min(found, key=lambda one: (amount(one.spec.capacity.get("storage", 0)), one.metadata.name), default=None)
+
+
+def _holds(term: NodeTerm, node: Node) -> bool:
+    if not term.labels and not term.fields:
+        return False  # as everywhere in Kubernetes: an empty term means no node
+    fields = {"metadata.name": node.metadata.name}
+    return all_match(term.labels, node.metadata.labels) and all_match(term.fields, fields)
 
 
 # ------------------------------------------------------------------------------------------------ claims

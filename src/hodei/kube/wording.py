@@ -16,7 +16,7 @@ from hodei.engine.nodes import Table
 from hodei.engine.profile import Profile
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, View
-from hodei.kube.requests import PODS
+from hodei.kubeapi.requests import PODS
 from hodei.model.decision import Reason
 
 NO_NODES = "no nodes available to schedule pods"
@@ -30,6 +30,7 @@ NOTE_LIMIT = 1024
 
 _UNSEEN = "node(s) didn't satisfy plugin(s) [NodeAffinity]"
 _CLAIMS = "no new claims to deallocate, "
+_NO_CLAIMS = "not found"
 _SPREAD = "node(s) didn't match pod topology spread constraints"
 _TEXTS = {
     "NODE_CORDONED": "node(s) were unschedulable",
@@ -75,7 +76,8 @@ Pairs = Iterable[tuple[Mask, Reason]]
 
 class Wording(Struct, frozen=True):
     """Which release's words. `names_taints`: `node(s) had untolerated taint {key: value}`, as in older ones.
-    `tells_of_claims`: `no new claims to deallocate` before what preemption has to say, as in some with device claims."""
+    `tells_of_claims`: `no new claims to deallocate` before what preemption has to say, as in some with device claims; and
+    in those nothing but `not found` where the pod was refused before any node was looked at."""
 
     names_taints: bool = False
     tells_of_claims: bool = False
@@ -94,6 +96,13 @@ class Wording(Struct, frozen=True):
 
 
 LATEST = Wording()
+
+
+def of_release(minor: int) -> Wording:
+    """The words of Kubernetes 1.`minor`; 0 for one that nobody knows."""
+    if not minor:
+        return LATEST
+    return Wording(names_taints=minor < 34, tells_of_claims=34 <= minor <= 36)
 
 
 class Refusal(Struct):
@@ -184,6 +193,13 @@ def preemption(nodes: int, found: Refusal, wording: Wording = LATEST) -> str:
 def not_eligible(why: str, wording: Wording = LATEST) -> str:
     """What is said where no try was made: NEVER_PREEMPTS or WAITS_FOR_VICTIMS."""
     return f"{_CLAIMS if wording.tells_of_claims else ''}preemption: {why}"
+
+
+def not_helpful(nodes: int, wording: Wording = LATEST) -> str:
+    """What is said of preemption where the pod was refused before any node was looked at."""
+    if wording.tells_of_claims:
+        return _NO_CLAIMS
+    return not_eligible(unschedulable(nodes, {NOT_HELPFUL: nodes}), wording)
 
 
 def gated(gates: Sequence[str]) -> str:

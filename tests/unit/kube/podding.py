@@ -6,8 +6,8 @@ from typing import Any
 
 from hodei.engine.nodes import Table
 from hodei.kube import translate
-from hodei.kube.objects import Node, Pod, from_plain
 from hodei.kube.translate import ALONE, Surroundings, Wanted
+from hodei.kubeapi.objects import Node, Pod, from_plain
 
 
 def a_pod(name: str = "pod", *, namespace: str = "ns", requests: dict[str, str] | None = None, **spec: Any) -> Pod:

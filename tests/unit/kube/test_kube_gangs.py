@@ -1,12 +1,13 @@
 """Groups of pods by everybody's conventions: which group, how many, how long; and the gangs that come of them."""
 
 import pytest
+from msgspec import structs
 
 from hodei.kube import translate
 from hodei.kube.gangs import Group, Groups, Membership, group_of, membership, missing
-from hodei.kube.gathering import gang, gather
-from hodei.kube.group_objects import GroupedWorkload, MemberGroup, PodGroup
-from hodei.kube.objects import from_plain
+from hodei.kube.gathering import as_job, gather
+from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
+from hodei.kubeapi.objects import from_plain
 from hodei.model.decision import Reason
 from unit.kube.podding import a_pod
 
@@ -238,16 +239,41 @@ def test_groups_of_different_namespaces_are_strangers():
     assert [one.reason is None for one in found] == [True, False, False]
 
 
-def test_the_engine_sees_equal_pods_as_one_member():
+def test_equal_pods_are_one_task_of_the_gangs_job():
+    pods = [translate.pod(a_pod(name, requests={"cpu": "1"}, labels={"app": "x"})) for name in "abc"]
+    pods.insert(1, translate.pod(a_pod("d", requests={"cpu": "2"}, labels={"app": "y"})))
+    job, order = as_job([one_name(pod) for pod in pods], 4)
+    assert [(task.request["cpu"], task.count, task.needed) for task in job.tasks] == [(1000, 3, 3), (2000, 1, 1)]
+    assert [task.labels for task in job.tasks] == [{"app": "x"}, {"app": "y"}]
+    assert order == [0, 2, 3, 1]
+
+
+def test_who_is_not_needed_is_taken_along_or_left_for_later():
     pods = [translate.pod(a_pod(name, requests={"cpu": "1"})) for name in "abc"]
     pods.append(translate.pod(a_pod("d", requests={"cpu": "2"})))
-    made = gang(7, 1000, pods, 3)
-    assert [member.task.request["cpu"] for member in made.members] == [1000, 2000]
-    assert made.needed == ((0, 1, 2), ())
-    assert made.extra == ((), (3,))
+    job, order = as_job([one_name(pod) for pod in pods], 2)
+    assert [(task.count, task.needed) for task in job.tasks] == [(3, 2)]
+    assert order == [0, 1, 2]
+
+
+def test_labels_that_number_the_pods_of_a_set_do_not_tell_them_apart():
+    index = "batch.kubernetes.io/job-completion-index"
+    pods = [translate.pod(a_pod(str(n), labels={index: str(n), "app": "x"})) for n in range(3)]
+    job, _ = as_job([one_name(pod) for pod in pods], 3)
+    assert [(task.count, task.labels) for task in job.tasks] == [(3, {"app": "x"})]
+
+
+def test_a_gang_counts_as_much_as_its_highest_pod():
+    pods = [one_name(translate.pod(a_pod(str(n), priority=n))) for n in (3, 7, 5)]
+    assert as_job(pods, 3)[0].priority == 7
 
 
 def test_the_topology_of_a_group_is_the_gangs():
-    pod = translate.pod(a_pod())
-    made = gang(1, 0, [pod], 1, Group(("kubernetes", "ns", "g"), 1, topology="rack"))
-    assert made.job.gang.topology == "rack"
+    job, _ = as_job([translate.pod(a_pod())], 1, Group(("kubernetes", "ns", "g"), 1, topology="rack"))
+    assert job.gang.topology == "rack"
+
+
+def one_name(pod):
+    """As a live cluster's pods are read: without the name, which nothing in scheduling reads."""
+    job = structs.replace(pod.job, tasks=(structs.replace(pod.job.tasks[0], name="pod"),))
+    return structs.replace(pod, job=job)

@@ -5,10 +5,10 @@ import pytest
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
 from hodei.kube import translate, wording
-from hodei.kube.objects import from_plain
-from hodei.kube.storage_objects import BIND_COMPLETED, Claim, StorageClass, Volume
 from hodei.kube.translate import Surroundings
 from hodei.kube.volumes import Storage, to_bind
+from hodei.kubeapi.objects import from_plain
+from hodei.kubeapi.storage_objects import BIND_COMPLETED, Claim, StorageClass, Volume
 from hodei.plugins.volumes import Volumes
 from unit.kube.podding import a_node, a_pod, a_table
 

@@ -3,10 +3,10 @@
 import pytest
 
 from hodei.kube import translate
-from hodei.kube.objects import Service, Workload, from_plain
 from hodei.kube.spreading import OF_THE_SYSTEM, Owners
-from hodei.kube.storage_objects import CsiNode
 from hodei.kube.translate import Surroundings
+from hodei.kubeapi.objects import Service, Workload, from_plain
+from hodei.kubeapi.storage_objects import CsiNode
 from hodei.model.job import NodeTerm, Toleration
 from hodei.model.node import Taint
 from hodei.model.rules import HostPort

@@ -50,6 +50,26 @@ def test_of_room_every_lack_is_told_and_pods_have_words_of_their_own():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("minor", "expected"),
+    [
+        (33, Wording(names_taints=True)),
+        (34, Wording(tells_of_claims=True)),
+        (36, Wording(tells_of_claims=True)),
+        (37, Wording()),
+        (0, Wording()),
+    ],
+    ids=["1.33", "1.34", "1.36", "1.37", "unknown"],
+)
+def test_each_release_has_its_words(minor: int, expected: Wording):
+    assert wording.of_release(minor) == expected
+
+
+def test_what_is_refused_before_any_node_is_told_so_of_preemption():
+    assert wording.not_helpful(2).startswith("preemption: 0/2 nodes are available: 2 Preemption is not helpful")
+    assert wording.not_helpful(2, wording.of_release(36)) == "not found"
+
+
 def test_older_releases_name_the_taint():
     other = {"key": "dedicated", "effect": "NoExecute"}
     table = a_table(a_node("n1", taints=[GPU_TAINT]), a_node("n2", taints=[other]))

@@ -3,7 +3,7 @@ that stayed are read, and a group of any version decodes."""
 
 from __future__ import annotations
 
-from hodei.kube.objects import Meta, Slim
+from hodei.kubeapi.objects import Meta, Slim
 
 
 class GangPolicy(Slim, frozen=True):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from msgspec import field
 
-from hodei.kube.objects import Meta, Needs, NodeSelector, Quantities, Slim
+from hodei.kubeapi.objects import Meta, Needs, NodeSelector, Quantities, Slim
 
 NO_PROVISIONER = "kubernetes.io/no-provisioner"
 BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
+BOUND_BY_US = "pv.kubernetes.io/bound-by-controller"
 BETA_CLASS = "volume.beta.kubernetes.io/storage-class"
 
 

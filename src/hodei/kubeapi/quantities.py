@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
 
-from hodei.kube.objects import Quantity
+from hodei.kubeapi.objects import Quantity
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import MAX_AMOUNT, SUFFIXES
 from hodei.model.resources import Resources, scale_of

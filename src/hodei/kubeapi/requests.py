@@ -10,13 +10,15 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from hodei.kube.objects import Container, ContainerStatus, Pod, Quantities
-from hodei.kube.quantities import amounts
+from hodei.kubeapi.objects import Container, ContainerStatus, Pod, Quantities
+from hodei.kubeapi.quantities import amounts
 from hodei.model.resources import CPU, MEMORY, Resources
 
 PODS = "pods"
 # What a container counts for in scores (never in room) that does not say what it needs.
 STAND_INS: Resources = {CPU: 100, MEMORY: 200 * 2**20}
+# Under these names a node's table holds what pods are taken to use that do not say; nobody is ever refused for them.
+UNSAID = {CPU: "cpu~unsaid", MEMORY: "memory~unsaid"}
 _POD_LEVEL = (CPU, MEMORY)
 
 

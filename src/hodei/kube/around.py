@@ -1,0 +1,111 @@
+"""What pods refer to and the watches keep up to date: storage, those who pick pods, groups, namespaces, budgets.
+
+`version` counts the changes after which a pod may read differently; `groups_version` those of groups alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hodei.kube.budgets import Budgets
+from hodei.kube.gangs import Groups
+from hodei.kube.shelf import Shelf, by_name, by_place
+from hodei.kube.spreading import OF_THE_SYSTEM, Defaults, Owners
+from hodei.kube.translate import Surroundings
+from hodei.kube.volumes import Storage
+from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
+from hodei.kubeapi.objects import Namespace, PodDisruptionBudget, Service, Workload
+from hodei.kubeapi.requests import PLAIN, Counting
+from hodei.kubeapi.storage_objects import Claim, CsiNode, StorageClass, Volume
+
+# Whoever owns pods and picks them by a selector, by the kind that pods name.
+WORKLOADS = ("ReplicaSet", "StatefulSet")
+
+
+class Around:
+    def __init__(
+        self,
+        flushed: Callable[[], None] = lambda: None,
+        *,
+        counting: Counting = PLAIN,
+        spread: Defaults = OF_THE_SYSTEM,
+        priority_annotation: str = "",
+    ) -> None:
+        self.version = self.owners_version = 0
+        self.groups_moved: list[tuple[str, str]] = []
+        self.projects: dict[str, Mapping[str, str]] = {}
+        self.budgets = Budgets()
+        # Called when volumes, claims or classes change, with the claim if it was one; and when a node's drivers do.
+        self.storage_moved: Callable[[Claim | None], None] = lambda claim: None
+        self.drivers_moved: Callable[[str], None] = lambda node: None
+        self._services: dict[str, tuple[Service, ...]] = {}
+        self._workloads: dict[tuple[str, str, str], Workload] = {}
+
+        def storage(key: Any, before: Any, after: Any) -> None:
+            self.version += 1
+            self.storage_moved(after if isinstance(after, Claim) else None)
+
+        self.claims = Shelf[Claim](by_place, storage, flushed)
+        self.volumes = Shelf[Volume](by_name, storage, flushed)
+        self.classes = Shelf[StorageClass](by_name, storage, flushed)
+        self.drivers = Shelf[CsiNode](by_name, lambda name, before, after: self.drivers_moved(name), flushed)
+        self.namespaces = Shelf[Namespace](by_name, self._namespace, flushed)
+        self.disruption_budgets = Shelf[PodDisruptionBudget](by_place, self._budget, flushed)
+        self.services = Shelf[Service](by_place, self._service, flushed)
+        # Replication controllers pick by plain labels, as services do.
+        self.controllers = Shelf[Service](by_place, self._service, flushed)
+        self.workloads = {kind: Shelf[Workload](by_place, self._workload(kind), flushed) for kind in WORKLOADS}
+        self.pod_groups = Shelf[PodGroup](by_place, self._group, flushed)
+        self.grouped = Shelf[GroupedWorkload](by_place, self._group, flushed)
+        self.plugin_groups = Shelf[MemberGroup](by_place, self._group, flushed)
+        self.volcano_groups = Shelf[MemberGroup](by_place, self._group, flushed)
+        self.groups = Groups(
+            self.pod_groups.all, self.grouped.all, self.plugin_groups.all, self.volcano_groups.all
+        )  # fmt: skip
+        self.surroundings = Surroundings(
+            Storage(self.claims.all, self.volumes.all, self.classes.all),
+            Owners(self._services, self._workloads),
+            spread,
+            counting,
+            priority_annotation,
+        )
+
+    def take_groups(self) -> list[tuple[str, str]]:
+        """The (namespace, name) of groups that came, changed or went since this was last asked."""
+        moved, self.groups_moved = self.groups_moved, []
+        return moved
+
+    def _namespace(self, name: str, before: Namespace | None, after: Namespace | None) -> None:
+        if after is None:
+            self.projects.pop(name, None)
+        else:
+            self.projects[name] = after.metadata.labels
+
+    def _budget(self, key: Any, before: PodDisruptionBudget | None, after: PodDisruptionBudget | None) -> None:
+        self.budgets.put(key, after)
+
+    def _service(self, key: tuple[str, str], before: Service | None, after: Service | None) -> None:
+        if (before.spec if before else None) == (after.spec if after else None):
+            return
+        self.owners_version += 1
+        namespace = key[0]
+        here = (*self.services.all.values(), *self.controllers.all.values())
+        self._services[namespace] = tuple(one for one in here if one.metadata.namespace == namespace)
+
+    def _workload(self, kind: str) -> Callable[[Any, Workload | None, Workload | None], None]:
+        def moved(key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
+            if (before.spec if before else None) == (after.spec if after else None):
+                return
+            self.owners_version += 1
+            place = (key[0], kind, key[1])
+            if after is None:
+                self._workloads.pop(place, None)
+            else:
+                self._workloads[place] = after
+
+        return moved
+
+    def _group(self, key: tuple[str, str], before: Any, after: Any) -> None:
+        if (before.spec if before else None) != (after.spec if after else None):
+            self.groups_moved.append(key)

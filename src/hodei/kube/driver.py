@@ -1,0 +1,251 @@
+"""The loop of the pod scheduler: what the watches brought becomes facts, the controller decides, and what it decided is done.
+
+Decisions never wait for the cluster: a pod counts on its node from the moment of the decision on, and many bindings are under
+way at once. Whatever comes of each is a fact for one of the next steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from hodei.control.controller import Controller, Step
+from hodei.engine.plan import Eviction
+from hodei.kube.acting import Actor, is_gone, is_settled
+from hodei.kube.around import Around
+from hodei.kube.attending import Attendant
+from hodei.kube.explaining import Told
+from hodei.kube.lane import Lane, Work
+from hodei.kube.metrics import Metrics
+from hodei.kube.pods import Entry, Pods
+from hodei.kube.provisioning import NotProvisioned, Provisioning
+from hodei.kube.telling import Telling
+from hodei.kubeapi.client import Api, ApiError
+from hodei.kubeapi.objects import Pod, decode
+from hodei.model.effects import Start, Stop
+from hodei.model.ids import JobId, RunId, job_of
+
+_log = logging.getLogger(__name__)
+BINDINGS, REPORTS, DELETIONS = 64, 16, 32
+# With more bindings than this on their way it is better to wait and to know more before the next decision.
+_ENOUGH = 4 * BINDINGS
+_TRIES = 8
+_CALM_S = 5.0
+# Stops that nobody needs to carry out: the pod goes by itself, or somebody else saw to it.
+_OTHERS_BUSINESS = ("cancelled", "preempted")
+
+
+class Driver:
+    def __init__(
+        self,
+        api: Api,
+        controller: Controller,
+        pods: Pods,
+        around: Around,
+        actor: Actor,
+        telling: Telling,
+        metrics: Metrics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._api, self.controller, self.pods, self.around = api, controller, pods, around
+        self._actor, self._telling, self._metrics, self._now_ms = actor, telling, metrics, now_ms
+        self._stirred = asyncio.Event()
+        self._bindings, self._reports, self._deletions = Lane(BINDINGS), Lane(REPORTS), Lane(DELETIONS)
+        self._bindings.quiet = self._go_on
+        self._held_back = False
+        self._provisioning = Provisioning(around, actor, pods.node)
+        self.went_round = time.monotonic()
+        self._lines = list(controller.lines.values())
+        self.attendants: Sequence[Attendant] = ()
+
+    def tell(self, job: JobId, told: Told) -> None:
+        """Has the pods of a job told why they wait."""
+        for work in self._telling.tell(job, told):
+            self._reports.put(work)
+
+    def stir(self) -> None:
+        """Something has happened."""
+        self._stirred.set()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until `stopping`; then what is under way is brought to its end."""
+        stopped = asyncio.create_task(stopping.wait())
+        stopped.add_done_callback(lambda _: self._stirred.set())
+        try:
+            while not stopping.is_set():
+                self.went_round = time.monotonic()
+                if len(self._bindings) >= _ENOUGH:
+                    self._held_back = True
+                elif self._hurries():
+                    self.step()
+                    await asyncio.sleep(0)
+                    continue
+                await self._rest()
+        finally:
+            stopped.cancel()
+        await self._bindings.finish(10)
+        await self._deletions.finish(5)
+        await self._reports.finish(5)
+        for lane in (self._bindings, self._deletions, self._reports):
+            lane.close()
+
+    def _go_on(self) -> None:
+        """Enough bindings are done that the next decisions are due."""
+        if self._held_back:
+            self._held_back = False
+            self._stirred.set()
+
+    def _hurries(self) -> bool:
+        due = self.controller.next_wakeup_ms(self._now_ms())
+        return self.pods.stirred or (due is not None and due <= self._now_ms())
+
+    async def _rest(self) -> None:
+        due = None if self._held_back else self.controller.next_wakeup_ms(self._now_ms())
+        pause = _CALM_S if due is None else min(max((due - self._now_ms()) / 1000, 0.001), _CALM_S)
+        try:
+            async with asyncio.timeout(pause):
+                await self._stirred.wait()
+        except TimeoutError:
+            pass
+        self._stirred.clear()
+
+    # ------------------------------------------------------------------------------------------ deciding
+
+    def step(self) -> Step:
+        now_ms, began = self._now_ms(), time.perf_counter()
+        facts = self.pods.take_facts()
+        step = self.controller.step(now_ms, facts)
+        took_s = time.perf_counter() - began
+        starts = [act for act in step.acts if isinstance(act, Start)]
+        entries = self.pods.placed(starts, now_ms)
+        for entry in entries:
+            self._bindings.put(self._binding(entry, entry.run, entry.node))
+        for eviction in step.plan.evictions:
+            self._preempt(eviction)
+        for act in step.acts:
+            if isinstance(act, Stop) and not act.reason.startswith(_OTHERS_BUSINESS):
+                self._send_away(act)
+        for work in self._telling.after(step, now_ms):
+            self._reports.put(work)
+        self._metrics.stepped(step, entries, took_s, self.pods, self._lines)
+        for attendant in self.attendants:
+            attendant.stepped(step)
+        return step
+
+    # ------------------------------------------------------------------------------------------- binding
+
+    def _binding(self, entry: Entry, run: RunId, node: str) -> Work:
+        return lambda: self._bind(entry.uid, run, node)
+
+    async def _bind(self, uid: str, run: RunId, node: str) -> None:
+        entry = self.pods.entries.get(uid)
+        if entry is None or entry.run != run or entry.stage not in ("placed", "aside"):
+            return
+        pod, began = entry.pod, time.perf_counter()
+        try:
+            if self._provisioning.needed(pod):
+                await self._provisioning.ready(pod, node)
+            if self.pods.node(node) is None:
+                raise NotProvisioned(f"node {node} has gone")
+            if lacks := self.pods.crowded(entry):
+                raise NotProvisioned(f"others have taken the {lacks} of node {node}")
+            await self._post_binding(pod, node)
+        except NotProvisioned as late:
+            self._not_bound(entry, run, str(late), gone=False)
+        except ApiError as error:
+            self._not_bound(entry, run, error.message, gone=is_gone(error) or is_settled(error))
+        else:
+            self.pods.bound(uid, run)
+            self._metrics.bound(entry, self._now_ms(), time.perf_counter() - began)
+            if self._actor.reports == "all":
+                self._reports.put(lambda: self._quietly(self._actor.say_scheduled(pod, node)))
+
+    async def _post_binding(self, pod: Pod, node: str) -> None:
+        """Where no answer came it is looked at what became of it, and asked again if nothing did."""
+        for attempt in range(_TRIES):
+            try:
+                await self._actor.bind(pod, node)
+                return
+            except ApiError as error:
+                if error.status == 409 and not is_gone(error) and await self._is_on(pod, node):
+                    return  # an earlier try had been heard
+                if not error.passing or attempt == _TRIES - 1:
+                    raise
+            await asyncio.sleep(min(0.05 * 2**attempt, 2.0))
+            if await self._is_on(pod, node):
+                return
+
+    async def _is_on(self, pod: Pod, node: str) -> bool:
+        meta = pod.metadata
+        try:
+            found = await self._api.request("GET", f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}")
+        except ApiError as error:
+            if is_gone(error):
+                raise
+            return False
+        seen = decode(found, Pod)
+        return seen.metadata.uid == meta.uid and seen.spec.node_name == node
+
+    def _not_bound(self, entry: Entry, run: RunId, why: str, *, gone: bool) -> None:
+        self.pods.not_bound(entry.uid, run, why, gone=gone)
+        self._metrics.failed()
+        if not gone:
+            _log.warning("pod %s was not bound, it waits again: %s", entry.name, why)
+            self._reports.put(lambda: self._quietly(self._telling.not_bound(entry, why)))
+        self._stirred.set()
+
+    # -------------------------------------------------------------------------------------- sending away
+
+    def _preempt(self, eviction: Eviction) -> None:
+        by = self.pods.of_job(eviction.preemptor)
+        for victim in self.pods.of_job(eviction.job):
+            node = victim.node
+            self._deletions.put(lambda victim=victim, node=node: self._make_go(victim, by, node))  # type: ignore[misc]
+
+    async def _make_go(self, victim: Entry, by: list[Entry], node: str) -> None:
+        async def preempt() -> None:
+            await self._actor.preempt(victim.pod)
+
+        if await self._insist(victim, preempt) and by:
+            await self._quietly(self._actor.say_preempted(victim.pod, by[0].pod, node))
+
+    def _send_away(self, stop: Stop) -> None:
+        for entry in self.pods.of_job(job_of(stop.run)):
+
+            async def evict(entry: Entry = entry) -> None:
+                async def ask() -> None:
+                    await self._actor.evict(entry.pod)
+
+                if await self._insist(entry, ask, tries=60):
+                    await self._quietly(self._actor.say_evicted(entry.pod, stop.reason))
+
+            self._deletions.put(evict)
+
+    async def _insist(self, entry: Entry, ask: Work, tries: int = _TRIES) -> bool:
+        """Ask until it is heard, or there is nobody to ask about any more. A budget that forbids it is waited for."""
+        for attempt in range(tries):
+            if self.pods.entries.get(entry.uid) is not entry:
+                return False
+            try:
+                await ask()
+                return True
+            except ApiError as error:
+                if is_gone(error):
+                    return False
+                if not error.passing:
+                    _log.error("pod %s cannot be sent away: %s %s", entry.name, error.message, error.hint)
+                    return False
+            await asyncio.sleep(min(0.2 * 2**attempt, 5.0))
+        _log.error("pod %s was not sent away in %d tries", entry.name, tries)
+        return False
+
+    async def _quietly(self, telling: Coroutine[Any, Any, None]) -> None:
+        """What is only told may be lost; it must not hold anything up."""
+        try:
+            await telling
+        except ApiError as error:
+            if not is_gone(error):
+                _log.warning("not told: %s", error.message)

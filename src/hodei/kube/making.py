@@ -1,0 +1,94 @@
+"""Options to objects: a pod scheduler for one cluster, with nothing begun yet."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from hodei.control.admission import AdmissionPolicy
+from hodei.control.controller import Controller
+from hodei.control.from_config import accounts_policy
+from hodei.control.preempting import PreemptionPolicy
+from hodei.control.reserving import ReservingLine
+from hodei.control.retry import Backoff, RetryPolicy
+from hodei.kube.acting import Actor
+from hodei.kube.around import Around
+from hodei.kube.driver import Driver
+from hodei.kube.explaining import Explaining
+from hodei.kube.metrics import Metrics
+from hodei.kube.pods import Pods
+from hodei.kube.profile import LINE, live_profile
+from hodei.kube.reading import SERVICES_LAST_MS, Reader, Reading
+from hodei.kube.reservations import Reserved
+from hodei.kube.telling import Telling
+from hodei.kube.wording import LATEST, Wording
+from hodei.kubeapi.client import Api
+from hodei.model.config import SchedulingConfig
+from hodei.runtime.clock import SystemClock
+from hodei.wiring import make_estimator
+
+# A pod that could not be bound is tried again for as long as it is there.
+_FOR_EVER = 1 << 30
+_TRIES_PER_STEP = 200
+
+
+class Options(Struct, frozen=True):
+    scheduler_name: str = "hodei"
+    events: Literal["all", "failures"] = "all"
+    priority_annotation: str = ""
+    one_pod_per_node: bool = False
+    scheduling: SchedulingConfig = SchedulingConfig()
+    words: Wording | None = None  # None: those of the release that the cluster runs
+    reserved: tuple[Reserved, ...] = ()
+    forecast_annotation: bool = False
+    usage_configmap: str = "hodei-usage"
+    namespace: str = ""  # our own, for what is kept; "": that of the account
+
+
+def make_controller(config: SchedulingConfig, tries: int = _TRIES_PER_STEP) -> Controller:
+    """`tries`: how many pods or gangs are tried in one step; 0 for one that only looks."""
+    controller = Controller(
+        {LINE: live_profile(config)},
+        retry=RetryPolicy(failed_start=Backoff(1000, 2, 10_000, 100), max_losses=_FOR_EVER),
+        admission=AdmissionPolicy("wait"),
+        preemption=PreemptionPolicy(config.preemption.enabled, max_per_job=_FOR_EVER, by="number"),
+        estimator=make_estimator(config.estimates),
+        accounts=accounts_policy(config),
+        max_tries=tries,
+    )
+    controller.evictions.enabled = False  # the cluster's own controller sends pods away for taints
+    return controller
+
+
+class House(Struct):
+    """All parts of it. Whoever only looks needs no driver."""
+
+    controller: Controller
+    around: Around
+    pods: Pods
+    explaining: Explaining
+    metrics: Metrics
+    timed: bool = False  # whether starts are promised
+
+
+def furnish(options: Options, tries: int = _TRIES_PER_STEP) -> House:
+    clock = SystemClock()
+    controller = make_controller(options.scheduling, tries)
+    around = Around(priority_annotation=options.priority_annotation)
+    controller.world.table.residents.projects = around.projects
+    controller.preempting.guard = around.budgets
+    timed = any(isinstance(line, ReservingLine) for line in controller.lines.values())
+    reader = Reader(around, Reading(LINE, options.one_pod_per_node, SERVICES_LAST_MS if timed else 0))
+    pods = Pods(options.scheduler_name, around, reader, clock.now_ms)
+    pods.learns = controller.estimator.learns
+    explaining = Explaining(controller, options.words or LATEST)
+    explaining.name_of = pods.name_of
+    return House(controller, around, pods, explaining, Metrics(options.scheduler_name), timed)
+
+
+def make_driver(api: Api, house: House, options: Options) -> Driver:
+    actor = Actor(api, options.scheduler_name, reports=options.events)
+    telling = Telling(house.controller, house.pods, actor, house.explaining)
+    clock = SystemClock()
+    return Driver(api, house.controller, house.pods, house.around, actor, telling, house.metrics, clock.now_ms)

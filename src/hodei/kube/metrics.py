@@ -1,0 +1,143 @@
+"""What dashboards and alerts for kube-scheduler read, under the same names, and a few of our own."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from hodei.control.backlog import Line
+from hodei.control.controller import Step
+from hodei.control.reserving import ReservingLine
+from hodei.kube.pods import Entry, Pods
+from hodei.kube.reading import at_ms
+
+_SHORT = tuple(0.001 * 2**n for n in range(15))
+_LONG = tuple(0.01 * 2**n for n in range(20))
+_VICTIMS = (1, 2, 4, 8, 16, 32, 64)
+_TRIES = (1, 2, 4, 8, 16)
+
+
+class Metrics:
+    """`profile`: the scheduler's name. Times of attempts are those of the whole step, shared evenly by what it tried."""
+
+    def __init__(self, profile: str) -> None:
+        self.registry, self._profile = CollectorRegistry(), profile
+        r = self.registry
+        by = ["result", "profile"]
+        self._attempts = Counter("scheduler_schedule_attempts", "Attempts to schedule pods, by result", by, registry=r)
+        self._duration = Histogram(
+            "scheduler_scheduling_attempt_duration_seconds", "Time of an attempt", by, buckets=_SHORT, registry=r
+        )
+        self._algorithm = Histogram(
+            "scheduler_scheduling_algorithm_duration_seconds", "Time of deciding", buckets=_SHORT, registry=r
+        )
+        self._binding = Histogram(
+            "scheduler_framework_extension_point_duration_seconds", "Time of an extension point",
+            ["extension_point", "status", "profile"], buckets=_SHORT, registry=r,
+        )  # fmt: skip
+        self._until_bound = Histogram(
+            "scheduler_pod_scheduling_sli_duration_seconds", "From creation to binding", ["attempts"],
+            buckets=_LONG, registry=r,
+        )  # fmt: skip
+        self._tries = Histogram(
+            "scheduler_pod_scheduling_attempts", "Attempts until bound", buckets=_TRIES, registry=r
+        )  # fmt: skip
+        self._pending = Gauge("scheduler_pending_pods", "Pods that wait, by queue", ["queue"], registry=r)
+        self._incoming = Counter(
+            "scheduler_queue_incoming_pods", "Pods that came to a queue", ["queue", "event"], registry=r
+        )
+        self._unschedulable = Gauge(
+            "scheduler_unschedulable_pods", "Pods that a plugin refused last", ["plugin", "profile"], registry=r
+        )
+        self._victims = Histogram(
+            "scheduler_preemption_victims", "Pods sent away for one", buckets=_VICTIMS, registry=r
+        )  # fmt: skip
+        self._preemptions = Counter("scheduler_preemption_attempts", "Attempts to make room", registry=r)
+        self._gangs = Counter(
+            "scheduler_podgroup_schedule_attempts", "Attempts to schedule groups, by result", by, registry=r
+        )
+        for queue in ("active", "backoff", "unschedulable", "gated"):
+            self._pending.labels(queue).set(0)
+        self._scheduled = self._attempts.labels("scheduled", profile)
+        self._error = self._attempts.labels("error", profile)
+        self._refused = self._attempts.labels("unschedulable", profile)
+        self._pods: Pods | None = None
+        self._arrived = 0
+        self._lines: Sequence[Line | ReservingLine] = ()
+        self._plugins: set[str] = set()
+
+    def stepped(
+        self, step: Step, entries: list[Entry], took_s: float, pods: Pods, lines: Sequence[Line | ReservingLine]
+    ) -> None:
+        self._pods, self._lines = pods, lines
+        if pods.arrivals > self._arrived:
+            self._incoming.labels("active", "PodAdd").inc(pods.arrivals - self._arrived)
+            self._arrived = pods.arrivals
+        plan = step.plan
+        tried = len({bind.job for bind in plan.binds}) + len(plan.refusals)
+        if not tried:
+            return
+        each = took_s / tried
+        for result, number in (("scheduled", len(entries)), ("unschedulable", len(plan.refusals))):
+            if number:
+                duration = self._duration.labels(result, self._profile)
+                for _ in range(number):
+                    duration.observe(each)
+        self._algorithm.observe(each)
+        self._refused.inc(len(plan.refusals))
+        members = Tally(bind.job for bind in plan.binds)
+        for number in members.values():
+            if number > 1:
+                self._gangs.labels("scheduled", self._profile).inc()
+        for refusal in plan.refusals:
+            if len(pods.of_job(refusal.job)) > 1:
+                self._gangs.labels("unschedulable", self._profile).inc()
+        for number in Tally(eviction.preemptor for eviction in plan.evictions).values():
+            self._preemptions.inc()
+            self._victims.observe(number)
+
+    def bound(self, entry: Entry, now_ms: int, took_s: float) -> None:
+        self._scheduled.inc()
+        tries = 1 + entry.tries
+        self._tries.observe(tries)
+        self._binding.labels("Bind", "Success", self._profile).observe(took_s)
+        since = at_ms(entry.pod.metadata.creation_timestamp, now_ms)
+        self._until_bound.labels(str(min(tries, 15))).observe(max(now_ms - since, 0) / 1000)
+
+    def failed(self) -> None:
+        self._error.inc()
+
+    def written(self) -> bytes:
+        """As Prometheus reads it; what is a matter of looking is looked at now."""
+        if self._pods is not None:
+            self._count(self._pods)
+        return generate_latest(self.registry)
+
+    def _count(self, pods: Pods) -> None:
+        queues, plugins = Tally[str](), Tally[str]()
+        for entry in pods.entries.values():
+            if entry.stage == "aside" and entry.wanted.gates and not entry.node:
+                queues["gated"] += 1
+            elif entry.stage == "aside" and entry.reasons:
+                queues["unschedulable"] += 1
+                plugins.update({reason.plugin for reason in entry.reasons})
+            elif entry.stage in ("queued", "gang"):
+                line, gang = next(
+                    ((one, one.gangs[entry.id]) for one in self._lines if entry.id in one.gangs), (None, None)
+                )
+                if line is None or gang is None:
+                    queues["active"] += 1
+                elif line.backing_off_until(entry.id):
+                    queues["backoff"] += 1
+                elif (refusal := line.refusal_of(gang)) is not None:
+                    queues["unschedulable"] += 1
+                    plugins.update({verdict.reason.plugin for verdict in refusal.verdicts})
+                else:
+                    queues["active"] += 1
+        for queue in ("active", "backoff", "unschedulable", "gated"):
+            self._pending.labels(queue).set(queues[queue])
+        self._plugins |= set(plugins)
+        for plugin in self._plugins:
+            self._unschedulable.labels(plugin, self._profile).set(plugins[plugin])

@@ -1,0 +1,136 @@
+"""Pods that wait are told why: a condition and an Event, once for each new answer, also those behind which others sleep."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterator
+
+from hodei.control.controller import Controller, Step
+from hodei.engine.plan import Refusal
+from hodei.engine.view import Gang
+from hodei.kube.acting import Actor, is_gone
+from hodei.kube.explaining import Explaining, Told
+from hodei.kube.lane import Work
+from hodei.kube.pods import Entry, Pods
+from hodei.kubeapi.client import ApiError
+from hodei.model.ids import JobId, NodeName
+
+_log = logging.getLogger(__name__)
+SCHEDULER_ERROR = "SchedulerError"
+
+
+class Telling:
+    def __init__(self, controller: Controller, pods: Pods, actor: Actor, explaining: Explaining) -> None:
+        self._controller, self._pods, self._actor, self._explaining = controller, pods, actor, explaining
+        # What was last said to all gangs that are alike.
+        self._said: dict[Hashable, Told] = {}
+        self._nominated: dict[JobId, NodeName] = {}
+
+    def after(self, step: Step, now_ms: int) -> Iterator[Work]:
+        """The reports that a step gives cause for."""
+        for refusal in step.plan.refusals:
+            gang = self._waiting(refusal.job)
+            if gang is not None:
+                yield from self._refused(gang, refusal, now_ms)
+        yield from self._holding(now_ms)
+        if self._pods.fresh:
+            yield from self._fresh(now_ms)
+
+    def _waiting(self, id: JobId) -> Gang | None:
+        for line in self._controller.lines.values():
+            if id in line.gangs:
+                return line.gangs[id]
+        return None
+
+    def _refused(self, gang: Gang, refusal: Refusal, now_ms: int) -> Iterator[Work]:
+        told = self._explaining.refused(gang, refusal, now_ms)
+        if self._said.get(gang.alike) == told:
+            yield from self._tell_all(gang.id, told)
+            return
+        if len(self._said) > 10_000:
+            self._said.clear()
+        self._said[gang.alike] = told
+        line = self._controller.lines[gang.job.profile]
+        for other in list(line.gangs.values()):
+            if other is gang or (other.alike == gang.alike and line.refusal_of(other) is not None):
+                yield from self._tell_all(other.id, told)
+
+    def _fresh(self, now_ms: int) -> Iterator[Work]:
+        """Pods that came to sleep behind others without a try of their own."""
+        for uid in list(self._pods.fresh):
+            entry = self._pods.entries.get(uid)
+            if entry is None or entry.holds:
+                del self._pods.fresh[uid]
+            elif entry.stage == "aside":
+                del self._pods.fresh[uid]
+                if entry.reasons:
+                    yield from self._tell(entry, self._explaining.aside(entry.reasons))
+            else:
+                gang = self._waiting(entry.id)
+                if gang is None:
+                    del self._pods.fresh[uid]
+                    continue
+                refusal = self._controller.lines[gang.job.profile].refusal_of(gang)
+                if refusal is not None:
+                    del self._pods.fresh[uid]
+                    told = self._said.get(gang.alike) or self._explaining.refused(gang, refusal, now_ms)
+                    yield from self._tell(entry, told)
+
+    def _holding(self, now_ms: int) -> Iterator[Work]:
+        """Those for whom others go are named on the node that they will have."""
+        holds = self._controller.preempting.holds
+        for id, hold in holds.items():
+            if id not in self._nominated:
+                self._nominated[id] = hold.places[0].node
+                gang = hold.gang
+                told = self._explaining.refused(gang, Refusal(id, ()), now_ms, making_room=True)
+                places = [place.node for place in hold.places]
+                for number, entry in enumerate(self._pods.of_job(id)):
+                    yield from self._tell(entry, told, nominated=places[min(number, len(places) - 1)])
+        for id in [id for id in self._nominated if id not in holds]:
+            del self._nominated[id]
+            for entry in self._pods.of_job(id):
+                if not entry.holds:
+                    yield from self._tell(entry, None, nominated="")
+
+    def tell(self, id: JobId, told: Told) -> Iterator[Work]:
+        """For others who know why a job waits."""
+        for entry in self._pods.of_job(id):
+            self._pods.fresh.pop(entry.uid, None)
+            yield from self._tell(entry, told)
+
+    def _tell_all(self, id: JobId, told: Told) -> Iterator[Work]:
+        for entry in self._pods.of_job(id):
+            yield from self._tell(entry, told)
+
+    def _tell(self, entry: Entry, told: Told | None, nominated: NodeName | None = None) -> Iterator[Work]:
+        if nominated is None and told is not None and entry.told in (told.message, None):
+            known = entry.pod.condition("PodScheduled")
+            if entry.told is not None or (
+                known is not None and (known.reason, known.message) == (told.reason, told.message)
+            ):  # it knows, from us or from one before us
+                entry.told = told.message
+                return
+        if told is not None:
+            entry.told = told.message
+            entry.tries += 1
+        yield lambda: self._report(entry, told, nominated)
+
+    async def _report(self, entry: Entry, told: Told | None, nominated: NodeName | None) -> None:
+        if self._pods.entries.get(entry.uid) is not entry or entry.holds or (told and entry.told != told.message):
+            return  # it has got a node meanwhile, or a newer answer is on its way
+        try:
+            reason, message = (told.reason, told.message) if told is not None else ("", "")
+            await self._actor.set_unscheduled(entry.pod, reason, message, nominated)
+            if told is not None:
+                await self._actor.say_failed(entry.pod, told.message)
+        except ApiError as error:
+            if not is_gone(error):
+                entry.told = None
+                _log.warning("pod %s could not be told why it waits: %s", entry.name, error.message)
+
+    async def not_bound(self, entry: Entry, why: str) -> None:
+        """The cluster would not have the binding."""
+        entry.told = None
+        await self._actor.set_unscheduled(entry.pod, SCHEDULER_ERROR, why)
+        await self._actor.say_failed(entry.pod, why)

@@ -1,0 +1,377 @@
+"""What is shipped for installing, against a real API server: it is taken as it is, the scripts do what they say, the rights
+are those that are needed and no more.
+
+kwok plays the kubelets: that the image itself starts is not proved here. The scheduler that places Hodei's own pods is
+kube-scheduler, as in a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from real.kubernetes import binaries
+from real.kubernetes.cluster import Cluster, node
+from real.kubernetes.plane import Plane
+from real.kubernetes.pod_scheduler import PodScheduler
+
+pytestmark = pytest.mark.real
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+PLAIN = DEPLOY / "kubernetes"
+EXAMPLES = sorted((DEPLOY / "examples").glob("*.yaml"))
+NODES = ("worker-0", "worker-1", "worker-2")
+GROUPS = {  # types that examples and manifests use and that others bring along
+    "podgroups.scheduling.x-k8s.io": ("PodGroup", "v1alpha1"),
+    "podgroups.scheduling.volcano.sh": ("PodGroup", "v1beta1"),
+    "servicemonitors.monitoring.coreos.com": ("ServiceMonitor", "v1"),
+}
+
+
+class Bare(Plane):
+    """One on which nothing of Hodei's is installed: the scripts under test install and remove what all the other tests share."""
+
+    def allow_hodei(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bare]:
+    binaries.need()
+    made = Bare(tmp_path_factory.mktemp("deploy") / "plane")
+    try:
+        made.start()
+        made.controllers()
+        made.kwok()
+        made.kube_scheduler()
+        for name in NODES:
+            made.api.post("/api/v1/nodes", node(name))
+        made.api.apply([definition(name, kind, version) for name, (kind, version) in GROUPS.items()])
+        yield made
+    finally:
+        made.stop()
+
+
+def definition(name: str, kind: str, version: str) -> dict[str, Any]:
+    """A type with any content. Names below k8s.io are guarded; the annotation says that this one is for tests."""
+    plural, _, group = name.partition(".")
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": name, "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"}},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
+            "versions": [served],
+        },
+    }
+
+
+def script(plane: Plane, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(plane.folder),
+        "KUBECONFIG": str(plane.kubeconfig("admin")),
+        "KUBECTL": str(plane.bin / "kubectl"),
+    }
+    return subprocess.run(
+        ["sh", str(DEPLOY / name), *arguments], env={**kept, **environment},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+def must(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def names(plane: Plane, kinds: str, *arguments: str) -> set[str]:
+    return set(plane.kubectl("get", kinds, "--output=name", *arguments).split())
+
+
+def can(plane: Plane, account: str, verb: str, resource: str, *, name: str = "", namespace: str = "") -> bool:
+    """Asked as `kubectl auth can-i --as` asks. `resource` is PLURAL[.GROUP][/SUBRESOURCE]; no namespace means all."""
+    kind, _, sub = resource.partition("/")
+    plural, _, group = kind.partition(".")
+    about = {"verb": verb, "resource": plural, "group": group, "subresource": sub, "name": name, "namespace": namespace}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": f"system:serviceaccount:{account}:hodei", "resourceAttributes": about},
+    }
+    answer = plane.api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
+
+
+@pytest.fixture
+def installed(bare: Bare) -> Iterator[str]:
+    """By setup.sh, in a namespace of its own with a chosen image; removed by cleanup.sh."""
+    must(script(bare, "setup.sh", "hodei-test", "mine/hodei:1.2"))
+    yield "hodei-test"
+    must(script(bare, "cleanup.sh", "hodei-test"))
+
+
+# ------------------------------------------------------------------------------------------ taken as they are
+
+
+def test_the_manifests_are_taken_as_they_are(bare: Bare) -> None:
+    """By the server, with its validation and Pod Security "restricted"; strictly, so that no field is misspelt."""
+    bare.kubectl("create", "namespace", "hodei-system")
+    try:
+        strict = ("apply", "--server-side", "--dry-run=server", "--validate=strict")
+        bare.kubectl(*strict, f"--kustomize={PLAIN}")
+        for name in (
+            "rbac-forecast",
+            "rbac-reclaim",
+            "servicemonitor",
+            "only-scheduler/rbac",
+            "only-scheduler/static-pod",
+        ):
+            bare.kubectl(*strict, f"--filename={PLAIN / name}.yaml")
+    finally:
+        bare.kubectl("delete", "namespace", "hodei-system")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_taken_as_it_is_and_warned_about_by_nobody(bare: Bare, path: Path) -> None:
+    """In a namespace that enforces "restricted" and warns of it: pods made from templates are only judged by warnings."""
+    bare.api.apply([{
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": "examples", "labels": {
+            "pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted",
+        }},
+    }])  # fmt: skip
+    done = subprocess.run(
+        [bare.bin / "kubectl", f"--kubeconfig={bare.kubeconfig()}", "--namespace=examples", "apply", "--server-side",
+         "--dry-run=server", "--validate=strict", f"--filename={path}"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_the_examples_of_workloads_make_their_pods(bare: Bare) -> None:
+    """The Deployments are real: their pods come to be, with priorities resolved, and wait for Hodei."""
+    bare.api.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "workloads"}}])
+    for name in ("priorityclasses", "workloads"):
+        bare.kubectl("apply", "--namespace=workloads", f"--filename={DEPLOY / 'examples' / name}.yaml")
+    bare.kubectl(
+        "wait", "--namespace=workloads", "--for=jsonpath={.status.unavailableReplicas}=3", "deployment/group-a",
+        "--timeout=30s",
+    )  # fmt: skip
+    pods = bare.api.items("/api/v1/namespaces/workloads/pods", labelSelector="app=group-a")
+    assert {(pod["spec"]["schedulerName"], pod["spec"]["priority"]) for pod in pods} == {("hodei", 50)}
+    bare.kubectl("delete", "namespace", "workloads")
+    bare.kubectl("delete", f"--filename={DEPLOY / 'examples' / 'priorityclasses.yaml'}")
+
+
+# ------------------------------------------------------------------------------------------------ the scripts
+
+
+def test_setup_installs_with_the_chosen_namespace_and_image_and_cleanup_leaves_nothing(bare: Bare) -> None:
+    before = names(bare, "namespaces,clusterroles,clusterrolebindings")
+    said = must(script(bare, "setup.sh", "hodei-test", "mine/hodei:1.2", FORECAST="1", RECLAIM="1"))
+    assert "Hodei runs in namespace hodei-test" in said
+    deployment = bare.api.get("/apis/apps/v1/namespaces/hodei-test/deployments/hodei")
+    assert deployment["status"]["readyReplicas"] == 2
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "mine/hodei:1.2"
+    assert container["args"][-1] == "--forecast-annotation"
+    pods = bare.api.items("/api/v1/namespaces/hodei-test/pods")
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == 2, "replicas keep away from each other"
+    assert names(bare, "servicemonitors.monitoring.coreos.com", "--namespace=hodei-test")
+    roles = {f"clusterrole.rbac.authorization.k8s.io/hodei-{one}" for one in ("scheduler", "forecast", "reclaim")}
+    assert roles <= names(bare, "clusterroles")
+
+    must(script(bare, "cleanup.sh", "hodei-test"))
+    assert names(bare, "namespaces,clusterroles,clusterrolebindings") == before
+
+
+def test_setup_can_be_run_again_for_another_image_and_optional_rights(bare: Bare, installed: str) -> None:
+    optional = (("patch", "pods"), ("create", "pods/eviction"))
+    assert [can(bare, installed, *one) for one in optional] == [False, False]
+    must(script(bare, "setup.sh", installed, "mine/hodei:1.3", FORECAST="1", RECLAIM="1"))
+    assert [can(bare, installed, *one) for one in optional] == [True, True]
+    assert not can(bare, installed, "create", "pods")
+    pods = bare.api.items(f"/api/v1/namespaces/{installed}/pods")
+    assert {pod["spec"]["containers"][0]["image"] for pod in pods if "deletionTimestamp" not in pod["metadata"]} == {
+        "mine/hodei:1.3"
+    }
+
+
+def test_the_second_setup_does_not_make_the_namespace_ours(bare: Bare) -> None:
+    """A namespace that was there before is nobody's to delete, however often setup.sh is run in it."""
+    bare.kubectl("create", "namespace", "theirs")
+    for _ in range(2):
+        must(script(bare, "setup.sh", "theirs"))
+    said = must(script(bare, "cleanup.sh", "theirs"))
+    assert "was not made by setup.sh and is left as it is" in said
+    assert bare.api.get("/api/v1/namespaces/theirs")["status"]["phase"] == "Active"
+    assert names(bare, "deployments,services,serviceaccounts,leases", "--namespace=theirs") == {
+        "serviceaccount/default"
+    }
+
+
+def test_a_namespace_that_others_use_by_now_is_not_deleted(bare: Bare) -> None:
+    must(script(bare, "setup.sh", "shared"))
+    bare.kubectl("create", "configmap", "precious", "--namespace=shared")
+    said = must(script(bare, "cleanup.sh", "shared"))
+    assert "configmap/precious" in said
+    assert names(bare, "configmaps", "--namespace=shared") >= {"configmap/precious"}
+    bare.kubectl("delete", "configmap", "precious", "--namespace=shared")
+    must(script(bare, "cleanup.sh", "shared"))
+    assert "namespace/shared" not in names(bare, "namespaces")
+
+
+def test_cleanup_of_the_wrong_namespace_touches_nothing(bare: Bare, installed: str) -> None:
+    done = script(bare, "cleanup.sh", "default")
+    assert done.returncode == 1
+    assert f"next: cleanup.sh {installed}" in done.stderr
+    assert bare.api.get(f"/apis/apps/v1/namespaces/{installed}/deployments/hodei")["status"]["readyReplicas"] == 2
+
+
+def test_setup_says_what_to_look_at_when_hodei_does_not_start(bare: Bare) -> None:
+    for name in NODES:
+        bare.kubectl("cordon", name)
+    try:
+        done = script(bare, "setup.sh", "stuck", WAIT="3s")
+    finally:
+        for name in NODES:
+            bare.kubectl("uncordon", name)
+    assert done.returncode == 1
+    assert "did not start within 3s; next:" in done.stderr
+    must(script(bare, "cleanup.sh", "stuck"))
+
+
+# ------------------------------------------------------------------------------------------------- the rights
+
+
+READ = ("get", "list", "watch")
+NEEDED = {
+    "events": ("create", "patch", "update"),
+    "events.events.k8s.io": ("create", "patch", "update"),
+    "pods": (*READ, "delete"),
+    "pods/binding": ("create",),
+    "pods/status": ("patch", "update"),
+    "persistentvolumes": (*READ, "patch", "update"),
+    "persistentvolumeclaims": (*READ, "patch", "update"),
+    "podgroups.scheduling.k8s.io": READ,
+    "podgroups.scheduling.k8s.io/status": ("patch",),
+    "podgroups.scheduling.x-k8s.io": READ,
+    "podgroups.scheduling.volcano.sh": READ,
+} | dict.fromkeys(
+    ("nodes", "namespaces", "services", "replicationcontrollers", "replicasets.apps", "statefulsets.apps",
+     "poddisruptionbudgets.policy", "csinodes.storage.k8s.io", "csidrivers.storage.k8s.io",
+     "csistoragecapacities.storage.k8s.io", "storageclasses.storage.k8s.io", "volumeattachments.storage.k8s.io",
+     "priorityclasses.scheduling.k8s.io", "workloads.scheduling.k8s.io"),
+    READ,
+)  # fmt: skip
+FORBIDDEN = (
+    ("create", "pods"), ("patch", "pods"), ("update", "pods"), ("create", "pods/eviction"), ("create", "pods/exec"),
+    ("get", "secrets"), ("list", "secrets"), ("create", "secrets"), ("get", "configmaps"), ("patch", "nodes"),
+    ("delete", "nodes"), ("create", "serviceaccounts/token"), ("impersonate", "users"), ("delete", "namespaces"),
+    ("create", "clusterrolebindings.rbac.authorization.k8s.io"), ("escalate", "clusterroles.rbac.authorization.k8s.io"),
+    ("update", "leases.coordination.k8s.io"), ("delete", "persistentvolumeclaims"),
+)  # fmt: skip
+
+
+def test_the_account_may_do_what_a_scheduler_needs_and_nothing_else(bare: Bare, installed: str) -> None:
+    asked = [(verb, resource) for resource, verbs in NEEDED.items() for verb in verbs]
+    assert [one for one in asked if not can(bare, installed, *one)] == []
+    assert [one for one in FORBIDDEN if can(bare, installed, *one)] == []
+
+
+def test_the_lease_is_the_only_one_and_in_its_own_namespace(bare: Bare, installed: str) -> None:
+    leases = "leases.coordination.k8s.io"
+    assert can(bare, installed, "create", leases, namespace=installed)
+    assert not can(bare, installed, "create", leases, namespace="kube-system")
+    for verb in ("get", "update"):
+        assert can(bare, installed, verb, leases, name="hodei", namespace=installed)
+        assert not can(bare, installed, verb, leases, name="kube-scheduler", namespace=installed)
+        assert not can(bare, installed, verb, leases, name="hodei", namespace="kube-system")
+
+
+def test_of_configmaps_it_has_the_one_that_it_remembers_by(bare: Bare, installed: str) -> None:
+    assert can(bare, installed, "create", "configmaps", namespace=installed)
+    assert not can(bare, installed, "create", "configmaps", namespace="kube-system")
+    for verb in ("get", "update"):
+        assert can(bare, installed, verb, "configmaps", name="hodei-usage", namespace=installed)
+        assert not can(bare, installed, verb, "configmaps", name="hodei", namespace=installed)
+        assert not can(bare, installed, verb, "configmaps", name="hodei-usage", namespace="kube-system")
+    for verb in ("list", "watch", "delete", "patch"):
+        assert not can(bare, installed, verb, "configmaps", name="hodei-usage", namespace=installed)
+
+
+# ------------------------------------------------------------------------------------------------- at work
+
+
+@pytest.fixture
+def at_work(bare: Bare, installed: str, tmp_path: Path) -> Iterator[PodScheduler]:
+    """Outside of the cluster, for there are no containers here, but as the account that is shipped."""
+    token = bare.kubectl("create", "token", "hodei", f"--namespace={installed}").strip()
+    written = yaml.safe_load(bare.kubeconfig("admin").read_text())
+    written["users"][0]["user"] = {"token": token}
+    config = tmp_path / "account.kubeconfig"
+    config.write_text(yaml.safe_dump(written))
+    lease = f"--lease-namespace={installed}"
+    hodei = PodScheduler(bare, tmp_path, "hodei", [f"--kubeconfig={config}", lease], "admin", elect=True)
+    try:
+        yield hodei.start()
+    finally:
+        hodei.close()
+
+
+def test_the_demo_of_preemption_tells_the_whole_story_and_cleans_up(bare: Bare, at_work: PodScheduler) -> None:
+    said = must(script(bare, "demo-preemption.sh"))
+    assert f"one on each of {len(NODES)} node(s)" in said
+    assert "Preempted by" in said
+    assert "FailedScheduling" in said
+    bare.kubectl("wait", "--for=delete", "namespace/hodei-demo", "--timeout=60s")
+    assert "priorityclass.scheduling.k8s.io/hodei-example-low" not in names(bare, "priorityclasses")
+
+
+def test_every_example_does_what_it_says(bare: Bare, at_work: PodScheduler) -> None:
+    cluster = Cluster(bare, "examples-at-work")
+    try:
+        cluster.make_node("worker-3")
+        examples = {path.stem: f"--filename={path}" for path in EXAMPLES}
+        cluster.kubectl("apply", examples["priorityclasses"], examples["workloads"])
+        # On four nodes the gang takes the place of the one of low priority, whoever came first.
+        for app, count in (("high-priority", 1), ("group-a", 3)):
+            until_bound(cluster, f"app={app}", count)
+        (low,) = cluster.wait(
+            lambda: [p for p in cluster.pods(labelSelector="app=low-priority") if "nodeName" not in p["spec"]],
+            "the pod of low priority was made anew and waits",
+        )
+        cluster.until_condition(low["metadata"]["name"], "PodScheduled", "False", "Unschedulable")
+        cluster.kubectl("delete", examples["workloads"])
+
+        for name in [name for name in examples if name.startswith("gang-")]:
+            cluster.kubectl("apply", examples[name])
+            until_bound(cluster, "batch.kubernetes.io/job-name", 3)
+            cluster.kubectl("delete", examples[name])
+            cluster.wait(lambda: not cluster.pods(), f"the pods of {name} are gone")
+        cluster.kubectl("apply", examples["backfill"])
+        until_bound(cluster, "batch.kubernetes.io/job-name", 4)
+    finally:
+        cluster.kubectl("delete", examples["priorityclasses"])
+        cluster.close()
+
+
+def until_bound(cluster: Cluster, selector: str, count: int) -> None:
+    def bound() -> bool:
+        return sum("nodeName" in pod["spec"] for pod in cluster.pods(labelSelector=selector)) == count
+
+    try:
+        cluster.wait(bound, f"{count} pods with {selector} are bound")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {cluster.story()}") from None

@@ -1,0 +1,495 @@
+"""Our client, reflector and lease against a real kube-apiserver: who we are, what is cut, and who leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import stat
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hodei.kubeapi.client import Access, Api, ApiError
+from hodei.kubeapi.discovery import served_path, served_resources, served_versions
+from hodei.kubeapi.lease import Leadership
+from hodei.kubeapi.objects import Namespace, Node, Pod
+from hodei.kubeapi.reflector import Change, Reflector, Resource
+from hodei.model.errors import InvalidInput
+from real.kubernetes.cluster import Cluster
+from real.kubernetes.plane import Plane, free_port
+
+pytestmark = pytest.mark.real
+
+WHO = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(90):
+            await story
+
+    asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def connected(access: Access) -> AsyncIterator[Api]:
+    api = await Api.connect(access)
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+async def who(api: Api) -> str:
+    """As the API knows us."""
+    answer = json.loads(
+        await api.request("POST", WHO, b'{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}')
+    )
+    return str(answer["status"]["userInfo"]["username"])
+
+
+async def until(true: Callable[[], object], what: str, seconds: float = 40.0) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while not true():  # noqa: ASYNC110 - much of it happens on the other side
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {seconds:g} s") from None
+
+
+async def begun(api: Api) -> None:
+    await until(lambda: any(one._headed for one in api._pool._busy), "the watch has begun")
+
+
+def kubeconfig(plane: Plane, folder: Path, user: dict[str, Any], **cluster: Any) -> Access:
+    """A file of its own, with `user` as its user."""
+    written = yaml.safe_load(plane.kubeconfig("admin").read_text())
+    written["users"][0]["user"] = user
+    written["clusters"][0]["cluster"] |= cluster
+    written["contexts"][0]["context"]["namespace"] = "here"
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(written))
+    return Access(kubeconfig=str(path))
+
+
+def certificate_authority(plane: Plane) -> str:
+    return str(yaml.safe_load(plane.kubeconfig("admin").read_text())["clusters"][0]["cluster"]["certificate-authority"])
+
+
+# ------------------------------------------------------------------------------------------------ who we are
+
+
+@pytest.mark.parametrize("by", ["certificate", "token"])
+def test_the_api_knows_us_by(plane: Plane, by: str):
+    async def story() -> None:
+        async with connected(Access(kubeconfig=str(plane.kubeconfig("hodei", by)))) as api:
+            assert await who(api) == "hodei"
+            assert (api.server, api.namespace) == (plane.server, "default")
+
+    play(story())
+
+
+def test_kubeconfig_and_context_are_found_by_the_environment(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/not-there:{plane.kubeconfig('nobody')}:{plane.kubeconfig('hodei')}")
+
+    async def story() -> None:
+        async with connected(Access()) as api:
+            assert await who(api) == "nobody"
+        with pytest.raises(InvalidInput, match="no-such-context"):
+            await Api.connect(Access(context="no-such-context"))
+
+    play(story())
+
+
+def test_a_token_file_that_is_rotated_is_read_again_when_the_old_token_is_refused(plane: Plane, tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_text(plane.token("hodei") + "\n")
+
+    async def story() -> None:
+        async with connected(kubeconfig(plane, tmp_path, {"tokenFile": str(token)})) as api:
+            assert await who(api) == "hodei"
+            assert api.namespace == "here"
+            token.write_text("refused")
+            api._renew_at = 0.0  # a minute later
+            with pytest.raises(ApiError) as failed:
+                await who(api)
+            assert (failed.value.status, failed.value.reason) == (401, "Unauthorized")
+            token.write_text(plane.token("nobody"))
+            assert await who(api) == "nobody"
+
+    play(story())
+
+
+def test_a_pod_s_service_account_is_used_inside_a_cluster(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    from kubernetes.aio.config import incluster_config
+
+    from hodei.kubeapi import access
+
+    (tmp_path / "token").write_text(plane.token("hodei"))
+    (tmp_path / "ca.crt").write_text(Path(certificate_authority(plane)).read_text())
+    (tmp_path / "namespace").write_text("mine\n")
+    monkeypatch.setattr(access, "_ACCOUNT", tmp_path)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", plane.server.rsplit(":", 1)[1])
+
+    async def story() -> None:
+        async with connected(Access()) as api:
+            assert (await who(api), api.namespace) == ("hodei", "mine")
+            (tmp_path / "token").write_text(plane.token("nobody"))
+            api._renew_at = 0.0
+            assert await who(api) == "nobody"
+
+    play(story())
+
+
+def plugin(folder: Path, body: str) -> dict[str, Any]:
+    script = folder / "plugin"
+    script.write_text(f"#!/bin/sh\necho run >> {folder}/runs\n{body}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script), "interactiveMode": "Never"}
+    }
+
+
+def credential(folder: Path, **status: str) -> None:
+    said = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+    (folder / "credential").write_text(json.dumps(said))
+
+
+def test_a_plugin_is_asked_for_the_token_and_asked_again_when_it_runs_out_or_is_refused(plane: Plane, tmp_path: Path):
+    def runs() -> int:
+        return len((tmp_path / "runs").read_text().splitlines())
+
+    user = plugin(tmp_path, f"cat {tmp_path}/credential")
+    credential(tmp_path, token=plane.token("hodei"), expirationTimestamp="2999-01-01T00:00:00Z")
+
+    async def story() -> None:
+        async with connected(kubeconfig(plane, tmp_path, user)) as api:
+            assert await who(api) == "hodei"
+            api._renew_at = 0.0
+            kept = api._pool._idle[:]
+            await who(api)
+            assert runs() == 1, "it holds for long yet"
+            assert api._pool._idle == kept, "nothing has changed, so no connection is given up"
+            credential(tmp_path, token=plane.token("nobody"), expirationTimestamp="2001-01-01T00:00:00Z")
+            api._head = api._head.replace(b"Bearer hodei-token", b"Bearer refused")
+            assert await who(api) == "nobody"
+            assert runs() == 2
+            credential(tmp_path, token=plane.token("hodei"), expirationTimestamp="2999-01-01T00:00:00Z")
+            api._renew_at = 0.0  # it has run out
+            assert await who(api) == "hodei"
+            assert runs() == 3
+
+    play(story())
+
+
+def test_a_plugin_that_fails_says_so_in_our_error(plane: Plane, tmp_path: Path):
+    user = plugin(tmp_path, "echo please log in first >&2; exit 3")
+
+    async def story() -> None:
+        with pytest.raises(InvalidInput, match="please log in first"):
+            await Api.connect(kubeconfig(plane, tmp_path, user))
+
+    play(story())
+
+
+def test_who_is_not_known_or_may_not_is_told_what_why_and_what_next(plane: Plane, tmp_path: Path):
+    async def story() -> None:
+        with pytest.raises(ApiError) as unknown:
+            await Api.connect(kubeconfig(plane, tmp_path, {"token": "made-up"}))
+        assert unknown.value.status == 401
+        assert "kubectl auth whoami" in unknown.value.hint
+        async with connected(Access(kubeconfig=str(plane.kubeconfig("nobody")))) as api:
+            with pytest.raises(ApiError) as forbidden:
+                await api.request("GET", "/api/v1/nodes")
+            assert (forbidden.value.status, forbidden.value.reason) == (403, "Forbidden")
+            assert 'User "nobody" cannot list resource "nodes"' in forbidden.value.message
+            assert "kubectl auth can-i" in forbidden.value.hint
+
+    play(story())
+
+
+def test_a_server_that_is_not_the_one_or_not_there_is_told(plane: Plane, tmp_path: Path):
+    async def story() -> None:
+        with pytest.raises(ApiError, match="its certificate is not accepted") as wrong:
+            await Api.connect(kubeconfig(plane, tmp_path, {"token": "x"}, **{"tls-server-name": "elsewhere.example"}))
+        assert wrong.value.status == 0
+        with pytest.raises(ApiError, match=r"refused|Connect call failed") as away:
+            await Api.connect(kubeconfig(plane, tmp_path, {"token": "x"}, server=f"https://127.0.0.1:{free_port()}"))
+        assert away.value.status == 0
+
+    play(story())
+
+
+# ------------------------------------------------------------------------------------------------ list and watch
+
+
+class Picture:
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.heard: list[str] = []
+
+    def listed(self, objects: list[Any]) -> None:
+        self.names = {one.metadata.name for one in objects}
+        self.heard.append(f"listed {len(objects)}")
+
+    def changed(self, kind: Change, object: Any) -> None:
+        name = object.metadata.name
+        self.heard.append(f"{kind} {name}")
+        if kind == "DELETED":
+            assert name in self.names, f"{name} goes twice"
+            self.names.discard(name)
+        elif kind == "ADDED":
+            assert name not in self.names, f"{name} comes twice"
+            self.names.add(name)
+
+
+@contextlib.asynccontextmanager
+async def reflecting(
+    plane: Plane, resource: Resource[Any], user: str = "admin", **how: Any
+) -> AsyncIterator[tuple[Reflector[Any], Picture, Api]]:
+    picture = Picture()
+    async with connected(Access(kubeconfig=str(plane.kubeconfig(user)))) as api:
+        reflector = Reflector(api, resource, picture, **how)
+        task = asyncio.create_task(reflector.run())
+        try:
+            yield reflector, picture, api
+            assert not task.done(), task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def pods_of(cluster: Cluster) -> Resource[Pod]:
+    return Resource(f"/api/v1/namespaces/{cluster.namespace}/pods", Pod)
+
+
+def test_a_picture_follows_what_happens(plane: Plane, cluster: Cluster):
+    cluster.make_pod("one", scheduler="by-hand")
+
+    async def story() -> None:
+        async with reflecting(plane, pods_of(cluster)) as (reflector, picture, _):
+            await reflector.synced.wait()
+            assert picture.names == {"one"}
+            await asyncio.to_thread(cluster.make_pod, "two", scheduler="by-hand")
+            await asyncio.to_thread(cluster.delete_pod, "one", grace=0)
+            await until(lambda: picture.names == {"two"}, "the picture is as it should be")
+            assert picture.heard[0] == "listed 1"
+            assert "ADDED two" in picture.heard
+
+    play(story())
+
+
+def test_a_selector_takes_away_what_no_longer_matches(plane: Plane, cluster: Cluster):
+    cluster.make_nodes(1)
+    cluster.make_pod("one", scheduler="by-hand")
+    cluster.make_pod("two", scheduler="by-hand")
+
+    async def story() -> None:
+        selector = {"fieldSelector": "spec.nodeName=,spec.schedulerName=by-hand"}
+        async with reflecting(plane, pods_of(cluster), selector=selector) as (reflector, picture, _):
+            await reflector.synced.wait()
+            assert picture.names == {"one", "two"}
+            await asyncio.to_thread(cluster.bind, "one", "node-0")
+            await until(lambda: picture.names == {"two"}, "the bound pod is gone from it")
+
+    play(story())
+
+
+def test_a_watch_that_is_cut_goes_on_where_it_was(plane: Plane, cluster: Cluster):
+    async def story() -> None:
+        async with reflecting(plane, pods_of(cluster)) as (reflector, picture, api):
+            await reflector.synced.wait()
+            for name in ("one", "two", "three"):
+                await begun(api)
+                watches = reflector.watches
+                for connection in list(api._pool._busy):
+                    connection.abort("cut by the test")
+                    connection._wake()
+                await asyncio.to_thread(cluster.make_pod, name, scheduler="by-hand")
+                await until(lambda name=name: name in picture.names, f"{name} is seen")  # type: ignore[misc]
+                assert reflector.watches > watches
+            assert reflector.lists == 1
+
+    play(story())
+
+
+def test_a_version_that_is_not_kept_any_more_leads_to_a_new_list(plane: Plane, cluster: Cluster):
+    cluster.make_pod("one", scheduler="by-hand")
+    plane.restart_apiserver()  # a new one remembers nothing of what was before it
+
+    async def story() -> None:
+        picture = Picture()
+        async with connected(Access(kubeconfig=str(plane.kubeconfig()))) as api:
+            reflector = Reflector(api, pods_of(cluster), picture)
+            reflector._version = "1"
+            task = asyncio.create_task(reflector.run())
+            await until(reflector.synced.is_set, "it was listed")
+            task.cancel()
+            assert picture.heard == ["listed 1"]
+            assert reflector.lists == 1
+
+    play(story())
+
+
+def test_after_the_apiserver_was_killed_and_started_again_the_picture_is_right(plane: Plane, cluster: Cluster):
+    cluster.make_pod("before", scheduler="by-hand")
+
+    async def story() -> None:
+        async with reflecting(plane, pods_of(cluster)) as (reflector, picture, _):
+            await reflector.synced.wait()
+            await asyncio.to_thread(plane.stop_apiserver)
+            await until(lambda: "no answer from the Kubernetes API" in reflector.problem, "it says that it is cut off")
+            plane.start_apiserver()
+            await asyncio.to_thread(cluster.delete_pod, "before", grace=0)
+            await asyncio.to_thread(cluster.make_pod, "after", scheduler="by-hand")
+            await until(lambda: picture.names == {"after"}, "the picture is right again", 60)
+            assert reflector.problem == ""
+
+    play(story())
+
+
+def test_an_apiserver_that_hangs_is_noticed_and_the_picture_is_right_when_it_goes_on(plane: Plane, cluster: Cluster):
+    async def story() -> None:
+        async with reflecting(plane, pods_of(cluster), quiet_s=1.0) as (reflector, picture, api):
+            await reflector.synced.wait()
+            await begun(api)
+            pid = plane.pid("kube-apiserver")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await until(lambda: "nothing heard for 1 s" in reflector.problem, "the silence is noticed")
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await asyncio.to_thread(cluster.make_pod, "one", scheduler="by-hand")
+            await until(lambda: picture.names == {"one"}, "the picture is right again", 60)
+            assert reflector.lists == 1
+
+    play(story())
+
+
+def test_short_watches_follow_each_other_without_a_new_list(plane: Plane, cluster: Cluster):
+    async def story() -> None:
+        async with reflecting(plane, pods_of(cluster), watch_s=2) as (reflector, picture, _):
+            await until(lambda: reflector.watches >= 3, "three watches")
+            await asyncio.to_thread(cluster.make_pod, "one", scheduler="by-hand")
+            await until(lambda: picture.names == {"one"}, "the pod is seen")
+            assert reflector.lists == 1
+
+    play(story())
+
+
+def test_a_list_in_pages_is_one_picture(plane: Plane, cluster: Cluster):
+    cluster.make_nodes(25)
+
+    async def story() -> None:
+        picture = Picture()
+        async with connected(Access(kubeconfig=str(plane.kubeconfig()))) as api:
+            reflector = Reflector(api, Resource("/api/v1/nodes", Node), picture, page=10)
+            reflector._listed_once = True  # a first list comes whole, from memory
+            task = asyncio.create_task(reflector.run())
+            await reflector.synced.wait()
+            task.cancel()
+        assert picture.names == {f"node-{at}" for at in range(25)}
+
+    play(story())
+
+
+def test_a_collection_that_is_not_installed_is_empty_until_it_is(plane: Plane):
+    async def story() -> None:
+        resource = Resource("/apis/scheduling.nobody.example/v1/podgroups", Namespace)
+        async with reflecting(plane, resource) as (reflector, picture, _):
+            await reflector.synced.wait()
+            assert (picture.heard, reflector.problem) == (["listed 0"], "")
+
+    play(story())
+
+
+def test_what_is_forbidden_is_told_and_no_picture_is_made_up(plane: Plane):
+    async def story() -> None:
+        async with reflecting(plane, Resource("/api/v1/nodes", Node), user="nobody") as (reflector, picture, _):
+            await until(lambda: reflector.problem, "a problem is told")
+            assert 'cannot list resource "nodes"' in reflector.problem
+            assert not reflector.synced.is_set()
+            assert picture.heard == []
+
+    play(story())
+
+
+# ------------------------------------------------------------------------------------------------ discovery, lease
+
+
+def test_the_versions_of_a_group_are_asked_for_and_not_known(plane: Plane):
+    async def story() -> None:
+        async with connected(Access(kubeconfig=str(plane.kubeconfig("hodei")))) as api:
+            versions = await served_versions(api, "scheduling.k8s.io")
+            assert versions[0] == "v1"
+            assert "v1alpha2" in versions
+            assert await served_versions(api, "nobody.example") == []
+            assert (await served_resources(api, "", "v1"))["pods/binding"] == "Binding"
+            assert (
+                await served_path(api, "scheduling.k8s.io", "podgroups") == "/apis/scheduling.k8s.io/v1alpha2/podgroups"
+            )
+            assert await served_path(api, "scheduling.k8s.io", "nothings") == ""
+
+    play(story())
+
+
+def test_two_contenders_hand_the_lead_over(plane: Plane, cluster: Cluster):
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{cluster.namespace}/leases/hodei"
+
+    async def story() -> None:
+        async with (
+            connected(Access(kubeconfig=str(plane.kubeconfig()))) as first,
+            connected(Access(kubeconfig=str(plane.kubeconfig()))) as second,
+        ):
+            short = {"lasts_s": 3, "renew_within_s": 2.0, "every_s": 0.2}
+            one = Leadership(first, cluster.namespace, "hodei", "one", **short)  # type: ignore[arg-type]
+            two = Leadership(second, cluster.namespace, "hodei", "two", **short)  # type: ignore[arg-type]
+            tasks = [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
+            await until(lambda: one.leads or two.leads, "somebody leads")
+            leader, other = (one, two) if one.leads else (two, one)
+            await until(lambda: other.holder, "the other has looked")
+            assert not other.leads
+            assert (await asyncio.to_thread(cluster.get, lease))["spec"]["holderIdentity"] == other.holder
+            await leader.release()
+            assert leader.lost.is_set()
+            await until(lambda: other.leads, "the other leads at once", 2)
+
+            # It dies without a word: its connection and its task are gone.
+            third = Leadership(first, cluster.namespace, "hodei", "three", **short)  # type: ignore[arg-type]
+            tasks.append(asyncio.create_task(third.run()))
+            tasks[1 if other is two else 0].cancel()
+            await until(lambda: third.leads, "the third leads when the lease has run out", 10)
+            assert (await asyncio.to_thread(cluster.get, lease))["spec"]["leaseTransitions"] == 2
+            for task in tasks:
+                task.cancel()
+
+    play(story())
+
+
+def test_a_leader_that_is_cut_off_steps_down(plane: Plane, cluster: Cluster):
+    async def story() -> None:
+        async with connected(Access(kubeconfig=str(plane.kubeconfig()))) as api:
+            one = Leadership(api, cluster.namespace, "hodei", "one", lasts_s=3, renew_within_s=1.0, every_s=0.2)
+            task = asyncio.create_task(one.run())
+            await until(lambda: one.leads, "it leads")
+            await asyncio.to_thread(plane.stop_apiserver)
+            await until(one.lost.is_set, "it leads no more", 5)
+            assert "no answer" in one.problem
+            task.cancel()
+        plane.start_apiserver()
+
+    play(story())

@@ -1,0 +1,119 @@
+"""Nodes come, close, change, fail and go: pods follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from real.kubernetes.cluster import Cluster
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("hodei")]
+
+
+def waits(cluster: Cluster, name: str) -> str:
+    """What it is told."""
+    return str(cluster.until_condition(name, "PodScheduled", "False", "Unschedulable")["message"])
+
+
+def patch(cluster: Cluster, node: str, body: dict[str, object]) -> None:
+    cluster.patch(f"/api/v1/nodes/{node}", body)
+
+
+def test_a_node_that_comes_is_used(cluster: Cluster):
+    cluster.make_pod("early")
+    assert waits(cluster, "early") == "no nodes available to schedule pods"
+    cluster.make_nodes(1)
+    cluster.until_bound("early")
+
+
+def test_a_closed_node_takes_nobody_until_it_is_opened(cluster: Cluster):
+    cluster.make_nodes(1)
+    cluster.kubectl("cordon", "node-0")
+    cluster.make_pod("one")
+    assert waits(cluster, "one").startswith("0/1 nodes are available: 1 node(s) were unschedulable.")
+    cluster.kubectl("uncordon", "node-0")
+    cluster.until_bound("one")
+
+
+def test_a_taint_keeps_away_whoever_does_not_tolerate_it(cluster: Cluster):
+    cluster.make_nodes(1, taints=["dedicated=db:NoSchedule"])
+    cluster.make_pod("one")
+    assert waits(cluster, "one").startswith("0/1 nodes are available: 1 node(s) had untolerated taint(s).")
+    cluster.make_pod("db", tolerations=[{"key": "dedicated", "operator": "Equal", "value": "db"}])
+    cluster.until_bound("db")
+    cluster.kubectl("taint", "nodes", "node-0", "dedicated-")
+    cluster.until_bound("one")
+
+
+def test_whoever_must_leave_a_node_makes_room_elsewhere_full_again(cluster: Cluster):
+    """The cluster's own controller evicts for NoExecute; the pod that takes the place goes where it may."""
+    cluster.make_nodes(2)
+    cluster.make_pod("one", cpu="3", nodeSelector={"kubernetes.io/hostname": "node-0"})
+    cluster.until_bound("one")
+    cluster.until_phase("one", "Running")
+    cluster.kubectl("taint", "nodes", "node-0", "broken=yes:NoExecute")
+    cluster.until_gone("one")
+    cluster.make_pods(2, cpu="3", prefix="next")
+    bound = cluster.wait(lambda: cluster.bound(), "one of two is bound")
+    assert list(bound.values()) == ["node-1"]
+    other = next(name for name in ("next-0", "next-1") if name not in bound)
+    waits(cluster, other)
+    cluster.kubectl("taint", "nodes", "node-0", "broken-")
+    assert cluster.until_bound(other) == {other: "node-0"}
+
+
+def test_a_lost_node_takes_nobody_until_it_is_back(cluster: Cluster):
+    cluster.make_nodes(1)
+    cluster.set_ready("node-0", False)
+
+    def tainted() -> bool:
+        return any("not-ready" in taint["key"] for taint in cluster.node("node-0")["spec"].get("taints", []))
+
+    cluster.wait(tainted, "the controllers have tainted it")
+    cluster.make_pod("one")
+    waits(cluster, "one")
+    cluster.set_ready("node-0", True)
+    cluster.until_bound("one")
+
+
+def test_a_node_that_is_deleted_and_made_again_has_its_pods_still(cluster: Cluster):
+    cluster.make_nodes(1)
+    cluster.make_pod("old", cpu="3")
+    cluster.until_bound("old")
+    cluster.delete("/api/v1/nodes/node-0")
+    cluster.make_pod("new", cpu="3")
+    assert waits(cluster, "new") == "no nodes available to schedule pods"
+    assert set(cluster.bound()) == {"old"}
+    cluster.make_nodes(1)
+    cluster.make_pod("small", cpu="1")
+    cluster.until_bound("small")
+    assert cluster.bound_to("new") == ""
+    cluster.delete_pod("old", grace=0)
+    cluster.until_bound("new")
+
+
+def test_a_label_that_changes_lets_in_whoever_waits_for_it(cluster: Cluster):
+    cluster.make_nodes(2)
+    cluster.make_pod("one", nodeSelector={"disk": "ssd"})
+    waits(cluster, "one")
+    patch(cluster, "node-1", {"metadata": {"labels": {"disk": "ssd"}}})
+    assert cluster.until_bound("one") == {"one": "node-1"}
+
+
+@pytest.mark.parametrize("resource", ["cpu", "example.com/gpu"])
+def test_a_node_that_grows_lets_in_whoever_waits_for_it(cluster: Cluster, resource: str):
+    cluster.make_nodes(1)
+    cluster.make_pod("one", requests={resource: "8"})
+    assert f"1 Insufficient {resource}" in waits(cluster, "one")
+    grown = {resource: "16"}
+    cluster.patch("/api/v1/nodes/node-0/status", {"status": {"capacity": grown, "allocatable": grown}})
+    cluster.until_bound("one")
+
+
+def test_a_node_that_shrinks_takes_nobody_more(cluster: Cluster):
+    cluster.make_nodes(1)
+    cluster.make_pod("one", cpu="2")
+    cluster.until_bound("one")
+    cluster.patch("/api/v1/nodes/node-0/status", {"status": {"capacity": {"cpu": "1"}, "allocatable": {"cpu": "1"}}})
+    cluster.make_pod("two", cpu="100m")
+    assert "1 Insufficient cpu" in waits(cluster, "two")
+    assert cluster.bound_to("one") == "node-0"

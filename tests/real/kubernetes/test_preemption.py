@@ -1,0 +1,186 @@
+"""Whoever is higher takes the place of whoever is lower: with grace, with regard for budgets, and only where it helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from real.kubernetes.cluster import Cluster
+from real.kubernetes.pod_scheduler import PodScheduler
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("hodei")]
+
+SLOW = {"annotations": {"hodei.test/stops-after": "2s"}, "terminationGracePeriodSeconds": 30}
+
+
+@pytest.fixture(autouse=True)
+def priorities(cluster: Cluster) -> None:
+    cluster.apply("""
+        {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: one}, value: 1}
+        ---
+        {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: five}, value: 5}
+        ---
+        {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: nine}, value: 9}
+        ---
+        {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: polite}, value: 9, preemptionPolicy: Never}
+    """)
+
+
+def there(cluster: Cluster, name: str, node: str, **fields: Any) -> None:
+    """A pod that fills a node, bound by hand."""
+    cluster.make_pod(name, cpu="3", **{"scheduler": "somebody", **fields})
+    cluster.bind(name, node)
+    cluster.until_phase(name, "Running")
+
+
+def budget(cluster: Cluster, app: str, least: int, allowed: int) -> None:
+    """When this returns the budget knows how many may go."""
+    cluster.apply([{
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": app},
+        "spec": {"minAvailable": least, "selector": {"matchLabels": {"app": app}}},
+    }])  # fmt: skip
+    path = f"/apis/policy/v1/namespaces/{cluster.namespace}/poddisruptionbudgets/{app}"
+
+    def known() -> bool:
+        status = cluster.get(path).get("status", {})
+        return status.get("currentHealthy", 0) >= least and status.get("disruptionsAllowed") == allowed
+
+    cluster.wait(known, f"the budget of {app} is worked out")
+
+
+def leaves(cluster: Cluster, name: str) -> bool:
+    return any(one["metadata"]["name"] == name and "deletionTimestamp" in one["metadata"] for one in cluster.pods())
+
+
+def gone(cluster: Cluster, name: str) -> bool:
+    """Or at its end: a pod that has Failed holds nothing any more, for an instant it is still to be seen."""
+    return name not in cluster.holding()
+
+
+def nominated(cluster: Cluster, name: str) -> str:
+    return str(cluster.pod(name)["status"].get("nominatedNodeName", ""))
+
+
+def test_a_victim_is_told_and_has_its_grace_and_holds_the_room_until_it_is_gone(cluster: Cluster, hodei: PodScheduler):
+    cluster.make_nodes(1)
+    cluster.make_pod("low", cpu="3", **SLOW)
+    cluster.until_bound("low")
+    cluster.until_phase("low", "Running")
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    cluster.wait(lambda: nominated(cluster, "high") == "node-0", "the node is promised")
+    told = cluster.until_condition("low", "DisruptionTarget", "True")
+    assert (told["reason"], told["message"]) == (
+        "PreemptionByScheduler",
+        "hodei: preempting to accommodate a higher priority pod",
+    )
+    cluster.wait(lambda: leaves(cluster, "low"), "it has been told to go")
+    low = cluster.pod("low")
+    assert low["metadata"]["deletionGracePeriodSeconds"] == 30
+    assert cluster.bound_to("high") == ""
+    message = cluster.until_condition("high", "PodScheduled", "False", "Unschedulable")["message"]
+    assert message.startswith("0/1 nodes are available: 1 Insufficient cpu.")
+    cluster.until_bound("high")
+    assert gone(cluster, "low")
+    assert "scheduler_preemption_attempts_total" in hodei.get("/metrics")
+
+
+def test_another_may_use_room_that_is_not_promised(cluster: Cluster):
+    cluster.make_nodes(2)
+    there(cluster, "low", "node-0", **SLOW)
+    there(cluster, "other", "node-1", priorityClassName="nine")
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    cluster.wait(lambda: nominated(cluster, "high") == "node-0", "the node is promised")
+    cluster.make_pod("small", cpu="1")
+    assert cluster.until_bound("small") == {"small": "node-1"}
+    cluster.until_bound("high")
+
+
+def test_a_budget_is_kept_where_that_can_be_done(cluster: Cluster):
+    """The one that has none goes, though it is the higher one."""
+    cluster.make_nodes(2)
+    there(cluster, "guarded", "node-0", labels={"app": "guarded"})
+    there(cluster, "free", "node-1", priorityClassName="one")
+    budget(cluster, "guarded", least=1, allowed=0)
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    assert cluster.until_bound("high") == {"high": "node-1"}
+    assert not leaves(cluster, "guarded")
+
+
+def test_a_budget_is_passed_over_if_nothing_else_helps(cluster: Cluster):
+    cluster.make_nodes(1)
+    there(cluster, "guarded", "node-0", labels={"app": "guarded"})
+    budget(cluster, "guarded", least=1, allowed=0)
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    cluster.until_bound("high")
+    assert gone(cluster, "guarded")
+
+
+def test_of_two_that_a_budget_covers_only_as_many_go_as_it_allows(cluster: Cluster):
+    cluster.make_nodes(2)
+    there(cluster, "guarded-0", "node-0", labels={"app": "guarded"})
+    there(cluster, "guarded-1", "node-1", labels={"app": "guarded"})
+    budget(cluster, "guarded", least=1, allowed=1)
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    cluster.until_bound("high")
+    assert len([name for name in cluster.holding() if name.startswith("guarded")]) == 1
+
+
+def test_the_node_whose_highest_victim_is_lowest_is_chosen(cluster: Cluster):
+    cluster.make_nodes(3)
+    there(cluster, "five", "node-0", priorityClassName="five")
+    there(cluster, "zero", "node-1")
+    there(cluster, "one", "node-2", priorityClassName="one")
+    cluster.make_pod("high", cpu="3", priorityClassName="nine")
+    assert cluster.until_bound("high") == {"high": "node-1"}
+
+
+def test_no_more_go_than_have_to(cluster: Cluster):
+    cluster.make_nodes(1)
+    for name, cpu in (("small", "1"), ("large", "2")):
+        cluster.make_pod(name, cpu=cpu, scheduler="somebody")
+        cluster.bind(name, "node-0")
+    cluster.make_pod("high", cpu="2", priorityClassName="five")
+    cluster.until_bound("high")
+    assert set(cluster.holding()) == {"small", "high"}
+
+
+def test_who_never_preempts_waits(cluster: Cluster):
+    cluster.make_nodes(1)
+    there(cluster, "low", "node-0")
+    cluster.make_pod("polite", cpu="3", priorityClassName="polite")
+    message = cluster.until_condition("polite", "PodScheduled", "False", "Unschedulable")["message"]
+    assert message.endswith("preemption: not eligible due to preemptionPolicy=Never.")
+    cluster.make_pod("equal", cpu="3")
+    message = cluster.until_condition("equal", "PodScheduled", "False", "Unschedulable")["message"]
+    assert message.endswith("preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
+    assert not leaves(cluster, "low")
+    cluster.delete_pod("low")
+    cluster.until_bound("polite")  # the higher of the two that wait
+    assert cluster.bound_to("equal") == ""
+
+
+def test_a_promise_goes_over_to_one_that_is_higher_still(cluster: Cluster):
+    cluster.make_nodes(1)
+    there(cluster, "low", "node-0", **SLOW)
+    cluster.make_pod("mid", cpu="3", priorityClassName="five")
+    cluster.wait(lambda: nominated(cluster, "mid") == "node-0", "the node is promised")
+    cluster.make_pod("top", cpu="3", priorityClassName="nine")
+    cluster.wait(lambda: nominated(cluster, "mid") == "", "the promise is taken back")
+    cluster.until_bound("top")
+    assert gone(cluster, "low")
+    assert cluster.bound_to("mid") == ""
+    cluster.delete_pod("top", grace=0)
+    cluster.until_bound("mid")
+
+
+def test_one_that_goes_before_its_place_is_free_leaves_it_to_the_next(cluster: Cluster):
+    cluster.make_nodes(1)
+    there(cluster, "low", "node-0", **SLOW)
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    cluster.wait(lambda: nominated(cluster, "high") == "node-0", "the node is promised")
+    cluster.make_pod("next", cpu="3")
+    cluster.until_condition("next", "PodScheduled", "False", "Unschedulable")
+    cluster.delete_pod("high", grace=0)
+    cluster.until_bound("next")
+    assert gone(cluster, "low")

@@ -1,0 +1,158 @@
+"""An unschedulable pod is told the same by Hodei as by kube-scheduler: the same pod is given to both, and what they write is
+compared letter by letter (the condition, and the Event that `kubectl describe pod` shows)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from real.kubernetes.cluster import ZONE, Cluster
+from real.kubernetes.plane import Plane
+from real.kubernetes.pod_scheduler import PodScheduler
+
+pytestmark = pytest.mark.real
+
+BOTH = {"theirs": "default-scheduler", "ours": "hodei"}
+
+
+def told(cluster: Cluster, name: str) -> tuple[str, str, str]:
+    """Reason and message of the condition, and the text of the newest Event."""
+    condition = cluster.condition(name)
+    events = cluster.events_of(name, "FailedScheduling")
+    return condition.get("reason", ""), condition.get("message", ""), events[-1]["message"] if events else ""
+
+
+def compare(cluster: Cluster, *amounts: str, **fields: Any) -> tuple[str, str, str]:
+    """Neither sees the other's pod: it has no node. What both tell in the end."""
+    for name, scheduler in BOTH.items():
+        cluster.make_pod(name, *amounts, scheduler=scheduler, **fields)
+
+    def agree() -> bool:
+        ours = told(cluster, "ours")
+        return all(ours) and ours == told(cluster, "theirs")
+
+    try:
+        cluster.wait(agree, "both tell the same", 6)
+    except AssertionError:
+        pass
+    try:
+        ours, theirs = told(cluster, "ours"), told(cluster, "theirs")
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine == other
+        assert ours[1] == ours[2]
+        return ours
+    finally:
+        for name in BOTH:
+            cluster.delete_pod(name, grace=0)
+
+
+@pytest.fixture(scope="module")
+def stage(plane: Plane, kube_scheduler: str) -> Iterator[Cluster]:
+    """Five nodes that each have something against some pods, and pods that are there already."""
+    made = Cluster(plane, "same-story")
+    try:
+        made.make_node("plain", cpu="4", memory="8Gi", zone="east", labels={"disk": "ssd"})
+        made.make_node("tainted", cpu="4", memory="8Gi", zone="west", taints=["dedicated=db:NoSchedule"])
+        made.make_node("crowded", cpu="4", memory="8Gi", pods=2, zone="east")
+        made.make_node("closed", cpu="4", memory="8Gi", zone="west")
+        made.patch("/api/v1/nodes/closed", {"spec": {"unschedulable": True}})
+        made.make_node("zoneless", cpu="2", memory="4Gi", more={"example.com/gpu": "2"})
+        alone = {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [near("shy", "kubernetes.io/hostname")]
+            }
+        }
+        port = [{"name": "main", "image": "x", "ports": [{"containerPort": 80, "hostPort": 8080}]}]
+        there: list[tuple[str, str, dict[str, Any]]] = [
+            ("one", "crowded", {}),
+            ("two", "crowded", {"labels": {"app": "web"}}),
+            ("three", "plain", {"labels": {"app": "web"}, "affinity": alone}),
+            ("four", "zoneless", {"containers": port}),
+            ("five", "plain", {"containers": port}),
+        ]
+        for name, node, fields in there:
+            made.make_pod(name, scheduler="nobody", **fields)
+            made.bind(name, node)
+        made.apply("""
+            {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: polite}, value: 9, preemptionPolicy: Never}
+            ---
+            {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: pushy}, value: 9}
+            ---
+            {apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: later}, provisioner: kubernetes.io/no-provisioner, volumeBindingMode: WaitForFirstConsumer}
+            ---
+            apiVersion: v1
+            kind: PersistentVolumeClaim
+            metadata: {name: at-once}
+            spec: {storageClassName: nobody-makes-it, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+            ---
+            apiVersion: v1
+            kind: PersistentVolumeClaim
+            metadata: {name: later}
+            spec: {storageClassName: later, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+        """)
+        yield made
+    finally:
+        made.close()
+
+
+def near(app: str, key: str = ZONE) -> dict[str, Any]:
+    return {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key}
+
+
+def required(*terms: dict[str, Any]) -> dict[str, Any]:
+    return {"requiredDuringSchedulingIgnoredDuringExecution": list(terms)}
+
+
+def claim(name: str) -> list[dict[str, Any]]:
+    return [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
+
+
+def spread(key: str) -> list[dict[str, Any]]:
+    picked = {"matchLabels": {"app": "web"}}
+    return [{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": picked}]
+
+
+IN_ZONE_SOUTH = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["south"]}]}
+PORT = [{"name": "main", "image": "x", "ports": [{"containerPort": 80, "hostPort": 8080}]}]
+ANYWHERE = [{"operator": "Exists"}]
+
+STORIES: dict[str, dict[str, Any]] = {
+    "too much cpu": {"cpu": "8"},
+    "too much cpu, which nobody could give up": {"cpu": "64", "priorityClassName": "pushy"},
+    "too much memory": {"memory": "64Gi"},
+    "too much cpu and memory": {"cpu": "3", "memory": "7Gi", "nodeSelector": {"kubernetes.io/hostname": "zoneless"}},
+    "a resource that few nodes have": {"requests": {"example.com/gpu": "4"}},
+    "a resource that no node has": {"requests": {"example.com/tpu": "1"}},
+    "too many pods": {"nodeSelector": {"kubernetes.io/hostname": "crowded"}},
+    "too many pods and too much cpu": {"cpu": "8", "tolerations": ANYWHERE},
+    "a taint": {"nodeSelector": {"kubernetes.io/hostname": "tainted"}},
+    "a closed node": {"nodeSelector": {"kubernetes.io/hostname": "closed"}},
+    "a node selector": {"nodeSelector": {"disk": "tape"}},
+    "node affinity": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [IN_ZONE_SOUTH]}}}},
+    "a node by name that is not there": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["elsewhere"]}]}]}}}},
+    "a node by name that is full": {"cpu": "8", "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["plain"]}]}]}}}},
+    "a host port": {"containers": PORT},
+    "pod affinity": {"affinity": {"podAffinity": required(near("nobody"))}},
+    "pod anti-affinity": {"affinity": {"podAntiAffinity": required(near("web"))}, "nodeSelector": {ZONE: "east"}},
+    "the anti-affinity of one that is there": {"labels": {"app": "shy"}, "nodeSelector": {"disk": "ssd"}},
+    "topology spread": {"labels": {"app": "web"}, "topologySpreadConstraints": spread(ZONE)},
+    "topology spread over labels that are missing": {"labels": {"app": "web"}, "topologySpreadConstraints": spread("rack")},
+    "a claim that nobody binds": {"volumes": claim("at-once")},
+    "a claim that no volume suits": {"volumes": claim("later")},
+    "a claim that is missing": {"volumes": claim("forgotten")},
+    "preemption that is not wanted": {"cpu": "8", "priorityClassName": "polite"},
+    "preemption that finds nobody": {"cpu": "3950m", "nodeSelector": {"disk": "ssd"}},
+}  # fmt: skip
+
+
+def test_without_nodes(cluster: Cluster, hodei: PodScheduler, kube_scheduler: str):
+    assert compare(cluster)[1].startswith("no nodes available")
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_both_tell_the_same_of(story: str, stage: Cluster, hodei: PodScheduler):
+    reason, message, _ = compare(stage, **STORIES[story])
+    assert reason == "Unschedulable"
+    assert message.startswith("0/5 nodes are available: ")

@@ -1,0 +1,194 @@
+"""Pods with volumes: those that wait for their first consumer, those of one zone, and those that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from real.kubernetes.cluster import ZONE, Cluster
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("hodei")]
+
+HOSTNAME = "kubernetes.io/hostname"
+SELECTED = "volume.kubernetes.io/selected-node"
+
+
+def make_class(cluster: Cluster, provisioner: str = "kubernetes.io/no-provisioner") -> str:
+    name = f"{cluster.namespace}-later"
+    cluster.apply([{
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+        "provisioner": provisioner, "volumeBindingMode": "WaitForFirstConsumer",
+    }])  # fmt: skip
+    return name
+
+
+def make_claim(cluster: Cluster, name: str, cls: str, mode: str = "ReadWriteOnce") -> None:
+    spec = {"storageClassName": cls, "accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
+    cluster.apply([{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}])
+
+
+def make_volume(
+    cluster: Cluster, name: str, cls: str, node: str = "", claim: str = "", mode: str = "ReadWriteOnce", **labels: str
+) -> str:
+    """On a node if one is named, for a claim if one is named; its name."""
+    spec: dict[str, Any] = {
+        "capacity": {"storage": "1Gi"}, "accessModes": [mode], "storageClassName": cls,
+        "persistentVolumeReclaimPolicy": "Retain", "local": {"path": "/data"} if node else None,
+        "hostPath": None if node else {"path": "/data"},
+    }  # fmt: skip
+    if node:
+        here = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": [node]}]}
+        spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [here]}}
+    if claim:
+        spec["claimRef"] = {
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": cluster.namespace, "name": claim,
+            "uid": cluster.get(claim_path(cluster, claim))["metadata"]["uid"],
+        }  # fmt: skip
+    full = f"{cluster.namespace}-{name}"
+    spec = {key: value for key, value in spec.items() if value is not None}
+    cluster.apply(
+        [{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": full, "labels": labels}, "spec": spec}]
+    )
+    return full
+
+
+def claim_path(cluster: Cluster, name: str) -> str:
+    return f"/api/v1/namespaces/{cluster.namespace}/persistentvolumeclaims/{name}"
+
+
+def volume_of(cluster: Cluster, claim: str) -> str:
+    """The volume that the claim is bound to, when it is."""
+
+    def bound() -> str:
+        found = cluster.get(claim_path(cluster, claim))
+        return str(found["spec"].get("volumeName", "")) if found["status"].get("phase") == "Bound" else ""
+
+    return cluster.wait(bound, f"the claim {claim} is bound")
+
+
+def using(claim: str) -> dict[str, Any]:
+    return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]}
+
+
+def test_a_claim_that_waits_is_bound_to_a_volume_where_the_pod_goes(cluster: Cluster):
+    cluster.make_nodes(2)
+    cls = make_class(cluster)
+    volumes = {name: make_volume(cluster, f"on-{name}", cls, name) for name in ("node-0", "node-1")}
+    make_claim(cluster, "data", cls)
+    cluster.make_pod("filler", cpu="3", nodeSelector={HOSTNAME: "node-0"})
+    cluster.until_bound("filler")
+    cluster.make_pod("one", cpu="3", **using("data"))
+    assert cluster.until_bound("one") == {"one": "node-1"}
+    assert volume_of(cluster, "data") == volumes["node-1"]
+
+
+def test_two_pods_do_not_get_the_same_volume(cluster: Cluster):
+    cluster.make_nodes(2)
+    cls = make_class(cluster)
+    for name in ("node-0", "node-1"):
+        make_volume(cluster, f"on-{name}", cls, name)
+    for at in range(3):
+        make_claim(cluster, f"data-{at}", cls)
+        cluster.make_pod(f"pod-{at}", cpu="1", **using(f"data-{at}"))
+    bound = cluster.wait(lambda: found if len(found := cluster.bound()) == 2 else None, "two of three are bound")
+    assert set(bound.values()) == {"node-0", "node-1"}
+    assert len({volume_of(cluster, name.replace("pod", "data")) for name in bound}) == 2
+    third = next(f"pod-{at}" for at in range(3) if f"pod-{at}" not in bound)
+    told = cluster.until_condition(third, "PodScheduled", "False", "Unschedulable")["message"]
+    assert "2 node(s) didn't find available persistent volumes to bind" in told
+
+
+def test_a_volume_that_another_takes_in_the_same_moment_is_missed_and_the_next_is_found(cluster: Cluster):
+    cluster.make_nodes(1)
+    cls = make_class(cluster)
+    make_volume(cluster, "first", cls, "node-0")
+    for at in range(2):
+        make_claim(cluster, f"data-{at}", cls)
+    for at in range(2):
+        cluster.make_pod(f"pod-{at}", **using(f"data-{at}"))
+    bound = cluster.wait(cluster.bound, "one of two is bound")
+    other = "pod-0" if "pod-1" in bound else "pod-1"
+    cluster.until_condition(other, "PodScheduled", "False", "Unschedulable")
+    make_volume(cluster, "second", cls, "node-0")
+    cluster.until_bound(other)
+
+
+def test_a_volume_is_made_for_the_node_that_the_pod_is_to_have(cluster: Cluster):
+    """The test plays the provisioner: it looks for the node on the claim, and makes the volume there."""
+    cluster.make_nodes(2)
+    cls = make_class(cluster, "example.com/disks")
+    make_claim(cluster, "data", cls)
+    cluster.make_pod("one", **using("data"))
+    node = cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim")
+    assert cluster.bound_to("one") == ""  # not before its volume is there
+    make_volume(cluster, "made", cls, node, claim="data")
+    assert cluster.until_bound("one") == {"one": node}
+
+
+def test_where_no_volume_can_be_made_another_node_is_tried(cluster: Cluster):
+    """The provisioner says no by taking the node off the claim."""
+    cluster.make_nodes(2)
+    cls = make_class(cluster, "example.com/disks")
+    make_claim(cluster, "data", cls)
+    cluster.make_pod("one", **using("data"))
+    first = cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim")
+    cluster.patch(f"/api/v1/nodes/{first}", {"spec": {"unschedulable": True}})
+    cluster.patch(claim_path(cluster, "data"), {"metadata": {"annotations": {SELECTED: None}}})
+    second = cluster.wait(lambda: chosen_node(cluster, "data"), "another node is on the claim")
+    assert second != first
+    make_volume(cluster, "made", cls, second, claim="data")
+    assert cluster.until_bound("one") == {"one": second}
+
+
+def chosen_node(cluster: Cluster, claim: str) -> str:
+    return str(cluster.get(claim_path(cluster, claim))["metadata"].get("annotations", {}).get(SELECTED, ""))
+
+
+def test_a_claim_for_one_pod_is_used_by_one_pod(cluster: Cluster):
+    cluster.make_nodes(2)
+    make_claim(cluster, "data", "", "ReadWriteOncePod")
+    make_volume(cluster, "single", "", claim="data", mode="ReadWriteOncePod")
+    volume_of(cluster, "data")
+    cluster.make_pod("one", **using("data"))
+    cluster.until_bound("one")
+    cluster.make_pod("two", **using("data"))
+    told = cluster.until_condition("two", "PodScheduled", "False", "Unschedulable")["message"]
+    assert "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode" in told
+    cluster.delete_pod("one")
+    cluster.until_bound("two")
+
+
+def test_a_pod_goes_to_the_zone_of_its_volume(cluster: Cluster):
+    cluster.make_nodes(3, zones=3)
+    make_claim(cluster, "data", "")
+    make_volume(cluster, "zonal", "", claim="data", **{ZONE: "zone-2"})
+    volume_of(cluster, "data")
+    cluster.make_pod("one", **using("data"))
+    assert cluster.until_bound("one") == {"one": "node-2"}
+
+
+def test_a_claim_that_is_missing_is_waited_for(cluster: Cluster):
+    cluster.make_nodes(1)
+    cluster.make_pod("one", **using("data"))
+    told = cluster.until_condition("one", "PodScheduled", "False", "Unschedulable")["message"]
+    assert told.startswith('0/1 nodes are available: persistentvolumeclaim "data" not found.')
+    make_claim(cluster, "data", "")
+
+    def moved_on() -> bool:
+        return "pod has unbound immediate PersistentVolumeClaims" in cluster.condition("one")["message"]
+
+    cluster.wait(moved_on, "it is told that the claim is not bound")
+    make_volume(cluster, "late", "", claim="data")
+    cluster.until_bound("one")
+
+
+def test_a_claim_that_is_made_for_the_pod_alone_is_waited_for(cluster: Cluster):
+    """An ephemeral volume: the cluster's controller makes the claim once the pod is there."""
+    cluster.make_nodes(1)
+    cls = make_class(cluster)
+    make_volume(cluster, "on-node", cls, "node-0")
+    spec = {"storageClassName": cls, "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    cluster.make_pod("one", volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": spec}}}])
+    cluster.until_bound("one")
+    volume_of(cluster, "one-scratch")
