@@ -1,0 +1,126 @@
+"""What runs say, by byte offsets, from the daemon while the container is there and from a file after that.
+
+A daemon knows lines and times, not offsets. So a bookmark is kept for each reader's place: the time of an entry and the
+offset that it begins at; the next question begins there instead of at the very beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+from hodei.backends.docker.engine import Engine
+from hodei.backends.docker.frames import STDERR, STDOUT, frames, since, split_time
+from hodei.model.errors import NotFound
+from hodei.model.ids import RunId
+from hodei.ports import Stream
+
+READ_LIMIT = 1 << 20
+READ_S = 10.0
+KEEP_S = 60.0
+BOOKMARKS = 1000
+STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+_NUMBER = {"stdout": STDOUT, "stderr": STDERR}
+
+
+class Logs:
+    """`home`: where the logs of runs are kept whose containers are gone; `cap` bytes of each stream at most."""
+
+    def __init__(self, home: Path, cap: int | None, keep_s: float) -> None:
+        self._home, self._cap, self._keep_s = home, cap, keep_s
+        self._marks: OrderedDict[tuple[RunId, Stream], tuple[int, bytes]] = OrderedDict()
+
+    # ------------------------------------------------------------------------------------- from a daemon
+
+    async def read(
+        self, engine: Engine, container: str, run: RunId, stream: Stream, offset: int, limit: int
+    ) -> tuple[bytes, int]:
+        limit = max(0, min(limit, READ_LIMIT))
+        begin, mark = self._marks.get((run, stream), (0, b""))
+        if offset < begin:
+            begin, mark = 0, b""
+        params = {"stdout": "0", "stderr": "0", "timestamps": "1", stream: "1"}
+        if mark:
+            params["since"] = since(mark)
+        out, at = bytearray(), begin
+        async with engine.answer("GET", f"containers/{container}/logs", params=params, within_s=READ_S) as response:
+            async for _, frame in frames(response):
+                entry_time, said = split_time(frame)
+                if at <= offset and entry_time != mark and entry_time > mark:
+                    # Entries of the same moment are told again together, so that only the first of them is a mark.
+                    begin, mark = at, entry_time
+                skip = max(offset + len(out) - at, 0)
+                out += said[skip:][: limit - len(out)]
+                at += len(said)
+                if len(out) >= limit:
+                    break
+        if mark:
+            self._marks[(run, stream)] = (begin, mark)
+            self._marks.move_to_end((run, stream))
+            if len(self._marks) > BOOKMARKS:
+                self._marks.popitem(last=False)
+        return bytes(out), offset + len(out)
+
+    # -------------------------------------------------------------------------------------- from a file
+
+    def kept(self, run: RunId) -> bool:
+        return (self._home / run).is_dir()
+
+    def read_kept(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
+        """NotFound if nothing is kept of it."""
+        try:
+            with open(self._home / run / stream, "rb") as file:
+                file.seek(max(offset, 0))
+                data = file.read(max(0, min(limit, READ_LIMIT)))
+        except FileNotFoundError:
+            raise NotFound(f"no log is kept of run {run}") from None
+        return data, max(offset, 0) + len(data)
+
+    async def keep(self, engine: Engine, container: str, run: RunId) -> None:
+        """Copy both streams to files, so that the container can go. All or nothing, and once."""
+        for stream in STREAMS:
+            self._marks.pop((run, stream), None)
+        if self.kept(run):
+            return
+        draft = self._home / f".{run}"
+        params = {"stdout": "1", "stderr": "1"}
+        async with engine.answer("GET", f"containers/{container}/logs", params=params, within_s=KEEP_S) as response:
+            with _Draft(draft, self._cap or 1 << 62) as said:
+                async for number, part in frames(response):
+                    said.add(number, part)
+        os.replace(draft, self._home / run)
+
+    def prune(self) -> None:
+        """Away with those that are older than they are kept for."""
+        before = time.time() - self._keep_s
+        with contextlib.suppress(FileNotFoundError):
+            for place in os.scandir(self._home):
+                with contextlib.suppress(OSError):
+                    if place.stat().st_mtime < before:
+                        shutil.rmtree(place.path, ignore_errors=True)
+
+
+class _Draft:
+    """Two files that are being written, each up to `cap` bytes."""
+
+    def __init__(self, place: Path, cap: int) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(mode=0o700, parents=True)
+        self._files = {number: open(place / name, "wb") for name, number in _NUMBER.items()}  # noqa: SIM115
+        self._left = dict.fromkeys(self._files, cap)
+
+    def add(self, number: int, part: bytes) -> None:
+        if self._left.get(number, 0) > 0:
+            self._files[number].write(part[: self._left[number]])
+            self._left[number] -= len(part)
+
+    def __enter__(self) -> _Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()

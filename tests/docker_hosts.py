@@ -1,0 +1,265 @@
+"""For tests: real Docker daemons, each with its own containerd, directories and socket, and one small image made of busybox.
+
+Nothing is shared with a daemon that the machine may have; nothing is fetched. Stopped by pid when the tests are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+IMAGE = "busybox:local"
+BUSYBOX = "/bin/busybox"
+UP_S = 60.0
+
+
+class _OverSocket(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self._path)
+
+
+class Daemon:
+    """One dockerd. `kill` is -9: its containers go on, or not, as Docker will have it."""
+
+    def __init__(self, place: Path, name: str) -> None:
+        self.name, self._place = name, place / name
+        self.live_restore = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> str:
+        return f"{self._place}/docker.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def up(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *more: str) -> None:
+        if self.up:
+            return
+        self._place.mkdir(parents=True, exist_ok=True)
+        (self._place / "docker.pid").unlink(missing_ok=True)  # stale after a kill
+        # Without a key of its own every daemon of this machine would say that it is the same one.
+        (self._place / "daemon.json").write_text(json.dumps({"deprecated-key-path": f"{self._place}/key.json"}))
+        command = [
+            "dockerd", "--config-file", f"{self._place}/daemon.json", "--host", self.url,
+            "--data-root", f"{self._place}/data", "--exec-root", f"{self._place}/exec",
+            "--pidfile", f"{self._place}/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none",
+            "--storage-driver", "overlay2", "--exec-opt", "native.cgroupdriver=cgroupfs",
+            "--cgroup-parent", self._cgroup, "--label", f"host={self.name}", "--log-level", "warn", *more,
+        ]  # fmt: skip
+        if self.live_restore:
+            command.append("--live-restore")
+        with open(self._place / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + UP_S
+        while time.monotonic() < deadline and self.up:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                self.ask("GET", "/_ping")
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"dockerd did not come up: {(self._place / 'log').read_text()[-2000:]}")
+
+    @property
+    def _cgroup(self) -> str:
+        return f"/hodei-test-{self._place.parent.name}-{self.name}"
+
+    def ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
+        connection = _OverSocket(self.socket)
+        try:
+            connection.request(method, path, body, {"Content-Type": kind})
+            answer = connection.getresponse()
+            said = answer.read()
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise AssertionError(f"{method} {path}: {answer.status} {said!r}")
+        try:
+            return json.loads(said)
+        except ValueError:
+            return said
+
+    def have_image(self) -> None:
+        if any(IMAGE in (image["RepoTags"] or ()) for image in self.ask("GET", "/images/json")):
+            return
+        query = "fromSrc=-&repo=busybox&tag=local&changes=ENV%20PATH%3D/bin&changes=CMD%20%5B%22/bin/sh%22%5D"
+        said = self.ask("POST", f"/images/create?{query}", _busybox_tar(), "application/x-tar")
+        assert b"error" not in (said if isinstance(said, bytes) else json.dumps(said).encode()), said
+
+    def containers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", "/containers/json?all=1")
+        return found
+
+    def clear(self) -> None:
+        for container in self.containers():
+            with contextlib.suppress(AssertionError):
+                self.ask("DELETE", f"/containers/{container['Id']}?force=1&v=1")
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(30)
+        Path(self.socket).unlink(missing_ok=True)
+        self._bury_containerd()
+
+    def _bury_containerd(self) -> None:
+        """It dies with its dockerd; the next one takes a dead process that nobody has buried for a living one."""
+        file = self._place / "exec/containerd/containerd.pid"
+        deadline = time.monotonic() + 10
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pid = int(file.read_text())
+            while time.monotonic() < deadline:
+                if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX":
+                    break
+                time.sleep(0.02)
+            else:
+                return
+        file.unlink(missing_ok=True)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.thaw()
+            with contextlib.suppress(Exception):
+                self.clear()
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(30)
+        self._end_containerd()
+        for _ in range(3):
+            mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+            for mount in sorted((mount for mount in mounts if mount.startswith(f"{self._place}/")), reverse=True):
+                subprocess.run(["umount", "-l", mount], check=False, stderr=subprocess.DEVNULL)
+        shutil.rmtree(self._place, ignore_errors=True)
+        for group in sorted(Path("/sys/fs/cgroup").glob(f"*{self._cgroup}"), reverse=True):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+    def _end_containerd(self) -> None:
+        """A daemon that was killed leaves it behind."""
+        try:
+            pid = int((self._place / "exec/containerd/containerd.pid").read_text())
+            if str(self._place).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGTERM)
+                for _ in range(100):
+                    if not Path(f"/proc/{pid}").exists():
+                        break
+                    time.sleep(0.05)
+        except (OSError, ValueError):
+            pass
+
+
+class Farm:
+    """Daemons by name, started when first asked for."""
+
+    def __init__(self) -> None:
+        self._place = Path(tempfile.mkdtemp(prefix="hdock", dir="/tmp"))
+        self._daemons: dict[str, Daemon] = {}
+
+    def __call__(self, name: str = "h1", *, live_restore: bool = False) -> Daemon:
+        daemon = self._daemons.setdefault(name, Daemon(self._place, name))
+        if not daemon.up:
+            daemon.live_restore = live_restore
+        daemon.start()
+        daemon.have_image()
+        return daemon
+
+    def new(self, name: str) -> Daemon:
+        """One that is not started yet; stopped with the others at the latest."""
+        return self._daemons.setdefault(name, Daemon(self._place, name))
+
+    def close(self) -> None:
+        for daemon in self._daemons.values():
+            daemon.stop()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _busybox_tar() -> bytes:
+    """A root file system with every applet in /bin, and /usr/bin beside it."""
+    packed = io.BytesIO()
+    applets = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout.split()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+
+        def add(
+            name: str, *, mode: int = 0o755, kind: bytes = tarfile.DIRTYPE, link: str = "", data: bytes = b""
+        ) -> None:
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.type, entry.linkname, entry.size = mode, kind, link, len(data)
+            tar.addfile(entry, io.BytesIO(data))
+
+        for name in ("bin", "usr", "etc", "proc", "sys", "dev", "root", "run"):
+            add(name)
+        add("tmp", mode=0o1777)
+        add("usr/bin", kind=tarfile.SYMTYPE, link="../bin")
+        add("bin/busybox", kind=tarfile.REGTYPE, data=Path(BUSYBOX).read_bytes())
+        for applet in applets:
+            if applet != "busybox":  # it would point at itself
+                add(f"bin/{applet}", kind=tarfile.SYMTYPE, link="busybox")
+        add("etc/passwd", mode=0o644, kind=tarfile.REGTYPE,
+            data=b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")  # fmt: skip
+        add("etc/group", mode=0o644, kind=tarfile.REGTYPE, data=b"root:x:0:\nnogroup:x:65534:\n")
+    return packed.getvalue()
+
+
+def why_not() -> str:
+    """What is missing here for a daemon of our own, or ""."""
+    missing = [name for name in ("dockerd", "containerd", "runc", "docker-init") if shutil.which(name) is None]
+    if not os.access(BUSYBOX, os.X_OK):
+        missing.append(BUSYBOX)
+    if missing:
+        return f"{', '.join(missing)} not found; next: scripts/install-docker.sh"
+    return "" if os.geteuid() == 0 else "a Docker daemon can only be started by root"
+
+
+@pytest.fixture(scope="session")
+def dockerd() -> Iterator[Farm]:
+    """Docker daemons for the whole session: `dockerd()` is the first of them."""
+    if problem := why_not():
+        if os.environ.get("CI"):
+            pytest.fail(problem)
+        pytest.skip(problem)
+    farm = Farm()
+    try:
+        yield farm
+    finally:
+        farm.close()

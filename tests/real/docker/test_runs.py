@@ -1,0 +1,362 @@
+"""What a run in a container is held to, and what is done about it while it runs; with a real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from agent_host import Desk, until
+from agent_host import an_order as a_plain_order
+from docker_bench import a_docker, a_name
+from docker_hosts import Farm
+from hodei.backends.docker.settings import Allow
+from hodei.model.effects import Forget, SaveWork, Start, Stop
+from hodei.model.errors import BackendError
+from hodei.model.health import HealthCheck
+from hodei.model.job import Checkpoint
+from hodei.model.node import Grant
+
+pytestmark = pytest.mark.real
+MI = 1 << 20
+
+
+def an_order(job: int, *command: str, node: str = "h1", **fields: Any) -> Start:
+    order = a_plain_order(job, *command, **fields)
+    return structs.replace(order, run=structs.replace(order.run, node=node, backend="docker"))
+
+
+def sh(script: str) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", script)
+
+
+@contextlib.asynccontextmanager
+async def at_a_desk(home: Path, farm: Farm, **fields: Any) -> AsyncIterator[Desk]:
+    daemon = farm()
+    backend = a_docker(home, daemon, **fields)
+    await backend.open()
+    try:
+        yield Desk(backend, 25)
+    finally:
+        await backend.close()
+        daemon.clear()
+
+
+@pytest.fixture
+def tell(dockerd: Farm, tmp_path: Path) -> Callable[..., None]:
+    def whole(story: Callable[[Desk], Awaitable[None]], **fields: Any) -> None:
+        async def run() -> None:
+            async with at_a_desk(tmp_path / "home", dockerd, **fields) as desk:
+                await story(desk)
+
+        asyncio.run(run())
+
+    return whole
+
+
+# ------------------------------------------------------------------------------------------ limits
+
+
+def test_a_run_over_its_memory_limit_is_told_apart_from_one_that_was_killed(tell):
+    async def story(desk: Desk) -> None:
+        eat = sh("x=a; while :; do x=$x$x; done")
+        oom, killed = await desk.run(
+            an_order(1, *eat, limits={"memory": 16 * MI}), an_order(2, *sh("kill -KILL $$"), limits={"memory": 64 * MI})
+        )
+        assert (oom.state, oom.reason_code) == ("failed", "oom")
+        assert str(16 * MI) in oom.reason
+        assert (killed.state, killed.exit_code, killed.reason_code) == ("failed", 137, "killed")
+
+    tell(story)
+
+
+def test_limits_hold_inside_the_container(tell):
+    async def story(desk: Desk) -> None:
+        look = sh("cd /sys/fs/cgroup; cat memory/memory.limit_in_bytes memory/memory.memsw.limit_in_bytes "
+                  "cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us pids/pids.max cpuset/cpuset.cpus 2>/dev/null || "
+                  "cat memory.max memory.swap.max cpu.max pids.max cpuset.cpus")  # fmt: skip
+        order = an_order(1, *look, limits={"cpu": 500, "memory": 32 * MI})
+        await desk.run(structs.replace(order, run=structs.replace(order.run, grant=Grant(cpus=(0,)))))
+        said = (await desk.log("1.0.1")).split()
+        version_1 = [b"33554432", b"33554432", b"50000", b"100000", b"77", b"0"]
+        version_2 = [b"33554432", b"0", b"50000", b"100000", b"77", b"0"]
+        assert said in (version_1, version_2)
+
+    tell(story, pids_limit=77)
+
+
+def test_a_run_can_not_make_more_processes_than_it_may(tell):
+    async def story(desk: Desk) -> None:
+        bomb = sh("n=0; while [ $n -lt 50 ]; do sleep 30 & n=$((n+1)); done; echo all there")
+        (end,) = await desk.run(an_order(1, *bomb))
+        assert end.state == "failed"
+        assert b"all there" not in await desk.log("1.0.1")
+
+    tell(story, pids_limit=20)
+
+
+def test_no_more_containers_than_a_host_may_have_are_there_at_once(tell, dockerd):
+    async def story(desk: Desk) -> None:
+        orders = [an_order(job, "/bin/sleep", "0.5") for job in range(1, 6)]
+        assert await desk.backend.start(orders) == {}
+        most = 0
+        while not all(
+            any(seen.run == order.run.id and seen.state == "succeeded" for seen in desk.heard) for order in orders
+        ):
+            there = await asyncio.to_thread(dockerd().ask, "GET", "/containers/json")
+            most = max(most, len(there))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await desk.hear()
+        assert 1 <= most <= 2
+        (node,) = await desk.backend.nodes()
+        assert node.capacity["containers"] == 2
+
+    tell(story, hosts={"h1": {"max_containers": 2}})
+
+
+def test_a_run_that_waits_for_its_turn_can_be_stopped(tell):
+    async def story(desk: Desk) -> None:
+        assert await desk.backend.start([an_order(1, "/bin/sleep", "60"), an_order(2)]) == {}
+        await desk.running("1.0.1")
+        await desk.stop("2.0.1", reason="changed my mind")
+        end = await desk.end_of("2.0.1")
+        assert (end.state, end.exit_code, end.reason) == ("stopped", None, "changed my mind")
+
+    tell(story, hosts={"h1": {"max_containers": 1}})
+
+
+# ---------------------------------------------------------------------------------------- commands
+
+
+def test_a_command_that_is_not_there_and_one_that_can_not_be_run_end_as_a_shell_would_say(tell):
+    async def story(desk: Desk) -> None:
+        ends = await desk.run(an_order(1, "no-such-command-anywhere"), an_order(2, "/etc/passwd"))
+        assert [(end.state, end.exit_code) for end in ends] == [("failed", 127), ("failed", 126)]
+
+    tell(story)
+
+
+def test_without_docker_s_init_the_same_is_said(tell):
+    async def story(desk: Desk) -> None:
+        ends = await desk.run(an_order(1, "no-such-command-anywhere"), an_order(2, "/etc/passwd"))
+        assert [(end.state, end.exit_code) for end in ends] == [("failed", 127), ("failed", 126)]
+        assert "no-such-command-anywhere" in ends[0].reason
+        await desk.backend.forget([Forget(end.run, "docker") for end in ends])
+
+    tell(story, init=False)
+
+
+def test_an_image_that_is_not_there_and_may_not_be_fetched_says_so(tell):
+    async def story(desk: Desk) -> None:
+        never = {"docker.hodei.io/pull": "never"}
+        assert await desk.backend.start([an_order(1, image="not-here:never", annotations=never)]) == {}
+        end = await desk.end_of("1.0.1")
+        assert (end.state, end.reason_code, end.permanent) == ("failed", "start_failed", False)
+        assert "not-here:never" in end.reason
+        assert "never" in end.reason
+
+    tell(story)
+
+
+def test_labels_tell_whose_run_it_is(tell, dockerd):
+    async def story(desk: Desk) -> None:
+        await desk.run(an_order(1, labels={"team": "ml", "hodei.io/run": "77.0.1"}, project="vision"))
+        (container,) = await asyncio.to_thread(dockerd().containers)
+        labels = container["Labels"]
+        assert (labels["hodei.io/run"], labels["hodei.io/job"], labels["hodei.io/project"]) == ("1.0.1", "1", "vision")
+        assert (labels["job.hodei.io/team"], labels["job.hodei.io/hodei.io/run"]) == ("ml", "77.0.1")
+        assert labels["hodei.io/installation"] in container["Names"][0]
+
+    tell(story)
+
+
+def test_the_user_the_operator_chose_is_the_one_that_runs(tell):
+    async def story(desk: Desk) -> None:
+        as_nobody = {"docker.hodei.io/user": "65534:65534"}
+        await desk.run(an_order(1, "/bin/id", "-u"), an_order(2, "/bin/id", "-u", annotations=as_nobody))
+        assert (await desk.log("1.0.1"), await desk.log("2.0.1")) == (b"1000\n", b"65534\n")
+
+    tell(story, user="1000:1000", allow=Allow(users=("65534:65534",)))
+
+
+def test_an_allowed_directory_is_mounted_and_only_written_to_if_that_is_allowed(tell, tmp_path):
+    data = tmp_path / "data"
+    (data / "sub").mkdir(parents=True)
+    (data / "in").write_text("hello")
+    data.chmod(0o777)
+
+    async def story(desk: Desk) -> None:
+        read = {"docker.hodei.io/mounts": f"{data}:/data"}
+        write = {"docker.hodei.io/mounts": f"{data}:/data:rw"}
+        script = sh("cat /data/in; echo mine > /data/$HODEI_JOB_ID")
+        refused, allowed = await desk.run(
+            an_order(1, *script, annotations=read), an_order(2, *script, annotations=write)
+        )
+        assert (refused.state, allowed.state) == ("failed", "succeeded")
+        assert await desk.log("1.0.1") == b"hello"
+        assert not (data / "1").exists()
+        assert (data / "2").read_text() == "mine\n"
+
+    tell(story, allow=Allow(mounts=(f"{data}:rw",)))
+
+
+# ------------------------------------------------------------------------------------- beside a run
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"signal": "USR1"}, id="by a signal"),
+        pytest.param({"command": sh('echo saved; touch "$HODEI_CHECKPOINT_FILE"')}, id="by a command"),
+    ],
+)
+def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tell, how):
+    async def story(desk: Desk) -> None:
+        hook = Checkpoint(timeout_ms=3_600_000, **how)
+        script = """
+            trap 'touch "$HODEI_CHECKPOINT_FILE"' USR1; trap 'echo told to go; exit 9' TERM
+            echo ready; while :; do sleep 0.02; done
+        """
+        await desk.backend.start([an_order(1, *sh(script), checkpoint=hook)])
+        await desk.log_has("1.0.1", b"ready")
+        stop = Stop("1.0.1", desk.backend.name, 600_000, "preempted by 7", hook)
+        await desk.backend.stop([stop])
+        await desk.backend.stop([stop])
+        end = await desk.end_of("1.0.1")
+        assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "preempted by 7")
+        assert b"told to go" in await desk.log("1.0.1")
+        assert desk.heard[0].at_ms <= end.checkpoint_ms <= end.at_ms
+
+    tell(story)
+
+
+def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tell):
+    async def story(desk: Desk) -> None:
+        hook = Checkpoint(signal="USR1", timeout_ms=3_600_000)
+        script = "trap 'touch \"$HODEI_CHECKPOINT_FILE\"' USR1; echo ready; while :; do sleep 0.02; done"
+        await desk.backend.start([an_order(1, *sh(script), checkpoint=hook)])
+        await desk.log_has("1.0.1", b"ready")
+        order = SaveWork("1.0.1", desk.backend.name, hook)
+        await desk.backend.checkpoint([order, order])
+        async with asyncio.timeout(30):
+            while not any(seen.checkpoint_ms for seen in desk.heard):
+                await desk.hear()
+        assert {seen.state for seen in desk.heard} == {"running"}
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(HealthCheck(command=("/bin/false",), every_ms=100, failures=2), id="a command"),
+        pytest.param(HealthCheck(file="/tmp/heartbeat", every_ms=100, failures=2), id="a heartbeat"),
+        pytest.param(HealthCheck(http="http://127.0.0.1:9/", every_ms=100, failures=2), id="an address"),
+    ],
+)
+def test_a_run_that_is_not_well_is_stopped_and_said_to_be_unhealthy(tell, check):
+    async def story(desk: Desk) -> None:
+        (end,) = await desk.run(an_order(1, "/bin/sleep", "300", health=check))
+        assert (end.state, end.reason_code) == ("failed", "unhealthy")
+
+    tell(story)
+
+
+def test_a_run_over_its_time_is_stopped_and_said_to_be_too_late_also_after_a_restart(tell, tmp_path, dockerd):
+    async def story(desk: Desk) -> None:
+        (end,) = await desk.run(an_order(1, "/bin/sleep", "300", timeout_ms=500))
+        assert (end.state, end.reason_code) == ("failed", "timeout")
+
+    tell(story)
+
+    async def second() -> None:
+        name = a_name()
+        first = a_docker(tmp_path / "again", dockerd(), installation=name)
+        await first.open()
+        desk = Desk(first, 60)
+        await first.start([an_order(2, "/bin/sleep", "300", timeout_ms=3000)])
+        await desk.running("2.0.1")
+        await first.close()
+        after = a_docker(tmp_path / "again", dockerd(), installation=name)
+        await after.open()
+        desk = Desk(after, 60)
+        end = await desk.end_of("2.0.1")
+        assert (end.state, end.reason_code) == ("failed", "timeout")
+        await after.close()
+        dockerd().clear()
+
+    asyncio.run(second())
+
+
+def test_what_a_run_said_is_there_after_its_container_is_gone(tell, dockerd):
+    async def story(desk: Desk) -> None:
+        await desk.run(an_order(1, *sh("echo out; echo error >&2")))
+        await desk.backend.forget([Forget("1.0.1", "docker")])
+        assert await desk.log("1.0.1") == b"out\n"
+        await until(lambda: dockerd().containers() == [])
+        assert await desk.log("1.0.1") == b"out\n"
+        assert await desk.log("1.0.1", "stderr") == b"error\n"
+
+    tell(story)
+
+
+def test_a_long_log_is_read_piece_by_piece_while_it_grows(tell):
+    async def story(desk: Desk) -> None:
+        script = sh("n=0; while [ $n -lt 3000 ]; do n=$((n+1)); echo line $n; echo other $n >&2; done; sleep 300")
+        await desk.backend.start([an_order(1, *script)])
+        out, offset = b"", 0
+        async with asyncio.timeout(60):
+            while b"line 3000\n" not in out:
+                data, offset = await desk.backend.logs("1.0.1", "stdout", offset, 1000)
+                out += data
+                await asyncio.sleep(0 if data else 0.05)
+        assert out == b"".join(b"line %d\n" % n for n in range(1, 3001))
+        assert await desk.backend.logs("1.0.1", "stdout", 5, 6) == (b"1\nline", 11)
+        await desk.stop("1.0.1", grace_ms=0)
+
+    tell(story)
+
+
+def test_what_is_used_is_measured(tell):
+    async def story(desk: Desk) -> None:
+        await desk.backend.start([an_order(1, *sh("while :; do :; done"), limits={"cpu": 300})])
+        await desk.running("1.0.1")
+        used = (await desk.backend.usage())["h1"].used
+        assert 0 < used["cpu"] < 2000
+        assert used["memory"] > 0
+
+    tell(story)
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        pytest.param({"privileged": "true"}, "privileged", id="privileged"),
+        pytest.param({"host-namespaces": "pid"}, "pid namespace", id="the host's processes"),
+        pytest.param({"network": "host"}, "host's network", id="the host's network"),
+        pytest.param({"network": "container:abc"}, "network", id="another container's network"),
+        pytest.param({"devices": "/dev/kmsg"}, "/dev/kmsg", id="a device"),
+        pytest.param({"mounts": "/etc:/etc"}, "/etc", id="a directory"),
+        pytest.param({"mounts": "/var/run/docker.sock:/d.sock"}, "docker.sock", id="the daemon's own socket"),
+        pytest.param({"user": "root"}, "root", id="a user"),
+    ],
+)
+def test_what_the_operator_did_not_allow_is_refused_before_anything_is_made(tell, dockerd, annotations, words):
+    async def story(desk: Desk) -> None:
+        asked = {f"docker.hodei.io/{key}": value for key, value in annotations.items()}
+        answer = await desk.backend.start([an_order(1, annotations=asked)])
+        assert words in answer["1.0.1"].message
+        assert not isinstance(answer["1.0.1"], BackendError)
+        assert "not allowed" in answer["1.0.1"].message
+        assert await asyncio.to_thread(dockerd().containers) == []
+
+    tell(story)

@@ -1,0 +1,238 @@
+"""An order as a container's description: what is in it, what is refused, and that no value becomes anything else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from agent_host import an_order
+from hodei.backends.docker.order import CARE, Care, care_of, prepare
+from hodei.backends.docker.settings import Allow, Host, Settings, check
+from hodei.model.effects import Start
+from hodei.model.errors import BackendRefused, InvalidInput
+from hodei.model.health import HealthCheck
+from hodei.model.job import Checkpoint
+from hodei.model.node import Grant
+
+HERE = Host("h1")
+FAR = Host("far", url="tcp://docker.example:2376", tls="/certs")
+PLAIN = Settings(image="busybox:local")
+
+
+def body(order: Start, settings: Settings = PLAIN, host: Host = HERE) -> dict[str, Any]:
+    return prepare(order, settings, host, installation="abc", backend="farm", log_cap=3 << 20).body
+
+
+def with_mounts(text: str, *allowed: str, host: Host = HERE) -> list[dict[str, Any]]:
+    settings = Settings(image="i", allow=Allow(mounts=allowed))
+    found = body(an_order(1, annotations={"docker.hodei.io/mounts": text}), settings, host)["HostConfig"]["Mounts"]
+    return [{key: mount[key] for key in ("Source", "Target", "ReadOnly")} for mount in found]
+
+
+def test_limits_are_hard_and_nothing_is_swapped():
+    config = body(an_order(1, limits={"cpu": 1500, "memory": 64 << 20}))["HostConfig"]
+    assert (config["NanoCpus"], config["Memory"], config["MemorySwap"]) == (1_500_000_000, 64 << 20, 64 << 20)
+    assert config["PidsLimit"] == 4096
+    assert config["SecurityOpt"] == ["no-new-privileges"]
+    assert config["Privileged"] is False
+
+
+def test_granted_cores_and_gpus_are_those_that_the_container_gets():
+    order = an_order(1)
+    order = structs.replace(order, run=structs.replace(order.run, grant=Grant(cpus=(0, 3), gpus=((2, 1000), (5, 250)))))
+    config = body(order)["HostConfig"]
+    assert config["CpusetCpus"] == "0,3"
+    assert config["DeviceRequests"] == [{"Driver": "", "DeviceIDs": ["2", "5"], "Capabilities": [["gpu"]]}]
+
+
+def test_the_words_of_a_command_stay_apart_and_the_image_s_own_entrypoint_has_no_say():
+    found = body(an_order(1, "sh", "-c", "echo $HOME; rm -rf /", env={"A": "b c"}))
+    assert (found["Entrypoint"], found["Cmd"]) == (["sh"], ["-c", "echo $HOME; rm -rf /"])
+    assert "A=b c" in found["Env"]
+
+
+def test_a_job_can_not_pass_for_another_by_its_labels():
+    labels = body(an_order(1, labels={"hodei.io/installation": "other", "x": "y"}))["Labels"]
+    assert (labels["hodei.io/installation"], labels["hodei.io/backend"], labels["hodei.io/run"]) == (
+        "abc",
+        "farm",
+        "1.0.1",
+    )
+    assert labels["job.hodei.io/x"] == "y"
+
+
+def test_what_is_to_be_done_about_a_run_is_read_back_from_its_labels():
+    hook = Checkpoint(signal="USR1", file="state/ok", every_ms=60_000)
+    check = HealthCheck(http="http://node:8080/ok")
+    host = Host("h1", address="10.0.0.7")
+    order = an_order(1, checkpoint=hook, health=check, timeout_ms=5000, grace_ms=700, workdir="/work")
+    labels = body(order, host=host)["Labels"]
+    care = care_of(labels)
+    assert care == Care(
+        timeout_ms=5000, grace_ms=700, checkpoint_file="/work/state/ok", save=hook,
+        health=structs.replace(check, http="http://10.0.0.7:8080/ok"),
+    )  # fmt: skip
+    assert care_of({CARE: "{not json"}) == Care()
+
+
+def test_a_health_check_by_a_command_is_the_host_s_own_and_the_image_s_is_not_wanted():
+    assert body(an_order(1))["Healthcheck"] == {"Test": ["NONE"]}
+    check = HealthCheck(command=("test", "-e", "/ok"), every_ms=50, timeout_ms=20, after_ms=10, failures=2)
+    assert body(an_order(1, health=check))["Healthcheck"] == {
+        "Test": ["CMD", "test", "-e", "/ok"], "Interval": 50_000_000, "Timeout": 20_000_000,
+        "StartPeriod": 10_000_000, "Retries": 2,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- mounts
+
+
+def test_a_directory_below_an_allowed_one_is_read_only_unless_it_may_be_written(tmp_path: Path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    inside = str(tmp_path / "a/b")
+    assert with_mounts(f"{inside}:/x", str(tmp_path / "a")) == [{"Source": inside, "Target": "/x", "ReadOnly": True}]
+    assert with_mounts(f"{inside}:/x:rw", f"{tmp_path}/a:rw") == [{"Source": inside, "Target": "/x", "ReadOnly": False}]
+    with pytest.raises(BackendRefused, match="to write to it is not allowed"):
+        with_mounts(f"{inside}:/x:rw", str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("{allowed}/way-out", id="a link that leads out"),
+        pytest.param("{allowed}/way-out/passwd", id="below a link that leads out"),
+        pytest.param("{allowed}/../secret", id="dots"),
+        pytest.param("{allowed}x", id="a name that begins alike"),
+        pytest.param("relative", id="a relative path"),
+        pytest.param("volume", id="the name of a volume"),
+        pytest.param("/", id="all of it"),
+    ],
+)
+def test_no_way_leads_out_of_what_is_allowed(tmp_path: Path, source: str):
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    (tmp_path / "allowedx").mkdir()
+    (allowed / "way-out").symlink_to("/etc")
+    with pytest.raises(BackendRefused):
+        with_mounts(f"{source.format(allowed=allowed)}:/x", str(allowed))
+
+
+def test_on_another_machine_only_the_listed_directories_themselves_can_be_mounted():
+    assert with_mounts("/srv/data:/x", "/srv/data", host=FAR)[0]["Source"] == "/srv/data"
+    with pytest.raises(BackendRefused):
+        with_mounts("/srv/data/sub:/x", "/srv/data", host=FAR)
+
+
+# ----------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        pytest.param({"annotations": {"docker.hodei.io/netwrok": "x"}}, "did you mean 'network'", id="a misspelt key"),
+        pytest.param({"annotations": {"docker.hodei.io/privileged": "yes"}}, "true or false", id="neither yes nor no"),
+        pytest.param({"annotations": {"docker.hodei.io/pull": "now"}}, "always, missing or never", id="a pull policy"),
+        pytest.param({"limits": {"memory": 1000}}, "memory limit", id="less memory than a container takes"),
+        pytest.param({"workdir": "here"}, "working directory", id="a relative directory"),
+        pytest.param({"env": {"A=B": "c"}}, "A=B", id="a variable that can not be"),
+        pytest.param({"env": {"SECRET": "hush\0"}}, "SECRET", id="a value that can not be"),
+    ],
+)
+def test_what_can_never_run_is_refused_in_words(fields, words):
+    with pytest.raises(BackendRefused, match=words) as refusal:
+        body(an_order(1, **fields))
+    assert "hush" not in refusal.value.message
+
+
+def test_a_task_without_an_image_is_refused_where_there_is_none_for_it():
+    with pytest.raises(BackendRefused, match="names no image"):
+        body(an_order(1), Settings())
+
+
+def test_what_the_operator_allows_is_given():
+    allow = Allow(networks=("ml",), users=("*",), devices=("/dev/fuse",), host_namespaces=("ipc",), privileged=True)
+    asked = {"network": "ml", "user": "7:7", "devices": "/dev/fuse", "host-namespaces": "ipc", "privileged": "true"}
+    order = an_order(1, annotations={f"docker.hodei.io/{key}": value for key, value in asked.items()})
+    found = body(order, Settings(image="i", allow=allow))
+    config = found["HostConfig"]
+    assert (found["User"], config["NetworkMode"], config["IpcMode"], config["Privileged"]) == (
+        "7:7",
+        "ml",
+        "host",
+        True,
+    )
+    assert config["Devices"][0]["PathOnHost"] == "/dev/fuse"
+    assert "SecurityOpt" not in config
+
+
+# ----------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        pytest.param({"url": "tcp://docker.example:2375"}, "give it `tls`", id="an open port elsewhere"),
+        pytest.param({"url": "tcp://127.0.0.1"}, "port", id="no port"),
+        pytest.param({"url": "http://x:1"}, "write unix", id="another protocol"),
+        pytest.param({"url": "ssh://me:hush@host"}, "password", id="a password in the address"),
+        pytest.param({"url": "ssh://-oProxyCommand=id"}, "names no host", id="an option for a host"),
+        pytest.param({"url": "ssh://-oProxyCommand=id@host"}, "names no host", id="an option for a user"),
+        pytest.param({"name": "Big Host"}, "not a name", id="a name"),
+        pytest.param({"cpu": "lots"}, "not a quantity", id="an amount"),
+    ],
+)
+def test_a_host_that_can_not_be_or_should_not_be_is_told_apart(host, words):
+    with pytest.raises(InvalidInput, match=words):
+        check("farm", Settings(hosts=(Host(**{"name": "h1", **host}),)))
+
+
+def test_plain_settings_are_fine_and_come_from_a_table():
+    table = {
+        "hosts": [{"name": "h1", "url": "tcp://localhost:2375", "cpu": 4, "max_containers": 10}],
+        "allow": {"mounts": ["/data:rw"]},
+    }
+    found = msgspec.convert(table, Settings)
+    check("farm", found)
+    assert found.hosts[0].amounts() == {"cpu": 4000}
+
+
+# ------------------------------------------------------------------------------- any string at all
+
+EVERY = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=30)
+SHELLISH = st.sampled_from(
+    ["$(touch /tmp/canary)", "`id`", "; rm -rf /", "--privileged", "-v /:/host", "' || id #", "\n", "${IFS}"]
+)
+WORDS = st.lists(st.one_of(EVERY, SHELLISH), min_size=20, max_size=20)
+EXAMPLES = 500  # of twenty strings each
+
+
+@pytest.mark.slow
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(words=WORDS)
+def test_ten_thousand_strings_in_every_field_reach_the_daemon_as_they_are(words):
+    """The body as the daemon will read it: each value is in its own place, and nothing else has changed."""
+    plain = body(an_order(1))
+    own = {pair.partition("=")[0] for pair in plain["Env"]}
+    for word in words:
+        variable = word.replace("=", "") or "x"
+        variable = "x" if variable in own else variable
+        order = an_order(1, word, word, env={variable: word}, labels={word: word}, workdir=f"/{word}")
+        read = json.loads(
+            msgspec.json.encode(body(structs.replace(order, spec=structs.replace(order.spec, name=word))))
+        )
+        assert (read["Entrypoint"], read["Cmd"]) == ([word], [word])
+        assert f"{variable}={word}" in read["Env"]
+        assert len(read["Env"]) == len(plain["Env"]) + 1
+        assert read["Labels"][f"job.hodei.io/{word}"] == word
+        assert read["Labels"]["hodei.io/job-name"] == word
+        assert read["WorkingDir"] == f"/{word}"
+        assert read["HostConfig"] == plain["HostConfig"]
+        assert read["Image"] == "busybox:local"
+        assert set(read) - {"WorkingDir"} == plain.keys()
