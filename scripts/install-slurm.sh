@@ -1,0 +1,22 @@
+#!/bin/sh
+# Slurm with its daemons, for the tests and figures that need a real one; on a machine where this may be done (root, apt-get).
+set -eu
+if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v slurmrestd >/dev/null &&
+    command -v munged >/dev/null && command -v sbatch >/dev/null; then exit 0; fi
+packages="slurm-wlm slurm-client slurmctld slurmd slurmrestd munge slurm-wlm-basic-plugins slurm-wlm-jwt-plugin"
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "no slurm here, and no right to install it; next: sudo apt-get install $packages" >&2
+    exit 0 # whether that matters is for the tests to say
+fi
+echo "installing slurm" >&2
+export DEBIAN_FRONTEND=noninteractive
+# The daemons are for the tests to start: a machine without this file would start its own at once.
+if [ ! -e /usr/sbin/policy-rc.d ]; then
+    printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+    chmod 755 /usr/sbin/policy-rc.d
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+fi
+# shellcheck disable=SC2086  # a list of packages
+{ apt-get install -y -qq --no-install-recommends $packages ||
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $packages; }; } >/dev/null 2>&1 ||
+    echo "slurm could not be installed with apt-get" >&2

@@ -1,0 +1,108 @@
+"""What a queueing system has, as nodes. *Placed*: its nodes, and Hodei chooses among them. *Delegate*: one node for each
+line (a partition, a queue) with all that its nodes have together, and the system chooses.
+
+Names are `BACKEND-NAME`, so that two clusters may both have a node n1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import structs
+
+from hodei.backends.hpc.queue import Cluster, Line, Queue
+from hodei.model.backend import NodeUsage
+from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.ids import NodeName
+from hodei.model.node import Node
+
+Mode = Literal["placed", "delegate"]
+
+
+class Offers:
+    """`lines` are those that may be used, in this order of preference; none named: all. A line that is closed takes nothing
+    new: its nodes are cordoned, unless they are in another that is open. `ahead_percent`: how
+    much may be promised of a line, so that the system has something to choose from."""
+
+    def __init__(
+        self, name: str, kind: str, queue: Queue, mode: Mode, lines: Sequence[str], ahead_percent: int = 100
+    ) -> None:
+        self._name, self._kind, self._queue = name, kind, queue
+        self._wanted, self._ahead_percent = tuple(lines), ahead_percent
+        self.mode = mode
+        self.cluster = Cluster((), ())
+
+    async def refresh(self) -> list[Node]:
+        self.cluster = await self._queue.cluster()
+        lines = self.lines()
+        if not lines:
+            there = ", ".join(line.name for line in self.cluster.lines) or "none"
+            raise BackendError(f"none of the lines that may be used is there; there are: {there}")
+        if self.mode == "delegate":
+            return [self._whole(line) for line in lines]
+        usable = {node for line in lines for node in line.nodes}
+        return [self._own(node) for node in self.cluster.nodes if node.name in usable]
+
+    def lines(self) -> list[Line]:
+        there = {line.name: line for line in self.cluster.lines}
+        if self._wanted:
+            return [there[name] for name in self._wanted if name in there]
+        return sorted(there.values(), key=lambda line: (not line.default, line.name))
+
+    def place(self, name: NodeName) -> tuple[Line, str]:
+        """The line and the node ("": the system chooses) that a node's name stands for."""
+        inner = name.removeprefix(f"{self._name}-")
+        for line in self.lines():
+            if self.mode == "delegate" and line.name == inner:
+                return line, ""
+            if self.mode == "placed" and inner in line.nodes:
+                return self._line_of(inner), inner
+        raise BackendRefused(f"there is no node {name} in {self._name}", hint="see `hodei nodes`")
+
+    def _own(self, node: Node) -> Node:
+        line = self._line_of(node.name)
+        labels = {**node.labels, f"{self._kind}.hodei.io/line": line.name, "hodei.io/hostname": node.name}
+        return structs.replace(
+            node,
+            name=f"{self._name}-{node.name}",
+            backend=self._name,
+            kind=self._kind,
+            labels=labels,
+            cordoned=node.cordoned or not line.open,
+        )
+
+    def _line_of(self, node: str) -> Line:
+        """The first that is open, else the first."""
+        lines = [line for line in self.lines() if node in line.nodes]
+        return next((line for line in lines if line.open), lines[0])
+
+    def _whole(self, line: Line) -> Node:
+        """What is out of order counts for nothing."""
+        members = [node for node in self.cluster.nodes if node.name in line.nodes]
+        working = [node for node in members if node.ready and not node.cordoned]
+        total: Counter[str] = Counter()
+        for node in working or members:
+            total.update(node.capacity)
+        kinds = {node.gpu_type for node in members if node.gpu_type}
+        shared = dict(set.intersection(*(set(node.labels.items()) for node in members))) if members else {}
+        overcommit = dict.fromkeys(total, self._ahead_percent) if self._ahead_percent != 100 else {}
+        return Node(
+            name=f"{self._name}-{line.name}",
+            backend=self._name,
+            kind=self._kind,
+            capacity=dict(total),
+            labels={**shared, f"{self._kind}.hodei.io/line": line.name},
+            arch=min({node.arch for node in members}) if len({node.arch for node in members}) == 1 else "",
+            gpu_type=min(kinds) if len(kinds) == 1 else "",
+            overcommit_percent=overcommit,
+            cordoned=not line.open,
+            ready=bool(working),
+            not_ready_reason="" if working else "none of its nodes can be used",
+        )
+
+    async def usage(self) -> dict[NodeName, NodeUsage]:
+        used = await self._queue.usage()
+        offered = {node.name for line in self.lines() for node in self.cluster.nodes if node.name in line.nodes}
+        return {f"{self._name}-{name}": NodeUsage(amounts) for name, amounts in used.items() if name in offered}

@@ -1,0 +1,131 @@
+"""The batch script: the only place where words of users meet a shell. Everything of theirs goes through `quoted`.
+
+The script is for bash, which every cluster has, and runs one command: it writes down that it began and how that ended
+(so that an exit code outlives the queue's memory of it), and takes care that a signal for the whole job does not keep it
+from doing so. Values are in the script's text alone: never on a command line, where others could read them. Names that
+bash keeps for itself, or could not hand on, are given by `env` instead; for secrets of such a name there is no way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from hodei.model.errors import BackendRefused
+from hodei.model.secrets import looks_secret
+
+SHELL = "/bin/bash"
+NOT_TRIED = 125
+# The kernel takes no longer word; said here, because asking again cannot help.
+WORD_LIMIT = (128 << 10) - 1
+SCRIPT_LIMIT = 2 << 20
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# In $'...' a backslash introduces an escape and a quote ends it. Control characters are written as three octal digits: no
+# line of the script begins with anything of a user's, and nothing in it looks like a line's end of another system.
+_ESCAPES = {"\\": "\\\\", "'": "\\'", **{chr(code): f"\\{code:03o}" for code in (*range(1, 32), 127)}}
+_TABLE = str.maketrans(_ESCAPES)
+# Names that bash keeps for itself, may not change, or acts upon when they are set.
+_SHELLS_OWN = re.compile(
+    r"IFS|OPTIND|OPTARG|OPTERR|PWD|OLDPWD|_|SHLVL|PPID|UID|EUID|GROUPS|LINENO|RANDOM|SRANDOM|SECONDS|EPOCH\w+|PS[0-4]|ENV|"
+    r"BASH\w*|SHELLOPTS|FUNCNAME|FUNCNEST|DIRSTACK|HIST\w+|PIPESTATUS|MAPFILE|REPLY|POSIXLY_CORRECT|TMOUT|GLOBIGNORE|"
+    r"COMP\w+|COPROC|READLINE\w+|LANG|LC_\w+|TEXTDOMAIN\w*|TIMEFORMAT|EXECIGNORE|CHILD_MAX|IGNOREEOF|FCEDIT|"
+    r"PROMPT\w*|auto_resume|histchars|_hodei\w*"
+)
+
+
+def quoted(word: str) -> str:
+    """One word for bash, whatever is in it."""
+    return word if _PLAIN.fullmatch(word) else f"$'{word.translate(_TABLE)}'"
+
+
+def batch_script(
+    *, files: str, argv: Sequence[str], env: Mapping[str, str], workdir: str, job_variable: str, node_variable: str
+) -> str:
+    """Runs `argv` with `env` in `workdir` and keeps a record in `files`.status. BackendRefused if bash could not do so.
+
+    `job_variable` and `node_variable` name the system's own variables for the number of the job and for the node.
+    """
+    if not argv or not argv[0]:
+        raise BackendRefused("the task has no command", hint="give it a `command`")
+    exports, odd = _environment(env)
+    if odd and "=" in argv[0]:
+        raise BackendRefused(
+            f"a command with = in its name, and the variables {', '.join(name for name, _ in odd)[:200]}",
+            hint="rename one of them",
+        )
+    where = quoted(workdir) if workdir else '"$HOME"'
+    command = " ".join(map(quoted, (*_by_env(odd), *argv)))
+    script = "\n".join(
+        (
+            f"#!{SHELL} -p",
+            f"_hodei_files={quoted(files)}",
+            "trap : HUP INT QUIT USR1 USR2 ALRM VTALRM; trap _hodei_stop=1 TERM",
+            f'printf \'began %s %s %s\\n\' "${{{job_variable}-}}" "${{{node_variable}-}}" '
+            '"${EPOCHREALTIME-}" >>"$_hodei_files.status"',
+            # A stop that came this early found nobody else to tell.
+            '[ -z "${_hodei_stop-}" ] || exit 143',
+            "(",
+            f"cd -- {where} || {{ printf 'error workdir\\n' >>\"$_hodei_files.status\"; exit {NOT_TRIED}; }}",
+            'printf \'pid %s\\n\' "$BASHPID" >>"$_hodei_files.status"',
+            "unset OLDPWD _hodei_files _hodei_stop",
+            *exports,
+            f"exec -- {command}",
+            ") </dev/null",
+            "_hodei_exit=$?",
+            'printf \'exit %s %s\\n\' "$_hodei_exit" "${EPOCHREALTIME-}" >>"$_hodei_files.status"',
+            "exit $_hodei_exit",
+            "",
+        )
+    )
+    _check(argv, script)
+    return script
+
+
+def array_script(scripts: Sequence[tuple[str, str, str]], variable: str) -> str:
+    """Several batch scripts as one, each with where its two streams go; the system's `variable` says which is meant."""
+    lines = [f"#!{SHELL} -p", f'case "${{{variable}-}}" in']
+    for number, (script, stdout, stderr) in enumerate(scripts):
+        body = script.partition("\n")[2].rstrip("\n")
+        lines += [f"{number})", f"exec >>{quoted(stdout)} 2>>{quoted(stderr)}", body, ";;"]
+    return "\n".join((*lines, "esac", ""))
+
+
+def _by_env(odd: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    return ("/usr/bin/env", "--", *(f"{name}={value}" for name, value in odd)) if odd else ()
+
+
+def _environment(env: Mapping[str, str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Lines that export what bash can hand on as it is; and the others."""
+    exports, odd = [], []
+    for name, value in env.items():
+        if not name or "=" in name:
+            raise BackendRefused(f"{name[:80]!r} cannot be the name of a variable", hint="rename it")
+        if _NAME.fullmatch(name) and not _SHELLS_OWN.fullmatch(name):
+            exports.append(f"export {name}={quoted(value)}")
+        elif looks_secret(name) and not _SHELLS_OWN.fullmatch(name):
+            raise BackendRefused(
+                f"the variable {name[:80]!r} looks like a secret, and by this name it could only be handed on where "
+                "others can read it",
+                hint="name it with letters, digits and _ only",
+            )
+        else:
+            odd.append((name, value))
+    return exports, odd
+
+
+def _check(argv: Sequence[str], script: str) -> None:
+    try:
+        longest = max(len(word.encode()) for word in argv)
+        size = len(script.encode())
+    except UnicodeEncodeError:
+        raise BackendRefused("the command or its environment is no valid Unicode", hint="see the job file") from None
+    if "\0" in script:
+        raise BackendRefused("there is a NUL in the command or its environment", hint="leave it out")
+    if size > SCRIPT_LIMIT or longest > WORD_LIMIT:
+        raise BackendRefused(
+            f"the command and its environment are {size} bytes, the longest word {longest}; the system takes "
+            f"{SCRIPT_LIMIT} and {WORD_LIMIT}",
+            hint="put the data into a file",
+        )

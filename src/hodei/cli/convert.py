@@ -1,0 +1,90 @@
+"""`hodei convert`: a batch script of Slurm or PBS as a job file. `hodei slurm-shims`: Slurm's commands for people's fingers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from hodei.cli.errors import UsageProblem
+from hodei.cli.output import note
+
+LARGEST_SCRIPT = 4 << 20
+SHIMS = ("sbatch", "squeue", "scancel", "sinfo")
+
+
+@click.command()
+@click.argument("script", type=click.Path(allow_dash=True))
+@click.option("--strict", is_flag=True, help="Exit with 1 if anything could not be taken over as it was.")
+def convert(script: str, strict: bool) -> None:
+    """Print a batch script of Slurm (#SBATCH) or PBS (#PBS) as a job file; say what could not be taken over.
+
+    \b
+      hodei convert job.sbatch > job.yaml
+      hodei convert job.pbs | hodei plan -
+    """
+    document, notes = converted(read_script(script), script)
+    click.echo(as_yaml(document), nl=False)
+    for line in notes:
+        note(f"note: {line}")
+    if strict and notes:
+        raise click.exceptions.Exit(1)
+
+
+def read_script(path: str) -> str:
+    try:
+        raw = sys.stdin.buffer.read(LARGEST_SCRIPT + 1) if path == "-" else Path(path).read_bytes()
+        if len(raw) > LARGEST_SCRIPT:
+            raise UsageProblem(f"{path} is larger than {LARGEST_SCRIPT >> 20} MiB", hint="is it a batch script?")
+        return raw.decode("utf-8")
+    except OSError as error:
+        raise UsageProblem(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageProblem(f"{path} is not UTF-8 text", hint="is it a batch script?") from None
+
+
+def converted(text: str, path: str) -> tuple[dict[str, object], list[str]]:
+    """The job document, checked as a server would check it, and the notes."""
+    from hodei.backends.hpc.convert import convert as to_document
+    from hodei.cli.documents import checked
+
+    document, notes = to_document(text, "" if path == "-" else path)
+    return checked(document), notes
+
+
+def as_yaml(document: dict[str, object]) -> str:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, lines)
+    return yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+@click.command("slurm-shims")
+@click.argument("directory", type=click.Path(file_okay=False))
+def slurm_shims(directory: str) -> None:
+    """Write sbatch, squeue, scancel and sinfo into DIRECTORY: they speak to Hodei and know the everyday options.
+
+    \b
+      hodei slurm-shims ~/hodei-bin && export PATH=~/hodei-bin:$PATH
+
+    Options that they do not know are refused, not ignored.
+    """
+    place = Path(directory)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for name in SHIMS:
+            path = place / name
+            if path.exists() and "hodei.cli.shims" not in path.read_text(errors="replace"):
+                raise UsageProblem(f"{path} is there already, and not one of ours", hint="choose another directory")
+            path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hodei.cli.shims {name} "$@"\n')
+            path.chmod(0o755)
+    except OSError as error:
+        raise UsageProblem(f"cannot write to {directory}: {error.strerror}") from None
+    note(f"{', '.join(SHIMS)} are in {place}; put it first in PATH")

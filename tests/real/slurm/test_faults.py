@@ -1,0 +1,149 @@
+"""Slurm's daemons are killed with -9 under runs that are on their way or under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agent_host import Desk, an_order
+from hodei.model.effects import Start
+from hodei.model.errors import BackendError
+from hpc_bench import a_slurm
+from slurm_cluster import SlurmCluster
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+DEADLINE_S = 120.0
+
+
+class Patient(Desk):
+    """As the runtime does: after an outage the backend is opened again."""
+
+    async def hear(self) -> None:
+        try:
+            await super().hear()
+        except BackendError:
+            with contextlib.suppress(BackendError):
+                await self.backend.open()
+            await asyncio.sleep(0.2)
+
+
+@contextlib.asynccontextmanager
+async def a_desk(
+    cluster: SlurmCluster, home: Path, mode: str = "placed", way: str = "commands"
+) -> AsyncIterator[Patient]:
+    backend = a_slurm(cluster, home, mode, way)
+    await backend.open()
+    try:
+        yield Patient(backend, DEADLINE_S)
+    finally:
+        await backend.close()
+        await asyncio.to_thread(cluster.clear)
+
+
+def on(node: str, order: Start) -> Start:
+    return structs.replace(order, run=structs.replace(order.run, node=node, backend="hpc"))
+
+
+@pytest.mark.parametrize("way", ["commands", "rest"])
+def test_a_job_that_slurm_forgets_in_a_crash_is_noticed_and_handed_in_again_once(own_slurm, tmp_path, way):
+    proof = tmp_path / "proof"
+
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path / "home", way=way) as desk:
+            slurm = lambda *words: asyncio.to_thread(own_slurm.slurm, *words)  # noqa: E731
+            await slurm("scontrol", "update", "partitionname=main", "state=down")  # so that it waits
+            await slurm("scontrol", "update", "partitionname=high", "state=down")
+            order = on("hpc-n1", an_order(1, "/bin/sh", "-c", f"echo ran >> {proof}"))
+            # Slurm writes its state down some seconds after a change; what comes behind that is not yet on disk.
+            await asyncio.sleep(6)
+            assert await desk.backend.start([order]) == {}
+            number = desk.backend.tickets["1.0.1"].job
+            await asyncio.sleep(1)
+            await asyncio.to_thread(own_slurm.kill, "slurmctld")
+            await asyncio.to_thread(own_slurm.start_ctld)
+            await asyncio.to_thread(own_slurm.wait, lambda: "UP" in own_slurm._quietly("scontrol", "ping"), "slurmctld")
+            known = own_slurm._quietly("squeue", "-h", "-t", "all", "-o", "%i").split()
+            assert number not in known, "Slurm has not forgotten it: this run of the test shows nothing"
+            # Somebody else gets its number.
+            theirs = await slurm("sbatch", "--parsable", "--partition=main", "--output=/dev/null", "--wrap=sleep 1000")
+            assert theirs.strip() == number
+            await slurm("scontrol", "update", "partitionname=main", "state=up")
+            await slurm("scontrol", "update", "partitionname=high", "state=up")
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code) == ("succeeded", 0), end.reason
+            assert desk.backend.tickets["1.0.1"].job != number
+            assert proof.read_text() == "ran\n"
+            marks = await slurm("squeue", "-h", "-t", "all", "-O", "Comment:100")
+            assert marks.count(desk.backend.mark("1.0.1")) == 1
+
+    asyncio.run(story())
+
+
+def test_members_that_are_alike_are_one_array_and_still_runs_of_their_own(own_slurm, tmp_path):
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path, "delegate") as desk:
+            script = 'echo "member $HODEI_MEMBER of $HODEI_WORLD_SIZE"; exit $HODEI_MEMBER'
+            order = on("hpc-main", an_order(1, "/bin/sh", "-c", script, count=4))
+            members = [
+                structs.replace(
+                    order, world_size=4, run=structs.replace(order.run, id=f"1.{member}.1", member=member, rank=member)
+                )
+                for member in range(4)
+            ]
+            ends = await desk.run(*members)
+            assert [end.exit_code for end in ends] == [0, 1, 2, 3]
+            assert await desk.log("1.2.1") == b"member 2 of 4\n"
+            assert len({ticket.job.partition("_")[0] for ticket in desk.backend.tickets.values()}) == 1
+            sleepers = [on("hpc-main", an_order(job, "/bin/sleep", "1000")) for job in (2, 3)]
+            assert await desk.backend.start([structs.replace(one, spec=sleepers[0].spec) for one in sleepers]) == {}
+            await desk.running("3.0.1")
+            await desk.stop("2.0.1")
+            assert (await desk.end_of("2.0.1")).state == "stopped"
+            assert (await desk.backend.known())["3.0.1"].state == "running"
+
+    asyncio.run(story())
+
+
+def test_a_run_whose_node_dies_is_lost_and_the_next_try_goes_elsewhere(own_slurm, tmp_path):
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path) as desk:
+            await desk.backend.start([on("hpc-n2", an_order(1, "/bin/sleep", "1000"))])
+            await desk.running("1.0.1")
+            await asyncio.to_thread(own_slurm.kill, "n2")
+            try:
+                end = await desk.end_of("1.0.1")
+                assert (end.state, end.reason_code) == ("lost", "lost")
+                assert "NODE_FAIL" in end.reason
+                nodes = {node.name: node for node in await desk.backend.nodes()}
+                assert not nodes["hpc-n2"].ready
+                assert "down" in nodes["hpc-n2"].not_ready_reason
+                again = an_order(1, "/bin/true")
+                again = structs.replace(again, run=structs.replace(again.run, id="1.0.2", attempt=2))
+                assert (await desk.run(on("hpc-n3", again)))[0].state == "succeeded"
+            finally:
+                await asyncio.to_thread(own_slurm.start_slurmd, "n2")
+            await asyncio.to_thread(own_slurm.wait_until_idle)
+            assert all(node.ready for node in await desk.backend.nodes())
+
+    asyncio.run(story())
+
+
+def test_a_controller_that_is_away_is_said_to_be_and_runs_are_found_again(own_slurm, tmp_path):
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path) as desk:
+            await desk.backend.start([on("hpc-n1", an_order(1, "/bin/sh", "-c", "sleep 3; exit 7"))])
+            await desk.running("1.0.1")
+            await asyncio.sleep(6)  # until Slurm has written down that it runs
+            await asyncio.to_thread(own_slurm.kill, "slurmctld")
+            health = await desk.backend.health()
+            assert not health.ok
+            await asyncio.to_thread(own_slurm.start_ctld)
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code) == ("failed", 7)
+
+    asyncio.run(story())

@@ -1,0 +1,171 @@
+"""What only a real Slurm shows beyond the conformance suite: tokens, GPUs, time limits, checkpoints, its own line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from agent_host import Desk, an_order
+from builders import a_job_spec
+from hodei.model.effects import SaveWork, Start, Stop
+from hodei.model.errors import BackendRefused
+from hodei.model.job import Checkpoint
+from hodei.runtime import inquiries
+from hodei.runtime.clock import SystemClock
+from hodei.store.memory import MemoryStore
+from hpc_bench import a_slurm
+from slurm_cluster import SlurmCluster
+from unit.runtime.living import a_service, until
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@contextlib.asynccontextmanager
+async def a_desk(
+    cluster: SlurmCluster, home: Path, mode: str, way: str = "commands", **fields: Any
+) -> AsyncIterator[Desk]:
+    backend = a_slurm(cluster, home, mode, way, **fields)
+    await backend.open()
+    try:
+        yield Desk(backend, 60)
+    finally:
+        await backend.close()
+        await asyncio.to_thread(cluster.clear)
+
+
+def on(node: str, order: Start) -> Start:
+    return structs.replace(order, run=structs.replace(order.run, node=f"hpc-{node}", backend="hpc"))
+
+
+def test_slurmrestd_is_spoken_to_with_a_token_from_a_file(own_slurm, tmp_path):
+    token = tmp_path / "token"
+    token.write_text(f"SLURM_JWT={own_slurm.token()}\n")
+    fields = {"rest": f"http://127.0.0.1:{own_slurm.ports['rest']}", "rest_user": "root", "rest_token_file": str(token)}
+
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path, "placed", "rest", **fields) as desk:
+            (end,) = await desk.run(on("n1", an_order(1, "/bin/sh", "-c", "exit 7")))
+            assert end.exit_code == 7
+            token.write_text("not a token\n")
+            assert not (await desk.backend.health()).ok
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("way", ["commands", "rest"])
+def test_gpus_are_those_that_slurm_hands_out(own_slurm, tmp_path, way):
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path, "placed", way) as desk:
+            nodes = {node.name: node for node in await desk.backend.nodes()}
+            assert (nodes["hpc-n1"].capacity["gpu"], nodes["hpc-n1"].gpu_type) == (2000, "a100")
+            show = ("/bin/sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES on $SLURMD_NODENAME"')
+            env = {"CUDA_VISIBLE_DEVICES": "7"}
+            await desk.run(on("n1", an_order(1, *show, gpu=2, gpu_type="a100", env=env)))
+            assert await desk.log("1.0.1") == b"0,1 on n1\n"
+            answer = await desk.backend.start(
+                [
+                    on("n1", an_order(2, "true", gpu="500m")),
+                    on("n2", an_order(3, "true", gpu=1)),
+                    on("n9", an_order(4, "true")),
+                ]
+            )
+            assert {run: type(error) for run, error in answer.items()} == dict.fromkeys(
+                ("2.0.1", "3.0.1", "4.0.1"), BackendRefused
+            )
+
+    asyncio.run(story())
+
+
+def test_a_timeout_is_kept_to_the_second_and_a_bad_directory_is_told(own_slurm, tmp_path):
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path, "placed") as desk:
+            long, lost = await desk.run(
+                on("n1", an_order(1, "/bin/sleep", "300", timeout_ms=1000)),
+                on("n2", an_order(2, "true", workdir="/no/such/place")),
+            )
+            assert (long.state, long.exit_code, long.reason_code) == ("failed", 143, "timeout")
+            assert (lost.state, lost.exit_code, lost.reason_code) == ("failed", None, "error")
+            assert "/no/such/place" in lost.reason
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"signal": "USR1"}, id="by a signal"),
+        pytest.param({"command": ("/bin/sh", "-c", 'touch "$HODEI_CHECKPOINT_FILE"')}, id="by a command"),
+    ],
+)
+def test_work_is_saved_in_between_and_before_a_stop(own_slurm, tmp_path, how):
+    async def story() -> None:
+        hook = Checkpoint(timeout_ms=60_000, **how)
+        script = """
+            trap 'touch "$HODEI_CHECKPOINT_FILE"' USR1; trap 'echo told to go; exit 9' TERM
+            echo ready; while :; do sleep 0.05; done
+        """
+        async with a_desk(own_slurm, tmp_path, "placed") as desk:
+            await desk.backend.start([on("n1", an_order(1, "/bin/sh", "-c", script, checkpoint=hook))])
+            await desk.log_has("1.0.1", b"ready")
+            await desk.backend.checkpoint([SaveWork("1.0.1", "hpc", hook)])
+            async with asyncio.timeout(30):
+                while not any(seen.checkpoint_ms for seen in desk.heard):
+                    await desk.hear()
+            await desk.backend.stop([Stop("1.0.1", "hpc", 60_000, "enough", hook)])
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "enough")
+            assert max(seen.checkpoint_ms for seen in desk.heard) <= end.at_ms
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("way", ["commands", "rest"])
+def test_in_slurms_own_line_its_reason_and_its_estimate_are_told(own_slurm, tmp_path, way):
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path, "delegate", way, partitions=("gpu",)) as desk:
+            first, second = (on("gpu", an_order(job, "/bin/sleep", "300", cpu=4, timeout_ms=60_000)) for job in (1, 2))
+            assert await desk.backend.start([first]) == {}
+            await desk.running("1.0.1")
+            assert await desk.backend.start([second]) == {}
+            waiting = await desk.first("2.0.1", frozenset({"placed"}))
+            assert waiting.reason.startswith("Slurm: ")
+            for _ in range(100):  # Slurm estimates when its backfill has gone round
+                if expected := await desk.backend.expected():
+                    break
+                await asyncio.sleep(0.2)
+            assert list(expected) == ["2.0.1"]
+
+    asyncio.run(story())
+
+
+def test_why_tells_slurms_own_estimate_of_a_job_in_its_line(own_slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr(inquiries, "_LINE_EVERY_S", 0.2)
+
+    async def story() -> None:
+        # Twice as much as fits is handed in, so that the second waits in Slurm's line and not in ours.
+        backend = a_slurm(own_slurm, tmp_path, "delegate", partitions=("gpu",), transport="commands", ahead=2.0)
+        service = a_service(MemoryStore(), backend, clock=SystemClock())
+        await service.start()
+        try:
+            assert await service.until_ready(30)
+            job = a_job_spec(cpu=4, command=("/bin/sleep", "300"), timeout_ms=60_000)
+            await service.submit([job])
+            await until(lambda: service.controller.world.jobs[1].state == "running", 30)
+            await service.submit([job])
+            await until(service.fleet.begins, 60)  # Slurm estimates when its backfill has gone round
+            answer = await service.why(2)
+            assert answer.in_line is not None
+            assert (answer.status, answer.in_line.backend) == ("placed", "hpc")
+            assert answer.in_line.start_ms > service.controller.world.jobs[1].started_ms
+            assert answer.in_line.reason.startswith("Slurm: ")
+        finally:
+            await service.stop()
+            await asyncio.to_thread(own_slurm.clear)
+
+    asyncio.run(story())

@@ -1,0 +1,206 @@
+"""`#SBATCH` and `#PBS` lines: what is read, what is let through, what becomes of a whole script."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from builders import a_job_spec, a_run
+from hodei.backends.hpc.batch_lines import Option, needs_next_word, parse_options, parse_script
+from hodei.backends.hpc.convert import convert, slurm_memory, slurm_seconds
+from hodei.backends.hpc.pbs_options import PbsOptions
+from hodei.backends.hpc.queue import Line
+from hodei.backends.hpc.slurm_options import ANNOTATION, SlurmOptions
+from hodei.model.effects import Start
+from hodei.model.errors import BackendRefused
+from hodei.wire.document import parse_job
+
+MAIN = Line("main", ("n1",))
+
+
+def options_of(line: str) -> list[tuple[str, str]]:
+    options, problems = parse_options(line, "slurm")
+    assert not problems
+    return [(option.name, option.value) for option in options]
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("-c4", [("cpus-per-task", "4")]),
+        ("-c 4 -N 2", [("cpus-per-task", "4"), ("nodes", "2")]),
+        ("--mem=8G --time 1:00", [("mem", "8G"), ("time", "1:00")]),
+        ("-J 'my job'", [("job-name", "my job")]),
+        ('-J "a $(id) b"', [("job-name", "a $(id) b")]),
+        ("--exclusive --nodes=1", [("exclusive", ""), ("nodes", "1")]),
+        ("--exclusive=user", [("exclusive", "user")]),
+        ("-Hv", [("hold", ""), ("verbose", "")]),
+        ("#SBATCH -p main   # where", [("partition", "main")]),
+        ("", []),
+    ],
+)
+def test_options_are_read_as_slurm_reads_them(line, read):
+    assert options_of(line) == read
+
+
+@pytest.mark.parametrize(
+    "line", ["--part=main", "--no-such", "-Z 3", "job.sh", "-c", "--mem", "--hold=1", "-J 'open", "--"]
+)
+def test_what_makes_no_sense_is_said_and_not_guessed(line):
+    assert parse_options(line, "slurm")[1]
+
+
+def test_lines_count_up_to_the_first_command():
+    script = parse_script(
+        "#!/bin/bash -l\n# a word\n#SBATCH -c 2\n\n#SBATCH -N1\necho hi\n#SBATCH --uid=0\necho '#SBATCH -n9'\n"
+    )
+    assert script.options == (Option("cpus-per-task", "2", 3), Option("nodes", "1", 5))
+    assert script.interpreter == "/bin/bash -l"
+    assert script.problems == ("line 7: it comes after the first command, so SBATCH ignores it",)
+    assert "echo hi" in script.body
+
+
+def test_a_line_of_another_system_is_a_comment():
+    assert parse_script("#!/bin/sh\n#PBS -N x\n#SBATCH -c2\n", "slurm").options == (Option("cpus-per-task", "2", 3),)
+
+
+@given(st.text())
+def test_no_text_breaks_the_reader(text):
+    parse_script(text)
+    parse_script(f"#SBATCH {text}")
+    parse_options(text, "pbs")
+
+
+def an_order(*lines: str) -> Start:
+    spec = a_job_spec("job", command=("true",), annotations={ANNOTATION: "\n".join(lines)})
+    return Start(run=a_run(1), spec=spec, task=spec.tasks[0])
+
+
+POLICY = {"fixed": {"account": "hodei"}, "allowed": {"account": ("physics",), "qos": ("long",), "reservation": ()}}
+
+
+@pytest.mark.parametrize(
+    ("line", "given"),
+    [
+        ("--constraint=fast --licenses=matlab", {"constraint": "fast", "licenses": "matlab"}),
+        ("-A physics", {"account": "physics"}),
+        ("--qos=long", {"qos": "long"}),
+        ("-p main -N1 -n1", {}),
+        ("--nice=10", {"nice": "10"}),
+        ("-J evil -o /etc/passwd --time=999 --mem=1 --requeue", {}),
+    ],
+    ids=["harmless ones are let through", "an allowed account", "an allowed qos", "what is so anyway", "nicer than others", "overridden"],
+)  # fmt: skip
+def test_options_are_let_through_or_overridden(line, given):
+    chosen = dict(SlurmOptions(placed=True, **POLICY).of(an_order(line), MAIN))
+    assert chosen == {"account": "hodei", **given}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--account=root", "--qos=high", "--reservation=maint", "--uid=0", "--gid=0", "--partition=gpu", "--export=ALL",
+        "--export-file=/etc/shadow", "--get-user-env", "--chdir=/root", "-D /", "--dependency=afterok:1", "--array=1-9",
+        "--nodelist=n2", "--exclude=n1", "--exclusive", "--wrap=id", "--hold", "--begin=now", "--clusters=all", "--nice=-5",
+        "--priority=TOP", "--propagate", "--nodes=2", "--ntasks=8", "--nodefile=/x", "--bb=x", "--container=/x", "--mail-user=a@b",
+        "--reboot", "--core-spec=2", "--part=gpu", "--uid", "--unknown-plugin-option=1", "--network=x", "--test-only",
+    ],
+)  # fmt: skip
+def test_options_that_would_escape_the_rules_are_refused(line):
+    with pytest.raises(BackendRefused):
+        SlurmOptions(placed=True, **POLICY).of(an_order(line), MAIN)
+
+
+def test_where_slurm_chooses_the_node_a_job_may_say_which():
+    options = SlurmOptions(placed=False, also=("my-spank",), **POLICY)
+    assert dict(options.of(an_order("--nodelist=n2 --exclusive"), MAIN))["nodelist"] == "n2"
+
+
+def test_a_refusal_names_the_option_and_what_to_use_instead():
+    with pytest.raises(BackendRefused) as refused:
+        SlurmOptions(placed=True).of(an_order("--dependency=afterok:1"), MAIN)
+    assert "--dependency=afterok:1" in refused.value.message
+    assert "`after`" in refused.value.hint
+
+
+def test_pbs_options_follow_the_same_rules():
+    policy = PbsOptions(fixed={"account": "hodei"}, allowed={"account": ("physics",), "project": ()})
+
+    def of(line: str):
+        order = an_order()
+        spec = structs.replace(order.spec, annotations={"pbs.hodei.io/options": line})
+        return policy.of(structs.replace(order, spec=spec), Line("workq"))
+
+    assert of("#PBS -A physics -q workq -N x") == (("A", "physics"),)
+    for line in (
+        "-A root",
+        "-q express",
+        "-u root",
+        "-W depend=afterok:1",
+        "-V",
+        "-v A=1",
+        "-l select=9",
+        "-P other",
+        "-h",
+    ):
+        with pytest.raises(BackendRefused):
+            of(line)
+
+
+# ------------------------------------------------------------------------------------------- convert
+
+
+def test_a_script_of_slurm_becomes_a_job_file():
+    text = (
+        "#!/bin/bash\n#SBATCH -J 'My Job' -c 4 --mem-per-cpu=2G\n#SBATCH --gres=gpu:a100:2,fpga:1 -t 1-02:00\n"
+        "#SBATCH --array=0-9%3 --export=A=1,B=two --constraint=fast\necho $SLURM_ARRAY_TASK_ID\n"
+    )
+    document, notes = convert(text)
+    assert document == {
+        "name": "my-job", "command": ["/bin/bash", "-c", "echo $SLURM_ARRAY_TASK_ID"], "cpu": 4, "memory": "8Gi", "gpu": 2,
+        "gpu_type": "a100", "resources": {"fpga": 1}, "timeout": "1560m", "array": {"indices": "0-9", "at_most": 3},
+        "env": {"A": "1", "B": "two"}, "annotations": {ANNOTATION: "#SBATCH --constraint=fast"},
+    }  # fmt: skip
+    assert notes == ["the script uses SLURM_ARRAY_TASK_ID; here it is HODEI_ARRAY_INDEX"]
+    assert parse_job(document, now_ms=0)
+
+
+def test_a_script_of_pbs_becomes_a_job_file():
+    text = "#!/bin/bash\n#PBS -N hello -l select=2:ncpus=2:mem=500mb:ngpus=1 -l walltime=00:05:00\n#PBS -m abe -V\nsleep 1\n"
+    document, notes = convert(text)
+    assert document == {
+        "name": "hello", "command": ["/bin/bash", "-c", "sleep 1"], "count": 2, "cpu": 2, "memory": "500Mi", "gpu": 1,
+        "timeout": "5m",
+    }  # fmt: skip
+    assert [note.split(":")[0] for note in notes] == ["line 3", "line 3", "it has 2 tasks"]
+    assert parse_job(document, now_ms=0)
+
+
+def test_what_has_no_like_is_named_with_its_line():
+    _, notes = convert("#SBATCH --burst\n#SBATCH --bb=x\n#SBATCH -d afterok:12\nsrun x\n")
+    assert "line 1: there is no option --burst" in notes
+    assert any(note.startswith("line 2: --bb x") for note in notes)
+    assert any("after: {succeeded: [...]}" in note for note in notes)
+    assert any("srun" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("30", 1800), ("1:30", 90), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30:05", 95405), ("UNLIMITED", 0), ("x", None)],
+)  # fmt: skip
+def test_slurms_ways_to_write_a_time(text, answer):
+    assert slurm_seconds(text) == answer
+
+
+@pytest.mark.parametrize(("text", "answer"), [("500", "500Mi"), ("8G", "8Gi"), ("4gb", "4Gi"), ("0", ""), ("x", "")])
+def test_slurms_ways_to_write_memory(text, answer):
+    assert slurm_memory(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"), [("-c", True), ("-c4", False), ("--mem", True), ("--mem=1", False), ("-H", False), ("--hold", False)]
+)  # fmt: skip
+def test_it_is_known_which_options_take_the_next_word(word, answer):
+    assert needs_next_word(word) == answer

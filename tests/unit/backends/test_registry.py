@@ -1,0 +1,65 @@
+"""Tables of backends become backends, and mistakes in them become words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders import a_node
+from hodei.backends import registry
+from hodei.backends.base import House
+from hodei.backends.registry import dress, make_backend, settings_of
+from hodei.model.errors import InvalidInput
+from hodei.model.node import Location
+from unit.runtime.living import StillClock
+
+HOUSE = House("here", 1, Path("/nowhere"), StillClock())
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        pytest.param({}, "backends.b.kind: says no kind", id="no kind"),
+        pytest.param({"kind": "locl"}, "no kind 'locl' (did you mean 'local'?)", id="a kind nobody knows"),
+        pytest.param({"kind": 3}, "backends.b.kind", id="a kind that is no word"),
+        pytest.param({"kind": "instant", "nods": 3}, "no key 'nods' (did you mean 'nodes'?)", id="an unknown key"),
+        pytest.param({"kind": "local", "regoin": "eu"}, "(did you mean 'region'?)", id="a common key, misspelt"),
+        pytest.param({"kind": "instant", "nodes": "many"}, "Expected `int`", id="a value of the wrong type"),
+        pytest.param({"kind": "local", "cost": -1}, "backends.b.cost", id="a cost below nothing"),
+        pytest.param({"kind": "local", "enabled": "yes"}, "enabled", id="a common key of the wrong type"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(table, words):
+    with pytest.raises(InvalidInput) as error:
+        settings_of("b", table)
+    assert words in error.value.message
+    assert error.value.hint
+
+
+def test_a_backend_is_made_of_its_table_and_goes_by_its_own_name():
+    made = make_backend("fast", {"kind": "instant", "nodes": 3, "region": "eu"}, HOUSE)
+    assert (made.name, made.kind) == ("fast", "instant")
+
+
+def test_a_library_that_is_missing_breaks_its_own_kind_alone(monkeypatch):
+    monkeypatch.setitem(registry.KINDS, "odd", "hodei.no_such_module")
+    with pytest.raises(InvalidInput, match="kind odd cannot be used here"):
+        settings_of("b", {"kind": "odd"})
+    assert settings_of("b", {"kind": "instant"})
+
+
+def test_kinds_are_imported_when_they_are_wanted():
+    assert "hodei.backends.registry" in sys.modules
+    assert all(path.startswith("hodei.backends.") for path in registry.KINDS.values())
+
+
+def test_what_a_table_says_of_its_nodes_counts_where_they_do_not_say_it():
+    on = dress({"kind": "x", "region": "eu", "zone": "eu-1", "cost": 1.5, "labels": {"a": "1", "b": "2"}})
+    plain = on(a_node("n"))
+    assert (plain.location, plain.cost_milli) == (Location("eu", "eu-1"), 1500)
+    own = on(a_node("n", labels={"a": "own"}, location=Location("us", "us-1"), cost_milli=7))
+    assert (own.location, own.cost_milli, own.labels) == (Location("us", "us-1"), 7, {"a": "own", "b": "2"})
+    node = a_node("n")
+    assert dress({"kind": "x"})(node) is node
