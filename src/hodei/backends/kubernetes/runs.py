@@ -1,0 +1,88 @@
+"""What is known of our own runs: their pods as last seen, the ends that are not forgotten yet, the news. No I/O: the watch
+of our pods tells it, and it outlives the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hodei.backends.kubernetes.states import RunPod, observed, vanished
+from hodei.model.facts import RunObserved
+from hodei.model.ids import RunId
+from hodei.model.lifecycle import RUN_ENDED
+
+
+class Runs:
+    """`ended` is called with every end as it is seen, and has it told (`tell`) when it is time."""
+
+    def __init__(self, now_ms: Callable[[], int], ended: Callable[[RunObserved], None]) -> None:
+        self._now_ms, self._ended = now_ms, ended
+        self.pods: dict[RunId, RunPod] = {}
+        self.ends: dict[RunId, RunObserved] = {}
+        self.something_new = asyncio.Event()
+        self._news: list[RunObserved] = []
+        self._told: dict[RunId, tuple[str, str]] = {}
+        self._forgotten: set[RunId] = set()
+
+    def known(self) -> dict[RunId, RunObserved]:
+        now_ms = self._now_ms()
+        going = {run: observed(pod, now_ms) for run, pod in self.pods.items() if run not in self.ends}
+        return going | self.ends
+
+    def tell(self, news: RunObserved) -> None:
+        self._news.append(news)
+        self.something_new.set()
+
+    def take_news(self) -> list[RunObserved]:
+        news, self._news = self._news, []
+        return news
+
+    def end(self, seen: RunObserved) -> None:
+        """The first end that is seen of a run is its end."""
+        if seen.run not in self.ends and seen.run not in self._forgotten:
+            self.ends[seen.run] = seen
+            self._ended(seen)
+
+    def forget(self, run: RunId) -> None:
+        """Its pod is about to go, and says nothing more until it has gone."""
+        self.ends.pop(run, None)
+        self._told.pop(run, None)
+        if self.pods.pop(run, None) is not None:
+            self._forgotten.add(run)
+
+    # ------------------------------------------------------------------------------- the watch of our pods
+
+    def listed(self, pods: list[RunPod]) -> None:
+        there = {pod.run for pod in pods}
+        self._forgotten &= there
+        for run in self.pods.keys() - there:
+            self._gone(run)
+        for pod in pods:
+            self._heard(pod)
+
+    def changed(self, kind: str, pod: RunPod) -> None:
+        self._heard(pod)
+        if kind == "DELETED":
+            self._gone(pod.run)
+
+    def _heard(self, pod: RunPod) -> None:
+        run = pod.run
+        if not run or run in self._forgotten:
+            return
+        self.pods[run] = pod
+        if run in self.ends:
+            return
+        seen = observed(pod, self._now_ms())
+        if seen.state in RUN_ENDED:
+            self.end(seen)
+        elif self._told.get(run) != (seen.state, seen.reason):
+            self._told[run] = (seen.state, seen.reason)
+            self.tell(seen)
+
+    def _gone(self, run: RunId) -> None:
+        self._forgotten.discard(run)
+        self._told.pop(run, None)
+        pod = self.pods.pop(run, None)
+        if pod is not None:
+            self.end(vanished(pod, self._now_ms()))

@@ -1,0 +1,55 @@
+"""What the API's refusals of a pod mean, in the API's own words; and that whoever does not answer is not asked a thousand times."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hodei.backends.kubernetes.asking import Unsure, each, meaning
+from hodei.kubeapi.client import ApiError
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "kind"),
+    [
+        pytest.param(422, "Invalid value", BackendRefused, id="not a pod"),
+        pytest.param(400, "cannot be handled as a Pod", BackendRefused, id="not even an object"),
+        pytest.param(413, "Request entity too large", BackendRefused, id="too large"),
+        pytest.param(500, "etcdserver: request is too large", BackendRefused, id="too large for etcd"),
+        pytest.param(403, 'violates PodSecurity "restricted:latest"', BackendRefused, id="against the rules"),
+        pytest.param(403, "maximum cpu usage per Container is 1", BackendRefused, id="over a limit range"),
+        pytest.param(403, "exceeded quota: small", BackendError, id="a full quota"),
+        pytest.param(403, 'User "x" cannot create resource "pods"', BackendError, id="a right that is missing"),
+        pytest.param(403, "forbidden because it is being terminated", BackendError, id="a namespace that goes"),
+        pytest.param(404, 'namespaces "x" not found', BackendError, id="no such namespace"),
+        pytest.param(401, "Unauthorized", BackendError, id="a token that ran out"),
+        pytest.param(429, "too many requests", BackendError, id="too many at once"),
+        pytest.param(504, "Timeout", Unsure, id="not done in time, perhaps"),
+        pytest.param(500, "etcdserver: request timed out", Unsure, id="etcd did not answer in time"),
+    ],
+)
+def test_a_refusal_is_for_ever_for_now_or_nobody_knows(status, said, kind):
+    assert type(meaning(ApiError(status, "", said))) is kind
+
+
+def test_it_is_certain_that_nothing_arrived_only_if_nothing_was_sent():
+    sent = meaning(ApiError(0, "Unreached", "no answer. Whether it was done is not known."))
+    unsent = meaning(ApiError(0, "Unreached", "no answer: connection refused."))
+    assert isinstance(sent, Unsure)
+    assert isinstance(unsent, Unsure)
+    assert (sent.error.code, unsent.error.code) == ("BACKEND_ERROR", NOT_REACHED)
+
+
+def test_the_first_that_fails_is_the_last_that_is_begun():
+    begun: list[int] = []
+
+    async def work(number: int) -> None:
+        begun.append(number)
+        await asyncio.sleep(0)
+        raise BackendError("gone")
+
+    with pytest.raises(BackendError):
+        asyncio.run(each(range(1000), work))
+    assert len(begun) <= 32

@@ -1,0 +1,212 @@
+"""An order as a pod: what is in it, and what is never sent at all."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from builders import a_job_spec, a_run
+from hodei.backends.kubernetes.manifest import FINALIZER, label_value, manifest, own_labels, pod_name
+from hodei.backends.kubernetes.settings import Settings, check
+from hodei.model.effects import Start
+from hodei.model.errors import BackendRefused, InvalidInput
+from hodei.model.job import Toleration
+from hodei.model.node import Grant
+from hodei.model.rules import HostPort
+
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?|")
+POD_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def a_pod(settings: Settings | None = None, run: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    fields.setdefault("image", "busybox")
+    spec = a_job_spec("train", **fields)
+    order = Start(run=a_run(7, **(run or {})), spec=spec, task=spec.tasks[0])
+    return manifest(order, "prod", "install-1", settings or Settings())
+
+
+def container_of(pod: dict[str, Any]) -> dict[str, Any]:
+    (container,) = pod["spec"]["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
+def env_of(pod: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container_of(pod)["env"]}
+
+
+def test_a_run_becomes_a_pod_that_runs_once_on_its_node():
+    pod = a_pod(command=("train", "--fast"), workdir="/data", run={"node": "n7"}, grace_ms=2500)
+    container = container_of(pod)
+    assert (container["image"], container["command"], container["workingDir"]) == (
+        "busybox", ["train", "--fast"], "/data",
+    )  # fmt: skip
+    spec = pod["spec"]
+    assert (spec["nodeName"], spec["restartPolicy"], spec["terminationGracePeriodSeconds"]) == ("n7", "Never", 3)
+    assert pod["metadata"]["finalizers"] == [FINALIZER]
+    assert pod["metadata"]["annotations"]["hodei.io/job-name"] == "train"
+    assert "activeDeadlineSeconds" not in spec  # set when it runs, not while its image comes
+
+
+def test_nothing_of_the_cluster_is_given_to_a_pod_that_did_not_ask():
+    spec = a_pod()["spec"]
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+    assert container_of(a_pod())["securityContext"] == {"allowPrivilegeEscalation": False}
+
+
+def test_a_restricted_backend_keeps_the_standard_of_that_name():
+    pod = a_pod(Settings(restricted=True))
+    assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container_of(pod)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_another_scheduler_is_asked_for_the_same_node():
+    spec = a_pod(Settings(scheduler="hodei", node_prefix="prod-"), run={"node": "prod-n7"})["spec"]
+    assert spec["schedulerName"] == "hodei"
+    assert "nodeName" not in spec
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["n7"]}]
+
+
+# ------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        pytest.param("plain", "plain", id="nothing to escape"),
+        pytest.param("$HOME", "$$HOME", id="a variable"),
+        pytest.param("$(HOME)", "$$(HOME)", id="a variable as Kubernetes spells it"),
+        pytest.param("$$", "$$$$", id="twice already"),
+        pytest.param("100%s `id` \\ \"'\n é", "100%s `id` \\ \"'\n é", id="what shells would read"),
+    ],
+)
+def test_words_and_values_reach_the_program_as_they_are(given, sent):
+    pod = a_pod(command=("echo", given), env={"TEXT": given})
+    assert container_of(pod)["command"] == ["echo", sent]
+    assert env_of(pod)["TEXT"] == sent
+
+
+def test_a_run_is_told_who_it_is_and_cannot_be_told_otherwise():
+    env = env_of(a_pod(env={"HODEI_RANK": "99", "MINE": "yes"}, project="ml", run={"node": "n7"}))
+    assert (env["HODEI_RUN_ID"], env["HODEI_JOB_ID"], env["HODEI_RANK"], env["HODEI_NODE"]) == ("7.0.1", "7", "0", "n7")
+    assert (env["HODEI_PROJECT"], env["MINE"]) == ("ml", "yes")
+
+
+def test_which_devices_a_pod_has_is_for_its_node_to_say():
+    pod = a_pod(gpu="2", run={"grant": Grant(gpus=((2, 1000), (3, 1000)))})
+    assert container_of(pod)["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert not {"CUDA_VISIBLE_DEVICES", "HODEI_GPUS"} & env_of(pod).keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        pytest.param({"image": ""}, "names no image", id="no image"),
+        pytest.param({"command": ("echo", "a\0b")}, "NUL", id="a NUL in the command"),
+        pytest.param({"env": {"A=B": "hush"}}, "'A=B' cannot be set", id="no name of a variable"),
+        pytest.param({"env": {"A": "hush\0"}}, "'A' cannot be set", id="a NUL in a value"),
+        pytest.param({"workdir": "here"}, "not a whole path", id="a relative directory"),
+        pytest.param({"command": ("x" * 200_000,)}, "the system takes", id="a word too long for any kernel"),
+        pytest.param({"run": {"grant": Grant(gpus=((0, 500),))}}, "whole GPUs", id="half a GPU"),
+    ],
+)
+def test_what_can_never_run_is_refused_before_anybody_is_asked(fields, said):
+    with pytest.raises(BackendRefused, match=said) as refusal:
+        a_pod(**fields)
+    assert "hush" not in f"{refusal.value.message}{refusal.value.hint}"
+
+
+# ------------------------------------------------------------------------------------------- amounts
+
+
+def test_amounts_are_asked_for_in_the_clusters_own_units():
+    pod = a_pod(
+        Settings(gpu="amd.com/gpu"), cpu="1500m", memory="1Gi", gpu="1", limits={"cpu": 2000, "memory": 2**31},
+        request={"example.com/fpga": 2, "ephemeral-storage": "1Gi"},
+    )  # fmt: skip
+    assert container_of(pod)["resources"] == {
+        "requests": {"cpu": "1500m", "memory": str(2**30), "amd.com/gpu": "1", "example.com/fpga": "2",
+                     "ephemeral-storage": str(2**30)},
+        "limits": {"cpu": "2000m", "memory": str(2**31), "amd.com/gpu": "1", "example.com/fpga": "2"},
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- names and labels
+
+
+def test_the_longest_names_still_fit():
+    names = [pod_name("i" * 300, run) for run in ("1.0.1", "9" * 18 + ".100000.100000", "X" * 200, "a..b-")]
+    assert all(POD_NAME.fullmatch(name) for name in names), names
+    assert len(set(names)) == len(names)
+
+
+def test_two_installations_in_one_namespace_never_meet():
+    assert pod_name("one", "1.0.1") != pod_name("two", "1.0.1")
+    assert own_labels("one", "prod") != own_labels("two", "prod") != own_labels("two", "test")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "plain", "a.b-c_d", "-begins", "ends-", "x" * 64, "with space", "é", "a/b", "\n"], ids=repr
+)
+def test_label_values_always_fit_and_differ(text):
+    assert LABEL_VALUE.fullmatch(label_value(text))
+    assert label_value(text) != label_value(text + "!")
+
+
+def test_labels_of_jobs_and_of_the_operator_are_on_the_pod_and_ours_cannot_be_taken():
+    labels = a_pod(
+        Settings(pod_labels={"cost-centre": "42", "app": "x"}),
+        labels={"team": "ml", "example.com/tier": "gold", "hodei.io/run": "99.9.9"},
+    )["metadata"]["labels"]
+    assert labels["cost-centre"] == "42"
+    assert (labels["job.hodei.io/team"], labels["job.hodei.io/example.com.tier"]) == ("ml", "gold")
+    assert (labels["hodei.io/run"], labels["hodei.io/job"], labels["hodei.io/backend"]) == ("7.0.1", "7", "prod")
+    assert all(LABEL_VALUE.fullmatch(value) for value in labels.values())
+
+
+def test_jobs_put_only_such_annotations_on_pods_as_the_operator_allows():
+    notes = {"example.com/a": "1", "example.com/b": "2", "sidecar.io/inject": "true", "hodei.io/end": "{}"}
+    settings = Settings(allow_annotations=("example.com/", "other"), pod_annotations={"by": "us"})
+    assert a_pod(settings, annotations=notes)["metadata"]["annotations"] == {
+        "example.com/a": "1", "example.com/b": "2", "by": "us", "hodei.io/job-name": "train",
+    }  # fmt: skip
+
+
+def test_tolerations_are_passed_on():
+    given = (Toleration("gpu", "Exists"), Toleration("a", "Equal", "b", "NoExecute", seconds=30))
+    assert a_pod(tolerations=given)["spec"]["tolerations"] == [
+        {"key": "gpu", "operator": "Exists"},
+        {"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": 30},
+    ]
+
+
+def test_ports_are_those_of_the_node():
+    pod = a_pod(ports=(HostPort(8080), HostPort(53, "UDP", "10.0.0.1")))
+    assert container_of(pod)["ports"] == [
+        {"containerPort": 8080, "hostPort": 8080, "protocol": "TCP", "hostIP": "0.0.0.0"},
+        {"containerPort": 53, "hostPort": 53, "protocol": "UDP", "hostIP": "10.0.0.1"},
+    ]
+
+
+# ------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        pytest.param({"namespace": ""}, "backends.prod.namespace", id="no namespace"),
+        pytest.param({"namespace": "../kube-system"}, "backends.prod.namespace", id="no name of a namespace"),
+        pytest.param({"node_prefix": "A b"}, "backends.prod.node_prefix", id="no beginning of a name"),
+        pytest.param({"pull_patience": "soon"}, "backends.prod.pull_patience", id="no duration"),
+        pytest.param({"gpu": ""}, "backends.prod.gpu", id="a GPU without a name"),
+        pytest.param({"allow_annotations": ("hodei.io/",)}, "backends.prod.pod_labels", id="our own annotations"),
+    ],
+)
+def test_a_wrong_setting_is_named(fields, path):
+    with pytest.raises(InvalidInput) as refusal:
+        check("prod", structs.replace(Settings(), **fields))
+    assert refusal.value.problems[0][0] == path

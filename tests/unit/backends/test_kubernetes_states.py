@@ -1,0 +1,251 @@
+"""What a cluster says of a pod, as a run's state. The statuses are as kubelets and controllers write them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from hodei.backends.kubernetes.states import (
+    Ending,
+    RunPod,
+    at_ms,
+    deadline_s,
+    forced,
+    grace_left,
+    hopeless,
+    observed,
+    vanished,
+)  # fmt: skip
+from hodei.kubeapi.objects import from_plain
+
+NOW_MS = 1_800_000_000_000
+MINUTE_MS = 60_000
+
+
+def stamp(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def a_pod(
+    container: dict[str, Any] | None = None,
+    phase: str = "Running",
+    *,
+    told_to_go_ms: int = 0,
+    grace_s: int = 30,
+    ending: str = "",
+    node: str = "n1",
+    notes: dict[str, str] | None = None,
+    deadline: int | None = None,
+    **status: Any,
+) -> RunPod:
+    meta: dict[str, Any] = {
+        "labels": {"hodei.io/run": "1.0.1"},
+        "annotations": {**(notes or {}), **({"hodei.io/end": ending} if ending else {})},
+        "creationTimestamp": stamp(NOW_MS - 10 * MINUTE_MS),
+    }
+    if told_to_go_ms:
+        meta |= {
+            "deletionTimestamp": stamp(told_to_go_ms + 1000 * grace_s),
+            "deletionGracePeriodSeconds": grace_s,
+        }
+    found = {"phase": phase, "startTime": stamp(NOW_MS - 9 * MINUTE_MS), **status}
+    if container is not None:
+        found["containerStatuses"] = [{"name": "main", "state": container}]
+    spec = {"nodeName": node, "activeDeadlineSeconds": deadline}
+    return from_plain({"metadata": meta, "spec": spec, "status": found}, RunPod)
+
+
+def ended(code: int, reason: str = "", message: str = "", ago_ms: int = 5000) -> dict[str, Any]:
+    said = reason or ("Completed" if code == 0 else "Error")
+    return {"terminated": {"exitCode": code, "reason": said, "message": message, "finishedAt": stamp(NOW_MS - ago_ms)}}
+
+
+def running(ago_ms: int = 8 * MINUTE_MS) -> dict[str, Any]:
+    return {"running": {"startedAt": stamp(NOW_MS - ago_ms)}}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def target(reason: str) -> list[dict[str, str]]:
+    return [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "told so"}]
+
+
+STOPPED = '{"reason":"preempted by 7"}'
+GIVEN_UP = '{"reason":"no image","code":"start_failed"}'
+RECENTLY = NOW_MS - 20_000
+
+
+@pytest.mark.parametrize(
+    ("pod", "state", "exit_code", "code"),
+    [
+        # on its way
+        pytest.param(a_pod(phase="Pending"), "placed", None, "", id="nothing said yet"),
+        pytest.param(a_pod(waiting("ContainerCreating"), "Pending"), "placed", None, "", id="being created"),
+        pytest.param(a_pod(waiting("ImagePullBackOff"), "Pending"), "placed", None, "", id="its image does not come"),
+        pytest.param(a_pod(running()), "running", None, "", id="running"),
+        pytest.param(a_pod(running(), told_to_go_ms=RECENTLY), "running", None, "", id="told to go and not gone"),
+        # by itself
+        pytest.param(a_pod(ended(0), "Succeeded"), "succeeded", 0, "", id="exit 0"),
+        pytest.param(a_pod(ended(7), "Failed"), "failed", 7, "", id="exit 7"),
+        pytest.param(a_pod(ended(137), "Failed"), "failed", 137, "killed", id="killed by nobody that we know"),
+        pytest.param(a_pod(ended(137, "OOMKilled"), "Failed"), "failed", 137, "oom", id="out of memory"),
+        pytest.param(
+            a_pod(ended(143), "Failed", reason="DeadlineExceeded"), "failed", 143, "timeout", id="out of time"
+        ),
+        pytest.param(a_pod(phase="Failed", reason="DeadlineExceeded"), "failed", None, "timeout",
+                     id="out of time, container unknown"),
+        pytest.param(a_pod(ended(128, "StartError", 'exec: "x": executable file not found in $PATH'), "Failed"),
+                     "failed", 127, "", id="no such command"),
+        pytest.param(a_pod(ended(128, "StartError", "exec /x: permission denied"), "Failed"),
+                     "failed", 126, "", id="a command that may not be run"),
+        pytest.param(a_pod(ended(128, "StartError", "cgroup trouble"), "Failed"),
+                     "failed", None, "start_failed", id="a container that could not be made"),
+        # told to go by us
+        pytest.param(a_pod(ended(9), "Failed", told_to_go_ms=RECENTLY, ending=STOPPED), "stopped", 9, "", id="stopped"),
+        pytest.param(a_pod(ended(0), "Succeeded", told_to_go_ms=RECENTLY, ending=STOPPED), "stopped", 0, "",
+                     id="stopped, and went in peace"),
+        pytest.param(a_pod(ended(0), "Succeeded", ending=STOPPED), "succeeded", 0, "",
+                     id="to be stopped, but was done before"),
+        pytest.param(a_pod(phase="Pending", told_to_go_ms=RECENTLY, grace_s=0, ending=STOPPED), "stopped", None, "",
+                     id="stopped before it began"),
+        pytest.param(a_pod(phase="Pending", told_to_go_ms=RECENTLY, node="", ending=STOPPED), "stopped", None, "",
+                     id="stopped before it had a node"),
+        pytest.param(a_pod(phase="Pending", told_to_go_ms=RECENTLY, ending=STOPPED), "placed", None, "",
+                     id="to be stopped before it began, its node has not said yes"),
+        pytest.param(a_pod(phase="Failed", told_to_go_ms=RECENTLY, ending=GIVEN_UP), "failed", None, "start_failed",
+                     id="given up"),
+        # told to go by others
+        pytest.param(a_pod(ended(143), "Failed", told_to_go_ms=RECENTLY), "lost", 143, "lost", id="deleted by others"),
+        pytest.param(a_pod(ended(0), "Succeeded", told_to_go_ms=RECENTLY), "lost", 0, "lost",
+                     id="deleted by others, and went in peace"),
+        pytest.param(a_pod(ended(0, ago_ms=MINUTE_MS), "Succeeded", told_to_go_ms=RECENTLY, grace_s=0),
+                     "succeeded", 0, "", id="deleted by others after it was done"),
+        pytest.param(a_pod(ended(7, ago_ms=MINUTE_MS), "Failed", told_to_go_ms=RECENTLY, grace_s=0),
+                     "failed", 7, "", id="deleted by others after it had failed"),
+        pytest.param(a_pod(phase="Pending", told_to_go_ms=RECENTLY, grace_s=0), "lost", None, "lost",
+                     id="deleted by others before it began"),
+        # taken by the node or the cluster
+        pytest.param(a_pod(ended(137), "Failed", reason="Evicted", message="The node was low on resource: memory."),
+                     "lost", 137, "lost", id="evicted by a node in need"),
+        pytest.param(a_pod(ended(137), "Failed", reason="Evicted",
+                           message="Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."),
+                     "failed", 137, "killed", id="evicted for its own use"),
+        pytest.param(a_pod(phase="Failed", reason="Evicted"), "lost", None, "lost", id="evicted, container unknown"),
+        pytest.param(a_pod(ended(143), "Failed", reason="Terminated"), "lost", 143, "lost", id="its node shut down"),
+        pytest.param(a_pod(ended(143), "Failed", conditions=target("PreemptionByScheduler")), "lost", 143, "lost",
+                     id="preempted by another scheduler"),
+        pytest.param(a_pod(running(), "Failed", conditions=target("DeletionByPodGC")), "lost", None, "lost",
+                     id="its node was taken away"),
+        pytest.param(a_pod(ended(137, "ContainerStatusUnknown"), "Failed"), "lost", None, "lost",
+                     id="its node does not remember it"),
+        # refused by the node
+        pytest.param(a_pod(phase="Failed", reason="OutOfcpu"), "failed", None, "start_failed", id="no cpu left"),
+        pytest.param(a_pod(phase="Failed", reason="OutOfpods"), "failed", None, "start_failed", id="no place left"),
+        pytest.param(a_pod(phase="Failed", reason="UnexpectedAdmissionError"), "failed", None, "start_failed",
+                     id="a device that is not there"),
+        pytest.param(a_pod(phase="Failed"), "failed", None, "start_failed", id="not started, nobody says why"),
+    ],
+)  # fmt: skip
+def test_a_pods_word_is_told_as_what_it_means_for_the_run(pod, state, exit_code, code):
+    seen = observed(pod, NOW_MS)
+    assert (seen.run, seen.state, seen.exit_code, seen.reason_code) == ("1.0.1", state, exit_code, code)
+    assert seen.at_ms <= NOW_MS
+    if state in ("lost", "failed"):
+        assert seen.reason
+
+
+def test_containers_that_the_cluster_put_beside_ours_do_not_count():
+    beside = {"name": "a-proxy", "state": running()}
+    ours = {"name": "main", "state": ended(7)}
+    pod = from_plain(
+        {"metadata": {"labels": {"hodei.io/run": "1.0.1"}}, "spec": {"nodeName": "n1"},
+         "status": {"phase": "Running", "containerStatuses": [beside, ours]}},
+        RunPod,
+    )  # fmt: skip
+    assert (observed(pod, NOW_MS).state, observed(pod, NOW_MS).exit_code) == ("failed", 7)
+
+
+def test_times_are_the_nodes_and_never_in_the_future():
+    assert observed(a_pod(ended(0, ago_ms=5000), "Succeeded"), NOW_MS).at_ms == NOW_MS - 5000
+    assert observed(a_pod(ended(0, ago_ms=-5000), "Succeeded"), NOW_MS).at_ms == NOW_MS
+    assert at_ms("yesterday", 42) == at_ms(None, 42) == 42
+
+
+def test_reasons_say_whose_doing_it_was():
+    assert observed(a_pod(ended(9), told_to_go_ms=RECENTLY, ending=STOPPED), NOW_MS).reason == "preempted by 7"
+    taken = observed(a_pod(ended(143), "Failed", conditions=target("EvictionByEvictionAPI")), NOW_MS)
+    assert "EvictionByEvictionAPI: told so" in taken.reason
+    full = observed(a_pod(phase="Failed", reason="OutOfpods", message="Node has no room"), NOW_MS)
+    assert full.reason == "OutOfpods: Node has no room"
+    waits = observed(a_pod(waiting("ErrImagePull", "no such host"), "Pending"), NOW_MS)
+    assert waits.reason == "ErrImagePull: no such host"
+
+
+def test_a_pod_that_vanished_was_stopped_if_we_did_it_and_is_lost_if_not():
+    assert vanished(a_pod(running()), NOW_MS).state == "lost"
+    assert vanished(a_pod(running(), told_to_go_ms=RECENTLY, ending=STOPPED), NOW_MS).state == "stopped"
+
+
+# ------------------------------------------------------------------------------------------- care
+
+
+@pytest.mark.parametrize(
+    ("pod", "given_up"),
+    [
+        pytest.param(a_pod(waiting("InvalidImageName"), "Pending"), (True, True), id="no image's name"),
+        pytest.param(a_pod(waiting("ImagePullBackOff"), "Pending"), (True, False), id="an image that does not come"),
+        pytest.param(a_pod(waiting("ContainerCreating"), "Pending"), (False, False), id="still being created"),
+        pytest.param(a_pod(phase="Pending", node=""), (True, False), id="no scheduler took it"),
+        pytest.param(a_pod(running()), (False, False), id="running"),
+        pytest.param(a_pod(waiting("ErrImagePull"), told_to_go_ms=RECENTLY), (False, False), id="being stopped"),
+    ],
+)
+def test_who_never_comes_is_given_up(pod, given_up):
+    found = hopeless(pod, NOW_MS, 2 * MINUTE_MS)
+    assert (found is not None, found is not None and found.permanent) == given_up
+
+
+def test_an_image_may_fail_to_come_for_a_while():
+    pod = a_pod(waiting("ErrImagePull", "try again"), "Pending")
+    assert hopeless(pod, NOW_MS, 11 * MINUTE_MS) is None
+    assert hopeless(pod, NOW_MS, 9 * MINUTE_MS) == Ending("ErrImagePull: try again", "start_failed")
+
+
+def test_a_pod_deleted_by_force_is_lost_if_its_node_stays_silent():
+    assert forced(a_pod(running(), told_to_go_ms=NOW_MS - 30_000, grace_s=0), NOW_MS) is None
+    end = forced(a_pod(running(), told_to_go_ms=NOW_MS - 90_000, grace_s=0), NOW_MS)
+    assert end is not None
+    assert end.state == "lost"
+    assert forced(a_pod(running(), told_to_go_ms=NOW_MS - 90_000, grace_s=600), NOW_MS) is None
+
+
+@pytest.mark.parametrize(
+    ("pod", "seconds"),
+    [
+        pytest.param(a_pod(running(), notes={"hodei.io/timeout-ms": "90000"}), 150, id="counted from its command"),
+        pytest.param(a_pod(running()), 0, id="no bound"),
+        pytest.param(a_pod(running(), notes={"hodei.io/timeout-ms": "90000"}, deadline=150), 0, id="said already"),
+        pytest.param(a_pod(waiting("ContainerCreating"), notes={"hodei.io/timeout-ms": "90000"}), 0, id="not begun"),
+        pytest.param(a_pod(running(), notes={"hodei.io/timeout-ms": "90000"}, told_to_go_ms=RECENTLY), 0, id="going"),
+    ],
+)
+def test_its_time_begins_with_its_command_and_not_with_the_pull_of_its_image(pod, seconds):
+    assert deadline_s(pod) == seconds
+
+
+@pytest.mark.parametrize(
+    ("pod", "grace_s", "asked_for"),
+    [
+        pytest.param(a_pod(running()), 30, 30, id="the first order"),
+        pytest.param(a_pod(running()), 0, 1, id="at once: the least that a node gives"),
+        pytest.param(a_pod(running(), told_to_go_ms=RECENTLY, grace_s=60), 10, 30, id="an earlier end shortens"),
+        pytest.param(a_pod(running(), told_to_go_ms=RECENTLY, grace_s=60), 50, None, id="a later end changes nothing"),
+        pytest.param(a_pod(running(), told_to_go_ms=RECENTLY, grace_s=1), 0, None, id="nothing left to shorten"),
+    ],
+)
+def test_a_second_order_to_stop_never_begins_anew(pod, grace_s, asked_for):
+    assert grace_left(pod, NOW_MS, grace_s) == asked_for
