@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv browser demo test unit real lint format bench fuzz clean
+.PHONY: help venv browser docker slurm kubernetes demo test unit real lint format bench bench-kube fuzz clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # A venv may lack pip where Debian's python3-venv is not installed; then pip is brought in by what is at hand.
 $(BIN)/.ready: pyproject.toml
@@ -23,6 +23,16 @@ demo: venv  ## the main job on the embedded default, to the end
 
 browser:  ## Chromium for the tests that look at pages, by apt-get if root
 	@sh scripts/install-browser.sh
+
+docker:  ## Docker's daemon for the tests that run containers, by apt-get if root
+	@sh scripts/install-docker.sh
+
+slurm:  ## Slurm's daemons for the tests that need a cluster, by apt-get if root
+	@sh scripts/install-slurm.sh
+
+kubernetes:  ## the Kubernetes control plane of the tests, built once
+	@sh tests/real/kubernetes/build.sh
+	@sh scripts/build-helm.sh
 
 test: venv  ## all tests
 	$(PYTEST)
@@ -48,6 +58,11 @@ bench: venv  ## figures and ratios of this machine
 	$(BIN)/hodei bench queue
 	$(BIN)/hodei bench server
 	$(BIN)/hodei bench server --backend local --jobs 5000
+	$(BIN)/hodei bench docker
+	$(BIN)/python tests/slurm_cluster.py $(BIN)/hodei bench slurm
+
+bench-kube: venv kubernetes  ## Hodei and kube-scheduler in turns on one real apiserver
+	cd tests && ../$(BIN)/python -m real.kubernetes.bench
 
 fuzz: venv  ## 10,000 fault runs of the real controller, on all cores
 	$(BIN)/python -m hodei.sim.faults --seeds 10000

@@ -8,6 +8,9 @@ import os
 import pytest
 from hypothesis import settings
 
+from docker_hosts import dockerd as dockerd  # a fixture
+from slurm_cluster import slurm as slurm  # a fixture
+
 settings.register_profile("ci", derandomize=True, print_blob=True)
 settings.register_profile("here", print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")

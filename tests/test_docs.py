@@ -287,6 +287,9 @@ SECTIONS = {
     "scheduling.quotas.PROJECT": ("scheduling", "QuotaConfig"),
     "scheduling.budgets.PROJECT": ("scheduling", "BudgetConfig"),
     "scheduling.ranges.PROJECT": ("scheduling", "RangeConfig"),
+    "scheduling.spill": ("scheduling", "SpillConfig"),
+    "scheduling.data_rules": ("scheduling", "DataRuleConfig"),
+    "health": ("health", "HealthConfig"),
     "nodes": ("nodes", "NodeConfig"),
     "nodes.sockets": ("nodes", "SocketConfig"),
 }
@@ -312,7 +315,7 @@ def test_every_key_of_the_configuration_is_in_the_reference_with_its_default(sec
     for field in msgspec.structs.fields(struct):
         default = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
         if not isinstance(default, msgspec.Struct) and field.name != "profiles":
-            keys[field.name] = default
+            keys[field.encode_name] = default
     told = {row[0].strip("`"): row[1] for row in first_cells(DOCS / "reference" / "configuration.md", f"[{section}]")}
     assert told.keys() == keys.keys()
     for key, default in keys.items():
@@ -337,13 +340,14 @@ def codes_in_the_code() -> set[str]:
         "client",
         "cli",
         "agent",
+        "backends",
         "kube",
     ):
         path = SOURCE / room
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
             tree = ast.parse(file.read_text())
             for node in ast.walk(tree):
-                if room in ("server", "client", "cli", "agent"):
+                if room in ("server", "client", "cli", "agent", "backends"):
                     found |= _named_codes(node)
                 elif room == "kube":
                     found |= _codes_of_reasons(node)
