@@ -60,6 +60,9 @@ class Metrics:
         )
         for queue in ("active", "backoff", "unschedulable", "gated"):
             self._pending.labels(queue).set(0)
+        # What is asked for with every pod is looked up once.
+        self._bind_done = self._binding.labels("Bind", "Success", profile)
+        self._until_bound_after = [self._until_bound.labels(str(tries)) for tries in range(16)]
         self._scheduled = self._attempts.labels("scheduled", profile)
         self._error = self._attempts.labels("error", profile)
         self._refused = self._attempts.labels("unschedulable", profile)
@@ -102,9 +105,9 @@ class Metrics:
         self._scheduled.inc()
         tries = 1 + entry.tries
         self._tries.observe(tries)
-        self._binding.labels("Bind", "Success", self._profile).observe(took_s)
+        self._bind_done.observe(took_s)
         since = at_ms(entry.pod.metadata.creation_timestamp, now_ms)
-        self._until_bound.labels(str(min(tries, 15))).observe(max(now_ms - since, 0) / 1000)
+        self._until_bound_after[min(tries, 15)].observe(max(now_ms - since, 0) / 1000)
 
     def failed(self) -> None:
         self._error.inc()
