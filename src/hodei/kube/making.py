@@ -30,7 +30,8 @@ from hodei.wiring import make_estimator
 
 # A pod that could not be bound is tried again for as long as it is there.
 _FOR_EVER = 1 << 30
-_TRIES_PER_STEP = 200
+# Few, so that requests go out between the decisions.
+_TRIES_PER_STEP = 32
 
 
 class Options(Struct, frozen=True):

@@ -8,7 +8,7 @@ Without a forecast those before it in line are not counted, so that it spills to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,11 @@ class Spill:
         self._rules = tuple(rule if isinstance(rule, SpillRule) else SpillRule(**rule) for rule in rules)
         self._to = frozenset(rule.to for rule in self._rules)
 
-    # No key: when a job may go depends on when it came.
+    def key(self, member: Member) -> Hashable:
+        # When a job may go depends on when it came too, but of those that are alike the first to come is the first to go.
+        job, task = member.job, member.task
+        length_ms = job.estimate_ms or job.timeout_ms
+        return (job.backend, task.backends, tuple(task.request.items()), length_ms)
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
         """First everywhere that no rule spills to, then also where the rules let it go now."""
