@@ -146,6 +146,17 @@ def _numbers(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
 
+def check_words(command: tuple[str, ...], env: dict[str, str], workdir: str) -> None:
+    """BackendRefused for what no container can be given, whatever runs it."""
+    if any("\0" in word for word in command):
+        raise BackendRefused("the command holds a NUL character")
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise BackendRefused(f"the environment variable {name[:80]!r} cannot be set")
+    if workdir and (not workdir.startswith("/") or "\0" in workdir):
+        raise BackendRefused(f"the working directory {workdir[:200]!r} is not a whole path", hint="begin it with a /")
+
+
 def check_size(command: tuple[str, ...], env: dict[str, str]) -> None:
     sizes = [len(word.encode()) + 1 for word in command]
     sizes += [len(name.encode()) + len(value.encode()) + 2 for name, value in env.items()]

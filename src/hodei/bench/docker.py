@@ -11,16 +11,14 @@ import asyncio
 import http.client
 import json
 import os
-import re
 import resource
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from hodei.bench.house import a_server
 from hodei.bench.server import _cpu_of
 from hodei.client import Client
 
@@ -114,31 +112,21 @@ starts_at_once = {given.at_once}
 hosts = [{{name = "docker", url = "unix://{given.socket}", cpu = 1000, max_containers = {given.at_once}}}]
 """
     )
-    command = [sys.executable, "-m", "hodei.server", "--home", str(home), "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert server.stdout is not None
-        first = server.stdout.readline()
-        if not re.search(r" is up at http", first):
-            raise RuntimeError(f"the server did not come up: {first!r}")
-        client = Client(home=home)
+    with a_server(home) as (pid, client):
         request = {"name": "bench", "command": [given.command], "cpu": "1m", "memory": "8Mi"}
         _run(client, request, 2)  # warm
-        idle_cpu = _cpu_of(server.pid)
+        idle_cpu = _cpu_of(pid)
         time.sleep(_IDLE_S)
-        idle = (_cpu_of(server.pid) - idle_cpu) / _IDLE_S
-        cpu, machine, began = _cpu_of(server.pid), _machine_cpu_s(), time.perf_counter()
+        idle = (_cpu_of(pid) - idle_cpu) / _IDLE_S
+        cpu, machine, began = _cpu_of(pid), _machine_cpu_s(), time.perf_counter()
         _run(client, request, given.jobs)
         seconds = time.perf_counter() - began
         return {
             "jobs_per_s": round(given.jobs / seconds, 2),
-            "server_cpu_ms_per_job": round((_cpu_of(server.pid) - cpu) / given.jobs * 1000, 2),
+            "server_cpu_ms_per_job": round((_cpu_of(pid) - cpu) / given.jobs * 1000, 2),
             "server_idle_cpu_ms_per_s": round(idle * 1000, 2),
             "machine_cpu_ms_per_job": round((_machine_cpu_s() - machine) / given.jobs * 1000),
         }
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 def _run(client: Client, request: dict[str, Any], jobs: int) -> None:

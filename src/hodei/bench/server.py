@@ -9,16 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import re
 import resource
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from hodei.bench.house import a_server
 from hodei.client import Client
 
 _IN_FLIGHT = 100
@@ -56,17 +54,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _through_server(given: argparse.Namespace, home: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "hodei.server", "--home", str(home), "--port", "0"]
-    command += ["--instant"] if given.backend == "instant" else []
+    options = ["--instant"] if given.backend == "instant" else []
     forecast = "enabled = false" if given.forecast_every == "off" else f'every = "{given.forecast_every}"'
     (home / "config.toml").write_text(f"[scheduling.forecast]\n{forecast}\n")
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert server.stdout is not None
-        first = server.stdout.readline()
-        if not re.search(r" is up at http", first):
-            raise RuntimeError(f"the server did not come up: {first!r}")
-        client = Client(home=home)
+    with a_server(home, *options) as (pid, client):
         request = {"name": "bench", "command": ["/bin/true"], "cpu": f"{_cpu_share()}m", "memory": "1Mi"}
         _keep_waiting(client, given.waiting)
         parts = [given.batch] * (given.jobs // given.batch) + (
@@ -93,18 +84,15 @@ def _through_server(given: argparse.Namespace, home: Path) -> dict[str, Any]:
         failed = client.info().jobs.get("failed", 0)
         if failed:
             raise RuntimeError(f"{failed} jobs failed")
-        server_cpu = _cpu_of(server.pid)
+        server_cpu = _cpu_of(pid)
         return {
             "jobs_per_s": round(given.jobs / (ended - began)),
             "submitted_per_s": round(given.jobs / ((accepted or ended) - began)),
             "seconds": round(ended - began, 2),
             "server_cpu_us_per_job": round(server_cpu / given.jobs * 1e6),
-            "server_rss_mb": round(_rss_of(server.pid), 1),
+            "server_rss_mb": round(_rss_of(pid), 1),
             "client_cpu_s": round(resource.getrusage(resource.RUSAGE_SELF).ru_utime, 2),
         }
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 def _submit(home: Path, request: dict[str, Any], parts: list[int]) -> None:

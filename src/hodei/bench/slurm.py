@@ -10,16 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import re
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from hodei.client import Client
+from hodei.bench.house import a_server
 
 _DEADLINE_S = 900
 _AT_ONCE = 4
@@ -105,17 +102,10 @@ def _through_server(given: argparse.Namespace, place: Path) -> tuple[float, floa
         f"ahead = {given.ahead if given.mode == 'delegate' else 1.0}",
     ]
     (home / "config.toml").write_text("\n".join((*lines, "")))
-    command = [sys.executable, "-m", "hodei.server", "--home", str(home), "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert server.stdout is not None
-        first = server.stdout.readline()
-        if not re.search(r" is up at http", first):
-            raise RuntimeError(f"the server did not come up: {first!r}")
-        client = Client(home=home)
+    with a_server(home) as (pid, client):
         _wait(lambda: any(node.backend == "hpc" for node in client.nodes()), "the cluster's nodes")
         job = {"name": "bench", "command": ["/bin/true"], "cpu": 1, "memory": "1Mi", "backend": "hpc"}
-        cpu_began, began = _cpu_of(server.pid), time.perf_counter()
+        cpu_began, began = _cpu_of(pid), time.perf_counter()
         client.submit_all([job] * given.jobs)
 
         def ended() -> bool:
@@ -126,10 +116,7 @@ def _through_server(given: argparse.Namespace, place: Path) -> tuple[float, floa
         wall_s = time.perf_counter() - began
         if failed := client.info().jobs.get("failed", 0):
             raise RuntimeError(f"{failed} jobs failed")
-        return wall_s, _cpu_of(server.pid) - cpu_began
-    finally:
-        server.terminate()
-        server.wait(30)
+        return wall_s, _cpu_of(pid) - cpu_began
 
 
 def _wait(true: Any, what: str) -> None:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from hodei.backends.docker.settings import Host, Settings
 from hodei.backends.docker.wishes import Wishes, wishes_of
-from hodei.backends.local_order import LOOPBACK, check_size, health_at, own_env
+from hodei.backends.local_order import LOOPBACK, check_size, check_words, health_at, own_env
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 from hodei.model.health import HealthCheck
@@ -77,7 +77,7 @@ def prepare(
     care = _care(order, host)
     cpus = run.grant.cpus if run.grant is not None else ()
     env = {**task.env, **own_env(order, cpus), "HODEI_CHECKPOINT_FILE": care.checkpoint_file or CHECKPOINT_FILE}
-    _check_words(task.command, env, task.workdir)
+    check_words(task.command, env, task.workdir)
     check_size(task.command, env)
     labels = {
         **{f"{JOB_LABEL}{key}": value for key, value in spec.labels.items()},
@@ -210,13 +210,3 @@ def _healthcheck(health: HealthCheck) -> dict[str, Any]:
         "StartPeriod": health.after_ms * 1_000_000,
         "Retries": max(health.failures, 1),
     }
-
-
-def _check_words(command: tuple[str, ...], env: dict[str, str], workdir: str) -> None:
-    if any("\0" in word for word in command):
-        raise BackendRefused("the command holds a NUL character")
-    for name, value in env.items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise BackendRefused(f"the environment variable {name[:80]!r} cannot be set")
-    if workdir and (not workdir.startswith("/") or "\0" in workdir):
-        raise BackendRefused(f"the working directory {workdir[:200]!r} is not a whole path", hint="begin it with a /")

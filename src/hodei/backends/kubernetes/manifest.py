@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from hodei.backends.kubernetes.settings import Settings
-from hodei.backends.local_order import check_size, own_env
+from hodei.backends.local_order import check_size, check_words, own_env
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 from hodei.model.ids import RunId
@@ -61,7 +61,7 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
         raise BackendRefused("a pod gets whole GPUs only", hint="ask for whole ones, or choose another backend")
     # Which devices a pod has is for its node to say: numbers chosen here would be those of others.
     env = {**task.env, **own_env(structs.replace(order, run=structs.replace(run, grant=None)))}
-    _check_words(task.command, env, task.workdir)
+    check_words(task.command, env, task.workdir)
     check_size(task.command, env)
     container: dict[str, Any] = {
         "name": MAIN,
@@ -175,16 +175,6 @@ def _job_labels(spec: JobSpec) -> dict[str, str]:
         if _NAME_PART.fullmatch(name):
             out[JOB_LABEL + name] = label_value(value)
     return out
-
-
-def _check_words(command: tuple[str, ...], env: dict[str, str], workdir: str) -> None:
-    if any("\0" in word for word in command):
-        raise BackendRefused("the command holds a NUL character")
-    for name, value in env.items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise BackendRefused(f"the environment variable {name[:80]!r} cannot be set")
-    if workdir and (not workdir.startswith("/") or "\0" in workdir):
-        raise BackendRefused(f"the working directory {workdir[:200]!r} is not a whole path", hint="begin it with a /")
 
 
 def _literal(text: str) -> str:
