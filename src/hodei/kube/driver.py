@@ -84,6 +84,8 @@ class Driver:
                     await asyncio.sleep(0)
                     continue
                 await self._rest()
+                for work in self._telling.late(self._now_ms()):
+                    self._reports.put(work)
         finally:
             stopped.cancel()
         await self._bindings.finish(10)

@@ -48,7 +48,9 @@ class Entry(Struct):
     group: Membership | None = None
     leaving: bool = False
     reasons: tuple[Reason, ...] = ()
-    told: str | None = None  # the last that it was told
+    told: str | None = None  # the last that it was told, with which reason, and when
+    told_reason: str = ""
+    told_ms: int = 0
     tries: int = 0
     seen: int = 0  # how many newcomers had come anywhere when it was placed
 

@@ -1,4 +1,8 @@
-"""Pods that wait are told why: a condition and an Event, once for each new answer, also those behind which others sleep."""
+"""Pods that wait are told why: a condition and an Event, once for each new answer, also those behind which others sleep.
+
+In a full cluster every pod that ends changes the numbers in the answer to all that wait. So a new answer with the same reason
+is told after a pause that grows with the answers given, and then the newest only; another reason is told at once.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from hodei.model.ids import JobId, NodeName
 
 _log = logging.getLogger(__name__)
 SCHEDULER_ERROR = "SchedulerError"
+PAUSE_MS, LONGEST_PAUSE_MS = 10_000, 300_000
+_LATE_EVERY_MS = 1000
 
 
 class Telling:
@@ -25,9 +31,13 @@ class Telling:
         # What was last said to all gangs that are alike.
         self._said: dict[Hashable, Told] = {}
         self._nominated: dict[JobId, NodeName] = {}
+        # Newer answers that pods have not been told yet, by uid.
+        self._late: dict[str, Told] = {}
+        self._now_ms = self._looked_ms = 0
 
     def after(self, step: Step, now_ms: int) -> Iterator[Work]:
         """The reports that a step gives cause for."""
+        self._now_ms = now_ms
         for refusal in step.plan.refusals:
             gang = self._waiting(refusal.job)
             if gang is not None:
@@ -35,6 +45,24 @@ class Telling:
         yield from self._holding(now_ms)
         if self._pods.fresh:
             yield from self._fresh(now_ms)
+
+    def late(self, now_ms: int) -> Iterator[Work]:
+        """The reports whose pause is over."""
+        if not self._late or now_ms - self._looked_ms < _LATE_EVERY_MS:
+            return
+        self._now_ms = self._looked_ms = now_ms
+        for uid, told in list(self._late.items()):
+            entry = self._pods.entries.get(uid)
+            if entry is None or entry.holds:
+                del self._late[uid]
+            elif not self._too_soon(entry, told):
+                del self._late[uid]
+                yield from self._tell(entry, told)
+
+    def _too_soon(self, entry: Entry, told: Told) -> bool:
+        if entry.told is None or entry.told_reason != told.reason:
+            return False
+        return self._now_ms - entry.told_ms < min(PAUSE_MS * max(entry.tries, 1), LONGEST_PAUSE_MS)
 
     def _waiting(self, id: JobId) -> Gang | None:
         for line in self._controller.lines.values():
@@ -109,10 +137,15 @@ class Telling:
             if entry.told is not None or (
                 known is not None and (known.reason, known.message) == (told.reason, told.message)
             ):  # it knows, from us or from one before us
-                entry.told = told.message
+                entry.told, entry.told_reason = told.message, told.reason
+                self._late.pop(entry.uid, None)
                 return
         if told is not None:
-            entry.told = told.message
+            if nominated is None and self._too_soon(entry, told):
+                self._late[entry.uid] = told
+                return
+            self._late.pop(entry.uid, None)
+            entry.told, entry.told_reason, entry.told_ms = told.message, told.reason, self._now_ms
             entry.tries += 1
         yield lambda: self._report(entry, told, nominated)
 
