@@ -92,7 +92,7 @@ class Telling:
             elif entry.stage == "aside":
                 del self._pods.fresh[uid]
                 if entry.reasons:
-                    yield from self._tell(entry, self._explaining.aside(entry.reasons))
+                    yield from self._tell(entry, self._explaining.aside(entry.reasons), at_once=True)
             else:
                 gang = self._waiting(entry.id)
                 if gang is None:
@@ -131,7 +131,9 @@ class Telling:
         for entry in self._pods.of_job(id):
             yield from self._tell(entry, told)
 
-    def _tell(self, entry: Entry, told: Told | None, nominated: NodeName | None = None) -> Iterator[Work]:
+    def _tell(
+        self, entry: Entry, told: Told | None, nominated: NodeName | None = None, *, at_once: bool = False
+    ) -> Iterator[Work]:
         if nominated is None and told is not None and entry.told in (told.message, None):
             known = entry.pod.condition("PodScheduled")
             if entry.told is not None or (
@@ -141,7 +143,7 @@ class Telling:
                 self._late.pop(entry.uid, None)
                 return
         if told is not None:
-            if nominated is None and self._too_soon(entry, told):
+            if nominated is None and not at_once and self._too_soon(entry, told):
                 self._late[entry.uid] = told
                 return
             self._late.pop(entry.uid, None)
