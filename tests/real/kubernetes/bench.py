@@ -137,8 +137,8 @@ class Bench:
         await each(found, delete)
         await self.api.request("DELETE", f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events", timeout_s=120)
 
-    async def bound(self, count: int, seen: Callable[[str, float], None], timeout_s: float = 600) -> None:
-        """Returns when so many pods have a node; `seen` is called for each with the time."""
+    async def bound(self, prefix: str, count: int, seen: Callable[[str, float], None], timeout_s: float = 600) -> None:
+        """Returns when so many pods whose names begin so have a node; `seen` is called for each with the time."""
         known: set[str] = set()
         decoder = msgspec.json.Decoder(_Event)
         async with asyncio.timeout(timeout_s):
@@ -147,7 +147,7 @@ class Bench:
                 listed = msgspec.json.decode(told, type=_List)
                 now = time.monotonic()
                 for one in listed.items:
-                    if one.spec.node_name and one.metadata.name not in known:
+                    if one.spec.node_name and one.metadata.name not in known and one.metadata.name.startswith(prefix):
                         known.add(one.metadata.name)
                         seen(one.metadata.name, now)
                 params = {"watch": "true", "resourceVersion": listed.metadata["resourceVersion"]}
@@ -155,7 +155,11 @@ class Bench:
                     now = time.monotonic()
                     for line in lines:
                         one = decoder.decode(line).object
-                        if one.spec.node_name and one.metadata.name not in known:
+                        if (
+                            one.spec.node_name
+                            and one.metadata.name not in known
+                            and one.metadata.name.startswith(prefix)
+                        ):
                             known.add(one.metadata.name)
                             seen(one.metadata.name, now)
                     if len(known) >= count:
@@ -196,7 +200,7 @@ class Bench:
                 cpu.append(cpu_s(pid_of()))
             times.append(at)
 
-        waiting = asyncio.create_task(self.bound(count, seen))
+        waiting = asyncio.create_task(self.bound("backlog", count, seen))
         await asyncio.to_thread(start)
         await waiting
         pid = pid_of()
@@ -209,7 +213,7 @@ class Bench:
     async def live(self, what: str, scheduler: str, count: int, pid: int) -> Result:
         """Pods come as fast as they can be created, while it runs."""
         ends: dict[str, float] = {}
-        waiting = asyncio.create_task(self.bound(count, lambda name, at: ends.setdefault(name, at)))
+        waiting = asyncio.create_task(self.bound("live", count, lambda name, at: ends.setdefault(name, at)))
         await asyncio.sleep(0.5)  # the watch is open
         cpu = cpu_s(pid)
         made = await self.make_pods(count, scheduler, "live")
