@@ -76,7 +76,7 @@ def test_what_is_to_be_done_about_a_run_is_read_back_from_its_labels():
     labels = body(order, host=host)["Labels"]
     care = care_of(labels)
     assert care == Care(
-        timeout_ms=5000, grace_ms=700, checkpoint_file="/work/state/ok", save=hook,
+        timeout_ms=5000, grace_ms=700, checkpoint_file="/srv/state/ok", save=hook,
         health=structs.replace(check, http="http://10.0.0.7:8080/ok"),
     )  # fmt: skip
     assert care_of({CARE: "{not json"}) == Care()
