@@ -72,7 +72,7 @@ def test_what_is_to_be_done_about_a_run_is_read_back_from_its_labels():
     hook = Checkpoint(signal="USR1", file="state/ok", every_ms=60_000)
     check = HealthCheck(http="http://node:8080/ok")
     host = Host("h1", address="10.0.0.7")
-    order = an_order(1, checkpoint=hook, health=check, timeout_ms=5000, grace_ms=700, workdir="/work")
+    order = an_order(1, checkpoint=hook, health=check, timeout_ms=5000, grace_ms=700, workdir="/srv")
     labels = body(order, host=host)["Labels"]
     care = care_of(labels)
     assert care == Care(
