@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.kube.selectors import NEVER, node_term
+from hodei.kube.selectors import NEVER, node_term, selector
 from hodei.kubeapi.objects import Disk, Node, Pod, PodVolume
 from hodei.kubeapi.quantities import amount
 from hodei.kubeapi.storage_objects import NO_PROVISIONER, Claim, CsiNode, StorageClass, Volume
@@ -189,6 +189,7 @@ def _waiting(claim: Claim, cls: StorageClass, storage: Storage) -> Needed:
 
 def _candidates(claim: Claim, storage: Storage) -> Iterable[Volume]:
     wanted = amount(claim.spec.resources.requests.get("storage", 0))
+    labels = selector(claim.spec.selector) or ()
     for volume in storage.volumes.values():
         spec = volume.spec
         ref = spec.claim_ref
@@ -200,6 +201,7 @@ def _candidates(claim: Claim, storage: Storage) -> Iterable[Volume]:
             and set(claim.spec.access_modes) <= set(spec.access_modes)
             and (spec.volume_mode or "Filesystem") == (claim.spec.volume_mode or "Filesystem")
             and amount(spec.capacity.get("storage", 0)) >= wanted
+            and all_match(labels, volume.metadata.labels)
         ):
             yield volume
 

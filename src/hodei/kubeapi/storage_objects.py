@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from hodei.kubeapi.objects import Meta, Needs, NodeSelector, Quantities, Slim
+from hodei.kubeapi.objects import LabelSelector, Meta, Needs, NodeSelector, Quantities, Slim
 
 NO_PROVISIONER = "kubernetes.io/no-provisioner"
 BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
@@ -19,6 +19,7 @@ class ClaimSpec(Slim, frozen=True):
     access_modes: tuple[str, ...] = ()
     resources: Needs = Needs()
     volume_mode: str = ""
+    selector: LabelSelector | None = None
 
 
 class Claim(Slim, frozen=True):

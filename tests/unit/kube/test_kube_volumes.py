@@ -6,7 +6,8 @@ from hodei.engine.runner import Runner
 from hodei.engine.view import View
 from hodei.kube import translate, wording
 from hodei.kube.translate import Surroundings
-from hodei.kube.volumes import Storage, to_bind
+from hodei.kube.volumes import Storage, to_bind, volume_on
+from hodei.kubeapi.objects import Node as KubeNode
 from hodei.kubeapi.objects import from_plain
 from hodei.kubeapi.storage_objects import BIND_COMPLETED, Claim, StorageClass, Volume
 from hodei.plugins.volumes import Volumes
@@ -160,3 +161,19 @@ def test_disks_named_in_the_pod_are_not_shared_on_a_node_unless_all_only_read():
         "n1": ["node(s) had no available disk"]
     }
     assert not _refused(disk(True), _storage(), *nodes, residents=[("n1", disk(True))])
+
+
+def test_a_claim_takes_only_volumes_that_its_selector_means():
+    claim = from_plain(
+        {"metadata": {"namespace": "ns", "name": "c"},
+         "spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "selector": {"matchLabels": {"tier": "fast"}}}},
+        Claim,
+    )  # fmt: skip
+
+    def volume(name, tier):
+        spec = {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
+        return from_plain({"metadata": {"name": name, "labels": {"tier": tier}}, "spec": spec}, Volume)
+
+    known = Storage(volumes={"a": volume("a", "slow"), "b": volume("b", "fast")})
+    assert volume_on(KubeNode(), claim, known).metadata.name == "b"
+    assert volume_on(KubeNode(), claim, Storage(volumes={"a": volume("a", "slow")})) is None
