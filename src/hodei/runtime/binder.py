@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from hodei.control.gangs import START_FAILED
 from hodei.model.effects import Act, Forget, SaveWork, Start, Stop
@@ -134,16 +135,36 @@ class Binder:
                 self._failed.update(failed)
                 self._tell([self._not_started(act, failed[act.run.id]) for act in starts if act.run.id in failed])
         acts[:] = [*stops, *saves, *forgets]
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            if stops:
-                await backend.stop(stops)
-            if saves:
-                await backend.checkpoint(saves)
-                acts[:] = [*stops, *forgets]
-            if forgets:
-                await backend.forget(forgets)
-        if forgets:
+        trouble: BackendError | None = None
+        kinds: tuple[tuple[Sequence[Act], Callable[[Any], Awaitable[None]]], ...] = (
+            (stops, backend.stop),
+            (saves, backend.checkpoint),
+            (forgets, backend.forget),
+        )
+        for orders, call in kinds:
+            if orders:
+                try:
+                    await self._order(backend.name, orders, call)
+                except BackendError as error:
+                    if error.code == NOT_REACHED:
+                        raise
+                    trouble = trouble or error  # the next kind may be taken all the same
+                    continue
+                acts[:] = [act for act in acts if not isinstance(act, type(orders[0]))]
+        if forgets and not any(isinstance(act, Forget) for act in acts):
             self._failed.difference_update(act.run for act in forgets)
+        if trouble is not None:
+            raise trouble
+
+    @staticmethod
+    async def _order(name: str, orders: Sequence[Act], call: Callable[[Any], Awaitable[None]]) -> None:
+        """One call for orders of one kind. A refusal drops these orders and no others."""
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await call(orders)
+        except BackendRefused as error:
+            kind = type(orders[0]).__name__
+            log.error("backend %s refuses for good, %d orders (%s) are dropped: %s", name, len(orders), kind, error)
 
     def _not_started(self, act: Start, error: BackendError | BackendRefused) -> RunObserved:
         return RunObserved(

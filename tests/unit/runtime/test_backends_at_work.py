@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from builders import NOW_MS, a_job, a_job_spec, a_node, a_run
-from hodei.model.effects import Forget, Start, Stop
+from hodei.model.effects import Forget, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
+from hodei.model.job import Checkpoint
 from hodei.model.text import moment
 from hodei.runtime.binder import Binder
 from hodei.runtime.metrics import Metrics
@@ -151,5 +154,67 @@ def test_a_node_that_its_backend_no_longer_offers_is_lost():
             backend.offered.pop()
             backend.fall_over()
             await until(lambda: [status.node.name for status in service.nodes()] == ["n1"])
+
+    asyncio.run(main())
+
+
+class Particular(ObedientBackend):
+    """Fails calls of one kind: each error once, in order, then does as it is told."""
+
+    def __init__(self, **errors: list[Exception]) -> None:
+        super().__init__()
+        self.errors = errors
+
+    def _fail(self, what: str) -> None:
+        if self.errors.get(what):
+            raise self.errors[what].pop(0)
+
+    async def stop(self, orders):
+        await super().stop(orders)
+        self._fail("stop")
+
+    async def checkpoint(self, orders):
+        await super().checkpoint(orders)
+        self._fail("checkpoint")
+
+    async def forget(self, orders):
+        await super().forget(orders)
+        self._fail("forget")
+
+
+@pytest.mark.parametrize("error", [BackendRefused, BackendError], ids=lambda e: e.code)
+@pytest.mark.parametrize("kind", ["stop", "checkpoint"])
+def test_an_order_that_is_not_taken_holds_up_no_order_of_another_kind(kind, error):
+    async def main():
+        backend = Particular(**{kind: [error("it cannot be done")]})
+        binder, told = _binder(backend)
+        serving = asyncio.create_task(binder.serve("obedient"))
+        stop, save = Stop("7.0.1", "obedient", 0, "cancelled"), SaveWork("8.0.1", "obedient", Checkpoint(signal="USR1"))
+        binder.act([stop, save, Forget("9.0.1", "obedient")])
+        await until(lambda: ("forget", ["9.0.1"]) in backend.diary.lines)
+        assert {what for what, _ in backend.diary.lines} == {"stop", "checkpoint", "forget"}
+        if error is BackendError:
+            await until(lambda: [what for what, _ in backend.diary.lines].count(kind) == 2)
+        binder.act([Forget("10.0.1", "obedient")])
+        await until(lambda: ("forget", ["10.0.1"]) in backend.diary.lines)
+        # What was done once is not sent again with what was not.
+        assert [which for what, which in backend.diary.lines if what == "forget"] == [["9.0.1"], ["10.0.1"]]
+        serving.cancel()
+        assert told == []
+
+    asyncio.run(main())
+
+
+def test_a_forget_that_fails_is_sent_again_with_the_next_ones():
+    async def main():
+        backend = Particular(forget=[BackendError("cut off"), OSError("cut off")])
+        binder, _ = _binder(backend)
+        serving = asyncio.create_task(binder.serve("obedient"))
+        binder.act([Forget("9.0.1", "obedient")])
+        await until(lambda: len(backend.diary.lines) == 1)
+        binder.act([Forget("10.0.1", "obedient")])
+        await until(lambda: not backend.errors["forget"] and len(backend.diary.lines) >= 3)
+        assert {run for _, runs in backend.diary.lines[2:] for run in runs} == {"9.0.1", "10.0.1"}
+        serving.cancel()
 
     asyncio.run(main())
