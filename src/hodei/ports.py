@@ -165,6 +165,10 @@ class Store(Protocol):
         """Forget up to `limit` ended jobs older than that, with their runs and events; their ids. Counts as a commit."""
         ...
 
+    def check_room(self) -> None:
+        """Unavailable if there is no room for anything more. Cheap, and no promise that the next commit works."""
+        ...
+
     def check(self) -> list[tuple[str, bool, str]]:
         """For `doctor`: (what was checked, is it well, what was found)."""
         ...

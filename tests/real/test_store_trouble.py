@@ -103,6 +103,12 @@ def test_a_full_disk_holds_things_up_and_loses_nothing(small_disk: House) -> Non
     asked = len(callers.acknowledged)
     # It is held up, not gone: it answers, and what is known can be read.
     assert house.request("GET", "/livez").status == 200
+    ready = house.request("GET", "/readyz")
+    assert (ready.status, ready.json["code"]) == (503, "NOT_READY")
+    assert int(ready.headers["retry-after"]) >= 1
+    refused = house.request("POST", "/api/v1/jobs", b'{"command": ["true"]}')
+    assert (refused.status, refused.seconds < 5) == (503, True)
+    assert int(refused.headers["retry-after"]) >= 1
     assert house.request("GET", f"/api/v1/jobs/{before[2]}").json["job"]["exit_code"] == 2
     time.sleep(1.5)  # the running job ends now, and can be written down nowhere
     assert len(callers.acknowledged) == asked
@@ -113,11 +119,25 @@ def test_a_full_disk_holds_things_up_and_loses_nothing(small_disk: House) -> Non
     assert [detail.job.exit_code for detail in details] == [0, 1, 2, 3, 4, 33]
     assert len(set(ids)) == 5
     print(f"{callers.refused} requests were refused or gave up meanwhile")
+    until(lambda: house.request("GET", "/readyz").status == 200, "it is ready again")
     house.works()
     assert house.stop() == 0
     assert house.rows("PRAGMA integrity_check") == [("ok",)]
     assert house.rows("SELECT count(*) FROM job") == [(3 + 1 + 5 + 1,)]
     house.ok("replay", str(house.home / "decisions.jsonl"))  # as far as it could be written
+
+
+def test_a_full_disk_is_seen_by_readyz_before_anything_is_written(small_disk: House) -> None:
+    house = small_disk.up()
+    assert house.request("GET", "/readyz").status == 200
+    filler = fill(house.home)
+    ready = house.request("GET", "/readyz")
+    assert (ready.status, ready.json["code"]) == (503, "NOT_READY")
+    assert "full" in ready.json["message"]
+    assert int(ready.headers["retry-after"]) >= 1
+    filler.unlink()
+    until(lambda: house.request("GET", "/readyz").status == 200, "it is ready again")
+    house.works()
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"], ids=["killed", "told to stop"])

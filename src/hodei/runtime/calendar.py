@@ -158,7 +158,7 @@ class Calendar:
 
     async def _commit(self, periodic: Periodic, told: str = "", *, gone: bool = False) -> None:
         facts = [Noted(told, detail={"periodic": periodic.name})] if told else []
-        await self._service.loop.committed(facts, [SavePeriodic(periodic, gone)])
+        await self._service.loop.committed(facts, [SavePeriodic(periodic, gone)], patient=True)
 
     async def _tell(self, periodic: Periodic, kind: str, *, job: JobId = 0, **detail: object) -> None:
         await self._service.loop.committed([Noted(kind, job, {"periodic": periodic.name, **detail})])

@@ -152,7 +152,7 @@ class Configuring:
             learned = scheduling.estimates.source
             if learned != "user" and learned != service.scheduling.estimates.source:
                 facts.append(HistoryRestored(await service.read(service._history)))
-            await service.loop.committed(facts, [_note(history)])
+            await service.loop.committed(facts, [_note(history)], patient=True)
             self.history = history
             service.scheduling, service.profiles = scheduling, tuple(sorted(service.controller.engine.profiles))
             log.info("configuration %d (%s by %s) is in force: %d changes", entry.number, how, by, len(changes))

@@ -314,7 +314,7 @@ class Fleet:
 
     async def _remember(self, remembered: Remembered, what: str, name: str) -> None:
         note = SaveNote(_NOTE, msgspec.json.encode(remembered).decode())
-        await self._service.loop.committed([Noted(f"backend.{what}", detail={"backend": name})], [note])
+        await self._service.loop.committed([Noted(f"backend.{what}", detail={"backend": name})], [note], patient=True)
         self.remembered = remembered
 
     def _of_file(self, name: str) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from hodei.control.controller import Controller, Step
@@ -30,6 +31,18 @@ T = TypeVar("T")
 
 _MAX_FACTS = 2000
 _IDLE_S = 5.0
+# While the store takes nothing and there is nothing to write, it is tried so often.
+_TRY_AGAIN_S = 1.0
+# A write that is no older shows that the store can be written.
+_RECENT_S = 5.0
+
+
+def held(error: Unavailable) -> Unavailable:
+    return Unavailable(
+        f"the request is held and will be carried out when the store can be written again: {error.message}",
+        hint="look with `hodei jobs` when it is back; the same Idempotency-Key again never does it twice",
+        code="HELD_UP",
+    )
 
 
 class Loop:
@@ -45,6 +58,10 @@ class Loop:
     ) -> None:
         self.controller = controller
         self.fatal: HodeiError | None = None
+        # Why the store takes nothing at the moment.
+        self.trouble: Unavailable | None = None
+        self._held_up: asyncio.Future[None] | None = None
+        self._written_s = 0.0
         self._store = store
         self._clock = clock
         self._hub = hub
@@ -53,6 +70,7 @@ class Loop:
         self._decision_log = decision_log
         self._inbox: list[tuple[Sequence[Fact], Sequence[Save], asyncio.Future[None] | None]] = []
         self._answering: list[asyncio.Future[None]] = []
+        self._impatient: set[asyncio.Future[None]] = set()
         self._more = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._stopping = False
@@ -70,20 +88,68 @@ class Loop:
         self._inbox.append((facts, (), None))
         self._more.set()
 
-    async def committed(self, facts: Sequence[Fact], saves: Sequence[Save] = ()) -> None:
-        """Returns when the facts, with all that followed from them, are safely stored."""
+    async def committed(self, facts: Sequence[Fact], saves: Sequence[Save] = (), *, patient: bool = False) -> None:
+        """Returns when the facts, with all that followed from them, are safely stored.
+
+        A call on behalf of a client does not wait for a store that takes nothing. If that is known before, it is refused
+        and nothing is done. If it turns out on the way, the client is told that its request is held; unless `patient`:
+        the caller then goes on by itself, and must not be left in between."""
         if self.fatal is not None or self._stopping:
             raise Unavailable("the server is shutting down", hint="try again when it is back")
         if (caller := CALLER.get()) is not None:
+            if self.trouble is not None:
+                raise Unavailable(
+                    f"nothing can be stored now, so nothing was done: {self.trouble.message}",
+                    hint=f"{self.trouble.hint or 'run `hodei doctor`'}; then try again",
+                )
             facts, saves = caller.sign(facts), [*saves, *caller.record(facts, saves)]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.append((facts, saves, done))
         self._more.set()
-        await done
+        if caller is None or patient:
+            await done
+            return
+        self._impatient.add(done)
+        try:
+            await done
+        finally:
+            self._impatient.discard(done)
 
     async def write(self, call: Callable[[], T]) -> T:
         """Any other write to the store, between two commits."""
         return await asyncio.get_running_loop().run_in_executor(self._writer, call)
+
+    async def writable(self) -> None:
+        """Unavailable if the store takes nothing: it failed at the last write, or fails at one that is tried now."""
+        if self.trouble is None and time.monotonic() - self._written_s > _RECENT_S and not self.quiet.locked():
+            try:
+                await self.write(partial(self._store.commit, ()))
+                self._written_s = time.monotonic()
+            except Unavailable as error:
+                self._in_trouble(error)
+        if self.trouble is not None:
+            raise self.trouble
+
+    def held_up(self) -> asyncio.Future[None]:
+        """Done when the store takes nothing; shared, so not to be cancelled."""
+        if self._held_up is None:
+            self._held_up = asyncio.get_running_loop().create_future()
+        return self._held_up
+
+    def _in_trouble(self, error: Unavailable | None) -> None:
+        if self.trouble is not None and error is None:
+            log.warning("the store can be written again")
+        self.trouble = error
+        if error is None:
+            self._written_s = time.monotonic()
+            self._held_up = None
+        else:
+            if not self.held_up().done():
+                self.held_up().set_result(None)
+            self._more.set()
+            for done in self._impatient:
+                if not done.done():
+                    done.set_exception(held(error))
 
     # ------------------------------------------------------------------------------------------- turning
 
@@ -117,7 +183,8 @@ class Loop:
     async def _pause(self) -> None:
         now = self._clock.now_ms()
         due = self.controller.next_wakeup_ms(now)
-        wait = _IDLE_S if due is None else min(max(due - now, 0) / 1000, _IDLE_S)
+        idle_s = _IDLE_S if self.trouble is None else _TRY_AGAIN_S
+        wait = idle_s if due is None else min(max(due - now, 0) / 1000, idle_s)
         if not self._inbox and wait > 0:
             try:
                 await asyncio.wait_for(self._more.wait(), wait)
@@ -154,7 +221,7 @@ class Loop:
         if self._decision_log is not None and (facts or not step.empty):
             self._decision_log.step(now, facts, step.plan)
         saves += step.saves
-        if saves:
+        if saves or self.trouble is not None:
             await self._commit(saves)
         self._metrics.stepped(step, decided - started, time.perf_counter() - decided)
         if self.on_step is not None:
@@ -176,14 +243,19 @@ class Loop:
         while True:
             try:
                 await loop.run_in_executor(self._writer, self._store.commit, saves)
+                if self.trouble is not None:
+                    self._in_trouble(None)
+                else:
+                    self._written_s = time.monotonic()
                 return
             except Unavailable as error:
                 if self._in_a_hurry.is_set():
                     raise
+                self._in_trouble(error)
                 log.error("cannot write to the store, trying again in %.1f s: %s; %s", pause, error, error.hint)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._in_a_hurry.wait(), pause)
-                pause = min(pause * 2, 5.0)
+                pause = min(pause * 2, 2.0)
 
     def _fail_all(self, error: HodeiError) -> None:
         for done in (*self._answering, *(done for _, _, done in self._inbox)):

@@ -52,6 +52,7 @@ from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
 from hodei.runtime.audit import forget_old
 from hodei.runtime.calendar import Calendar
+from hodei.runtime.caller import CALLER
 from hodei.runtime.configuring import Configuring
 from hodei.runtime.data_watch import DataWatch
 from hodei.runtime.decision_log import DecisionLog
@@ -59,7 +60,7 @@ from hodei.runtime.depending import Depending
 from hodei.runtime.fleet import Fleet, FleetPlan
 from hodei.runtime.foresight import Foresight
 from hodei.runtime.hub import Hub, Subscription
-from hodei.runtime.loop import Loop
+from hodei.runtime.loop import Loop, held
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.pulse import HealthPolicy
 
@@ -225,8 +226,23 @@ class Service:
             return self.loop.fatal.message
         if not self._tasks or self._tasks[0].done():
             return "the scheduling loop is not running"
+        if self.loop.trouble is not None:
+            return f"nothing can be stored: {self.loop.trouble.message}; {self.loop.trouble.hint}"
         missing = self.fleet.missing
         return f"still connecting to {', '.join(missing)}" if missing else ""
+
+    async def check_ready(self) -> None:
+        """Unavailable, with the reason, while jobs are not taken. Tries to write if nothing was written lately."""
+        try:
+            if not self.not_ready_reason:
+                await self.read(self.store.check_room)
+                await self.loop.writable()
+        except Unavailable as error:
+            raise Unavailable(
+                f"nothing can be stored: {error.message}", hint=error.hint or "run `hodei doctor`", code="NOT_READY"
+            ) from error
+        if reason := self.not_ready_reason:
+            raise Unavailable(reason, hint="try again in a moment", code="NOT_READY")
 
     def _spawn(self, work: Any) -> None:
         self._tasks.append(asyncio.create_task(work))
@@ -259,11 +275,23 @@ class Service:
         if not key:
             return await self._submit(specs)
         while key in self._keys:
-            await asyncio.wait({self._keys[key]})
+            await self._or_held(self._keys[key])
         # A task of its own: a caller who gives up must not set the key free while his jobs are still on their way.
         once = self._keys[key] = asyncio.create_task(self._submit_once(specs, key, fingerprint))
         once.add_done_callback(partial(self._submitted_once, key))
-        return await asyncio.shield(once)
+        await self._or_held(once)
+        return once.result()
+
+    async def _or_held(self, once: asyncio.Task[Submitted]) -> None:
+        """Until it is done, but a client does not wait for a store that takes nothing. The task goes on, and its key is
+        taken for as long."""
+        if CALLER.get() is None:
+            await asyncio.wait({once})
+            return
+        either: set[asyncio.Future[Any]] = {once, self.loop.held_up()}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not once.done() and self.loop.trouble is not None:
+            raise held(self.loop.trouble)
 
     def _submitted_once(self, key: str, once: asyncio.Task[Submitted]) -> None:
         del self._keys[key]
@@ -273,7 +301,7 @@ class Service:
     async def _submit_once(self, specs: Sequence[JobSpec], key: str, fingerprint: str) -> Submitted:
         used = await self.read(self.store.key, key)
         if used is None:
-            return await self._submit(specs, key, fingerprint)
+            return await self._submit(specs, key, fingerprint, patient=True)
         if used.fingerprint != fingerprint:
             raise Conflict(
                 "this Idempotency-Key was used for another request", hint="use a new key for a new request",
@@ -281,7 +309,9 @@ class Service:
             )  # fmt: skip
         return Submitted(used.jobs, repeated=True)
 
-    async def _submit(self, specs: Sequence[JobSpec], key: str = "", fingerprint: str = "") -> Submitted:
+    async def _submit(
+        self, specs: Sequence[JobSpec], key: str = "", fingerprint: str = "", *, patient: bool = False
+    ) -> Submitted:
         known = await self.depending.look_up(specs)
         pending = self.controller.pending()
         if self.loop.waiting_jobs:
@@ -300,7 +330,7 @@ class Service:
         saves = [SaveKey(key, fingerprint, ids, now)] if key else []
         self.loop.waiting_jobs += len(specs)
         try:
-            await self.loop.committed(facts, saves)
+            await self.loop.committed(facts, saves, patient=patient)
         finally:
             self.loop.waiting_jobs -= len(specs)
         return Submitted(ids)

@@ -8,11 +8,20 @@ import sqlite3
 import stat
 from pathlib import Path
 
+from hodei.model.errors import Unavailable
 from hodei.model.resources import MEMORY, human_amount
 from hodei.store import schema
 
 LOW_DISK_BYTES = 1 << 30
+# Less than this, and not even one commit fits beside what the file holds already.
+NO_DISK_BYTES = 64 << 10
 _SYNCHRONOUS = {0: "off", 1: "normal", 2: "full", 3: "extra"}
+
+
+def check_room(path: Path) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < NO_DISK_BYTES:
+        raise Unavailable(f"the disk of {path} is full", hint="free some disk space")
 
 
 def check(reader: sqlite3.Connection, writer: sqlite3.Connection | None, path: Path) -> list[tuple[str, bool, str]]:

@@ -224,6 +224,9 @@ class MemoryStore:
     def note(self, name: str) -> str:
         return self._memory.notes.get(name, "")
 
+    def check_room(self) -> None:
+        pass
+
     def check(self) -> list[tuple[str, bool, str]]:
         return [("store", True, "in memory: everything is forgotten when the server stops")]
 

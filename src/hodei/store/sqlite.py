@@ -160,6 +160,10 @@ class SqliteStore:
             row = db.execute("SELECT body FROM note WHERE name = ?", (name,)).fetchone()
             return "" if row is None else str(row[0])
 
+    def check_room(self) -> None:
+        with _errors_of(self.path):
+            health.check_room(self.path)
+
     def check(self) -> list[tuple[str, bool, str]]:
         try:
             with self._reading() as db:

@@ -20,7 +20,7 @@ from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.booking import Booking, Hold, Late, Wish
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event, SaveAudit
-from hodei.model.errors import Conflict, NotFound
+from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.estimate import Estimate
 from hodei.model.explanation import Explanation
 from hodei.model.facts import NodeMarked
@@ -151,6 +151,10 @@ class Subscription:
 
 @dataclass
 class FakeService:
+    async def check_ready(self) -> None:
+        if not self.ready:
+            raise Unavailable(self.not_ready_reason, hint="try again in a moment", code="NOT_READY")
+
     def highest_priority(self, role: str) -> int | None:
         return 750 if role == "user" else None
 

@@ -6,7 +6,6 @@ import msgspec
 
 from hodei import __version__
 from hodei.model.config import SchedulingConfig
-from hodei.model.errors import Unavailable
 from hodei.server.route import API, PUBLIC, READ, Call, Policy, Reply, Route
 from hodei.wire.render import iso
 from hodei.wire.schema import job_schema
@@ -53,8 +52,7 @@ async def livez(call: Call) -> Reply:
 
 
 async def readyz(call: Call) -> Reply:
-    if not call.service.ready:
-        raise Unavailable(call.service.not_ready_reason or "starting", hint="try again in a moment", code="NOT_READY")
+    await call.service.check_ready()
     return Reply(b"ok\n", media_type=_TEXT)
 
 
