@@ -206,3 +206,20 @@ def test_a_store_that_is_not_one_is_refused_and_left_alone(house: House) -> None
     assert "error: " in house.said()
     assert "next: " in house.said()
     assert (house.home / "hodei.db").read_bytes() == b"this is not a database" * 100
+
+
+def test_a_store_that_is_gone_is_a_question_and_a_fresh_start_works(house: House) -> None:
+    house.up()
+    house.ended(house.submit("true"))
+    assert house.stop() == 0
+    until(lambda: not house.agent() or os.kill(house.agent(), 15), "the agent has left")
+    for name in ("hodei.db", "hodei.db-wal", "hodei.db-shm"):
+        (house.home / name).unlink(missing_ok=True)
+    said = house.hodei("up", "-d")
+    assert said.code != 0
+    assert "is missing" in said.err
+    assert "--fresh" in said.err
+    assert not (house.home / "hodei.db").exists()
+    house.up("--fresh")
+    assert house.ended(house.submit("sh", "-c", "exit 7"))[0].job.exit_code == 7
+    assert list(house.home.glob("agent.before-*"))

@@ -30,19 +30,30 @@ _POLL_S = 0.05
 @click.option("--decision-log", metavar="NAME", help="Write every decision to this file in HOME, for `hodei replay`.")
 @click.option("--insecure", is_flag=True, help="Allow an address that others reach without TLS.")
 @click.option("--instant", is_flag=True, help="Jobs end at once without running anything: for trials and measuring.")
+@click.option(
+    "--fresh", is_flag=True, help="Start anew where the store of an earlier server is lost; what it left is set aside."
+)
 @click.option("-d", "--detach", is_flag=True, help="Go on in the background; the log is HOME/server.log.")
 @click.option(
     "--timeout", type=float, default=30, show_default=True, metavar="S", help="With -d: how long to wait for it."
 )
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
-def up(detach: bool, timeout: float, insecure: bool, instant: bool, more: tuple[str, ...], **given: str | None) -> None:
+def up(
+    detach: bool,
+    timeout: float,
+    insecure: bool,
+    instant: bool,
+    fresh: bool,
+    more: tuple[str, ...],
+    **given: str | None,
+) -> None:
     """Start a server with its scheduler, store and local agent: one command, one process tree, one directory."""
     if not all(find_spec(name) for name in ("starlette", "uvicorn", "numpy")):
         raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
     home = given.pop("home") or settings()["home"]
     args = [f"--home={home}"] if home else []
     args += [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
-    args += [f"--{name}" for name, wanted in (("insecure", insecure), ("instant", instant)) if wanted]
+    args += [f"--{name}" for name, wanted in (("insecure", insecure), ("instant", instant), ("fresh", fresh)) if wanted]
     if detach:
         _start_detached(home, [*args, *more], timeout)
     else:
@@ -169,9 +180,10 @@ def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None
     deadline = time.monotonic() + timeout_s
     while (missing := _not_ready(where, server.pid)) is not None:
         if server.poll() is not None:
+            said, next_step = _last_words(log_path, began)
             raise HodeiError(
-                f"the server ended at once (exit code {server.returncode}): {_last_words(log_path, began)}",
-                hint=f"see {log_path}", code="NOT_STARTED",
+                f"the server ended at once (exit code {server.returncode}): {said}",
+                hint=next_step or f"see {log_path}", code="NOT_STARTED",
             )  # fmt: skip
         if time.monotonic() > deadline:
             hint = missing.hint or f"it goes on starting as process {server.pid}; see {log_path}"
@@ -203,9 +215,11 @@ def _not_ready(where: Path, pid: int) -> HodeiError | None:
     return None
 
 
-def _last_words(log_path: Path, since: int) -> str:
+def _last_words(log_path: Path, since: int) -> tuple[str, str]:
+    """Why it ended, and what to do about it if it said so."""
     with open(log_path, "rb") as log:
         log.seek(since)
         lines = [line for line in log.read()[-4000:].decode(errors="replace").splitlines() if line.strip()]
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")] or lines
-    return said[-1].strip() if said else "it said nothing"
+    hints = [line.strip().removeprefix("next: ") for line in lines if line.strip().startswith("next: ")]
+    return said[-1].strip() if said else "it said nothing", hints[-1] if hints else ""

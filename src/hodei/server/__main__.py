@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import gc
 import json
 import logging
@@ -18,7 +17,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
@@ -28,6 +26,7 @@ from hodei.model.errors import Conflict, HodeiError, InvalidInput
 from hodei.runtime.service import Service
 from hodei.server.app import make_app
 from hodei.server.auth import open_tokens
+from hodei.server.home import ask_about_lost_store, only_one, settle_in
 from hodei.server.serving import Server, make_server, refuse_clear_text
 from hodei.wiring import load_config, make_service, read_config
 
@@ -58,6 +57,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--insecure", action="store_true", help="allow a non-loopback address without TLS")
     parser.add_argument("--decision-log", help="write every decision to this file in HOME, for `hodei replay`")
     parser.add_argument("--instant", action="store_true", help="a fake backend that finishes everything at once")
+    parser.add_argument("--fresh", action="store_true", help="start anew where the store of an earlier server is lost")
     parser.add_argument("--verbose", action="store_true")
     return parser
 
@@ -65,11 +65,14 @@ def _arguments() -> argparse.ArgumentParser:
 def _serve(given: argparse.Namespace) -> int:
     home: Path = given.home or Path(os.environ.get("HODEI_HOME") or "~/.hodei").expanduser()
     try:
-        _settle_in(home)
-        lock = _only_one(home)
+        settle_in(home)
+        lock = only_one(home)
+        aside = ask_about_lost_store(home, fresh=given.fresh)
     except OSError as error:
         hint = "name a directory that this user can write to: --home DIR"
         raise InvalidInput(f"{home} cannot be used as a home: {error.strerror}", hint=hint) from error
+    for path in aside:
+        log.warning("a fresh start: what an earlier server left is set aside in %s", path)
     config = _configured(given, home)
     refuse_clear_text(config.server.host, tls=bool(config.server.tls_cert), insecure=given.insecure)
     listener = _listen(config, asked=given.port is not None)
@@ -83,23 +86,6 @@ def _serve(given: argparse.Namespace) -> int:
     finally:
         listener.close()
         lock.close()
-
-
-def _settle_in(home: Path) -> None:
-    """A home is closed to others; a directory that holds other things as well keeps its mode (our files have theirs)."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if home.stat().st_mode & 0o077 and {path.name for path in home.iterdir()} <= {"config.toml", "server.log"}:
-        home.chmod(0o700)
-
-
-def _only_one(home: Path) -> TextIO:
-    lock = os.fdopen(os.open(home / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise Conflict(f"a server is running in {home} already", hint="hodei down, or choose another --home") from None
-    return lock
 
 
 def _configured(given: argparse.Namespace, home: Path) -> Config:
