@@ -29,7 +29,8 @@ Stream = Literal["stdout", "stderr"]
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Milliseconds since the epoch. Never goes back within one process."""
+        """Milliseconds since the epoch. Goes back within one process only if the machine's clock was set back by more
+        than some seconds."""
         ...
 
 
@@ -163,6 +164,15 @@ class Store(Protocol):
 
     def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
         """Forget up to `limit` ended jobs older than that, with their runs and events; their ids. Counts as a commit."""
+        ...
+
+    def prune_loose(self, *, before_ms: int, limit: int = 1000) -> int:
+        """Forget up to `limit` events of no job from before that time, and idempotency keys made more than a day before
+        it (so that a key lives for 24 hours at the very least); how many. Counts as a commit."""
+        ...
+
+    def shrink(self, limit: int) -> int:
+        """Give up to `limit` pieces of room that is not needed any more back to the system; how many."""
         ...
 
     def check_room(self) -> None:

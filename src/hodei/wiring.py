@@ -253,7 +253,12 @@ def check_scheduling(config: SchedulingConfig) -> None:
 
 
 def make_service(
-    home: Path, config: Config, *, instant: bool = False, reread: Callable[[], Config] = refuse_unreadable
+    home: Path,
+    config: Config,
+    *,
+    instant: bool = False,
+    trust_clock: bool = False,
+    reread: Callable[[], Config] = refuse_unreadable,
 ) -> Service:
     """A house in `home`: its store opened, its controller and backends made; `start` brings it to life. `reread` reads
     the configuration's file again."""
@@ -268,7 +273,7 @@ def make_service(
     retention_ms = parse_duration_ms(config.server.retention)
     audit_retention_ms = parse_duration_ms(config.server.audit_retention)
     log_cap_bytes = parse_quantity(config.server.log_cap)
-    clock = SystemClock()
+    clock = SystemClock(follows=True)
     store = SqliteStore(home / "hodei.db")
     opened = store.open()
     history = settle(store, config.scheduling, clock.now_ms(), make_controller)
@@ -309,6 +314,7 @@ def make_service(
         clock,
         retention_ms=retention_ms,
         audit_retention_ms=audit_retention_ms,
+        trust_clock=trust_clock,
         decision_log=decision_log,
         checks=lambda service: server_checks(service, store),
         scheduling=config.scheduling,
@@ -345,6 +351,9 @@ async def server_checks(service: Service, store: Store) -> list[Check]:
     out.append(
         Check("scheduler", level, f"last went round {behind} ms ago", "" if level == "ok" else "see the server's log")
     )
+    well, found = service.housekeeping.told()
+    fix = "" if well else "if the clock is right: hodei down; hodei up --trust-clock"
+    out.append(Check("retention", "ok" if well else "warning", found, fix))
     for name, error in service.backend_errors().items():
         fix = "see HOME/agent/agent.log" if error else ""
         out.append(Check(f"backend {name}", "problem" if error else "ok", error or "in reach", fix))

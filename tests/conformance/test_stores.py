@@ -58,6 +58,8 @@ def test_an_older_writer_is_shut_out_and_changes_nothing(place: Place):
         older.commit(new(2))
     with pytest.raises(StaleEpoch):
         older.prune(ended_before_ms=NOW_MS)
+    with pytest.raises(StaleEpoch):
+        older.prune_loose(before_ms=NOW_MS)
     newer.commit(new(3))
     assert all_pages(newer) == all_pages(older) == [3, 1]
 

@@ -20,6 +20,8 @@ from hodei.model.errors import Conflict, HodeiError, NotFound
 
 _THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 _POLL_S = 0.05
+# As in `hodei.server.logfile`, but smaller: there is room left for what the server says first.
+_LARGE_LOG_BYTES, _OLDER_LOGS = 15 << 20, 3
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -33,7 +35,13 @@ _POLL_S = 0.05
 @click.option(
     "--fresh", is_flag=True, help="Start anew where the store of an earlier server is lost; what it left is set aside."
 )
-@click.option("-d", "--detach", is_flag=True, help="Go on in the background; the log is HOME/server.log.")
+@click.option("--trust-clock", is_flag=True, help="The clock is right, however far it is ahead of the store's records.")
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Go on in the background; the log is HOME/server.log, with up to three older ones beside it.",
+)
 @click.option(
     "--timeout", type=float, default=30, show_default=True, metavar="S", help="With -d: how long to wait for it."
 )
@@ -44,6 +52,7 @@ def up(
     insecure: bool,
     instant: bool,
     fresh: bool,
+    trust_clock: bool,
     more: tuple[str, ...],
     **given: str | None,
 ) -> None:
@@ -53,7 +62,16 @@ def up(
     home = given.pop("home") or settings()["home"]
     args = [f"--home={home}"] if home else []
     args += [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
-    args += [f"--{name}" for name, wanted in (("insecure", insecure), ("instant", instant), ("fresh", fresh)) if wanted]
+    args += [
+        f"--{name}"
+        for name, wanted in (
+            ("insecure", insecure),
+            ("instant", instant),
+            ("fresh", fresh),
+            ("trust-clock", trust_clock),
+        )
+        if wanted
+    ]
     if detach:
         _start_detached(home, [*args, *more], timeout)
     else:
@@ -171,10 +189,11 @@ def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None
         return
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path = where / "server.log"
+    _set_aside(log_path)
     with open(log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
         began = log.tell()
         server = subprocess.Popen(
-            [sys.executable, "-m", "hodei.server", *args],
+            [sys.executable, "-m", "hodei.server", f"--log-file={log_path}", *args],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + timeout_s
@@ -197,6 +216,17 @@ def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None
         note(f"to talk to it: export HODEI_HOME={where}")
     note(f"this user's commands find its token in {where}/token; elsewhere set HODEI_SERVER and HODEI_TOKEN")
     note("try: hodei run -- echo hello        stop it: hodei down")
+
+
+def _set_aside(log_path: Path) -> None:
+    """A log that is large already is set aside now, so that what the server says first is at the end of this file."""
+    if not log_path.exists() or log_path.stat().st_size < _LARGE_LOG_BYTES:
+        return
+    for number in range(_OLDER_LOGS - 1, 0, -1):
+        older = log_path.with_name(f"{log_path.name}.{number}")
+        if older.exists():
+            older.replace(log_path.with_name(f"{log_path.name}.{number + 1}"))
+    log_path.replace(log_path.with_name(f"{log_path.name}.1"))
 
 
 def _not_ready(where: Path, pid: int) -> HodeiError | None:

@@ -71,10 +71,11 @@ class Lives:
             )
         if run.state == "placed" and fact.state not in ("placed", "lost") and fact.reason_code != START_FAILED:
             # Also when its end is the first that we hear of it: it has run.
-            run = self._world.change_run(run, to="running", started_ms=fact.at_ms)
+            began_ms = min(fact.at_ms, now_ms)  # the clock over there may be ahead of ours
+            run = self._world.change_run(run, to="running", started_ms=began_ms)
             job = self._world.jobs[run.job]
             if job.state == "scheduled":
-                self._world.change_job(job, now_ms, to="running", started_ms=fact.at_ms)
+                self._world.change_job(job, now_ms, to="running", started_ms=began_ms)
                 self._world.tell("job.started", now_ms, job=job.id, run=run.id, node=run.node)
         if fact.state in RUN_ENDED:
             # A run that was told to stop has stopped, whichever way it went (one that made it first has made it);
@@ -106,7 +107,7 @@ class Lives:
             run,
             to=state,
             stop_requested=mark,
-            finished_ms=fact.at_ms,
+            finished_ms=max(min(fact.at_ms, now_ms), run.started_ms or run.placed_ms),  # clocks differ and are set
             exit_code=fact.exit_code,
             reason_code="permanent" if fact.permanent else fact.reason_code,
             reason=fact.reason,

@@ -12,8 +12,10 @@ from msgspec import Struct
 
 from hodei.control.controller import Controller
 from hodei.control.resolving import Found, Name, asked, depends, resolved
+from hodei.control.stamps import not_ahead, run_not_ahead
 from hodei.model.data_place import Allowed
 from hodei.model.dependency import Standing
+from hodei.model.effects import Save, SaveJob, SaveRun
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobRestored
 from hodei.model.ids import JobId
@@ -91,9 +93,19 @@ class Depending:
             return ()
         return tuple((await self._read(self._look, [record])).values())
 
-    def restored(self) -> list[JobRestored]:
-        """All that the store remembers as not ended. Blocks."""
-        active: list[tuple[Job, tuple[Run, ...]]] = self._store.active()
+    def restored(self, now_ms: int) -> tuple[list[JobRestored], list[Save]]:
+        """All that the store remembers as not ended, and what is to be written because its times were ahead. Blocks."""
+        active: list[tuple[Job, tuple[Run, ...]]] = []
+        saves: list[Save] = []
+        for job, runs in self._store.active():
+            kept, kept_runs = not_ahead(job, now_ms), tuple([run_not_ahead(run, now_ms) for run in runs])
+            if kept is not job:
+                saves.append(SaveJob(kept))
+            saves += [SaveRun(new) for new, old in zip(kept_runs, runs, strict=True) if new is not old]
+            active.append((kept, kept_runs))
+        return self._facts(active), saves
+
+    def _facts(self, active: list[tuple[Job, tuple[Run, ...]]]) -> list[JobRestored]:
         waiting = [job for job, _ in active if job.spec.after.of and not (job.queued_ms or job.attempt)]
         if not waiting:
             return [JobRestored(job, runs) for job, runs in active]

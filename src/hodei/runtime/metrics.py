@@ -73,6 +73,12 @@ class Metrics:
         )
         self.allocated = Gauge("hodei_allocation_ratio", "Share of all capacity in use", ["resource"], registry=r)
         self.stuck = Gauge("hodei_fragmentation_ratio", "Share of free cpu on nodes that are nearly full", registry=r)
+        self.pruned = Counter(
+            "hodei_pruned", "Records forgotten because they are old: jobs, loose, audit", ["what"], registry=r
+        )
+        self.retention_held = Gauge(
+            "hodei_retention_held", "1 while the clock is not believed and so forgets nothing", registry=r
+        )
         self.beat = Gauge("hodei_last_step_timestamp_seconds", "When the scheduler last went round", registry=r)
 
     def stepped(self, step: Step, seconds: float, commit_seconds: float) -> None:

@@ -50,15 +50,16 @@ from hodei.model.node import Node
 from hodei.model.resources import Resources
 from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
-from hodei.runtime.audit import forget_old
 from hodei.runtime.calendar import Calendar
 from hodei.runtime.caller import CALLER
+from hodei.runtime.clock import steady_ms
 from hodei.runtime.configuring import Configuring
 from hodei.runtime.data_watch import DataWatch
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.depending import Depending
 from hodei.runtime.fleet import Fleet, FleetPlan
 from hodei.runtime.foresight import Foresight
+from hodei.runtime.housekeeping import Housekeeping
 from hodei.runtime.hub import Hub, Subscription
 from hodei.runtime.loop import Loop, held
 from hodei.runtime.metrics import Metrics
@@ -67,7 +68,6 @@ from hodei.runtime.pulse import HealthPolicy
 log = logging.getLogger("hodei.service")
 T = TypeVar("T")
 _RESTORE_BATCH = 1000
-_PRUNE_EVERY_S = 60.0
 # So many ended jobs are looked at when a server that learns from them starts.
 _HISTORY = 5000
 
@@ -103,6 +103,8 @@ class Service:
         *,
         retention_ms: int = 0,
         audit_retention_ms: int = 0,
+        trust_clock: bool = False,
+        steady_ms: Callable[[], int] = steady_ms,
         decision_log: DecisionLog | None = None,
         checks: Callable[[Service], Awaitable[list[Any]]] | None = None,
         scheduling: SchedulingConfig | None = None,
@@ -120,8 +122,6 @@ class Service:
         self.prometheus = Metrics()
         self.hub = Hub()
         self._last_job = opened.last_job
-        self._retention_ms = retention_ms
-        self._audit_retention_ms = audit_retention_ms
         self._checks = checks
         self._decision_log = decision_log
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="reader")
@@ -135,6 +135,10 @@ class Service:
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
         self.calendar = Calendar(self)
+        self.housekeeping = Housekeeping(
+            self, retention_ms=retention_ms, audit_retention_ms=audit_retention_ms, trust_clock=trust_clock,
+            steady_ms=steady_ms,
+        )  # fmt: skip
         self.fleet = Fleet(self, backends, health or HealthPolicy(), fleet)
         self.foresight.begins = self.fleet.begins
 
@@ -145,22 +149,25 @@ class Service:
         facts: list[Fact] = [MarksRestored(marks) for marks in await self.read(self.store.marks)]
         if self.controller.estimator.learns:
             facts.append(HistoryRestored(await self.read(self._history)))
-        facts += await self.read(self.depending.restored)
+        restored, saves = await self.read(self.depending.restored, self.clock.now_ms())
+        if saves:
+            log.warning("%d jobs and runs have times ahead of the clock, and are brought back to now", len(saves))
+        facts += restored
         # After the runs: a window that has closed meanwhile may mean something to them.
         if self.controller.accounts.sharing is not None:
             facts.append(UsageRestored(tuple(await self.read(self.store.usage))))
         facts += [BookingMade(booking, restored=True) for booking in await self.read(self.store.bookings)]
         self._spawn(self.loop.run())
+        if saves:
+            await self.loop.committed((), saves)
         for first in range(0, len(facts), _RESTORE_BATCH):
             await self.loop.committed(facts[first : first + _RESTORE_BATCH])
         self.fleet.start()
-        if self._retention_ms:
-            self._spawn(self._prune())
+        if self.housekeeping.needed:
+            self._spawn(self.housekeeping.run())
         if self.depending.allowed:
             waits = self.controller.dependencies
             self._spawn(DataWatch(lambda: waits.data, self.loop.tell, self.depending.allowed).run())
-        if self._audit_retention_ms:
-            self._spawn(forget_old(self, self._audit_retention_ms))
         await self.calendar.load()
         self._spawn(self.calendar.run())
         if self.foresight.enabled:
@@ -253,16 +260,6 @@ class Service:
     async def read(self, call: Callable[..., T], *args: Any, **named: Any) -> T:
         """A blocking read of the store, from a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(call, *args, **named))
-
-    async def _prune(self) -> None:
-        """Retention: forget what ended long ago, a little at a time."""
-        while True:
-            before = self.clock.now_ms() - self._retention_ms
-            try:
-                await self.loop.write(partial(self.store.prune, ended_before_ms=before))
-            except Unavailable as error:
-                log.warning("retention could not run: %s", error)
-            await asyncio.sleep(_PRUNE_EVERY_S)
 
     async def record(self, save: Save) -> None:
         """One row of its own, durable when it returns."""

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -27,18 +28,26 @@ from hodei.runtime.service import Service
 from hodei.server.app import make_app
 from hodei.server.auth import open_tokens
 from hodei.server.home import ask_about_lost_store, only_one, settle_in
+from hodei.server.logfile import LogFile
 from hodei.server.serving import Server, make_server, refuse_clear_text
 from hodei.wiring import load_config, make_service, read_config
 
 log = logging.getLogger("hodei.server")
 _READY_TIMEOUT_S = 30.0
 _AGAIN_S = 1.0
+# Not an exit code: the process goes on as a new server.
+_BEGIN_ANEW = -1
 
 
 def main(args: list[str] | None = None) -> int:
     given = _arguments().parse_args(args)
+    try:
+        handler = LogFile(given.log_file) if given.log_file else logging.StreamHandler(sys.stderr)
+    except OSError as error:
+        print(f"error: cannot write the log {given.log_file}: {error.strerror}", file=sys.stderr)
+        return 1
     logging.basicConfig(
-        level=logging.DEBUG if given.verbose else logging.INFO, stream=sys.stderr,
+        level=logging.DEBUG if given.verbose else logging.INFO, handlers=[handler],
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )  # fmt: skip
     try:
@@ -58,6 +67,10 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--decision-log", help="write every decision to this file in HOME, for `hodei replay`")
     parser.add_argument("--instant", action="store_true", help="a fake backend that finishes everything at once")
     parser.add_argument("--fresh", action="store_true", help="start anew where the store of an earlier server is lost")
+    parser.add_argument(
+        "--trust-clock", action="store_true", help="the clock is right, however far it is ahead of the store's records"
+    )
+    parser.add_argument("--log-file", type=Path, help="write the log to this file, which is set aside when it is large")
     parser.add_argument("--verbose", action="store_true")
     return parser
 
@@ -76,16 +89,31 @@ def _serve(given: argparse.Namespace) -> int:
     config = _configured(given, home)
     refuse_clear_text(config.server.host, tls=bool(config.server.tls_cert), insecure=given.insecure)
     listener = _listen(config, asked=given.port is not None)
+    port: int = listener.getsockname()[1]
     try:
         # Lists of jobs are long-lived; the collector need not walk what was loaded at start-up again and again.
         gc.set_threshold(50_000, 20, 50)
         sys.setswitchinterval(0.001)  # the store's writer thread should not wait long for its turn
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             reread = lambda: _over(given, read_config(_config_path(given, home)))  # noqa: E731
-            return runner.run(_live(home, config, listener, reread, instant=given.instant, insecure=given.insecure))
+            code = runner.run(_live(home, config, listener, reread, given))
     finally:
         listener.close()
         lock.close()
+    if code == _BEGIN_ANEW:
+        _begin_anew(given, port)
+    return code
+
+
+def _begin_anew(given: argparse.Namespace, port: int) -> NoReturn:
+    """The same program with the same settings in the same process, as after a restart; runs go on meanwhile."""
+    options = {"home": given.home, "config": given.config, "host": given.host, "decision-log": given.decision_log,
+               "log-file": given.log_file}  # fmt: skip
+    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    words += [f"--{name}" for name in ("insecure", "instant", "verbose") if getattr(given, name)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "hodei.server", f"--port={port}", *words])
 
 
 def _configured(given: argparse.Namespace, home: Path) -> Config:
@@ -135,12 +163,10 @@ async def _live(
     config: Config,
     listener: socket.socket,
     reread: Callable[[], Config],
-    *,
-    instant: bool,
-    insecure: bool,
+    given: argparse.Namespace,
 ) -> int:
     tokens, first_time = open_tokens(home)
-    service = make_service(home, config, instant=instant, reread=reread)
+    service = make_service(home, config, instant=given.instant, trust_clock=given.trust_clock, reread=reread)
     scheme = "https" if config.server.tls_cert else "http"
     host, port = listener.getsockname()[:2]
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -151,24 +177,32 @@ async def _live(
         port=port,
         certificate=config.server.tls_cert,
         key=config.server.tls_key,
-        insecure=insecure,
+        insecure=given.insecure,
     )
     await service.start()
     announced = asyncio.create_task(_announce(service, home, address, first_time))
     ended = asyncio.create_task(_until_fatal(service, server))
-    _stop_on_signals(service, server)
+    set_back = asyncio.create_task(_until_set_back(service, server))
+    told_to_stop = _stop_on_signals(service, server)
     try:
         await server.serve(sockets=[listener])
     finally:
-        for task in (announced, ended):
+        begin_anew = set_back.done() and not told_to_stop.is_set()
+        for task in (announced, ended, set_back):
             task.cancel()
         (home / "server.json").unlink(missing_ok=True)
         await service.stop()
-    return 1 if service.loop.fatal is not None else 0
+    if service.loop.fatal is not None:
+        return 1
+    return _BEGIN_ANEW if begin_anew else 0
 
 
-def _stop_on_signals(service: Service, server: Server) -> None:
+def _stop_on_signals(service: Service, server: Server) -> asyncio.Event:
+    """The event is set by the first of them."""
+    told = asyncio.Event()
+
     def stop() -> None:
+        told.set()
         service.hurry()
         server.should_exit = True
 
@@ -176,6 +210,7 @@ def _stop_on_signals(service: Service, server: Server) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, lambda: _keep(loop.create_task(_reload(service))))
+    return told
 
 
 _tasks: set[asyncio.Task[None]] = set()
@@ -201,6 +236,16 @@ async def _reload(service: Service) -> None:
 
 async def _until_fatal(service: Service, server: Server) -> None:
     await service.ended()
+    server.should_exit = True
+
+
+async def _until_set_back(service: Service, server: Server) -> None:
+    """What was reckoned with times that are ahead now (pauses, promises, shares) is worked out anew from the store."""
+    while not getattr(service.clock, "set_back_ms", 0):
+        await asyncio.sleep(_AGAIN_S)
+        service.clock.now_ms()
+    log.warning("the server begins anew because the clock was set back; jobs go on")
+    service.hurry()
     server.should_exit = True
 
 

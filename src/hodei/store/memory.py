@@ -112,7 +112,6 @@ class MemoryStore:
             memory.last_event = max(memory.last_event, batch.last_event)
 
     def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
-        """Events of no job and keys go as in `writing.prune`."""
         memory = self._memory
         with memory.lock:
             self._fence()
@@ -125,15 +124,26 @@ class MemoryStore:
                 memory.runs.pop(job.id, None)
                 memory.awaits.pop(job.id, None)
                 forgotten.update(event.seq for event in memory.events_of.pop(job.id, ()))
-            of_no_job = memory.events_of.get(0, [])
-            aged = [event for event in of_no_job[:limit] if event.at_ms < ended_before_ms]
-            forgotten.update(event.seq for event in aged)
-            memory.events_of[0] = [event for event in of_no_job if event.seq not in forgotten]
             memory.events = [event for event in memory.events if event.seq not in forgotten]
             memory.ids = [id for id in memory.ids if id in memory.jobs]
-            for key in [key for key in list(memory.keys.values())[:limit] if key.at_ms < ended_before_ms - _DAY_MS]:
-                del memory.keys[key.key]
             return [job.id for job in gone]
+
+    def prune_loose(self, *, before_ms: int, limit: int = 1000) -> int:
+        memory = self._memory
+        with memory.lock:
+            self._fence()
+            of_no_job = memory.events_of.get(0, [])
+            aged = {event.seq for event in of_no_job[:limit] if event.at_ms < before_ms}
+            memory.events_of[0] = [event for event in of_no_job if event.seq not in aged]
+            memory.events = [event for event in memory.events if event.seq not in aged]
+            first = list(memory.keys.values())[: limit - len(aged)]
+            keys = [key.key for key in first if key.at_ms < before_ms - _DAY_MS]
+            for key in keys:
+                del memory.keys[key]
+            return len(aged) + len(keys)
+
+    def shrink(self, limit: int) -> int:
+        return 0
 
     def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
         memory = self._memory

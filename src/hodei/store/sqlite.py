@@ -25,7 +25,7 @@ from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
 from hodei.model.usage import UsageRow
 from hodei.ports import JobPage, JobQuery, Opened
-from hodei.store import audits, health, queries, rows, schema, usages, writing
+from hodei.store import audits, health, queries, room, rows, schema, usages, writing
 from hodei.store.batch import sort_saves
 
 _BUSY_MS = 10_000
@@ -85,6 +85,14 @@ class SqliteStore:
     def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
         with self._writing, _errors_of(self.path), self._fenced() as db:
             return writing.prune(db, ended_before_ms, limit)
+
+    def prune_loose(self, *, before_ms: int, limit: int = 1000) -> int:
+        with self._writing, _errors_of(self.path), self._fenced() as db:
+            return writing.prune_loose(db, before_ms, limit)
+
+    def shrink(self, limit: int) -> int:
+        with self._writing, _errors_of(self.path):
+            return 0 if self._writer is None else room.shrink(self._writer, limit)
 
     def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
         with self._reading() as db:
@@ -196,6 +204,7 @@ class SqliteStore:
         db = self._connect("rw")
         try:
             schema.version_of(db)  # refuses what is not ours before the first change
+            room.prepare(db, self.path)
             if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise Unavailable(
                     f"{self.path} cannot be written ahead (WAL)",

@@ -80,25 +80,30 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
 
 
 def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobId]:
-    """See `Store.prune`. Forgets beside the jobs, up to `limit` each: events of no job from before that time, and
-    idempotency keys made more than a day before it (so a key lives for 24 hours at the very least)."""
+    """See `Store.prune`."""
     found = db.execute(TO_PRUNE, (ended_before_ms, limit)).fetchone()[0]
     gone = [(job, state) for job, state in rows.rows_in(found)]
     ids = rows.json_text([job for job, _ in gone])
     for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job"), ("awaits", "awaited")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (ids,))  # noqa: S608 (constants)
     _count(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
-    # Both in order of time, so looking at the first few is enough.
-    db.execute(
+    return [job for job, _ in gone]
+
+
+def prune_loose(db: sqlite3.Connection, before_ms: int, limit: int) -> int:
+    """See `Store.prune_loose`. Both come in order of time, so looking at the first few is enough."""
+    events = db.execute(
         """DELETE FROM event WHERE seq IN (SELECT seq FROM
             (SELECT seq, at_ms FROM event WHERE job = 0 ORDER BY seq LIMIT ?) WHERE at_ms < ?)""",
-        (limit, ended_before_ms),
-    )
-    db.execute(
+        (limit, before_ms),
+    ).rowcount
+    if events >= limit:
+        return events
+    keys = db.execute(
         "DELETE FROM key WHERE rowid IN (SELECT rowid FROM key ORDER BY rowid LIMIT ?) AND at_ms < ?",
-        (limit, ended_before_ms - _DAY_MS),
-    )
-    return [job for job, _ in gone]
+        (limit - events, before_ms - _DAY_MS),
+    ).rowcount
+    return events + keys
 
 
 def _states_before(db: sqlite3.Connection, jobs: dict[JobId, Any]) -> Counter[str]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from builders import a_job, a_record
+from builders import NOW_MS, a_job, a_record
 from hodei.model.effects import SaveJob
 from hodei.model.errors import InvalidInput, Unavailable
 from hodei.model.selector import parse_selector
 from hodei.ports import JobQuery
-from hodei.store import SqliteStore, health, queries, sqlite
+from hodei.store import SqliteStore, health, queries, schema, sqlite
 
 
 @pytest.fixture
@@ -177,3 +177,55 @@ def test_batches_of_every_size_are_written_whole(store: SqliteStore, count: int)
     store.commit([SaveJob(a_job(id, state="held", version=id)) for id in ids])
     assert [(job.id, job.state, job.version) for job, _ in store.active()] == [(id, "held", id) for id in ids]
     assert [event.job for event in store.events(limit=5000)] == list(ids)
+
+
+# --------------------------------------------------------------------------------------------- room
+
+
+def _filled_and_pruned(store: SqliteStore) -> None:
+    old = NOW_MS - 1000
+    for first in range(1, 12_001, 2000):
+        jobs = [
+            a_job(id, state="succeeded", changed_ms=old, annotations={"n": "x" * 1000})
+            for id in range(first, first + 2000)
+        ]
+        store.commit([SaveJob(job, new=True) for job in jobs])
+    while store.prune(ended_before_ms=NOW_MS):
+        pass
+
+
+def _shrink(store: SqliteStore) -> int:
+    done = 0
+    while some := store.shrink(500):
+        assert some <= 500
+        done += some
+    return done
+
+
+def test_room_that_pruned_jobs_leave_is_given_back_in_bites(tmp_path: Path):
+    store = SqliteStore(tmp_path / "hodei.db")
+    store.open()
+    _filled_and_pruned(store)
+    assert _shrink(store) > 1000
+    store.commit([SaveJob(a_job(20_000), new=True)])
+    store.close()
+    assert (tmp_path / "hodei.db").stat().st_size < 6 << 20
+    again = SqliteStore(tmp_path / "hodei.db")
+    again.open()
+    assert again.job(20_000) == a_job(20_000)
+    assert ("store integrity", True, "ok") in again.check()
+    again.close()
+
+
+def test_a_small_file_of_an_older_version_learns_to_shrink_when_it_is_opened(tmp_path: Path):
+    path = tmp_path / "hodei.db"
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    schema.migrate(db, upto=1)
+    assert db.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+    db.close()
+    store = SqliteStore(path)
+    store.open()
+    _filled_and_pruned(store)
+    assert _shrink(store) > 1000
+    store.close()

@@ -1,0 +1,107 @@
+"""The clock of a real server is set ahead and back: nothing is erased, runs go on, and times are right afterwards.
+
+The clock is set for the server and its agent alone, by a module that Python loads first; the machine's own is not touched.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from real.house import House, until
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+_YEAR_S = 365 * 86_400
+_SHIFT = """
+import time
+_time_ns = time.time_ns
+
+def _offset_ns():
+    try:
+        with open({path!r}) as file:
+            return int(file.read() or 0) * 1_000_000_000
+    except OSError:
+        return 0
+
+time.time_ns = lambda: _time_ns() + _offset_ns()
+time.time = lambda: time.time_ns() / 1e9
+"""
+
+
+class SetClock:
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        self._offset = directory / "offset"
+        (directory / "sitecustomize.py").write_text(_SHIFT.format(path=str(self._offset)))
+        self.env = {"PYTHONPATH": str(directory)}
+
+    def set(self, seconds: int) -> None:
+        part = self._offset.with_suffix(".part")
+        part.write_text(str(seconds))
+        part.replace(self._offset)
+
+
+def _ahead_s(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp() - time.time()
+
+
+def test_a_clock_that_is_set_ahead_and_back_erases_nothing_and_times_are_right_again(
+    house: House, tmp_path: Path
+) -> None:
+    clock = SetClock(tmp_path / "clock")
+    house.configure('[[nodes]]\nname = "small"\ncpu = 1\nmemory = "1Gi"\n').up(env=clock.env)
+    old = house.submit("sh", "-c", "exit 3")
+    house.ended(old)
+    running = house.submit("sleep", "60")
+    house.until_state(running, "running")
+    clock.set(_YEAR_S)
+    ahead = house.submit("sleep", "60", cpu=1)  # waits: the other one has a part of it
+    assert _ahead_s(house.job(ahead).job.submitted_at) > _YEAR_S / 2
+    clock.set(0)
+    until(lambda: "begins anew" in house.said(), "the server notices")
+    until(lambda: house.said().count("is up at") == 2, "it is up again")
+    assert house.server is not None
+    assert house.server.poll() is None
+    now = house.submit("true")
+    assert house.ended(now)[0].job.state == "succeeded"
+    for job in (now, ahead, running):
+        detail = house.job(job)
+        assert abs(_ahead_s(detail.job.submitted_at)) < 3600
+        for run in detail.runs:
+            if run.finished_at:
+                assert run.finished_at >= run.started_at
+    assert house.job(old).job.exit_code == 3
+    assert house.state(running) == "running"
+    assert house.state(ahead) == "pending"
+    house.ok("cancel", str(running))
+    house.ended(running)
+
+
+def test_a_wrong_clock_at_the_start_holds_retention_and_says_so(house: House, tmp_path: Path) -> None:
+    clock = SetClock(tmp_path / "clock")
+    house.configure('[server]\nretention = "30d"\naudit_retention = "30d"\n')
+    house.up(env=clock.env)
+    old = house.submit("sh", "-c", "exit 3")
+    house.ended(old)
+    assert house.stop() == 0
+    clock.set(_YEAR_S)
+    for _ in range(2):  # a restart confirms nothing
+        house.up(env=clock.env)
+        found = until(
+            lambda: next(
+                (c for c in house.ok("doctor", "-o", "json").json if c["name"] == "retention" and c["fix"]), None
+            ),
+            "doctor says that retention is held",
+        )
+        assert found["level"] == "warning"
+        assert "--trust-clock" in found["fix"]
+        assert b"hodei_retention_held 1.0" in house.request("GET", "/metrics").body
+        assert house.job(old).job.exit_code == 3
+        assert house.ok("audit", "-o", "json").json
+        assert house.stop() == 0
+    house.up("--trust-clock", env=clock.env)
+    until(lambda: not house.rows("SELECT 1 FROM job WHERE id = ?", old), "the operator is believed")

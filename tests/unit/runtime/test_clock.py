@@ -1,0 +1,264 @@
+"""Clocks that are set: times follow the wall, no duration is negative, and a wrong clock erases nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from builders import NOW_MS, a_job, a_job_spec, a_run
+from hodei.control.stamps import not_ahead, run_not_ahead
+from hodei.model.audit import AuditEntry, AuditQuery
+from hodei.model.effects import SaveAudit, SaveJob, SaveRun
+from hodei.model.facts import RunObserved
+from hodei.ports import JobQuery
+from hodei.runtime.clock import SMALL_STEP_MS, SystemClock
+from hodei.runtime.credible import Credible, Kept
+from hodei.store.memory import MemoryStore
+from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+YEAR_MS = 365 * DAY_MS
+
+
+class Wall:
+    """A clock on the wall that is set by hand."""
+
+    def __init__(self) -> None:
+        self.ms = NOW_MS
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+# --------------------------------------------------------------------------------------------- the clock
+
+
+def test_a_small_step_back_is_waited_out():
+    wall = Wall()
+    clock = SystemClock(follows=True, wall_ms=wall)
+    assert clock.now_ms() == NOW_MS
+    wall.ms -= SMALL_STEP_MS
+    assert clock.now_ms() == NOW_MS
+    wall.ms += SMALL_STEP_MS + 1
+    assert clock.now_ms() == NOW_MS + 1
+    assert clock.set_back_ms == 0
+
+
+def test_after_a_jump_ahead_and_back_times_follow_the_wall_again():
+    wall = Wall()
+    clock = SystemClock(follows=True, wall_ms=wall)
+    wall.ms += YEAR_MS
+    assert clock.now_ms() == NOW_MS + YEAR_MS
+    wall.ms -= YEAR_MS - 5
+    assert clock.now_ms() == NOW_MS + 5
+    assert clock.set_back_ms == YEAR_MS - 5
+    wall.ms += 10
+    assert clock.now_ms() == NOW_MS + 15
+
+
+def test_what_was_submitted_under_a_wrong_clock_is_brought_back_to_now():
+    ahead = NOW_MS + YEAR_MS
+    job = a_job(
+        1, state="pending", submitted_ms=ahead, changed_ms=ahead + 5, queued_ms=ahead, not_before_ms=ahead + 2005
+    )
+    found = not_ahead(job, NOW_MS)
+    assert (found.submitted_ms, found.queued_ms, found.changed_ms) == (NOW_MS, NOW_MS, NOW_MS)
+    assert found.not_before_ms == NOW_MS + 2000
+    run = run_not_ahead(a_run(1, state="running", placed_ms=ahead, started_ms=ahead + 1), NOW_MS)
+    assert (run.placed_ms, run.started_ms) == (NOW_MS, NOW_MS)
+
+
+def test_what_is_not_ahead_stays_as_it_is():
+    job = a_job(1, state="pending", submitted_ms=NOW_MS - 9, changed_ms=NOW_MS, not_before_ms=NOW_MS + HOUR_MS)
+    assert not_ahead(job, NOW_MS) is job
+    run = a_run(1)
+    assert run_not_ahead(run, NOW_MS) is run
+
+
+def test_a_server_that_comes_up_after_the_clock_was_set_back_has_its_jobs_in_the_present():
+    """Order by number, pauses as long as they were meant, durations that are not negative; and it is stored so."""
+
+    async def main():
+        ahead, store = NOW_MS + YEAR_MS, TalkingStore()
+        store.open()
+        waits = a_job(1, state="pending", submitted_ms=ahead, changed_ms=ahead, queued_ms=ahead)
+        runs = a_job(
+            2, state="running", submitted_ms=ahead, changed_ms=ahead, started_ms=ahead, attempt=1, first_attempt=1
+        )
+        run = a_run(2, backend="obedient", state="running", placed_ms=ahead, started_ms=ahead)
+        store.commit([SaveJob(waits, new=True), SaveJob(runs, new=True), SaveRun(run, new=True)])
+        backend = ObedientBackend()
+        backend.remembers = {run.id: RunObserved(run.id, "running", ahead)}
+        clock = StillClock()
+        async with alive(a_service(store, backend, clock=clock)) as service:
+            assert store.job(1).submitted_ms == store.job(2).started_ms == store.run(run.id).started_ms == NOW_MS
+            later = await service.submit([a_job_spec("later")])
+            assert store.job(later.ids[0]).submitted_ms >= store.job(1).submitted_ms
+            clock.ms += 5
+            backend.say(RunObserved(run.id, "succeeded", clock.ms, 0))
+            await until(lambda: store.job(2).state == "succeeded")
+            assert store.job(2).finished_ms >= store.job(2).started_ms
+            assert store.run(run.id).finished_ms >= store.run(run.id).started_ms
+
+    asyncio.run(main())
+
+
+def test_an_end_that_is_told_with_an_earlier_time_than_the_beginning_gives_no_negative_duration():
+    async def main():
+        store, backend = TalkingStore(), ObedientBackend()
+        async with alive(a_service(store, backend)) as service:
+            await service.submit([a_job_spec("one")])
+            backend.say(RunObserved("1.0.1", "running", NOW_MS + HOUR_MS))
+            await until(lambda: store.job(1).state == "running")
+            backend.say(RunObserved("1.0.1", "succeeded", NOW_MS - HOUR_MS, 0))
+            await until(lambda: store.job(1).state == "succeeded")
+            run = store.run("1.0.1")
+            assert run.started_ms <= NOW_MS
+            assert run.finished_ms >= run.started_ms
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------------------------------- credibility
+
+
+def a_judge(kept: Kept | None = None, steady_ms: int = 0) -> Credible:
+    return Credible(kept or Kept(NOW_MS), steady_ms, bound_ms=DAY_MS, hold_ms=DAY_MS)
+
+
+def test_a_clock_that_goes_on_as_time_passes_is_believed():
+    judge = a_judge()
+    for hours in range(0, 24 * 60, 7):
+        assert judge.look(NOW_MS + hours * HOUR_MS, hours * HOUR_MS) == NOW_MS + hours * HOUR_MS
+    assert not judge.in_doubt
+
+
+def test_a_jump_ahead_is_believed_only_after_it_has_lasted():
+    judge = a_judge()
+    assert judge.look(NOW_MS + YEAR_MS, 1000) == NOW_MS + 1000
+    assert judge.in_doubt
+    assert judge.look(NOW_MS + YEAR_MS + 12 * HOUR_MS, 1000 + 12 * HOUR_MS) == NOW_MS + 1000 + 12 * HOUR_MS
+    assert judge.left_ms == 12 * HOUR_MS
+    assert judge.look(NOW_MS + YEAR_MS + DAY_MS, 1000 + DAY_MS) == NOW_MS + YEAR_MS + DAY_MS
+    assert not judge.in_doubt
+
+
+def test_a_clock_that_is_put_right_again_is_believed_at_once():
+    judge = a_judge()
+    judge.look(NOW_MS + YEAR_MS, 1000)
+    assert judge.look(NOW_MS + 2000, 2000) == NOW_MS + 2000
+    assert not judge.in_doubt
+    assert judge.look(NOW_MS - YEAR_MS, 3000) == NOW_MS - YEAR_MS  # nothing is forgotten too early by that
+
+
+def test_a_restart_is_no_confirmation():
+    judge = a_judge()
+    judge.look(NOW_MS + YEAR_MS, 1000)
+    for _ in range(20):  # a new process with the same wrong clock each time; its steady clock may begin anew
+        judge = a_judge(msgspec.json.decode(msgspec.json.encode(judge.kept), type=Kept))
+        judge.look(NOW_MS + YEAR_MS + 60_000, 0)
+        believed = judge.look(NOW_MS + YEAR_MS + 120_000, 60_000)
+        assert judge.in_doubt
+        assert believed < NOW_MS + DAY_MS
+
+
+# ---------------------------------------------------------------------------------------------- retention
+
+
+def a_house(store, clock, steady, **options):
+    return a_service(
+        store, ObedientBackend(), clock=clock, retention_ms=30 * DAY_MS, audit_retention_ms=90 * DAY_MS,
+        steady_ms=lambda: steady.ms, **options,
+    )  # fmt: skip
+
+
+def history(store) -> None:
+    at_ms = NOW_MS - 2 * DAY_MS
+    store.open()
+    job = a_job(1, state="succeeded", submitted_ms=at_ms, changed_ms=at_ms, finished_ms=at_ms)
+    store.commit([SaveJob(job, new=True), SaveAudit(AuditEntry(at_ms, "ada", "user", "jobs.submit"))])
+
+
+@pytest.mark.parametrize("when", ["while it runs", "while it is off"])
+def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audit(when):
+    async def main():
+        store, clock, steady = MemoryStore(), StillClock(), StillClock()
+        history(store)
+        if when == "while it is off":
+            async with alive(a_house(store, clock, steady)) as service:
+                await service.housekeeping.once()
+            store, clock.ms = MemoryStore(of=store), clock.ms + YEAR_MS
+        async with alive(a_house(store, clock, steady)) as service:
+            await service.housekeeping.once()
+            clock.ms += YEAR_MS
+            for _ in range(10):
+                steady.ms += 60_000
+                clock.ms += 60_000
+                await service.housekeeping.once()
+            assert store.job(1) is not None
+            assert len(store.audit(AuditQuery())) == 1
+            well, text = service.housekeeping.told()
+            assert not well
+            assert "ahead of what was expected" in text
+            assert b"hodei_retention_held 1.0" in service.metrics()
+            # A restart confirms nothing.
+        store = MemoryStore(of=store)
+        async with alive(a_house(store, clock, steady)) as service:
+            await service.housekeeping.once()
+            assert store.job(1) is not None
+            assert not service.housekeeping.told()[0]
+            # It goes on when that time has really passed.
+            clock.ms += DAY_MS
+            steady.ms += DAY_MS
+            await service.housekeeping.once()
+            assert store.job(1) is None
+            assert store.audit(AuditQuery()) == []
+            assert service.housekeeping.told()[0]
+
+    asyncio.run(main())
+
+
+def test_an_operator_who_says_that_the_clock_is_right_is_believed():
+    async def main():
+        store, clock, steady = MemoryStore(), StillClock(), StillClock()
+        history(store)
+        async with alive(a_house(store, clock, steady)) as service:
+            await service.housekeeping.once()
+        store, clock.ms = MemoryStore(of=store), clock.ms + YEAR_MS
+        async with alive(a_house(store, clock, steady, trust_clock=True)) as service:
+            await service.housekeeping.once()
+            assert store.job(1) is None
+
+    asyncio.run(main())
+
+
+def test_a_store_of_an_older_version_is_judged_by_its_newest_job():
+    async def main():
+        store, clock, steady = MemoryStore(), StillClock(), StillClock()
+        history(store)
+        clock.ms += YEAR_MS
+        async with alive(a_house(store, clock, steady)) as service:
+            await service.housekeeping.once()
+            assert store.job(1) is not None
+            assert not service.housekeeping.told()[0]
+
+    asyncio.run(main())
+
+
+def test_all_that_is_due_goes_in_one_round_however_much_it_is():
+    async def main():
+        store, clock, steady = MemoryStore(), StillClock(), StillClock()
+        store.open()
+        old = NOW_MS - 40 * DAY_MS
+        job = a_job(1, state="succeeded", submitted_ms=old, changed_ms=old, finished_ms=old)
+        store.commit([SaveJob(structs.replace(job, id=id), new=True) for id in range(1, 3001)])
+        store.commit([SaveJob(a_job(3001, state="succeeded", changed_ms=NOW_MS), new=True)])
+        async with alive(a_house(store, clock, steady)) as service:
+            await service.housekeeping.once()
+            assert [job.id for job in store.jobs(JobQuery()).jobs] == [3001]
+
+    asyncio.run(main())
