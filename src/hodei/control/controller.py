@@ -6,7 +6,7 @@ on a fact: what no longer applies (a late observation, a second cancel) changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -27,7 +27,7 @@ from hodei.control.moving import Moving
 from hodei.control.overrunning import Overrunning, Windows
 from hodei.control.places import Places
 from hodei.control.placing import bind
-from hodei.control.preempting import Preempting, PreemptionPolicy
+from hodei.control.preempting import Hold, Preempting, PreemptionPolicy
 from hodei.control.ranked import RankedLine
 from hodei.control.reconfiguring import reconfigure
 from hodei.control.reserving import ReservingLine, reckons_with_time
@@ -62,6 +62,7 @@ from hodei.model.facts import (
     Noted,
     Reconfigured,
     RunObserved,
+    RunSpared,
     UsageRestored,
 )
 from hodei.model.ids import JobId
@@ -198,6 +199,8 @@ class Controller:
                 run = world.run(fact.run)
                 if run is not None:
                     self._lives.observed(run, fact, now_ms)
+            case RunSpared(run=id):
+                self.preempting.sparing.dropped(id)
             case DataAppeared(what=what):
                 self.dependencies.appeared(what)
             case _ if isinstance(fact, ASKED):
@@ -365,29 +368,38 @@ class Controller:
         plan, view, tries = Plan([], [], [], []), self.view(now_ms), 0
         self.world.table.settle()
         woken = bool(self._triggers)
+        if self.preempting.sparing:
+            self.preempting.sparing.settle(now_ms)
+        refused = set[Hashable]()
         if self.preempting.holds:
+            self.preempting.wake(self._triggers)
             self._take_places(plan, view)
+            for hold in self.preempting.awake(joins=True):
+                self._start_elsewhere(hold, plan, view, refused)
         if self.gangs.repairs:
             self._repair_gangs(plan, view, woken)
         ticked = self.steering.wake(self._triggers, now_ms) if self._triggers else ()
         self._triggers.clear()
         again, self._once_more, self._unfinished = self._once_more, False, False
         for name, line in self.lines.items():
-            if not line.gangs:
+            holds = self.preempting.awake(name) if self.preempting.holds else []
+            if not line.gangs and not holds:
                 continue
             line.wake_due(now_ms)
-            before, refused = tries, len(plan.refusals)
+            before, told, whole = tries, len(plan.refusals), True
             for gang in line.ready(view):
+                while holds and holds[0].gang.order < gang.order:
+                    self._start_elsewhere(holds.pop(0), plan, view, refused)
                 if tries >= self._max_tries:
                     # Facts are waiting too; the rest of the line is tried in the next step, which comes at once.
-                    self._unfinished = True
+                    self._unfinished, whole = True, False
                     break
                 tries += 1
                 gang.attempts += 1
                 gang.last_attempt_ms = now_ms
                 result = self.preempting.try_gang(gang, view)
                 if isinstance(result, Refusal):
-                    evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view)
+                    evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view, result)
                     if evictions is not None:
                         line.started(gang)
                         plan.evictions += evictions
@@ -398,15 +410,19 @@ class Controller:
                     line.started(gang)
                     gang.kind = line.kind if isinstance(line, ReservingLine) else ""
                     self._bind(gang, result, plan, now_ms)
+            for hold in holds if whole else ():
+                self._start_elsewhere(hold, plan, view, refused)
             if isinstance(line, ReservingLine) and line.lapsed and len(self.lines) > 1:
                 # That promise may be all that kept someone waiting in a line that has had its turn.
                 self._wake("job_ended")
                 self._once_more = not again
                 self._unfinished |= self._once_more
             if name in ticked:
-                self.steering.ticked(name, tries - before, len(plan.refusals) - refused, now_ms)
+                self.steering.ticked(name, tries - before, len(plan.refusals) - told, now_ms)
         if self.gangs.growing:
             self._grow_gangs(plan, view, woken or bool(self._triggers))
+        if self.preempting.sparing:
+            self.preempting.sparing.ask()
         plan.faults = self.engine.runner.take_faults()
         for fault in plan.faults:
             self.world.tell(
@@ -423,6 +439,16 @@ class Controller:
             else:
                 self._bind(gang, result, plan, view.now_ms)
 
+    def _start_elsewhere(self, hold: Hold, plan: Plan, view: View, refused: set[Hashable]) -> None:
+        """One for whom room is being made takes other room that has appeared meanwhile."""
+        placed = self.preempting.elsewhere(hold, view, refused)
+        if placed is not None:
+            nodes = sorted({place.node for place in hold.places})
+            self.world.tell("job.preemption_unneeded", view.now_ms, job=hold.gang.id, nodes=nodes[:20])
+            self._bind(hold.gang, placed, plan, view.now_ms)
+            self._wake("run_ended")  # the room that was held for it is anyone's now
+            self._unfinished = True  # the line of whoever wants it may have had its turn
+
     def _repair_gangs(self, plan: Plan, view: View, woken: bool) -> None:
         """Running gangs that lack a member have the first claim on what is free."""
         for gang in self.gangs.due(view.now_ms, woken=woken):
@@ -432,7 +458,7 @@ class Controller:
             if not isinstance(result, Refusal):
                 self._bind(gang, result, plan, view.now_ms)
                 continue
-            evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view)
+            evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view, result)
             if evictions is not None:
                 plan.evictions += evictions
             else:

@@ -7,7 +7,7 @@ moment leads to the same end. The first failure of a member stops its siblings, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Literal
 
 from hodei.control.gangs import REPAIR, SHRUNK, START_FAILED, Gangs, is_missing, latest, lost_together, marked
@@ -19,7 +19,7 @@ from hodei.engine.view import Member
 from hodei.model.effects import Forget
 from hodei.model.facts import RunObserved
 from hodei.model.failure import class_of, code_of_run, may_retry
-from hodei.model.ids import JobId
+from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RUN_ENDED, RunState
 
@@ -40,6 +40,8 @@ class Lives:
         self._wake = wake
         # Called with every job that has ended.
         self.ended: Callable[[Job], None] = lambda job: None
+        # Runs whose order to stop may have been dropped: they must be told again, should they have to stop after all.
+        self.spared: Container[RunId] = ()
         # Called when a job needs no room any more that may be kept for it.
         self.wants_no_room: Callable[[JobId], None] = lambda id: None
         # The same for whoever waits for jobs, who also wants to know when one has saved its work.
@@ -146,14 +148,15 @@ class Lives:
     def stop_all(self, job: Job, reason: str, now_ms: int) -> None:
         for run in self._world.live_runs(job.id):
             # A cancel cuts short what those who are going already may be doing to save their work.
-            if not run.stop_requested or marked(run, REPAIR) or (reason == "cancelled" and job.spec.checkpoint.hooked):
+            cut_short = reason == "cancelled" and job.spec.checkpoint.hooked
+            if not run.stop_requested or marked(run, REPAIR) or cut_short or run.id in self.spared:
                 self._stop(job, run, reason)
         self._gangs.forget(job.id)
 
     def shrink(self, run: Run, reason: str, now_ms: int) -> None:
         """One member goes, and its gang goes on without it. `reason` begins with the word for that."""
         assert reason.startswith(SHRUNK), reason
-        if not run.stop_requested:
+        if not run.stop_requested or run.id in self.spared:
             self._stop(self._world.jobs[run.job], run, reason)
 
     def leave(self, run: Run, reason: str, now_ms: int) -> None:
@@ -161,7 +164,7 @@ class Lives:
         job = self._world.jobs[run.job]
         if job.spec.gang.on_failure != "repair" or job.spec.size == 1:
             self.stop_all(job, reason, now_ms)
-        elif not run.stop_requested:
+        elif not run.stop_requested or run.id in self.spared:
             self._stop(job, run, f"{REPAIR} {reason}")
 
     def check_assembly(self, job: Job, now_ms: int) -> None:

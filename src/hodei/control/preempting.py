@@ -4,6 +4,9 @@ held for the one it was freed for, and who went for whom said on both sides.
 Between the order to go and the last victim's end the preemptor has a hold: it counts on the nodes as if it were there, so
 that nobody else takes the room, and nothing of it is started. Then it is placed by the engine, before anyone else.
 
+The hold does not tie it: whenever something happens that could help it, it is tried against all nodes in its turn, its own
+room included. If it starts, the hold is released, and victims that were not told yet stay (`control.sparing`).
+
 Where priority numbers count, a hold keeps the room from equals and lower ones only: a higher one takes it if it finds no
 other, and the one it was held for queues again.
 """
@@ -11,15 +14,16 @@ other, and the one it was held for queues again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from msgspec import Struct, structs
 
 from hodei.control.lives import Lives
+from hodei.control.sparing import Sparing
 from hodei.control.world import World
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Eviction, Refusal
-from hodei.engine.points import Placed
+from hodei.engine.points import ANY_TRIGGER, Placed, Trigger
 from hodei.engine.preempt import Preemption, Preemptions, Victim
 from hodei.engine.tenancy import FOR_EVER, NO_PARTS, By, Guard, Place, Tenancy, Tenant
 from hodei.engine.view import Gang, Member, View
@@ -42,11 +46,15 @@ class PreemptionPolicy(Struct, frozen=True):
 
 
 class Hold(Struct):
-    """Room kept for a gang until the runs in `waiting_for` have ended."""
+    """Room kept for a gang until the runs in `waiting_for` have ended; `told`: those of them that were told to go for it.
+    `cured_by`: what could let it start elsewhere before. `awake`: such a thing has happened since it was last tried."""
 
     gang: Gang
     places: list[Place]
     waiting_for: set[RunId]
+    told: tuple[RunId, ...] = ()
+    cured_by: tuple[Trigger, ...] = ANY_TRIGGER
+    awake: bool = False
 
 
 class Preempting:
@@ -63,6 +71,8 @@ class Preempting:
             structs.force_setattr(profile, "by_number", policy.by == "number")
         self._evicted_at: deque[int] = deque()
         self.holds: dict[JobId, Hold] = {}
+        self.sparing = Sparing(world, self.waits_for)
+        lives.spared = self.sparing
         self.too_soon = False  # whether the last attempt may do better later: a protection or the budget runs out
 
     @property
@@ -117,10 +127,10 @@ class Preempting:
 
     # -------------------------------------------------------------------------------------------- taking
 
-    def attempt(self, gang: Gang, view: View) -> list[Eviction] | None:
+    def attempt(self, gang: Gang, view: View, refusal: Refusal) -> list[Eviction] | None:
         """Make room for a refused gang if that can be done; None if it cannot. It has a hold then, and must leave the line."""
         found = self.look(gang, view)
-        return self._carry_out(gang, found, view.now_ms) if found is not None else None
+        return self._carry_out(gang, found, view.now_ms, refusal.cured_by) if found is not None else None
 
     def look(self, gang: Gang, view: View) -> Preemption | None:
         """Who would have to go for it, if that would help and is allowed. Nothing is changed."""
@@ -165,7 +175,9 @@ class Preempting:
             for id in sorted(self._world.runs):
                 self._world.moved(id)
 
-    def _carry_out(self, gang: Gang, found: Preemption, now_ms: int) -> list[Eviction]:
+    def _carry_out(
+        self, gang: Gang, found: Preemption, now_ms: int, cured_by: tuple[Trigger, ...] = ANY_TRIGGER
+    ) -> list[Eviction]:
         world, lower = self._world, self._lower_holds(gang)
         self._set_aside(lower)
         waiting = {run.id for victim in (*found.victims, *found.leaving) for run in self._runs_of(victim)}
@@ -174,7 +186,8 @@ class Preempting:
             # What the victims still hold may not be given twice: which parts it gets is chosen when they are gone.
             world.table.hold(placed.node.name, placed.member.task.request, placed.member, NO_PARTS)
             places.append(Place(placed.node.name, placed.member, NO_PARTS))
-        self.holds[gang.id] = Hold(gang, places, waiting)
+        told = tuple(run.id for victim in found.victims for run in self._runs_of(victim))
+        self.holds[gang.id] = Hold(gang, places, waiting, told, cured_by)
         nodes = sorted({place.node for place in places})
         evictions = []
         for victim in found.victims:
@@ -282,6 +295,60 @@ class Preempting:
                     return False
         return True
 
+    # ------------------------------------------------------------------------------------- any other room
+
+    def waits_for(self, run: RunId) -> bool:
+        """Whether somebody's hold needs the end of a run."""
+        return any(run in hold.waiting_for for hold in self.holds.values())
+
+    def wake(self, triggers: set[Trigger]) -> None:
+        for hold in self.holds.values():
+            hold.awake = hold.awake or not triggers.isdisjoint(hold.cured_by)
+
+    def awake(self, profile: str = "", *, joins: bool = False) -> list[Hold]:
+        """The holds whose gangs may find room elsewhere now, in their order in the line: those of one profile, or those of
+        members that running gangs want back."""
+        found = [
+            hold
+            for hold in self.holds.values()
+            if hold.awake and hold.gang.joins == joins and (joins or self._engine.profile(hold.gang).name == profile)
+        ]
+        return sorted(found, key=lambda hold: (hold.gang.order, hold.gang.id))
+
+    def elsewhere(self, hold: Hold, view: View, refused: set[Hashable]) -> list[Placed] | None:
+        """Where its gang can start at once, its own room included; the hold is given up then. Else all is as before.
+        `refused`: kinds that found no room in this step, to be added to; one of these can only be helped by its own room."""
+        hold.awake = False
+        gang, alone = hold.gang, hold.gang.size == 1
+        if alone and gang.alike in refused and not self._own_room(hold):
+            return None
+        with self._world.table.trial():
+            self._set_aside([hold])
+            trial: list[Placed] | Refusal | None = None
+            if not alone or gang.laid_by or self._engine.best_row(gang, 0, view) >= 0:
+                trial = self._engine.place(gang, view)
+            if isinstance(trial, list):
+                self._engine.withdraw(gang, trial)
+            self._keep([hold])
+        if not isinstance(trial, list):
+            refused.add(gang.alike)
+            return None
+        self.drop(gang.id)
+        placed = self._engine.try_gang(gang, view)
+        assert not isinstance(placed, Refusal), "the trial found room"
+        return placed
+
+    def _own_room(self, hold: Hold) -> bool:
+        """Whether a node of its own has enough for a member, by amounts, if its hold is not counted."""
+        table = self._world.table
+        for name, member, _ in hold.places:
+            row = table.row.get(name)
+            if row is not None:
+                room, used, request = table.room[row], table.holds[row].used, member.task.request
+                if all(used.get(resource, 0) <= room.get(resource, 0) for resource in request if request[resource]):
+                    return True
+        return False
+
     def ripe(self) -> list[Gang]:
         """Gangs whose room is free now; their holds are let go, so they must be placed before anyone else is tried."""
         out = []
@@ -303,6 +370,7 @@ class Preempting:
         hold = self.holds.pop(job, None)
         if hold is None:
             return False
+        self.sparing.needless(hold.told)
         for name, member, grant in hold.places:
             self._world.table.let_go(name, member.task.request, member, grant)
         return True

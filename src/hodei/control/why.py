@@ -120,7 +120,7 @@ def plan(
 def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     hold = controller.preempting.holds.get(job.id)
     if hold is not None:
-        trigger = f"when {', '.join(sorted(hold.waiting_for)[:5])} has stopped"
+        trigger = f"when {', '.join(sorted(hold.waiting_for)[:5])} has stopped, or other room appears"
         return _about(controller, job, now_ms, "waiting", "PREEMPTING", job.reason, next_trigger=trigger)
     for_others = waiting_for(controller, job, now_ms, why)
     if for_others is not None:

@@ -25,7 +25,8 @@ from hodei.kube.provisioning import NotProvisioned, Provisioning
 from hodei.kube.telling import Telling
 from hodei.kubeapi.client import Api, ApiError
 from hodei.kubeapi.objects import Pod, decode
-from hodei.model.effects import Start, Stop
+from hodei.model.effects import Spare, Start, Stop
+from hodei.model.facts import RunSpared
 from hodei.model.ids import JobId, RunId, job_of
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,9 @@ class Driver:
         self.went_round = time.monotonic()
         self._lines = list(controller.lines.values())
         self.attendants: Sequence[Attendant] = ()
+        # Victims that nothing was sent about yet, and those that were spared because of it, by run.
+        self._unsent: dict[RunId, Work] = {}
+        self._spared: dict[RunId, Work] = {}
 
     def tell(self, job: JobId, told: Told) -> None:
         """Has the pods of a job told why they wait."""
@@ -128,7 +132,11 @@ class Driver:
         for eviction in step.plan.evictions:
             self._preempt(eviction)
         for act in step.acts:
-            if isinstance(act, Stop) and not act.reason.startswith(_OTHERS_BUSINESS):
+            if isinstance(act, Spare):
+                self._spare(act.run)
+            elif isinstance(act, Stop) and act.run in self._spared:
+                self._go(act.run, self._spared.pop(act.run))
+            elif isinstance(act, Stop) and not act.reason.startswith(_OTHERS_BUSINESS):
                 self._send_away(act)
         for work in self._telling.after(step, now_ms):
             self._reports.put(work)
@@ -205,7 +213,27 @@ class Driver:
         by = self.pods.of_job(eviction.preemptor)
         for victim in self.pods.of_job(eviction.job):
             node = victim.node
-            self._deletions.put(lambda victim=victim, node=node: self._make_go(victim, by, node))  # type: ignore[misc]
+            self._go(victim.run, lambda victim=victim, node=node: self._make_go(victim, by, node))  # type: ignore[misc]
+
+    def _go(self, run: RunId, work: Work) -> None:
+        self._spared.pop(run, None)
+        self._unsent[run] = work
+
+        async def go() -> None:
+            if self._unsent.get(run) is work:  # else it was spared meanwhile
+                del self._unsent[run]
+                await work()
+
+        self._deletions.put(go)
+
+    def _spare(self, run: RunId) -> None:
+        """Its room is not needed any more: it stays if nothing was sent about it yet."""
+        work = self._unsent.pop(run, None)
+        if work is not None:
+            self._spared = {run: work for run, work in self._spared.items() if self.controller.world.run(run)}
+            self._spared[run] = work
+            self.pods.give([RunSpared(run=run)])
+            self._stirred.set()
 
     async def _make_go(self, victim: Entry, by: list[Entry], node: str) -> None:
         async def preempt() -> None:

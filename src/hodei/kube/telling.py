@@ -30,7 +30,7 @@ class Telling:
         self._controller, self._pods, self._actor, self._explaining = controller, pods, actor, explaining
         # What was last said to all gangs that are alike.
         self._said: dict[Hashable, Told] = {}
-        self._nominated: dict[JobId, NodeName] = {}
+        self._nominated: dict[JobId, list[NodeName]] = {}
         # Newer answers that pods have not been told yet, by uid.
         self._late: dict[str, Told] = {}
         self._now_ms = self._looked_ms = 0
@@ -108,11 +108,11 @@ class Telling:
         """Those for whom others go are named on the node that they will have."""
         holds = self._controller.preempting.holds
         for id, hold in holds.items():
-            if id not in self._nominated:
-                self._nominated[id] = hold.places[0].node
+            places = [place.node for place in hold.places]
+            if self._nominated.get(id) != places:
+                self._nominated[id] = places
                 gang = hold.gang
                 told = self._explaining.refused(gang, Refusal(id, ()), now_ms, making_room=True)
-                places = [place.node for place in hold.places]
                 for number, entry in enumerate(self._pods.of_job(id)):
                     yield from self._tell(entry, told, nominated=places[min(number, len(places) - 1)])
         for id in [id for id in self._nominated if id not in holds]:
@@ -167,5 +167,7 @@ class Telling:
     async def not_bound(self, entry: Entry, why: str) -> None:
         """The cluster would not have the binding."""
         entry.told = None
-        await self._actor.set_unscheduled(entry.pod, SCHEDULER_ERROR, why)
+        # No room is held for it any more.
+        nominated = "" if entry.pod.status.nominated_node_name else None
+        await self._actor.set_unscheduled(entry.pod, SCHEDULER_ERROR, why, nominated)
         await self._actor.say_failed(entry.pod, why)

@@ -117,6 +117,14 @@ class Stop(Struct, frozen=True):
     checkpoint: Checkpoint | None = None
 
 
+class Spare(Struct, frozen=True):
+    """The run need not stop after all. An order to stop it that was not sent yet is dropped, and `RunSpared` says so; if
+    it was sent, or may have been, nothing happens."""
+
+    run: RunId
+    backend: str
+
+
 class SaveWork(Struct, frozen=True):
     """The run is to save its work as its checkpoint's hook says, and to go on."""
 
@@ -133,5 +141,5 @@ class Forget(Struct, frozen=True):
 
 
 Save = SaveJob | SaveRun | SaveMarks | SaveBooking | SaveKey | SaveNote | SaveUsage | SavePeriodic | SaveAudit | Record
-Act = Start | Stop | SaveWork | Forget
+Act = Start | Stop | Spare | SaveWork | Forget
 Effect = Save | Act

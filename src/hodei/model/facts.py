@@ -111,6 +111,12 @@ class RunObserved(Fact, frozen=True):
     checkpoint_error: str = ""
 
 
+class RunSpared(Fact, frozen=True):
+    """An order to stop this run was dropped before it was sent."""
+
+    run: RunId
+
+
 class DataAppeared(Fact, frozen=True):
     """A file or an address that jobs wait for is there."""
 
@@ -201,6 +207,7 @@ AnyFact = (
     | JobCheckpointRequested
     | JobRequeued
     | RunObserved
+    | RunSpared
     | DataAppeared
     | NodeJoined
     | NodeLost

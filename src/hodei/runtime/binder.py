@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from hodei.control.gangs import START_FAILED
-from hodei.model.effects import Act, Forget, SaveWork, Start, Stop
+from hodei.model.effects import Act, Forget, SaveWork, Spare, Start, Stop
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, StaleEpoch
-from hodei.model.facts import Fact, RunObserved
+from hodei.model.facts import Fact, RunObserved, RunSpared
 from hodei.model.ids import RunId
 from hodei.ports import Backend, Clock
 from hodei.runtime import two_phase
@@ -39,10 +39,15 @@ class Binder:
         self._more = {name: asyncio.Event() for name in backends}
         self._failed: set[RunId] = set()
         self._unsure: set[RunId] = set()
+        # Runs whose order to stop was sent, or may have been.
+        self._told: set[RunId] = set()
 
     def act(self, acts: Sequence[Act]) -> None:
         orphans: list[Fact] = []
         for act in acts:
+            if isinstance(act, Spare):
+                orphans += self._spared(act)
+                continue
             backend = act.run.backend if isinstance(act, Start) else act.backend
             if self.barred and backend in self.barred and isinstance(act, Start):
                 self._failed.add(act.run.id)
@@ -54,6 +59,15 @@ class Binder:
                 orphans.append(self._not_started(act, BackendRefused(f"there is no backend {backend!r} any more")))
         if orphans:
             self._tell(orphans)
+
+    def _spared(self, act: Spare) -> list[Fact]:
+        """An order to stop that cannot have arrived is dropped. One that may have is left: the run goes."""
+        orders = self._acts.get(act.backend, [])
+        kept = [one for one in orders if not (isinstance(one, Stop) and one.run == act.run)]
+        if len(kept) == len(orders) or act.run in self._told:
+            return []
+        self._acts[act.backend] = kept
+        return [RunSpared(act.run)]
 
     def add(self, name: str) -> None:
         """A backend has come; `serve` is next."""
@@ -89,6 +103,8 @@ class Binder:
             acts, self._acts[name] = self._acts[name], []
             if not acts:
                 continue
+            told = {act.run for act in acts if isinstance(act, Stop)} - self._told
+            self._told |= told
             try:
                 await self._carry_out(backend, acts)
                 if pause > 0.1:
@@ -104,7 +120,10 @@ class Binder:
                 text = str(error) or f"no answer within {CALL_TIMEOUT_S:g} s"
                 self._metrics.backend_errors.labels(name).inc()
                 log.warning("backend %s: %s; %d acts will be sent again in %.1f s", name, text, len(acts), pause)
-                if getattr(error, "code", "") != NOT_REACHED:
+                if getattr(error, "code", "") == NOT_REACHED:
+                    # What is still in `acts` did not arrive; the stops before it did.
+                    self._told -= {act.run for act in acts if isinstance(act, Stop)} & told
+                else:
                     self._unsure.update(act.run.id for act in acts if isinstance(act, Start))
                 self._acts[name] = acts + self._acts[name]
                 self.on_failure(name, text)
@@ -153,6 +172,7 @@ class Binder:
                 acts[:] = [act for act in acts if not isinstance(act, type(orders[0]))]
         if forgets and not any(isinstance(act, Forget) for act in acts):
             self._failed.difference_update(act.run for act in forgets)
+            self._told.difference_update(act.run for act in forgets)
         if trouble is not None:
             raise trouble
 

@@ -184,3 +184,45 @@ def test_one_that_goes_before_its_place_is_free_leaves_it_to_the_next(cluster: C
     cluster.delete_pod("high", grace=0)
     cluster.until_bound("next")
     assert gone(cluster, "low")
+
+
+# --------------------------------------------------------------------------- room that appears meanwhile
+
+VERY_SLOW = {"annotations": {"hodei.test/stops-after": "60s"}, "terminationGracePeriodSeconds": 90}
+
+
+def test_a_preemptor_takes_a_node_that_joins_while_its_victim_still_stops(cluster: Cluster):
+    cluster.make_nodes(1)
+    there(cluster, "low", "node-0", **VERY_SLOW)
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    cluster.wait(lambda: nominated(cluster, "high") == "node-0", "the node is promised")
+    cluster.wait(lambda: leaves(cluster, "low"), "it has been told to go")
+    cluster.make_node("new")
+    assert cluster.until_bound("high") == {"high": "new"}
+    assert "low" in cluster.holding()  # it takes its time, and nobody waits for it
+    assert nominated(cluster, "high") in ("", "new")
+    cluster.make_pod("next", cpu="3")
+    cluster.until_condition("next", "PodScheduled", "False", "Unschedulable")
+    cluster.delete_pod("low", grace=0)
+    assert cluster.until_bound("next") == {"next": "node-0"}  # nothing is held for the one that went elsewhere
+
+
+def test_a_preemptor_takes_the_place_of_one_that_ends_first(cluster: Cluster):
+    cluster.make_nodes(2)
+    there(cluster, "low", "node-0", **VERY_SLOW)
+    there(cluster, "equal", "node-1", priorityClassName="five")
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    cluster.wait(lambda: nominated(cluster, "high") == "node-0", "the node is promised")
+    cluster.delete_pod("equal", grace=0)
+    assert cluster.until_bound("high") == {"high": "node-1"}
+    assert "low" in cluster.holding()
+
+
+def test_a_node_that_is_uncordoned_is_taken_too(cluster: Cluster):
+    cluster.make_nodes(2)
+    cluster.patch("/api/v1/nodes/node-1", {"spec": {"unschedulable": True}})
+    there(cluster, "low", "node-0", **VERY_SLOW)
+    cluster.make_pod("high", cpu="3", priorityClassName="five")
+    cluster.wait(lambda: nominated(cluster, "high") == "node-0", "the node is promised")
+    cluster.patch("/api/v1/nodes/node-1", {"spec": {"unschedulable": None}})
+    assert cluster.until_bound("high") == {"high": "node-1"}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from builders import a_job_spec, a_node
+from builders import a_job, a_job_spec, a_node
 from hodei.control.preempting import PreemptionPolicy
 from hodei.control.why import plan
 from hodei.engine.tenancy import Going
-from hodei.model.facts import JobCancelled
+from hodei.model.facts import JobCancelled, JobSubmitted, RunObserved
 from hodei.model.job import GangRules
 from hodei.model.rules import HostPort
 from unit.control.house import House, a_house
@@ -346,8 +346,8 @@ def test_one_that_finds_other_room_leaves_the_hold_alone():
     house.submit(8, cpu="1", priority=5)
     (told,) = house.stopped()
     other = "2.0.1" if told == "1.0.1" else "1.0.1"
-    house.see(other, "succeeded", 0)
-    house.submit(9, cpu="1", priority=7)
+    higher = JobSubmitted(a_job(9, cpu="1", priority=7, at_ms=house.now_ms))
+    house.learn(RunObserved(other, "succeeded", house.now_ms, 0), higher)
     assert house.started() == ["9.0.1"]
     assert set(house.controller.preempting.holds) == {8}
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from builders import NOW_MS, a_job, a_job_spec, a_node, a_run
-from hodei.model.effects import Forget, SaveWork, Start, Stop
-from hodei.model.errors import BackendError, BackendRefused
-from hodei.model.facts import RunObserved
+from hodei.model.effects import Forget, SaveWork, Spare, Start, Stop
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
+from hodei.model.facts import RunObserved, RunSpared
 from hodei.model.job import Checkpoint
 from hodei.model.text import moment
 from hodei.runtime.binder import Binder
@@ -215,6 +215,45 @@ def test_a_forget_that_fails_is_sent_again_with_the_next_ones():
         binder.act([Forget("10.0.1", "obedient")])
         await until(lambda: not backend.errors["forget"] and len(backend.diary.lines) >= 3)
         assert {run for _, runs in backend.diary.lines[2:] for run in runs} == {"9.0.1", "10.0.1"}
+        serving.cancel()
+
+    asyncio.run(main())
+
+
+def _stop(run="9.0.1"):
+    return Stop(run, "obedient", 0, "preempted by job 5")
+
+
+def test_an_order_to_stop_that_was_not_sent_yet_is_dropped_if_the_run_is_to_be_spared():
+    async def main():
+        backend = ObedientBackend()
+        binder, told = _binder(backend)
+        binder.act([_stop("9.0.1"), _stop("8.0.1")])
+        binder.act([Spare("9.0.1", "obedient"), Spare("7.0.1", "obedient")])
+        assert told == [RunSpared("9.0.1")]
+        serving = asyncio.create_task(binder.serve("obedient"))
+        await until(lambda: backend.diary.lines)
+        assert backend.diary.lines == [("stop", ["8.0.1"])]
+        binder.act([Spare("8.0.1", "obedient")])  # too late
+        assert told == [RunSpared("9.0.1")]
+        serving.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("code", [NOT_REACHED, "BACKEND"], ids=["it cannot have arrived", "it may have arrived"])
+def test_an_order_to_stop_that_failed_is_dropped_only_if_it_cannot_have_arrived(code):
+    async def main():
+        backend = ObedientBackend()
+        backend.start_errors = [BackendError("no", code=code)] * 1000
+        binder, told = _binder(backend)
+        failed = asyncio.Event()
+        binder.on_failure = lambda name, text: failed.set()
+        serving = asyncio.create_task(binder.serve("obedient"))
+        binder.act([_start(1), _stop()])
+        await asyncio.wait_for(failed.wait(), 10)
+        binder.act([Spare("9.0.1", "obedient")])
+        assert told == ([RunSpared("9.0.1")] if code == NOT_REACHED else [])
         serving.cancel()
 
     asyncio.run(main())

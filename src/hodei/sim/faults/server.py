@@ -14,9 +14,9 @@ from hodei.control.controller import Controller, Step
 from hodei.control.gangs import START_FAILED
 from hodei.control.preempting import PreemptionPolicy
 from hodei.control.recovery import reconcile
-from hodei.model.effects import Act, Forget, Save, Start, Stop
+from hodei.model.effects import Act, Forget, Save, Spare, Start, Stop
 from hodei.model.errors import BackendRefused, StaleEpoch, Unavailable
-from hodei.model.facts import Fact, JobRestored, MarksRestored, NodeJoined, NodeLost, RunObserved
+from hodei.model.facts import Fact, JobRestored, MarksRestored, NodeJoined, NodeLost, RunObserved, RunSpared
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.plugins.registry import build_profiles
@@ -41,6 +41,7 @@ class Link:
         self._chance = chance
         self._known: dict[RunId, RunObserved] | None = None
         self._lives = 0
+        self._told_to_stop: set[RunId] = set()
         self._not_started: set[RunId] = set()  # told already: a later order for one of them must not start it after all
 
     def look_at_nodes(self) -> list[Fact]:
@@ -87,6 +88,14 @@ class Link:
         self.backend.drop_mail()
         return [NodeJoined(node) for node in self._nodes.values()]
 
+    def spare(self, run: RunId) -> list[Fact]:
+        """Drop an order to stop that was not sent yet."""
+        kept = [act for act in self.orders if not (isinstance(act, Stop) and act.run == run)]
+        if len(kept) == len(self.orders) or run in self._told_to_stop:
+            return []
+        self.orders = kept
+        return [RunSpared(run)]
+
     def carry_out(self, now_ms: int) -> list[RunObserved]:
         """Starts, then stops, then forgets; a kind whose reply was lost is sent again, whole."""
         told: list[RunObserved] = []
@@ -118,6 +127,7 @@ class Link:
                 self.orders = others
                 break
             if isinstance(act, Stop):
+                self._told_to_stop.add(act.run)
                 self.backend.stop(act, now_ms)
             elif isinstance(act, Forget):
                 self.backend.forget(act)
@@ -176,4 +186,7 @@ class Server:
     def send(self, acts: Sequence[Act]) -> None:
         for act in acts:
             backend = act.run.backend if isinstance(act, Start) else act.backend
-            self.links[backend].orders.append(act)
+            if isinstance(act, Spare):
+                self.inbox += self.links[backend].spare(act.run)
+            else:
+                self.links[backend].orders.append(act)

@@ -1,0 +1,89 @@
+"""Victims whose going helps nobody any more: they stay, if they have not been told to stop yet.
+
+The order to stop is stored before it is sent, so only the driver that sends it knows whether it is too late. It is asked
+with a `Spare`; if it still had the order it drops it and says so (`RunSpared`), else it says nothing and the run ends as
+told. Until the answer comes the run counts as going. A gang stays only if none of its members was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from hodei.control.orders import stop_order
+from hodei.control.world import World
+from hodei.model.effects import Spare
+from hodei.model.ids import JobId, RunId, job_of
+from hodei.model.job import Run
+from hodei.model.lifecycle import RUN_ENDED
+
+
+class _Asked(Struct):
+    """The runs of one job that need not stop any more, with why they were told to; those whose order was dropped."""
+
+    runs: dict[RunId, str]
+    dropped: set[RunId]
+
+
+class Sparing:
+    """`wanted`: whether somebody waits for the end of a run."""
+
+    def __init__(self, world: World, wanted: Callable[[RunId], bool]) -> None:
+        self._world, self._wanted = world, wanted
+        self._asked: dict[JobId, _Asked] = {}
+        self._needless: dict[RunId, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._asked or self._needless)
+
+    def __contains__(self, run: RunId) -> bool:
+        """Whether its order to stop may have been dropped: if it is to stop after all, it has to be told again."""
+        asked = self._asked.get(job_of(run))
+        return asked is not None and run in asked.runs
+
+    def needless(self, runs: Iterable[RunId]) -> None:
+        """These were told to go for one who does not need their room any more."""
+        self._needless.update(dict.fromkeys(runs))
+
+    def dropped(self, id: RunId) -> None:
+        """The driver had not sent the order yet, and will not."""
+        asked = self._asked.get(job_of(id))
+        if asked is not None and id in asked.runs:
+            asked.dropped.add(id)
+            return
+        run = self._world.run(id)
+        if run is not None and run.state not in RUN_ENDED and run.stop_requested:
+            self._tell_again(run)
+
+    def ask(self) -> None:
+        """At the end of a step: ask for those whose end nobody has come to wait for meanwhile."""
+        needless, self._needless = self._needless, {}
+        for id in needless:
+            run = self._world.run(id)
+            if run is None or run.state in RUN_ENDED or not run.stop_requested or self._wanted(id):
+                continue
+            asked = self._asked.setdefault(run.job, _Asked({}, set()))
+            asked.runs[id] = run.stop_requested
+            self._world.act(Spare(id, run.backend))
+
+    def settle(self, now_ms: int) -> None:
+        """Whose orders have all been dropped stays. If one member went, or somebody has come to wait for one, or the job
+        is to stop for another reason, then all go after all."""
+        for job, asked in list(self._asked.items()):
+            runs = {id: self._world.run(id) for id in asked.runs}
+            live = [run for run in runs.values() if run is not None and run.state not in RUN_ENDED]
+            as_told = all(run.stop_requested == asked.runs[run.id] for run in live)
+            if len(live) < len(runs) or not as_told or any(self._wanted(id) for id in runs):
+                del self._asked[job]
+                for run in live:
+                    if run.id in asked.dropped and run.stop_requested == asked.runs[run.id]:
+                        self._tell_again(run)
+            elif len(asked.dropped) == len(runs):
+                del self._asked[job]
+                for run in live:
+                    self._world.change_run(run, stop_requested="")
+                self._world.tell("job.spared", now_ms, job=job, reason="its room is not needed any more")
+
+    def _tell_again(self, run: Run) -> None:
+        self._world.act(stop_order(self._world.jobs[run.job], run, run.stop_requested))
