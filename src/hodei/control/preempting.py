@@ -14,10 +14,11 @@ other, and the one it was held for queues again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
+from hodei.control.bonds import Bond, BondGuard, Bonds
 from hodei.control.lives import Lives
 from hodei.control.sparing import Sparing
 from hodei.control.world import World
@@ -71,18 +72,28 @@ class Preempting:
             structs.force_setattr(profile, "by_number", policy.by == "number")
         self._evicted_at: deque[int] = deque()
         self.holds: dict[JobId, Hold] = {}
-        self.sparing = Sparing(world, self.waits_for)
+        self.bonds = Bonds(world)
+        self._guard: Guard | None = None
+        self.sparing = Sparing(world, self.waits_for, self.bonds.gang)
         lives.spared = self.sparing
         self.too_soon = False  # whether the last attempt may do better later: a protection or the budget runs out
 
     @property
     def guard(self) -> Guard | None:
         """Budgets that are respected where that can be done; whoever drives the controller sets them."""
-        return self._tenancy.guard
+        return self._guard
 
     @guard.setter
     def guard(self, guard: Guard | None) -> None:
-        self._tenancy.guard = guard
+        self._guard = guard
+        self._tenancy.guard = BondGuard(guard, self.bonds) if guard is not None else None
+
+    def tie(self, key: Hashable, core: Sequence[JobId], spare: Sequence[JobId] = ()) -> None:
+        """Jobs that are one gang though each lives by itself: `core` go together or not at all, `spare` may go alone. No
+        core: there is no such gang any more."""
+        gone = self.bonds.tie(key, core, spare)
+        if gone is not None:
+            self._tenancy.remove(gone)
 
     # --------------------------------------------------------------------------------------- who is where
 
@@ -90,13 +101,31 @@ class Preempting:
         """Learn where the gangs are that were placed, moved or stopped since last time."""
         world = self._world
         moved = world.take_moved()
+        tied = dict[JobId, Bond]()
         for id in sorted({*self._tenancy.of_job, *world.runs}) if moved is None else moved:
+            bond = self.bonds.of(id) if self.bonds else None
+            if bond is not None:
+                tied[bond.id] = bond
+                self._tenancy.remove(id)
+                continue
             live = world.live_runs(id)
             job = world.jobs.get(id)
             if job is None or not live:
-                self._tenancy.remove(id)
+                if id >= 0:
+                    self._tenancy.remove(id)
                 continue
             self._tenancy.put(id, self._tenants(job, live))
+        for bond in tied.values():
+            self._tenancy.put(bond.id, self.bonds.tenants(bond, self._apart(bond)))
+
+    def _apart(self, bond: Bond) -> dict[JobId, list[Tenant]]:
+        """The jobs of a bond that hold room, each as if it were alone."""
+        out: dict[JobId, list[Tenant]] = {}
+        for id in bond.jobs:
+            job, live = self._world.jobs.get(id), self._world.live_runs(id)
+            if job is not None and live:
+                out[id] = self._tenants(job, live)
+        return out
 
     def _tenants(self, job: Job, live: list[Run]) -> list[Tenant]:
         """Those who can be told to go: the gang as a whole, and before it each member that it can do without."""
@@ -139,6 +168,9 @@ class Preempting:
             return None
         self.keep_up()
         found = self._find(gang, view)
+        if found is not None and self.bonds:
+            found.victims = self.bonds.apart(found.victims, going=False)
+            found.leaving = self.bonds.apart(found.leaving, going=True)
         self.too_soon = self._preemptions.too_soon
         if found is not None and not found.victims and not found.leaving:
             return None  # nobody would go for it: it was refused for something else than room that others hold

@@ -10,6 +10,7 @@ from hodei.kube.attending import Attendant
 from hodei.kube.driver import Driver
 from hodei.kube.finished import Finished, as_ran
 from hodei.kube.making import House, Options
+from hodei.kube.past import WatchingPast
 from hodei.kube.profile import LINE
 from hodei.kube.reading import Reader, Reading
 from hodei.kube.reservations import Reservations
@@ -24,7 +25,7 @@ from hodei.runtime.clock import SystemClock
 def attendants_of(api: Api, house: House, options: Options, driver: Driver) -> list[Attendant]:
     """In the order in which they begin: first what is known of the past, then what is kept free, then the rest."""
     controller, pods, clock = house.controller, house.pods, SystemClock()
-    out: list[Attendant] = []
+    out: list[Attendant] = [WatchingPast(api, options.scheduler_name, pods.past, pods.has_groups, driver.stir)]
     if controller.accounts.sharing is not None and options.usage_configmap:
         only = None if options.scheduling.budgets else frozenset({BILLING})
         namespace = options.namespace or api.namespace or "default"

@@ -62,7 +62,8 @@ class Membership(Struct, frozen=True):
 
 class Group(Struct, frozen=True):
     """A gang, whoever's convention: `min_count` pods together or none, and of each of `parts` so many at least.
-    `topology`: the label of which all share one value. `whole`: evicted together, if at all. `queue`: whose it is."""
+    `topology`: the label of which all share one value. `whole`: evicted together, if at all. `queue`: whose it is. `since`:
+    when its object was made, "" if it has none."""
 
     key: tuple[Convention, str, str]
     min_count: int
@@ -71,6 +72,7 @@ class Group(Struct, frozen=True):
     queue: str = ""
     topology: str = ""
     whole: bool = False
+    since: str = ""
 
 
 class Groups(Struct, frozen=True):
@@ -245,7 +247,11 @@ def _of_kubernetes(member: Membership, groups: Groups) -> Group | Reason | None:
     whole = "all" in mode or "podGroup" in mode if isinstance(mode, dict) else mode in ("All", "PodGroup")
     topology = spec.scheduling_constraints.topology
     return _group(
-        member, spec.scheduling_policy.gang.min_count, topology=topology[0].key if topology else "", whole=whole
+        member,
+        spec.scheduling_policy.gang.min_count,
+        topology=topology[0].key if topology else "",
+        whole=whole,
+        since=found.metadata.creation_timestamp,
     )
 
 
@@ -257,7 +263,9 @@ def _of_workload(member: Membership, groups: Groups) -> Group | Reason | None:
     policy = next((part.policy for part in found.spec.pod_groups if part.name == member.part), None)
     if policy is None:
         return _waits(f'pod group "{member.part}" doesn\'t exist for a workload "{name}"')
-    return None if policy.gang is None else _group(member, policy.gang.min_count)
+    return (
+        None if policy.gang is None else _group(member, policy.gang.min_count, since=found.metadata.creation_timestamp)
+    )
 
 
 def _of_plugins(member: Membership, groups: Groups) -> Group | Reason:
@@ -265,7 +273,8 @@ def _of_plugins(member: Membership, groups: Groups) -> Group | Reason:
     if found is None:
         return _waits(f'waiting for the PodGroup "{member.name}" of {PLUGINS_LABEL} to be created')
     seconds = found.spec.schedule_timeout_seconds
-    return _group(member, found.spec.min_member, timeout_ms=None if seconds is None else seconds * 1000)
+    since = found.metadata.creation_timestamp
+    return _group(member, found.spec.min_member, timeout_ms=None if seconds is None else seconds * 1000, since=since)
 
 
 def _of_volcano(member: Membership, groups: Groups) -> Group | Reason:
@@ -274,7 +283,8 @@ def _of_volcano(member: Membership, groups: Groups) -> Group | Reason:
         return _waits(f'waiting for the PodGroup "{member.name}" of {VOLCANO_GROUP[0]} to be created')
     spec = found.spec if found is not None else MemberGroup().spec
     parts = tuple(sorted(spec.min_task_member.items()))
-    return _group(member, spec.min_member or member.min_count, parts=parts, queue=spec.queue)
+    since = found.metadata.creation_timestamp if found is not None else None
+    return _group(member, spec.min_member or member.min_count, parts=parts, queue=spec.queue, since=since)
 
 
 def _of_pods(member: Membership, siblings: tuple[Membership, ...]) -> Group | Reason:
@@ -303,6 +313,7 @@ def _group(
     queue: str = "",
     topology: str = "",
     whole: bool = False,
+    since: str | None = None,
 ) -> Group:
     said = member.timeout_ms if timeout_ms is None else timeout_ms
     return Group(
@@ -313,6 +324,7 @@ def _group(
         queue or member.queue,
         topology,
         whole,
+        since or "",
     )
 
 

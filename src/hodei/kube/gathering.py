@@ -28,8 +28,8 @@ _PER_POD = frozenset(
 class Gathering(Struct):
     """Pods that are placed together or not at all (`group` None: one pod by itself).
 
-    `waiting` are those without a node, in the order in which they came; `bound` counts those that have one; `needed`: how
-    many of the waiting must be placed together. `reason`: why the gang cannot start yet.
+    `waiting` are those without a node, in the order in which they came; `bound` counts those that have one, `done` those
+    that have succeeded; `needed`: how many of the waiting must be placed together. `reason`: why the gang cannot start yet.
     """
 
     waiting: list[Pod]
@@ -37,14 +37,27 @@ class Gathering(Struct):
     bound: int = 0
     needed: int = 1
     reason: Reason | None = None
+    done: int = 0
+
+    @property
+    def lacks_members(self) -> bool:
+        """It has begun, and has fewer than it needs: a pod that waits takes the place of one that was lost."""
+        begun = self.bound + self.done
+        return self.group is not None and 0 < begun < self.group.min_count
 
 
 def gather(pods: Iterable[Pod], groups: Groups = NO_GROUPS) -> list[Gathering]:
-    """All pods that could run, as gangs; those that somebody holds back by a gate are not there yet. Pods only ever join
-    groups of their own namespace."""
+    """All pods that could run, as gangs; those that somebody holds back by a gate are not there yet. Members that have
+    succeeded count: a gang need not be whole again for its last pods. Pods only ever join groups of their own namespace."""
     said: dict[tuple[str, str, str], list[tuple[Pod, Membership]]] = {}
+    over: dict[tuple[str, str, str], list[tuple[Pod, Membership]]] = {}
     out: list[Gathering] = []
     for pod in pods:
+        if pod.status.phase == "Succeeded":
+            was = membership(pod)
+            if isinstance(was, Membership):
+                over.setdefault(was.key, []).append((pod, was))
+            continue
         if pod.over or pod.leaving or (pod.spec.scheduling_gates and not pod.spec.node_name):
             continue
         found = membership(pod)
@@ -52,12 +65,30 @@ def gather(pods: Iterable[Pod], groups: Groups = NO_GROUPS) -> list[Gathering]:
             said.setdefault(found.key, []).append((pod, found))
         elif not pod.spec.node_name:
             out.append(Gathering([pod], reason=found))
-    for members in said.values():
-        out += _gathered(members, groups)
+    for key, members in said.items():
+        out += _gathered(members, groups, over.get(key, []))
     return out
 
 
-def _gathered(members: list[tuple[Pod, Membership]], groups: Groups) -> list[Gathering]:
+def counted(over: Iterable[Pod], members: Iterable[Pod], group: Group) -> list[Pod]:
+    """Of the members that are over, those of the gang as it is now: of the same owner as one that is there, or, without
+    an owner, not older than the group's object. A name that is used again does not bring back what ran under it before."""
+    owners = {_owner(pod) for pod in members} - {""}
+    out = []
+    for pod in over:
+        owner, made = _owner(pod), pod.metadata.creation_timestamp or ""
+        if owner in owners or (not owner and group.since and group.since <= made):
+            out.append(pod)
+    return out
+
+
+def _owner(pod: Pod) -> str:
+    return next((one.uid for one in pod.metadata.owner_references if one.controller), "")
+
+
+def _gathered(
+    members: list[tuple[Pod, Membership]], groups: Groups, over: list[tuple[Pod, Membership]]
+) -> list[Gathering]:
     waiting = [pod for pod, _ in members if not pod.spec.node_name]
     if not waiting:
         return []
@@ -68,12 +99,14 @@ def _gathered(members: list[tuple[Pod, Membership]], groups: Groups) -> list[Gat
     if isinstance(group, Reason):
         return [Gathering(waiting, reason=group)]
     there: dict[str, int] = {}
-    for _, one in members:
-        there[one.part] = there.get(one.part, 0) + 1
+    parts = {pod.metadata.uid: one.part for pod, one in over}
+    done = [parts[pod.metadata.uid] for pod in counted([pod for pod, _ in over], [pod for pod, _ in members], group)]
+    for part in (*(one.part for _, one in members), *done):
+        there[part] = there.get(part, 0) + 1
     bound = len(members) - len(waiting)
-    needed = min(len(waiting), max(1, group.min_count - bound))
+    needed = min(len(waiting), max(1, group.min_count - bound - len(done)))
     reason = Reason("gang", "GANG_INCOMPLETE", WAITS_FOR_GANG) if missing(group, there) else None
-    return [Gathering(waiting, group, bound, needed, reason)]
+    return [Gathering(waiting, group, bound, needed, reason, len(done))]
 
 
 def as_job(pods: Sequence[Wanted], needed: int, group: Group | None = None) -> tuple[JobSpec, list[int]]:

@@ -83,6 +83,7 @@ def furnish(options: Options, tries: int = _TRIES_PER_STEP) -> House:
     reader = Reader(around, Reading(LINE, options.one_pod_per_node, SERVICES_LAST_MS if timed else 0))
     pods = Pods(options.scheduler_name, around, reader, clock.now_ms)
     pods.learns = controller.estimator.learns
+    pods.tied = controller.preempting.tie
     explaining = Explaining(controller, options.words or LATEST)
     explaining.name_of = pods.name_of
     return House(controller, around, pods, explaining, Metrics(options.scheduler_name), timed)

@@ -7,7 +7,8 @@ Nothing here opens a connection, and nothing here decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Literal
 
@@ -16,8 +17,10 @@ from msgspec import Struct, structs
 from hodei.kube.around import Around
 from hodei.kube.comparing import differs, has_claims, node_differs, same_hold, same_spec
 from hodei.kube.crowding import Newcomers, lacking
-from hodei.kube.gangs import Group, Membership, membership
+from hodei.kube.gangs import Membership, membership
+from hodei.kube.company import tied_together
 from hodei.kube.gathering import Gathering, as_job, gather
+from hodei.kube.past import Past
 from hodei.kube.reading import Reader, at_ms
 from hodei.kube.translate import Wanted
 from hodei.kubeapi.objects import Node as KubeNode
@@ -31,6 +34,8 @@ from hodei.model.job import Job, JobSpec, Run
 BACKEND = "kubernetes"
 START_FAILED = "start_failed"
 GroupKey = tuple[str, str, str]
+# When a pod came that takes the place of a lost member: before all others of its priority.
+FIRST_MS = 1
 # aside: nothing to do about it (it is held back, cannot be read, or is on a node that has gone). gang: it waits with others.
 Stage = Literal["aside", "gang", "queued", "placed", "bound"]
 
@@ -70,6 +75,7 @@ class _Gang(Struct):
     uids: tuple[str, ...]
     order: tuple[str, ...]
     needed: int
+    first: bool = False
 
 
 class Pods:
@@ -81,6 +87,10 @@ class Pods:
         self._gangs: dict[GroupKey, _Gang] = {}
         self._members: dict[GroupKey, dict[str, None]] = {}
         self._dirty: dict[GroupKey, None] = {}
+        self.past = Past(self._past_moved)
+        # Called with the jobs of a gang that hold room: those that go together or not at all, and those that may go alone.
+        self.tied: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
+        self.has_groups = asyncio.Event()
         self._on_node: dict[NodeName, dict[str, None]] = {}
         self.nodes: dict[NodeName, KubeNode] = {}
         self._newcomers = Newcomers()
@@ -187,12 +197,17 @@ class Pods:
         elif not entry.reasons:
             self._submit(entry)
 
+    def _past_moved(self, key: GroupKey) -> None:
+        if key in self._members:
+            self._dirty[key] = None
+
     def _join_group(self, entry: Entry) -> None:
         found = membership(entry.pod)
         if isinstance(found, Reason):
             entry.reasons = (found,)
         elif found is not None:
             entry.group = found
+            self.has_groups.set()
             self._members.setdefault(found.key, {})[entry.uid] = None
             self._dirty[found.key] = None
 
@@ -250,13 +265,15 @@ class Pods:
     def _gather(self, key: GroupKey) -> None:
         """The waiting pods of a group as one job, made anew if they are not the same as before."""
         members = [self.entries[uid] for uid in self._members.get(key, ())]
+        holding = [entry for entry in members if entry.holds and not entry.leaving]
+        self.tied(key, *tied_together(holding, self.past.of(key), self._around.groups))
         pods = [
             structs.replace(entry.pod, spec=structs.replace(entry.pod.spec, node_name=entry.node or "?"))
             if entry.stage in ("queued", "placed", "bound")
             else entry.pod
             for entry in members
         ]
-        for gathering in gather(pods, self._around.groups) or [Gathering([])]:
+        for gathering in gather([*pods, *self.past.of(key)], self._around.groups) or [Gathering([])]:
             waiting = [self.entries[pod.metadata.uid] for pod in gathering.waiting]
             unread = next((entry.reasons for entry in waiting if entry.wanted.refused), ())
             if gathering.group is None and gathering.reason is None and not unread:
@@ -272,17 +289,19 @@ class Pods:
                         entry.reasons = reasons
                         self._freshen(entry)
             else:
-                self._line_up(key, waiting, gathering.needed, gathering.group)
+                self._line_up(key, waiting, gathering)
 
-    def _line_up(self, key: GroupKey, waiting: list[Entry], needed: int, group: Group | None) -> None:
+    def _line_up(self, key: GroupKey, waiting: list[Entry], gathering: Gathering) -> None:
         uids, gang = tuple(entry.uid for entry in waiting), self._gangs.get(key)
-        if gang is not None and gang.uids == uids and gang.needed == needed:
+        needed, first = gathering.needed, gathering.lacks_members
+        if gang is not None and gang.uids == uids and gang.needed == needed and gang.first == first:
             return
         self._dissolve(key)
-        spec, order = as_job([entry.wanted for entry in waiting], needed, group)
+        spec, order = as_job([entry.wanted for entry in waiting], needed, gathering.group)
         id, now_ms = next(self._ids), self._now_ms()
-        since = min(at_ms(entry.pod.metadata.creation_timestamp, now_ms) for entry in waiting)
-        self._gangs[key] = _Gang(id, uids, tuple(uids[number] for number in order), needed)
+        # The members that run wait for the one that is missing: it comes before all others of its priority.
+        since = FIRST_MS if first else min(at_ms(one.pod.metadata.creation_timestamp, now_ms) for one in waiting)
+        self._gangs[key] = _Gang(id, uids, tuple(uids[number] for number in order), needed, first)
         self.of_gang[id] = key
         self.arrivals += len(waiting)
         for entry in waiting:
@@ -323,6 +342,8 @@ class Pods:
             self._now_ms() if again else since,
             started_ms=0 if placed_ms else since,
         )  # fmt: skip
+        if entry.group is not None:
+            self._dirty[entry.group.key] = None
         spec: JobSpec = entry.wanted.job
         job = Job(id, spec, state, created, since, attempt=1, first_attempt=1, scheduled_ms=since, nodes=entry.node)
         self._tell(JobRestored(job=job, runs=(run,)))
@@ -337,12 +358,16 @@ class Pods:
     def _leave(self, entry: Entry) -> None:
         if entry.pod.leaving and not entry.leaving:
             entry.leaving = True
+            if entry.group is not None:
+                self._dirty[entry.group.key] = None
             self._tell(JobCancelled(job=entry.id, reason="the pod is being deleted"))
 
     def _let_go(self, entry: Entry, after: Pod | None = None) -> None:
         """The controller hears that it is over with what it held."""
         self._on_node.get(entry.node, {}).pop(entry.uid, None)
         self._around.budgets.forget(entry.id)
+        if entry.group is not None:
+            self._dirty[entry.group.key] = None
         done = after is not None and after.status.phase == "Succeeded"
         if not done and not entry.leaving:
             self._tell(JobCancelled(job=entry.id, reason="the pod is gone"))
@@ -386,6 +411,8 @@ class Pods:
             if entry is not None:
                 entry.stage, entry.node, entry.run = "placed", order.run.node, order.run.id
                 self._takes_room(entry)
+                if entry.group is not None:
+                    self._dirty[entry.group.key] = None
                 out.append(entry)
         for id, members in gangs.items():
             out += self._gang_placed(id, members, now_ms)
