@@ -34,6 +34,8 @@ class Around:
     ) -> None:
         self.version = self.owners_version = 0
         self.groups_moved: list[tuple[str, str]] = []
+        # Groups of Volcano that nobody has let in yet.
+        self.not_let_in: dict[tuple[str, str], None] = {}
         self.projects: dict[str, Mapping[str, str]] = {}
         self.budgets = Budgets()
         # Called when volumes, claims or classes change, with the claim if it was one; and when a node's drivers do.
@@ -59,7 +61,7 @@ class Around:
         self.pod_groups = Shelf[PodGroup](by_place, self._group, flushed)
         self.grouped = Shelf[GroupedWorkload](by_place, self._group, flushed)
         self.plugin_groups = Shelf[MemberGroup](by_place, self._group, flushed)
-        self.volcano_groups = Shelf[MemberGroup](by_place, self._group, flushed)
+        self.volcano_groups = Shelf[MemberGroup](by_place, self._volcano_group, flushed)
         self.groups = Groups(
             self.pod_groups.all, self.grouped.all, self.plugin_groups.all, self.volcano_groups.all
         )  # fmt: skip
@@ -105,6 +107,11 @@ class Around:
                 self._workloads[place] = after
 
         return moved
+
+    def _volcano_group(self, key: tuple[str, str], before: MemberGroup | None, after: MemberGroup | None) -> None:
+        self._group(key, before, after)
+        if after is not None and after.status.phase in ("", "Pending"):
+            self.not_let_in[key] = None
 
     def _group(self, key: tuple[str, str], before: Any, after: Any) -> None:
         if (before.spec if before else None) != (after.spec if after else None):

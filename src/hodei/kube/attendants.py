@@ -1,4 +1,4 @@
-"""Which attendants a configuration calls for; none for a plain one."""
+"""Which attendants a configuration calls for; a plain one needs only those for groups."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hodei.engine.fairness.billing import BILLING
 from hodei.kube.attending import Attendant
 from hodei.kube.driver import Driver
 from hodei.kube.finished import Finished, as_ran
+from hodei.kube.groups_told import GroupsTold
 from hodei.kube.making import House, Options
 from hodei.kube.past import WatchingPast
 from hodei.kube.profile import LINE
@@ -25,7 +26,10 @@ from hodei.runtime.clock import SystemClock
 def attendants_of(api: Api, house: House, options: Options, driver: Driver) -> list[Attendant]:
     """In the order in which they begin: first what is known of the past, then what is kept free, then the rest."""
     controller, pods, clock = house.controller, house.pods, SystemClock()
-    out: list[Attendant] = [WatchingPast(api, options.scheduler_name, pods.past, pods.has_groups, driver.stir)]
+    out: list[Attendant] = [
+        WatchingPast(api, options.scheduler_name, pods.past, pods.has_groups, driver.stir),
+        GroupsTold(api, options.scheduler_name, pods, house.around, time.time),
+    ]
     if controller.accounts.sharing is not None and options.usage_configmap:
         only = None if options.scheduling.budgets else frozenset({BILLING})
         namespace = options.namespace or api.namespace or "default"

@@ -110,6 +110,8 @@ class Driver:
 
     async def _rest(self) -> None:
         due = None if self._held_back else self.controller.next_wakeup_ms(self._now_ms())
+        theirs = self.pods.next_ms()
+        due = theirs if due is None or (theirs is not None and theirs < due) else due
         pause = _CALM_S if due is None else min(max((due - self._now_ms()) / 1000, 0.001), _CALM_S)
         try:
             async with asyncio.timeout(pause):
@@ -158,6 +160,8 @@ class Driver:
         try:
             if self._provisioning.needed(pod):
                 await self._provisioning.ready(pod, node)
+                if entry.run != run or entry.stage not in ("placed", "aside"):
+                    return  # its gang has waited for as long as it may
             if self.pods.node(node) is None:
                 raise NotProvisioned(f"node {node} has gone")
             if lacks := self.pods.crowded(entry):

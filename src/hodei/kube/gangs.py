@@ -63,7 +63,7 @@ class Membership(Struct, frozen=True):
 class Group(Struct, frozen=True):
     """A gang, whoever's convention: `min_count` pods together or none, and of each of `parts` so many at least.
     `topology`: the label of which all share one value. `whole`: evicted together, if at all. `queue`: whose it is. `since`:
-    when its object was made, "" if it has none."""
+    when its object was made, "" if it has none. `timed`: somebody said how long it may wait."""
 
     key: tuple[Convention, str, str]
     min_count: int
@@ -73,6 +73,7 @@ class Group(Struct, frozen=True):
     topology: str = ""
     whole: bool = False
     since: str = ""
+    timed: bool = False
 
 
 class Groups(Struct, frozen=True):
@@ -325,6 +326,8 @@ def _group(
         topology,
         whole,
         since or "",
+        # What Volcano calls a waiting time is a wish to start by then, not a reason to step aside.
+        said is not None and member.convention != "volcano",
     )
 
 

@@ -15,12 +15,13 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from hodei.kube.around import Around
+from hodei.kube.company import tied_together
 from hodei.kube.comparing import differs, has_claims, node_differs, same_hold, same_spec
 from hodei.kube.crowding import Newcomers, lacking
-from hodei.kube.gangs import Membership, membership
-from hodei.kube.company import tied_together
+from hodei.kube.gangs import Group, Membership, group_of, membership
 from hodei.kube.gathering import Gathering, as_job, gather
 from hodei.kube.past import Past
+from hodei.kube.patience import Patience
 from hodei.kube.reading import Reader, at_ms
 from hodei.kube.translate import Wanted
 from hodei.kubeapi.objects import Node as KubeNode
@@ -87,7 +88,10 @@ class Pods:
         self._gangs: dict[GroupKey, _Gang] = {}
         self._members: dict[GroupKey, dict[str, None]] = {}
         self._dirty: dict[GroupKey, None] = {}
+        self._patience = Patience()
         self.past = Past(self._past_moved)
+        # Groups that stand otherwise than before, for whoever tells of it.
+        self.touched: dict[GroupKey, None] = {}
         # Called with the jobs of a gang that hold room: those that go together or not at all, and those that may go alone.
         self.tied: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
         self.has_groups = asyncio.Event()
@@ -116,6 +120,8 @@ class Pods:
         elif entry is not None and not differs(entry.pod, after):
             if self.learns and entry.stage == "bound" and after.status.start_time and not entry.pod.status.start_time:
                 self._tell(RunObserved(run=entry.run, state="running", at_ms=at_ms(after.status.start_time)))
+            if entry.group is not None and entry.pod.status.phase != after.status.phase:
+                self.touched[entry.group.key] = None
             entry.pod = after
         elif after.spec.node_name:
             self._has_node(uid, entry, after)
@@ -198,6 +204,7 @@ class Pods:
             self._submit(entry)
 
     def _past_moved(self, key: GroupKey) -> None:
+        self.touched[key] = None
         if key in self._members:
             self._dirty[key] = None
 
@@ -221,6 +228,7 @@ class Pods:
         if self._unread and self._read_at != self._around.version:
             self._read_again()
         self._read_at = self._around.version
+        self._lose_patience()
         for namespace, name in self._around.take_groups():
             for key in self._members:
                 if key[1] == namespace and key[2].partition("/")[0] == name:
@@ -236,9 +244,26 @@ class Pods:
     @property
     def stirred(self) -> bool:
         """Whether there is anything to take."""
-        return bool(self._facts or self._dirty or self._untold or self._around.groups_moved) or (
+        if self._facts or self._dirty or self._untold or self._around.groups_moved:
+            return True
+        due = self._patience.next_ms()
+        return (due is not None and due <= self._now_ms()) or (
             bool(self._unread) and self._read_at != self._around.version
         )
+
+    def next_ms(self) -> int | None:
+        """When there is something to take even if nothing happens."""
+        return self._patience.next_ms()
+
+    def _lose_patience(self) -> None:
+        """Gangs that have waited for as long as they may let go of what is kept for them."""
+        late, back = self._patience.run_out(self._now_ms())
+        for key, why in late:
+            self._dissolve(key)
+            for entry in self.members(key):
+                if entry.stage == "placed":
+                    self.not_bound(entry.uid, entry.run, why)
+        self._dirty.update(dict.fromkeys([*(key for key, _ in late), *back]))
 
     def _read_again(self) -> None:
         for uid in list(self._unread):
@@ -264,7 +289,8 @@ class Pods:
 
     def _gather(self, key: GroupKey) -> None:
         """The waiting pods of a group as one job, made anew if they are not the same as before."""
-        members = [self.entries[uid] for uid in self._members.get(key, ())]
+        members = self.members(key)
+        self.touched[key] = None
         holding = [entry for entry in members if entry.holds and not entry.leaving]
         self.tied(key, *tied_together(holding, self.past.of(key), self._around.groups))
         pods = [
@@ -275,21 +301,36 @@ class Pods:
         ]
         for gathering in gather([*pods, *self.past.of(key)], self._around.groups) or [Gathering([])]:
             waiting = [self.entries[pod.metadata.uid] for pod in gathering.waiting]
+            late = self._late(key, gathering, members)
             unread = next((entry.reasons for entry in waiting if entry.wanted.refused), ())
             if gathering.group is None and gathering.reason is None and not unread:
                 self._dissolve(key)
                 for entry in waiting:
                     entry.reasons = ()
                     self._submit(entry)
-            elif gathering.reason is not None or unread or not waiting:
+            elif gathering.reason is not None or unread or late is not None or not waiting:
                 self._dissolve(key)
                 for entry in waiting:
-                    reasons = entry.wanted.refused or unread or ((gathering.reason,) if gathering.reason else ())
+                    why = late or gathering.reason
+                    reasons = entry.wanted.refused or unread or ((why,) if why else ())
                     if entry.reasons != reasons:
                         entry.reasons = reasons
                         self._freshen(entry)
             else:
                 self._line_up(key, waiting, gathering)
+
+    def _late(self, key: GroupKey, gathering: Gathering, members: list[Entry]) -> Reason | None:
+        """What a gang is told that has waited for as long as it may, while it stands aside or is not all there."""
+        group = gathering.group or (self.group(key) if any(entry.stage == "placed" for entry in members) else None)
+        bound = sum(entry.stage == "bound" for entry in members)
+        if group is None or not group.timed or not group.timeout_ms or bound + gathering.done >= group.min_count:
+            self._patience.settled(key)
+            return None
+        self._patience.waits(key, group.timeout_ms, self._now_ms())
+        told = self._patience.told(key)
+        if gathering.reason is not None and gathering.reason.code == "GANG_INCOMPLETE" and told:
+            return structs.replace(gathering.reason, text=f"{gathering.reason.text}; {told}")
+        return Reason("gang", "GANG_TIMEOUT", told) if self._patience.aside(key) else None
 
     def _line_up(self, key: GroupKey, waiting: list[Entry], gathering: Gathering) -> None:
         uids, gang = tuple(entry.uid for entry in waiting), self._gangs.get(key)
@@ -442,6 +483,8 @@ class Pods:
         entry = self.entries.get(uid)
         if entry is not None and entry.run == run and entry.stage == "placed":
             entry.stage = "bound"
+            if entry.group is not None:
+                self.touched[entry.group.key] = None
 
     def not_bound(self, uid: str, run: RunId, reason: str, *, gone: bool = False) -> None:
         """The cluster would not have it: its room is free again, and it waits for another try unless it is `gone`."""
@@ -468,6 +511,17 @@ class Pods:
             return ""
         there = (self.entries[uid].wanted.request for uid in self._on_node.get(entry.node, ()))
         return lacking(self.nodes[entry.node], entry.wanted.request, there)
+
+    def members(self, key: GroupKey) -> list[Entry]:
+        """The pods of a group that are not over."""
+        return [self.entries[uid] for uid in self._members.get(key, ())]
+
+    def group(self, key: GroupKey) -> Group | None:
+        """The gang; None if there is none, or it cannot be told yet."""
+        said = [entry.group for entry in self.members(key) if entry.group is not None]
+        said = said or [was for pod in self.past.of(key) if isinstance(was := membership(pod), Membership)]
+        found = group_of(said[0], self._around.groups, siblings=tuple(said[1:])) if said else None
+        return found if isinstance(found, Group) else None
 
     def of_job(self, id: JobId) -> list[Entry]:
         """The pods that a job stands for; none if it is over."""

@@ -32,11 +32,23 @@ class GroupSpec(Slim, frozen=True):
     parent_composite_pod_group_name: str | None = None
 
 
+class GroupCondition(Slim, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
 class PodGroup(Slim, frozen=True):
     """`scheduling.k8s.io` PodGroup, from 1.36 on."""
 
+    class Status(Slim, frozen=True):
+        conditions: tuple[GroupCondition, ...] = ()
+
     metadata: Meta = Meta()
     spec: GroupSpec = GroupSpec()
+    status: Status = Status()
 
 
 class PartOfWorkload(Slim, frozen=True):
@@ -63,11 +75,21 @@ class MemberSpec(Slim, frozen=True):
     priority_class_name: str = ""
 
 
+class MemberStatus(Slim, frozen=True):
+    phase: str = ""
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    schedule_start_time: str | None = None
+    conditions: tuple[GroupCondition, ...] = ()
+
+
 class MemberGroup(Slim, frozen=True):
     """The PodGroup of scheduler-plugins (`scheduling.x-k8s.io`) or of Volcano (`scheduling.volcano.sh`)."""
 
     metadata: Meta = Meta()
     spec: MemberSpec = MemberSpec()
+    status: MemberStatus = MemberStatus()
 
 
 class TaskGroup(Slim, frozen=True):

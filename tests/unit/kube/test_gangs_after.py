@@ -10,6 +10,7 @@ from msgspec import structs
 from hodei.kube.gangs import Membership
 from hodei.kubeapi.group_objects import MemberGroup, PodGroup
 from hodei.kubeapi.objects import Meta, PodStatus, from_plain
+from hodei.model.effects import Start
 from unit.kube.podding import a_pod
 from unit.kube.town import Town
 
@@ -257,3 +258,84 @@ def test_pods_whose_gang_is_no_more_are_alone_again() -> None:
     town.pod("high", priority=9)
     town.step()
     assert len(stopped(town)) == 1
+
+
+# ------------------------------------------------------------------------------------------------- time that is up
+
+
+def codes(town: Town, name: str) -> list[str]:
+    return [reason.code for reason in town.house.pods.entries[f"uid-{name}"].reasons]
+
+
+def test_a_gang_that_has_waited_for_as_long_as_it_may_steps_aside_and_comes_back() -> None:
+    town = a_town(2)
+    town.pod("low-0", nodeName="n0")
+    town.pod("low-1", nodeName="n1")
+    town.step()
+    town.now_ms += 60_000
+    said = ring(2, **{"pod-group-timeout": "10s"})
+    for number in range(2):
+        town.pod(f"ring-{number}", priority=5, **said)
+    town.step()
+    held = town.job("ring-0")
+    assert held in town.house.controller.preempting.holds
+    town.now_ms += 10_000
+    assert town.house.pods.stirred
+    town.step()
+    assert not town.house.controller.preempting.holds
+    assert codes(town, "ring-0") == ["GANG_TIMEOUT"]
+    assert "after waiting 10s" in town.house.pods.entries["uid-ring-0"].reasons[0].text
+    assert town.house.pods.next_ms() == town.now_ms + 1000
+    town.now_ms += 1000
+    town.step()
+    assert town.job("ring-0") in town.house.controller.preempting.holds
+
+
+def test_a_gang_that_is_not_all_there_in_time_is_told_and_others_get_the_room_meanwhile() -> None:
+    town = a_town(2)
+    group = from_plain(
+        {"metadata": {"name": "ring", "namespace": "ns"}, "spec": {"minMember": 2, "scheduleTimeoutSeconds": 5}},
+        MemberGroup,
+    )
+    town.house.around.plugin_groups.changed("ADDED", group)
+    said = {"labels": {"scheduling.x-k8s.io/pod-group": "ring"}}
+    town.pod("ring-0", **said)
+    town.step()
+    town.now_ms += 5000
+    town.step()
+    reason = town.house.pods.entries["uid-ring-0"].reasons[0]
+    assert reason.code == "GANG_INCOMPLETE"
+    assert reason.text.endswith('pod group "ring" rejected due to timeout after waiting 5s')
+    town.pod("ring-1", **said)
+    town.now_ms += 1000
+    town.step()
+    assert town.where("ring-0")
+    assert town.where("ring-1")
+    assert town.house.pods.next_ms() is None
+
+
+def test_a_gang_of_which_nobody_says_how_long_it_may_wait_keeps_its_place() -> None:
+    town = a_town(1)
+    for number in range(2):
+        town.pod(f"ring-{number}", **ring(2))
+    town.step()
+    job = town.job("ring-0")
+    town.now_ms += 3_600_000
+    town.step()
+    assert town.job("ring-0") == job
+    assert town.house.pods.next_ms() is None
+
+
+def test_members_that_were_placed_and_are_not_bound_in_time_give_their_room_back() -> None:
+    town = a_town(2)
+    said = ring(2, **{"pod-group-timeout": "10s"})
+    for number in range(2):
+        town.pod(f"ring-{number}", **said)
+    pods, controller = town.house.pods, town.house.controller
+    orders = [act for act in controller.step(town.now_ms, pods.take_facts()).acts if isinstance(act, Start)]
+    first, second = pods.placed(orders, town.now_ms)
+    controller.step(town.now_ms, pods.take_facts())
+    pods.bound(first.uid, first.run)
+    town.now_ms += 10_000
+    controller.step(town.now_ms, pods.take_facts())
+    assert (first.stage, second.stage) == ("bound", "queued")

@@ -58,7 +58,7 @@ def _groups(kubernetes=OURS, plugins=None, volcano=None, workload=WORKLOAD) -> G
         (
             {"labels": {"scheduling.x-k8s.io/pod-group": "g"}},
             _groups(plugins={"minMember": 2, "scheduleTimeoutSeconds": 10}),
-            Group(("scheduler-plugins", "ns", "g"), 2, timeout_ms=10_000),
+            Group(("scheduler-plugins", "ns", "g"), 2, timeout_ms=10_000, timed=True),
         ),
         ({"annotations": {"scheduling.k8s.io/group-name": "g"}}, _groups(), Group(("volcano", "ns", "g"), 3, queue="q")),
         (
@@ -88,7 +88,7 @@ def _groups(kubernetes=OURS, plugins=None, volcano=None, workload=WORKLOAD) -> G
                 },
             },
             _groups(),
-            Group(("yunikorn", "ns", "app"), 4, (("driver", 1), ("worker", 3)), 30_000, "root.a"),
+            Group(("yunikorn", "ns", "app"), 4, (("driver", 1), ("worker", 3)), 30_000, "root.a", timed=True),
         ),
         (
             {"annotations": {"pod-group": "g", "pod-group-size": "2"}},
@@ -98,7 +98,7 @@ def _groups(kubernetes=OURS, plugins=None, volcano=None, workload=WORKLOAD) -> G
         (
             {"annotations": {"pod-group": "g", "pod-group-size": "2", "pod-group-timeout": "30s"}},
             _groups(),
-            Group(("annotation", "ns", "g"), 2, timeout_ms=30_000),
+            Group(("annotation", "ns", "g"), 2, timeout_ms=30_000, timed=True),
         ),
     ],
     ids=[

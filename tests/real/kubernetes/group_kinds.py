@@ -1,0 +1,86 @@
+"""The PodGroups of scheduler-plugins and Volcano as their projects define them: the same fields, types and subresources, so that
+what is not in the schema is dropped here as it is there. Volcano's has no status subresource."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from real.kubernetes.plane import Plane
+
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+TIME: Schema = {"type": "string", "format": "date-time"}
+NUMBER: Schema = {"type": "integer", "format": "int32"}
+AMOUNTS: Schema = {
+    "type": "object",
+    "additionalProperties": {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": True,
+    },
+}
+
+
+def thing(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties}
+
+
+PLUGINS = thing(
+    spec=thing(minMember={**NUMBER, "minimum": 1}, minResources=AMOUNTS, scheduleTimeoutSeconds=NUMBER),
+    status=thing(
+        failed=NUMBER, occupiedBy=TEXT, phase=TEXT, running=NUMBER, scheduleStartTime=TIME, succeeded=NUMBER
+    ),
+)  # fmt: skip
+CONDITION = thing(lastTransitionTime=TIME, message=TEXT, reason=TEXT, status=TEXT, transitionID=TEXT, type=TEXT)
+VOLCANO = thing(
+    spec=thing(
+        minMember=NUMBER, minResources=AMOUNTS, minTaskMember={"type": "object", "additionalProperties": NUMBER},
+        priorityClassName=TEXT, queue={**TEXT, "default": "default"},
+    ),
+    status=thing(
+        conditions={"type": "array", "items": CONDITION}, failed=NUMBER, phase=TEXT, running=NUMBER, succeeded=NUMBER
+    ),
+)  # fmt: skip
+VOLCANO_JOB = thing(
+    spec=thing(schedulerName=TEXT, minAvailable=NUMBER), status={"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+)  # fmt: skip
+
+
+def kind(group: str, version: str, name: str, schema: Schema, *, status: bool) -> dict[str, Any]:
+    plural = f"{name.lower()}s"
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    if status:
+        served["subresources"] = {"status": {}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {
+                "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
+            },
+        },
+        "spec": {
+            "group": group,
+            "names": {"plural": plural, "singular": name.lower(), "kind": name, "listKind": f"{name}List"},
+            "scope": "Namespaced",
+            "versions": [served],
+        },
+    }
+
+
+KINDS = (
+    ("scheduling.x-k8s.io", "v1alpha1", "PodGroup", PLUGINS, True),
+    ("scheduling.volcano.sh", "v1beta1", "PodGroup", VOLCANO, False),
+    ("batch.volcano.sh", "v1alpha1", "Job", VOLCANO_JOB, True),
+)
+
+
+def defined(plane: Plane) -> Iterator[None]:
+    """The kinds are served while inside."""
+    paths = plane.api.apply([kind(*one[:4], status=one[4]) for one in KINDS])
+    for group, version, name, _, _ in KINDS:
+        plane.api.path_of({"apiVersion": f"{group}/{version}", "kind": name, "metadata": {"name": "any"}})
+    yield
+    for path in paths:
+        plane.api.delete(path)
