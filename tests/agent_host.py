@@ -13,6 +13,7 @@ from typing import Any
 from builders import a_job_spec, a_run
 from hodei.backends.local import LocalBackend
 from hodei.model.effects import Start, Stop
+from hodei.model.errors import BackendError
 from hodei.model.facts import RunObserved
 from hodei.model.lifecycle import RUN_ENDED
 from hodei.ports import Backend, Stream
@@ -47,6 +48,7 @@ class Desk:
     def __init__(self, backend: Backend, deadline_s: float = DEADLINE_S) -> None:
         self.backend = backend
         self.heard: list[RunObserved] = []
+        self.ordered: dict[str, Start] = {}  # what is ordered again after an outage
         self._deadline_s = deadline_s
 
     async def run(self, *orders: Start) -> list[RunObserved]:
@@ -55,7 +57,24 @@ class Desk:
         return [await self.end_of(order.run.id) for order in orders]
 
     async def hear(self) -> None:
-        self.heard += await self.backend.observe()
+        try:
+            self.heard += await self.backend.observe()
+        except BackendError:
+            if not isinstance(self.backend, LocalBackend):
+                raise
+            while not await self._made_peace():
+                pass
+
+    async def _made_peace(self) -> bool:
+        """What a server does when the other side was gone: order again what it does not know of and was not seen running."""
+        try:
+            await self.backend.open()
+            known = await self.backend.known()
+            seen = {observation.run for observation in self.heard} | known.keys()
+            await self.backend.start([order for run, order in self.ordered.items() if run not in seen])
+        except BackendError:
+            return False
+        return True
 
     async def first(self, run: str, states: frozenset[str]) -> RunObserved:
         async with asyncio.timeout(self._deadline_s):

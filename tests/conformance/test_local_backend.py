@@ -75,7 +75,7 @@ def test_a_run_whose_acceptance_was_not_heard_is_adopted_by_the_next_order(tmp_p
         lost = asyncio.create_task(desk.backend.start([order]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        desk.backend._link.close()
+        desk.backend._reach.link.close()
         await asyncio.gather(lost, return_exceptions=True)
         assert await desk.backend.start([order]) == {}
         assert (await desk.end_of("1.0.1")).state == "succeeded"
@@ -115,7 +115,7 @@ def test_ends_are_told_again_after_a_reconnect_until_they_are_forgotten(tmp_path
         first, second = await desk.run(an_order(1), an_order(2, "/bin/sh", "-c", "exit 4"))
         await desk.backend.forget([Forget(first.run, "local")])
         desk.heard.clear()
-        desk.backend._link.close()
+        desk.backend._reach.link.close()
         assert await desk.end_of("2.0.1") == second
         assert {seen.run for seen in desk.heard} == {"2.0.1"}
 

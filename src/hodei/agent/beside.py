@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from hodei.agent import proc
 from hodei.agent.limits import Fence
 from hodei.agent.run import Run, signal_name
-from hodei.agent.spawn import ERRORS, NOT_TRIED, env_of, read_status, spawn
+from hodei.agent.spawn import NOT_TRIED, env_of, spawn
+from hodei.agent.status import ERRORS, read_status
 
 # What a command is started for is also the name of the file that its wrapper holds open.
 SAVE, HEALTH = "save", "health"
@@ -81,7 +82,7 @@ class Beside:
 
     def end_those_before_us(self, run: Run) -> None:
         for purpose in (SAVE, HEALTH, *EXECUTE):
-            pid = read_status(run.name, run.directory, purpose)[0]
+            pid = read_status(run.name, run.directory, purpose).pid
             if pid and proc.holds_file(pid, f"{run.directory}/{purpose}"):
                 signal_group(pid, signal.SIGKILL)
 
@@ -94,7 +95,7 @@ class Beside:
         if command.over is not None:
             command.over(code)
             return
-        error = read_status(run.name, run.directory, command.purpose)[2] if code == NOT_TRIED else ""
+        error = read_status(run.name, run.directory, command.purpose).error if code == NOT_TRIED else ""
         if error:
             command.done(ERRORS[error].format(workdir=run.workdir))
         elif code:

@@ -2,13 +2,18 @@
 
 Steps: `claimed` (before anything is started), `started`, `saved`, `stopping`, `done`, `forgotten`; and `epoch` for each
 installation. Lines are gathered and written together; `sync` makes all of them durable with one fdatasync.
-A torn or foreign line is skipped: it was never told to anyone.
+
+Each line ends with a checksum of it. (Journals of older agents have none; they are read too, and get theirs when they are
+compacted.) A torn last line was never told to anyone, and is dropped. A line in the middle that cannot be read has rotted
+on disk: it is counted in `unreadable`, and means nothing but that we do not know. `recovery` then asks other witnesses.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,6 +28,7 @@ class Journal:
         self._path = path
         self._waiting: list[str] = []
         self._torn = False
+        self.unreadable = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._size = os.fstat(self._fd).st_size
         self._compact_at = max(COMPACT_BYTES, self._size)
@@ -31,18 +37,25 @@ class Journal:
         """Every step that is on disk, oldest first."""
         with open(self._path, "rb") as file:
             for line in file:
-                try:
-                    step = json.loads(line)
-                except ValueError:
-                    self._torn = not line.endswith(b"\n")
-                    continue
+                step = _read(line.rstrip(b"\n"))
                 self._torn = not line.endswith(b"\n")
-                if isinstance(step, dict) and "step" in step:
+                if step is not None:
                     yield step
+                elif not self._torn and line != b"\n":
+                    self.unreadable += 1
+
+    def keep_copy(self) -> str:
+        """The journal as it is, for someone to look at later; the path of it, "" if there is no room for it."""
+        copy = f"{self._path}.damaged"
+        try:
+            shutil.copyfile(self._path, copy)
+        except OSError:
+            return ""
+        return copy
 
     def add(self, step: dict[str, Any]) -> None:
         """Gather one step; it reaches the disk with the next `sync`."""
-        self._waiting.append(_encode(step))
+        self._waiting.append(_line(step))
 
     def sync(self) -> None:
         """All gathered steps are durable when this returns. OSError if the disk refuses; nothing is lost from the
@@ -52,11 +65,20 @@ class Journal:
         data = (("\n" if self._torn else "") + "\n".join(self._waiting) + "\n").encode()
         self._torn = True
         if os.write(self._fd, data) < len(data):
+            self._cut_off()
             raise OSError("the journal's disk is full")
         os.fdatasync(self._fd)
         self._torn = False
         self._size += len(data)
         self._waiting.clear()
+
+    def _cut_off(self) -> None:
+        """Take away a line that was half written, so that it is not taken for a rotten one later."""
+        try:
+            os.ftruncate(self._fd, self._size)
+            self._torn = False
+        except OSError:
+            pass
 
     @property
     def has_grown(self) -> bool:
@@ -68,7 +90,7 @@ class Journal:
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         with os.fdopen(os.dup(fd), "wb") as file:
             for step in steps:
-                file.write(_encode(step).encode() + b"\n")
+                file.write(_line(step).encode() + b"\n")
         os.fsync(fd)
         os.rename(fresh, self._path)
         _sync_directory(os.path.dirname(self._path))
@@ -81,6 +103,24 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _line(step: dict[str, Any]) -> str:
+    text = _encode(step)
+    return f"{text} {zlib.crc32(text.encode()):08x}"
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    """None if it is not as it was written."""
+    if not line.endswith(b"}"):
+        line, _, sum = line.rpartition(b" ")
+        if sum != b"%08x" % zlib.crc32(line):
+            return None
+    try:
+        step = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return step if isinstance(step, dict) and isinstance(step.get("step"), str) else None
 
 
 def _sync_directory(path: str) -> None:

@@ -131,16 +131,27 @@ def _open_regular(dir_fd: int, name: str) -> int | None:
 
 
 def _read_gap(dir_fd: int, stream: str) -> _Gap | None:
-    fd = _open_regular(dir_fd, f"{stream}.gap")
+    """None if nothing was dropped, or if nobody can tell any more what was."""
+    try:
+        fd = _open_regular(dir_fd, f"{stream}.gap")
+    except LogError:
+        return None
     if fd is None:
         return None
     try:
         start, end, moved = os.read(fd, 100).split()
-        return _Gap(int(start), int(end), moved == b"1")
-    except ValueError:
+        gap = _Gap(int(start), int(end), moved == b"1")
+    except (ValueError, OSError):
         return None
     finally:
         os.close(fd)
+    if not 0 <= gap.start <= gap.end or moved not in (b"0", b"1"):
+        return None
+    try:
+        beyond = not gap.moved and gap.end > os.stat(stream, dir_fd=dir_fd, follow_symlinks=False).st_size
+    except OSError:
+        return None
+    return None if beyond else gap
 
 
 def _write_gap(dir_fd: int, stream: str, gap: _Gap) -> None:

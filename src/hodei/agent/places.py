@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 
 from hodei.agent import logs
 
@@ -26,11 +27,11 @@ class Places:
     """The directories of the runs below `root`, by installation and name."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self.root = root
         self._spares: list[str] = []
 
     def path(self, installation: str, name: str) -> str:
-        return f"{self._root}/{installation}/{name}"
+        return f"{self.root}/{installation}/{name}"
 
     def make(self, path: str) -> None:
         """FileExistsError if a run has been there before; it must not run again then."""
@@ -60,12 +61,22 @@ class Places:
         except OSError:
             return  # was never born, or someone tidied up
 
+    def with_status(self, known: Callable[[str], bool]) -> list[str]:
+        """Directories in which a wrapper has begun to write, but for those of runs that are `known`
+        (`installation/name`)."""
+        return [
+            self.path(installation, name)
+            for installation in _subdirectories(self.root)
+            for name in _subdirectories(f"{self.root}/{installation}")
+            if not known(f"{installation}/{name}") and os.path.lexists(f"{self.path(installation, name)}/status")
+        ]
+
     def prune(self, before_s: float, keep: set[str]) -> None:
         """Remove directories in which nothing was said since `before_s`, except those of the runs in `keep`
         (`installation/name`)."""
-        kept = keep | {spare.removeprefix(f"{self._root}/") for spare in self._spares}
-        for installation in _subdirectories(self._root):
-            for name in _subdirectories(f"{self._root}/{installation}"):
+        kept = keep | {spare.removeprefix(f"{self.root}/") for spare in self._spares}
+        for installation in _subdirectories(self.root):
+            for name in _subdirectories(f"{self.root}/{installation}"):
                 path = self.path(installation, name)
                 if f"{installation}/{name}" not in kept and _last_said_s(path) < before_s:
                     shutil.rmtree(path, ignore_errors=True)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# What the kernel adds to the path of an open file that is gone.
+_DELETED = " (deleted)"
 
 
 def now_ms() -> int:
@@ -28,20 +30,59 @@ def boot_id() -> str:
 
 
 def holds_file(pid: int, path: str) -> bool:
-    """Does process `pid` have the file at `path` open? A pid may be reused; an open file of ours cannot be had by
-    accident, so this names a process more surely than its start time, and works without having noted one."""
+    """Does process `pid` have the file at `path` open, or the one that was there? A pid may be reused; an open file of ours
+    cannot be had by accident, so this names a process more surely than its start time, and works without having noted one."""
+    try:
+        fds = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
     try:
         wanted = os.stat(path)
-        return any(_same(f"/proc/{pid}/fd/{fd}", wanted) for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
-        return False
+        wanted = None
+    return any(_is_file(f"/proc/{pid}/fd/{fd}", path, wanted) for fd in fds)
 
 
-def _same(link: str, wanted: os.stat_result) -> bool:
+def _is_file(link: str, path: str, wanted: os.stat_result | None) -> bool:
     try:
-        return os.path.samestat(os.stat(link), wanted)
+        if wanted is not None and os.path.samestat(os.stat(link), wanted):
+            return True
+        return os.readlink(link).removesuffix(_DELETED) == path
     except OSError:
         return False
+
+
+def holders(root: str, name: str) -> dict[str, int]:
+    """The leaders of sessions that have a file of this name below `root` open, by the file's path; also if it was deleted
+    since. Costs a look at every process."""
+    out: dict[str, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _stat(int(entry))) and fields[3] == entry.encode():
+            for path in _open_files(entry):
+                if path.startswith(f"{root}/") and path.endswith(f"/{name}"):
+                    out[path] = int(entry)
+    return out
+
+
+def _open_files(pid: str) -> list[str]:
+    out = []
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            out.append(os.readlink(f"/proc/{pid}/fd/{fd}").removesuffix(_DELETED))
+    except OSError:
+        pass
+    return out
+
+
+def command_line(pid: int) -> list[str]:
+    """The words that process `pid` was started with; none if it is gone."""
+    return [os.fsdecode(word) for word in _cmdline(str(pid)).split(b"\0")[:-1]]
+
+
+def began_boot_ms(pid: int) -> int:
+    """When process `pid` began, on the boot clock, to a hundredth of a second; now if it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) * 1000 // TICKS_PER_S if fields else boot_clock_ms()
 
 
 def is_gone(pid: int) -> bool:

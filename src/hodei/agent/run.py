@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import signal
@@ -16,6 +17,7 @@ from hodei.agent.places import MARK
 
 LOG_CAP = 64 << 20
 GRACE_MS = 10_000
+CLAIM_LIMIT = 4096
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _INSTALLATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -38,6 +40,7 @@ def check_installation(name: object) -> str:
 class Run:
     """`state`: claimed, running, or one of the ends in `observation`. `key` is unique over all installations.
 
+    `boot`: in which boot of the host it was claimed or started, "" if that is not known.
     `checkpoint_file` is looked at now and then if `watched`; `seen` is what was there last. While a stop waits for the
     work to be saved, `hook` is set; `hook_begun` when that is on its way (`hook_before`: how the file stood then),
     `hook_note` when it went wrong. `save_hook` is for saving in between, `health` says how to look whether it is well
@@ -45,7 +48,7 @@ class Run:
     """
 
     __slots__ = (
-        "argv", "cgroups", "checkpoint_file", "checkpoint_ms", "claimed_ms", "directory", "end", "env", "grace_ms",
+        "argv", "boot", "cgroups", "checkpoint_file", "checkpoint_ms", "claimed_ms", "directory", "end", "env", "grace_ms",
         "health", "health_failures", "health_state", "heartbeat", "hook", "hook_before", "hook_begun", "hook_note",
         "hook_until_boot_ms", "idle_ms", "installation", "key", "kill_at_boot_ms", "limits", "log_cap", "name", "pid",
         "save_every_ms", "save_hook", "seen", "started_boot_ms", "started_ms", "stop_code", "stop_grace_ms", "stop_reason",
@@ -62,6 +65,7 @@ class Run:
         self.cgroups: tuple[str, ...] = ()
         self.timeout_ms, self.grace_ms, self.log_cap = 0, GRACE_MS, LOG_CAP
         self.claimed_ms = self.started_ms = self.started_boot_ms = 0
+        self.boot = ""
         self.pid = 0
         self.stop_code = self.stop_reason = ""
         self.kill_at_boot_ms = self.stop_grace_ms = 0
@@ -155,6 +159,8 @@ class Run:
     def ended(self, *, code: int | None, error: str, oom: bool, at_ms: int) -> Observation:
         """The end in the server's words: our own doing first, then the system's, then the command's."""
         end: Observation = {"run": self.name, "state": "failed", "at_ms": at_ms}
+        if self.started_ms:
+            end["started_ms"] = self.started_ms
         if code is not None:
             end["exit_code"] = code
         if error:
@@ -189,6 +195,8 @@ class Run:
 
     def claimed_step(self) -> dict[str, Any]:
         step: dict[str, Any] = {"step": "claimed", "run": self.key, "at": self.claimed_ms, "grace": self.grace_ms}
+        if self.boot:
+            step["boot"] = self.boot
         if self.timeout_ms:
             step["timeout"] = self.timeout_ms
         if self.log_cap != LOG_CAP:
@@ -207,10 +215,18 @@ class Run:
             step["idle"] = self.idle_ms
         return step
 
-    def started_step(self, boot: str) -> dict[str, Any]:
+    def claim(self) -> str:
+        """What the wrapper carries, so that a living run can be taken over from it alone."""
+        step = self.claimed_step()
+        text = json.dumps(step)
+        if len(text) > CLAIM_LIMIT:
+            text = json.dumps({name: value for name, value in step.items() if name not in ("save", "health")})
+        return text if len(text) <= CLAIM_LIMIT else ""
+
+    def started_step(self) -> dict[str, Any]:
         return {
             "step": "started", "run": self.key, "at": self.started_ms, "pid": self.pid,
-            "up": self.started_boot_ms, "boot": boot,
+            "up": self.started_boot_ms, "boot": self.boot,
         }  # fmt: skip
 
     def saved_step(self) -> dict[str, Any]:
@@ -236,6 +252,7 @@ class Run:
         match step["step"]:
             case "claimed":
                 self.claimed_ms, self.grace_ms = step["at"], step["grace"]
+                self.boot = step.get("boot", "")
                 self.timeout_ms, self.log_cap = step.get("timeout", 0), step.get("cap", LOG_CAP)
                 self.cgroups = tuple(step.get("cgroups", ()))
                 self.limits = Limits(memory_bytes=step.get("memory", 0))
@@ -250,7 +267,7 @@ class Run:
                     self.health = None  # this host has lost the address that it was to be asked at
             case "started":
                 self.started_ms, self.pid = step["at"], step["pid"]
-                self.started_boot_ms = step["up"]
+                self.started_boot_ms, self.boot = step["up"], step["boot"]
             case "stopping":
                 self.stop_code, self.stop_reason = step["code"], step["reason"]
                 self.kill_at_boot_ms, self.stop_grace_ms = step["kill_at"], step.get("grace", 0)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import shutil
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hodei.agent import logs, proc
+from hodei.agent import ends, logs, proc
 from hodei.agent.beside import Beside, signal_group
 from hodei.agent.checks import Checks
 from hodei.agent.hook import BadHook, Hook
@@ -26,7 +27,7 @@ from hodei.agent.looks import Looks, Seen
 from hodei.agent.places import Places
 from hodei.agent.run import BadOrder, Observation, Run, check_run_name
 from hodei.agent.saving import Saves
-from hodei.agent.spawn import ERRORS, NOT_TRIED, read_status, spawn
+from hodei.agent.spawn import base_env, spawn
 from hodei.agent.stops import Stops
 
 # Ends gather for this long to share one sync: far below what anyone notices, and the disk is asked 300 times a second
@@ -50,6 +51,7 @@ class Runs:
         self.epochs: dict[str, int] = {}
         self.forgotten: dict[str, None] = {}
         self.live: dict[int, Run] = {}
+        self.trouble = ""  # what `recovery` could not read, for people
         self._tell = tell
         self.loop = asyncio.get_running_loop()
         self._unborn: deque[Run] = deque()
@@ -61,7 +63,7 @@ class Runs:
         self.beside = Beside(self.loop)
         self.stops, self.saves = Stops(self), Saves(self)
         self.checks, self.idles = Checks(self), Idles(self)
-        self.base_env = _base_env()
+        self.base_env = base_env()
 
     @property
     def idle(self) -> bool:
@@ -89,7 +91,7 @@ class Runs:
             except BadOrder as error:
                 refused[name] = str(error)
                 continue
-            run.claimed_ms = proc.now_ms()
+            run.claimed_ms, run.boot = proc.now_ms(), self.boot
             run.cgroups = self.fences.groups(f"{installation}.{name}", run.limits)
             self.table[run.key] = run
             self.journal.add(run.claimed_step())
@@ -128,7 +130,7 @@ class Runs:
         try:
             self.places.make(run.directory)
             fence = self.fences.build(f"{run.installation}.{run.name}", run.limits)
-            run.pid = spawn(run.name, run.directory, run.argv, run.env, run.workdir, fence)
+            run.pid = spawn(run.name, run.directory, run.argv, run.env, run.workdir, fence, claim=run.claim())
         except FileExistsError:
             self._ended(run, code=None)  # a run of this name has been here before: never a second time
             return
@@ -138,7 +140,7 @@ class Runs:
         run.argv, run.env = (), {}
         run.started_ms, run.started_boot_ms = proc.now_ms(), proc.boot_clock_ms()
         self.live[run.pid] = run
-        self.journal.add(run.started_step(self.boot))
+        self.journal.add(run.started_step())
         self.report(run)
         self.watch_over(run)
 
@@ -240,15 +242,31 @@ class Runs:
                 self.stops.child_ended(dead.si_pid, code)
                 self.beside.child_ended(dead.si_pid, code)
             else:
-                error = read_status(run.name, run.directory)[2] if code == NOT_TRIED else ""
-                self._ended(run, code=code, error=ERRORS[error].format(workdir=run.workdir) if error else "")
+                error, at_ms = ends.of_child(run, code)
+                self._ended(run, code=code, error=error, at_ms=at_ms)
 
     def ended_elsewhere(self, run: Run) -> None:
         """A run that is not our child is gone: what its wrapper wrote down is all there is to know."""
-        _, code, error = read_status(run.name, run.directory)
-        self._ended(run, code=code, error=ERRORS[error].format(workdir=run.workdir) if error else "")
+        code, error, at_ms = ends.of_stranger(run)
+        self._ended(run, code=code, error=error, at_ms=at_ms)
 
-    def _ended(self, run: Run, *, code: int | None, error: str = "") -> None:
+    def never_born(self, run: Run) -> bool:
+        """It was claimed, and it is certain that its command has not begun and never will: as if it had not been claimed,
+        so that the next order for it starts it. False if that cannot be had."""
+        if run.stop_code:
+            self._ended(run, code=None)
+            return True
+        try:
+            shutil.rmtree(run.directory)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return False
+        del self.table[run.key]
+        self.journal.add({"step": "unclaimed", "run": run.key})
+        return True
+
+    def _ended(self, run: Run, *, code: int | None, error: str = "", at_ms: int = 0) -> None:
         for timer in run.timers:
             timer.cancel()
         run.timers.clear()
@@ -258,7 +276,7 @@ class Runs:
         if run.pid and (run.watched or run.hook_begun):
             run.saved(self.looks.now(run.checkpoint_file), proc.now_ms())
         oom = bool(run.cgroups) and self.fences.ran_out_of_memory(run.cgroups)
-        run.end = run.ended(code=code, error=error, oom=oom, at_ms=proc.now_ms())
+        run.end = run.ended(code=code, error=error, oom=oom, at_ms=at_ms or proc.now_ms())
         run.argv, run.env = (), {}
         if run.cgroups:
             self.remove_groups(run.cgroups)
@@ -367,18 +385,10 @@ class Runs:
         for run in self.table.values():
             yield run.claimed_step()
             if run.pid:
-                yield run.started_step(self.boot)
+                yield run.started_step()
             if run.checkpoint_ms:
                 yield run.saved_step()
             if run.stop_code:
                 yield run.stopping_step()
             if run.end is not None:
                 yield run.done_step()
-
-
-def _base_env() -> dict[str, str]:
-    """What every run gets without asking. Of our own environment only these few names are handed on."""
-    env = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ") if name in os.environ}
-    env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-    env.setdefault("HOME", "/")
-    return env

@@ -61,6 +61,7 @@ class Service:
             "forget": self._forget,
             "logs": self._logs,
             "facts": self._facts,
+            "ping": self._ping,
             "execute": self._execute,
             "shutdown": self._shutdown,
         }
@@ -156,8 +157,17 @@ class Service:
         except Busy as error:
             raise Refused("BUSY", str(error)) from None
 
+    def _ping(self, connection: Connection, request: Request) -> Any:
+        """Costs nothing: asked every few seconds, to see whether we answer."""
+        return {}
+
     def _facts(self, connection: Connection, request: Request) -> Any:
-        return {"enforcement": enforcement(), "pid": os.getpid(), "protocol": PROTOCOL}
+        return {
+            "enforcement": enforcement(),
+            "pid": os.getpid(),
+            "protocol": PROTOCOL,
+            "trouble": self.runs.trouble,
+        }
 
     def _shutdown(self, connection: Connection, request: Request) -> Any:
         self.done.set()

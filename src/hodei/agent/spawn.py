@@ -2,7 +2,11 @@
 
 The shell's script is fixed; everything else reaches it as arguments, so no value can be read as code. The shell costs
 a fraction of an interpreter, and because it is not us that waits, the exit status reaches the disk even when we are
-killed. It writes with builtins only, to descriptor 9, which the command itself never sees.
+killed. It writes with builtins only, to descriptor 9, which the command itself never sees; `status` reads it.
+
+Its first line is there before the command begins, or the command never does: a run without that line, and without a
+process that holds the file, was not born. Our lock is inherited up to the moment in which the shell takes over, with the
+file open: who has the lock after us finds every child of ours either holding its file or gone (see `recovery`).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hodei.agent.limits import Fence
 
@@ -21,17 +26,17 @@ NOT_TRIED = 125
 SHELL = next((path for path in ("/bin/dash", "/usr/bin/dash") if os.access(path, os.X_OK)), "/bin/sh")
 
 # One line, so that the shell's own messages read "hodei: 1: ...". Arguments: the run, workdir, address space in KiB
-# or 0, groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
+# or 0, the claim (for `recovery` to read from the process), groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
 # traps; the shell sets them back to default in the child.
 SCRIPT = (
-    '_hodei_run=$1; echo "$1 pid $$" >&9; '
+    '_hodei_run=$1; echo "$1 pid $$ $$" >&9 || exit 125; '
     "trap : HUP INT QUIT TERM USR1 USR2 ALRM VTALRM; "
     'cd -- "$2" || { echo "$1 error workdir" >&9; exit 125; }; unset OLDPWD; '
     'if [ "$3" != 0 ]; then ulimit -v "$3" || { echo "$1 error memory" >&9; exit 125; }; fi; '
-    "shift 3; "
+    "shift 4; "
     'while [ "$1" != -- ]; do '
     'echo 0 >"$1" || { echo "$_hodei_run error group" >&9; exit 125; }; shift; done; shift; '
-    '"$@" 9>&-; _hodei_exit=$?; echo "$_hodei_run exit $_hodei_exit" >&9; exit $_hodei_exit'
+    '"$@" 9>&-; _hodei_exit=$?; echo "$_hodei_run exit $_hodei_exit $_hodei_exit" >&9; exit $_hodei_exit'
 )
 # A command with the name of one of the shell's own (echo, test, ...) means the program of that name. `exec` in a
 # subshell always means a program; it costs a full fork, so the others go without.
@@ -43,11 +48,6 @@ _SHELL_WORDS = frozenset((
     "umask", "unalias", "unset", "wait",
 ))  # fmt: skip
 
-ERRORS = {
-    "workdir": "the working directory {workdir} cannot be entered",
-    "memory": "the memory limit cannot be set",
-    "group": "the control group cannot be joined",
-}
 
 _RESET = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -86,6 +86,7 @@ def spawn(
     fence: Fence,
     status: str = "status",
     streams: tuple[str, str] = ("stdout", "stderr"),
+    claim: str = "",
 ) -> int:
     """The wrapper's pid, which is also its session and process group. OSError or ValueError: nothing was started.
     `status` is the file in `directory` that the wrapper holds open and writes to, `streams` those for what is said."""
@@ -100,7 +101,8 @@ def spawn(
     else:
         command, shell_env = [sys.executable, "-IS", "-c", _UNPACK, *argv], _packed({"PWD": workdir, **env})
     script = SCRIPT_FOR_SHELL_WORDS if command[0] in _SHELL_WORDS else SCRIPT
-    args = ["hodei", "-c", script, "hodei", name, workdir, str(fence.address_space_kib), *fence.join, "--", *command]
+    about = (name, workdir, str(fence.address_space_kib), claim)
+    args = ["hodei", "-c", script, "hodei", *about, *fence.join, "--", *command]
     if not fence.cpus:
         return os.posix_spawn(
             SHELL, args, shell_env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
@@ -116,24 +118,23 @@ def spawn(
         os.sched_setaffinity(0, mine)
 
 
-def read_status(name: str, directory: str, status: str = "status") -> tuple[int, int | None, str]:
-    """What the wrapper of run `name` wrote: (its pid or 0, the exit code or None, a key of ERRORS or "")."""
-    pid, code, error = 0, None, ""
-    try:
-        fd = os.open(f"{directory}/{status}", os.O_RDONLY | os.O_NOFOLLOW)
-        with os.fdopen(fd, "rb") as file:
-            lines = file.read(65_536).decode(errors="replace").split("\n")
-    except OSError:
-        return 0, None, ""
-    for line in lines[:-1]:  # a line without its end is torn
-        match line.split(" "):
-            case [run, "pid", number] if run == name and number.isdigit():
-                pid = int(number)
-            case [run, "exit", number] if run == name and number.isdigit():
-                code = int(number)
-            case [run, "error", key] if run == name and key in ERRORS:
-                error = key
-    return pid, code, error
+class Wrapper(NamedTuple):
+    """What the command line of a living wrapper says: whose it is, where it runs, its groups, and its claim if any."""
+
+    run: str
+    workdir: str
+    groups: tuple[str, ...]
+    claim: str
+
+
+def wrapper_of(words: Sequence[str]) -> Wrapper | None:
+    """None if this is not the command line of a wrapper."""
+    if len(words) < 8 or words[0] != "hodei" or words[1] != "-c" or words[3] != "hodei":
+        return None
+    rest = list(words[7:])
+    claim = rest.pop(0) if rest[0] == "" or rest[0].startswith("{") else ""
+    joins = rest[: rest.index("--")] if "--" in rest else []
+    return Wrapper(words[4], words[5], tuple(os.path.dirname(join) for join in joins), claim)
 
 
 def env_of(wrapper: int) -> dict[str, str]:
@@ -151,6 +152,14 @@ def env_of(wrapper: int) -> dict[str, str]:
         name, is_pair, value = pair.partition(b"=")
         if is_pair:
             env[os.fsdecode(name)] = os.fsdecode(value)
+    return env
+
+
+def base_env() -> dict[str, str]:
+    """What every run gets without asking. Of our own environment only these few names are handed on."""
+    env = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ") if name in os.environ}
+    env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    env.setdefault("HOME", "/")
     return env
 
 

@@ -15,7 +15,8 @@ from hodei.agent.hook import Hook
 from hodei.agent.looks import Seen
 from hodei.agent.places import HOOK
 from hodei.agent.run import Run, signal_name
-from hodei.agent.spawn import ERRORS, NOT_TRIED, read_status, spawn
+from hodei.agent.spawn import NOT_TRIED, spawn
+from hodei.agent.status import ERRORS, read_status
 
 if TYPE_CHECKING:
     from hodei.agent.runs import Runs
@@ -130,7 +131,8 @@ class Stops:
 
     def _look_for_command(self, run: Run, looks_left: int) -> None:
         """A command that an agent before us has started: it is not our child, so nobody tells us of its end."""
-        pid, code, error = read_status(run.name, run.directory, HOOK)
+        status = read_status(run.name, run.directory, HOOK)
+        pid, code, error = status.pid, status.code, status.error
         if code is None and not error:
             if pid and proc.holds_file(pid, f"{run.directory}/{HOOK}"):
                 self._runs.later(run, LOOK_S, self._look)
@@ -138,7 +140,8 @@ class Stops:
             if not pid and looks_left:
                 self._runs.later(run, LOOK_S, self._look, looks_left - 1)
                 return
-            _, code, error = read_status(run.name, run.directory, HOOK)
+            status = read_status(run.name, run.directory, HOOK)
+            code, error = status.code, status.error
         if pid and proc.is_gone(pid):
             signal_group(pid, signal.SIGKILL)
         self._command_has_ended(run, code, error)
@@ -147,7 +150,7 @@ class Stops:
         """A child of ours that is no run has been collected."""
         run = self._commands.pop(pid, None)
         if run is not None and run.hook is not None and run.end is None:
-            error = read_status(run.name, run.directory, HOOK)[2] if code == NOT_TRIED else ""
+            error = read_status(run.name, run.directory, HOOK).error if code == NOT_TRIED else ""
             self._command_has_ended(run, code, error)
 
     def is_command(self, pid: int) -> bool:
@@ -183,7 +186,7 @@ class Stops:
     def _end_command(self, run: Run) -> None:
         pid = next((pid for pid, of in self._commands.items() if of is run), 0)
         if not pid:
-            pid = read_status(run.name, run.directory, HOOK)[0]
+            pid = read_status(run.name, run.directory, HOOK).pid
             if not pid or not proc.holds_file(pid, f"{run.directory}/{HOOK}"):
                 return
         signal_group(pid, signal.SIGKILL)

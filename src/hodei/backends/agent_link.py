@@ -40,6 +40,7 @@ class Told(msgspec.Struct):
     checkpoint_ms: int = 0
     health: str = ""
     checkpoint_error: str = ""
+    started_ms: int = 0
 
     def observed(self) -> RunObserved:
         return RunObserved(
@@ -52,14 +53,17 @@ class Told(msgspec.Struct):
             checkpoint_ms=self.checkpoint_ms,
             health=self.health,  # type: ignore[arg-type]
             checkpoint_error=self.checkpoint_error,
+            started_ms=self.started_ms,
         )
 
 
 class Link(asyncio.Protocol):
-    """`on_news` hears of every observation; `closed` is set when the conversation is over."""
+    """`on_news` hears of every observation; `closed` is set when the conversation is over; `heard_s`: when the agent last
+    said something, on the loop's clock."""
 
     def __init__(self, on_news: Callable[[list[Told]], None]) -> None:
         self.closed = asyncio.Event()
+        self.heard_s = asyncio.get_running_loop().time()
         self._on_news = on_news
         self._transport: asyncio.Transport | None = None
         self._parts = bytearray()
@@ -90,6 +94,7 @@ class Link(asyncio.Protocol):
         self._waiting.clear()
 
     def data_received(self, data: bytes) -> None:
+        self.heard_s = asyncio.get_running_loop().time()
         self._parts += data
         if b"\n" not in data:
             if len(self._parts) > LINE_LIMIT:
@@ -108,8 +113,8 @@ class Link(asyncio.Protocol):
             elif heard.id is not None and (future := self._waiting.pop(heard.id, None)) and not future.done():
                 future.set_result(heard)
 
-    async def ask(self, op: str, *, timeout_s: float = 60, **fields: Any) -> msgspec.Raw:
-        """The agent's answer. StaleEpoch if a newer server has taken over, else BackendError if it said no or hung up."""
+    async def ask(self, op: str, *, timeout_s: float | None = 60, **fields: Any) -> msgspec.Raw:
+        """The agent's answer; without `timeout_s` it is waited for as long as the link holds. StaleEpoch if a newer server has taken over, else BackendError if it said no or hung up."""
         if self._transport is None or self.closed.is_set():
             raise BackendError("the host agent is out of reach")
         self._last_id += 1

@@ -73,11 +73,12 @@ class Lives:
             )
         if run.state == "placed" and fact.state not in ("placed", "lost") and fact.reason_code != START_FAILED:
             # Also when its end is the first that we hear of it: it has run.
-            began_ms = min(fact.at_ms, now_ms)  # the clock over there may be ahead of ours
-            run = self._world.change_run(run, to="running", started_ms=began_ms)
+            # The clock over there may be ahead of ours.
+            started_ms = min(fact.started_ms or fact.at_ms, now_ms)
+            run = self._world.change_run(run, to="running", started_ms=started_ms)
             job = self._world.jobs[run.job]
             if job.state == "scheduled":
-                self._world.change_job(job, now_ms, to="running", started_ms=began_ms)
+                self._world.change_job(job, now_ms, to="running", started_ms=started_ms)
                 self._world.tell("job.started", now_ms, job=job.id, run=run.id, node=run.node)
         if fact.state in RUN_ENDED:
             # A run that was told to stop has stopped, whichever way it went (one that made it first has made it);

@@ -97,6 +97,7 @@ class RunObserved(Fact, frozen=True):
     `permanent` (with `refused` or `error`): asking again can never help.
     `checkpoint_ms`: when its work was last saved, 0 if it never said; `checkpoint_error`: it was asked to and did not.
     `health`: what the latest looks at it found, "" if nobody looks.
+    `started_ms`: with an end, when the run began, 0 if the backend does not know.
     """
 
     run: RunId
@@ -109,6 +110,7 @@ class RunObserved(Fact, frozen=True):
     checkpoint_ms: int = 0
     health: HealthState = ""
     checkpoint_error: str = ""
+    started_ms: int = 0
 
 
 class RunSpared(Fact, frozen=True):

@@ -118,7 +118,7 @@ def test_the_journal_brings_back_a_stop_in_the_middle_of_its_hook():
     run.hook, run.hook_begun, run.hook_until_boot_ms = Hook("", ("save", "it"), 500), True, 600
     run.hook_before, run.hook_note = (1, 2, 3), "note"
     again = Run("test", "1.0.1", run.directory)
-    for step in (run.claimed_step(), run.started_step("boot"), run.saved_step(), run.stopping_step()):
+    for step in (run.claimed_step(), run.started_step(), run.saved_step(), run.stopping_step()):
         again.recall(json.loads(json.dumps(step)))
     forgotten = {"argv", "env", "limits", "timers", "workdir"}
     for name in set(Run.__slots__) - forgotten:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,3 +83,20 @@ def test_whoever_follows_sees_every_byte_or_a_line_in_its_place(tmp_path_factory
 def test_only_the_two_streams_can_be_read(tmp_path, stream, offset, limit):
     with pytest.raises(logs.LogError):
         logs.read(str(tmp_path), stream, offset, limit)
+
+
+@pytest.mark.parametrize(
+    "gap", [b"", b"\0\xff\xfe", b"12", b"-5 -1 0", b"9 3 0", b"1 99999999999 0", b"1 2 x", b"9" * 5000, None, "fifo"]
+)
+def test_garbage_where_a_gap_is_noted_hides_nothing_and_stops_nobody(tmp_path, gap):
+    (tmp_path / "stdout").write_bytes(b"x" * 3 * CAP)
+    if gap is None:
+        (tmp_path / "stdout.gap").mkdir()
+    elif gap == "fifo":
+        os.mkfifo(tmp_path / "stdout.gap")
+    else:
+        (tmp_path / "stdout.gap").write_bytes(gap)
+    assert logs.read(str(tmp_path), "stdout", 0, 10) == (b"x" * 10, 10)
+    assert logs.read(str(tmp_path), "stdout", 3 * CAP - 10, 100) == (b"x" * 10, 3 * CAP)
+    with contextlib.suppress(OSError):
+        logs.trim(str(tmp_path), "stdout", CAP)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hodei.agent.places import HOOK, MARK, Places
-from hodei.agent.spawn import read_status
+from hodei.agent.status import read_status
 
 
 @pytest.fixture
@@ -31,7 +31,8 @@ def test_a_silent_run_hands_its_directory_on_and_none_of_its_words(places):
     places.leave(first)
     places.make(places.path("i", "2"))
     assert os.stat(places.path("i", "2")).st_ino == inode
-    assert read_status("2", places.path("i", "2")) == (0, None, "")
+    status = read_status("2", places.path("i", "2"))
+    assert (status.pid, status.code, status.error) == (0, None, "")
     assert not os.path.exists(first)
 
 

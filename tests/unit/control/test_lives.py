@@ -36,6 +36,14 @@ def test_an_end_without_a_beginning_counts_as_both():
     assert house.runs["1.0.1"].started_ms == house.now_ms
 
 
+def test_an_end_that_tells_when_it_began_is_believed():
+    house = a_house(4)
+    house.submit(1)
+    house.now_ms += 60_000
+    house.see("1.0.1", "succeeded", 0, started_ms=house.now_ms - 50_000)
+    assert house.runs["1.0.1"].started_ms == house.jobs[1].started_ms == house.now_ms - 50_000
+
+
 def test_a_run_that_is_only_accepted_is_not_running_yet():
     house = a_house(4)
     house.submit(1)
