@@ -126,6 +126,7 @@ class Fleet:
             service.loop.quiet, self._owners, dress,
         )  # fmt: skip
         pulse = Pulse(backend, service.clock, self._health, lambda: self._turned(name))
+        watcher.came_back = pulse.look_now
         inquiries = Inquiries(
             backend,
             service.controller.world,

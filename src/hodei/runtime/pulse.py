@@ -1,7 +1,8 @@
 """The pulse of one backend: it is asked for a sign of life every so often, and barred while it gives none.
 
 What fails is the backend's own answer to `health`, its silence, or a call that came to nothing (`call_failed`). A backend that is
-barred is asked again when the pause of its circuit is over; one good answer, and it counts as before.
+barred is asked again when the pause of its circuit is over, or at once if it was heard of again (`look_now`); one good
+answer, and it counts as before.
 """
 
 from __future__ import annotations
@@ -34,12 +35,22 @@ class Pulse:
         self.last: Health | None = None
         self.at_ms = 0
         self._calls_in_vain = 0
+        self._now = asyncio.Event()
 
     async def run(self) -> None:
         while True:
             now_ms = self._clock.now_ms()
-            await asyncio.sleep(max(self.circuit.next_ms(now_ms, self._policy.every_ms) - now_ms, 100) / 1000)
+            pause_ms = max(self.circuit.next_ms(now_ms, self._policy.every_ms) - now_ms, 100)
+            try:
+                await asyncio.wait_for(self._now.wait(), pause_ms / 1000)
+            except TimeoutError:
+                pass
+            self._now.clear()
             await self.beat()
+
+    def look_now(self) -> None:
+        """It has come back from an outage: do not wait for the end of a pause that was meant for one that is away."""
+        self._now.set()
 
     async def beat(self) -> Health:
         """Ask once, within the time there is for it."""

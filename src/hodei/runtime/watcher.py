@@ -66,6 +66,8 @@ class Watcher:
         self.tried = asyncio.Event()
         self.last_error = ""
         self.down_since_ms = 0
+        # Called when it is back after an outage.
+        self.came_back: Callable[[], None] = lambda: None
 
     @property
     def bar(self) -> Bar | None:
@@ -103,6 +105,8 @@ class Watcher:
             pause = min(pause * 2, 10.0)
 
     def _came_up(self) -> None:
+        if self.last_error:
+            self.came_back()
         self.last_error, self.down_since_ms = "", 0
         self._outage = None
         self.up.set()

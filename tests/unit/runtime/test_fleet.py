@@ -13,6 +13,7 @@ from msgspec import structs
 
 from builders import NOW_MS, a_job_spec, a_node
 from hodei.control.circuit import CircuitPolicy
+from hodei.control.retry import Backoff
 from hodei.model.backend import Capabilities, Executed, Health
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Conflict, InvalidInput, NotFound
 from hodei.model.facts import RunObserved
@@ -113,6 +114,23 @@ def test_what_is_no_answer_is_a_bad_one(answer):
             assert not (await beat(service, "bad")).ok
             await beat(service, "bad")
             assert service.fleet.status("bad").state == "unhealthy"
+
+    asyncio.run(main())
+
+
+def test_a_backend_that_comes_back_from_an_outage_is_asked_at_once_not_after_its_pause():
+    async def main():
+        # With a clock that stands still the pause never ends.
+        bad = Patient("bad")
+        policy = HealthPolicy(every_ms=3_600_000, circuit=CircuitPolicy(2, Backoff(3_600_000, 2, 3_600_000, 0)))
+        async with alive(a_service(MemoryStore(), bad, health=policy)) as service:
+            bad.healths = [Health(False, "away"), Health(False, "away")]
+            await beat(service, "bad")
+            await beat(service, "bad")
+            assert service.fleet.status("bad").state == "unhealthy"
+            bad.fall_over()
+            await until(lambda: bad.opened == 2)
+            await until(lambda: service.fleet.status("bad").state == "ok")
 
     asyncio.run(main())
 

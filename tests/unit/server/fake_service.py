@@ -155,6 +155,9 @@ class FakeService:
         if not self.ready:
             raise Unavailable(self.not_ready_reason, hint="try again in a moment", code="NOT_READY")
 
+    def backend_errors(self) -> dict[str, str]:
+        return self.errors
+
     def highest_priority(self, role: str) -> int | None:
         return 750 if role == "user" else None
 
@@ -166,6 +169,7 @@ class FakeService:
     backends: tuple[str, ...] = ("local",)
     ready: bool = True
     not_ready_reason: str = ""
+    errors: dict[str, str] = field(default_factory=dict)
     subscription_size: int = 1000
     submitted: list[tuple[Sequence[JobSpec], str, str]] = field(default_factory=list)
     told: list[tuple[Any, ...]] = field(default_factory=list)

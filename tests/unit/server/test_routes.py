@@ -290,6 +290,13 @@ def test_readiness_has_a_reason(ask, service):
     assert ask("GET", "/livez", role="").status == 200
 
 
+def test_readiness_names_the_unhealthy_backends_and_no_more(ask, service):
+    assert ask("GET", "/readyz", role="").body == b"ok\n"
+    service.errors = {"local": "", "lab": "no route to 10.0.0.7"}
+    got = ask("GET", "/readyz", role="")
+    assert (got.status, got.body) == (200, b"ok\nbackend lab is unhealthy\n")
+
+
 def test_an_unknown_path_says_what_was_perhaps_meant(ask):
     got = ask("GET", "/api/v1/job")
     assert (got.status, got.code, got.json["hint"]) == (404, "NO_SUCH_PATH", "did you mean /api/v1/jobs?")

@@ -53,7 +53,9 @@ async def livez(call: Call) -> Reply:
 
 async def readyz(call: Call) -> Reply:
     await call.service.check_ready()
-    return Reply(b"ok\n", media_type=_TEXT)
+    # Jobs are taken all the same, and wait. What is wrong with it is told to those who may ask: hodei doctor.
+    unwell = [name for name, error in call.service.backend_errors().items() if error]
+    return Reply("".join(["ok\n", *(f"backend {name} is unhealthy\n" for name in unwell)]).encode(), media_type=_TEXT)
 
 
 async def metrics(call: Call) -> Reply:

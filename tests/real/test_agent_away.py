@@ -1,0 +1,202 @@
+"""The host agent hangs (SIGSTOP) or is dead while runs end: it is told soon, nothing runs twice or is lost, times are true."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agent_host import Desk, a_host, agent_pid, an_order, kill_agent
+from agent_host import until as eventually
+from hodei.model.facts import RunObserved
+from real.house import House, until
+
+pytestmark = pytest.mark.real
+ROUNDS = int(os.environ.get("HODEI_ROUNDS") or 1)
+# By then it must have been told; it is after eight seconds, but for a busy machine.
+TOLD_S = 18.0
+# Files are stamped by a coarser clock than `date` reads.
+STAMP_MS = 20
+LATE_MS = 700
+
+
+def ran(proof: Path) -> Counter[str]:
+    return Counter(proof.read_text().split()) if proof.exists() else Counter()
+
+
+@pytest.mark.slow
+def test_an_agent_that_hangs_is_told_soon_and_goes_on_where_it_was(house: House, tmp_path: Path) -> None:
+    house.up()
+    house.works()
+    for number in range(ROUNDS):
+        proof = tmp_path / f"proof-{number}"
+        command = ("sh", "-c", 'echo "$HODEI_JOB_ID" >>"$1"', "sh", str(proof))
+        agent = house.agent()
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            # Placed before anyone can know: its order to start hangs.
+            hung = [house.submit(*command, restart="never") for _ in range(3)]
+            until(lambda: house.client().backends()[0].state == "unhealthy", "the backend is unhealthy", TOLD_S)
+            (backend,) = house.client().backends()
+            assert f"process {agent}, does not answer" in backend.reason
+            doctor = house.hodei("doctor")
+            assert doctor.code == 1
+            assert "does not answer" in doctor.out
+            assert house.request("GET", "/readyz", token="").body == b"ok\nbackend local is unhealthy\n"
+            (node,) = house.client().nodes()
+            assert "does not answer" in house.ok("nodes").out + house.ok("node", "show", node.name).out
+            waiting = house.submit(*command, restart="never")
+            until(lambda: "does not answer" in house.ok("why", str(waiting)).out, "told why it waits")  # noqa: B023
+            assert house.state(waiting) == "pending"
+            assert not ran(proof)
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        details = house.ended(*hung, waiting)
+        assert [(detail.job.state, len(detail.runs)) for detail in details] == [("succeeded", 1)] * 4
+        assert house.rows("SELECT sum(losses), max(attempt) FROM job") == [(0, 1)]
+        assert ran(proof) == Counter(map(str, [*hung, waiting]))
+        until(lambda: house.client().backends()[0].state == "ok", "the backend is well again")
+        assert house.agent() == agent
+        house.works()
+
+
+@pytest.mark.slow
+def test_a_start_that_hung_for_longer_than_a_call_may_take_is_not_made_twice(tmp_path: Path) -> None:
+    async def story() -> None:
+        proof, home = tmp_path / "proof", tmp_path / "home"
+        order = an_order(1, "/bin/sh", "-c", f"echo ran >>{proof}")
+        async with a_host(home) as desk:
+            agent = agent_pid(home)
+            os.kill(agent, signal.SIGSTOP)
+            try:
+                link = desk.backend._reach.link
+                first = asyncio.create_task(desk.backend.start([order]))
+                await eventually(lambda: link._waiting, "the order is on its way")
+                first.cancel()  # what a server does when its patience is over
+                desk.ordered = {order.run.id: order}
+            finally:
+                os.kill(agent, signal.SIGCONT)
+            assert await desk.backend.start([order]) == {}
+            assert (await desk.end_of(order.run.id)).state == "succeeded"
+            assert proof.read_text() == "ran\n"
+
+    asyncio.run(story())
+
+
+# ----------------------------------------------------------------------------------------------------- times
+
+
+def true_times(file: Path) -> tuple[int, int]:
+    """When the run itself says that it began and ended, in ms."""
+    began, ended = (int(line) // 1_000_000 for line in file.read_text().split())
+    return began, ended
+
+
+def is_true(end: RunObserved, file: Path) -> None:
+    began, ended = true_times(file)
+    assert began - LATE_MS < end.started_ms <= began + STAMP_MS
+    assert ended - STAMP_MS <= end.at_ms < ended + LATE_MS
+    assert end.started_ms <= end.at_ms
+
+
+def a_dated_order(tmp_path: Path):
+    script = f"date +%s%N >>{tmp_path}/dates; until [ -e {tmp_path}/gate ]; do sleep 0.02; done; date +%s%N >>{tmp_path}/dates"
+    return an_order(1, "/bin/sh", "-c", f"{script}; exit 5")
+
+
+async def ends_unseen(desk: Desk, tmp_path: Path) -> None:
+    """The run ends, and some time passes in which nobody sees it."""
+    await desk.backend.start([a_dated_order(tmp_path)])
+    await desk.running("1.0.1")
+    await eventually(lambda: (tmp_path / "dates").exists())
+
+
+async def passes(tmp_path: Path) -> None:
+    (tmp_path / "gate").touch()
+    await eventually(lambda: len((tmp_path / "dates").read_text().split()) == 2)
+    ended = true_times(tmp_path / "dates")[1]
+    await eventually(lambda: time.time() * 1000 > ended + 2 * LATE_MS)
+
+
+def test_a_run_that_ended_while_the_agent_was_dead_tells_when_that_was(tmp_path: Path) -> None:
+    async def story() -> None:
+        home = tmp_path / "home"
+        async with a_host(home) as desk:
+            await ends_unseen(desk, tmp_path)
+            await desk.backend.close()
+            await kill_agent(home)
+            await passes(tmp_path)
+        async with a_host(home, epoch=2) as desk:
+            end = await desk.end_of("1.0.1")
+            assert end.exit_code == 5
+            is_true(end, tmp_path / "dates")
+            # It is on record now, and is told the same way again.
+            await desk.backend.close()
+            await kill_agent(home)
+        async with a_host(home, epoch=3) as desk:
+            assert (await desk.backend.known())["1.0.1"] == end
+
+    asyncio.run(story())
+
+
+def test_a_run_that_ended_while_the_agent_hung_tells_when_that_was(tmp_path: Path) -> None:
+    async def story() -> None:
+        home = tmp_path / "home"
+        async with a_host(home) as desk:
+            await ends_unseen(desk, tmp_path)
+            agent = agent_pid(home)
+            os.kill(agent, signal.SIGSTOP)
+            try:
+                await passes(tmp_path)
+            finally:
+                os.kill(agent, signal.SIGCONT)
+            is_true(await desk.end_of("1.0.1"), tmp_path / "dates")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["it lives", "it has ended"])
+def test_a_run_of_which_no_start_is_on_record_tells_when_it_began(tmp_path: Path, lives: bool) -> None:
+    """The agent dies between a birth and its next sync: the claim is all that is in the journal."""
+
+    async def story() -> None:
+        home = tmp_path / "home"
+        async with a_host(home) as desk:
+            await ends_unseen(desk, tmp_path)
+            await desk.backend.close()
+            await kill_agent(home)
+            journal = home / "journal"
+            journal.write_bytes(b"".join(line for line in journal.open("rb") if b'"started"' not in line))
+            if not lives:
+                await passes(tmp_path)
+        async with a_host(home, epoch=2) as desk:
+            if lives:
+                running = await desk.running("1.0.1")
+                await passes(tmp_path)
+                assert abs(running.at_ms - true_times(tmp_path / "dates")[0]) < LATE_MS
+            is_true(await desk.end_of("1.0.1"), tmp_path / "dates")
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_a_job_that_began_and_ended_while_the_server_was_down_has_true_times(house: House, tmp_path: Path) -> None:
+    house.up()
+    job = house.submit(*a_dated_order(tmp_path).task.command)
+    until(lambda: (tmp_path / "dates").exists(), "it has begun")
+    house.kill()
+    asyncio.run(passes(tmp_path))
+    house.up()
+    (detail,) = house.ended(job)
+    ((state, started_ms, finished_ms),) = house.rows(
+        "SELECT state, started_ms, finished_ms FROM run WHERE job = ?", job
+    )
+    began, ended = true_times(tmp_path / "dates")
+    assert (detail.job.exit_code, state) == (5, "failed")
+    assert abs(started_ms - began) < LATE_MS
+    assert abs(finished_ms - ended) < LATE_MS
