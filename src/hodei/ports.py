@@ -192,8 +192,9 @@ class Store(Protocol):
 class Backend(Protocol):
     """Runs things. Several of one kind may exist; each is known by `name`, which is not the kind's.
 
-    BackendError: nothing was done, asking again may help; with the code NOT_REACHED it is certain that nothing of the call
-    arrived (starts may then be placed elsewhere). BackendRefused: asking again never will. Any other exception is a bug.
+    BackendError: nothing was done, asking again may help. With the code NOT_REACHED the other side was out of reach: nothing
+    of the call arrived (starts may then be placed elsewhere, and do not count as attempts). With the code IN_DOUBT it is
+    unknown whether it was done. BackendRefused: asking again never helps. Any other exception is a bug.
     Nothing is done before `open`; calls may come at the same time, and each ends by itself within a minute (but for
     `observe` and `nodes_changed`, which wait), however dead the other side is: the caller gives up on it then.
     Secrets (values in a task's `env`) are never put on a command line, in a log or in an error.
@@ -225,7 +226,13 @@ class Backend(Protocol):
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         """Begin these runs; what is not in the answer was accepted, and its outcome arrives through `observe`.
         Idempotent by run id, also between processes and after the run has ended: a second order for the same run changes
-        nothing. If the call itself raises, it is unknown which were accepted: order them again."""
+        nothing.
+
+        An error in the answer is a promise that this run has not begun and never will: the job may start elsewhere at once.
+        Where that cannot be promised (a reply was lost, and so was the look at what became of it; an earlier server's
+        order may still be on its way) the answer is a BackendError with IN_DOUBT, never a plain one, and never
+        BackendRefused. The caller orders such runs again, under the same id, until the answer is certain, and so it does
+        with NOT_REACHED. If the call itself raises a BackendError without NOT_REACHED, all of its runs are in doubt."""
         ...
 
     async def stop(self, orders: Sequence[Stop]) -> None:

@@ -24,7 +24,10 @@ from hodei.model.lifecycle import RUN_ENDED, RunState
 
 REPAIR = "repair"
 SHRUNK = "shrunk"
+# How runs end that never began: the backend did not start it, or was out of reach. The second is no attempt of the job.
 START_FAILED = "start_failed"
+NOT_REACHED_RUN = "not_reached"
+NEVER_BEGAN = (START_FAILED, NOT_REACHED_RUN)
 
 
 def latest(runs: Iterable[Run]) -> dict[int, Run]:
@@ -87,6 +90,8 @@ class Gangs:
             return ""
         if not may_retry(spec.retry_on, class_of_run("lost" if state == "lost" else fact.reason_code)):
             return ""
+        if fact.reason_code == NOT_REACHED_RUN:
+            return REPAIR
         if state == "lost" or fact.reason_code == START_FAILED:
             counted = any(lost_together(other, fact.at_ms) for other in others)
             return REPAIR if counted or job.losses < self._retry.max_losses else ""

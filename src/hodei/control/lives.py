@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Literal
 
-from hodei.control.gangs import REPAIR, SHRUNK, START_FAILED, Gangs, is_missing, latest, lost_together, marked
+from hodei.control.gangs import (
+    NEVER_BEGAN,
+    NOT_REACHED_RUN,
+    REPAIR,
+    SHRUNK,
+    START_FAILED,
+    Gangs,
+    is_missing,
+    latest,
+    lost_together,
+    marked,
+)
 from hodei.control.orders import MOVED, stop_order
 from hodei.control.retry import Backoff, RetryPolicy
 from hodei.control.world import World
@@ -71,7 +82,7 @@ class Lives:
             self._world.tell(
                 "run.checkpoint_failed", now_ms, job=run.job, run=run.id, node=run.node, reason=fact.checkpoint_error
             )
-        if run.state == "placed" and fact.state not in ("placed", "lost") and fact.reason_code != START_FAILED:
+        if run.state == "placed" and fact.state not in ("placed", "lost") and fact.reason_code not in NEVER_BEGAN:
             # Also when its end is the first that we hear of it: it has run.
             # The clock over there may be ahead of ours.
             started_ms = min(fact.started_ms or fact.at_ms, now_ms)
@@ -129,7 +140,9 @@ class Lives:
     def _goes_on(self, job: Job, run: Run, now_ms: int) -> None:
         """The gang lives on: the member is replaced, counted like a retry of the whole, or done without."""
         failures, losses, pause_ms = job.failures, job.losses, 0
-        if marked(run, REPAIR) and run.state == "failed" and run.reason_code != START_FAILED:
+        if marked(run, REPAIR) and run.reason_code == NOT_REACHED_RUN:
+            pause_ms = self._retry.failed_start.pause_ms(job.id, 1)
+        elif marked(run, REPAIR) and run.state == "failed" and run.reason_code != START_FAILED:
             failures += 1
             pause_ms = self._retry.failed_run.pause_ms(job.id, failures)
         elif marked(run, REPAIR) and run.state in ("failed", "lost"):
@@ -227,6 +240,8 @@ class Lives:
             self._after_move(job, moved, now_ms)
         elif failed is not None and failed.reason_code == "permanent":
             self.finish(job, "failed", now_ms, "BACKEND_REFUSED", failed.reason)
+        elif failed is not None and failed.reason_code == NOT_REACHED_RUN:
+            self._not_reached(job, failed.reason, now_ms)
         elif (failed is not None and failed.reason_code == START_FAILED) or (failed is None and lost is not None):
             culprit = failed or lost
             assert culprit is not None
@@ -246,6 +261,14 @@ class Lives:
         else:
             pause = self._pause_ms(self._retry.failed_start, job, losses)
             self.again(job, now_ms, code, why, losses=losses, pause_ms=pause)
+
+    def _not_reached(self, job: Job, why: str, now_ms: int) -> None:
+        """Its backend was out of reach. Nothing began, so nothing is counted; but a gang of which some members ran did run."""
+        if job.started_ms and job.spec.restart == "never":
+            self._after_loss(job, "START_FAILED", why, now_ms)
+        else:
+            pause = self._pause_ms(self._retry.failed_start, job, 1)
+            self.again(job, now_ms, "NOT_REACHED", why, pause_ms=pause)
 
     def _pause_ms(self, backoff: Backoff, job: Job, tries: int) -> int:
         """Gangs wait longer: they need more to come together."""

@@ -60,12 +60,14 @@ class StaleEpoch(HodeiError):
     code = "STALE_EPOCH"
 
 
-# Code of a BackendError when it is certain that nothing of the call has arrived: the line was dead before it was sent.
+# Codes of a BackendError. NOT_REACHED: nothing of the call has arrived, the line was dead before it was sent. IN_DOUBT: it
+# is unknown whether it was done, so it must not be counted as not done; asking again tells.
 NOT_REACHED = "NOT_REACHED"
+IN_DOUBT = "IN_DOUBT"
 
 
 class BackendError(HodeiError):
-    """The backend did not do it; asking again may help. Nothing was started."""
+    """The backend did not do it; asking again may help. Nothing was started, unless the code is IN_DOUBT."""
 
     code = "BACKEND_ERROR"
 

@@ -93,7 +93,8 @@ class JobRequeued(Fact, frozen=True):
 class RunObserved(Fact, frozen=True):
     """A backend says how a run stands. `exit_code` is 128 + the signal's number if a signal ended it.
 
-    `reason_code`: "" for the run's own doing, else timeout | oom | killed | lost | refused | error | unhealthy | idle.
+    `reason_code`: "" for the run's own doing, else timeout | oom | killed | lost | refused | error | unhealthy | idle; for runs
+    that never began start_failed, or not_reached if the backend was out of reach.
     `permanent` (with `refused` or `error`): asking again can never help.
     `checkpoint_ms`: when its work was last saved, 0 if it never said; `checkpoint_error`: it was asked to and did not.
     `health`: what the latest looks at it found, "" if nobody looks.

@@ -33,7 +33,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure("preempted", (), ("PREEMPTED",), "it was told to go, to make room for a job of a higher class"),
     Failure(
         "backend_error",
-        ("error", "start_failed", "refused", "permanent"),
+        ("error", "start_failed", "not_reached", "refused", "permanent"),
         ("RUN_ERROR", "START_FAILED", "BACKEND_REFUSED", "ASSEMBLY_TIMEOUT"),
         "its backend could not start it, or never will",
     ),

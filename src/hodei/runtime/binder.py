@@ -1,7 +1,7 @@
 """The binder carries out acts, in order, backend by backend. A slow backend holds up its own acts and no others.
 
 Acts are idempotent, so those whose reply was lost are simply sent again; but a run that was said not to have started is
-never started after that.
+never started after that, and no run is said not to have started as long as that is unknown.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from hodei.control.gangs import START_FAILED
+from hodei.control.gangs import NOT_REACHED_RUN, START_FAILED
 from hodei.model.effects import Act, Forget, SaveWork, Spare, Start, Stop
-from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, StaleEpoch
+from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused, StaleEpoch
 from hodei.model.facts import Fact, RunObserved, RunSpared
 from hodei.model.ids import RunId
 from hodei.ports import Backend, Clock
@@ -22,6 +22,8 @@ from hodei.runtime.metrics import Metrics
 from hodei.runtime.watcher import CALL_TIMEOUT_S
 
 log = logging.getLogger("hodei.binder")
+# How often a backend is asked again about a start that is in doubt.
+DOUBT_PAUSE_S = 0.5
 
 
 class Binder:
@@ -38,9 +40,15 @@ class Binder:
         self._acts: dict[str, list[Act]] = {name: [] for name in backends}
         self._more = {name: asyncio.Event() for name in backends}
         self._failed: set[RunId] = set()
+        # Starts that were sent, or may have been, and not answered for certain. They are never given back.
         self._unsure: set[RunId] = set()
         # Runs whose order to stop was sent, or may have been.
         self._told: set[RunId] = set()
+
+    def act_again(self, acts: Sequence[Act]) -> None:
+        """Acts that were perhaps sent before, by us or by an earlier server."""
+        self._unsure.update(act.run.id for act in acts if isinstance(act, Start))
+        self.act(acts)
 
     def act(self, acts: Sequence[Act]) -> None:
         orphans: list[Fact] = []
@@ -49,9 +57,10 @@ class Binder:
                 orphans += self._spared(act)
                 continue
             backend = act.run.backend if isinstance(act, Start) else act.backend
-            if self.barred and backend in self.barred and isinstance(act, Start):
+            barred = self.barred and backend in self.barred and isinstance(act, Start)
+            if barred and isinstance(act, Start) and act.run.id not in self._unsure:
                 self._failed.add(act.run.id)
-                orphans.append(self._not_started(act, BackendError(self.barred[backend])))
+                orphans.append(self._not_started(act, BackendError(self.barred[backend], code=NOT_REACHED)))
             elif backend in self._acts:
                 self._acts[backend].append(act)
                 self._more[backend].set()
@@ -92,7 +101,7 @@ class Binder:
             gone = {act.run.id for act in back}
             self._acts[name] = [a for a in self._acts[name] if not (isinstance(a, Start) and a.run.id in gone)]
             self._failed |= gone
-            self._tell([self._not_started(act, BackendError(reason)) for act in back])
+            self._tell([self._not_started(act, BackendError(reason, code=NOT_REACHED)) for act in back])
 
     async def serve(self, name: str) -> None:
         """Carry out this backend's acts for ever."""
@@ -103,13 +112,16 @@ class Binder:
             acts, self._acts[name] = self._acts[name], []
             if not acts:
                 continue
-            told = {act.run for act in acts if isinstance(act, Stop)} - self._told
+            told = _stopped(acts) - self._told
             self._told |= told
             try:
                 await self._carry_out(backend, acts)
                 if pause > 0.1:
                     pause = 0.1
                     self.on_success(name)
+                if acts:
+                    self._told -= _stopped(acts) & told  # they were held back
+                    self._ask_later(name, acts)
             except StaleEpoch:
                 raise
             except BackendRefused as error:
@@ -122,9 +134,7 @@ class Binder:
                 log.warning("backend %s: %s; %d acts will be sent again in %.1f s", name, text, len(acts), pause)
                 if getattr(error, "code", "") == NOT_REACHED:
                     # What is still in `acts` did not arrive; the stops before it did.
-                    self._told -= {act.run for act in acts if isinstance(act, Stop)} & told
-                else:
-                    self._unsure.update(act.run.id for act in acts if isinstance(act, Start))
+                    self._told -= _stopped(acts) & told
                 self._acts[name] = acts + self._acts[name]
                 self.on_failure(name, text)
                 if name in self.barred:
@@ -134,26 +144,23 @@ class Binder:
                 self._more[name].set()
 
     async def _carry_out(self, backend: Backend, acts: list[Act]) -> None:
-        """What is done is taken off `acts`, so that only the rest is sent again should something fail."""
+        """What is done is taken off `acts`, so that only the rest is sent again should something fail. What is left without
+        a failure is in doubt."""
         starts = [act for act in acts if isinstance(act, Start) and act.run.id not in self._failed]
         saves = [act for act in acts if isinstance(act, SaveWork)]
         stops = [act for act in acts if isinstance(act, Stop)]
         forgets = [act for act in acts if isinstance(act, Forget)]
+        again: dict[RunId, BackendError] = {}
+        held: list[Act] = []
         if starts:
-            try:
-                async with asyncio.timeout(CALL_TIMEOUT_S):
-                    if backend.capabilities.reserve and any(act.world_size > 1 for act in starts):
-                        failed = await two_phase.start(backend, starts)
-                    else:
-                        failed = await backend.start(starts)
-            except BackendRefused as error:
-                failed = {act.run.id: error for act in starts}
-            if self._unsure:
-                self._unsure.difference_update(act.run.id for act in starts)
-            if failed:
-                self._failed.update(failed)
-                self._tell([self._not_started(act, failed[act.run.id]) for act in starts if act.run.id in failed])
-        acts[:] = [*stops, *saves, *forgets]
+            again = await self._start(backend, starts)
+        if again:
+            # A stop would not find its run yet: it waits for the start.
+            held = [act for act in acts if (act.run.id if isinstance(act, Start) else act.run) in again]
+            stops = [act for act in stops if act.run not in again]
+            saves = [act for act in saves if act.run not in again]
+            forgets = [act for act in forgets if act.run not in again]
+        acts[:] = [*held, *stops, *saves, *forgets]
         trouble: BackendError | None = None
         kinds: tuple[tuple[Sequence[Act], Callable[[Any], Awaitable[None]]], ...] = (
             (stops, backend.stop),
@@ -169,10 +176,13 @@ class Binder:
                         raise
                     trouble = trouble or error  # the next kind may be taken all the same
                     continue
-                acts[:] = [act for act in acts if not isinstance(act, type(orders[0]))]
-        if forgets and not any(isinstance(act, Forget) for act in acts):
-            self._failed.difference_update(act.run for act in forgets)
-            self._told.difference_update(act.run for act in forgets)
+                done = set(map(id, orders))
+                acts[:] = [act for act in acts if id(act) not in done]
+                if orders is forgets:
+                    gone = [act.run for act in forgets]
+                    for runs in (self._failed, self._unsure, self._told):
+                        runs.difference_update(gone)
+        trouble = next((error for error in again.values() if error.code == NOT_REACHED), trouble)
         if trouble is not None:
             raise trouble
 
@@ -186,8 +196,52 @@ class Binder:
             kind = type(orders[0]).__name__
             log.error("backend %s refuses for good, %d orders (%s) are dropped: %s", name, len(orders), kind, error)
 
+    async def _start(self, backend: Backend, starts: list[Start]) -> dict[RunId, BackendError]:
+        """Those that are to be ordered again: it is unknown whether they began, or the backend was out of reach."""
+        runs = {act.run.id for act in starts}
+        before = runs & self._unsure if self._unsure else set[RunId]()
+        self._unsure |= runs  # until it has answered
+        failed: Mapping[RunId, BackendError | BackendRefused]
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                if backend.capabilities.reserve and any(act.world_size > 1 for act in starts):
+                    failed = await two_phase.start(backend, starts, before)
+                else:
+                    failed = await backend.start(starts)
+        except BackendRefused as error:
+            failed = {act.run.id: error for act in starts}
+        except BackendError as error:
+            if error.code == NOT_REACHED:
+                self._unsure -= runs - before
+            raise
+        if not failed:
+            self._unsure -= runs
+            return {}
+        again = {
+            run: error
+            for run, error in failed.items()
+            if isinstance(error, BackendError) and error.code in (IN_DOUBT, NOT_REACHED)
+        }
+        doubtful = {run for run, error in again.items() if error.code == IN_DOUBT or run in before}
+        self._unsure -= runs - doubtful
+        lost = [act for act in starts if act.run.id in failed and act.run.id not in again]
+        self._failed.update(act.run.id for act in lost)
+        if lost:
+            self._tell([self._not_started(act, failed[act.run.id]) for act in lost])
+        return again
+
+    def _ask_later(self, name: str, acts: list[Act]) -> None:
+        """These wait, and nothing waits for them."""
+        self._acts[name] = acts + self._acts[name]
+        asyncio.get_running_loop().call_later(DOUBT_PAUSE_S, self._more[name].set)
+
     def _not_started(self, act: Start, error: BackendError | BackendRefused) -> RunObserved:
+        code = NOT_REACHED_RUN if error.code == NOT_REACHED else START_FAILED
         return RunObserved(
-            act.run.id, "failed", self._clock.now_ms(), reason_code=START_FAILED, reason=error.message,
+            act.run.id, "failed", self._clock.now_ms(), reason_code=code, reason=error.message,
             permanent=isinstance(error, BackendRefused),
         )  # fmt: skip
+
+
+def _stopped(acts: Sequence[Act]) -> set[RunId]:
+    return {act.run for act in acts if isinstance(act, Stop)}

@@ -122,7 +122,7 @@ class Fleet:
         service, name = self._service, backend.name
         dress = self._plan.dress(table) if self._plan else lambda node: node
         watcher = Watcher(
-            backend, service.controller.world, service.clock, service.prometheus, service.loop.tell, self.binder.act,
+            backend, service.controller.world, service.clock, service.prometheus, service.loop.tell, self.binder.act_again,
             service.loop.quiet, self._owners, dress,
         )  # fmt: skip
         pulse = Pulse(backend, service.clock, self._health, lambda: self._turned(name))

@@ -6,7 +6,7 @@ others when one does not come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from hodei.model.effects import Start
 from hodei.model.errors import BackendError, BackendRefused
@@ -16,12 +16,15 @@ from hodei.ports import Backend
 Failed = dict[RunId, BackendError | BackendRefused]
 
 
-async def start(backend: Backend, orders: Sequence[Start]) -> Failed:
-    """As `Backend.start`: what is not in the answer was accepted."""
+async def start(backend: Backend, orders: Sequence[Start], unsure: Set[RunId] = frozenset()) -> Failed:
+    """As `Backend.start`: what is not in the answer was accepted. `unsure`: runs that may have begun already. For a gang with
+    one of these no room is asked for: "no room" would be taken for "has not begun", and it may be what fills the room."""
     gangs: dict[tuple[int, int], list[Start]] = {}
     for order in orders:
         if order.world_size > 1:
             gangs.setdefault((order.run.job, order.run.attempt), []).append(order)
+    for id in [id for id, members in gangs.items() if any(order.run.id in unsure for order in members)]:
+        del gangs[id]
     failed: Failed = {}
     for members in gangs.values():
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hodei.control.gangs import START_FAILED
+from hodei.control.gangs import NOT_REACHED_RUN, START_FAILED
 from hodei.model.facts import JobRequeued, NodeLost, RunObserved
 from hodei.model.job import GangRules
 from unit.control.house import House, a_house
@@ -94,3 +94,36 @@ def test_a_member_is_replaced_only_after_failures_that_count_for_its_job(retry_o
     assert (house.runs["1.0.1"].stop_requested == "repair") == is_repaired
     assert (house.stopped() == []) == is_repaired
     assert live(house) == ["1.1.1"]
+
+
+@pytest.mark.parametrize("restart", ["never", "on_failure", "always"])
+def test_a_backend_that_is_out_of_reach_uses_up_nothing_however_often(restart):
+    house = a_house(1)
+    house.submit(1, restart=restart, retry_on=("job_error",))
+    for attempt in range(1, 11):
+        house.see(f"1.0.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+        assert house.reason() == ("NOT_REACHED", "connection refused")
+        house.later(2000)
+        assert house.state() == "scheduled"
+    assert (house.jobs[1].losses, house.jobs[1].failures, house.jobs[1].started_ms) == (0, 0, 0)
+
+
+def test_a_member_whose_backend_is_out_of_reach_is_brought_back_without_being_counted():
+    house = a_house(1, 1)
+    house.submit(1, count=2, gang=GangRules(on_failure="repair"))
+    running(house, "1.0.1")
+    for attempt in range(1, 6):
+        house.see(f"1.1.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+        house.later(10_000)
+        assert house.runs[f"1.1.{attempt + 1}"].state == "placed"
+    assert house.runs["1.0.1"].state == "running"
+    assert (house.jobs[1].losses, house.jobs[1].failures) == (0, 0)
+
+
+def test_a_gang_of_which_a_member_ran_does_not_run_again_if_it_never_may():
+    house = a_house(1, 1)
+    house.submit(1, count=2, restart="never")
+    running(house, "1.0.1")
+    house.see("1.1.1", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+    house.see("1.0.1", "stopped")
+    assert (house.state(), house.reason()[0]) == ("failed", "START_FAILED")
