@@ -177,7 +177,7 @@ class DockerBackend(PlainBackend):
             backend=self.name,
             log_cap=self._house.log_cap_bytes,
         )
-        if not host.up:
+        if not host.up and not host.sent_before(order.run.id):
             raise BackendError(f"host {host.host.name} does not answer: {host.talk.problem}")
         host.start(prepared)
 

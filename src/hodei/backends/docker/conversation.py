@@ -20,9 +20,11 @@ log = logging.getLogger("hodei.docker")
 
 PING_EVERY_S = 2.0
 RETRY_MAX_S = 2.0
+# A host that is silent is waited for so long, unless it may have begun the run already.
+PATIENCE_S = 10.0
 # Clocks that are closer than this are taken to be the same.
 SKEW_MS = 1000
-EVENTS = ["start", "die", "destroy", "health_status", "health_status: healthy", "health_status: unhealthy"]
+EVENTS = ["create", "start", "die", "destroy", "health_status", "health_status: healthy", "health_status: unhealthy"]
 
 
 class Conversation:
@@ -91,10 +93,14 @@ class Conversation:
         if self.up.is_set():
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(self._answer_s * 4, 10)):
+            async with asyncio.timeout(max(self._answer_s * 4, PATIENCE_S)):
                 await self.up.wait()
                 return
         raise BackendError(self.problem, hint="it starts elsewhere, or when the host is back")
+
+    async def answers(self) -> None:
+        """Wait for a daemon that is silent, however long it takes."""
+        await self.up.wait()
 
     async def ping(self) -> str:
         """The daemon's version, if it answers in time."""

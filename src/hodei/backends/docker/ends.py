@@ -14,6 +14,8 @@ from hodei.model.ids import RunId
 START_FAILED = "start_failed"
 # How a container ends that its daemon takes down with itself.
 _TAKEN_DOWN = (137, 143)
+# The last one: its removal was begun, and failed.
+_NEVER_RAN = ("created", "configured", "initialized", "dead")
 
 
 class Stopping(Struct):
@@ -71,6 +73,12 @@ def moment_ms(text: str, skew_ms: int = 0) -> int:
     except ValueError:
         return 0
     return 0 if at.year <= 1970 else int(at.timestamp() * 1000) - skew_ms
+
+
+def never_ran(inspected: dict[str, Any]) -> bool:
+    """It was made, and nobody has started it yet."""
+    state = state_of(inspected)
+    return state.status in _NEVER_RAN and not state.error and not state.started_ms
 
 
 def end_of(

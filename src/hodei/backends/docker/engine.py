@@ -4,9 +4,10 @@ can help. The only file that knows the client library.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,21 @@ CONNECTIONS = 64
 _NOT_REACHED = 900
 
 
-class DaemonError(BackendError):
-    """The daemon's own no, with its HTTP status; 0 if nobody answered."""
+# What a proxy before a daemon says that does not answer in time, or not at all.
+_GATEWAY = (502, 503, 504)
 
-    def __init__(self, status: int, message: str) -> None:
+
+class DaemonError(BackendError):
+    """The daemon's own no, with its HTTP status; 0 if nobody answered. `sent`: the daemon may have got the request."""
+
+    def __init__(self, status: int, message: str, *, sent: bool = True) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.sent = status, sent
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the daemon may have done it, or may do it later."""
+        return self.sent and (self.status == 0 or self.status in _GATEWAY)
 
 
 class Engine:
@@ -88,25 +98,27 @@ class Engine:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response, for those who read it bit by bit. `within_s` None: however long it takes."""
         if self._client is None:
-            raise DaemonError(0, f"{self.host.name} is not connected")
+            raise DaemonError(0, f"{self.host.name} is not connected", sent=False)
         data = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
         bound = aiohttp.ClientTimeout(total=within_s, connect=min(within_s or ANSWER_S, ANSWER_S))
         try:
-            async with self._client._query(
-                path, method, params=params, data=data, headers=headers, timeout=bound
-            ) as response:
-                try:
-                    yield response
-                finally:
-                    response.close()  # one that was read to its end has given its connection back already
+            query = self._client._query(path, method, params=params, data=data, headers=headers, timeout=bound)
+            async with asyncio.timeout(within_s):  # before its first question the library asks one of its own
+                response = await query.__aenter__()
+            try:
+                yield response
+            finally:
+                response.close()  # one that was read to its end has given its connection back already
         except aiodocker.DockerError as error:
             status = 0 if error.status == _NOT_REACHED else error.status
-            raise DaemonError(status, f"{self.host.name}: {error.message.strip()}") from None
+            sent = not isinstance(error.__context__, aiohttp.ClientConnectorError)
+            raise DaemonError(status, f"{self.host.name}: {error.message.strip()}", sent=sent) from None
         except json.JSONDecodeError:
             # The library wants to read the text of an error, and the answer to HEAD has none.
             raise DaemonError(400, f"{self.host.name}: {method} {path} was refused") from None
-        except TimeoutError:
-            raise DaemonError(0, f"{self.host.name} did not answer within {within_s:g} s") from None
+        except TimeoutError as error:
+            sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
+            raise DaemonError(0, f"{self.host.name} did not answer within {within_s:g} s", sent=sent) from None
         except (aiohttp.ClientError, OSError) as error:
             raise DaemonError(0, f"{self.host.name} is out of reach: {error}") from None
 
@@ -137,7 +149,9 @@ class Engine:
             raise
         return found
 
-    async def lines(self, path: str, params: dict[str, str], opened: Callable[[], None]) -> AsyncIterator[Any]:
+    async def lines(
+        self, path: str, params: dict[str, str], opened: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[Any, None]:
         """Each JSON line of an endless answer; `opened` is called when it has begun."""
         async with self.answer("GET", path, params=params, within_s=None) as response:
             opened()

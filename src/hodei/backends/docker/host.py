@@ -7,6 +7,7 @@ whole list when it is back: ends with their exit codes, and runs whose container
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -16,7 +17,7 @@ from msgspec import structs
 
 from hodei.backends.docker import care
 from hodei.backends.docker.conversation import SKEW_MS, Conversation
-from hodei.backends.docker.ends import State, end_of, gone, state_of
+from hodei.backends.docker.ends import State, end_of, gone, never_ran, state_of
 from hodei.backends.docker.engine import DaemonError, Engine
 from hodei.backends.docker.images import Images
 from hodei.backends.docker.logs import Logs
@@ -38,7 +39,7 @@ from hodei.model.quantity import parse_duration_ms
 log = logging.getLogger("hodei.docker")
 
 # A container of ours that was made and never started, and that nobody asked for again since, is rubbish by then.
-STRAY_S = 600
+STRAY_S = 60
 # Whoever kills a container often takes it away in the same breath.
 LINGER_S = 0.4
 
@@ -75,7 +76,14 @@ class DockerHost:
         self._lost_after_s = parse_duration_ms(settings.lost_after) / 1000
         self.images = Images(self.engine, parse_duration_ms(settings.pull_timeout) / 1000, settings.registry_auth)
         self._starting = Starting(
-            self.engine, self.images, installation, settings.starts_at_once, self.talk.reachable, now_ms
+            self.engine,
+            self.images,
+            installation,
+            settings.starts_at_once,
+            self.talk.reachable,
+            self.talk.answers,
+            now_ms,
+            lambda: self.skew_ms,
         )
         self.stops = Stops(self.engine, self.saved, now_ms, lambda: self.skew_ms)
         self.runs: dict[RunId, Tracked] = {}
@@ -84,6 +92,9 @@ class DockerHost:
         self._vouched = self._given_up = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = Room(host.max_containers)
+        # Runs whose containers are not wanted, should they be made yet; and containers that are being removed for that.
+        self._unwanted: set[RunId] = set()
+        self._strays: set[str] = set()
 
     # ---------------------------------------------------------------------------------------- connection
 
@@ -133,10 +144,15 @@ class DockerHost:
         actor = event.get("Actor") or {}
         told = actor.get("Attributes") or {}
         tracked = self.runs.get(told.get(RUN, ""))
+        action = str(event.get("Action") or event.get("status") or "")
+        if action == "create":
+            self._made(told.get(RUN, ""), actor.get("ID") or "")
+            return
+        if tracked is None and action == "start":
+            self.spawn_own(self._look_at_all())
         if tracked is None or tracked.over:
             return
         at_ms = int(event.get("timeNano") or 0) // 1_000_000 - self.skew_ms
-        action = str(event.get("Action") or event.get("status") or "")
         if action == "start":
             tracked.container = actor.get("ID") or tracked.container
             self.seen_running(tracked, at_ms)
@@ -148,13 +164,38 @@ class DockerHost:
                 self._ended(tracked, state)
             else:
                 self.spawn(tracked, self._find_out(tracked))
-        elif action == "destroy":
+        elif action == "destroy" and actor.get("ID") != tracked.voided:
             self._finish(tracked, gone(tracked.run, at_ms, f"its container was removed from {self.host.name}"))
         elif action.endswith("unhealthy"):
             self.health_seen(tracked, "failing")
             self.stop(tracked, "unhealthy", "its health check failed too often in a row")
         elif action.endswith("healthy"):
             self.health_seen(tracked, "ok")
+
+    async def _look_at_all(self) -> None:
+        """A container was started that nobody here knows of: by a request of a server before us, perhaps."""
+        with contextlib.suppress(BackendError):  # then the host is looked at when it is back
+            await self.compare()
+
+    def _made(self, run: RunId, container: str) -> None:
+        """A container that was made and that nobody waits for goes: at once if its run was given up, else after a while in
+        which the run may be ordered again."""
+        tracked = self.runs.get(run)
+        if tracked is not None and tracked.over and not tracked.container:
+            tracked.container = container  # goes with the run
+        elif tracked is None and container not in self._strays:
+            self._strays.add(container)
+            self.spawn_own(self._clear_stray(run, container, 0 if run in self._unwanted else STRAY_S))
+
+    async def _clear_stray(self, run: RunId, container: str, after_s: float) -> None:
+        try:
+            await asyncio.sleep(after_s)
+            await self.talk.answers()
+            found = await self.engine.container(container)
+            if run not in self.runs and found is not None and never_ran(found):
+                await self.sweeper.remove(container, force=False)
+        finally:
+            self._strays.discard(container)
 
     async def _find_out(self, tracked: Tracked) -> None:
         """It ended with an error: what kind? A container that is taken away in the same breath is lost."""
@@ -210,9 +251,8 @@ class DockerHost:
         status = "exited" if item.get("State") == "stopped" else item.get("State", "")
         tracked = self.runs.get(run)
         if status in ("created", "configured", "initialized"):
-            if tracked is None and self._now_ms() / 1000 - item.get("Created", 0) > STRAY_S:
-                self.spawn_own(self.sweeper.remove(item["Id"]))
-            elif tracked is not None and tracked.over:
+            self._made(run, item["Id"])
+            if tracked is not None and tracked.over:
                 self._tell_again(tracked)
             return
         if tracked is not None and tracked.over:
@@ -256,8 +296,14 @@ class DockerHost:
             return
         tracked = self.runs[prepared.run] = Tracked(prepared.run, prepared.care, prepared)
         tracked.memory = int(prepared.body["HostConfig"].get("Memory") or 0)
+        tracked.in_doubt = tracked.may_come_late = self.sent_before(prepared.run)
+        self._unwanted.discard(prepared.run)
         self._places.add(prepared.run)
         self.spawn(tracked, self._begin(tracked, prepared))
+
+    def sent_before(self, run: RunId) -> bool:
+        """By a server before us, which may have asked for its start."""
+        return self._places.has(run)
 
     async def _begin(self, tracked: Tracked, prepared: Prepared) -> None:
         await self._room.enter(tracked)
@@ -367,7 +413,8 @@ class DockerHost:
                 self.talk.silent(error.message)
         out = {}
         for run, tracked in self.runs.items():
-            out[run] = tracked.seen or RunObserved(run, "placed", self._now_ms())
+            reason = "whether it has begun is not known until its host answers" if tracked.in_doubt else ""
+            out[run] = tracked.seen or RunObserved(run, "placed", self._now_ms(), reason=reason)
         if not self.talk.ever_up:
             self._vouched = True
             reason = f"its host {self.host.name} does not answer"
@@ -379,6 +426,8 @@ class DockerHost:
         tracked = self.runs.pop(run, None)
         if tracked is not None:
             self._room.leave(tracked)
+            if tracked.may_come_late:
+                self._unwanted.add(run)
         self.sweeper.forget(run, tracked.container if tracked is not None else "")
 
     # -------------------------------------------------------------------------------------------- tasks

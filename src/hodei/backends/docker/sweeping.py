@@ -71,8 +71,8 @@ class Sweeper:
         self._places.cleared(run)
         self.at_work.pop(run, None)
 
-    async def remove(self, container: str) -> None:
-        params = {"force": "1", "v": "1"}
+    async def remove(self, container: str, *, force: bool = True) -> None:
+        params = {"force": "1", "v": "1"} if force else {"v": "1"}
         try:
             await self._engine.ask("DELETE", f"containers/{container}", params=params, within_s=REMOVE_S)
         except DaemonError as error:

@@ -17,19 +17,21 @@ from hodei.model.lifecycle import RUN_ENDED
 class Tracked:
     """`prepared` is there until the container is; `container` from then on. `seen` is what was last told of it; `ended` is
     set with its end, `hurry` when its stop is to come sooner. `has_place`: it counts among its host's
-    containers. `saving`: it has been asked to save its work, and go on."""
+    containers. `saving`: it has been asked to save its work, and go on. `in_doubt`: a request to start it may have been sent,
+    and nobody knows what became of it. `voided`: a container of its own that we remove because of that. `may_come_late`: the
+    same of a request to make its container."""
 
     __slots__ = (
-        "care", "container", "ended", "has_place", "hurry", "memory", "prepared", "run", "saving", "seen", "started_ms", "stopping",
-        "tasks",
+        "care", "container", "ended", "has_place", "hurry", "in_doubt", "may_come_late", "memory", "prepared", "run", "saving",
+        "seen", "started_ms", "stopping", "tasks", "voided",
     )  # fmt: skip
 
     def __init__(self, run: RunId, care: Care, prepared: Prepared | None = None) -> None:
         self.run, self.care, self.prepared = run, care, prepared
-        self.container = ""
+        self.container = self.voided = ""
         self.seen: RunObserved | None = None
         self.started_ms = self.memory = 0
-        self.has_place = self.saving = False
+        self.has_place = self.saving = self.in_doubt = self.may_come_late = False
         self.stopping: Stopping | None = None
         self.ended, self.hurry = asyncio.Event(), asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -58,6 +60,9 @@ class Places:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._made = False
+
+    def has(self, run: RunId) -> bool:
+        return (self._home / run).exists()
 
     def add(self, run: RunId) -> None:
         self._touch(run)
