@@ -33,16 +33,19 @@ class ApiError(HodeiError):
     """The API said no, or was not reached at all (status 0).
 
     `reason` is the API's word (`NotFound`, `Conflict`, `AlreadyExists`, `Expired`, ...; `Unreached` if status is 0);
-    `causes` are its details as `Reason: text`; `retry_after_s` is 0 if it did not ask to come later.
+    `causes` are its details as `Reason: text`; `retry_after_s` is 0 if it did not ask to come later. `sent`: the API may have
+    got the request.
     """
 
     code = "KUBERNETES_API"
 
     def __init__(
         self, status: int, reason: str, message: str, *, causes: tuple[str, ...] = (), retry_after_s: float = 0.0, hint: str = "",
+        sent: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(message, hint=hint)
         self.status, self.reason, self.causes, self.retry_after_s = status, reason, causes, retry_after_s
+        self.sent = sent
 
     @property
     def passing(self) -> bool:
@@ -242,6 +245,7 @@ class Api:
             f"{method} {path}: no answer from the Kubernetes API at {self.server}: {failure.why}."
             + (" Whether it was done is not known." if unknown else ""),
             hint="Check that the address is right and the API server runs: kubectl get --raw /readyz",
+            sent=failure.sent,
         )
 
 

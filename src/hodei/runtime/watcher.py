@@ -10,9 +10,10 @@ from msgspec import Struct, structs
 
 from hodei.control.recovery import reconcile
 from hodei.control.world import World
-from hodei.model.effects import Act
+from hodei.model.effects import Act, Forget, Stop
 from hodei.model.errors import BackendError, StaleEpoch
-from hodei.model.facts import Fact, NodeJoined, NodeLost
+from hodei.model.facts import Fact, NodeJoined, NodeLost, RunObserved
+from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.node import Node
 from hodei.model.text import moment
 from hodei.ports import Backend, Clock
@@ -185,6 +186,7 @@ class Watcher:
                     hearing = asyncio.ensure_future(self._backend.observe())
                     if facts:
                         self._tell(facts)
+                        await self._turn_away(facts)
                 if changing.done() or loop.time() - looked >= _NODES_EVERY_S:
                     if changing.done():
                         changing.result()
@@ -194,6 +196,25 @@ class Watcher:
         finally:
             hearing.cancel()
             changing.cancel()
+
+    async def _turn_away(self, seen: Sequence[RunObserved]) -> None:
+        """Runs that nobody here wants any more, such as those that began late by an order that was given up: they are
+        stopped, and their ends forgotten."""
+        if not any(self._unwanted(each) for each in seen):
+            return
+        async with self._quiet:
+            unwanted = [each for each in seen if self._unwanted(each)]
+        name = self._backend.name
+        self._act(
+            [
+                Forget(each.run, name) if each.state in RUN_ENDED else Stop(each.run, name, 0, "not wanted")
+                for each in unwanted
+            ]
+        )
+
+    def _unwanted(self, seen: RunObserved) -> bool:
+        run = self._world.run(seen.run)
+        return run is None or (run.state in RUN_ENDED and seen.state not in RUN_ENDED)
 
     def _went_down(self, error: str) -> None:
         self._metrics.backend_errors.labels(self._backend.name).inc()

@@ -63,7 +63,8 @@ class Bench(Desk):
         fields = {"cpu": "10m", "memory": "1Mi", "annotations": kwok, **fields}
         order = an_order(job, *command, **fields)
         where = node or f"{self._settings.node_prefix}{self.cluster.namespace}-0"
-        return structs.replace(order, run=structs.replace(order.run, node=where, backend=self._name))
+        now_ms = Wall().now_ms()
+        return structs.replace(order, run=structs.replace(order.run, node=where, backend=self._name, placed_ms=now_ms))
 
     def pod(self, run: str) -> dict[str, Any]:
         return self.cluster.pod(pod_name(self.installation, run))

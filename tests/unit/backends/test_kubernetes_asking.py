@@ -36,7 +36,7 @@ def test_a_refusal_is_for_ever_for_now_or_nobody_knows(status, said, kind):
 
 def test_it_is_certain_that_nothing_arrived_only_if_nothing_was_sent():
     sent = meaning(ApiError(0, "Unreached", "no answer. Whether it was done is not known."))
-    unsent = meaning(ApiError(0, "Unreached", "no answer: connection refused."))
+    unsent = meaning(ApiError(0, "Unreached", "Name or service not known.", sent=False))
     assert isinstance(sent, Unsure)
     assert isinstance(unsent, Unsure)
     assert (sent.error.code, unsent.error.code) == ("BACKEND_ERROR", NOT_REACHED)

@@ -85,6 +85,23 @@ def test_a_slow_backend_holds_up_its_own_orders_alone():
     asyncio.run(main())
 
 
+def test_a_run_that_begins_when_nobody_wants_it_any_more_is_stopped_and_its_end_forgotten():
+    """Such as one whose start was given up, and came late."""
+
+    async def main():
+        backend = ObedientBackend()
+        async with alive(a_service(TalkingStore(), backend)) as service:
+            await service.submit([a_job_spec()])
+            await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
+            backend.say(RunObserved("7.0.1", "running", NOW_MS), RunObserved("1.0.1", "running", NOW_MS))
+            await until(lambda: ("stop", ["7.0.1"]) in backend.diary.lines)
+            backend.say(RunObserved("7.0.1", "stopped", NOW_MS))
+            await until(lambda: ("forget", ["7.0.1"]) in backend.diary.lines)
+            assert ("stop", ["1.0.1"]) not in backend.diary.lines
+
+    asyncio.run(main())
+
+
 def test_a_refused_start_ends_the_job_and_a_failed_one_is_tried_again():
     async def main():
         clock, backend = StillClock(), ObedientBackend()

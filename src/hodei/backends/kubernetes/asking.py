@@ -56,6 +56,15 @@ class Pods:
                 return  # ordered before: what became of it is told by the watch
             raise meaning(error) from error
 
+    async def exists(self, run: RunId) -> bool:
+        try:
+            await self.api.request("GET", self.path_of(run), timeout_s=ANSWER_S, attempts=1)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise BackendError(error.message[:1000], hint=error.hint) from error
+        return True
+
     async def mark(self, run: RunId, ending: Ending) -> RunPod:
         """Write on it why we end it; the pod as it stands then."""
         notes = {END: msgspec.json.encode(ending).decode()}
@@ -87,8 +96,7 @@ def meaning(error: ApiError) -> Unsure | BackendError | BackendRefused:
     """Of a refusal to create a pod."""
     text, hint = error.message[:1000], error.hint
     if error.status in (0, 500, 502, 503, 504) and "too large" not in text:
-        sure = error.status == 0 and "not known" not in text
-        return Unsure(BackendError(text, hint=hint, code=NOT_REACHED if sure else ""))
+        return Unsure(BackendError(text, hint=hint, code="" if error.sent else NOT_REACHED))
     if error.status in (401, 404, 409, 429) or any(words in text for words in _PASSING):
         return BackendError(text, hint=hint)
     return BackendRefused(text, hint=hint if error.status != 403 else "the cluster's rules forbid such a pod")

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from hodei.backends.base import House, PlainBackend
 from hodei.backends.kubernetes.asking import Gone, Pods, Unsure, each
+from hodei.backends.kubernetes.doubts import Doubts
 from hodei.backends.kubernetes.logs import Logs
 from hodei.backends.kubernetes.manifest import manifest, own_labels
 from hodei.backends.kubernetes.nodes import NodeSink, Picture, PodSink
@@ -65,6 +66,7 @@ class KubernetesBackend(PlainBackend):
         self._logs = Logs(house.home / name / "logs", house.log_cap_bytes, house.keep_logs_s)
         self._nodes_news = asyncio.Event()
         self._runs = Runs(house.clock.now_ms, self._ended)
+        self._doubts = Doubts(self._runs, house.clock.now_ms)
         self._picture = Picture(name, settings, self._ours, self._nodes_news.set)
         self._pods: Pods | None = None
         self._reflectors: list[Reflector[Any]] = []
@@ -164,10 +166,23 @@ class KubernetesBackend(PlainBackend):
 
         async def one(order: Start) -> None:
             nonlocal answered
+            run, before = order.run.id, self._doubts.of(order)
             try:
-                await pods.create(manifest(order, self.name, self._house.installation, self._settings))
+                body = manifest(order, self.name, self._house.installation, self._settings)
+                self._doubts.sent(run)
+                await pods.create(body)
+            except Unsure as unsure:
+                if unsure.error.code == NOT_REACHED and not before:
+                    self._doubts.settled(run)
+                raise
             except (BackendError, BackendRefused) as error:
-                refused[order.run.id] = error
+                if before:
+                    self._errand(self._doubts.find_out(run, error, pods))
+                else:
+                    refused[run] = error
+                    self._doubts.settled(run)
+            else:
+                self._doubts.settled(run)
             answered += 1
 
         try:
@@ -175,7 +190,8 @@ class KubernetesBackend(PlainBackend):
                 await each(orders, one)
         except Unsure as unsure:
             # Of this one, and of those behind it, nobody knows. They are ordered again: who is there stays as he is.
-            raise (BackendError(unsure.error.message) if answered else unsure.error) from None
+            sent = answered or any(self._doubts.of(order) for order in orders)
+            raise (BackendError(unsure.error.message) if sent else unsure.error) from None
         except TimeoutError:
             raise BackendError(f"the API took more than {CALL_S:g} s for {len(orders)} pods") from None
         return refused
@@ -191,12 +207,14 @@ class KubernetesBackend(PlainBackend):
         pods, pod = self._open(), self._runs.pods.get(run)
         if run in self._runs.ends:
             return
-        with contextlib.suppress(Gone):
+        try:
             if pod is None or pod.ending is None:
                 pod = await pods.mark(run, ending)
             left = grace_left(pod, self._house.clock.now_ms(), grace_s)
             if not pod.over and left is not None:
                 await pods.delete(run, left)
+        except Gone:
+            self._doubts.stop_when_found(run, lambda: self._stop(run, ending, grace_s))
 
     async def forget(self, orders: Sequence[Forget]) -> None:
         """The pod may go now; its log stays until its time has come."""
@@ -236,7 +254,7 @@ class KubernetesBackend(PlainBackend):
 
     async def known(self) -> dict[RunId, RunObserved]:
         self._open()
-        return self._runs.known()
+        return self._doubts.known() | self._runs.known()
 
     def _ended(self, end: RunObserved) -> None:
         """Its log is fetched before its end is told, because the pod goes when that is stored."""

@@ -1,0 +1,253 @@
+"""No run becomes two pods, whatever becomes of the request to create one: the API server hangs (SIGSTOP) for longer than we
+wait, the answer is cut after it has acted, the server is killed in between. A real API server; kwok plays the kubelets, so
+that pods are counted (by their uids), not commands. HODEI_ROUNDS says how often each scenario is played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from gate import ABANDON, CUT, PASS, Gate
+from hodei.backends.kubernetes import asking, doubts
+from hodei.model.effects import Forget, Start
+from hodei.model.errors import NOT_REACHED, BackendError
+from real.house import House, until
+from real.kubernetes.cluster import Cluster
+from real.kubernetes.plane import Plane
+from real.kubernetes.test_backend import Bench, let_go_of_all, opened
+
+pytestmark = pytest.mark.real
+ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
+CREATE = r"^POST /api/v1/namespaces/[^/]+/pods"
+HOW = {"hangs": PASS, "hangs and is abandoned": ABANDON, "cut": CUT}
+ANSWER_S = 1.0
+
+
+class Pods:
+    """Every pod that was ever created in a namespace: the uids of each run, as a watch tells them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.uids: dict[str, set[str]] = {}
+        at = urlsplit(cluster.plane.server)
+        tls = ssl.create_default_context(cafile=f"{cluster.plane.folder}/pki/ca.crt")
+        self._connection = http.client.HTTPSConnection(at.hostname, at.port, context=tls)
+        token = {"Authorization": f"Bearer {cluster.plane.token('admin')}"}
+        self._connection.request("GET", f"{cluster.pods_path}?watch=1", headers=token)
+        self._answer = self._connection.getresponse()
+        assert self._answer.status == 200, self._answer.read()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
+            for line in self._answer:
+                meta = json.loads(line)["object"]["metadata"]
+                self.uids.setdefault(meta["labels"]["hodei.io/run"], set()).add(meta["uid"])
+
+    def of(self, job: int) -> int:
+        """How many pods there were for the runs of a job."""
+        return sum(len(uids) for run, uids in list(self.uids.items()) if run.startswith(f"{job}."))
+
+
+@pytest.fixture
+def gate(cluster: Cluster) -> Iterator[Gate]:
+    plane = cluster.plane
+    tls = ssl.create_default_context(cafile=f"{plane.folder}/pki/ca.crt")
+    made = Gate(to_port=urlsplit(plane.server).port or 443, tls=tls)
+    try:
+        yield made
+    finally:
+        thaw(plane)
+        made.close()
+        let_go_of_all(cluster)
+
+
+@pytest.fixture
+def through(gate: Gate, cluster: Cluster) -> str:
+    """A kubeconfig for whoever is to go through the gate."""
+    name = cluster.make_node(f"{cluster.namespace}-0", "64", "64Gi", labels={"pool": cluster.namespace})
+    here = [{"type": "InternalIP", "address": "127.0.0.1"}]
+    cluster.patch(f"/api/v1/nodes/{name}/status", {"status": {"addresses": here}})
+    return str(cluster.plane.kubeconfig("admin", by="token", server=f"http://127.0.0.1:{gate.port}"))
+
+
+def freeze(plane: Plane) -> None:
+    os.kill(plane.pid("kube-apiserver"), signal.SIGSTOP)
+
+
+def thaw(plane: Plane) -> None:
+    os.kill(plane.pid("kube-apiserver"), signal.SIGCONT)
+
+
+async def order_until_answered(bench: Bench, order: Start) -> dict[str, object]:
+    """As the binder does: what is unknown is ordered again."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return dict(await bench.backend.start([order]))
+            except BackendError:
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_run_whose_creation_got_no_answer_is_one_pod(cluster, gate, through, tmp_path: Path, monkeypatch, how):
+    monkeypatch.setattr(asking, "ANSWER_S", ANSWER_S)
+    plane, hangs = cluster.plane, how != "cut"
+
+    async def story() -> None:
+        pods, counts = Pods(cluster), []
+        async with opened(cluster, tmp_path, kubeconfig=through) as bench:
+            for job in range(1, ROUNDS + 1):
+                gate.expect(CREATE, HOW[how], before=(lambda: freeze(plane)) if hangs else lambda: None)
+                order = bench.order(job, runs_for="1ms")
+                with pytest.raises(BackendError) as unknown:
+                    await bench.backend.start([order])
+                assert unknown.value.code != NOT_REACHED
+                if hangs:
+                    with pytest.raises(BackendError):  # ordered again, and it hangs still
+                        await bench.backend.start([order])
+                    thaw(plane)
+                assert await order_until_answered(bench, order) == {}
+                end = await bench.end_of(order.run.id)
+                assert end.state == "succeeded"
+                await bench.until(lambda: not gate.unanswered or gate.answered.is_set(), "an answer")
+                await bench.backend.forget([Forget(order.run.id, "prod")])
+                await bench.until(lambda run=order.run.id: bench.gone(run), "its pod is gone")
+                counts.append(pods.of(job))
+        assert set(counts) == {1}, counts
+        print(f"create {how}: {len(counts)} rounds, {sum(counts)} pods")
+
+    asyncio.run(story())
+
+
+def test_a_refusal_of_a_pod_that_exists_already_is_no_refusal(cluster, gate, through, tmp_path: Path):
+    """The quota has room for one pod. The first request took it and its answer was cut, so that the second finds it full."""
+    cluster.apply([{
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one", "namespace": cluster.namespace},
+        "spec": {"hard": {"pods": "1"}},
+    }])  # fmt: skip
+    quota = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas/one"
+    cluster.wait(lambda: cluster.api.get(quota).get("status", {}).get("hard"), "the quota is in force")
+
+    async def story() -> None:
+        pods = Pods(cluster)
+        async with opened(cluster, tmp_path, kubeconfig=through) as bench:
+            gate.expect(CREATE, CUT)
+            order = bench.order(1, runs_for="2s")  # it holds the quota for so long
+            assert await order_until_answered(bench, order) == {}
+            end = await bench.end_of("1.0.1")
+            assert (end.state, end.reason_code, pods.of(1)) == ("succeeded", "", 1)
+
+    asyncio.run(story())
+
+
+def test_a_refusal_counts_when_no_earlier_request_can_come_late_any_more(
+    cluster, gate, through, tmp_path: Path, monkeypatch
+):
+    """The same, but the quota is full of another's pod, and the first request never created any."""
+    monkeypatch.setattr(doubts, "DOUBT_S", 1.0)
+    monkeypatch.setattr(doubts, "LOOK_EVERY_S", 0.2)
+    cluster.apply([{
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": cluster.namespace},
+        "spec": {"hard": {"pods": "0"}},
+    }])  # fmt: skip
+    quota = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas/none"
+    cluster.wait(lambda: cluster.api.get(quota).get("status", {}).get("hard"), "the quota is in force")
+
+    async def story() -> None:
+        async with opened(cluster, tmp_path, kubeconfig=through) as bench:
+            gate.expect(CREATE, CUT)
+            order = bench.order(1, runs_for="1ms")
+            assert await order_until_answered(bench, order) == {}
+            assert (await bench.backend.known())["1.0.1"].state == "placed"
+            end = await bench.end_of("1.0.1")
+            assert (end.state, end.reason_code) == ("failed", "start_failed")
+            assert "exceeded quota" in end.reason
+
+    asyncio.run(story())
+
+
+@pytest.fixture
+def server(house: House, cluster: Cluster, through: str) -> House:
+    return house.configure(f"""
+[backends.local]
+kind = "local"
+enabled = false
+
+[backends.prod]
+kind = "kubernetes"
+kubeconfig = "{through}"
+namespace = "{cluster.namespace}"
+node_selector = {{pool = "{cluster.namespace}"}}
+allow_annotations = ["hodei.test/"]
+""")
+
+
+def a_job(server: House, runs_for: str = "1ms") -> int:
+    (job,) = server.client().submit_all(
+        [{
+            "name": "one", "image": "busybox", "command": ["true"], "cpu": "10m", "memory": "1Mi",
+            "annotations": {"hodei.test/runs-for": runs_for},
+        }]
+    )  # fmt: skip
+    return job
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
+    server: House, cluster: Cluster, gate: Gate, how: str
+):
+    if "HODEI_ROUNDS" not in os.environ and how != "cut":
+        pytest.skip("takes long; set HODEI_ROUNDS to play it")
+    plane, hangs, pods = cluster.plane, how != "cut", Pods(cluster)
+    server.up()
+
+    def one_round() -> int:
+        gate.expect(CREATE, HOW[how], before=(lambda: freeze(plane)) if hangs else lambda: None, after=server.kill)
+        job = a_job(server)
+        assert gate.met.wait(20)
+        if hangs:
+            server.kill()
+        until(lambda: server.server.poll() is not None, "the server is dead")
+        server.start()
+        if hangs:
+            until(lambda: "out of reach" in server.said(), "the next server has met the API that hangs")
+            thaw(plane)
+        server.until_up()
+        client = server.client()
+        until(lambda: client.job(job).job.state == "succeeded", "it has run")
+        until(lambda: not cluster.pods(), "its pod is gone")
+        return pods.of(job)
+
+    counts = [one_round() for _ in range(ROUNDS)]
+    assert set(counts) == {1}, counts
+    print(f"killed, create {how}: {len(counts)} rounds, {sum(counts)} pods")
+
+
+def test_a_job_that_is_cancelled_while_nobody_knows_whether_its_pod_is_there_leaves_none(
+    server: House, cluster: Cluster, gate: Gate
+):
+    plane, pods = cluster.plane, Pods(cluster)
+    server.up()
+    for _ in range(ROUNDS):
+        gate.expect(CREATE, ABANDON, before=lambda: freeze(plane))
+        job = a_job(server, "1h")
+        assert gate.met.wait(20)
+        server.ok("cancel", str(job))
+        thaw(plane)
+        (end,) = server.ended(job)
+        assert end.job.state == "cancelled"
+        until(lambda: not gate.unanswered or not cluster.pods(), "its pod is gone")
+        until(lambda: not cluster.pods(), "its pod is gone")
+        assert pods.of(job) <= 1

@@ -1,0 +1,64 @@
+"""What the backend says of a call to start of which some requests were sent and some were not. The API is played by a function,
+which proves nothing of how a real one answers (see tests/real/kubernetes/test_backend_doubt.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from agent_host import an_order
+from hodei.backends.base import House
+from hodei.backends.kubernetes import KubernetesBackend, Settings
+from hodei.backends.kubernetes.asking import Unsure
+from hodei.model.effects import Start
+from hodei.model.errors import NOT_REACHED, BackendError
+
+
+class Clock:
+    def now_ms(self) -> int:
+        return 1000
+
+
+class Api:
+    """Answers by the number of the job."""
+
+    def __init__(self, **answers: Exception | None) -> None:
+        self.answers = answers
+
+    async def create(self, body: dict[str, Any]) -> None:
+        answer = self.answers[f"job{body['metadata']['labels']['hodei.io/job']}"]
+        await asyncio.sleep(0)
+        if answer is not None:
+            raise answer
+
+
+def an(order: Start) -> Start:
+    return structs.replace(order, run=structs.replace(order.run, placed_ms=2000))
+
+
+REFUSED = Unsure(BackendError("connection refused", code=NOT_REACHED))
+CUT = Unsure(BackendError("no answer"))
+
+
+@pytest.mark.parametrize(
+    ("answers", "code"),
+    [
+        pytest.param({"job1": REFUSED, "job2": REFUSED}, NOT_REACHED, id="nothing was sent"),
+        pytest.param({"job1": REFUSED, "job2": CUT}, "BACKEND_ERROR", id="one was sent"),
+        pytest.param({"job1": CUT, "job2": REFUSED}, "BACKEND_ERROR", id="one was sent first"),
+        pytest.param({"job1": None, "job2": REFUSED}, "BACKEND_ERROR", id="one was created"),
+    ],
+)
+def test_it_is_certain_that_nothing_arrived_only_if_nothing_at_all_was_sent(tmp_path: Path, answers, code):
+    async def story() -> None:
+        backend = KubernetesBackend("prod", Settings(image="busybox"), House("test", 1, tmp_path, Clock()))
+        backend._pods = Api(**answers)  # type: ignore[assignment]
+        with pytest.raises(BackendError) as failure:
+            await backend.start([an(an_order(1)), an(an_order(2))])
+        assert failure.value.code == code
+
+    asyncio.run(story())
