@@ -20,7 +20,7 @@ from hodei.engine.view import Bounds, Gang, Shares
 from hodei.model.decision import Reason
 from hodei.model.effects import Save, SaveUsage
 from hodei.model.errors import InvalidInput, QueueFull
-from hodei.model.job import JobSpec
+from hodei.model.job import Job, JobSpec
 from hodei.model.quota import QuotaRow
 from hodei.model.share import ShareReport
 from hodei.model.usage import UsageRow
@@ -51,6 +51,22 @@ class Accounts:
         world.accountants = (*kept, self.sharing) if self.sharing is not None else tuple(kept)
         self._world, self._lives = world, lives
         self._renewed_ms: int | None = None
+        # How many wait, by project and user; kept only where a quota bounds them.
+        self._waiting: dict[str, dict[str, int]] = {}
+        world.on_pending = None
+        if any(quota.pending is not None for quota in policy.quotas.values()):
+            world.on_pending = self._count_pending
+            for job in world.jobs.values():
+                if job.state == "pending":
+                    self._count_pending(job, 1)
+
+    def _count_pending(self, job: Job, change: int) -> None:
+        by, user = self._waiting.setdefault(job.spec.project, {}), job.spec.user
+        by[user] = by.get(user, 0) + change
+        if not by[user]:
+            del by[user]
+            if not by:
+                del self._waiting[job.spec.project]
 
     def take_settings(self, other: Accounts) -> None:
         """Other policies from now on; what was used so far stays known, and what runs is counted anew."""
@@ -122,11 +138,7 @@ class Accounts:
         bounded = {spec.project for spec in specs if (q := self.quotas.of(spec.project)) and q.pending is not None}
         if not bounded:
             return
-        waiting: dict[str, dict[str, int]] = {project: {} for project in bounded}
-        for job in self._world.jobs.values():
-            if job.state == "pending" and job.spec.project in bounded:
-                by = waiting[job.spec.project]
-                by[job.spec.user] = by.get(job.spec.user, 0) + 1
+        waiting = {project: dict(self._waiting.get(project, {})) for project in bounded}
         for spec in specs:
             mine = self.quotas.of(spec.project)
             if mine is None or mine.pending is None:

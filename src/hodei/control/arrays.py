@@ -7,10 +7,10 @@ the elements as they were sorted before.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable
 
+from hodei.control.ordered import Ordered
 from hodei.control.world import World
 from hodei.model.explanation import Explanation
 from hodei.model.ids import JobId
@@ -20,13 +20,11 @@ LIMIT = "ARRAY_LIMIT"
 
 
 class _Array:
-    __slots__ = ("inside", "outside", "queue")
+    __slots__ = ("inside", "outside")
 
     def __init__(self) -> None:
         self.inside: set[JobId] = set()
-        self.outside: set[JobId] = set()
-        # In order of index; those that have left `outside` meanwhile are skipped when they come up.
-        self.queue: list[JobId] = []
+        self.outside: Ordered[JobId] = Ordered()  # in order of index
 
 
 class Arrays:
@@ -52,7 +50,6 @@ class Arrays:
             return True
         if job.id not in array.outside:
             array.outside.add(job.id)
-            heapq.heappush(array.queue, job.id)
             self.waiting[job.spec.profile] += 1
         if job.reason_code != LIMIT:
             reason = f"at most {place.at_most} of the {place.count} elements of its array at once"
@@ -80,16 +77,19 @@ class Arrays:
         if place is None or array is None:
             return
         if job.id in array.outside:
-            array.outside.discard(job.id)
+            array.outside.remove(job.id)
             self.waiting[job.spec.profile] -= 1
         array.inside.discard(job.id)
-        while array.outside and len(array.inside) < place.at_most:
-            following = self._world.jobs.get(heapq.heappop(array.queue))
-            if following is not None and following.id in array.outside and following.state == "pending":
-                array.outside.discard(following.id)
-                self._let_in(array, following, now_ms)
+        while len(array.inside) < place.at_most and (following := self._next_of(array)) is not None:
+            array.outside.remove(following.id)
+            self._let_in(array, following, now_ms)
         if not array.inside and not array.outside:
             del self._arrays[place.first]
+
+    def _next_of(self, array: _Array) -> Job | None:
+        """The first of those outside; one that was held just now is about to leave."""
+        known = (self._world.jobs.get(id) for id in array.outside)
+        return next((job for job in known if job is not None and job.state == "pending"), None)
 
     def _let_in(self, array: _Array, job: Job, now_ms: int) -> None:
         array.inside.add(job.id)
@@ -104,7 +104,7 @@ class Arrays:
         array = self._arrays.get(place.first) if place is not None else None
         if place is None or array is None or job.id not in array.outside:
             return None
-        before = sum(other < job.id for other in array.outside)
+        before = array.outside.before(job.id)
         text = f"{job.reason}: {len(array.inside)} are under way, {before} of the others go first"
         return Explanation(
             status="waiting", code=LIMIT, summary=text, job=job.id, name=job.spec.name, state=job.state,

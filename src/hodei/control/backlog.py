@@ -13,6 +13,7 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable, Iterator
 
+from hodei.control.ordered import Ordered
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Trigger
 from hodei.engine.profile import Profile
@@ -66,6 +67,8 @@ class Line:
         self._backoff: list[tuple[int, JobId]] = []
         self._until: dict[JobId, int] = {}
         self._apart: dict[JobId, Hashable] = {}
+        # All who wait, by order: those of each tenant among themselves. For their places in line.
+        self._standing: dict[Hashable, Ordered[tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
         return len(self.gangs)
@@ -80,6 +83,11 @@ class Line:
             self._turns[tenant] = max(self._turns.get(tenant, 0), self._clock)
         self._waiting[tenant] += 1
         self.gangs[gang.id] = gang
+        among = self._among(gang)
+        standing = self._standing.get(among)
+        if standing is None:
+            standing = self._standing[among] = Ordered()
+        standing.add(gang.order, self.profile.queue.charge(gang))
         if not_before_ms > now_ms:
             self._until[gang.id] = not_before_ms
             heapq.heappush(self._backoff, (not_before_ms, gang.id))
@@ -89,6 +97,10 @@ class Line:
     def _admit(self, gang: Gang) -> None:
         self.profile.admit(gang)
 
+    def _among(self, gang: Gang) -> Hashable:
+        """Which others it can be compared with by its order alone."""
+        return gang.tenant
+
     def remove(self, job: JobId) -> Gang | None:
         """Take a gang out; its entries in the heaps are skipped when they come up."""
         self._until.pop(job, None)
@@ -96,6 +108,11 @@ class Line:
         gang = self.gangs.pop(job, None)
         if gang is not None:
             self._waiting[gang.tenant] -= 1
+            among = self._among(gang)
+            standing = self._standing[among]
+            standing.remove(gang.order)
+            if not standing:
+                del self._standing[among]
             self._expose(gang.group)
         return gang
 
@@ -206,11 +223,16 @@ class Line:
 
     def position(self, gang: Gang, view: View | None = None) -> int:
         """1 for the first in line, by the order in which gangs would be tried if each found room."""
-        turns, places = dict(self._turns), dict[JobId, tuple[int, str, tuple[int, ...]]]()
-        for other in sorted(self.gangs.values(), key=lambda other: other.order):
-            places[other.id] = (turns[other.tenant], other.tenant, other.order)
-            turns[other.tenant] += self.profile.queue.charge(other)
-        return 1 + sum(place < places[gang.id] for place in places.values())
+        mine = self._standing[gang.tenant]
+        ahead = mine.before(gang.order)
+        if len(self._standing) == 1:
+            return 1 + ahead
+        turn = self._turns[gang.tenant] + mine.weight_before(gang.order)
+        for tenant, standing in self._standing.items():
+            if tenant != gang.tenant:
+                # Tenants with the same turn go by their names.
+                ahead += standing.lighter(turn - self._turns[str(tenant)], or_equal=str(tenant) < gang.tenant)
+        return 1 + ahead
 
     # ---------------------------------------------------------------------------------------------- inside
 

@@ -23,7 +23,8 @@ _Entry = tuple[int, tuple[int, ...], JobId, Hashable]
 
 
 class RankedLine(Line):
-    """A Line whose queue has `rank_milli`: the most points first, ties by priority and submission."""
+    """A Line whose queue has `rank_milli`: the most points first, ties by priority and submission. Its order begins with
+    the priority below zero and the time since when it waits."""
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
@@ -152,7 +153,21 @@ class RankedLine(Line):
         return None
 
     def position(self, gang: Gang, view: View | None = None) -> int:
+        """A look at each account and priority, not at each gang: among those who share both, who came first is first."""
         assert view is not None
-        ranks = self._ranking.ranks_milli(self.gangs.values(), view)
-        mine = (-ranks[gang.id], gang.order)
-        return 1 + sum((-ranks[other.id], other.order) < mine for other in self.gangs.values())
+        ranking, order, ahead = self._ranking, gang.order, 0
+        points, shares = ranking.rank_milli(gang, view), dict[str, int]()
+        for standing in self._standing.values():
+            other = self.gangs[standing.first[-1]]
+            tenant, minus_priority = other.tenant, other.order[0]
+            share = shares.get(tenant)
+            if share is None:
+                share = shares[tenant] = ranking.share_milli(other, view)
+            age = points + minus_priority * 1000 - share  # with more than so much of age they are ahead
+            more = standing.before((minus_priority, ranking.came_by(age + 1, view.now_ms) + 1))
+            as_much = standing.before((minus_priority, ranking.came_by(age, view.now_ms) + 1))
+            ahead += more if more == as_much else min(max(standing.before(order), more), as_much)
+        return 1 + ahead
+
+    def _among(self, gang: Gang) -> Hashable:
+        return gang.tenant, gang.order[0]

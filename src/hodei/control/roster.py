@@ -6,7 +6,6 @@ the others wait beyond them and move up as those in front leave. So a step costs
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hodei.control.ordered import Ordered
 from hodei.engine.nodes import Ints, Mask
 from hodei.engine.points import ANY_TRIGGER, TimedQueue, Trigger, Waiting
 from hodei.engine.profile import Shapes
@@ -63,7 +63,7 @@ class Roster:
         self._groups = Shapes()
         self._sorted: list[Place] = []
         self._places: dict[JobId, Place] = {}
-        self._beyond: list[Place] = []
+        self._beyond: Ordered[Place] = Ordered()
         self.of_user: dict[str, set[JobId]] = {}
         # Those who came since this was last emptied, and the cures that any and all of those asleep wait for.
         self.fresh: list[JobId] = []
@@ -85,31 +85,32 @@ class Roster:
         place = self._place(values)
         self._places[gang.id] = place
         if len(self.slots) >= self._window and place > self._sorted[-1]:
-            heapq.heappush(self._beyond, place)
+            self._beyond.add(place)
             return
         self._seat(gang, values, largest, place)
         if len(self.slots) > self._window:
             last = self._sorted[-1]
             self._unseat(last[2], last)
-            heapq.heappush(self._beyond, last)
+            self._beyond.add(last)
 
     def leave(self, job: JobId) -> None:
         place = self._places.pop(job, None)
-        if place is None or job not in self.slots:
+        if place is None:
+            return
+        if job not in self.slots:
+            self._beyond.remove(place)
             return
         self._unseat(job, place)
         self._move_up()
 
     def _move_up(self) -> None:
-        """Those beyond take the seats that are free; entries of those who have left or sit already are passed over."""
+        """Those beyond take the seats that are free."""
         while self._beyond and len(self.slots) < self._window:
-            place = heapq.heappop(self._beyond)
-            job = place[2]
-            if self._places.get(job) == place and job not in self.slots:
-                gang = self._gangs[job]
-                values, largest = self._values(gang)
-                self._places[job] = place = self._place(values)  # more may be known of it than when it came
-                self._seat(gang, values, largest, place)
+            job = self._beyond.pop_first()[2]
+            gang = self._gangs[job]
+            values, largest = self._values(gang)
+            self._places[job] = place = self._place(values)  # more may be known of it than when it came
+            self._seat(gang, values, largest, place)
 
     def _values(self, gang: Gang) -> tuple[tuple[int, ...], Resources]:
         job = gang.job
@@ -192,11 +193,11 @@ class Roster:
                 del self._sorted[bisect_left(self._sorted, place)]
             for job in expected:
                 insort(self._sorted, self._places[job])
-        while self._beyond and self._sorted and self._beyond[0] < self._sorted[-1]:
+        while self._beyond and self._sorted and self._beyond.first < self._sorted[-1]:
             last = self._sorted[-1]
             self._unseat(last[2], last)
             self._move_up()
-            heapq.heappush(self._beyond, last)
+            self._beyond.add(last)
         self._move_up()
 
     # ------------------------------------------------------------------------------------ sleeping and waking
@@ -350,7 +351,17 @@ class Roster:
 
     def position(self, gang: Gang, now_ms: int) -> int:
         """1 for the first in line; those beyond come after all in the columns."""
-        if gang.id in self.slots:
-            return 1 + next(at for at, other in enumerate(self.in_order(now_ms)) if other.id == gang.id)
         mine = self._places[gang.id]
-        return 1 + sum(place < mine or job in self.slots for job, place in self._places.items() if job != gang.id)
+        if gang.id not in self.slots:
+            return 1 + len(self.slots) + self._beyond.before(mine)
+        if self.steady:
+            return 1 + bisect_left(self._sorted, mine)
+        slot, end, there = self.slots[gang.id], self.end, self.data[_ASLEEP, : self.end] != _GONE
+        keys, submitted, ids = (
+            self._queue.order(self.waiting(), now_ms),
+            self.data[_SUBMITTED, :end],
+            self.data[_ID, :end],
+        )
+        as_old = (submitted < mine[1]) | ((submitted == mine[1]) & (ids < gang.id))
+        ahead = there & ((keys < keys[slot]) | ((keys == keys[slot]) & as_old))
+        return 1 + int(np.count_nonzero(ahead))

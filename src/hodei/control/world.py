@@ -47,6 +47,8 @@ class World:
         self.last_event = last_event
         # Who keeps account of what runs hold (quotas, fair share); nobody, in most houses.
         self.accountants: tuple[Accountant, ...] = ()
+        # Is told of each job that begins (1) or ceases (-1) to be pending; nobody, where no quota asks how many are.
+        self.on_pending: Callable[[Job, int], None] | None = None
         # Elements of arrays that ended or were held since the controller last asked.
         self.left_arrays: list[Job] = []
         # Whose act is being carried out, for the events that tell of it.
@@ -66,6 +68,8 @@ class World:
 
     def add_job(self, job: Job, *, new: bool) -> None:
         self.jobs[job.id] = job
+        if self.on_pending is not None and job.state == "pending":
+            self.on_pending(job, 1)
         if new:
             self._new_jobs.add(job.id)
             self._jobs[job.id] = job
@@ -73,6 +77,8 @@ class World:
     def change_job(self, job: Job, now_ms: int, *, to: JobState | None = None, **changes: Any) -> Job:
         """The one door for jobs: the state moves by the table, the version counts up, an ended job leaves the world."""
         state = job.state if to is None or to == job.state else advance_job(job.state, to)
+        if self.on_pending is not None and (state == "pending") != (job.state == "pending"):
+            self.on_pending(job, 1 if state == "pending" else -1)
         job = structs.replace(job, state=state, changed_ms=now_ms, version=job.version + 1, **changes)
         self._jobs[job.id] = job
         if job.spec.array is not None and (state in JOB_ENDED or state == "held"):

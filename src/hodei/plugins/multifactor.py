@@ -8,16 +8,14 @@ keep back the first of another for longer than it takes to have the most of age,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hodei.engine.view import Gang, View
 from hodei.model.errors import InvalidInput
-from hodei.model.ids import JobId
 from hodei.model.priority import Term
 from hodei.plugins.queues import Priority
 
 _HOUR_MS = 3_600_000
 _MOST = 1_000_000
+_EVER_MS = 1 << 62
 
 
 class Multifactor(Priority):
@@ -38,18 +36,16 @@ class Multifactor(Priority):
 
     def rank_milli(self, gang: Gang, view: View) -> int:
         """The sum of the terms."""
-        return gang.priority * 1000 + self._age_milli(gang, view) + self._share_milli(gang, view)
+        return gang.priority * 1000 + self._age_milli(gang, view) + self.share_milli(gang, view)
 
-    def ranks_milli(self, gangs: Iterable[Gang], view: View) -> dict[JobId, int]:
-        """The same for many at once; an account is asked about once."""
-        shares: dict[str, int] = {}
-        out = {}
-        for gang in gangs:
-            share = shares.get(gang.tenant)
-            if share is None:
-                share = shares[gang.tenant] = self._share_milli(gang, view)
-            out[gang.id] = gang.priority * 1000 + self._age_milli(gang, view) + share
-        return out
+    def came_by(self, age_milli: int, now_ms: int) -> int:
+        """Who has waited since this moment or longer has at least so many points of age; far in the past for nobody, far in
+        the future for everybody."""
+        if age_milli > self._age_max_milli or (not self._age_per_hour and age_milli > 0):
+            return -_EVER_MS
+        if not self._age_per_hour:
+            return _EVER_MS
+        return now_ms - -(-age_milli * _HOUR_MS // (self._age_per_hour * 1000))
 
     def grown_ms(self, gang: Gang) -> int | None:
         """When it has all the points that waiting can give; None if waiting gives none."""
@@ -59,7 +55,7 @@ class Multifactor(Priority):
 
     def terms(self, gang: Gang, view: View) -> tuple[Term, ...]:
         own, waited = gang.job.priority * 1000, max(view.now_ms - gang.queued_ms, 0)
-        age, share = self._age_milli(gang, view), self._share_milli(gang, view)
+        age, share = self._age_milli(gang, view), self.share_milli(gang, view)
         out = [
             Term("priority", own, "as submitted"),
             Term(
@@ -83,5 +79,6 @@ class Multifactor(Priority):
     def _factor_milli(self, gang: Gang, view: View) -> int | None:
         return view.shares.factor_milli(gang.job.project, gang.job.user) if view.shares is not None else None
 
-    def _share_milli(self, gang: Gang, view: View) -> int:
+    def share_milli(self, gang: Gang, view: View) -> int:
+        """What the fair share of its account is worth."""
         return self._share * (self._factor_milli(gang, view) or 0) if self.shared else 0

@@ -1,8 +1,7 @@
 """Looking ahead in real life: forecasts in the background, and answers to "what if?". Never on the loop, never for real.
 
-On the loop only a twin of the controller is made (see `control.copying`); the rest happens in a thread, which lets others
-go first after each step and gives up when its time is over. Forecasts take a twentieth of a core while the server has
-other work. What happens meanwhile is learned when they are done.
+All of it happens in forked children (see `runtime.aside`), which see the controller as it is at that moment and give up when
+their time is over. Those who make forecasts let everything else on the machine go first, and take a tenth of a core at most.
 """
 
 from __future__ import annotations
@@ -10,18 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 import msgspec
+from msgspec import structs
 
 from hodei.control.controller import Controller, Step
-from hodei.control.copying import twin
 from hodei.control.forecasts import Forecasts, Record
 from hodei.control.whatif import Question, what_if
 from hodei.model.config import ForecastConfig, SchedulingConfig
@@ -35,6 +30,7 @@ from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import parse_duration_ms
 from hodei.model.whatif import WhatIf
 from hodei.ports import Clock, JobQuery, Store
+from hodei.runtime.aside import Aside
 from hodei.runtime.metrics import Metrics
 
 log = logging.getLogger("hodei.foresight")
@@ -44,17 +40,18 @@ _HISTORY = 1000
 # Whatever waits: forecasts may take this share of the time between them (of one core), an answer this long.
 _SHARE = 0.1
 _LEAST_S = 0.5
-# Forecasts rest after so much work: this many times as long while the rest of the server uses more than that part of a core,
-# else as long as they worked. Threads take turns at the interpreter, so all that they use is taken from the loop.
+# Forecasts rest after so much work, as long as they worked, and come last of all on the machine.
 _WORK_S = 0.005
-_REST = 19
-_BUSY = 0.15
-# What happens while forecasts are made is kept for later, but not without end.
-_NEWS = 50_000
+_LAST_OF_ALL = 19
+# Answers that a person waits for let the server itself go first.
+_AFTER_THE_SERVER = 10
+_AT_ONCE = 2
+# Children that have not come to an end after so long are ended.
+_TOO_LONG_S = 120.0
 _WHAT_IF_S = 10.0
 _SOON_S = 2.0
+_WAITING = ("pending", "held")
 
-T = TypeVar("T")
 Commit = Callable[[Sequence[Save]], Awaitable[None]]
 
 
@@ -71,10 +68,9 @@ class Foresight:
         self._controller, self._store, self._clock, self._make = controller, store, clock, make
         self._every_s = max(parse_duration_ms(config.every), 1000) / 1000
         self.enabled, self._max_jobs = config.enabled, config.max_jobs
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="foresight")
+        self.aside = Aside(_AT_ONCE, nice=_AFTER_THE_SERVER, limit_s=_TOO_LONG_S)
+        self._foretelling = Aside(1, nice=_LAST_OF_ALL, limit_s=self._every_s + _TOO_LONG_S)
         self._forecasts = Forecasts()
-        self._busy, self._closing = False, threading.Event()
-        self._news: deque[Job] = deque(maxlen=_NEWS)
         self._metrics = metrics
         # Told when they will start, where a rule wants to know.
         self.tell: Callable[[Sequence[Fact]], None] | None = None
@@ -82,8 +78,8 @@ class Foresight:
         self.begins: Callable[[], dict[RunId, int]] = dict
 
     def close(self) -> None:
-        self._closing.set()
-        self._threads.shutdown(wait=True)
+        self.aside.close()
+        self._foretelling.close()
 
     # ------------------------------------------------------------------------------------------- forecasts
 
@@ -94,10 +90,7 @@ class Foresight:
         """What has been decided and stored: starts are graded, ends are learned from."""
         for save in step.saves:
             if isinstance(save, SaveJob):
-                if self._busy:
-                    self._news.append(save.job)
-                else:
-                    self._learn(save.job)
+                self._learn(save.job)
 
     def _learn(self, job: Job) -> None:
         self._forecasts.newcomers.arrived(job)
@@ -130,25 +123,18 @@ class Foresight:
         waiting = sum(self._controller.pending().values())
         if not 0 < waiting <= self._max_jobs:
             return False
-        now_ms, held = self._clock.now_ms(), twin(self._controller)
-        self._busy = True
-        try:
-            found = await self._in_a_thread(
-                partial(
-                    self._forecasts.foresee,
-                    held,
-                    now_ms,
-                    partial(_seeded, now_ms),
-                    begins=self.begins(),
-                    go_on=self._at_leisure(max(self._every_s * _SHARE, _LEAST_S), self._every_s),
-                )
+        now_ms, begins = self._clock.now_ms(), self.begins()
+        found = await self._foretelling.ask(
+            lambda: self._forecasts.foresee(
+                self._controller,
+                now_ms,
+                partial(_seeded, now_ms),
+                begins=begins,
+                go_on=_at_leisure(max(self._every_s * _SHARE, _LEAST_S), self._every_s),
             )
-        finally:
-            self._busy = False
-            while self._news:
-                self._learn(self._news.popleft())
+        )
         jobs = self._controller.world.jobs
-        still = {id for id, job in jobs.items() if job.state in ("pending", "held")}
+        still = {id for id in found.keys() | self._forecasts.of.keys() if id in jobs and jobs[id].state in _WAITING}
         self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
         self._forecasts.forget(still)
         if self.tell is not None and any("spill" in names for names in self._plugins()):
@@ -162,7 +148,7 @@ class Foresight:
     async def _recall(self) -> None:
         """What was known before the restart."""
         try:
-            text, page = await self._in_a_thread(
+            text, page = await asyncio.to_thread(
                 lambda: (
                     self._store.note(_NOTE),
                     self._store.jobs(JobQuery(states=("succeeded",), limit=_HISTORY)),
@@ -188,53 +174,41 @@ class Foresight:
     ) -> WhatIf:
         """`make`: what makes a controller of the policy, if not the one for whom anyone may ask."""
         make = make or self._make
-        now_ms, held = self._clock.now_ms(), twin(self._controller)
-        unsaid_ms = self._forecasts.run_times.usual_ms()
 
         def answer() -> WhatIf:
             if policy is not None and make is None:
                 raise InvalidInput("this server cannot try another policy")
             under = make(policy) if policy is not None and make is not None else None
-            go_on = self._for_so_long(_WHAT_IF_S)
-            return what_if(held, question, now_ms, under=under, unsaid_ms=unsaid_ms, go_on=go_on)
+            now_ms, unsaid_ms = self._clock.now_ms(), self._forecasts.run_times.usual_ms()
+            go_on = _for_so_long(_WHAT_IF_S)
+            return what_if(self._controller, question, now_ms, under=under, unsaid_ms=unsaid_ms, go_on=go_on)
 
-        return await self._in_a_thread(answer)
+        asked = (msgspec.msgpack.encode((structs.replace(question, first=0), policy)), id(make))
+        return await self.aside.ask(answer, asked)
 
-    # ---------------------------------------------------------------------------------------------- threads
 
-    async def _in_a_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+# --------------------------------------------------------------------------------------------- in the child
 
-    def _for_so_long(self, seconds: float) -> Callable[[], bool]:
-        ends = time.monotonic() + seconds
 
-        def go_on() -> bool:
-            time.sleep(0)  # lets the loop's thread have its turn now instead of at the interpreter's leisure
-            return not self._closing.is_set() and time.monotonic() < ends
+def _for_so_long(seconds: float) -> Callable[[], bool]:
+    ends = time.monotonic() + seconds
+    return lambda: time.monotonic() < ends
 
-        return go_on
 
-    def _at_leisure(self, work_s: float, within_s: float) -> Callable[[], bool]:
-        """For so long of its own thread's work, with rests in between. To be asked by that thread alone."""
-        ends = time.monotonic() + within_s
-        worked_s = 0.0
-        mine = others = since = -1.0
+def _at_leisure(work_s: float, within_s: float) -> Callable[[], bool]:
+    """For so long of its own work, with rests in between."""
+    ends, worked_s, since = time.monotonic() + within_s, 0.0, time.thread_time()
 
-        def go_on() -> bool:
-            nonlocal worked_s, mine, others, since
-            now = time.thread_time()
-            if mine < 0:
-                mine, others, since = now, time.process_time() - now, time.monotonic()
-            spent = now - mine
-            if spent >= _WORK_S:
-                busy = time.process_time() - now - others > _BUSY * (time.monotonic() - since)
-                others, since = time.process_time() - now, time.monotonic()
-                self._closing.wait(spent * (_REST if busy else 1))
-                worked_s += spent
-                mine = time.thread_time()
-            return not self._closing.is_set() and worked_s < work_s and time.monotonic() < ends
+    def go_on() -> bool:
+        nonlocal worked_s, since
+        spent = time.thread_time() - since
+        if spent >= _WORK_S:
+            time.sleep(spent)
+            worked_s += spent
+            since = time.thread_time()
+        return worked_s < work_s and time.monotonic() < ends
 
-        return go_on
+    return go_on
 
 
 def _seeded(now_ms: int, number: int) -> random.Random:

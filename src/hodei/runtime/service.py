@@ -19,6 +19,7 @@ from hodei.control.bookings import choose, late_runs
 from hodei.control.controller import Controller
 from hodei.control.holds import holds_on
 from hodei.control.one_node import on_node
+from hodei.control.standing import standing
 from hodei.control.whatif import Question
 from hodei.model.array import expand, firsts
 from hodei.model.booking import Booking, Hold, Late, Wish
@@ -47,9 +48,11 @@ from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
+from hodei.model.priority import Standing
 from hodei.model.resources import Resources
 from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
+from hodei.runtime.answers import Answers
 from hodei.runtime.calendar import Calendar
 from hodei.runtime.caller import CALLER
 from hodei.runtime.clock import steady_ms
@@ -70,6 +73,8 @@ T = TypeVar("T")
 _RESTORE_BATCH = 1000
 # So many ended jobs are looked at when a server that learns from them starts.
 _HISTORY = 5000
+# So many jobs of a plan are tried on the loop; more of them beside it.
+_PLANNED_HERE = 8
 
 
 class NodeStatus(Struct, frozen=True):
@@ -128,6 +133,7 @@ class Service:
         self._keys: dict[str, asyncio.Task[Submitted]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._reserving = asyncio.Lock()
+        self._answers = Answers()
         self.configuring: Configuring | None = None
         self.depending = Depending(controller, store, self.read, Allowed(self.scheduling.data.allow))
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
@@ -377,14 +383,26 @@ class Service:
 
     async def why(self, job: JobId, node: str = "") -> Explanation:
         """`node`: only what that one node says."""
-        known = self.controller.world.jobs.get(job)
-        found = explain.why(self.controller, job, self.clock.now_ms())
+        known, found = self.controller.world.jobs.get(job), None
+        if known is not None and known.state == "pending":
+            found = await self._answers.ask(
+                ("why", job), lambda: explain.why(self.controller, job, self.clock.now_ms())
+            )
+            known = self.controller.world.jobs.get(job)
+        elif known is not None:
+            found = explain.why(self.controller, job, self.clock.now_ms())
         if known is None or found is None:
             known = await self._stored(job)
             runs = await self.read(self.store.runs, job)
             found = explain.landed(known, runs, self.clock.now_ms(), self.controller.beat_ms)
         found = self.fleet.in_line(job, structs.replace(found, forecast=self.forecast(known)))
         return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
+
+    async def standing(self, job: JobId) -> Standing | None:
+        """None for a job that does not wait in a line."""
+        if job not in self.controller.world.jobs:
+            return None
+        return await self._answers.ask(("priority", job), lambda: standing(self.controller, job, self.clock.now_ms()))
 
     def forecast(self, job: Job) -> StartForecast | None:
         """When it will probably start; None if it does not wait or nobody can tell."""
@@ -400,7 +418,14 @@ class Service:
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
         known = await self.depending.look_up(specs)
         specs = known.resolved(specs, self._last_job + 1)
-        return explain.plan(self.controller, specs, self.clock.now_ms(), tuple(known.standings.values()))
+        standings = tuple(known.standings.values())
+
+        def answer() -> list[Explanation]:
+            return explain.plan(self.controller, specs, self.clock.now_ms(), standings)
+
+        if len(specs) > _PLANNED_HERE:
+            return await self.foresight.aside.ask(answer)
+        return await self._answers.ask(object(), answer)
 
     async def logs(self, run: Run, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
         return await self.fleet.logs(run, stream, offset, limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hodei.control.standing import standing
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.priority import Standing
 from hodei.model.quota import QuotaList
@@ -15,7 +14,7 @@ _ACCOUNT = Param("account", "only accounts of this name, those above and those b
 
 async def priority(call: Call) -> Standing:
     service, number = call.service, call.args["id"]
-    found = standing(service.controller, number, service.clock.now_ms())
+    found = await service.standing(number)
     if found is None:
         job = await service.read(service.store.job, number)
         if job is None:
