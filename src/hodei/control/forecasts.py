@@ -158,6 +158,7 @@ class Forecasts:
         self.newcomers = Newcomers()
         self.of: dict[JobId, list[Forecast]] = {}
         self._grades: deque[Grade] = deque(maxlen=_GRADES)
+        self._covered = 0
 
     # ------------------------------------------------------------------------------------------ what happens
 
@@ -172,8 +173,15 @@ class Forecasts:
         grades = []
         for forecast in self.of.pop(job, ()):
             grades.append(Grade(at_ms - forecast.p50_ms, at_ms <= forecast.p90_ms, _stretch(forecast, at_ms)))
-        self._grades += grades
+        self._add(grades)
         return grades
+
+    def _add(self, grades: Iterable[Grade]) -> None:
+        for grade in grades:
+            if len(self._grades) == _GRADES:
+                self._covered -= self._grades[0].covered  # it makes way
+            self._grades.append(grade)
+            self._covered += grade.covered
 
     def forget(self, waiting: Iterable[JobId]) -> None:
         """Keep only what was foretold of these."""
@@ -194,7 +202,7 @@ class Forecasts:
     @property
     def covered_percent(self) -> int:
         """Of the last forecasts so many in a hundred were right: the job started by its P90."""
-        return sum(grade.covered for grade in self._grades) * 100 // max(len(self._grades), 1)
+        return self._covered * 100 // max(len(self._grades), 1)
 
     # -------------------------------------------------------------------------------------------- foretelling
 
@@ -278,7 +286,7 @@ class Forecasts:
 
     def restore(self, record: Record) -> None:
         self.of.update(record.forecasts)
-        self._grades += record.grades
+        self._add(record.grades)
 
 
 def _forecast(times: list[int], futures: int, now_ms: int, stretch: int) -> Forecast | None:

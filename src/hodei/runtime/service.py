@@ -75,6 +75,7 @@ _RESTORE_BATCH = 1000
 _HISTORY = 5000
 # So many jobs of a plan are tried on the loop; more of them beside it.
 _PLANNED_HERE = 8
+_BROWSING = 2
 
 
 class NodeStatus(Struct, frozen=True):
@@ -134,6 +135,7 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self._reserving = asyncio.Lock()
         self._answers = Answers()
+        self._browsing = asyncio.Semaphore(_BROWSING)
         self.configuring: Configuring | None = None
         self.depending = Depending(controller, store, self.read, Allowed(self.scheduling.data.allow))
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
@@ -266,6 +268,11 @@ class Service:
     async def read(self, call: Callable[..., T], *args: Any, **named: Any) -> T:
         """A blocking read of the store, from a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(call, *args, **named))
+
+    async def browse(self, call: Callable[..., T], *args: Any) -> T:
+        """A read of many rows, from a thread; no more than a few at once, so that they leave the interpreter to the loop."""
+        async with self._browsing:
+            return await self.read(call, *args)
 
     async def record(self, save: Save) -> None:
         """One row of its own, durable when it returns."""

@@ -272,6 +272,9 @@ class FakeService:
         data = self.log[offset : offset + limit]
         return data, offset + len(data)
 
+    async def browse(self, call: Callable[..., Any], *args: Any) -> Any:
+        return await self.read(call, *args)
+
     async def read(self, call: Callable[..., Any], *args: Any, **kw: Any) -> Any:
         answer = await asyncio.to_thread(call, *args, **kw)
         if self.on_read:

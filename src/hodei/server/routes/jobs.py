@@ -104,12 +104,17 @@ async def list_jobs(call: Call) -> JobList:
         after=args["after"],
         limit=args["limit"],
     )
-    if args["arrays"] == "fold":
-        rows, after = await service.read(folded, service.store, query)
-        return JobList([_row(call, row) for row in rows], after)
-    page = await service.read(service.store.jobs, query)
-    views = [job_view(job, service.expected(job), service.forecast(job)) for job in page.jobs]
-    return JobList(views, page.next_after)
+    fold = args["arrays"] == "fold"
+
+    def look() -> JobList:
+        if fold:
+            rows, after = folded(service.store, query)
+            return JobList([_row(call, row) for row in rows], after)
+        page = service.store.jobs(query)
+        views = [job_view(job, service.expected(job), service.forecast(job)) for job in page.jobs]
+        return JobList(views, page.next_after)
+
+    return await service.browse(look)
 
 
 def _row(call: Call, row: Row) -> JobView:
