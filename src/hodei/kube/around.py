@@ -17,7 +17,7 @@ from hodei.kube.volumes import Storage
 from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
 from hodei.kubeapi.objects import Namespace, PodDisruptionBudget, Service, Workload
 from hodei.kubeapi.requests import PLAIN, Counting
-from hodei.kubeapi.storage_objects import Claim, CsiNode, StorageClass, Volume
+from hodei.kubeapi.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
 
 # Whoever owns pods and picks them by a selector, by the kind that pods name.
 WORKLOADS = ("ReplicaSet", "StatefulSet")
@@ -51,6 +51,8 @@ class Around:
         self.claims = Shelf[Claim](by_place, storage, flushed)
         self.volumes = Shelf[Volume](by_name, storage, flushed)
         self.classes = Shelf[StorageClass](by_name, storage, flushed)
+        self.csi_drivers = Shelf[CsiDriver](by_name, storage, flushed)
+        self.capacities = Shelf[StorageCapacity](by_place, storage, flushed)
         self.drivers = Shelf[CsiNode](by_name, lambda name, before, after: self.drivers_moved(name), flushed)
         self.namespaces = Shelf[Namespace](by_name, self._namespace, flushed)
         self.disruption_budgets = Shelf[PodDisruptionBudget](by_place, self._budget, flushed)
@@ -66,7 +68,7 @@ class Around:
             self.pod_groups.all, self.grouped.all, self.plugin_groups.all, self.volcano_groups.all
         )  # fmt: skip
         self.surroundings = Surroundings(
-            Storage(self.claims.all, self.volumes.all, self.classes.all),
+            Storage(self.claims.all, self.volumes.all, self.classes.all, self.csi_drivers.all, self.capacities.all),
             Owners(self._services, self._workloads),
             spread,
             counting,

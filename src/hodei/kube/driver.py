@@ -21,6 +21,7 @@ from hodei.kube.explaining import Told
 from hodei.kube.lane import Lane, Work
 from hodei.kube.metrics import Metrics
 from hodei.kube.pods import Entry, Pods
+from hodei.kube.profile import assumed_in
 from hodei.kube.provisioning import NotProvisioned, Provisioning
 from hodei.kube.telling import Telling
 from hodei.kubeapi.client import Api, ApiError
@@ -57,7 +58,7 @@ class Driver:
         self._bindings, self._reports, self._deletions = Lane(BINDINGS), Lane(REPORTS), Lane(DELETIONS)
         self._bindings.quiet = self._go_on
         self._held_back = False
-        self._provisioning = Provisioning(around, actor, pods.node)
+        self._provisioning = Provisioning(around, actor, pods.node, assumed_in(controller))
         self.went_round = time.monotonic()
         self._lines = list(controller.lines.values())
         self.attendants: Sequence[Attendant] = ()
@@ -129,6 +130,9 @@ class Driver:
         took_s = time.perf_counter() - began
         starts = [act for act in step.acts if isinstance(act, Start)]
         entries = self.pods.placed(starts, now_ms)
+        if len(entries) < len(starts):
+            there = {volume for entry in entries for volume in entry.wanted.job.tasks[0].volumes}
+            self._provisioning.forget(volume for act in starts for volume in act.task.volumes if volume not in there)
         for entry in entries:
             self._bindings.put(self._binding(entry, entry.run, entry.node))
         for eviction in step.plan.evictions:
@@ -150,7 +154,18 @@ class Driver:
     # ------------------------------------------------------------------------------------------- binding
 
     def _binding(self, entry: Entry, run: RunId, node: str) -> Work:
-        return lambda: self._bind(entry.uid, run, node)
+        if not entry.pod.spec.volumes:
+            return lambda: self._bind(entry.uid, run, node)
+
+        async def bind() -> None:
+            try:
+                await self._bind(entry.uid, run, node)
+            finally:
+                again = entry.holds and entry.run != run  # it has been placed once more meanwhile
+                if not again and not (entry.run == run and entry.stage == "bound"):
+                    self._provisioning.give_up(entry.pod)
+
+        return bind
 
     async def _bind(self, uid: str, run: RunId, node: str) -> None:
         entry = self.pods.entries.get(uid)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hodei.control.controller import Controller
+from hodei.engine.assumed import Assumed
 from hodei.engine.profile import Profile
 from hodei.kube.translate import CORDON_TAINT
 from hodei.kubeapi.requests import UNSAID
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.plugins.registry import build_profile, called_for, queue_arguments
+from hodei.plugins.volumes import Volumes
 
 WEIGHTS = {
     "taints": 3,
@@ -61,3 +64,11 @@ def live_profile(config: SchedulingConfig) -> Profile:
         plugins=(*wanted.plugins, *called_for(config, wanted)),
         disabled=wanted.disable,
     )
+
+
+def assumed_in(controller: Controller) -> Assumed:
+    """The free volumes that decisions have given to claims; of nobody if the plugin is switched off."""
+    for plugin in controller.engine.profiles[LINE].filters:
+        if isinstance(plugin, Volumes):
+            return plugin.assumed
+    return Assumed()

@@ -1,15 +1,21 @@
-"""Volumes that wait for their first consumer: told which node it is, and waited for before the pod is bound."""
+"""Volumes that wait for their first consumer: told which node it is, and waited for before the pod is bound.
+
+Which free volume a claim takes was settled by the decision (`assumed`). It stays settled until the cluster shows the volume
+as taken, or the pod is not bound after all.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from hodei.engine.assumed import Assumed
 from hodei.kube.acting import Actor
 from hodei.kube.around import Around
-from hodei.kube.volumes import to_bind, volume_on
+from hodei.kube.volumes import claim_handle, claim_name, to_bind, volume_on
 from hodei.kubeapi.objects import Node, Pod
 from hodei.kubeapi.storage_objects import NO_PROVISIONER, SELECTED_NODE, Claim
+from hodei.model.volume import Volume as Needed
 
 PATIENCE_S = 600.0
 
@@ -19,10 +25,12 @@ class NotProvisioned(Exception):
 
 
 class Provisioning:
-    def __init__(self, around: Around, actor: Actor, node: Callable[[str], Node | None]) -> None:
+    def __init__(
+        self, around: Around, actor: Actor, node: Callable[[str], Node | None], assumed: Assumed | None = None
+    ) -> None:
         self._around, self._actor, self._node = around, actor, node
         self._moved = asyncio.Event()
-        self._taken: dict[str, tuple[str, str]] = {}
+        self._assumed = Assumed() if assumed is None else assumed
         around.storage_moved = self._storage_moved
 
     def needed(self, pod: Pod) -> bool:
@@ -43,17 +51,28 @@ class Provisioning:
                     await self._moved.wait()
         except TimeoutError:
             raise NotProvisioned(f"volumes were not provisioned within {PATIENCE_S:g} s") from None
-        finally:
-            self._taken = {name: key for name, key in self._taken.items() if key not in wanted}
+
+    def give_up(self, pod: Pod) -> None:
+        """It was not bound after all: what its claims were to have is free for others."""
+        for volume in pod.spec.volumes:
+            if name := claim_name(pod, volume):
+                self._assumed.release(f"claim/{pod.metadata.namespace}/{name}")
+
+    def forget(self, volumes: Iterable[Needed]) -> None:
+        """The same for one that is not there any more."""
+        for volume in volumes:
+            self._assumed.release(volume.handle)
 
     async def _begin(self, claim: Claim, node: str) -> None:
         known = self._node(node)
         if known is None:
             raise NotProvisioned(f"node {node} has gone")
         key = (claim.metadata.namespace, claim.metadata.name)
-        volume = volume_on(known, claim, self._around.surroundings.storage, self._taken)
+        handle, storage = claim_handle(claim), self._around.surroundings.storage
+        of_others = {volume for other, volume in self._assumed.claims().items() if other != handle}
+        volume = volume_on(known, claim, storage, of_others, first=self._assumed.of(handle))
         if volume is not None:
-            self._taken[volume.metadata.name] = key
+            self._assumed.take(volume.metadata.name, handle)
             if volume.spec.claim_ref is None:
                 await self._actor.promise_volume(volume, claim)
         elif not self._can_be_made(claim):
@@ -82,3 +101,14 @@ class Provisioning:
 
     def _storage_moved(self, claim: Claim | None) -> None:
         self._moved.set()
+        if self._assumed:
+            self._see()
+
+    def _see(self) -> None:
+        """What the cluster shows need not be assumed any more."""
+        claims, volumes = self._around.claims.all, self._around.volumes.all
+        for handle, name in self._assumed.claims().items():
+            _, namespace, claim = handle.split("/", 2)
+            volume = volumes.get(name)
+            if volume is None or volume.spec.claim_ref is not None or (namespace, claim) not in claims:
+                self._assumed.release(handle)

@@ -11,14 +11,22 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.kube.selectors import NEVER, node_term, selector
+from hodei.kube.selectors import NEVER, BadSelector, UnknownOperator, node_term, selector
 from hodei.kubeapi.objects import Disk, Node, Pod, PodVolume
 from hodei.kubeapi.quantities import amount
-from hodei.kubeapi.storage_objects import NO_PROVISIONER, Claim, CsiNode, StorageClass, Volume
+from hodei.kubeapi.storage_objects import (
+    NO_PROVISIONER,
+    Claim,
+    CsiDriver,
+    CsiNode,
+    StorageCapacity,
+    StorageClass,
+    Volume,
+)
 from hodei.model.decision import Reason
 from hodei.model.job import NodeTerm
 from hodei.model.selector import Requirement, all_match
-from hodei.model.volume import Reach
+from hodei.model.volume import Choice, Reach
 from hodei.model.volume import Volume as Needed
 
 ONE_POD = "ReadWriteOncePod"
@@ -36,6 +44,8 @@ class Storage(Struct, frozen=True):
     claims: Mapping[tuple[str, str], Claim] = {}
     volumes: Mapping[str, Volume] = {}
     classes: Mapping[str, StorageClass] = {}
+    drivers: Mapping[str, CsiDriver] = {}
+    capacities: Mapping[tuple[str, str], StorageCapacity] = {}
 
 
 NO_STORAGE = Storage()
@@ -99,15 +109,16 @@ def to_bind(pod: Pod, storage: Storage) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def volume_on(node: Node, claim: Claim, storage: Storage, taken: Container[str] = ()) -> Volume | None:
-    """The smallest free volume that suits the claim and can be reached from the node; None if one has to be made."""
+def volume_on(node: Node, claim: Claim, storage: Storage, taken: Container[str] = (), first: str = "") -> Volume | None:
+    """The smallest free volume that suits the claim and can be reached from the node, or the one that is wanted `first` if
+    it does; None if one has to be made."""
 
     def near(volume: Volume) -> bool:
         nodes = volume.spec.node_affinity.required if volume.spec.node_affinity is not None else None
         return nodes is None or any(_holds(node_term(term), node) for term in nodes.node_selector_terms)
 
     found = [one for one in _candidates(claim, storage) if one.metadata.name not in taken and near(one)]
-    return min(found, key=lambda one: (amount(one.spec.capacity.get("storage", 0)), one.metadata.name), default=None)
+    return min(found, key=lambda one: (one.metadata.name != first, *_smallest(one)), default=None)
 
 
 def _holds(term: NodeTerm, node: Node) -> bool:
@@ -170,21 +181,67 @@ def _zones(volume: Volume) -> Iterator[Reach]:
 
 
 def _waiting(claim: Claim, cls: StorageClass, storage: Storage) -> Needed:
-    """Where a claim could be bound: at free volumes of its class that suit it, or where its class can make one."""
-    terms: list[NodeTerm] = []
-    everywhere = False
-    for volume in _candidates(claim, storage):
+    """Where a claim could be bound: at free volumes of its class that suit it, or where its class can make one and has
+    enough storage for it."""
+    choices: list[Choice] = []
+    for volume in sorted(_candidates(claim, storage), key=_smallest):
         nodes = volume.spec.node_affinity.required if volume.spec.node_affinity is not None else None
-        everywhere = everywhere or nodes is None
-        terms += [node_term(term) for term in nodes.node_selector_terms] if nodes is not None else []
-    if cls.provisioner and cls.provisioner != NO_PROVISIONER:
-        everywhere = everywhere or not cls.allowed_topologies
-        terms += [
+        terms = tuple(node_term(term) for term in nodes.node_selector_terms) or (NEVER,) if nodes is not None else ()
+        choices.append(Choice(volume.metadata.name, terms))
+    made = _made(claim, cls, storage)
+    reach: tuple[Reach, ...] = ()
+    if all(choice.terms for choice in choices):  # else it can be had everywhere
+        near = tuple(term for choice in choices for term in choice.terms)
+        if made is None:
+            reach = (Reach("could_be", near or (NEVER,)),)
+        else:
+            reach = tuple(Reach(one.kind, (*near, *one.terms)) for one in made)
+    return Needed(
+        claim_handle(claim), reach, _driver(cls), _alone(claim), choices=tuple(choices), made=made if choices else None
+    )
+
+
+def claim_handle(claim: Claim) -> str:
+    """What a claim is known by that has no volume yet."""
+    return f"claim/{claim.metadata.namespace}/{claim.metadata.name}"
+
+
+def _made(claim: Claim, cls: StorageClass, storage: Storage) -> tuple[Reach, ...] | None:
+    """Where its class can make a volume of that size: all of these must hold. None for nowhere."""
+    if cls.provisioner in ("", NO_PROVISIONER):
+        return None
+    out: list[Reach] = []
+    if cls.allowed_topologies:
+        terms = tuple(
             NodeTerm(tuple(Requirement(one.key, "In", tuple(one.values)) for one in term.match_label_expressions))
             for term in cls.allowed_topologies
-        ]
-    reach = () if everywhere else (Reach("could_be", tuple(terms) or (NEVER,)),)
-    return Needed(f"claim/{claim.metadata.namespace}/{claim.metadata.name}", reach, _driver(cls), _alone(claim))
+        )
+        out.append(Reach("could_be", terms))
+    driver, wanted = storage.drivers.get(cls.provisioner), claim.spec.resources.requests.get("storage")
+    if driver is not None and driver.spec.storage_capacity and wanted is not None:
+        places = _places_with(amount(wanted), cls.metadata.name, storage)
+        if () not in places:
+            out.append(Reach("space", tuple(NodeTerm(one) for one in places) or (NEVER,)))
+    return tuple(out)
+
+
+def _places_with(size: int, cls: str, storage: Storage) -> list[tuple[Requirement, ...]]:
+    """Where the drivers say that a volume of that size can be made; one of () means everywhere."""
+    out = []
+    for one in storage.capacities.values():
+        if one.storage_class_name != cls or one.largest is None or amount(one.largest) < size:
+            continue
+        try:
+            where = selector(one.node_topology)
+        except (BadSelector, UnknownOperator):
+            continue
+        if where is not None:
+            out.append(where)
+    return sorted(out, key=repr)
+
+
+def _smallest(volume: Volume) -> tuple[int, str]:
+    return amount(volume.spec.capacity.get("storage", 0)), volume.metadata.name
 
 
 def _candidates(claim: Claim, storage: Storage) -> Iterable[Volume]:

@@ -14,7 +14,7 @@ from hodei.kubeapi.discovery import served_path
 from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
 from hodei.kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, Service, Workload
 from hodei.kubeapi.reflector import Reflector, Resource
-from hodei.kubeapi.storage_objects import Claim, CsiNode, StorageClass, Volume
+from hodei.kubeapi.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
 
 _log = logging.getLogger(__name__)
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
@@ -37,6 +37,8 @@ class Watching:
             ("/api/v1/persistentvolumes", Volume, around.volumes, {}),
             ("/apis/storage.k8s.io/v1/storageclasses", StorageClass, around.classes, {}),
             ("/apis/storage.k8s.io/v1/csinodes", CsiNode, around.drivers, {}),
+            ("/apis/storage.k8s.io/v1/csidrivers", CsiDriver, around.csi_drivers, {}),
+            ("/apis/storage.k8s.io/v1/csistoragecapacities", StorageCapacity, around.capacities, {}),
             ("/apis/policy/v1/poddisruptionbudgets", PodDisruptionBudget, around.disruption_budgets, {}),
             ("/api/v1/services", Service, around.services, {}),
             ("/api/v1/replicationcontrollers", Service, around.controllers, {}),
@@ -55,7 +57,7 @@ class Watching:
                 kept.append((path, kind, shelf, {}))
         # Pods may wait for what is in these; owners and services only tell how pods that come are to be read.
         for waited_for in (
-            around.claims, around.volumes, around.classes, around.drivers, around.disruption_budgets, around.namespaces,
+            around.claims, around.volumes, around.classes, around.csi_drivers, around.capacities, around.drivers, around.disruption_budgets, around.namespaces,
             around.pod_groups, around.grouped, around.plugin_groups, around.volcano_groups,
         ):  # fmt: skip
             waited_for.flushed = stir

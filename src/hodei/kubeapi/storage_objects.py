@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from hodei.kubeapi.objects import LabelSelector, Meta, Needs, NodeSelector, Quantities, Slim
+from hodei.kubeapi.objects import LabelSelector, Meta, Needs, NodeSelector, Quantities, Quantity, Slim
 
 NO_PROVISIONER = "kubernetes.io/no-provisioner"
 BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
@@ -95,6 +95,31 @@ class StorageClass(Slim, frozen=True):
     @property
     def waits(self) -> bool:
         return self.volume_binding_mode == "WaitForFirstConsumer"
+
+
+class CsiDriver(Slim, frozen=True):
+    """`storage_capacity`: it publishes how much storage is left where."""
+
+    class Spec(Slim, frozen=True):
+        storage_capacity: bool | None = None
+
+    metadata: Meta = Meta()
+    spec: Spec = Spec()
+
+
+class StorageCapacity(Slim, frozen=True):
+    """A CSIStorageCapacity: how much a class can still make in one place."""
+
+    metadata: Meta = Meta()
+    node_topology: LabelSelector | None = None
+    storage_class_name: str = ""
+    capacity: Quantity | None = None
+    maximum_volume_size: Quantity | None = None
+
+    @property
+    def largest(self) -> Quantity | None:
+        """The largest volume that can be made; the driver's own word about that is better than what is left."""
+        return self.capacity if self.maximum_volume_size is None else self.maximum_volume_size
 
 
 class Allocatable(Slim, frozen=True):

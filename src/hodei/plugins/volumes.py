@@ -2,28 +2,38 @@
 somebody else has it to themselves.
 
 Where a volume is can not be changed by stopping others; how many are attached, and who uses one, can.
+
+A claim that waits for its node takes a free volume there. Which one is settled when the member is placed (`assumed`), so that
+no two claims count on the same: neither those of one member, nor those of members that are placed one after another. Who
+drives the scheduler gives it back when the cluster shows the binding, or when it came to nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from hodei.engine.assumed import Assumed
 from hodei.engine.attachments import Attachments
 from hodei.engine.nodes import Mask, Nodes, Table
-from hodei.engine.points import SILENT, Reads, Refusals, Trigger
+from hodei.engine.points import SILENT, Placed, Reads, Refusals, Trigger
 from hodei.engine.residents import EACH_NODE, Kind
-from hodei.engine.view import Member, View
+from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
-from hodei.model.volume import ReachKind, Volume
+from hodei.model.node import Node
+from hodei.model.selector import all_match
+from hodei.model.terms import NodeTerm
+from hodei.model.volume import Choice, Reach, ReachKind, Volume
 from hodei.plugins.affinity import term_mask
 
 _OUT_OF_REACH: dict[ReachKind, tuple[str, str]] = {
     "there": ("VOLUME_NOT_HERE", "a volume can not be reached from here"),
     "could_be": ("NO_VOLUME_TO_BIND", "no volume is free here, or could be made here"),
+    "space": ("NOT_ENOUGH_STORAGE", "there is not enough free storage here to make a volume"),
     "zone": ("VOLUME_ZONE", "a volume is in another zone"),
 }
+_NONE_LEFT = Reason("volumes", *_OUT_OF_REACH["could_be"])
 _FULL = Reason("volumes", "VOLUME_LIMIT", "no more volumes can be attached", evictable=True)
 _FULL_FOR_EVER = Reason("volumes", "VOLUME_LIMIT", "so many volumes can not be attached")
 _IN_USE_HERE = Reason("volumes", "VOLUME_IN_USE", "a volume is in use here by another", evictable=True)
@@ -35,14 +45,17 @@ class Volumes:
     reads: Reads = "cluster"
     cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
+    def __init__(self) -> None:
+        self.assumed = Assumed()
+
     def key(self, member: Member) -> Hashable:
         return member.task.volumes or SILENT
 
     def stamp(self, member: Member, table: Table) -> Hashable:
         volumes = member.task.volumes
-        if not any(volume.limit or volume.alone for volume in volumes):
+        if not any(volume.limit or volume.alone or volume.choices for volume in volumes):
             return 0
-        return (table.generation, table.residents.attachments_in(table).version)
+        return (table.generation, table.residents.attachments_in(table).version, self.assumed.version)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         volumes = member.task.volumes
@@ -55,18 +68,135 @@ class Volumes:
                 out.append((~nodes.none(), _IN_USE))
             elif volume.alone == "node":
                 out.append((_users(volume, nodes.table)[nodes.rows], _IN_USE_HERE))
+        claims = [volume for volume in volumes if volume.choices]
+        if len(claims) > 1 or (claims and self.assumed.concerns(claims[0])):
+            out.append((~_each_has_one(claims, self.assumed, nodes), _NONE_LEFT))
         return [*out, *_over_the_limit(volumes, attached, nodes)]
+
+    def reserve(self, gang: Gang, placements: Sequence[Placed], view: View) -> Reason | None:
+        """The free volumes that its members take where they are placed."""
+        taken: list[str] = []
+        for placed in placements:
+            claims = [volume for volume in placed.member.task.volumes if volume.choices]
+            chosen = _chosen(claims, self.assumed, placed.node) if claims else {}
+            if chosen is None:
+                for claim in taken:
+                    self.assumed.release(claim)
+                return _NONE_LEFT
+            for claim, name in chosen.items():
+                self.assumed.take(name, claim)
+                taken.append(claim)
+        return None
+
+    def unreserve(self, gang: Gang, placements: Sequence[Placed]) -> None:
+        for placed in placements:
+            for volume in placed.member.task.volumes:
+                if volume.choices:
+                    self.assumed.release(volume.handle)
+
+
+def _each_has_one(claims: Sequence[Volume], assumed: Assumed, nodes: Nodes) -> Mask:
+    """Nodes where every claim finds a free volume of its own, or one can be made for it."""
+    made = [_made(claim, nodes) for claim in claims]
+    choices = {choice.name: choice for claim in claims for choice in claim.choices}
+    near = {name: _near(choice, nodes) for name, choice in choices.items()}
+    free = [[c.name for c in claim.choices if assumed.is_free(c.name, claim.handle)] for claim in claims]
+    counts = np.zeros((len(claims), len(nodes.none())), dtype=np.int64)
+    for number, names in enumerate(free):
+        for name in names:
+            counts[number] += near[name]
+        counts[number][made[number]] = len(claims)
+    # Where the least choosy claim comes last and each has as many to choose from as there are before it, all is well.
+    least = np.sort(counts, axis=0)
+    enough: Mask = np.all(least >= np.arange(1, len(claims) + 1)[:, None], axis=0)
+    for at in np.flatnonzero(~enough & (counts > 0).all(axis=0)):
+        options = [None if made[n][at] else [name for name in names if near[name][at]] for n, names in enumerate(free)]
+        enough[at] = _assigned(options) is not None
+    return enough
+
+
+def _chosen(claims: Sequence[Volume], assumed: Assumed, node: Node) -> dict[str, str] | None:
+    """The volume that each claim takes on a node, by handle; None if there are not enough. Not named: one has to be made."""
+    options: list[list[str]] = []
+    for claim in claims:
+        found = [choice for choice in claim.choices if assumed.is_free(choice.name, claim.handle)]
+        options.append(
+            [choice.name for choice in found if not choice.terms or any(_holds(t, node) for t in choice.terms)]
+        )
+    must = [
+        None
+        if claim.made is not None and all(any(_holds(t, node) for t in reach.terms) for reach in claim.made)
+        else some
+        for claim, some in zip(claims, options, strict=True)
+    ]
+    found_for = _assigned(must)
+    if found_for is None:
+        return None
+    # What is left goes to those for whom one could be made too: a free volume comes before a new one.
+    taken = set(found_for.values())
+    for number, claim in enumerate(claims):
+        if must[number] is None:
+            name = next((name for name in options[number] if name not in taken), "")
+            if name:
+                found_for[number] = name
+                taken.add(name)
+    return {claims[number].handle: name for number, name in found_for.items()}
+
+
+def _assigned(options: Sequence[list[str] | None]) -> dict[int, str] | None:
+    """One volume for each claim, no two the same (None: it needs none); None if that cannot be done. Each takes the first
+    that it may have, and one before it makes way if it can."""
+    holder: dict[str, int] = {}
+
+    def seat(number: int, tried: set[str]) -> bool:
+        for name in options[number] or ():
+            if name not in tried:
+                tried.add(name)
+                if name not in holder or seat(holder[name], tried):
+                    holder[name] = number
+                    return True
+        return False
+
+    for number, names in enumerate(options):
+        if names is not None and not seat(number, set()):
+            return None
+    return {number: name for name, number in holder.items()}
+
+
+def _made(claim: Volume, nodes: Nodes) -> Mask:
+    if claim.made is None:
+        return nodes.none()
+    hit = ~nodes.none()
+    for reach in claim.made:
+        hit = hit & _reached(reach, nodes)
+    return hit
+
+
+def _near(choice: Choice, nodes: Nodes) -> Mask:
+    if not choice.terms:
+        return ~nodes.none()
+    return _reached(Reach("there", choice.terms), nodes)
+
+
+def _reached(reach: Reach, nodes: Nodes) -> Mask:
+    hit = nodes.none()
+    for term in reach.terms:
+        hit = hit | term_mask(term, nodes)
+    return hit
+
+
+def _holds(term: NodeTerm, node: Node) -> bool:
+    if not term.labels and not term.fields:
+        return False  # as everywhere in Kubernetes: an empty term means no node
+    return all_match(term.labels, node.labels) and all_match(term.fields, {"metadata.name": node.name})
 
 
 def _out_of_reach(volumes: tuple[Volume, ...], nodes: Nodes) -> list[tuple[Mask, Reason]]:
     out = []
     for volume in volumes:
         for reach in volume.reach:
-            hit = nodes.none()
-            for term in reach.terms:
-                hit = hit | term_mask(term, nodes)
             code, text = _OUT_OF_REACH[reach.kind]
-            out.append((~hit, Reason("volumes", code, text)))
+            out.append((~_reached(reach, nodes), Reason("volumes", code, text)))
     return out
 
 

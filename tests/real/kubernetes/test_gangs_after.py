@@ -172,7 +172,7 @@ def test_the_group_of_kubernetes_has_the_condition_of_kube_scheduler(cluster: Cl
     scheduled = cluster.wait(lambda: condition("True"), "it says that the group was scheduled")
     assert scheduled["reason"] == "Scheduled"
     cluster.delete_pod("ring-0", grace=0)
-    cluster.make_pod("ring-2", cpu="2", **{"schedulingGroup": {"podGroupName": "ring"}})
+    cluster.make_pod("ring-2", cpu="2", schedulingGroup={"podGroupName": "ring"})
     cluster.until_condition("ring-2", "PodScheduled", "False")
     assert condition("True") == scheduled  # it does not go back
 

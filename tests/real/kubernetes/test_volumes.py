@@ -192,3 +192,85 @@ def test_a_claim_that_is_made_for_the_pod_alone_is_waited_for(cluster: Cluster):
     cluster.make_pod("one", volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": spec}}}])
     cluster.until_bound("one")
     volume_of(cluster, "one-scratch")
+
+
+# ------------------------------------------------------------------------- storage that drivers publish
+
+
+def publishing_class(cluster: Cluster) -> str:
+    """A class whose driver publishes how much storage is left where."""
+    driver = f"{cluster.namespace}.example.com"
+    cluster.apply([{
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": driver},
+        "spec": {"storageCapacity": True, "attachRequired": False},
+    }])  # fmt: skip
+    return make_class(cluster, driver)
+
+
+def publish(cluster: Cluster, name: str, cls: str, node: str, size: str) -> str:
+    (path,) = cluster.apply([{
+        "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity", "metadata": {"name": name},
+        "storageClassName": cls, "capacity": size, "nodeTopology": {"matchLabels": {HOSTNAME: node}},
+    }])  # fmt: skip
+    return path
+
+
+def test_a_volume_is_made_where_the_driver_has_enough_storage(cluster: Cluster):
+    cluster.make_nodes(3)
+    cls = publishing_class(cluster)
+    publish(cluster, "little", cls, "node-0", "500Mi")
+    publish(cluster, "enough", cls, "node-1", "5Gi")
+    make_claim(cluster, "data", cls)
+    cluster.make_pod("one", **using("data"))
+    assert cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim") == "node-1"
+    make_volume(cluster, "made", cls, "node-1", claim="data")
+    assert cluster.until_bound("one") == {"one": "node-1"}
+
+
+def test_a_pod_waits_until_the_driver_has_enough_storage(cluster: Cluster):
+    cluster.make_nodes(1)
+    cls = publishing_class(cluster)
+    little = publish(cluster, "room", cls, "node-0", "500Mi")
+    make_claim(cluster, "data", cls)
+    cluster.make_pod("one", **using("data"))
+    told = cluster.until_condition("one", "PodScheduled", "False", "Unschedulable")["message"]
+    assert told.startswith("0/1 nodes are available: 1 node(s) did not have enough free storage.")
+    cluster.patch(little, {"capacity": "5Gi"})
+    cluster.wait(lambda: chosen_node(cluster, "data"), "a node is on the claim")
+
+
+# --------------------------------------------------------------------------------- claims that compete
+
+
+def test_a_pod_with_two_claims_goes_where_two_volumes_are(cluster: Cluster):
+    """Had it gone where one is, that one would be bound and the pod could go nowhere else."""
+    cluster.make_nodes(2)
+    cls = make_class(cluster)
+    make_volume(cluster, "a", cls, "node-0")
+    for name in ("b", "c"):
+        make_volume(cluster, name, cls, "node-1")
+    for at in range(2):
+        make_claim(cluster, f"data-{at}", cls)
+    volumes = [{"name": f"v{at}", "persistentVolumeClaim": {"claimName": f"data-{at}"}} for at in range(2)]
+    cluster.make_pod("one", volumes=volumes)
+    assert cluster.until_bound("one") == {"one": "node-1"}
+    assert volume_of(cluster, "data-0") != volume_of(cluster, "data-1")
+
+
+def test_claims_that_compete_for_few_volumes_each_get_their_own_and_no_binding_fails(cluster: Cluster):
+    cluster.make_nodes(2)
+    cls = make_class(cluster)
+    for at in range(4):
+        make_volume(cluster, f"v{at}", cls, f"node-{at % 2}")
+    for at in range(6):
+        make_claim(cluster, f"data-{at}", cls)
+    for at in range(6):
+        cluster.make_pod(f"pod-{at}", **using(f"data-{at}"))
+    cluster.wait(lambda: len(cluster.bound()) == 4, "as many are bound as there are volumes")
+    bound = cluster.bound()
+    assert len({volume_of(cluster, name.replace("pod", "data")) for name in bound}) == 4
+    for name in {f"pod-{at}" for at in range(6)} - set(bound):
+        told = cluster.until_condition(name, "PodScheduled", "False", "Unschedulable")["message"]
+        assert "2 node(s) didn't find available persistent volumes to bind" in told
+    failures = [one["message"] for at in range(6) for one in cluster.events_of(f"pod-{at}", "FailedScheduling")]
+    assert not [one for one in failures if "no volume is left" in one or "modified" in one], failures

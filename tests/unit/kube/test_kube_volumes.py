@@ -1,17 +1,21 @@
 """What a pod's volumes demand: bound ones, ones that wait for a node, ones that are missing."""
 
 import pytest
+from msgspec import structs
 
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
 from hodei.kube import translate, wording
+from hodei.kube.profile import assumed_in
+from hodei.kube.provisioning import Provisioning
 from hodei.kube.translate import Surroundings
 from hodei.kube.volumes import Storage, to_bind, volume_on
 from hodei.kubeapi.objects import Node as KubeNode
 from hodei.kubeapi.objects import from_plain
-from hodei.kubeapi.storage_objects import BIND_COMPLETED, Claim, StorageClass, Volume
+from hodei.kubeapi.storage_objects import BIND_COMPLETED, Claim, CsiDriver, StorageCapacity, StorageClass, Volume
 from hodei.plugins.volumes import Volumes
 from unit.kube.podding import a_node, a_pod, a_table
+from unit.kube.town import Town
 
 ZONE = "topology.kubernetes.io/zone"
 
@@ -177,3 +181,140 @@ def test_a_claim_takes_only_volumes_that_its_selector_means():
     known = Storage(volumes={"a": volume("a", "slow"), "b": volume("b", "fast")})
     assert volume_on(KubeNode(), claim, known).metadata.name == "b"
     assert volume_on(KubeNode(), claim, Storage(volumes={"a": volume("a", "slow")})) is None
+
+
+# ---------------------------------------------------------------------------------- storage that drivers publish
+
+
+def _using(claim):
+    return {"name": claim, "persistentVolumeClaim": {"claimName": claim}}
+
+
+def _driver(name="example.com/disks", *, publishes=True):
+    return from_plain({"metadata": {"name": name}, "spec": {"storageCapacity": publishes}}, CsiDriver)
+
+
+def _capacity(name, zone, size, *, cls="made", largest=None):
+    plain = {
+        "metadata": {"name": name, "namespace": "ns"}, "storageClassName": cls, "capacity": size,
+        "nodeTopology": {"matchLabels": {ZONE: zone}} if zone else zone,
+    }  # fmt: skip
+    return from_plain({**plain, **({"maximumVolumeSize": largest} if largest else {})}, StorageCapacity)
+
+
+def _published(*capacities, driver=None, size="10Gi", volumes=(), zones=()):
+    made = _class("made", provisioner="example.com/disks", zones=zones)
+    storage = _storage([_claim(cls="made", size=size)], volumes, [made])
+    return structs.replace(
+        storage,
+        drivers={"example.com/disks": driver or _driver()},
+        capacities={("ns", one.metadata.name): one for one in capacities},
+    )
+
+
+SPACE = "node(s) did not have enough free storage"
+IN_ZONES = {"n1": "a", "n2": "b", "n3": "c"}
+
+
+@pytest.mark.parametrize(
+    ("storage", "told"),
+    [
+        (_published(_capacity("x", "a", "20Gi"), _capacity("y", "b", "5Gi")), {"n2": SPACE, "n3": SPACE}),
+        (_published(), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
+        (_published(_capacity("x", "a", "20Gi", cls="other")), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
+        (_published(_capacity("x", "a", "20Gi", largest="5Gi")), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
+        (_published(_capacity("x", "a", "1Gi", largest="10Gi")), {"n2": SPACE, "n3": SPACE}),
+        (_published(_capacity("x", {}, "20Gi")), {}),
+        (_published(_capacity("x", None, "20Gi")), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
+        (_published(driver=_driver(publishes=False)), {}),
+        (_published(_capacity("x", "a", "20Gi"), _capacity("y", "b", "20Gi"), zones=("a", "c")),
+         {"n2": "node(s) didn't find available persistent volumes to bind", "n3": SPACE}),
+    ],
+    ids=["one is too small", "nothing is published", "of another class", "the largest counts", "also if less is left",
+         "everywhere", "nowhere", "a driver that does not publish", "with allowed places"],
+)  # fmt: skip
+def test_volumes_are_made_where_the_driver_has_enough_storage(storage, told):
+    nodes = [a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()]
+    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    assert not found.refused
+    table = a_table(*nodes)
+    pairs = Runner().refusals(Volumes(), found.member, table.view(), View(0))
+    said = {}
+    for mask, reason in pairs:
+        for row in mask.nonzero()[0]:
+            said.setdefault(table.names[row], []).append(wording._TEXTS[reason.code])
+    assert {name: texts[0] for name, texts in said.items()} == told
+
+
+def test_a_free_volume_does_where_there_is_no_storage_left():
+    local = _volume("here", nodes=["n2"], cls="made", size="10Gi")
+    storage = _published(_capacity("x", "a", "20Gi"), volumes=[local])
+    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage)).job.tasks[0].volumes[0]
+    assert [choice.name for choice in found.choices] == ["here"]
+    table = a_table(*(a_node(n, labels={ZONE: z, "kubernetes.io/hostname": n}) for n, z in IN_ZONES.items()))
+    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
+    assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n3"]
+
+
+# --------------------------------------------------------------------------------------- claims that compete
+
+
+def _town(*volumes, claims=2):
+    town = Town()
+    for name in ("n1", "n2"):
+        town.node(name, labels={"kubernetes.io/hostname": name})
+    town.house.around.classes.changed("ADDED", WAITS)
+    for one in volumes:
+        town.house.around.volumes.changed("ADDED", one)
+    for number in range(claims):
+        town.house.around.claims.changed("ADDED", _claim(f"data-{number}"))
+    return town
+
+
+def test_of_two_pods_in_one_step_only_one_gets_the_last_free_volume():
+    town = _town(_volume("pv", nodes=["n1"]))
+    for number in range(2):
+        town.pod(f"p{number}", volumes=[_using(f"data-{number}")])
+    town.step()
+    assert sorted([town.where("p0"), town.where("p1")]) == ["", "n1"]
+
+
+def test_the_one_that_missed_it_gets_the_next_that_appears():
+    town = _town(_volume("pv", nodes=["n1"]))
+    for number in range(2):
+        town.pod(f"p{number}", volumes=[_using(f"data-{number}")])
+    town.step()
+    town.house.around.volumes.changed("ADDED", _volume("pv2", nodes=["n2"]))
+    town.step()
+    assert sorted([town.where("p0"), town.where("p1")]) == ["n1", "n2"]
+
+
+def test_a_pod_with_two_claims_goes_where_two_volumes_are():
+    town = _town(_volume("a", nodes=["n1"]), _volume("b", nodes=["n2"]), _volume("c", nodes=["n2"]))
+    town.pod("p", volumes=[_using("data-0"), _using("data-1")])
+    town.step()
+    assert town.where("p") == "n2"
+
+
+def test_a_volume_that_was_given_by_a_decision_that_came_to_nothing_is_free_again():
+    town = _town(_volume("pv", nodes=["n1"]))
+    assumed = assumed_in(town.house.controller)
+    provisioning = Provisioning(town.house.around, None, town.house.pods.node, assumed)
+    town.pod("p0", volumes=[_using("data-0")])
+    town.step()
+    assert assumed.claims() == {"claim/ns/data-0": "pv"}
+    provisioning.give_up(town.house.pods.entries["uid-p0"].pod)
+    assert not assumed
+
+
+def test_what_the_cluster_shows_is_not_assumed_any_more():
+    town = _town(_volume("pv", nodes=["n1"]))
+    assumed = assumed_in(town.house.controller)
+    Provisioning(town.house.around, None, town.house.pods.node, assumed)
+    town.pod("p0", volumes=[_using("data-0")])
+    town.step()
+    town.house.around.claims.changed("MODIFIED", _claim("data-0", volume="pv"))
+    assert assumed  # the volume's own watch may lag behind that of the claim
+    town.house.around.volumes.changed("MODIFIED", _volume("pv", nodes=["n1"], claim="data-0"))
+    assert not assumed

@@ -4,11 +4,12 @@ import pytest
 
 from builders import a_job_spec, a_task
 from hodei.engine.nodes import Table
+from hodei.engine.points import Placed
 from hodei.engine.view import Member
 from hodei.model.job import NodeTerm
 from hodei.model.node import Node
 from hodei.model.selector import Requirement
-from hodei.model.volume import Reach, Volume
+from hodei.model.volume import Choice, Reach, Volume
 from hodei.plugins.image_locality import ImageLocality
 from hodei.plugins.volumes import Volumes
 from unit.plugins.asking import a_member, refused, scores
@@ -77,6 +78,83 @@ def test_members_without_volumes_are_none_of_its_business():
     table = _table(0)
     assert not refused(Volumes(), a_member(), table)
     assert Volumes().stamp(a_member(), table) == 0
+
+
+# ------------------------------------------------------------------------------------- claims and free volumes
+
+NONE_LEFT = "NO_VOLUME_TO_BIND: no volume is free here, or could be made here"
+
+
+def _on(name: str) -> tuple[NodeTerm, ...]:
+    return (NodeTerm((), (Requirement("metadata.name", "In", (name,)),)),)
+
+
+def _claims(*wanted: tuple[str, dict[str, str]], made=None) -> Member:
+    """Claims by handle, each with the volumes that it may have and their nodes ("": reached from everywhere)."""
+    volumes = tuple(
+        Volume(
+            handle, choices=tuple(Choice(name, _on(node) if node else ()) for name, node in there.items()), made=made
+        )
+        for handle, there in wanted
+    )
+    spec = a_job_spec("v", tasks=(a_task(volumes=volumes),))
+    return Member(spec, spec.tasks[0])
+
+
+def _placed(table: Table, member: Member, row: int) -> list[Placed]:
+    return [Placed(member, 0, row, table.nodes[row], None, None)]
+
+
+def test_two_claims_of_one_member_need_two_volumes():
+    table, here = _table(-1, -1), {"a": "n1", "b": "n2", "c": "n2"}
+    assert refused(Volumes(), _claims(("x", here), ("y", here)), table) == {NONE_LEFT: ["n1"]}
+
+
+def test_an_order_is_found_in_which_each_claim_has_one():
+    table, plugin = _table(-1), Volumes()
+    member = _claims(("x", {"a": "n1", "b": "n1"}), ("y", {"a": "n1"}))
+    assert not refused(plugin, member, table)
+    assert plugin.reserve(None, _placed(table, member, 0), None) is None
+    assert plugin.assumed.claims() == {"x": "b", "y": "a"}
+    short = _claims(("x", {"a": "n1", "b": "n1"}), ("y", {"a": "n1", "b": "n1"}), ("z", {"a": "n1", "b": "n1"}))
+    assert refused(Volumes(), short, table) == {NONE_LEFT: ["n1"]}
+
+
+def test_where_one_can_be_made_no_free_one_is_needed():
+    table = _table(-1, -1)
+    near = (Reach("could_be", _on("n2")),)
+    member = _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=near)
+    assert refused(Volumes(), member, table) == {NONE_LEFT: ["n1"]}
+    assert not refused(Volumes(), _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=()), table)
+
+
+def test_a_volume_that_another_claim_is_to_have_is_not_free_until_it_is_given_back():
+    table, plugin = _table(-1, -1), Volumes()
+    here = {"a": "n1", "b": "n2"}
+    first, second = _claims(("x", here)), _claims(("y", here))
+    before = plugin.stamp(second, table)
+    plugin.reserve(None, _placed(table, first, 0), None)
+    assert plugin.stamp(second, table) != before
+    assert refused(plugin, second, table) == {NONE_LEFT: ["n1"]}
+    assert not refused(plugin, first, table)  # its own is in nobody's way
+    assert plugin.reserve(None, _placed(table, second, 0), None) is not None
+    assert plugin.assumed.claims() == {"x": "a"}
+    plugin.unreserve(None, _placed(table, first, 0))
+    assert not plugin.assumed
+    assert not refused(plugin, second, table)
+
+
+def test_members_of_a_gang_on_one_node_do_not_get_the_same_volume():
+    table, plugin = _table(-1), Volumes()
+    placed = [*_placed(table, _claims(("x", {"a": "n1"})), 0), *_placed(table, _claims(("y", {"a": "n1"})), 0)]
+    assert plugin.reserve(None, placed, None) is not None
+    assert not plugin.assumed
+
+
+def test_a_free_volume_comes_before_a_new_one():
+    table, plugin = _table(-1), Volumes()
+    plugin.reserve(None, _placed(table, _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=()), 0), None)
+    assert plugin.assumed.claims() == {"x": "a"}
 
 
 MB = 2**20
