@@ -134,7 +134,7 @@ def _chosen(claims: Sequence[Volume], assumed: Assumed, node: Node) -> dict[str,
         return None
     # What is left goes to those for whom one could be made too: a free volume comes before a new one.
     taken = set(found_for.values())
-    for number, claim in enumerate(claims):
+    for number in range(len(claims)):
         if must[number] is None:
             name = next((name for name in options[number] if name not in taken), "")
             if name:
