@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from hodei.control.accounts import Accounts, AccountsPolicy
 from hodei.control.admission import AdmissionPolicy, Gate
@@ -33,6 +33,8 @@ from hodei.control.reconfiguring import reconfigure
 from hodei.control.reserving import ReservingLine, reckons_with_time
 from hodei.control.retry import RetryPolicy
 from hodei.control.steering import Steering
+from hodei.control.steps import Step as Step
+from hodei.control.steps import beyond_help, failed
 from hodei.control.timers import Timers
 from hodei.control.world import World
 from hodei.engine.cycle import Engine
@@ -40,10 +42,8 @@ from hodei.engine.explain import summary
 from hodei.engine.plan import Plan, Refusal
 from hodei.engine.points import Placed, Trigger
 from hodei.engine.profile import Profile
-from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.config import SchedulingConfig
-from hodei.model.effects import Act, Save
 from hodei.model.estimate import Ran, ran
 from hodei.model.facts import (
     BookingCancelled,
@@ -71,18 +71,6 @@ from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
 from hodei.ports import Estimator
 
 Remake = Callable[[SchedulingConfig], "Controller"]
-
-
-class Step(Struct):
-    """What one step decided and what is to be done about it: first all `saves` in one commit, then the `acts`."""
-
-    plan: Plan
-    saves: list[Save]
-    acts: list[Act]
-
-    @property
-    def empty(self) -> bool:
-        return self.plan.empty and not self.saves and not self.acts
 
 
 class Controller:
@@ -399,7 +387,7 @@ class Controller:
                 gang.last_attempt_ms = now_ms
                 result = self.preempting.try_gang(gang, view)
                 if isinstance(result, Refusal):
-                    evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view, result)
+                    evictions = None if beyond_help(result) else self.preempting.attempt(gang, view, result)
                     if evictions is not None:
                         line.started(gang)
                         plan.evictions += evictions
@@ -458,7 +446,7 @@ class Controller:
             if not isinstance(result, Refusal):
                 self._bind(gang, result, plan, view.now_ms)
                 continue
-            evictions = None if _beyond_help(result) else self.preempting.attempt(gang, view, result)
+            evictions = None if beyond_help(result) else self.preempting.attempt(gang, view, result)
             if evictions is not None:
                 plan.evictions += evictions
             else:
@@ -490,7 +478,7 @@ class Controller:
             text = f"{refusal.fitted} of {gang.size} members fit; for the next one {text}"
         if (job.reason_code, job.reason) != (code, text):
             self.world.change_job(job, now_ms, reason_code=code, reason=text)
-        if _failed(refusal):
+        if failed(refusal):
             line.back_off(gang, self.steering.after_fault(gang.job.profile, now_ms, self.retry.failed_plugin))
         else:
             self.accounts.refused(gang, refusal, now_ms)
@@ -509,12 +497,3 @@ class Controller:
         if gang.joins or any(gang.extra):
             self.gangs.look(job, now_ms)
         self._wake("run_placed")
-
-
-def _beyond_help(refusal: Refusal) -> bool:
-    """Whether nobody's going could help: a plugin failed, or it is not room that is missing."""
-    return any(verdict.reason.code == PLUGIN_FAILED or verdict.reason.plugin == "quota" for verdict in refusal.verdicts)
-
-
-def _failed(refusal: Refusal) -> bool:
-    return any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from hodei.kube.gangs import Group, Groups, Membership, group_of
+from hodei.kube.gangs import Group, Groups, Membership, group_of, membership
 from hodei.kube.gathering import counted
 from hodei.kubeapi.objects import Pod
 from hodei.model.ids import JobId
@@ -22,7 +22,7 @@ class Placed(Protocol):
 
 def tied_together(placed: Sequence[Placed], past: Sequence[Pod], groups: Groups) -> tuple[list[JobId], list[JobId]]:
     """The jobs that the gang needs, and those beyond its minimum, those to go first last; none if it is no gang."""
-    group = _group(placed, groups)
+    group = group_of_all(placed, (), groups)
     if group is None:
         return [], []
     if group.whole:
@@ -44,7 +44,9 @@ def tied_together(placed: Sequence[Placed], past: Sequence[Pod], groups: Groups)
     return (core, spare[::-1]) if core else ([], [])
 
 
-def _group(placed: Sequence[Placed], groups: Groups) -> Group | None:
+def group_of_all(placed: Sequence[Placed], past: Sequence[Pod], groups: Groups) -> Group | None:
+    """The gang that these are members of, or were; None if it is none, or cannot be told yet."""
     said = [one.group for one in placed if one.group is not None]
+    said = said or [was for pod in past if isinstance(was := membership(pod), Membership)]
     found = group_of(said[0], groups, siblings=tuple(said[1:])) if said else None
     return found if isinstance(found, Group) else None

@@ -17,10 +17,11 @@ from hodei.engine.plan import Eviction
 from hodei.kube.acting import Actor, is_gone, is_settled
 from hodei.kube.around import Around
 from hodei.kube.attending import Attendant
+from hodei.kube.entries import Entry
 from hodei.kube.explaining import Told
 from hodei.kube.lane import Lane, Work
 from hodei.kube.metrics import Metrics
-from hodei.kube.pods import Entry, Pods
+from hodei.kube.pods import Pods
 from hodei.kube.profile import assumed_in
 from hodei.kube.provisioning import NotProvisioned, Provisioning
 from hodei.kube.telling import Telling
@@ -111,7 +112,7 @@ class Driver:
 
     async def _rest(self) -> None:
         due = None if self._held_back else self.controller.next_wakeup_ms(self._now_ms())
-        theirs = self.pods.next_ms()
+        theirs = self.pods.patience.next_ms()
         due = theirs if due is None or (theirs is not None and theirs < due) else due
         pause = _CALM_S if due is None else min(max((due - self._now_ms()) / 1000, 0.001), _CALM_S)
         try:

@@ -18,7 +18,8 @@ import msgspec
 from hodei.control.controller import Controller, Step
 from hodei.engine.plan import Plan
 from hodei.kube.attending import Plain
-from hodei.kube.pods import Entry, Pods
+from hodei.kube.entries import Entry
+from hodei.kube.pods import Pods
 from hodei.kubeapi.client import Api, ApiError
 from hodei.model.config import ForecastConfig
 from hodei.model.effects import Save, SaveJob

@@ -18,11 +18,12 @@ from msgspec import Struct
 from hodei.control.controller import Step
 from hodei.kube.around import Around
 from hodei.kube.attending import Plain
+from hodei.kube.entries import Entry, GroupKey
 from hodei.kube.explaining import UNSCHEDULABLE
 from hodei.kube.gathering import counted
 from hodei.kube.group_status import Standing, of_kubernetes, of_scheduler_plugins, of_volcano
 from hodei.kube.lane import Lane
-from hodei.kube.pods import Entry, GroupKey, Pods
+from hodei.kube.pods import Pods
 from hodei.kubeapi.client import Api, ApiError
 from hodei.kubeapi.discovery import served_path, served_resources
 from hodei.kubeapi.group_objects import MemberGroup, PodGroup

@@ -15,8 +15,8 @@ import yaml
 from msgspec import Struct, structs
 
 from hodei.control.why import plan, why
+from hodei.kube.entries import Entry
 from hodei.kube.making import House, Options, furnish
-from hodei.kube.pods import Entry
 from hodei.kube.reading import Reader, Reading
 from hodei.kube.reservations import Reservations
 from hodei.kube.run import connected

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from hodei.control.backlog import Line
 from hodei.control.controller import Step
 from hodei.control.reserving import ReservingLine
-from hodei.kube.pods import Entry, Pods
+from hodei.kube.entries import Entry
+from hodei.kube.pods import Pods
 from hodei.kube.reading import at_ms
 
 _SHORT = tuple(0.001 * 2**n for n in range(15))

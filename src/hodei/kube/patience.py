@@ -4,9 +4,12 @@ moment, says so, and begins anew."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-GroupKey = tuple[str, str, str]
+from hodei.kube.entries import GroupKey
+from hodei.kube.gangs import Group
+from hodei.model.decision import Reason
+
 _PAUSE_MS, _LONGEST_PAUSE_MS = 1000, 10_000
 
 
@@ -21,6 +24,20 @@ class _Clock(Struct):
 class Patience:
     def __init__(self) -> None:
         self._clocks: dict[GroupKey, _Clock] = {}
+
+    def judge(
+        self, key: GroupKey, group: Group | None, there: int, lacking: Reason | None, now_ms: int
+    ) -> Reason | None:
+        """What a gang is to be told of which so many are bound or done: that its time was up, while it stands aside or is
+        not all there (`lacking`); None if nothing."""
+        if group is None or not group.timed or not group.timeout_ms or there >= group.min_count:
+            self.settled(key)
+            return None
+        self.waits(key, group.timeout_ms, now_ms)
+        told = self.told(key)
+        if lacking is not None and lacking.code == "GANG_INCOMPLETE" and told:
+            return structs.replace(lacking, text=f"{lacking.text}; {told}")
+        return Reason("gang", "GANG_TIMEOUT", told) if self.aside(key) else None
 
     def waits(self, key: GroupKey, timeout_ms: int, now_ms: int) -> None:
         """It waits, since now if it did not before."""

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Literal
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from hodei.kube.around import Around
-from hodei.kube.company import tied_together
+from hodei.kube.company import group_of_all, tied_together
 from hodei.kube.comparing import differs, has_claims, node_differs, same_hold, same_spec
 from hodei.kube.crowding import Newcomers, lacking
-from hodei.kube.gangs import Group, Membership, group_of, membership
+from hodei.kube.entries import Entry, GroupKey, WaitingGang
+from hodei.kube.gangs import Group, membership
 from hodei.kube.gathering import Gathering, as_job, gather
 from hodei.kube.past import Past
 from hodei.kube.patience import Patience
 from hodei.kube.reading import Reader, at_ms
-from hodei.kube.translate import Wanted
 from hodei.kubeapi.objects import Node as KubeNode
 from hodei.kubeapi.objects import Pod
 from hodei.model.decision import Reason
@@ -34,49 +34,8 @@ from hodei.model.job import Job, JobSpec, Run
 
 BACKEND = "kubernetes"
 START_FAILED = "start_failed"
-GroupKey = tuple[str, str, str]
 # When a pod came that takes the place of a lost member: before all others of its priority.
 FIRST_MS = 1
-# aside: nothing to do about it (it is held back, cannot be read, or is on a node that has gone). gang: it waits with others.
-Stage = Literal["aside", "gang", "queued", "placed", "bound"]
-
-
-class Entry(Struct):
-    """A pod and its job. `reasons`: why it is aside, if it is ours and somebody should know."""
-
-    uid: str
-    pod: Pod
-    wanted: Wanted
-    stage: Stage = "aside"
-    id: JobId = 0
-    run: RunId = ""
-    node: NodeName = ""
-    group: Membership | None = None
-    leaving: bool = False
-    reasons: tuple[Reason, ...] = ()
-    told: str | None = None  # the last that it was told, with which reason, and when
-    told_reason: str = ""
-    told_ms: int = 0
-    tries: int = 0
-    seen: int = 0  # how many newcomers had come anywhere when it was placed
-
-    @property
-    def holds(self) -> bool:
-        return self.stage in ("placed", "bound")
-
-    @property
-    def name(self) -> str:
-        return f"{self.pod.metadata.namespace}/{self.pod.metadata.name}"
-
-
-class _Gang(Struct):
-    """The job that the waiting pods of a group are: `order` says which pod each of its members is."""
-
-    id: JobId
-    uids: tuple[str, ...]
-    order: tuple[str, ...]
-    needed: int
-    first: bool = False
 
 
 class Pods:
@@ -85,10 +44,10 @@ class Pods:
         self.entries: dict[str, Entry] = {}
         self.by_job: dict[JobId, Entry] = {}
         self.of_gang: dict[JobId, GroupKey] = {}
-        self._gangs: dict[GroupKey, _Gang] = {}
+        self._gangs: dict[GroupKey, WaitingGang] = {}
         self._members: dict[GroupKey, dict[str, None]] = {}
         self._dirty: dict[GroupKey, None] = {}
-        self._patience = Patience()
+        self.patience = Patience()
         self.past = Past(self._past_moved)
         # Groups that stand otherwise than before, for whoever tells of it.
         self.touched: dict[GroupKey, None] = {}
@@ -246,18 +205,14 @@ class Pods:
         """Whether there is anything to take."""
         if self._facts or self._dirty or self._untold or self._around.groups_moved:
             return True
-        due = self._patience.next_ms()
+        due = self.patience.next_ms()
         return (due is not None and due <= self._now_ms()) or (
             bool(self._unread) and self._read_at != self._around.version
         )
 
-    def next_ms(self) -> int | None:
-        """When there is something to take even if nothing happens."""
-        return self._patience.next_ms()
-
     def _lose_patience(self) -> None:
         """Gangs that have waited for as long as they may let go of what is kept for them."""
-        late, back = self._patience.run_out(self._now_ms())
+        late, back = self.patience.run_out(self._now_ms())
         for key, why in late:
             self._dissolve(key)
             for entry in self.members(key):
@@ -322,15 +277,8 @@ class Pods:
     def _late(self, key: GroupKey, gathering: Gathering, members: list[Entry]) -> Reason | None:
         """What a gang is told that has waited for as long as it may, while it stands aside or is not all there."""
         group = gathering.group or (self.group(key) if any(entry.stage == "placed" for entry in members) else None)
-        bound = sum(entry.stage == "bound" for entry in members)
-        if group is None or not group.timed or not group.timeout_ms or bound + gathering.done >= group.min_count:
-            self._patience.settled(key)
-            return None
-        self._patience.waits(key, group.timeout_ms, self._now_ms())
-        told = self._patience.told(key)
-        if gathering.reason is not None and gathering.reason.code == "GANG_INCOMPLETE" and told:
-            return structs.replace(gathering.reason, text=f"{gathering.reason.text}; {told}")
-        return Reason("gang", "GANG_TIMEOUT", told) if self._patience.aside(key) else None
+        there = gathering.done + sum(entry.stage == "bound" for entry in members)
+        return self.patience.judge(key, group, there, gathering.reason, self._now_ms())
 
     def _line_up(self, key: GroupKey, waiting: list[Entry], gathering: Gathering) -> None:
         uids, gang = tuple(entry.uid for entry in waiting), self._gangs.get(key)
@@ -342,7 +290,7 @@ class Pods:
         id, now_ms = next(self._ids), self._now_ms()
         # The members that run wait for the one that is missing: it comes before all others of its priority.
         since = FIRST_MS if first else min(at_ms(one.pod.metadata.creation_timestamp, now_ms) for one in waiting)
-        self._gangs[key] = _Gang(id, uids, tuple(uids[number] for number in order), needed, first)
+        self._gangs[key] = WaitingGang(id, uids, tuple(uids[number] for number in order), needed, first)
         self.of_gang[id] = key
         self.arrivals += len(waiting)
         for entry in waiting:
@@ -518,10 +466,7 @@ class Pods:
 
     def group(self, key: GroupKey) -> Group | None:
         """The gang; None if there is none, or it cannot be told yet."""
-        said = [entry.group for entry in self.members(key) if entry.group is not None]
-        said = said or [was for pod in self.past.of(key) if isinstance(was := membership(pod), Membership)]
-        found = group_of(said[0], self._around.groups, siblings=tuple(said[1:])) if said else None
-        return found if isinstance(found, Group) else None
+        return group_of_all(self.members(key), self.past.of(key), self._around.groups)
 
     def of_job(self, id: JobId) -> list[Entry]:
         """The pods that a job stands for; none if it is over."""

@@ -13,9 +13,10 @@ from hodei.control.controller import Controller, Step
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
 from hodei.kube.acting import Actor, is_gone
+from hodei.kube.entries import Entry
 from hodei.kube.explaining import Explaining, Told
 from hodei.kube.lane import Work
-from hodei.kube.pods import Entry, Pods
+from hodei.kube.pods import Pods
 from hodei.kubeapi.client import ApiError
 from hodei.model.ids import JobId, NodeName
 

@@ -285,7 +285,7 @@ def test_a_gang_that_has_waited_for_as_long_as_it_may_steps_aside_and_comes_back
     assert not town.house.controller.preempting.holds
     assert codes(town, "ring-0") == ["GANG_TIMEOUT"]
     assert "after waiting 10s" in town.house.pods.entries["uid-ring-0"].reasons[0].text
-    assert town.house.pods.next_ms() == town.now_ms + 1000
+    assert town.house.pods.patience.next_ms() == town.now_ms + 1000
     town.now_ms += 1000
     town.step()
     assert town.job("ring-0") in town.house.controller.preempting.holds
@@ -311,7 +311,7 @@ def test_a_gang_that_is_not_all_there_in_time_is_told_and_others_get_the_room_me
     town.step()
     assert town.where("ring-0")
     assert town.where("ring-1")
-    assert town.house.pods.next_ms() is None
+    assert town.house.pods.patience.next_ms() is None
 
 
 def test_a_gang_of_which_nobody_says_how_long_it_may_wait_keeps_its_place() -> None:
@@ -323,7 +323,7 @@ def test_a_gang_of_which_nobody_says_how_long_it_may_wait_keeps_its_place() -> N
     town.now_ms += 3_600_000
     town.step()
     assert town.job("ring-0") == job
-    assert town.house.pods.next_ms() is None
+    assert town.house.pods.patience.next_ms() is None
 
 
 def test_members_that_were_placed_and_are_not_bound_in_time_give_their_room_back() -> None:

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from hodei.control.controller import Step
+from hodei.kube.entries import Entry
 from hodei.kube.making import Options, furnish
-from hodei.kube.pods import Entry
 from hodei.kubeapi.objects import Pod, from_plain
 from hodei.kubeapi.storage_objects import Claim, StorageClass, Volume
 from hodei.model.effects import Start
