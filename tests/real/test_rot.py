@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import random
 import shutil
@@ -23,7 +24,9 @@ import pytest
 from agent_host import Desk, a_host, agent_pid, alive, an_order, kill_agent, until
 from hodei.agent import proc
 from hodei.agent.journal import Journal
+from hodei.backends.local import LocalBackend
 from hodei.model.effects import Forget, Start
+from hodei.model.errors import StaleEpoch
 from hodei.model.facts import RunObserved
 from real.rot import DAMAGES, flip_anywhere
 
@@ -75,7 +78,9 @@ class Rotting:
         return {run: int(pid) for run, pid in lines}
 
     async def stand(self) -> dict[str, RunObserved]:
-        """How all runs stand to a new agent, which is killed again."""
+        """How all runs stand to a new agent, which turns away servers of the past, and is killed again."""
+        with pytest.raises(StaleEpoch):
+            await LocalBackend("local", home=self.home, installation="test", epoch=0, linger_s=1).open()
         self.epoch += 1
         backend = a_host(self.home, epoch=self.epoch)
         desk = await backend.__aenter__()
@@ -313,3 +318,31 @@ def test_a_run_that_was_to_be_stopped_before_it_was_born_is_stopped(tmp_path: Pa
             assert (end.state, end.reason) == ("stopped", "enough")
 
     asyncio.run(story())
+
+
+def test_the_runs_of_an_older_agent_are_taken_over(tmp_path: Path) -> None:
+    """Its journal has no checksums and no boots, its wrappers wrote each number once and carry no claim."""
+    rotting = Rotting(tmp_path)
+
+    def as_it_was(line: bytes) -> bytes:
+        step = json.loads(line.rpartition(b" ")[0])
+        if step["step"] == "claimed":
+            del step["boot"]
+        return json.dumps(step).encode() + b"\n"
+
+    async def story() -> None:
+        await rotting.begin()
+        journal = rotting.home / "journal"
+        journal.write_bytes(b"".join(as_it_was(line) for line in journal.read_bytes().splitlines()))
+        for status in (rotting.home / "runs" / "test").glob("*/status"):
+            with status.open("r+b") as file:
+                once = [b" ".join(line.split()[:3]) + b"\n" for line in file.read().splitlines()]
+                file.seek(0)
+                file.truncate()
+                file.write(b"".join(once))
+        assert are_sound(await rotting.stand(), rotting) == 0
+        assert all(not line.endswith(b"}") for line in journal.read_bytes().splitlines())
+        ends = await rotting.end()
+        assert [ends[f"{job}.0.1"].exit_code for job in LIVE] == [*LIVE]
+
+    rotting.tell(story)

@@ -18,9 +18,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from itertools import chain
 
 from hodei.agent import proc
 from hodei.agent.hook import BadHook
+from hodei.agent.journal import read_copy
 from hodei.agent.run import BadOrder, Run, check_installation, check_run_name
 from hodei.agent.runs import Runs
 from hodei.agent.spawn import wrapper_of
@@ -81,7 +83,7 @@ def _tell(runs: Runs, damaged: int, found: int, unborn: int) -> None:
 def _replay(runs: Runs) -> int:
     """What the journal says. Returns how many of its records say nothing."""
     senseless = 0
-    for step in runs.journal.replay():
+    for step in chain(runs.journal.replay(), read_copy(runs.epochs_path)):
         try:
             _recall(runs, step["step"], step)
         except (KeyError, TypeError, ValueError, BadHook):

@@ -25,6 +25,7 @@ _INSTALLATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 STAMP_LAG_MS = 10
 
 Observation = dict[str, Any]
+ENDS = ("succeeded", "failed", "stopped", "lost")
 
 
 class BadOrder(ValueError):
@@ -278,7 +279,16 @@ class Run:
             case "saved":
                 self.checkpoint_ms = step["at"]
             case "done":
-                self.end = step["end"]
+                self.end = _checked_end(self.name, step["end"])
+
+
+def _checked_end(name: str, end: Observation) -> Observation:
+    """ValueError or KeyError if it is none: older journals have no checksums."""
+    code = end.get("exit_code")
+    sound = end["run"] == name and end["state"] in ENDS and isinstance(end["at_ms"], int)
+    if not sound or not (code is None or isinstance(code, int)):
+        raise ValueError("not the end of a run")
+    return end
 
 
 def check_run_name(name: object) -> str:

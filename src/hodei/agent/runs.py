@@ -21,7 +21,7 @@ from hodei.agent.beside import Beside, signal_group
 from hodei.agent.checks import Checks
 from hodei.agent.hook import BadHook, Hook
 from hodei.agent.idle import Idles
-from hodei.agent.journal import Journal
+from hodei.agent.journal import Journal, write_copy
 from hodei.agent.limits import Fences
 from hodei.agent.looks import Looks, Seen
 from hodei.agent.places import Places
@@ -45,7 +45,7 @@ class Runs:
 
     def __init__(self, home: str, journal: Journal, fences: Fences, tell: Tell) -> None:
         self.home, self.journal, self.fences = home, journal, fences
-        self.places = Places(f"{home}/runs")
+        self.places, self.epochs_path = Places(f"{home}/runs"), f"{home}/epochs"
         self.boot = proc.boot_id()
         self.table: dict[str, Run] = {}
         self.epochs: dict[str, int] = {}
@@ -372,14 +372,17 @@ class Runs:
             self.epochs[installation] = epoch
             self.journal.add({"step": "epoch", "installation": installation, "epoch": epoch})
             self.journal.sync()
+            write_copy(self.epochs_path, self._epoch_steps())
         return True
 
     def compact(self) -> None:
         self.journal.compact(self._steps())
 
+    def _epoch_steps(self) -> Iterable[dict[str, Any]]:
+        return [{"step": "epoch", "installation": name, "epoch": epoch} for name, epoch in self.epochs.items()]
+
     def _steps(self) -> Iterable[dict[str, Any]]:
-        for installation, epoch in self.epochs.items():
-            yield {"step": "epoch", "installation": installation, "epoch": epoch}
+        yield from self._epoch_steps()
         for key in self.forgotten:
             yield {"step": "forgotten", "run": key}
         for run in self.table.values():

@@ -178,8 +178,10 @@ class Reach:
     def error(self, text: str) -> BackendError:
         return BackendError(text, hint=f"see {self._home}/agent.log")
 
-    async def agent(self) -> Link:
-        """The agent, waiting for it to come back if it is gone or silent."""
+    async def agent(self, *, patient: bool = True) -> Link:
+        """The agent, waiting for it to come back if it is gone, or silent if that is `patient`."""
+        if self.silence and not patient:
+            raise self.error(self.silence)
         if not self._tasks:
             raise BackendError("the backend is not open")
         try:

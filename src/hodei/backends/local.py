@@ -190,9 +190,8 @@ class LocalBackend(PlainBackend):
         ]
 
     async def ping(self) -> str:
-        if self._reach.silence:
-            raise self._reach.error(self._reach.silence)
-        answer = msgspec.json.decode(await (await self._reach.agent()).ask("facts", timeout_s=LOGS_TIMEOUT_S))
+        link = await self._reach.agent(patient=False)
+        answer = msgspec.json.decode(await link.ask("facts", timeout_s=LOGS_TIMEOUT_S))
         trouble = answer.get("trouble")
         return f"host agent, process {answer['pid']}" + (f"; {trouble}" if trouble else "")
 
@@ -247,7 +246,7 @@ class LocalBackend(PlainBackend):
 
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
         try:
-            link = await self._reach.agent()
+            link = await self._reach.agent(patient=False)
             answer = await link.ask(
                 "execute", timeout_s=timeout_ms / 1000 + 10, run=run, command=command, timeout_ms=timeout_ms
             )
@@ -262,7 +261,7 @@ class LocalBackend(PlainBackend):
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
         try:
-            link = await self._reach.agent()
+            link = await self._reach.agent(patient=False)
             answer = await link.ask(
                 "logs", timeout_s=LOGS_TIMEOUT_S, run=run, stream=stream, offset=offset, limit=limit
             )

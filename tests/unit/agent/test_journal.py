@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hodei.agent.journal import Journal
+from hodei.agent.journal import Journal, read_copy, write_copy
 
 
 def steps(path) -> list[str]:
@@ -109,3 +109,13 @@ def test_a_flipped_byte_takes_a_step_or_two_along_and_never_makes_another_of_it(
     assert all(step in written for step in read)
     # Something is missing: then it is counted, unless it looks like a torn last line.
     assert journal.unreadable or len(read) == len(RUNS) or at >= len(bytes_) - len(bytes_) // len(RUNS)
+
+
+def test_a_copy_is_read_as_far_as_it_can_be(tmp_path):
+    path = tmp_path / "epochs"
+    assert read_copy(str(path)) == []
+    written = [{"step": "epoch", "installation": name, "epoch": 7} for name in ("a", "b")]
+    write_copy(str(path), written)
+    assert read_copy(str(path)) == written
+    path.write_bytes(b"\xff\0" + path.read_bytes())
+    assert read_copy(str(path)) == written[1:]
