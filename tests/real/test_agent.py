@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from agent_host import DEADLINE_S, Desk, a_host, agent_pid, alive, an_order, kill_agent, until
 from hodei.agent.limits import enforcement
+from hodei.agent.spawn import NOT_TRIED, SCRIPT, SHELL, STATUS_FD
 from hodei.backends.agent_link import Link
 from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.model.effects import Start
@@ -155,6 +157,15 @@ def test_a_terminated_agent_leaves_and_its_runs_go_on(tmp_path):
             assert (await desk.end_of("1.0.1")).exit_code == 7
 
     asyncio.run(story())
+
+
+def test_a_wrapper_that_cannot_write_its_first_line_does_not_begin_the_command(tmp_path):
+    """A run without that line counts as one that never began: so it must not."""
+    proof = tmp_path / "proof"
+    opens = f'exec {STATUS_FD}>/dev/full; exec "$0" "$@"'
+    words = ["-c", SCRIPT, "hodei", "1.0.1", "/", "0", "", "--", "touch", str(proof)]
+    done = subprocess.run([SHELL, "-c", opens, SHELL, *words], check=False, timeout=DEADLINE_S)
+    assert (done.returncode, proof.exists()) == (NOT_TRIED, False)
 
 
 # ------------------------------------------------------------------------------------ timeouts and stops

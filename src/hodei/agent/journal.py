@@ -53,9 +53,11 @@ class Journal:
             return ""
         return copy
 
-    def add(self, step: dict[str, Any]) -> None:
-        """Gather one step; it reaches the disk with the next `sync`."""
-        self._waiting.append(_line(step))
+    def add(self, step: dict[str, Any]) -> str:
+        """Gather one step; it reaches the disk with the next `sync`. Its text."""
+        text = _encode(step)
+        self._waiting.append(_with_sum(text))
+        return text
 
     def sync(self) -> None:
         """All gathered steps are durable when this returns. OSError if the disk refuses; nothing is lost from the
@@ -125,7 +127,10 @@ def read_copy(path: str) -> list[dict[str, Any]]:
 
 
 def _line(step: dict[str, Any]) -> str:
-    text = _encode(step)
+    return _with_sum(_encode(step))
+
+
+def _with_sum(text: str) -> str:
     return f"{text} {zlib.crc32(text.encode()):08x}"
 
 

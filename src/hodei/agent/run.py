@@ -41,7 +41,8 @@ def check_installation(name: object) -> str:
 class Run:
     """`state`: claimed, running, or one of the ends in `observation`. `key` is unique over all installations.
 
-    `boot`: in which boot of the host it was claimed or started, "" if that is not known.
+    `boot`: in which boot of the host it was claimed or started, "" if that is not known. `claim`: its claim as it is in the
+    journal, until it is born.
     `checkpoint_file` is looked at now and then if `watched`; `seen` is what was there last. While a stop waits for the
     work to be saved, `hook` is set; `hook_begun` when that is on its way (`hook_before`: how the file stood then),
     `hook_note` when it went wrong. `save_hook` is for saving in between, `health` says how to look whether it is well
@@ -49,7 +50,7 @@ class Run:
     """
 
     __slots__ = (
-        "argv", "boot", "cgroups", "checkpoint_file", "checkpoint_ms", "claimed_ms", "directory", "end", "env", "grace_ms",
+        "argv", "boot", "cgroups", "checkpoint_file", "checkpoint_ms", "claim", "claimed_ms", "directory", "end", "env", "grace_ms",
         "health", "health_failures", "health_state", "heartbeat", "hook", "hook_before", "hook_begun", "hook_note",
         "hook_until_boot_ms", "idle_ms", "installation", "key", "kill_at_boot_ms", "limits", "log_cap", "name", "pid",
         "save_every_ms", "save_hook", "seen", "started_boot_ms", "started_ms", "stop_code", "stop_grace_ms", "stop_reason",
@@ -66,7 +67,7 @@ class Run:
         self.cgroups: tuple[str, ...] = ()
         self.timeout_ms, self.grace_ms, self.log_cap = 0, GRACE_MS, LOG_CAP
         self.claimed_ms = self.started_ms = self.started_boot_ms = 0
-        self.boot = ""
+        self.boot = self.claim = ""
         self.pid = 0
         self.stop_code = self.stop_reason = ""
         self.kill_at_boot_ms = self.stop_grace_ms = 0
@@ -216,12 +217,13 @@ class Run:
             step["idle"] = self.idle_ms
         return step
 
-    def claim(self) -> str:
-        """What the wrapper carries, so that a living run can be taken over from it alone."""
-        step = self.claimed_step()
-        text = json.dumps(step)
-        if len(text) > CLAIM_LIMIT:
-            text = json.dumps({name: value for name, value in step.items() if name not in ("save", "health")})
+    def carried_claim(self) -> str:
+        """What the wrapper carries, so that a living run can be taken over from it alone: the claim as it is in the journal,
+        without what is done beside the run if that makes it too long."""
+        if len(self.claim) <= CLAIM_LIMIT:
+            return self.claim
+        left_out = ("save", "health")
+        text = json.dumps({name: value for name, value in self.claimed_step().items() if name not in left_out})
         return text if len(text) <= CLAIM_LIMIT else ""
 
     def started_step(self) -> dict[str, Any]:

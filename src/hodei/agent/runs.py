@@ -94,7 +94,7 @@ class Runs:
             run.claimed_ms, run.boot = proc.now_ms(), self.boot
             run.cgroups = self.fences.groups(f"{installation}.{name}", run.limits)
             self.table[run.key] = run
-            self.journal.add(run.claimed_step())
+            run.claim = self.journal.add(run.claimed_step())
             claimed.append(run)
         if not claimed:
             return refused
@@ -130,14 +130,14 @@ class Runs:
         try:
             self.places.make(run.directory)
             fence = self.fences.build(f"{run.installation}.{run.name}", run.limits)
-            run.pid = spawn(run.name, run.directory, run.argv, run.env, run.workdir, fence, claim=run.claim())
+            run.pid = spawn(run.name, run.directory, run.argv, run.env, run.workdir, fence, claim=run.carried_claim())
         except FileExistsError:
             self._ended(run, code=None)  # a run of this name has been here before: never a second time
             return
         except (OSError, ValueError) as error:
             self._ended(run, code=None, error=f"it could not be started: {error}")
             return
-        run.argv, run.env = (), {}
+        run.argv, run.env, run.claim = (), {}, ""
         run.started_ms, run.started_boot_ms = proc.now_ms(), proc.boot_clock_ms()
         self.live[run.pid] = run
         self.journal.add(run.started_step())
