@@ -44,8 +44,8 @@ def free_ports(count: int) -> list[int]:
 
 
 class SlurmCluster:
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home: Path, *settings: str) -> None:
+        self.home, self._settings = home, settings
         self.conf = home / "slurm.conf"
         self.rest_socket = home / "run/restd.sock"
         self.ports = dict(zip(("ctld", "rest", *NODES), free_ports(2 + len(NODES)), strict=True))
@@ -138,6 +138,16 @@ class SlurmCluster:
         os.kill(pid, signal.SIGKILL)
         self.wait(lambda: _is_gone(pid), f"end of {name}")
 
+    @contextlib.contextmanager
+    def hung(self, name: str) -> Iterator[None]:
+        """It does nothing; the kernel goes on taking connections and bytes for it."""
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def token(self) -> str:
         return self._call("scontrol", "token", "lifespan=3600", "username=root").strip().partition("=")[2]
 
@@ -213,7 +223,7 @@ class SlurmCluster:
             f"NodeName={name} NodeHostname={here} NodeAddr=127.0.0.1 Port={self.ports[name]} {what} State=UNKNOWN"
             for name, what in NODES.items()
         ]
-        return "\n".join((*lines, *PARTITIONS, ""))
+        return "\n".join((*lines, *PARTITIONS, *self._settings, ""))
 
 
 def _is_gone(pid: int) -> bool:
@@ -236,9 +246,10 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[SlurmCluster]:
+def running(*settings: str) -> Iterator[SlurmCluster]:
+    """`settings`: further lines of slurm.conf."""
     home = Path(tempfile.mkdtemp(prefix="hodei-slurm-", dir="/run" if os.access("/run", os.W_OK) else None))
-    cluster = SlurmCluster(home)
+    cluster = SlurmCluster(home, *settings)
     try:
         cluster.start()
         yield cluster

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from hodei.backends.hpc import pbs_states
 from hodei.backends.hpc.commands import Done
-from hodei.backends.hpc.pbs_commands import parse, pbs_name, submit_words
+from hodei.backends.hpc.pbs_commands import PbsCommands, parse, pbs_name, put_script, submit_words
 from hodei.backends.hpc.pbs_states import seconds, seen_of, size
-from hodei.backends.hpc.queue import Submission
+from hodei.backends.hpc.queue import Doubtful, Submission
+from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused
 
 SAMPLES = Path(__file__).parent / "hpc_samples"
 
@@ -108,17 +111,69 @@ def test_an_answer_may_have_words_before_it_and_no_jobs_in_it():
     assert "Jobs" not in told
 
 
-def test_qsub_is_told_not_to_look_for_options_in_the_script():
-    wanted = Submission(
-        "hodei:i:hpc:1.0.1", "a name", "#!/bin/bash\n", "workq", "/o", "/e", node="vm[0]", cpus=2, minutes=65
-    )
-    words = submit_words(wanted, requeue=False)
-    assert words[:3] == ("qsub", "-C", "")
+def a_submission(script_file: str = "/out/1.0.1.sh") -> Submission:
+    return Submission(
+        "hodei:i:hpc:1.0.1", "a name", "#!/bin/bash -p\nexit 3\n", "workq", "/o", "/e", node="vm[0]", cpus=2, minutes=65,
+        script_file=script_file, claim="c1",
+    )  # fmt: skip
+
+
+def test_the_first_process_of_a_job_is_its_script_and_no_shell_that_a_signal_ends():
+    words = submit_words(a_submission(), requeue=False)
     assert "select=1:ncpus=2:mem=0mb:vnode=vm[0]" in words
     assert "walltime=01:05:00" in words
-    assert words[-2:] == ("-v", "HODEI_MARK=hodei:i:hpc:1.0.1")
+    assert words[-7:] == ("-v", "HODEI_MARK=hodei:i:hpc:1.0.1", "--", "/bin/bash", "-l", "/out/1.0.1.sh", "c1")
+
+
+def test_the_login_shell_makes_way_for_the_script(tmp_path):
+    wanted = a_submission(str(tmp_path / "1.0.1.sh"))
+    put_script(wanted)
+    assert (tmp_path / "1.0.1.sh").stat().st_mode & 0o777 == 0o600
+    (tmp_path / ".bash_profile").write_text("exit() { echo astray; }; export FROM_PROFILE=1; echo profile\n")
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    words = submit_words(wanted, requeue=False)
+    done = subprocess.run(words[words.index("--") + 1 :], env=env, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (3, b"profile\n")
+    with pytest.raises(BackendError) as error:
+        put_script(a_submission("/no/such/folder/1.0.1.sh"))
+    assert error.value.code == NOT_REACHED
 
 
 @pytest.mark.parametrize(("name", "answer"), [("a name", "a_name"), ("--x", "x"), ("$(id)", "id_"), ("", "hodei")])
 def test_names_are_such_that_pbs_takes_them(name, answer):
     assert pbs_name(name) == answer
+
+
+class Said:
+    """Commands that say what they are told to."""
+
+    def __init__(self, done: Done) -> None:
+        self.done = done
+
+    async def run(self, words, **_):
+        return self.done
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "error", "name"),
+    [
+        (None, "qsub did not answer within 25 s", Doubtful, IN_DOUBT),
+        (-15, "", Doubtful, IN_DOUBT),
+        (183, "qsub: Protocol error", Doubtful, IN_DOUBT),
+        (104, "qsub: Connection reset by peer", Doubtful, IN_DOUBT),
+        (1, "qsub: Error communicating with vm(127.0.0.1)", Doubtful, IN_DOUBT),
+        (0, "nonsense", Doubtful, IN_DOUBT),
+        (111, "Connection refused qsub: cannot connect to server vm (errno=111)", BackendError, NOT_REACHED),
+        (110, "qsub: cannot connect to server vm (errno=110)", BackendError, NOT_REACHED),
+        (186, "qsub: No server to connect to", BackendError, NOT_REACHED),
+        (198, "qsub: Maximum number of jobs already in queue", BackendError, "BACKEND_ERROR"),
+        (173, "qsub: Queue is not enabled", BackendError, "BACKEND_ERROR"),
+        (170, "qsub: Unknown queue", BackendRefused, "BACKEND_REFUSED"),
+        (187, "qsub: Unknown resource: x", BackendRefused, "BACKEND_REFUSED"),
+    ],
+)
+def test_what_qsub_ends_with_says_whether_it_arrived(tmp_path, code, said, error, name):
+    queue = PbsCommands(Said(Done(code, said.encode() if code == 0 else b"", said.encode())))
+    with pytest.raises(error) as raised:
+        asyncio.run(queue.submit(a_submission(str(tmp_path / "1.0.1.sh"))))
+    assert (type(raised.value), raised.value.code) == (error, name)

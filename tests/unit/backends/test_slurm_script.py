@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from hodei.backends.hpc.record import Record, parse_record, read_record
+from hodei.backends.hpc.record import SEALED, Record, parse_record, read_record, seal
 from hodei.backends.hpc.script import array_script, batch_script
+from hodei.backends.hpc.slurm_commands import SlurmCommands
 from hodei.model.errors import BackendRefused
 
 
-def a_script(files: Path, *argv: str, env: dict[str, str] | None = None, workdir: str = "/") -> str:
+def a_script(
+    files: Path, *argv: str, env: dict[str, str] | None = None, workdir: str = "/", claim: str = "mine"
+) -> str:
     return batch_script(
-        files=str(files), argv=argv, env=env or {}, workdir=workdir, job_variable="SLURM_JOB_ID", node_variable="SLURMD_NODENAME"
+        files=str(files), argv=argv, env=env or {}, workdir=workdir, claim=claim, job_variable="SLURM_JOB_ID",
+        node_variable="SLURMD_NODENAME", element=SlurmCommands.element,
     )  # fmt: skip
 
 
@@ -103,3 +107,67 @@ def test_of_several_tries_the_latest_counts_and_a_torn_line_does_not():
 
 def test_no_record_is_no_end(tmp_path):
     assert read_record(str(tmp_path / "none")) == Record()
+
+
+@pytest.mark.parametrize("signal", ["TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1", "BUS", "FPE", "ILL", "TRAP"])
+@pytest.mark.parametrize("in_an_array", [False, True], ids=["alone", "in an array"])
+def test_a_run_that_dies_by_a_signal_shows_no_value_of_its_environment_and_no_word_of_its_command(
+    tmp_path, signal, in_an_array
+):
+    env = {"DB_PASSWORD": "hush-1", "with.dot": "hush-2", "PS4": "hush-3", "EMPTY": ""}
+    script = a_script(tmp_path / "r", "/bin/sh", "-c", f"kill -{signal} $$", "--password=hush-4", env=env)
+    out, err = tmp_path / "r.out", tmp_path / "r.err"
+    done = run(array_script([(script, str(out), str(err))], "N") if in_an_array else script, N="0")
+    said = done.stdout + done.stderr
+    if in_an_array:
+        said += out.read_bytes() + err.read_bytes()
+    assert done.returncode > 128
+    assert said == b""
+
+
+def test_what_the_command_says_on_stderr_and_what_bash_says_of_it_is_in_the_output(tmp_path):
+    assert run(a_script(tmp_path / "a", "/bin/sh", "-c", "echo oh >&2")).stderr == b"oh\n"
+    assert b"no-such-program" in run(a_script(tmp_path / "b", "no-such-program")).stderr
+
+
+def test_a_second_script_of_a_run_does_nothing_once_one_has_begun(tmp_path):
+    proof = tmp_path / "proof"
+    for claim in ("mine", "yours", "mine"):  # the third: the system has started the first job again
+        done = run(a_script(tmp_path / "r", "/bin/sh", "-c", f"echo ran >>{proof}", claim=claim), SLURM_JOB_ID=claim)
+        assert (done.returncode, done.stderr) == (125 if claim == "yours" else 0, b"")
+        assert read_record(str(tmp_path / "r")).job == "mine"
+    assert proof.read_text() == "ran\nran\n"
+
+
+def test_of_many_scripts_of_a_run_at_the_same_time_one_runs(tmp_path):
+    proof = tmp_path / "proof"
+    scripts = [a_script(tmp_path / "r", "/bin/sh", "-c", f"echo ran >>{proof}", claim=str(n)) for n in range(20)]
+    processes = [
+        subprocess.Popen(["/bin/bash", "-p", "-c", script], env={"PATH": "/usr/bin:/bin"}) for script in scripts
+    ]
+    assert sorted(process.wait(60) for process in processes) == [0] + [125] * 19
+    assert proof.read_text() == "ran\n"
+
+
+def test_a_sealed_run_never_begins_and_one_that_has_begun_cannot_be_sealed(tmp_path):
+    proof, script = tmp_path / "proof", "echo ran >>proof"
+    assert seal(str(tmp_path / "r"))
+    assert seal(str(tmp_path / "r")), "as often as one likes"
+    assert run(a_script(tmp_path / "r", "/bin/sh", "-c", script, workdir=str(tmp_path))).returncode == 125
+    assert (read_record(str(tmp_path / "r")).claim, proof.exists()) == (SEALED, False)
+    assert run(a_script(tmp_path / "s", "/bin/true")).returncode == 0
+    assert not seal(str(tmp_path / "s"))
+    assert not seal(str(tmp_path / "no" / "such" / "folder"))
+
+
+def test_a_run_whose_record_cannot_be_made_is_not_tried(tmp_path):
+    done = run(a_script(tmp_path / "no-such-folder" / "r", "/bin/sh", "-c", f"touch {tmp_path}/proof"))
+    assert (done.returncode, (tmp_path / "proof").exists()) == (125, False)
+
+
+def test_the_number_of_an_element_is_the_one_that_the_queue_shows(tmp_path):
+    run(a_script(tmp_path / "r", "/bin/true"), SLURM_JOB_ID="19", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="2")
+    record = read_record(str(tmp_path / "r"))
+    assert (record.job, record.number) == ("19", "17_2")
+    run(a_script(tmp_path / "s", "/bin/true"), SLURM_JOB_ID="19")
+    assert read_record(str(tmp_path / "s")).number == "19"

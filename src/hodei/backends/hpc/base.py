@@ -1,7 +1,7 @@
 """The life of a run in a queueing system: handed in once, looked at together with all others, ended in our words.
 
-What differs between systems is behind `queue.Queue`; what a run asks for becomes a Submission in `wanted`; stops and
-checkpoints are in `care`. A job is known again by its mark, never by its number alone: systems that crash give a number
+What differs between systems is behind `queue.Queue`; what a run asks for becomes a Submission in `wanted`; how it gets into
+the system is in `handing_in`; stops and checkpoints are in `care`. A job is known again by its mark, never by its number alone: systems that crash give a number
 out twice.
 """
 
@@ -17,11 +17,11 @@ from msgspec import structs
 from hodei.backends.base import House, PlainBackend
 from hodei.backends.hpc.care import Care
 from hodei.backends.hpc.files import Files
+from hodei.backends.hpc.handing_in import ARRAY, HandingIn
 from hodei.backends.hpc.journal import Journal
 from hodei.backends.hpc.looking import Looking
 from hodei.backends.hpc.offers import Offers
-from hodei.backends.hpc.queue import Doubtful, Queue, Seen, Submission
-from hodei.backends.hpc.script import SCRIPT_LIMIT
+from hodei.backends.hpc.queue import Doubtful, Queue, Seen
 from hodei.backends.hpc.ticket import Entry, Ticket
 from hodei.backends.hpc.wanted import Wants
 from hodei.model.backend import Capabilities, Executed, NodeUsage
@@ -32,16 +32,9 @@ from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.ports import Stream
 
-# A job whose acceptance is in doubt may still be on its way for this long.
-IN_DOUBT_MS = 5_000
-START_TIMEOUT_S = 45.0
 LOCK_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 2.0
 SWEEP_EVERY_S = 3600.0
-# What the mark of an array has in the place of a run.
-ARRAY = "+"
-
-Wanted = tuple[Start, Entry, Submission]
 
 
 class HpcBackend(PlainBackend):
@@ -69,9 +62,7 @@ class HpcBackend(PlainBackend):
         self.prefix = f"hodei:{house.installation}:{name}:"
         self.tickets: dict[RunId, Ticket] = {}
         self._wants, self._poll_s = wants, poll_s
-        self._handing_in: dict[RunId, asyncio.Task[None]] = {}
-        self._in_doubt: dict[RunId, Entry] = {}
-        self._lost_journal = False
+        self._handing_in = HandingIn(self, wants)
         self._care, self._looking = Care(self), Looking(self)
         self._open = False
         self._watcher: asyncio.Task[None] | None = None
@@ -87,7 +78,9 @@ class HpcBackend(PlainBackend):
             await self._open_journal()
         await asyncio.to_thread(self.files.check)
         await self.offers.refresh()
-        await self._adopt(await self.queue.ours(self.prefix))
+        asked_s = asyncio.get_running_loop().time()
+        await self._adopt(await self.queue.ours(self.prefix), asked_s)
+        self._handing_in.settle()
         await self._looking.round()
         self._trouble, self._open = None, True
         for ticket in self.tickets.values():
@@ -100,7 +93,7 @@ class HpcBackend(PlainBackend):
         deadline = asyncio.get_running_loop().time() + LOCK_TIMEOUT_S
         while True:
             try:
-                there, entries = await asyncio.to_thread(self.journal.open)
+                entries = await asyncio.to_thread(self.journal.open)
                 break
             except BlockingIOError:
                 if asyncio.get_running_loop().time() > deadline:
@@ -111,37 +104,39 @@ class HpcBackend(PlainBackend):
             except OSError as error:
                 raise BackendError(f"the journal cannot be opened: {error}") from None
             await asyncio.sleep(0.1)
-        self._lost_journal = not there
         if self.queue.by_commands and self.journal.lock is not None:
             self.queue.inherit(self.journal.lock)
         self.tickets = {run: Ticket(entry) for run, entry in entries.items() if entry.job}
-        self._in_doubt = {run: entry for run, entry in entries.items() if not entry.job}
+        self._handing_in.remember(entry for entry in entries.values() if not entry.job)
 
-    async def _adopt(self, found: list[Seen]) -> None:
-        """Jobs with our mark whose number we never heard, or all that are not over if our memory is gone."""
-        by_mark = {seen.mark: seen for seen in reversed(found)}  # the first of a mark counts
-        for entry in [entry for entry in self._in_doubt.values() if entry.mark in by_mark]:
-            self._take(entry.run, by_mark[entry.mark])
-        if self._lost_journal:
-            for mark, seen in by_mark.items():
-                run = mark.removeprefix(self.prefix)
-                # Which runs the elements of an array are was in the journal alone.
-                if seen.phase != "ended" and run not in self.tickets and not run.startswith(ARRAY):
-                    self._take(run, seen)
-            self._lost_journal = False
+    async def _adopt(self, found: list[Seen], asked_s: float) -> None:
+        """Jobs with our mark whose number we never heard, and all that are not over and that our memory has lost."""
+        await self._handing_in.hear(found, asked_s)
+        known = {mark for ticket in self.tickets.values() for mark in ticket.entry.marks}
+        known |= {mark for doubt in self._handing_in.doubts.values() for mark in doubt.entry.marks}
+        for seen in sorted(found, key=lambda seen: (seen.submit_s, len(seen.job), seen.job)):
+            run = seen.mark.removeprefix(self.prefix)
+            # Which runs the elements of an array are was in the journal alone.
+            if seen.phase == "ended" or seen.mark in known or run.startswith(ARRAY):
+                continue
+            if run not in self.tickets and not self._handing_in.under_way(run):
+                files = self.files.of(run)
+                at_ms, saved = seen.submit_s * 1000, f"{files}.saved"
+                # There may have been more than one.
+                self.take(Ticket(Entry(run, seen.mark, files, at_ms, seen.job, saved=saved, times=2)))
 
-    def _take(self, run: RunId, seen: Seen) -> None:
-        files = self.files.of(run)
-        nothing = Entry(run, seen.mark, files, seen.submit_s * 1000, saved=f"{files}.saved")
-        entry = structs.replace(self._in_doubt.pop(run, nothing), job=seen.job)
-        self.journal.write(entry)
-        self.tickets[run] = Ticket(entry)
+    def take(self, ticket: Ticket) -> None:
+        """It is in the system, and ours."""
+        self.tickets[ticket.run] = ticket
+        self._care.check(ticket)
+        self.journal.write(ticket.entry)
+        self._something_to_see.set()
 
     async def close(self) -> None:
         self._open = False
-        if self._handing_in:
-            await asyncio.wait(self._handing_in.values(), timeout=CLOSE_TIMEOUT_S)
-        tasks = [*self._handing_in.values(), *self._care.tasks, *([self._watcher] if self._watcher else [])]
+        if self._handing_in.tasks:
+            await asyncio.wait(self._handing_in.tasks.values(), timeout=CLOSE_TIMEOUT_S)
+        tasks = [*self._handing_in.all_tasks(), *self._care.tasks, *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -222,128 +217,33 @@ class HpcBackend(PlainBackend):
 
     async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
         self.must_be_open()
-        answer: dict[RunId, BackendError | BackendRefused] = {}
-        wanted: dict[RunId, Wanted] = {}
-        for order in orders:
-            run = order.run.id
-            if (ticket := self.tickets.get(run)) is not None and ticket.end is None and not ticket.began_ms:
-                ticket.order = order  # an earlier server's: now it can be handed in again, should it be forgotten
-            if ticket is None and run not in self._handing_in and run not in wanted:
-                try:
-                    now_ms = self.house.clock.now_ms()
-                    wanted[run] = (order, *self._wants.submission(order, self.mark(run), self.files.of(run), now_ms))
-                except (BackendError, BackendRefused) as refusal:
-                    answer[run] = refusal
-        for group in self._groups(list(wanted.values())):
-            # A task of its own: who gives up waiting for it does not stop it half way.
-            task = asyncio.create_task(self._hand_in(group), name=f"{self.name}: hand in {len(group)}")
-            self._handing_in |= {order.run.id: task for order, _, _ in group}
-        tasks = {order.run.id: self._handing_in[order.run.id] for order in orders if order.run.id in self._handing_in}
-        if tasks:
-            await asyncio.wait(set(tasks.values()), timeout=START_TIMEOUT_S)
-        for run, task in tasks.items():
-            if not task.done():
-                raise BackendError("not all were handed in in time", hint="asking again goes on from there")
-            error = task.exception()
-            if isinstance(error, Doubtful):
-                raise error
-            if isinstance(error, (BackendError, BackendRefused)):
-                answer[run] = error
-            elif error is not None:
-                raise error
-        return answer
-
-    def _groups(self, wanted: list[Wanted]) -> list[list[Wanted]]:
-        """Those that differ in what they run and in nothing else, together: they are handed in as one array."""
-        most = self.queue.most_at_once
-        alike: dict[tuple[object, ...], list[Wanted]] = {}
-        out = []
-        for each in wanted:
-            order, _, submission = each
-            if most < 2 or order.run.id in self._in_doubt:
-                out.append([each])
-                continue
-            alike.setdefault(submission.like, []).append(each)
-        for group in alike.values():
-            while group:
-                size = 0
-                for taken, (_, _, submission) in enumerate(group, 1):
-                    size += len(submission.script)
-                    if taken == most or size > SCRIPT_LIMIT:
-                        break
-                out.append(group[:taken])
-                group = group[taken:]
-        return out
-
-    async def _hand_in(self, group: list[Wanted]) -> None:
-        runs = [order.run.id for order, _, _ in group]
-        entries = [entry for _, entry, _ in group]
-        mark = f"{self.prefix}{ARRAY}{runs[0]}"
-        if len(group) > 1:
-            entries = [structs.replace(entry, mark=f"{mark}#{place}") for place, entry in enumerate(entries)]
-        try:
-            if runs[0] in self._in_doubt and await self._was_accepted(runs[0]):
-                return
-            self.journal.write(*entries)
-            try:
-                submissions = [submission for _, _, submission in group]
-                if len(group) > 1:
-                    jobs = await self.queue.submit_many(submissions, mark)
-                else:
-                    jobs = [await self.queue.submit(submissions[0])]
-            except Doubtful as doubt:
-                now_ms = self.house.clock.now_ms()
-                self._in_doubt |= {entry.run: structs.replace(entry, at_ms=now_ms) for entry in entries}
-                with contextlib.suppress(BackendError):
-                    if all([await self._was_accepted(run, at_once=True) for run in runs]):
-                        return
-                raise doubt from None
-            except (BackendError, BackendRefused):
-                self.journal.write(*(structs.replace(entry, forgotten=True) for entry in entries))
-                raise
-            for (order, _, _), entry, job in zip(group, entries, jobs, strict=True):
-                ticket = Ticket(structs.replace(entry, job=job), order)
-                self._in_doubt.pop(ticket.run, None)
-                self.tickets[ticket.run] = ticket
-                self._care.check(ticket)
-            self.journal.write(*(self.tickets[run].entry for run in runs))
-            self._something_to_see.set()
-        finally:
-            for run in runs:
-                self._handing_in.pop(run, None)
-
-    async def _was_accepted(self, run: RunId, *, at_once: bool = False) -> bool:
-        """Look for the mark of a run whose acceptance is in doubt. BackendError as long as it may still be on its way."""
-        entry = self._in_doubt[run]
-        found = [seen for seen in await self.queue.ours(self.prefix) if seen.mark == entry.mark]
-        if found:
-            first = min(found, key=lambda seen: (seen.submit_s, len(seen.job), seen.job))
-            self._take(run, first)
-            await self.queue.cancel([seen.job for seen in found if seen is not first and seen.phase != "ended"])
-            self._something_to_see.set()
-            return True
-        if not at_once and self.house.clock.now_ms() - entry.at_ms < IN_DOUBT_MS:
-            raise Doubtful(
-                f"run {run} was handed in moments ago, and whether it was accepted is not yet clear",
-                hint="asking again in a few seconds tells",
-            )
-        return False
+        return await self._handing_in.start(orders)
 
     async def hand_in_again(self, ticket: Ticket) -> None:
         """The system has forgotten a job that had not begun."""
         order = ticket.order
         assert order is not None
-        _, submission = self._wants.submission(order, ticket.entry.mark, ticket.files, self.house.clock.now_ms())
+        mark = self.mark(ticket.run)
+        _, submission = self._wants.submission(order, mark, ticket.files, self.house.clock.now_ms())
+        also = tuple(sorted({*ticket.entry.marks} - {mark}))
+        ticket.entry = structs.replace(ticket.entry, mark=mark, also=also, times=ticket.entry.times + 1)
+        self.journal.write(ticket.entry)
         ticket.handed_in_again = True
         try:
             job = await self.queue.submit(submission)
         except Doubtful:
-            return  # if it was accepted, it is found by its mark
+            ticket.missing_since_ms = 0  # it may turn up late: it is looked for all over again
+            return
         except BackendError:
             ticket.handed_in_again = False
             raise
         ticket.missing_since_ms = 0
         self.renumber(ticket, job)
+
+    async def cancel_others(self, ticket: Ticket) -> None:
+        """A run that was handed in more than once is over: what is left of it in the system has nothing to do any more."""
+        marked = [seen for seen in await self.queue.ours(self.prefix) if seen.mark in ticket.entry.marks]
+        await self.queue.cancel([seen.job for seen in marked if seen.phase != "ended"])
 
     def renumber(self, ticket: Ticket, job: str) -> None:
         ticket.job, ticket.entry = job, structs.replace(ticket.entry, job=job)
@@ -352,7 +252,7 @@ class HpcBackend(PlainBackend):
     async def stop(self, orders: Sequence[Stop]) -> None:
         self.must_be_open()
         for order in orders:
-            self._care.stop(order, being_handed_in=order.run in self._handing_in)
+            self._care.stop(order, being_handed_in=self._handing_in.under_way(order.run))
 
     async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
         await self._running([order.run for order in orders])
@@ -383,7 +283,9 @@ class HpcBackend(PlainBackend):
         gone = [self.tickets.pop(order.run) for order in orders if order.run in self.tickets]
         if gone:
             self.journal.write(*(structs.replace(ticket.entry, forgotten=True) for ticket in gone))
-            await asyncio.to_thread(lambda: [self.files.drop_record(ticket.files) for ticket in gone])
+            await asyncio.to_thread(
+                lambda: [self.files.drop_record(one.files, but_claim=one.entry.times > 1) for one in gone]
+            )
 
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
         if not self.capabilities.execute:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from hodei.model.errors import BackendError
+from hodei.model.errors import NOT_REACHED, BackendError
 
 # What the commands, and through them the jobs, get of our own environment. The systems' own variables are not among it:
 # SQUEUE_FORMAT, SBATCH_PARTITION, PBS_DEFAULT and their like would change what a command does.
@@ -81,7 +81,9 @@ class Commands:
                 )
             except OSError as error:
                 raise BackendError(
-                    f"{program} cannot be run: {error.strerror}", hint="is it installed on the server's host?"
+                    f"{program} cannot be run: {error.strerror}",
+                    hint="is it installed on the server's host?",
+                    code=NOT_REACHED,
                 ) from None
             try:
                 async with asyncio.timeout(timeout_s):

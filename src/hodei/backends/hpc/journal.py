@@ -29,8 +29,8 @@ class Journal:
         self._file: int | None = None
         self.lock: int | None = None
 
-    def open(self) -> tuple[bool, dict[str, Entry]]:
-        """Whether there was one, and the runs in it that are not forgotten. BlockingIOError: an earlier server's commands
+    def open(self) -> dict[str, Entry]:
+        """The runs in it that are not forgotten. BlockingIOError: an earlier server's commands
         are still under way. Blocks for the time of reading a file."""
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._home / "handing-in.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -42,8 +42,7 @@ class Journal:
             raise
         self.lock = lock
         entries: dict[str, Entry] = {}
-        there = self._path.exists()
-        if there:
+        if self._path.exists():
             for line in self._path.read_bytes().splitlines():
                 with contextlib.suppress(msgspec.MsgspecError):  # a torn line
                     entry = _decode(line)
@@ -55,7 +54,7 @@ class Journal:
             file.writelines(_encode(entry) + b"\n" for entry in entries.values())
         fresh.rename(self._path)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        return there, entries
+        return entries
 
     def write(self, *entries: Entry) -> None:
         assert self._file is not None

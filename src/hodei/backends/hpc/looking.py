@@ -7,10 +7,12 @@ cleaned up. What the run itself wrote down comes first, then the system's histor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from hodei.backends.hpc.handing_in import the_one
 from hodei.backends.hpc.queue import Seen
-from hodei.backends.hpc.record import Record, read_record
+from hodei.backends.hpc.record import Record, read_record, seal
 from hodei.backends.hpc.script import NOT_TRIED
 from hodei.backends.hpc.ticket import Ticket, end_of
 from hodei.model.errors import BackendError, BackendRefused
@@ -48,7 +50,7 @@ class Looking:
         missing = []
         for ticket in open_ones:
             seen = found.get(ticket.job)
-            if seen is None or seen.mark != ticket.entry.mark:
+            if seen is None or seen.mark not in ticket.entry.marks or await self._is_another(ticket, seen):
                 missing.append(ticket)
             elif seen.phase == "ended":
                 ended.append((ticket, seen))
@@ -58,6 +60,13 @@ class Looking:
             ended += await self._search(missing)
         if ended:
             await self._end(ended)
+
+    async def _is_another(self, ticket: Ticket, seen: Seen) -> bool:
+        """Of a run that was handed in more than once: whether another of its jobs runs it, and this one does nothing."""
+        if ticket.entry.times < 2 or seen.phase == "running":
+            return False
+        record = await asyncio.to_thread(read_record, ticket.files)
+        return record.began and record.number != seen.job
 
     def _alive(self, ticket: Ticket, seen: Seen) -> None:
         now_ms = self._of.house.clock.now_ms()
@@ -91,6 +100,11 @@ class Looking:
             ticket.finish(end_of(ticket, seen, record, now_ms, self._of.system, saved_ms))
             assert ticket.end is not None
             self._of.tell(ticket.end)
+            if ticket.entry.times > 1:
+                if not record.began:
+                    await asyncio.to_thread(seal, ticket.files)
+                with contextlib.suppress(BackendError):
+                    await self._of.cancel_others(ticket)
 
     async def _records(self, ended: list[tuple[Ticket, Seen]]) -> list[tuple[Record, int]]:
         def read() -> list[tuple[Record, int]]:
@@ -102,14 +116,18 @@ class Looking:
     async def _search(self, missing: list[Ticket]) -> list[tuple[Ticket, Seen]]:
         """Those of them that are found to have ended."""
         now_ms = self._of.house.clock.now_ms()
-        marked = {seen.mark: seen for seen in reversed(await self._of.queue.ours(self._of.prefix))}
+        ours = await self._of.queue.ours(self._of.prefix)
+        records = await asyncio.to_thread(lambda: [read_record(ticket.files) for ticket in missing])
         out: list[tuple[Ticket, Seen]] = []
-        gone = []
-        for ticket in missing:
-            seen = marked.get(ticket.entry.mark)
-            if seen is None:
-                gone.append(ticket)
+        gone: list[tuple[Ticket, Record]] = []
+        for ticket, record in zip(missing, records, strict=True):
+            same = [seen for seen in ours if seen.mark in ticket.entry.marks]
+            if ticket.entry.times > 1 and record.began:
+                same = [seen for seen in same if seen.job == record.number]
+            if not same:
+                gone.append((ticket, record))
                 continue
+            seen = the_one(same, record)
             self._of.renumber(ticket, seen.job)
             if seen.phase == "ended":
                 out.append((ticket, seen))
@@ -117,9 +135,8 @@ class Looking:
                 self._alive(ticket, seen)
         if not gone:
             return out
-        history = await self._of.queue.remembered([ticket.job for ticket in gone])
-        records = await asyncio.to_thread(lambda: [read_record(ticket.files) for ticket in gone])
-        for ticket, record in zip(gone, records, strict=True):
+        history = await self._of.queue.remembered([ticket.job for ticket, _ in gone])
+        for ticket, record in gone:
             past = next((seen for seen in history if seen.phase == "ended" and _same(ticket, seen)), None)
             if record.exit_code is not None or record.no_workdir:
                 code = NOT_TRIED if record.no_workdir else record.exit_code
@@ -143,11 +160,15 @@ class Looking:
                 except BackendError:
                     return  # at the next look
                 except BackendRefused as error:
-                    self._lost(ticket, now_ms, f"forgot it, and did not take it again: {error.message}")
+                    await self._lost(ticket, record, now_ms, f"forgot it, and did not take it again: {error.message}")
         elif missing_ms >= LOST_AFTER_MS or ticket.stop_code:
-            self._lost(ticket, now_ms, f"no longer knows its job {ticket.job}, and nobody its exit code")
+            why = f"no longer knows its job {ticket.job}, and nobody its exit code"
+            await self._lost(ticket, record, now_ms, why)
 
-    def _lost(self, ticket: Ticket, now_ms: int, why: str) -> None:
+    async def _lost(self, ticket: Ticket, record: Record, now_ms: int, why: str) -> None:
+        """Another attempt follows: so this one must not begin any more."""
+        if not record.began and not await asyncio.to_thread(seal, ticket.files):
+            return  # it has begun after all, or the folder is away: at the next look
         at_ms = max(now_ms, ticket.began_ms)
         state = "stopped" if ticket.stop_code == "stop" else "lost"
         code, reason = ("", ticket.stop_reason) if state == "stopped" else ("lost", f"{self._of.system} {why}")

@@ -56,10 +56,16 @@ class Offers:
         inner = name.removeprefix(f"{self._name}-")
         for line in self.lines():
             if self.mode == "delegate" and line.name == inner:
-                return line, ""
+                return self._must_be_usable(line), ""
             if self.mode == "placed" and inner in line.nodes:
-                return self._line_of(inner), inner
+                return self._must_be_usable(self._line_of(inner)), inner
         raise BackendRefused(f"there is no node {name} in {self._name}", hint="see `hodei nodes`")
+
+    @staticmethod
+    def _must_be_usable(line: Line) -> Line:
+        if not line.usable:
+            raise BackendRefused(f"{line.name} cannot be used: {line.why}", hint="choose another queue")
+        return line
 
     def _own(self, node: Node) -> Node:
         line = self._line_of(node.name)
@@ -71,12 +77,14 @@ class Offers:
             kind=self._kind,
             labels=labels,
             cordoned=node.cordoned or not line.open,
+            ready=node.ready and line.usable,
+            not_ready_reason=node.not_ready_reason or ("" if line.usable else f"{line.name}: {line.why}"),
         )
 
     def _line_of(self, node: str) -> Line:
-        """The first that is open, else the first."""
+        """The first that is open, else the first that is usable, else the first."""
         lines = [line for line in self.lines() if node in line.nodes]
-        return next((line for line in lines if line.open), lines[0])
+        return min(lines, key=lambda line: (not line.open, not line.usable))
 
     def _whole(self, line: Line) -> Node:
         """What is out of order counts for nothing."""
@@ -87,6 +95,7 @@ class Offers:
             total.update(node.capacity)
         kinds = {node.gpu_type for node in members if node.gpu_type}
         shared = dict(set.intersection(*(set(node.labels.items()) for node in members))) if members else {}
+        ready = bool(working) and line.usable
         overcommit = dict.fromkeys(total, self._ahead_percent) if self._ahead_percent != 100 else {}
         return Node(
             name=f"{self._name}-{line.name}",
@@ -98,8 +107,8 @@ class Offers:
             gpu_type=min(kinds) if len(kinds) == 1 else "",
             overcommit_percent=overcommit,
             cordoned=not line.open,
-            ready=bool(working),
-            not_ready_reason="" if working else "none of its nodes can be used",
+            ready=ready,
+            not_ready_reason="" if ready else (line.why or "none of its nodes can be used"),
         )
 
     async def usage(self) -> dict[NodeName, NodeUsage]:

@@ -62,6 +62,7 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
         options.of,
         job_variable=queue.job_variable,
         node_variable=queue.node_variable,
+        element=queue.element,
         system="PBS",
         beside=can.execute,
         workdir=settings.workdir,

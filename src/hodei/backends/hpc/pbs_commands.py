@@ -1,11 +1,17 @@
 """PBS by its commands: qsub, qstat, qdel, qsig and pbsnodes, all with JSON for an answer.
 
 A job is known again by a variable that it carries (`HODEI_MARK`, in its Variable_List). Nothing of a user's is on a command
-line but what was checked before; the script comes on stdin, and qsub is told not to look for options in it.
+line but what was checked before.
+
+PBS runs a batch script below a login shell, which a TERM for the job ends at once; with it PBS takes the job for over, and kills
+the rest of it: no grace. So PBS is given a program (`qsub -- ...`), which it makes the first process of the job itself: a login
+shell that becomes the script, which lies beside the run's output and knows what to do with a TERM.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -15,17 +21,28 @@ import msgspec
 from hodei.backends.hpc import pbs_states
 from hodei.backends.hpc.commands import Commands, Done
 from hodei.backends.hpc.queue import Cluster, Doubtful, Seen, Submission
+from hodei.backends.hpc.script import SHELL
 from hodei.model.backend import Executed
-from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.resources import Resources
 
 SUBMIT_TIMEOUT_S = 25.0
 ASK_TIMEOUT_S = 20.0
 MOST_NUMBERS = 200
-# What qsub ends with when asking again may help: PBS's error codes (15010 and so on, modulo 256) for a server that is not
-# at its best, has no room in its lines or no connections left; and the system's own for one that is out of reach.
-_MAY_PASS = {162, 163, 176, 183, 185, 198, 110, 111, 113}
+# What qsub ends with: PBS's error codes modulo 256 (15010 is 162), or the system's own (ECONNREFUSED is 111).
+# Asking again may help: a server that is not at its best, a queue that is closed or full, a credential that has expired.
+_MAY_PASS = {162, 163, 171, 172, 173, 176, 196, 198}
+# There was nobody to send it to: no connection to be had, or the server goes down.
+_NOT_REACHED = {111, 113, 185, 186, 212}
+_NO_CONNECTION = re.compile(r"cannot connect to server|connection refused|no route to host", re.IGNORECASE)
+# It broke off half way: broken pipe, connection reset, timed out, a protocol error.
+_IN_DOUBT = {32, 104, 110, 183, 208}
+_BROKE_OFF = re.compile(
+    r"communicat|connection|timed out|timeout|protocol|broken pipe|end of file|premature", re.IGNORECASE
+)
 _UNKNOWN, _FINISHED = 153, 35
+# The login shell sets up what users of the cluster are used to, and becomes one that nothing of that can lead astray.
+_MAKE_WAY = f'builtin shopt -q login_shell && builtin exec -- {SHELL} -p "$0" "$@"'
 _NUMBER = re.compile(r"\d+(?:\[\d*\])?\.\S+")
 
 
@@ -36,6 +53,7 @@ class PbsCommands:
     most_at_once = 1
     job_variable = "PBS_JOBID"
     node_variable = "HOSTNAME"
+    element = ""
 
     def __init__(self, commands: Commands, *, requeue: bool = False) -> None:
         self._commands, self._requeue = commands, requeue
@@ -63,11 +81,9 @@ class PbsCommands:
         return {}
 
     async def submit(self, wanted: Submission) -> str:
+        await asyncio.to_thread(put_script, wanted)
         done = await self._commands.run(
-            submit_words(wanted, requeue=self._requeue),
-            timeout_s=SUBMIT_TIMEOUT_S,
-            text=wanted.script.encode(),
-            changes=True,
+            submit_words(wanted, requeue=self._requeue), timeout_s=SUBMIT_TIMEOUT_S, changes=True
         )
         number = done.stdout.decode(errors="replace").strip()
         if done.code == 0:
@@ -76,7 +92,11 @@ class PbsCommands:
             raise Doubtful(f"qsub answered {number[:80]!r} and not with a number")
         if done.code is None or done.code < 0:
             raise Doubtful(f"qsub: {done.words}")
-        if done.code in _MAY_PASS or "connect" in done.words.lower():
+        if done.code in _NOT_REACHED or _NO_CONNECTION.search(done.words):
+            raise BackendError(f"the PBS server is out of reach: {done.words}", code=NOT_REACHED)
+        if done.code in _IN_DOUBT or _BROKE_OFF.search(done.words):
+            raise Doubtful(f"qsub: {done.words}")
+        if done.code in _MAY_PASS:
             raise BackendError(f"PBS did not take it: {done.words}")
         raise BackendRefused(f"PBS refuses it: {done.words}", hint="see docs/how-to/pbs.md")
 
@@ -149,14 +169,31 @@ def submit_words(wanted: Submission, *, requeue: bool) -> tuple[str, ...]:
     chunk += [f"{name}={amount}" for name, amount in sorted(wanted.devices.items())]
     if wanted.node:
         chunk.append(f"vnode={wanted.node}")
-    words = ["qsub", "-C", "", "-N", pbs_name(wanted.name), "-q", wanted.line, "-l", f"select=1:{':'.join(chunk)}"]
+    words = ["qsub", "-N", pbs_name(wanted.name), "-q", wanted.line, "-l", f"select=1:{':'.join(chunk)}"]
     if wanted.minutes:
         words += ["-l", f"walltime={wanted.minutes // 60:02}:{wanted.minutes % 60:02}:00"]
-    words += ["-o", wanted.stdout, "-e", wanted.stderr, "-k", "doe", "-S", "/bin/bash", "-r", "y" if requeue else "n"]
+    words += ["-o", wanted.stdout, "-e", wanted.stderr, "-k", "doe", "-r", "y" if requeue else "n"]
     words += ["-m", "n", "-v", f"{pbs_states.MARK}={wanted.mark}"]
     for name, value in wanted.options:
         words += [f"-{name}", value] if value else [f"-{name}"]
-    return tuple(words)
+    # No word that a shell, or PBS on the way, could take for more than itself.
+    return (*words, "--", SHELL, "-l", wanted.script_file, wanted.claim)
+
+
+def put_script(wanted: Submission) -> None:
+    """Anew each time: the one from before may be half written. Blocks."""
+    try:
+        fresh = f"{wanted.script_file}.new"
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            first, _, rest = wanted.script.partition("\n")
+            file.write(f"{first}\n{_MAKE_WAY}\n{rest}".encode())
+        os.rename(fresh, wanted.script_file)
+    except OSError as error:
+        raise BackendError(
+            f"the script {wanted.script_file} cannot be written: {error.strerror}",
+            hint="is the output folder there?",
+            code=NOT_REACHED,
+        ) from None
 
 
 def pbs_name(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from hodei.model.backend import Executed
-from hodei.model.errors import BackendError
+from hodei.model.errors import IN_DOUBT, BackendError
 from hodei.model.node import Node
 from hodei.model.resources import Resources
 
@@ -17,12 +17,15 @@ Phase = Literal["waiting", "running", "ended"]
 
 
 class Doubtful(BackendError):
-    """Nobody can tell whether the system has accepted the job: look for its mark before asking again."""
+    """It is unknown whether the system has accepted the job: look for its mark before asking again."""
+
+    code = IN_DOUBT
 
 
 class Submission(Struct, frozen=True):
     """A batch job. `mark` is how it is known again; `node` "" leaves the choice to the system; `minutes` 0: no limit of
-    its own. `options` are further ones that were checked, as (name, value) of the system."""
+    its own. `options` are further ones that were checked, as (name, value) of the system. `script_file`: where the script may
+    be put, if the system is to run it from there, with its `claim` as an argument."""
 
     mark: str
     name: str
@@ -39,6 +42,8 @@ class Submission(Struct, frozen=True):
     devices: Resources = {}
     minutes: int = 0
     options: tuple[tuple[str, str], ...] = ()
+    script_file: str = ""
+    claim: str = ""
 
     @property
     def like(self) -> tuple[object, ...]:
@@ -66,7 +71,8 @@ class Seen(Struct, frozen=True):
 
 class Line(Struct, frozen=True):
     """A partition or queue: where jobs line up. `largest`: what its biggest node has, of each resource; `minutes`: the
-    longest that a job may take, 0 for no bound."""
+    longest that a job may take, 0 for no bound. `open`: takes jobs now; `usable`: could ever take ours; `why` it is not one
+    of these."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -74,6 +80,8 @@ class Line(Struct, frozen=True):
     default: bool = False
     open: bool = True
     largest: Resources = {}
+    usable: bool = True
+    why: str = ""
 
 
 class Cluster(Struct, frozen=True):
@@ -84,7 +92,8 @@ class Cluster(Struct, frozen=True):
 
 
 class Queue(Protocol):
-    """BackendError: nothing was done, asking again may help; BackendRefused: it never will."""
+    """BackendError: nothing was done, asking again may help (NOT_REACHED: it did not even arrive); BackendRefused: it never
+    will. Where that is unknown, Doubtful."""
 
     # Whether submissions are processes of their own that may outlive us (see `base.HpcBackend.open`).
     by_commands: bool
@@ -92,6 +101,8 @@ class Queue(Protocol):
     most_at_once: int
     job_variable: str
     node_variable: str
+    # What bash reads as the number of an array's element, as `Seen.job` has it; "" outside of arrays.
+    element: str
 
     def inherit(self, lock: int) -> None:
         """Every command that hands in a job holds this file open until it is over."""

@@ -8,15 +8,20 @@ import re
 from msgspec import Struct
 
 _LIMIT = 65_536
+# The claim of a record that the server made, so that no script can any more.
+SEALED = "sealed"
 _TIME = re.compile(r"(\d{1,12})[.,](\d{3})\d*")
 
 
 class Record(Struct, frozen=True):
-    """`began`: the command was about to be tried, as this job, there, then; `pid` is its process on that node. `exit_code`
-    None: it has not ended, or nobody could write it down. Times are the node's own, 0 if its bash is too old to tell."""
+    """`claim`: whose the record is, SEALED if nothing is to run any more. `began`: the command was about to be tried, as this
+    job (`number`: as the queue shows it), there, then; `pid` is its process on that node. `exit_code` None: it has not
+    ended, or nobody could write it down. Times are the node's own, 0 if its bash is too old to tell."""
 
+    claim: str = ""
     began: bool = False
     job: str = ""
+    number: str = ""
     node: str = ""
     began_ms: int = 0
     pid: int = 0
@@ -35,12 +40,35 @@ def read_record(files: str) -> Record:
         return Record()
 
 
+def seal(files: str) -> bool:
+    """From now on no script of this run runs anything. False if one has begun, or that cannot be told. Blocks."""
+    try:
+        fd = os.open(f"{files}.status", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(f"claim {SEALED}\n".encode())
+    except FileExistsError:
+        return read_record(files).claim == SEALED
+    except OSError:
+        return False
+    return True
+
+
 def parse_record(text: str) -> Record:
     out: dict[str, object] = {}
     for line in text.split("\n")[:-1]:  # a line without its end is torn
         match line.split(" "):
-            case ["began", job, node, at]:
-                out = {"began": True, "job": job, "node": node, "began_ms": _ms(at)}
+            case ["claim", claim]:
+                out = {"claim": claim}
+            case ["began", job, node, at, *element]:
+                number = "".join(element) or job
+                out = {
+                    "claim": out.get("claim", ""),
+                    "began": True,
+                    "job": job,
+                    "number": number,
+                    "node": node,
+                    "began_ms": _ms(at),
+                }
             case ["pid", number] if number.isdigit():
                 out["pid"] = int(number)
             case ["exit", number, at] if number.isdigit():

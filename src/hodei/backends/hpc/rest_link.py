@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from hodei.backends.hpc.queue import Doubtful
-from hodei.model.errors import BackendError
+from hodei.model.errors import NOT_REACHED, BackendError
 
 AT_ONCE = 4
 CONNECT_TIMEOUT_S = 5.0
@@ -85,7 +85,9 @@ class RestLink:
             connection = await self._connect()
         except (OSError, TimeoutError) as error:
             raise BackendError(
-                f"slurmrestd at {self._address} is out of reach: {error or 'no answer'}", hint="is slurmrestd up?"
+                f"slurmrestd at {self._address} is out of reach: {error or 'no answer'}",
+                hint="is slurmrestd up?",
+                code=NOT_REACHED,
             ) from None
         return await self._speak(connection, request)
 

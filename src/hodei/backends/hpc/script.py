@@ -2,8 +2,16 @@
 
 The script is for bash, which every cluster has, and runs one command: it writes down that it began and how that ended
 (so that an exit code outlives the queue's memory of it), and takes care that a signal for the whole job does not keep it
-from doing so. Values are in the script's text alone: never on a command line, where others could read them. Names that
-bash keeps for itself, or could not hand on, are given by `env` instead; for secrets of such a name there is no way.
+from doing so.
+
+A run may be in the system twice, if a lost reply was taken for a lost job. So the first thing that the script does is to make
+the record, which only one can: a script with another `claim` ends there and then. Nothing runs twice under one run id,
+whatever the queue does.
+
+Values are in the script's text alone: never on a command line, where others could read them. Bash repeats the text of a command
+that a signal ended on its stderr; so no value, and no word of the user's, is in the text of the command that it waits for,
+and what bash says goes nowhere. Names that bash keeps for itself, or could not hand on, are given by `env` instead; for
+secrets of such a name there is no way.
 """
 
 from __future__ import annotations
@@ -41,15 +49,26 @@ def quoted(word: str) -> str:
 
 
 def batch_script(
-    *, files: str, argv: Sequence[str], env: Mapping[str, str], workdir: str, job_variable: str, node_variable: str
+    *,
+    files: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    workdir: str,
+    claim: str,
+    job_variable: str,
+    node_variable: str,
+    element: str = "",
 ) -> str:
     """Runs `argv` with `env` in `workdir` and keeps a record in `files`.status. BackendRefused if bash could not do so.
 
-    `job_variable` and `node_variable` name the system's own variables for the number of the job and for the node.
+    `job_variable` and `node_variable` name the system's own variables for the number of the job and for the node;
+    `element` is what bash reads as the number of an element of an array, as the queue shows it. `claim`: a word that no other
+    script has; a script with another one does nothing once this one has begun. If the script is called with a word, that is
+    its claim.
     """
     if not argv or not argv[0]:
         raise BackendRefused("the task has no command", hint="give it a `command`")
-    exports, odd = _environment(env)
+    plain, odd = _environment(env)
     if odd and "=" in argv[0]:
         raise BackendRefused(
             f"a command with = in its name, and the variables {', '.join(name for name, _ in odd)[:200]}",
@@ -57,21 +76,32 @@ def batch_script(
         )
     where = quoted(workdir) if workdir else '"$HOME"'
     command = " ".join(map(quoted, (*_by_env(odd), *argv)))
+    values = " ".join(quoted(value) for _, value in plain)
+    exports = [f'export {name}="${{_hodei_env[{place}]}}"' for place, (name, _) in enumerate(plain)]
     script = "\n".join(
         (
             f"#!{SHELL} -p",
-            f"_hodei_files={quoted(files)}",
+            f"_hodei_files={quoted(files)}; _hodei_claim=${{1:-{quoted(claim)}}}",
             "trap : HUP INT QUIT USR1 USR2 ALRM VTALRM; trap _hodei_stop=1 TERM",
-            f'printf \'began %s %s %s\\n\' "${{{job_variable}-}}" "${{{node_variable}-}}" '
-            '"${EPOCHREALTIME-}" >>"$_hodei_files.status"',
+            # With -C a file that is there is not opened: making it is one step, also on NFS.
+            'if set -C; ! printf \'claim %s\\n\' "$_hodei_claim" >"$_hodei_files.status"; then',
+            '_hodei_owner=; read -r _ _hodei_owner <"$_hodei_files.status"',
+            # The same script once more is the same job, which the system has started again.
+            f'[ "$_hodei_owner" = "$_hodei_claim" ] || exit {NOT_TRIED}; fi 2>/dev/null; set +C',
+            f'printf \'began %s %s %s %s\\n\' "${{{job_variable}-}}" "${{{node_variable}-}}" '
+            f'"${{EPOCHREALTIME-}}" "{element}" >>"$_hodei_files.status"',
             # A stop that came this early found nobody else to tell.
             '[ -z "${_hodei_stop-}" ] || exit 143',
+            f"_hodei_env=({values})",
+            f"_hodei_argv=({command})",
+            "exec 9>&2 2>/dev/null",
             "(",
+            "exec 2>&9 9>&-",
             f"cd -- {where} || {{ printf 'error workdir\\n' >>\"$_hodei_files.status\"; exit {NOT_TRIED}; }}",
             'printf \'pid %s\\n\' "$BASHPID" >>"$_hodei_files.status"',
-            "unset OLDPWD _hodei_files _hodei_stop",
+            "unset OLDPWD _hodei_files _hodei_claim _hodei_stop",
             *exports,
-            f"exec -- {command}",
+            'exec -- "${_hodei_argv[@]}"',
             ") </dev/null",
             "_hodei_exit=$?",
             'printf \'exit %s %s\\n\' "$_hodei_exit" "${EPOCHREALTIME-}" >>"$_hodei_files.status"',
@@ -96,14 +126,14 @@ def _by_env(odd: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     return ("/usr/bin/env", "--", *(f"{name}={value}" for name, value in odd)) if odd else ()
 
 
-def _environment(env: Mapping[str, str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Lines that export what bash can hand on as it is; and the others."""
-    exports, odd = [], []
+def _environment(env: Mapping[str, str]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Those that bash can hand on as they are; and the others."""
+    plain, odd = [], []
     for name, value in env.items():
         if not name or "=" in name:
             raise BackendRefused(f"{name[:80]!r} cannot be the name of a variable", hint="rename it")
         if _NAME.fullmatch(name) and not _SHELLS_OWN.fullmatch(name):
-            exports.append(f"export {name}={quoted(value)}")
+            plain.append((name, value))
         elif looks_secret(name) and not _SHELLS_OWN.fullmatch(name):
             raise BackendRefused(
                 f"the variable {name[:80]!r} looks like a secret, and by this name it could only be handed on where "
@@ -112,7 +142,7 @@ def _environment(env: Mapping[str, str]) -> tuple[list[str], list[tuple[str, str
             )
         else:
             odd.append((name, value))
-    return exports, odd
+    return plain, odd
 
 
 def _check(argv: Sequence[str], script: str) -> None:

@@ -18,7 +18,7 @@ from hodei.backends.hpc.script import array_script
 from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, node_of, partition_of, usage
 from hodei.backends.hpc.slurm_states import seen_of
 from hodei.model.backend import Executed
-from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.resources import Resources
 
 SUBMIT_TIMEOUT_S = 25.0
@@ -44,7 +44,14 @@ NEVER = re.compile(
     r"invalid option|unknown key|disabled key|contains DOS line|invalid argument|not valid|is invalid|requested gres option",
     re.IGNORECASE,
 )
-_IN_DOUBT = re.compile(r"timed out on send/recv|zero bytes were transmitted|protocol authentication", re.IGNORECASE)
+# The request may have gone out, and it was not answered; a controller that hung works it off when it goes on.
+_IN_DOUBT = re.compile(
+    r"timed out|zero bytes were transmitted|protocol authentication|(send|receive|shutdown) failure|unexpected message|"
+    r"header lengths|insane message|connection reset|broken pipe|interrupted system call|unspecified error",
+    re.IGNORECASE,
+)
+# There was nobody to send it to.
+_NOT_REACHED = re.compile(r"connect failure|connection failure|connection refused|no route to host", re.IGNORECASE)
 _UNKNOWN_JOB = re.compile(r"invalid job id|already completing or completed|job/step already", re.IGNORECASE)
 _NO_HISTORY = re.compile(r"accounting storage is disabled|slurmdbd", re.IGNORECASE)
 
@@ -57,6 +64,7 @@ class SlurmCommands:
     most_at_once = 500
     job_variable = "SLURM_JOB_ID"
     node_variable = "SLURMD_NODENAME"
+    element = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID-}}"
 
     def __init__(self, commands: Commands, *, requeue: bool = False) -> None:
         self._commands, self._requeue = commands, requeue
@@ -106,8 +114,11 @@ class SlurmCommands:
             if number.isdigit():
                 return number
             raise Doubtful(f"sbatch answered {number[:80]!r} and not with a number")
-        if done.code is None or _IN_DOUBT.search(done.words):
+        # Below 0: it was ended by a signal, half way through.
+        if done.code is None or done.code < 0 or _IN_DOUBT.search(done.words):
             raise Doubtful(f"sbatch: {done.words}")
+        if _NOT_REACHED.search(done.words):
+            raise BackendError(f"slurmctld is out of reach: {_without_prefix(done.words)}", code=NOT_REACHED)
         if NEVER.search(done.words):
             raise BackendRefused(f"Slurm refuses it: {_without_prefix(done.words)}", hint="see docs/how-to/slurm.md")
         raise BackendError(f"Slurm did not take it: {_without_prefix(done.words)}")

@@ -23,7 +23,7 @@ from hodei.backends.hpc.slurm_commands import NEVER, gres_words
 from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, rest_node, rest_partition, usage
 from hodei.backends.hpc.slurm_states import seen_of
 from hodei.model.backend import Executed
-from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.resources import Resources
 
 TIMEOUT_S = 25.0
@@ -35,8 +35,11 @@ UNKNOWN_JOB = 2017
 # Ended meanwhile, or never there.
 _NOT_THERE = (UNKNOWN_JOB, 2021)
 ALREADY_FROZEN = "can not be altered now"
-# Slurm's numbers for a message that went out and was not answered.
-_IN_DOUBT = {1007, 5004, 5005}
+# Slurm's numbers for a message that may have gone out and was not answered, and for one that had nowhere to go.
+_IN_DOUBT = {1000, 1002, 1003, 1004, 1007, 1008, 1801, 1802, 1803, *range(5000, 5010)}
+_NOT_REACHED = {1001, 1800}
+# What slurmrestd itself, or a proxy before it, answers to a request that it did not hand on.
+_TURNED_AWAY = {400, 401, 403, 404, 405, 411, 413, 414, 415, 429}
 # Options that jobs may have, by their names here.
 _FIELDS = {
     "account": "account", "qos": "qos", "reservation": "reservation", "constraint": "constraints", "licenses": "licenses",
@@ -102,6 +105,7 @@ class SlurmRest:
     most_at_once = 1
     job_variable = "SLURM_JOB_ID"
     node_variable = "SLURMD_NODENAME"
+    element = ""
 
     def __init__(
         self, address: str, *, version: str, user: str = "", token_file: str = "", requeue: bool = False
@@ -144,8 +148,11 @@ class SlurmRest:
         if answer.job_id and not answer.errors:
             return str(answer.job_id)
         error = answer.errors[0] if answer.errors else _Error(f"HTTP status {status}")
-        if error.number in _IN_DOUBT or not answer.errors:
+        # An answer without a number of Slurm's is not Slurm's: a proxy may have lost that one.
+        if error.number in _IN_DOUBT or not (error.number or status in _TURNED_AWAY):
             raise Doubtful(f"slurmrestd: {_said(error)}")
+        if error.number in _NOT_REACHED:
+            raise BackendError(f"slurmctld is out of reach: {_said(error)}", code=NOT_REACHED)
         if NEVER.search(_said(error)):
             raise BackendRefused(f"Slurm refuses it: {_said(error)}", hint="see docs/how-to/slurm.md")
         raise BackendError(f"Slurm did not take it: {_said(error)}")

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from hodei.backends.hpc.queue import Phase, Seen
 from hodei.backends.hpc.record import Record
+from hodei.backends.hpc.script import NOT_TRIED
 from hodei.model.effects import Start
 from hodei.model.facts import RunObserved
 from hodei.model.job import Checkpoint
@@ -16,7 +17,8 @@ from hodei.model.lifecycle import RunState
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """What a restarted server must know of a run; a line of the journal. `job` "": it was about to be handed in."""
+    """What a restarted server must know of a run; a line of the journal. `job` "": it was about to be handed in. `times`: how
+    often it was handed in, or may have been; `also`: the marks that it had then."""
 
     run: str
     mark: str
@@ -29,6 +31,12 @@ class Entry(Struct, frozen=True, omit_defaults=True):
     grace_ms: int = 0
     hook: Checkpoint | None = None
     forgotten: bool = False
+    times: int = 1
+    also: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.mark, *self.also)
 
 
 class Ticket:
@@ -70,8 +78,9 @@ class Ticket:
 
 
 def end_of(ticket: Ticket, seen: Seen, record: Record, now_ms: int, system: str, saved_ms: int = 0) -> RunObserved:
-    """Our own doing first, then the system's, then the command's."""
-    code = seen.code if seen.code is not None else record.exit_code
+    """Our own doing first, then the system's, then the command's. What the run's own script has written down counts more than
+    the system's exit code, which is that of the outermost shell, or of the signal that ended that."""
+    code = record.exit_code if record.exit_code is not None else seen.code
     at_ms = record.ended_ms or min(seen.end_s * 1000, now_ms) or now_ms
     at_ms = max(at_ms, ticket.began_ms, saved_ms)
 
@@ -89,12 +98,15 @@ def end_of(ticket: Ticket, seen: Seen, record: Record, now_ms: int, system: str,
         return ended("succeeded") if ticket.hooked and code == 0 else ended("stopped", reason=because)
     if ticket.stop_code:
         return ended("failed", ticket.stop_code, because)
-    if seen.reason_code == "lost":
+    if seen.reason_code == "lost" and record.exit_code != 0:
         return ended("lost", "lost", f"{system} ended it: {seen.state}", None)
-    if seen.reason_code:
+    if seen.reason_code and seen.reason_code != "lost":
         return ended("failed", seen.reason_code, seen.reason or f"{system} ended it: {seen.state}")
     if code is None:
         return ended("lost", "lost", f"{system} says {seen.state}, and nobody its exit code")
+    if code == NOT_TRIED and not record.began:
+        why = "its script could not write its record, and ran nothing: is the output folder there on its node?"
+        return ended("failed", "error", why, None)
     if code == 0:
         return ended("succeeded")
     if name := signal_name(code - 128):

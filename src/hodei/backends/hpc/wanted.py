@@ -5,8 +5,10 @@ What the system can not give is refused here, with what to do instead.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
+from hodei.backends.hpc.files import SCRIPT
 from hodei.backends.hpc.offers import Offers
 from hodei.backends.hpc.queue import Line, Submission
 from hodei.backends.hpc.script import batch_script
@@ -36,13 +38,14 @@ class Wants:
         *,
         job_variable: str,
         node_variable: str,
+        element: str,
         system: str,
         beside: bool,
         workdir: str = "",
         env: dict[str, str] | None = None,
     ) -> None:
         self._offers, self._options = offers, options
-        self._job_variable, self._node_variable = job_variable, node_variable
+        self._job_variable, self._node_variable, self._element = job_variable, node_variable, element
         self._system, self._beside = system, beside
         self._workdir, self._env = workdir, env or {}
 
@@ -59,13 +62,16 @@ class Wants:
         given = {
             name: value for name, value in task.env.items() if not request.get(GPU) or name not in _THE_SYSTEMS_OWN
         }
+        claim = secrets.token_hex(8)
         script = batch_script(
             files=files,
             argv=task.command,
             env={**self._env, **given, **own, "HODEI_CHECKPOINT_FILE": saved},
             workdir=workdir,
+            claim=claim,
             job_variable=self._job_variable,
             node_variable=self._node_variable,
+            element=self._element,
         )
         entry = Entry(
             run=run.id,
@@ -95,6 +101,8 @@ class Wants:
             devices={name: amount for name, amount in request.items() if name not in known and amount},
             minutes=self._minutes(spec.timeout_ms, spec.grace_ms, line),
             options=self._options(order, line),
+            script_file=f"{files}{SCRIPT}",
+            claim=claim,
         )
 
     def _minutes(self, timeout_ms: int, grace_ms: int, line: Line) -> int:
