@@ -26,7 +26,7 @@ from unit.runtime.living import a_service
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
 DEADLINE_S = 180.0
 # What a round with short windows has. Those of real life are an order of magnitude longer.
-QUICK = {"window_s": 2.0, "look_s": 0.2, "command_s": 2.5, "lock_s": 3.0}
+QUICK = {"window_s": 2.0, "look_s": 0.2, "command_s": 1.5, "lock_s": 3.0}
 
 
 def _shorten(window_s: float, look_s: float, command_s: float, lock_s: float) -> None:

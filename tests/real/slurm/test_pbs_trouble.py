@@ -1,0 +1,152 @@
+"""What PBS does to jobs, and what becomes of it: with the stand-in (it says on top what it does not prove)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from agent_host import Desk, an_order
+from builders import a_job_spec
+from hodei.backends.base import House
+from hodei.backends.hpc import pbs as pbs_backend
+from hodei.model.effects import Start
+from hodei.model.errors import BackendRefused
+from hodei.runtime.clock import SystemClock
+from hodei.store.memory import MemoryStore
+from hpc_bench import PbsStandIn, an_installation
+from unit.runtime.living import a_service, until
+
+pytestmark = pytest.mark.real
+
+
+@contextlib.asynccontextmanager
+async def a_desk(home: Path, **fields: Any) -> AsyncIterator[tuple[Desk, PbsStandIn]]:
+    system = PbsStandIn(home / "pbs")
+    if queues := fields.pop("queues_json", None):
+        (system.home / "queues.json").write_text(json.dumps(queues))
+    settings = pbs_backend.Settings(
+        output=str(home / "output"), commands=str(system.home), poll="100ms", **{"queues": ("workq",), **fields}
+    )
+    backend = pbs_backend.make("hpc", settings, House(an_installation(), 1, home / "backends", SystemClock()))
+    await backend.open()
+    try:
+        yield Desk(backend, 60), system
+    finally:
+        await backend.close()
+        await system.clear()
+
+
+def on(node: str, order: Start) -> Start:
+    return structs.replace(order, run=structs.replace(order.run, node=node, backend="hpc"))
+
+
+def test_a_run_has_its_whole_grace_period_and_its_own_exit_code(tmp_path):
+    """TERM reaches all processes of the job at once; what is done about it takes longer than a moment."""
+
+    async def story() -> None:
+        async with a_desk(tmp_path) as (desk, _):
+            script = 'trap "sleep 2; echo saved; exit 9" TERM; echo ready; while :; do sleep 0.05; done'
+            await desk.backend.start([on("hpc-workq", an_order(1, "/bin/bash", "-c", script))])
+            await desk.log_has("1.0.1", b"ready")
+            await desk.stop("1.0.1", grace_ms=30_000)
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code) == ("stopped", 9)
+            assert await desk.log("1.0.1") == b"ready\nsaved\n"
+
+    asyncio.run(story())
+
+
+def test_a_run_that_dies_by_a_signal_shows_no_value_of_its_environment(tmp_path):
+    async def story() -> None:
+        async with a_desk(tmp_path) as (desk, _):
+            for number, sign in enumerate(("TERM", "KILL", "SEGV"), 1):
+                order = an_order(number, "/bin/sh", "-c", f"kill -{sign} $$", env={"DB_PASSWORD": "hush-hush"})
+                (end,) = await desk.run(on("hpc-workq", order))
+                assert end.reason_code == "killed"
+                assert await desk.log(f"{number}.0.1", "stderr") == b""
+
+    asyncio.run(story())
+
+
+def test_a_run_that_pbs_ends_for_its_memory_is_out_of_memory(tmp_path):
+    async def story() -> None:
+        async with a_desk(tmp_path) as (desk, system):
+            (system.home / "enforce").touch()
+            eat = 'x=$(head -c 200000000 /dev/zero | tr "\\0" x); sleep 60'
+            (end,) = await desk.run(on("hpc-workq", an_order(1, "/bin/bash", "-c", eat, memory="64Mi")))
+            assert (end.state, end.reason_code) == ("failed", "oom"), end
+            assert "memory limit" in end.reason
+
+    asyncio.run(story())
+
+
+QUEUES = {
+    "workq": {"from_route_only": "True", "resources_max": {"walltime": "01:00:00"}},
+    "short": {"resources_max": {"walltime": "00:10:00"}},
+    "route": {"queue_type": "Route", "route_destinations": "workq,short"},
+    "away": {"queue_type": "Route", "route_destinations": "there@other"},
+}
+
+
+def test_a_routing_queue_can_be_used_and_a_queue_behind_one_is_named_with_the_reason(tmp_path):
+    async def story() -> None:
+        async with a_desk(tmp_path, queues_json=QUEUES, queues=()) as (desk, _):
+            nodes = {node.name: node for node in await desk.backend.nodes()}
+            assert {name: node.ready for name, node in nodes.items()} == {
+                "hpc-workq": False, "hpc-short": True, "hpc-route": True, "hpc-away": False,
+            }  # fmt: skip
+            assert nodes["hpc-workq"].not_ready_reason == "it takes jobs from routing queues only; hand in to route"
+            assert "leads to there@other" in nodes["hpc-away"].not_ready_reason
+            assert nodes["hpc-route"].capacity == nodes["hpc-short"].capacity
+            (end,) = await desk.run(on("hpc-route", an_order(1, "/bin/sh", "-c", "echo $PBS_QUEUE")))
+            assert end.state == "succeeded"
+            assert await desk.log("1.0.1") == b"workq\n"
+            answer = await desk.backend.start([on("hpc-workq", an_order(2, "/bin/true"))])
+            assert isinstance(answer["2.0.1"], BackendRefused)
+            assert "takes jobs from routing queues only" in answer["2.0.1"].message
+
+    asyncio.run(story())
+
+
+def test_where_hodei_chooses_the_node_the_queue_is_one_that_takes_jobs(tmp_path):
+    async def story() -> None:
+        async with a_desk(tmp_path, queues_json=QUEUES, queues=("workq", "route"), mode="placed") as (desk, _):
+            assert all(node.ready for node in await desk.backend.nodes())
+            (end,) = await desk.run(on("hpc-vm[1]", an_order(1, "/bin/true")))
+            assert end.state == "succeeded"
+        async with a_desk(tmp_path / "2", queues_json=QUEUES, queues=("workq",), mode="placed") as (desk, _):
+            reasons = {node.not_ready_reason for node in await desk.backend.nodes() if not node.ready}
+            assert reasons == {"workq: it takes jobs from routing queues only; hand in to route"}
+
+    asyncio.run(story())
+
+
+def test_a_server_that_is_down_for_long_costs_a_new_job_nothing_but_time(tmp_path):
+    """Without that: four attempts within twelve seconds, and the job has failed for good."""
+
+    async def story() -> None:
+        system = PbsStandIn(tmp_path / "pbs")
+        house = House(an_installation(), 1, tmp_path / "backends", SystemClock())
+        service = a_service(MemoryStore(), system.backend(house, tmp_path / "output", "delegate"), clock=SystemClock())  # type: ignore[arg-type]
+        await service.start()
+        try:
+            assert await service.until_ready(30)
+            (system.home / "down").touch()
+            await service.submit([a_job_spec(command=("/bin/true",), memory="16Mi")])
+            await asyncio.sleep(14)
+            (system.home / "down").unlink()
+            await until(lambda: service.store.job(1).finished_ms, 60)
+            job = service.store.job(1)
+            assert (job.state, job.losses, job.failures) == ("succeeded", 0, 0), job.reason
+        finally:
+            await service.stop()
+            await system.clear()
+
+    asyncio.run(story())
