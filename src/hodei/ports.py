@@ -5,14 +5,15 @@ Whoever implements one passes its suite in `tests/conformance`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
 from hodei.model.booking import Booking
+from hodei.model.damage import Damage
 from hodei.model.effects import Event, Forget, Save, SaveKey, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.estimate import Estimate, Ran
@@ -83,6 +84,11 @@ class JobQuery(Struct, frozen=True):
 class JobPage(Struct, frozen=True):
     jobs: list[Job]
     next_after: JobId = 0
+
+
+def lost_key(key: str) -> SaveKey:
+    """What is known of an idempotency key whose record is damaged: that it was used."""
+    return SaveKey(key, "", (), 0)
 
 
 class Store(Protocol):
@@ -156,7 +162,9 @@ class Store(Protocol):
         """Which jobs wait, or waited, for these: (awaited, who waits), in this order, up to `limit` of them."""
         ...
 
-    def key(self, key: str) -> SaveKey | None: ...
+    def key(self, key: str) -> SaveKey | None:
+        """`lost_key` if it was used, and nobody can tell for what any more."""
+        ...
 
     def note(self, name: str) -> str:
         """The last SaveNote of that name; "" if there is none."""
@@ -173,6 +181,32 @@ class Store(Protocol):
 
     def shrink(self, limit: int) -> int:
         """Give up to `limit` pieces of room that is not needed any more back to the system; how many."""
+        ...
+
+    # Records that cannot be read spoil no answer: whatever is left of one stands in for it, or it is left out. They are
+    # noted, and `mend` sets them aside for good.
+
+    @property
+    def suspects(self) -> Sequence[tuple[str, JobId]]:
+        """What was noted and is not mended yet: its kind, and the job that it is of (0 for none)."""
+        ...
+
+    def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
+        """Note one that the caller could not make sense of: a `job` by its number, a `note` by its name."""
+        ...
+
+    def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[Damage]:
+        """Set aside all that was noted: each is kept as it is, and something readable takes its place where there is
+        something. Jobs that are `known` from memory are written anew from there. Counts as a commit."""
+        ...
+
+    def damaged(self) -> list[Damage]:
+        """All that was ever set aside, oldest first (the latest thousand)."""
+        ...
+
+    def look_over(self, kind: str, after: Any, limit: int) -> Any:
+        """Read the next `limit` records of a kind (job, run, event, audit, key), so that damage is noted that nobody has
+        come across; where to go on (`after` of the next call, None to begin), None at the end."""
         ...
 
     def check_room(self) -> None:

@@ -351,6 +351,9 @@ async def server_checks(service: Service, store: Store) -> list[Check]:
     out.append(
         Check("scheduler", level, f"last went round {behind} ms ago", "" if level == "ok" else "see the server's log")
     )
+    well, found = service.records.told()
+    fix = "" if well else "see docs/how-to/troubleshooting.md#a-damaged-record"
+    out.append(Check("store records", "ok" if well else "warning", found, fix))
     well, found = service.housekeeping.told()
     fix = "" if well else "if the clock is right: hodei down; hodei up --trust-clock"
     out.append(Check("retention", "ok" if well else "warning", found, fix))

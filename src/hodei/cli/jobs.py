@@ -190,6 +190,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         ("name", view.name),
         ("state", f"{view.state}{' (cancel requested)' if view.cancel_requested else ' (suspend requested)' if view.suspend_requested else ''}"),
         ("reason", f"{view.reason}{f' [{view.reason_code}]' if view.reason_code else ''}" if view.reason or view.reason_code else ""),
+        ("record", detail.damage),
         ("failure", view.failure),
         ("exit code", "" if view.exit_code is None else str(view.exit_code)),
         ("project", view.project),

@@ -16,6 +16,8 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
 from hodei.model.lifecycle import RUN_ENDED
 
+NOT_WANTED = "not wanted"
+
 
 def reconcile(
     world: World, backend: str, known: Mapping[RunId, RunObserved], now_ms: int
@@ -45,5 +47,5 @@ def reconcile(
                 orders.append(Forget(id, backend))
             else:
                 # Nobody here wants it any more: it belongs to an attempt that is over.
-                orders.append(Stop(id, backend, 0, "not wanted"))
+                orders.append(Stop(id, backend, 0, NOT_WANTED))
     return facts, orders

@@ -53,6 +53,8 @@ class World:
         self.left_arrays: list[Job] = []
         # Whose act is being carried out, for the events that tell of it.
         self.by = ""
+        # Jobs whose records were damaged: runs of theirs that nobody knows of any more are not stopped as strangers.
+        self.damaged: set[JobId] = set()
         self._moved: dict[JobId, None] = {}
         self._all_moved = False
         self._new_jobs: set[JobId] = set()

@@ -46,7 +46,8 @@ def recall(store: Store) -> tuple[Configuration, ...]:
     try:
         return msgspec.json.decode(text, type=tuple[Configuration, ...]) if text else ()
     except msgspec.MsgspecError as error:
-        log.error("the history of configurations cannot be read, and begins anew: %s", error)
+        log.error("the history of configurations cannot be read, is set aside and begins anew: %s", error)
+        store.suspect("note", _NOTE, str(error))
         return ()
 
 
@@ -55,6 +56,8 @@ def settle(
 ) -> tuple[Configuration, ...]:
     """At start-up: the history with the configuration that counts as its last."""
     history, said = recall(store), fingerprint(file)
+    if store.suspects:
+        store.mend(now_ms)
     if history and history[-1].file == said:
         try:
             usable(history[-1].scheduling)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
 from hodei.model.backend import Executed, NodeUsage
-from hodei.model.effects import SaveNote
+from hodei.model.effects import SaveNote, Stop
 from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound
 from hodei.model.explanation import Explanation
 from hodei.model.facts import Noted
-from hodei.model.ids import JobId, RunId
+from hodei.model.ids import JobId, RunId, job_of
 from hodei.model.job import Run
 from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.node import Node
@@ -84,7 +85,8 @@ def recall(store: Store) -> Remembered:
     try:
         return msgspec.json.decode(text, type=Remembered) if text else Remembered()
     except msgspec.MsgspecError as error:
-        log.error("which backends were added cannot be read, and is forgotten: %s", error)
+        log.error("which backends were added cannot be read, and is set aside: %s", error)
+        store.suspect("note", _NOTE, str(error))
         return Remembered()
 
 
@@ -97,7 +99,10 @@ class Fleet:
         self._owners: dict[str, str] = {}
         self._members: dict[str, _Member] = {}
         self._awake = False
+        self.spared: dict[RunId, str] = {}
         self.remembered = recall(service.store)
+        if service.store.suspects:
+            service.store.mend(service.clock.now_ms())
         self.backends: dict[str, Backend] = {}
         self.binder = Binder(self.backends, service.clock, service.prometheus, service.loop.tell)
         self.binder.on_failure = lambda name, text: self._members[name].pulse.call_failed(text)
@@ -123,7 +128,7 @@ class Fleet:
         dress = self._plan.dress(table) if self._plan else lambda node: node
         watcher = Watcher(
             backend, service.controller.world, service.clock, service.prometheus, service.loop.tell, self.binder.act_again,
-            service.loop.quiet, self._owners, dress,
+            service.loop.quiet, self._owners, dress, partial(self._spare, name),
         )  # fmt: skip
         pulse = Pulse(backend, service.clock, self._health, lambda: self._turned(name))
         watcher.came_back = pulse.look_now
@@ -137,6 +142,37 @@ class Fleet:
         self.binder.add(name)
         self._judge(name)
         return member
+
+    # ------------------------------------------------------------------------------------- damaged records
+
+    async def _spare(self, name: str, strangers: Sequence[RunId]) -> set[RunId]:
+        """Runs that a backend has and nobody here knows of belong to attempts that are over, and are stopped. Unless the
+        store says otherwise: then it is our records that are wrong, and the run goes on."""
+        store, damaged = self._service.store, self._service.controller.world.damaged
+        spared = set()
+        for run in strangers:
+            kept = await self._service.read(store.run, run)
+            goes_on = kept is not None and kept.state not in RUN_ENDED
+            if goes_on or job_of(run) in damaged:
+                spared.add(run)
+                if run not in self.spared:
+                    log.error(
+                        "run %s goes on at backend %s although its record is damaged: it is left alone", run, name
+                    )
+                self.spared[run] = name
+            if goes_on and await self._service.read(store.job, job_of(run)) is None:
+                store.suspect("job", job_of(run), "a run of it goes on, and the job itself is not there")
+        return spared
+
+    def spared_of(self, job: JobId) -> list[RunId]:
+        """Runs of it that go on and are not known any more."""
+        known = self._service.controller.world.runs.get(job, {})
+        return [run for run in self.spared if job_of(run) == job and run not in known] if self.spared else []
+
+    def stop_spared(self, job: JobId) -> bool:
+        strays = self.spared_of(job)
+        self.binder.act([Stop(run, self.spared.pop(run), 10_000, "cancelled") for run in strays])
+        return bool(strays)
 
     # --------------------------------------------------------------------------------------------- life
 

@@ -120,6 +120,7 @@ class Housekeeping:
                 return msgspec.json.decode(text, type=Kept)
         except msgspec.MsgspecError as error:
             log.error("what was known of the time cannot be read, the newest job counts: %s", error)
+            store.suspect("note", _NOTE, str(error))
         newest = store.jobs(JobQuery(limit=1)).jobs
         return Kept(newest[0].changed_ms) if newest else None
 

@@ -79,6 +79,7 @@ class Metrics:
         self.retention_held = Gauge(
             "hodei_retention_held", "1 while the clock is not believed and so forgets nothing", registry=r
         )
+        self.damaged = Gauge("hodei_damaged_records", "Records that could not be read and were set aside", registry=r)
         self.beat = Gauge("hodei_last_step_timestamp_seconds", "When the scheduler last went round", registry=r)
 
     def stepped(self, step: Step, seconds: float, commit_seconds: float) -> None:

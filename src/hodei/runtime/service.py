@@ -24,6 +24,7 @@ from hodei.control.whatif import Question
 from hodei.model.array import expand, firsts
 from hodei.model.booking import Booking, Hold, Late, Wish
 from hodei.model.config import SchedulingConfig
+from hodei.model.damage import CODE as DAMAGED
 from hodei.model.data_place import Allowed
 from hodei.model.effects import Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, Unavailable
@@ -67,6 +68,7 @@ from hodei.runtime.hub import Hub, Subscription
 from hodei.runtime.loop import Loop, held
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.pulse import HealthPolicy
+from hodei.runtime.records import Records
 
 log = logging.getLogger("hodei.service")
 T = TypeVar("T")
@@ -143,6 +145,7 @@ class Service:
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
         self.calendar = Calendar(self)
+        self.records = Records(self)
         self.housekeeping = Housekeeping(
             self, retention_ms=retention_ms, audit_retention_ms=audit_retention_ms, trust_clock=trust_clock,
             steady_ms=steady_ms,
@@ -154,23 +157,20 @@ class Service:
 
     async def start(self) -> None:
         """Restore what the store remembers, then connect to the backends; returns when the loop turns."""
-        facts: list[Fact] = [MarksRestored(marks) for marks in await self.read(self.store.marks)]
-        if self.controller.estimator.learns:
-            facts.append(HistoryRestored(await self.read(self._history)))
-        restored, saves = await self.read(self.depending.restored, self.clock.now_ms())
-        if saves:
-            log.warning("%d jobs and runs have times ahead of the clock, and are brought back to now", len(saves))
-        facts += restored
-        # After the runs: a window that has closed meanwhile may mean something to them.
-        if self.controller.accounts.sharing is not None:
-            facts.append(UsageRestored(tuple(await self.read(self.store.usage))))
-        facts += [BookingMade(booking, restored=True) for booking in await self.read(self.store.bookings)]
+        await self.records.load()
+        facts, saves = await self._remembered()
+        if self.store.suspects:
+            await self.records.mend(starting=True)
+            facts, saves = await self._remembered()
         self._spawn(self.loop.run())
         if saves:
+            log.warning("%d jobs and runs have times ahead of the clock, and are brought back to now", len(saves))
             await self.loop.committed((), saves)
         for first in range(0, len(facts), _RESTORE_BATCH):
             await self.loop.committed(facts[first : first + _RESTORE_BATCH])
         self.fleet.start()
+        self._spawn(self.records.run())
+        self._spawn(self.records.look_over())
         if self.housekeeping.needed:
             self._spawn(self.housekeeping.run())
         if self.depending.allowed:
@@ -181,6 +181,19 @@ class Service:
         if self.foresight.enabled:
             self.loop.on_step, self.foresight.tell = self.foresight.stepped, self.loop.tell
             self._spawn(self.foresight.run(partial(self.loop.committed, ())))
+
+    async def _remembered(self) -> tuple[list[Fact], list[Save]]:
+        """What the store knows, as facts; and what is to be written because its times were ahead of the clock."""
+        facts: list[Fact] = [MarksRestored(marks) for marks in await self.read(self.store.marks)]
+        if self.controller.estimator.learns:
+            facts.append(HistoryRestored(await self.read(self._history)))
+        restored, saves = await self.read(self.depending.restored, self.clock.now_ms())
+        facts += restored
+        # After the runs: a window that has closed meanwhile may mean something to them.
+        if self.controller.accounts.sharing is not None:
+            facts.append(UsageRestored(tuple(await self.read(self.store.usage))))
+        facts += [BookingMade(booking, restored=True) for booking in await self.read(self.store.bookings)]
+        return facts, saves
 
     def _history(self) -> tuple[Ran, ...]:
         """What the most recent jobs that the store remembers tell about how long their like run, the oldest first."""
@@ -312,6 +325,11 @@ class Service:
         used = await self.read(self.store.key, key)
         if used is None:
             return await self._submit(specs, key, fingerprint, patient=True)
+        if not used.fingerprint and not used.jobs:
+            raise Conflict(
+                "the record of this Idempotency-Key is damaged, and nobody can tell whether its jobs were made",
+                hint="look with `hodei jobs`, then use a new key if they were not", code=DAMAGED,
+            )  # fmt: skip
         if used.fingerprint != fingerprint:
             raise Conflict(
                 "this Idempotency-Key was used for another request", hint="use a new key for a new request",
@@ -351,7 +369,10 @@ class Service:
 
     async def cancel(self, job: JobId, reason: str = "") -> Job:
         found = await self._stored(job)
+        strays = self.fleet.stop_spared(job)
         if found.state in JOB_ENDED:
+            if strays:
+                return found
             raise Conflict(f"job {job} has {found.state} already", hint="there is nothing left to cancel")
         return await self._changed(job, JobCancelled(job, reason))
 
@@ -367,6 +388,11 @@ class Service:
         found = await self._stored(job)
         if found.state != "held":
             raise Conflict(f"job {job} is {found.state}, not held")
+        if self.fleet.spared_of(job):
+            raise Conflict(
+                f"a run of job {job} may still be going on: its record is damaged",
+                hint=f"hodei cancel {job}, then requeue it",
+            )
         return await self._changed(job, JobReleased(job))
 
     async def requeue(self, job: JobId) -> Job:
@@ -403,6 +429,8 @@ class Service:
             runs = await self.read(self.store.runs, job)
             found = explain.landed(known, runs, self.clock.now_ms(), self.controller.beat_ms)
         found = self.fleet.in_line(job, structs.replace(found, forecast=self.forecast(known)))
+        if damage := self.records.measures(job):
+            found = structs.replace(found, measures=(*found.measures, *damage))
         return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
 
     async def standing(self, job: JobId) -> Standing | None:
@@ -501,6 +529,10 @@ class Service:
     def expected(self, job: Job) -> Estimate | None:
         """How long it is expected to run, by what is known now; None once it has ended."""
         return None if job.state in JOB_ENDED else self.controller.estimator.estimate(job.spec)
+
+    def damage_of(self, job: JobId) -> str:
+        """What is to be known of its record, "" for most."""
+        return self.records.text(job)
 
     def subscribe(self) -> Subscription:
         return self.hub.subscribe()

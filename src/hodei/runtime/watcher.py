@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct, structs
 
-from hodei.control.recovery import reconcile
+from hodei.control.recovery import NOT_WANTED, reconcile
 from hodei.control.world import World
 from hodei.model.effects import Act, Forget, Stop
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import Fact, NodeJoined, NodeLost, RunObserved
+from hodei.model.ids import RunId
 from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.node import Node
 from hodei.model.text import moment
@@ -47,9 +48,11 @@ class Watcher:
         quiet: asyncio.Lock | None = None,
         owners: dict[str, str] | None = None,
         dress: Callable[[Node], Node] = lambda node: node,
+        spared: Callable[[Sequence[RunId]], Awaitable[set[RunId]]] | None = None,
     ) -> None:
         """`quiet` is held while something is decided and not stored yet. `owners`: which backend each node is of, shared
-        by all watchers. `dress` adds what the configuration says of all nodes of this backend."""
+        by all watchers. `dress` adds what the configuration says of all nodes of this backend. `spared`: which of the runs
+        that nobody here knows are not to be stopped all the same."""
         self._backend = backend
         self._world = world
         self._clock = clock
@@ -59,6 +62,7 @@ class Watcher:
         self._quiet = quiet or asyncio.Lock()
         self._owners = {} if owners is None else owners
         self._dress = dress
+        self._spared = spared
         self._offered: dict[str, Node] = {}
         self._told: dict[str, Node] = {}
         self._outage: Bar | None = None
@@ -167,6 +171,9 @@ class Watcher:
             known = await self._backend.known()
         async with self._quiet:
             facts, orders = reconcile(self._world, self._backend.name, known, self._clock.now_ms())
+            strangers = [order.run for order in orders if isinstance(order, Stop) and order.reason == NOT_WANTED]
+            spared = await self._left_alone(strangers)
+            orders = [order for order in orders if not (isinstance(order, Stop) and order.run in spared)]
             if facts:
                 self._tell(facts)
             if orders:
@@ -204,13 +211,19 @@ class Watcher:
             return
         async with self._quiet:
             unwanted = [each for each in seen if self._unwanted(each)]
+            spared = await self._left_alone([each.run for each in unwanted if each.state not in RUN_ENDED])
         name = self._backend.name
         self._act(
             [
-                Forget(each.run, name) if each.state in RUN_ENDED else Stop(each.run, name, 0, "not wanted")
+                Forget(each.run, name) if each.state in RUN_ENDED else Stop(each.run, name, 0, NOT_WANTED)
                 for each in unwanted
+                if each.run not in spared
             ]
         )
+
+    async def _left_alone(self, strangers: Sequence[RunId]) -> set[RunId]:
+        """Which of these runs go on although nothing is known of them here: their records are damaged."""
+        return await self._spared(strangers) if strangers and self._spared is not None else set()
 
     def _unwanted(self, seen: RunObserved) -> bool:
         run = self._world.run(seen.run)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from hodei.model.audit import AuditEntry, AuditQuery
-from hodei.store import rows
+from hodei.store import rows, standins
+from hodei.store.damage import Suspects, fetch_json
 
 COLUMNS = ("at_ms", "who", "role", "verb", "target", "code", "request", "remote")
 TABLE = """CREATE TABLE audit (
@@ -30,7 +32,7 @@ def write(db: sqlite3.Connection, entries: Sequence[AuditEntry]) -> None:
     db.execute(_INSERT, (rows.json_text(values),))
 
 
-def find(db: sqlite3.Connection, query: AuditQuery) -> list[AuditEntry]:
+def find(db: sqlite3.Connection, query: AuditQuery, suspects: Suspects) -> list[AuditEntry]:
     wanted, values = ["at_ms >= ?"], list[int | str]([query.since_ms])
     for column, value in (("who", query.who), ("target", query.target)):
         if value:
@@ -48,12 +50,19 @@ def find(db: sqlite3.Connection, query: AuditQuery) -> list[AuditEntry]:
         wanted.append("seq > ?")
         values.append(query.after)
         order = "ASC"
-    found = db.execute(
+    found = fetch_json(
+        db,
         f"""SELECT json_group_array(json_array({_NAMES}, seq)) FROM
             (SELECT * FROM audit WHERE {" AND ".join(wanted)} ORDER BY seq {order} LIMIT ?)""",  # noqa: S608 (constants)
         (*values, max(1, query.limit)),
-    ).fetchone()[0]
-    return sorted((AuditEntry(*row) for row in rows.rows_in(found)), key=lambda e: e.seq, reverse=order == "DESC")
+    )
+    read = suspects.read("audit", found, rows.audit_from, lambda row: row[-1], _instead)
+    return sorted(read, key=lambda e: e.seq, reverse=order == "DESC")
+
+
+def _instead(row: Sequence[Any], why: str) -> AuditEntry:
+    words = dict(zip(COLUMNS[1:], map(standins.text_of, row[1:-1]), strict=True))
+    return AuditEntry(row[0] if 0 <= row[0] <= rows.LAST_MS else 0, seq=row[-1], **words)
 
 
 def prune(db: sqlite3.Connection, before_ms: int, limit: int) -> int:

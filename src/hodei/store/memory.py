@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from msgspec import structs
 
 from hodei.model.audit import AuditEntry, AuditQuery, matches
 from hodei.model.booking import Booking
+from hodei.model.damage import Damage
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, NodeName, RunId, job_of
@@ -233,6 +234,20 @@ class MemoryStore:
 
     def note(self, name: str) -> str:
         return self._memory.notes.get(name, "")
+
+    suspects: Sequence[tuple[str, JobId]] = ()
+
+    def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
+        pass  # what is in memory is whole
+
+    def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[Damage]:
+        return []
+
+    def damaged(self) -> list[Damage]:
+        return []
+
+    def look_over(self, kind: str, after: object, limit: int) -> None:
+        return None
 
     def check_room(self) -> None:
         pass

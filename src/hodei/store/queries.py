@@ -1,25 +1,30 @@
-"""Questions to SQLite. Every answer of bounded size comes back as one row of JSON; `writing` tells why."""
+"""Questions to SQLite. Every answer of bounded size comes back as one row of JSON; `writing` tells why.
+
+A row that cannot be read spoils no answer: it is noted among the `suspects`, and something stands in for it.
+"""
 
 from __future__ import annotations
 
 import gc
 import sqlite3
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 
+from hodei.model.audit import AuditQuery
 from hodei.model.effects import Event
 from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, JobState
 from hodei.model.selector import all_match
 from hodei.ports import JobPage, JobQuery
-from hodei.store import rows
+from hodei.store import audits, rows, standins
+from hodei.store.damage import UNREADABLE, Suspects, fetch, fetch_json, is_about_text, lenient
 
 MOST_JOBS_IN_A_PAGE = 1000
 # With labels the jobs are looked at one by one: so many at most for one page, which may then be short but not the last.
 MOST_SCANNED = 20_000
 _ALL_STATES: tuple[str, ...] = get_args(JobState)
-_ACTIVE = "job.state IN ({})".format(", ".join(f"'{state}'" for state in _ALL_STATES if state not in JOB_ENDED))
 _NO_END = 2**63 - 1
 
 _JOB_COLUMNS = ", ".join([*(f"job.{column}" for column in rows.STANDING), "spec.body"])
@@ -27,28 +32,48 @@ _RUN_COLUMNS = ", ".join(f"run.{column}" for column in rows.RUN)
 _EVENT_COLUMNS = ", ".join(rows.EVENT)
 
 
-def job(db: sqlite3.Connection, id: JobId) -> Job | None:
-    row = db.execute(
-        f"SELECT {_JOB_COLUMNS} FROM job JOIN spec ON spec.job = job.id WHERE job.id = ?",  # noqa: S608 (constants)
+def job(db: sqlite3.Connection, id: JobId, suspects: Suspects) -> Job | None:
+    found = fetch(
+        db,
+        f"SELECT {_JOB_COLUMNS} FROM job LEFT JOIN spec ON spec.job = job.id WHERE job.id = ?",  # noqa: S608 (constants)
         (id,),
-    ).fetchone()
-    return None if row is None else rows.job_from(row)
+    )
+    return next(_jobs_from(found, suspects), None)
 
 
-def jobs(db: sqlite3.Connection, query: JobQuery) -> JobPage:
+def _jobs_from(found: Iterable[Sequence[Any]], suspects: Suspects) -> Iterator[Job]:
+    return suspects.read("job", found, rows.job_from, _first, _job_instead)
+
+
+def _first(row: Sequence[Any]) -> Any:
+    return row[0]
+
+
+def _job_instead(row: Sequence[Any], why: str) -> Job:
+    """For this answer; what is stored in its place later knows of its runs too."""
+    raw = dict(zip(rows.STANDING, row[:-1], strict=True))
+    return standins.job(row[0], raw, row[-1], (), why, time.time_ns() // 1_000_000).job
+
+
+def jobs(db: sqlite3.Connection, query: JobQuery, suspects: Suspects) -> JobPage:
     limit = max(1, min(query.limit, MOST_JOBS_IN_A_PAGE))
     if not query.labels:
         found = _job_rows(db, query, query.after, limit + 1)
-        page = [rows.job_from(row) for row in found[:limit]]
+        page = list(_jobs_from(found[:limit], suspects))
         return JobPage(page, page[-1].id if len(found) > limit else 0)
     page, after, scanned = [], query.after, 0
     while scanned < MOST_SCANNED:
         found = _job_rows(db, query, after, MOST_JOBS_IN_A_PAGE)
         for row in found:
-            if all_match(query.labels, rows.labels_in(row[-1])):
+            try:
+                matches = all_match(query.labels, rows.labels_in(row[-1]))
+            except UNREADABLE as error:
+                suspects.add("job", row[0], error)
+                continue
+            if matches:
                 if len(page) == limit:
                     return JobPage(page, page[-1].id)
-                page.append(rows.job_from(row))
+                page += _jobs_from([row], suspects)
         if len(found) < MOST_JOBS_IN_A_PAGE:
             return JobPage(page)
         after, scanned = found[-1][0], scanned + len(found)
@@ -80,88 +105,175 @@ def _job_rows(db: sqlite3.Connection, query: JobQuery, after: JobId, limit: int)
             f"SELECT id FROM (SELECT id FROM job WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?)"  # noqa: S608 (constants)
         )
         parameters += [*values, *([] if state is None else [state]), limit]
-    found = db.execute(
+    found = fetch_json(
+        db,
         f"""SELECT json_group_array(json_array({_JOB_COLUMNS})) FROM
             (SELECT id AS picked FROM ({" UNION ALL ".join(picks)}) ORDER BY id DESC LIMIT ?)
-            JOIN job ON job.id = picked JOIN spec ON spec.job = picked""",  # noqa: S608 (constants)
+            JOIN job ON job.id = picked LEFT JOIN spec ON spec.job = picked""",  # noqa: S608 (constants)
         (*parameters, limit),
-    ).fetchone()[0]
+    )
     # SQL promises no order inside an aggregate.
-    return sorted(rows.rows_in(found), key=lambda row: -row[0])
+    return sorted(found, key=lambda row: -row[0])
 
 
-def active(db: sqlite3.Connection) -> list[tuple[Job, tuple[Run, ...]]]:
+def active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple[Run, ...]]]:
     """Row by row: it can be a million jobs, and it is asked once, at the start, when nothing else is busy."""
-    runs: dict[JobId, list[Run]] = {}
-    db.execute("BEGIN")  # both questions about one and the same moment
+    db.execute("BEGIN")  # all questions about one and the same moment
     # Nothing made here is garbage; looking for some again and again would double the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for run in _runs_of_current_attempts(db):
-            runs.setdefault(run.job, []).append(run)
-        found = db.execute(f"SELECT {_JOB_COLUMNS} FROM job JOIN spec ON spec.job = job.id WHERE {_ACTIVE}")  # noqa: S608 (constants)
-        jobs = sorted(map(rows.job_from, found), key=lambda job: job.id)
+        try:
+            found = _active(db, suspects)
+        except sqlite3.OperationalError as error:
+            if not is_about_text(error):
+                raise
+            with lenient(db):
+                found = _active(db, suspects)
+        for (state,) in fetch(db, _STATES_THERE):
+            if state is not None and state not in _ALL_STATES:
+                for (id,) in db.execute("SELECT id FROM job WHERE CAST(state AS BLOB) = CAST(? AS BLOB)", (state,)):
+                    suspects.add("job", id, f"the state {standins.text_of(state)[:40]!r}")
     finally:
         if collecting:
             gc.enable()
         db.execute("COMMIT")
-    return [(job, tuple(runs.get(job.id, ()))) for job in jobs]
+    return found
 
 
-def _runs_of_current_attempts(db: sqlite3.Connection) -> Iterator[Run]:
+_ACTIVE = "job.state IN ({})".format(", ".join(f"'{state}'" for state in _ALL_STATES if state not in JOB_ENDED))
+# From one to the next by the index: the cost is that of the states that there are, not of the jobs.
+_STATES_THERE = """WITH RECURSIVE there(state) AS (
+        SELECT min(state) FROM job
+        UNION ALL SELECT (SELECT min(state) FROM job WHERE job.state > there.state) FROM there WHERE there.state IS NOT NULL
+    ) SELECT state FROM there"""
+
+
+def _active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple[Run, ...]]]:
+    runs: dict[JobId, list[Run]] = {}
+    for run in _runs_of_current_attempts(db, suspects):
+        runs.setdefault(run.job, []).append(run)
+    found = db.execute(f"SELECT {_JOB_COLUMNS} FROM job LEFT JOIN spec ON spec.job = job.id WHERE {_ACTIVE}")  # noqa: S608 (constants)
+    jobs = sorted(_jobs_from(found, suspects), key=lambda job: job.id)
+    out = []
+    for job in jobs:
+        mine = tuple(runs.get(job.id, ()))
+        if job.state in ("scheduled", "running") and not mine:
+            suspects.add("job", job.id, "it runs, and no run of it is there")
+        elif any(run.member >= job.spec.size for run in mine):
+            suspects.add("job", job.id, "it has a run of a member that it does not have")
+        out.append((job, mine))
+    return out
+
+
+def _runs_of_current_attempts(db: sqlite3.Connection, suspects: Suspects) -> Iterator[Run]:
     found = db.execute(
         f"""SELECT {_RUN_COLUMNS} FROM job JOIN run ON run.job = job.id AND run.attempt >= job.first_attempt
             WHERE {_ACTIVE} ORDER BY run.job, run.attempt, run.member"""  # noqa: S608 (constants)
     )
-    return map(rows.run_from, found)
+    return _runs_from(found, suspects)
+
+
+def _runs_from(found: Iterable[Sequence[Any]], suspects: Suspects) -> Iterator[Run]:
+    return suspects.read("run", found, rows.run_from, _run_key, _run_instead)
+
+
+def _run_key(row: Sequence[Any]) -> tuple[int, int, int]:
+    job, attempt, member = row[:3]
+    return job, attempt, member
+
+
+def _run_instead(row: Sequence[Any], why: str) -> Run:
+    return standins.run(dict(zip(rows.RUN, row, strict=True)))[0]
 
 
 def dependents(db: sqlite3.Connection, awaited: Sequence[JobId], limit: int) -> list[tuple[JobId, JobId]]:
-    found = db.execute(
+    found = fetch_json(
+        db,
         """SELECT json_group_array(json_array(awaited, job)) FROM
             (SELECT awaited, job FROM awaits WHERE awaited IN (SELECT value FROM json_each(?))
              ORDER BY awaited, job LIMIT ?)""",
         (rows.json_text(list(awaited)), limit),
-    ).fetchone()[0]
-    return sorted((awaited, job) for awaited, job in rows.rows_in(found))
+    )
+    return sorted((awaited, job) for awaited, job in found)
 
 
 def counts(db: sqlite3.Connection) -> dict[str, int]:
-    found = db.execute("SELECT json_group_array(json_array(state, jobs)) FROM tally").fetchone()[0]
-    return dict.fromkeys(_ALL_STATES, 0) | dict(rows.rows_in(found))
+    found = fetch_json(db, "SELECT json_group_array(json_array(state, jobs)) FROM tally", ())
+    return dict.fromkeys(_ALL_STATES, 0) | {state: jobs for state, jobs in found if state in _ALL_STATES}
 
 
 def states_between(db: sqlite3.Connection, first: JobId, last: JobId) -> dict[str, int]:
-    found = db.execute(
+    found = fetch_json(
+        db,
         """SELECT json_group_array(json_array(state, jobs)) FROM
             (SELECT state, count(*) AS jobs FROM job WHERE id BETWEEN ? AND ? GROUP BY state)""",
         (first, last),
-    ).fetchone()[0]
-    return dict(sorted(rows.rows_in(found)))
+    )
+    return dict(sorted((state, jobs) for state, jobs in found if state in _ALL_STATES))
 
 
-def runs(db: sqlite3.Connection, job: JobId) -> list[Run]:
-    found = db.execute(
+def runs(db: sqlite3.Connection, job: JobId, suspects: Suspects) -> list[Run]:
+    found = fetch_json(
+        db,
         f"SELECT json_group_array(json_array({_RUN_COLUMNS})) FROM run WHERE job = ?",  # noqa: S608 (constants)
         (job,),
-    ).fetchone()[0]
-    return sorted(map(rows.run_from, rows.rows_in(found)), key=lambda run: (run.attempt, run.member))
+    )
+    return sorted(_runs_from(found, suspects), key=lambda run: (run.attempt, run.member))
 
 
-def run(db: sqlite3.Connection, job: JobId, attempt: int, member: int) -> Run | None:
-    row = db.execute(
+def run(db: sqlite3.Connection, job: JobId, attempt: int, member: int, suspects: Suspects) -> Run | None:
+    found = fetch(
+        db,
         f"SELECT {_RUN_COLUMNS} FROM run WHERE job = ? AND attempt = ? AND member = ?",  # noqa: S608 (constants)
         (job, attempt, member),
-    ).fetchone()
-    return None if row is None else rows.run_from(row)
+    )
+    return next(_runs_from(found, suspects), None)
 
 
-def events(db: sqlite3.Connection, after: int, job: JobId, limit: int) -> list[Event]:
+def runs_after(
+    db: sqlite3.Connection, after: tuple[int, int, int], limit: int, suspects: Suspects
+) -> tuple[int, int, int] | None:
+    """Look at the next `limit` runs in the order of their keys; the last key, None at the end."""
+    found = fetch(
+        db,
+        f"""SELECT {_RUN_COLUMNS} FROM run WHERE (job, attempt, member) > (?, ?, ?)
+            ORDER BY job, attempt, member LIMIT ?""",  # noqa: S608 (constants)
+        (*after, limit),
+    )
+    for _ in _runs_from(found, suspects):
+        pass
+    return _run_key(found[-1]) if len(found) == limit else None
+
+
+def events(db: sqlite3.Connection, after: int, job: JobId, limit: int, suspects: Suspects) -> list[Event]:
     of_job = "job = ? AND " if job else ""
-    found = db.execute(
+    found = fetch_json(
+        db,
         f"""SELECT json_group_array(json_array({_EVENT_COLUMNS})) FROM
             (SELECT * FROM event WHERE {of_job}seq > ? ORDER BY seq LIMIT ?)""",  # noqa: S608 (constants)
         (*([job] if job else []), after, max(0, limit)),
-    ).fetchone()[0]
-    return sorted(map(rows.event_from, rows.rows_in(found)), key=lambda event: event.seq)
+    )
+    read = suspects.read("event", found, rows.event_from, _first, standins.event)
+    return sorted(read, key=lambda event: event.seq)
+
+
+def look_over(db: sqlite3.Connection, kind: str, after: Any, limit: int, suspects: Suspects) -> Any:
+    """See `Store.look_over`."""
+    if kind == "run":
+        return runs_after(db, after or (0, 0, 0), limit, suspects)
+    if kind == "job":
+        return jobs(db, JobQuery(after=after or 0, limit=limit), suspects).next_after or None
+    if kind == "event":
+        found: Sequence[Any] = events(db, after or 0, 0, limit, suspects)
+        return found[-1].seq if len(found) == limit else None
+    if kind == "audit":
+        found = audits.find(db, AuditQuery(after=after or 0, limit=limit), suspects)
+        return found[-1].seq if len(found) == limit else None
+    if kind == "key":
+        asked = "SELECT key, fingerprint, jobs, at_ms, rowid FROM key WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        found = fetch(db, asked, (after or 0, limit))
+        for _ in suspects.read("key", found, lambda row: rows.key_from(row[:-1]), _first):
+            pass
+        return found[-1][-1] if len(found) == limit else None
+    return None

@@ -1,19 +1,25 @@
-"""Model values to rows and back. Columns carry the names of the fields they hold; JSON only where a value is a tree."""
+"""Model values to rows and back. Columns carry the names of the fields they hold; JSON only where a value is a tree.
+
+Reading is strict: what a healthy server could not have written raises (one of `damage.UNREADABLE`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
-from typing import Any
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from hodei.model import recourse
+from hodei.model.audit import AuditEntry
 from hodei.model.booking import Booking
 from hodei.model.decision import Decision
 from hodei.model.effects import Event, SaveKey
 from hodei.model.ids import run_id
 from hodei.model.job import Job, JobSpec, Run
+from hodei.model.lifecycle import JobState
 from hodei.model.node import Grant, NodeMarks
 from hodei.model.periodic import Periodic
 
@@ -31,6 +37,13 @@ RUN = (*RUN_STANDING, "decision", "grant", "kind")
 EVENT = ("seq", "at_ms", "kind", "job", "run", "node", "detail")
 KEY = ("key", "fingerprint", "jobs", "at_ms")
 
+_RECOURSE = STANDING.index("recourse")
+_STATE = STANDING.index("state")
+_JOB_STATES = frozenset(get_args(JobState))
+_JOB_TYPES = get_type_hints(Job)
+_PLAIN = frozenset({int, str, type(None)})
+_job_numbers = itemgetter(*(i for i, name in enumerate(STANDING) if _JOB_TYPES[name] in (int, bool)))
+_job_times = itemgetter(*(i for i, name in enumerate(STANDING) if name.endswith("_ms")))
 _FLAGS = tuple(STANDING.index(f"{asked}_requested") for asked in ("cancel", "requeue", "suspend"))
 
 job_standing = attrgetter(*STANDING)
@@ -46,7 +59,26 @@ _decode_marks = msgspec.json.Decoder(NodeMarks).decode
 _decode_booking = msgspec.json.Decoder(Booking).decode
 _decode_periodic = msgspec.json.Decoder(Periodic).decode
 _decode_jobs = msgspec.json.Decoder(tuple[int, ...]).decode
+_decode_detail = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_any = msgspec.json.Decoder().decode
+
+LAST_MS = 253_402_300_799_999  # the end of the year 9999: later times cannot be shown
+_Count = Annotated[int, Meta(ge=0)]
+_Moment = Annotated[int, Meta(ge=0, le=LAST_MS)]
+
+
+def _strict(name: str, of: type[Struct], columns: Sequence[str], **special: Any) -> type[Struct]:
+    """A row of these columns as it must be, by the types of the struct's fields."""
+    hints = get_type_hints(of)
+    types = {column: special.get(column, hints.get(column, str)) for column in columns}
+    for column, kind in types.items():
+        if kind is bool:
+            types[column] = Annotated[int, Meta(ge=0, le=1)]
+        elif column.endswith("_ms"):
+            types[column] = _Moment
+        elif kind is int:
+            types[column] = _Count
+    return msgspec.defstruct(name, list(types.items()), array_like=True, forbid_unknown_fields=True)
 
 
 class _Labels(Struct):
@@ -56,6 +88,13 @@ class _Labels(Struct):
 
 
 _decode_labels = msgspec.json.Decoder(_Labels).decode
+
+
+_TREES: dict[str, Callable[[str], Any]] = {"decision": _decode_decision, "grant": _decode_grant}
+_RunRow = _strict("_RunRow", Run, RUN, decision=str | None, grant=str | None)
+_EventRow = _strict("_EventRow", Event, EVENT, detail=str)
+_AuditRow = _strict("_AuditRow", AuditEntry, AuditEntry.__struct_fields__)
+_astuple = msgspec.structs.astuple
 
 
 def spec_text(spec: JobSpec) -> str:
@@ -69,9 +108,25 @@ def labels_in(spec: str) -> dict[str, str]:
 def job_from(row: Row) -> Job:
     """From the columns of STANDING and the spec's text."""
     values = list(row[:-1])
+    # By hand and not by `_strict`, which takes half as long again: at a start a million of these may be read.
+    if values[_STATE] not in _JOB_STATES or not _PLAIN.issuperset(map(type, values)):
+        raise ValueError(
+            f"the state {values[_STATE]!r}" if values[_STATE] not in _JOB_STATES else "text that is no text"
+        )
+    if min(_job_numbers(values)) < 0 or max(_job_times(values)) > LAST_MS:
+        raise ValueError("a number that cannot be")
     for flag in _FLAGS:
         values[flag] = bool(values[flag])
-    return Job(values[0], _decode_spec(row[-1]), *values[1:])
+    if values[_RECOURSE]:
+        recourse.read(values[_RECOURSE])
+    return Job(values[0], spec_from(row[-1]), *values[1:])
+
+
+def spec_from(text: str) -> JobSpec:
+    spec = _decode_spec(text)
+    if not spec.tasks or any(task.count < 1 for task in spec.tasks):
+        raise ValueError("a task without members")
+    return spec
 
 
 def run_row(run: Run) -> tuple[Any, ...]:
@@ -80,11 +135,16 @@ def run_row(run: Run) -> tuple[Any, ...]:
     return (*run_standing(run), decision, grant, run.kind)
 
 
+def tree_from(column: str, text: str) -> Any:
+    """A run's decision or grant."""
+    return _TREES[column](text)
+
+
 def run_from(row: Row) -> Run:
-    values = dict(zip(RUN, row, strict=True))
-    for tree, decode in (("decision", _decode_decision), ("grant", _decode_grant)):
+    values = dict(zip(RUN, _astuple(msgspec.convert(row, _RunRow)), strict=True))
+    for tree in _TREES:
         if values[tree] is not None:
-            values[tree] = decode(values[tree])
+            values[tree] = tree_from(tree, values[tree])
     return Run(id=run_id(values["job"], values["member"], values["attempt"]), **values)
 
 
@@ -93,32 +153,49 @@ def event_row(event: Event) -> tuple[Any, ...]:
 
 
 def event_from(row: Row) -> Event:
-    seq, at_ms, kind, job, run, node, detail = row
-    return Event(seq, at_ms, kind, job, run, node, _decode_any(detail) if detail else {})
+    seq, at_ms, kind, job, run, node, detail = _astuple(msgspec.convert(row, _EventRow))
+    return Event(seq, at_ms, kind, job, run, node, _decode_detail(detail) if detail else {})
+
+
+def audit_from(row: Row) -> AuditEntry:
+    return AuditEntry(*_astuple(msgspec.convert(row, _AuditRow)))
 
 
 def marks_text(marks: NodeMarks) -> str:
     return _encode(marks).decode()
 
 
-def marks_from(text: str) -> NodeMarks:
-    return _decode_marks(text)
+def marks_from(row: Row) -> NodeMarks:
+    """From the node's name and the body."""
+    marks: NodeMarks = _named(row[0], _decode_marks(row[1]), "node")
+    return marks
+
+
+def _named(name: Any, value: Any, field: str = "name") -> Any:
+    if getattr(value, field) != name:
+        raise ValueError("it is kept under another name")
+    return value
 
 
 def booking_text(booking: Booking) -> str:
     return _encode(booking).decode()
 
 
-def booking_from(text: str) -> Booking:
-    return _decode_booking(text)
+def booking_from(row: Row) -> Booking:
+    booking: Booking = _named(row[0], _decode_booking(row[1]))
+    if not 0 <= booking.start_ms <= booking.end_ms <= LAST_MS:
+        raise ValueError("a window that cannot be")
+    return booking
 
 
 def periodic_text(periodic: Periodic) -> str:
     return _encode(periodic).decode()
 
 
-def periodic_from(text: str) -> Periodic:
-    return _decode_periodic(text)
+def periodic_from(row: Row) -> Periodic:
+    periodic: Periodic = _named(row[0], _decode_periodic(row[1]))
+    _ = periodic.cron  # raises if it is no schedule
+    return periodic
 
 
 def key_row(key: SaveKey) -> tuple[Any, ...]:
@@ -127,6 +204,8 @@ def key_row(key: SaveKey) -> tuple[Any, ...]:
 
 def key_from(row: Row) -> SaveKey:
     key, fingerprint, jobs, at_ms = row
+    if not isinstance(key, str) or not isinstance(fingerprint, str):
+        raise TypeError("not a text")
     return SaveKey(key, fingerprint, _decode_jobs(jobs), at_ms)
 
 

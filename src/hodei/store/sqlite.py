@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.booking import Booking
+from hodei.model.damage import Damage
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import HodeiError, InvalidInput, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, RunId
@@ -24,11 +27,15 @@ from hodei.model.job import Job, Run
 from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
 from hodei.model.usage import UsageRow
-from hodei.ports import JobPage, JobQuery, Opened
-from hodei.store import audits, health, queries, room, rows, schema, usages, writing
+from hodei.ports import JobPage, JobQuery, Opened, lost_key
+from hodei.store import audits, health, mending, queries, room, rows, schema, tally, usages, writing
 from hodei.store.batch import sort_saves
+from hodei.store.damage import Suspects, fetch
 
 _BUSY_MS = 10_000
+_INSTALLATION = re.compile("[a-z2-7]{8}")
+# So large a file is looked at in full when it is opened; it takes about a second. `hodei doctor` looks at any.
+_CHECKED_BYTES = 256 << 20
 _WRITER = (
     "PRAGMA synchronous = FULL",
     "PRAGMA cache_size = -65536",  # KiB
@@ -54,6 +61,7 @@ class SqliteStore:
         self._writer: sqlite3.Connection | None = None
         self._epoch = 0
         self._closed = False
+        self._suspects = Suspects()
         # None stands for a reader that nobody has needed yet.
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue()
         for _ in range(max(1, readers)):
@@ -62,7 +70,7 @@ class SqliteStore:
     def open(self) -> Opened:
         with self._writing, _errors_of(self.path):
             if self._writer is None:
-                self._writer = self._connect_writer()
+                self._writer = self._open_sound()
             with _transaction(self._writer) as db:
                 db.execute(
                     """INSERT INTO meta (one, installation, epoch, last_job, last_event) VALUES (1, ?, 0, 0, 0)
@@ -70,9 +78,19 @@ class SqliteStore:
                     (self._new_installation(),),
                 )
                 db.execute("UPDATE meta SET epoch = epoch + 1")
+                # Numbers are never given out twice, whatever the row says.
+                db.execute(
+                    """UPDATE meta SET last_job = max(last_job, (SELECT coalesce(max(id), 0) FROM job), 0),
+                        last_event = max(last_event, (SELECT coalesce(max(seq), 0) FROM event), 0)"""
+                )
+                tally.recount(db)
                 opened = Opened(
                     *db.execute("SELECT installation, epoch, last_job, last_event FROM meta").fetchone(),
                 )
+                if not _INSTALLATION.fullmatch(opened.installation):
+                    raise Unavailable(
+                        f"the store {self.path} is damaged: its own name cannot be read", hint=_HINTS["SQLITE_CORRUPT"]
+                    )
             self._epoch, self._closed = opened.epoch, False
             return opened
 
@@ -96,27 +114,30 @@ class SqliteStore:
 
     def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
         with self._reading() as db:
-            return queries.active(db)
+            return queries.active(db, self._suspects)
 
     def marks(self) -> list[NodeMarks]:
         with self._reading() as db:
-            return [rows.marks_from(text) for (text,) in db.execute("SELECT body FROM mark ORDER BY node")]
+            found = fetch(db, "SELECT node, body FROM mark ORDER BY node")
+            return list(self._suspects.read("node mark", found, rows.marks_from, _first))
 
     def bookings(self) -> list[Booking]:
         with self._reading() as db:
-            return [rows.booking_from(text) for (text,) in db.execute("SELECT body FROM booking ORDER BY name")]
+            found = fetch(db, "SELECT name, body FROM booking ORDER BY name")
+            return list(self._suspects.read("reservation", found, rows.booking_from, _first))
 
     def usage(self) -> list[UsageRow]:
         with self._reading() as db:
-            return usages.read(db)
+            return usages.read(db, self._suspects)
 
     def periodics(self) -> list[Periodic]:
         with self._reading() as db:
-            return [rows.periodic_from(text) for (text,) in db.execute("SELECT body FROM periodic ORDER BY name")]
+            found = fetch(db, "SELECT name, body FROM periodic ORDER BY name")
+            return list(self._suspects.read("periodic job", found, rows.periodic_from, _first))
 
     def audit(self, query: AuditQuery) -> list[AuditEntry]:
         with self._reading() as db:
-            return audits.find(db, query)
+            return audits.find(db, query, self._suspects)
 
     def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
         with self._writing, _errors_of(self.path), self._fenced() as db:
@@ -128,11 +149,11 @@ class SqliteStore:
 
     def job(self, job: JobId) -> Job | None:
         with self._reading() as db:
-            return queries.job(db, job)
+            return queries.job(db, job, self._suspects)
 
     def jobs(self, query: JobQuery) -> JobPage:
         with self._reading() as db:
-            return queries.jobs(db, query)
+            return queries.jobs(db, query, self._suspects)
 
     def counts(self) -> dict[str, int]:
         with self._reading() as db:
@@ -140,7 +161,7 @@ class SqliteStore:
 
     def runs(self, job: JobId) -> list[Run]:
         with self._reading() as db:
-            return queries.runs(db, job)
+            return queries.runs(db, job, self._suspects)
 
     def run(self, run: RunId) -> Run | None:
         try:
@@ -148,11 +169,11 @@ class SqliteStore:
         except ValueError:
             return None
         with self._reading() as db:
-            return queries.run(db, job, attempt, member)
+            return queries.run(db, job, attempt, member, self._suspects)
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
         with self._reading() as db:
-            return queries.events(db, after, job, limit)
+            return queries.events(db, after, job, limit, self._suspects)
 
     def dependents(self, awaited: Sequence[JobId], limit: int = 10_000) -> list[tuple[JobId, JobId]]:
         with self._reading() as db:
@@ -160,13 +181,43 @@ class SqliteStore:
 
     def key(self, key: str) -> SaveKey | None:
         with self._reading() as db:
-            row = db.execute("SELECT key, fingerprint, jobs, at_ms FROM key WHERE key = ?", (key,)).fetchone()
-            return None if row is None else rows.key_from(row)
+            found = fetch(db, "SELECT key, fingerprint, jobs, at_ms FROM key WHERE key = ?", (key,))
+            return next(self._suspects.read("key", found, rows.key_from, _first, lambda row, _: lost_key(key)), None)
 
     def note(self, name: str) -> str:
         with self._reading() as db:
-            row = db.execute("SELECT body FROM note WHERE name = ?", (name,)).fetchone()
-            return "" if row is None else str(row[0])
+            found = fetch(db, "SELECT body FROM note WHERE name = ?", (name,))
+        if found and not isinstance(found[0][0], str):
+            self._suspects.add("note", name, "not a text")
+            return ""
+        return found[0][0] if found else ""
+
+    # -------------------------------------------------------------------------------------------- damage
+
+    @property
+    def suspects(self) -> list[tuple[str, JobId]]:
+        return [(kind, mending.job_of_key(kind, key)) for kind, key in list(self._suspects.seen)]
+
+    def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
+        self._suspects.add(kind, key, reason)
+
+    def mend(self, now_ms: int, known: mending.Known | None = None) -> list[Damage]:
+        seen = dict(self._suspects.seen)
+        if not seen:
+            return []
+        with self._writing, _errors_of(self.path), self._fenced() as db:
+            found = mending.mend(db, seen, known or {}, now_ms)
+        for key in seen:
+            self._suspects.seen.pop(key, None)
+        return found
+
+    def damaged(self) -> list[Damage]:
+        with self._reading() as db:
+            return mending.told(db)
+
+    def look_over(self, kind: str, after: Any, limit: int) -> Any:
+        with self._reading() as db:
+            return queries.look_over(db, kind, after, limit, self._suspects)
 
     def check_room(self) -> None:
         with _errors_of(self.path):
@@ -197,6 +248,21 @@ class SqliteStore:
                 self._writer = None
 
     # ------------------------------------------------------------------------------------- connections
+
+    def _open_sound(self) -> sqlite3.Connection:
+        """The writer's connection to a file whose structure is well; Unavailable, with what to do, to one that is not."""
+        db = self._connect_writer()
+        try:
+            if self.path.stat().st_size <= _CHECKED_BYTES:
+                problems = [text for (text,) in db.execute("PRAGMA quick_check(3)")]
+                if problems != ["ok"]:
+                    raise Unavailable(
+                        f"the store {self.path} is damaged: {'; '.join(problems)[:500]}", hint=_HINTS["SQLITE_CORRUPT"]
+                    )
+        except BaseException:
+            db.close()
+            raise
+        return db
 
     def _connect_writer(self) -> sqlite3.Connection:
         # Made by us rather than by SQLite, so that it is never readable by others, not even for a moment.
@@ -266,6 +332,10 @@ class SqliteStore:
                 self._readers.put(db)
 
 
+def _first(row: Sequence[Any]) -> Any:
+    return row[0]
+
+
 @contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     db.execute("BEGIN IMMEDIATE")
@@ -279,12 +349,15 @@ def _transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
+_RESTORE = (
+    "stop the server, keep a copy of the file, and restore the last backup (docs/how-to/run-as-a-service.md#restore)"
+)
 _HINTS = {
     "SQLITE_FULL": "free some disk space",
     "SQLITE_BUSY": "another program holds the file: close it, then try again",
     "SQLITE_LOCKED": "another program holds the file: close it, then try again",
-    "SQLITE_CORRUPT": "stop the server, keep a copy of the file, and restore the last backup",
-    "SQLITE_NOTADB": "this is not a store of Hodei: name another file",
+    "SQLITE_CORRUPT": _RESTORE,
+    "SQLITE_NOTADB": f"this is not a store of Hodei, or its beginning was overwritten: {_RESTORE}",
     "SQLITE_READONLY": "make the file and its directory writable for this user",
     "SQLITE_CANTOPEN": "check that the directory exists and that this user may read and write there",
     "SQLITE_IOERR": "check the disk (dmesg, free space), then try again",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hodei.model.usage import UsageRow
+from hodei.store.damage import Suspects, fetch
 
 
 def write(db: sqlite3.Connection, changed: Iterable[UsageRow]) -> None:
@@ -25,9 +27,17 @@ def write(db: sqlite3.Connection, changed: Iterable[UsageRow]) -> None:
     )
 
 
-def read(db: sqlite3.Connection) -> list[UsageRow]:
-    found = db.execute("SELECT path, resource, start_ms, width_ms, amount FROM usage").fetchall()
-    rows = [
-        UsageRow(tuple(json.loads(path)), name, start, width, int(amount)) for path, name, start, width, amount in found
-    ]
+def read(db: sqlite3.Connection, suspects: Suspects) -> list[UsageRow]:
+    found = fetch(db, "SELECT path, resource, start_ms, width_ms, amount FROM usage")
+    rows = suspects.read("usage", found, _row, lambda row: tuple(row[:3]))
     return sorted(rows, key=lambda row: (row.path, row.resource, row.start_ms))
+
+
+def _row(row: Sequence[Any]) -> UsageRow:
+    path, resource, start_ms, width_ms, amount = row
+    names = json.loads(path)
+    if not isinstance(names, list) or not isinstance(resource, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError("not an account")
+    if start_ms < 0 or width_ms <= 0:
+        raise ValueError("a time that cannot be")
+    return UsageRow(tuple(names), resource, start_ms, width_ms, int(amount))

@@ -16,7 +16,7 @@ from typing import Any
 
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.ids import JobId
-from hodei.store import audits, rows, usages
+from hodei.store import audits, rows, tally, usages
 from hodei.store.batch import Batch
 from hodei.store.schema import ENDED
 
@@ -76,7 +76,7 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
                 "INSERT INTO booking (name, body) VALUES (?, ?)",
                 (saved.booking.name, rows.booking_text(saved.booking)),
             )
-    _count(db, moves)
+    tally.move(db, moves)
 
 
 def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobId]:
@@ -86,7 +86,7 @@ def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobI
     ids = rows.json_text([job for job, _ in gone])
     for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job"), ("awaits", "awaited")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (ids,))  # noqa: S608 (constants)
-    _count(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
+    tally.move(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
     return [job for job, _ in gone]
 
 
@@ -118,16 +118,6 @@ def _states_before(db: sqlite3.Connection, jobs: dict[JobId, Any]) -> Counter[st
     if before.total() != len(jobs):
         raise NotFound("a job that was never stored (or is pruned) cannot be changed")
     return before
-
-
-def _count(db: sqlite3.Connection, moves: Counter[str]) -> None:
-    changes = [[state, change] for state, change in sorted(moves.items()) if change]
-    if changes:
-        db.execute(
-            """INSERT INTO tally (state, jobs) SELECT value ->> 0, value ->> 1 FROM json_each(?) WHERE true
-               ON CONFLICT DO UPDATE SET jobs = jobs + excluded.jobs""",
-            (rows.json_text(changes),),
-        )
 
 
 def _insert(db: sqlite3.Connection, table: str, columns: tuple[str, ...], values: Iterable[Sequence[Any]]) -> None:

@@ -87,9 +87,12 @@ class JobView(Struct, frozen=True):
 
 
 class JobDetail(Struct, frozen=True):
+    """`damage`: what is to be known of its record, if that was damaged; mostly empty."""
+
     job: JobView
     spec: dict[str, Any]
     runs: list[RunView]
+    damage: str = ""
 
 
 class JobList(Struct, frozen=True):

@@ -151,6 +151,9 @@ class Subscription:
 
 @dataclass
 class FakeService:
+    def damage_of(self, job: int) -> str:
+        return ""
+
     async def check_ready(self) -> None:
         if not self.ready:
             raise Unavailable(self.not_ready_reason, hint="try again in a moment", code="NOT_READY")

@@ -130,7 +130,7 @@ async def show_job(call: Call) -> JobDetail:
         raise Forbidden("only its owner and administrators may see the secrets of a job")
     spec = job_document(job.spec, redact=not reveal)
     view = job_view(job, call.service.expected(job), call.service.forecast(job))
-    return JobDetail(view, spec, [run_view(run) for run in runs])
+    return JobDetail(view, spec, [run_view(run) for run in runs], call.service.damage_of(job.id))
 
 
 async def _job(call: Call) -> tuple[Job, list[Run]]:

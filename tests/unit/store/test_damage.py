@@ -1,0 +1,333 @@
+"""One damaged record spoils nothing else: every answer is given, what cannot be read is kept and told of, never deleted."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from builders import NOW_MS, a_job, a_key, a_record, a_run
+from hodei.model.audit import AuditEntry, AuditQuery
+from hodei.model.booking import Booking
+from hodei.model.decision import Candidate, Decision
+from hodei.model.effects import (
+    Save,
+    SaveAudit,
+    SaveBooking,
+    SaveJob,
+    SaveMarks,
+    SaveNote,
+    SavePeriodic,
+    SaveRun,
+    SaveUsage,
+)
+from hodei.model.errors import Unavailable
+from hodei.model.node import NodeMarks
+from hodei.model.periodic import Periodic
+from hodei.model.usage import UsageRow
+from hodei.ports import JobQuery
+from hodei.store import SqliteStore
+
+_DECISION = Decision(Candidate("n1", 1))
+KINDS = ("job", "run", "event", "audit", "key")
+
+
+def everything() -> list[Save]:
+    """Jobs in every state, and one of all the rest."""
+    spec = a_job(1).spec
+    return [
+        SaveJob(a_job(1, state="pending"), new=True),
+        SaveJob(a_job(2, state="running", attempt=1, first_attempt=1), new=True),
+        SaveJob(a_job(3, state="succeeded", attempt=1, finished_ms=NOW_MS, exit_code=0), new=True),
+        SaveJob(a_job(4, state="held"), new=True),
+        *(SaveRun(structs.replace(a_run(id, state=state), decision=_DECISION), new=True)
+          for id, state in ((2, "running"), (3, "succeeded"))),
+        *(a_record(seq, job=seq % 4, detail={"a": 1}) for seq in range(1, 6)),
+        SaveAudit(AuditEntry(NOW_MS, "ada", "user", "jobs.submit", "1")),
+        SaveMarks(NodeMarks("n1", labels={"a": "b"})),
+        SaveBooking(Booking("b1", "p", NOW_MS, NOW_MS + 1000, (("n1", {"cpu": 1000}),))),
+        SavePeriodic(Periodic("nightly", "0 3 * * *", spec)),
+        SaveUsage((UsageRow(("org", "p"), "cpu", 0, 3_600_000, 5),)),
+        SaveNote("backends", "{}"),
+        a_key("k1", jobs=(1,)),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    store = SqliteStore(tmp_path / "hodei.db")
+    store.open()
+    store.commit(everything())
+    store.close()
+    return tmp_path / "hodei.db"
+
+
+def damage(path: Path, sql: str, *values: object) -> None:
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        assert db.execute(sql, values).rowcount > 0
+    finally:
+        db.close()
+
+
+def read_all(store: SqliteStore) -> dict[str, object]:
+    """What a server reads at its start and in its life; none of it may fail."""
+    jobs = store.jobs(JobQuery()).jobs
+    store.jobs(JobQuery(states=("pending", "running")))
+    return {
+        "active": store.active(),
+        "jobs": jobs,
+        "each": [store.job(job.id) for job in jobs],
+        "runs": [store.runs(job.id) for job in jobs],
+        "events": store.events(),
+        "audit": store.audit(AuditQuery()),
+        "marks": store.marks(),
+        "bookings": store.bookings(),
+        "periodics": store.periodics(),
+        "usage": store.usage(),
+        "key": store.key("k1"),
+        "note": store.note("backends"),
+        "counts": store.counts(),
+    }
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(path)
+    yield store
+    store.close()
+
+
+DAMAGES = {
+    "a spec that is no JSON": ("UPDATE spec SET body = '{garbage' WHERE job = ?", 1),
+    "a spec of another shape": ("""UPDATE spec SET body = '{"name": 7}' WHERE job = ?""", 1),
+    "a spec that is gone": ("DELETE FROM spec WHERE job = ?", 1),
+    "a spec without tasks": ("""UPDATE spec SET body = '{"name": "x", "tasks": []}' WHERE job = ?""", 1),
+    "a spec that is no text": ("UPDATE spec SET body = CAST(x'ff00fe' AS TEXT) WHERE job = ?", 1),
+    "a state that is none": ("UPDATE job SET state = 'flying' WHERE id = ?", 1),
+    "a state that is no text": ("UPDATE job SET state = CAST(x'ff' AS TEXT) WHERE id = ?", 1),
+    "a time beyond all times": ("UPDATE job SET submitted_ms = 9000000000000000 WHERE id = ?", 1),
+    "a number below zero": ("UPDATE job SET attempt = -1 WHERE id = ?", 1),
+    "a reason that is no text": ("UPDATE job SET reason = CAST(x'ff' AS TEXT) WHERE id = ?", 1),
+    "a recourse that is no JSON": ("UPDATE job SET recourse = '{' WHERE id = ?", 1),
+    "the spec of a running job": ("UPDATE spec SET body = '{garbage' WHERE job = ?", 2),
+    "the state of a running job": ("UPDATE job SET state = 'flying' WHERE id = ?", 2),
+    "the spec of an ended job": ("UPDATE spec SET body = 'x' WHERE job = ?", 3),
+    "the state of a run": ("UPDATE run SET state = 'flying' WHERE job = ?", 2),
+    "the decision of a run": ("UPDATE run SET decision = '{' WHERE job = ?", 2),
+    "the grant of a run": ("UPDATE run SET grant = '[' WHERE job = ?", 2),
+    "the node of a run": ("UPDATE run SET node = CAST(x'ff' AS TEXT) WHERE job = ?", 2),
+    "the member of a run": ("UPDATE run SET member = 99 WHERE job = ?", 2),
+    "an event's detail": ("UPDATE event SET detail = '[' WHERE seq = ?", 2),
+    "an event's kind": ("UPDATE event SET kind = CAST(x'ff' AS TEXT) WHERE seq = ?", 2),
+    "an event's time": ("UPDATE event SET at_ms = -1 WHERE seq = ?", 2),
+    "a row of the audit": ("UPDATE audit SET who = CAST(x'ff' AS TEXT) WHERE seq = ?", 1),
+    "a mark": ("UPDATE mark SET body = '{' WHERE node = ?", "n1"),
+    "a booking": ("UPDATE booking SET body = '{' WHERE name = ?", "b1"),
+    "a booking's name": ("UPDATE booking SET name = CAST(x'ff' AS TEXT) WHERE name = ?", "b1"),
+    "a periodic job": ("UPDATE periodic SET body = replace(body, '0 3 * * *', 'often') WHERE name = ?", "nightly"),
+    "usage": ("UPDATE usage SET amount = 'much' WHERE resource = ?", "cpu"),
+    "whose usage it is": ("UPDATE usage SET path = '{' WHERE resource = ?", "cpu"),
+    "a note": ("UPDATE note SET body = CAST(x'ff' AS TEXT) WHERE name = ?", "backends"),
+    "a key": ("UPDATE key SET jobs = '{' WHERE key = ?", "k1"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_one_damaged_record_is_set_aside_and_all_others_are_well(path: Path, opened: SqliteStore, what: str):
+    damage(path, *DAMAGES[what])
+    opened.open()
+    before = read_all(opened)
+    assert [job.id for job in before["jobs"]] == [4, 3, 2, 1]
+    assert opened.suspects
+    found = opened.mend(NOW_MS + 5)
+    assert found
+    assert opened.suspects == []
+    assert opened.damaged() == found
+    assert all(one.at_ms == NOW_MS + 5 and one.reason and one.outcome for one in found)
+    after = read_all(opened)
+    assert opened.suspects == [], "what was put in its place can be read"
+    assert sum(after["counts"].values()) == 4
+    kept = opened._writer.execute("SELECT count(*), min(length(body)) FROM quarantine").fetchone()
+    assert kept[0] == len(found)
+    assert kept[1] > 2
+    touched = {one.job for one in found}
+    for job in after["jobs"]:
+        if job.id not in touched:
+            assert job == next(save.job for save in everything() if isinstance(save, SaveJob) and save.job.id == job.id)
+    assert len(after["events"]) == 5
+
+
+def test_a_running_job_whose_description_is_lost_goes_on_and_its_node_takes_nothing_new(
+    path: Path, opened: SqliteStore
+):
+    damage(path, "UPDATE spec SET body = '{garbage' WHERE job = 2")
+    opened.open()
+    opened.active()
+    (found,) = opened.mend(NOW_MS)
+    ((job, (run,)),) = [each for each in opened.active() if each[0].id == 2]
+    assert (job.state, job.spec.restart, run.id, run.state) == ("running", "never", "2.0.1", "running")
+    assert "cordoned" in found.outcome
+    assert opened.marks() == [NodeMarks("n1", cordoned=True, labels={"a": "b"})]
+
+
+def test_a_running_job_whose_request_can_still_be_read_holds_what_it_held(path: Path, opened: SqliteStore):
+    wanted = a_job(2).spec.tasks[0].request
+    assert wanted
+    damage(path, """UPDATE spec SET body = replace(body, '"name"', '"name') WHERE job = 2""")
+    opened.open()
+    opened.active()
+    opened.mend(NOW_MS)
+    job = opened.job(2)
+    assert job.spec.tasks[0].request == wanted
+    assert not opened.marks()[0].cordoned
+
+
+def test_a_waiting_job_is_held_if_its_description_is_whole_and_has_failed_if_not(path: Path, opened: SqliteStore):
+    damage(path, "UPDATE job SET attempt = -5 WHERE id = 1")
+    damage(path, "UPDATE spec SET body = 'x' WHERE job = 4")
+    opened.open()
+    opened.active()
+    opened.mend(NOW_MS)
+    whole, lost = opened.job(1), opened.job(4)
+    assert (whole.state, whole.reason_code, whole.spec) == ("held", "RECORD_DAMAGED", a_job(1).spec)
+    assert (lost.state, lost.reason_code, lost.spec.name) == ("failed", "RECORD_DAMAGED", a_job(4).spec.name)
+    assert "submit it again" in lost.reason
+
+
+def test_a_job_that_is_well_in_memory_is_written_anew_from_there(path: Path, opened: SqliteStore):
+    damage(path, "UPDATE spec SET body = 'x' WHERE job = 2")
+    damage(path, "UPDATE run SET state = 'flying' WHERE job = 2")
+    opened.open()
+    assert opened.job(2).spec != a_job(2).spec
+    opened.runs(2)
+    memory = a_job(2, state="running", attempt=1, first_attempt=1)
+    run = structs.replace(a_run(2, state="running"), decision=_DECISION)
+    found = opened.mend(NOW_MS, {2: (memory, (run,))})
+    assert all("from memory" in one.outcome for one in found)
+    assert (opened.job(2), opened.runs(2)) == (memory, [run])
+
+
+def test_a_damaged_key_was_used_and_nobody_can_tell_for_what(path: Path, opened: SqliteStore):
+    damage(path, "UPDATE key SET jobs = '{' WHERE key = 'k1'")
+    opened.open()
+    for _ in range(2):
+        key = opened.key("k1")
+        assert (key.fingerprint, key.jobs) == ("", ())
+        opened.mend(NOW_MS)
+
+
+def test_a_look_over_finds_what_nobody_has_read(path: Path, opened: SqliteStore):
+    damage(path, "UPDATE spec SET body = 'x' WHERE job = 3")
+    damage(path, "UPDATE run SET state = 'flying' WHERE job = 3")
+    damage(path, "UPDATE event SET detail = '[' WHERE seq = 4")
+    damage(path, "UPDATE audit SET who = CAST(x'ff' AS TEXT)")
+    damage(path, "UPDATE key SET jobs = '{'")
+    opened.open()
+    for kind in KINDS:
+        after, rounds = None, 0
+        while (after := opened.look_over(kind, after, 1)) is not None:
+            rounds += 1
+            assert rounds < 20
+    assert sorted(kind for kind, _ in opened.suspects) == ["audit", "event", "job", "key", "run"]
+
+
+def test_a_file_of_an_older_version_gets_its_quarantine(path: Path):
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("DROP TABLE quarantine")
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+    store = SqliteStore(path)
+    store.open()
+    assert store.damaged() == []
+    store.close()
+
+
+TABLES = (
+    "job",
+    "spec",
+    "run",
+    "event",
+    "mark",
+    "booking",
+    "usage",
+    "note",
+    "periodic",
+    "audit",
+    "key",
+    "tally",
+    "awaits",
+)
+_CHANGES = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.text(max_size=20),
+    st.binary(max_size=8).map(lambda raw: ("text", raw)),
+    st.sampled_from(["", "{", "[]", "null", '{"a":', "0", "flying"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_is_damaged_the_store_opens_answers_and_mends(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("damaged") / "hodei.db"
+    store = SqliteStore(path)
+    store.open()
+    store.commit(everything())
+    store.close()
+    db = sqlite3.connect(path, isolation_level=None)
+    for _ in range(data.draw(st.integers(1, 4))):
+        table = data.draw(st.sampled_from(TABLES))
+        column = data.draw(st.sampled_from([row[1] for row in db.execute(f"PRAGMA table_info({table})")]))
+        value = data.draw(_CHANGES)
+        place = "CAST(? AS TEXT)" if isinstance(value, tuple) else "?"
+        given_value = value[1] if isinstance(value, tuple) else value
+        try:
+            db.execute(f"UPDATE OR IGNORE {table} SET {column} = {place}", (given_value,))  # noqa: S608 (constants)
+        except sqlite3.Error:
+            pass  # the table itself refuses it
+    db.close()
+    store = SqliteStore(path)
+    try:
+        store.open()
+        read_all(store)
+        store.mend(NOW_MS)
+        read_all(store)
+        assert all(reason is not None for reason in store.suspects)
+        store.commit([SaveJob(a_job(2**40), new=True)])
+        assert store.job(2**40) is not None
+    finally:
+        store.close()
+
+
+# --------------------------------------------------------------------------------------------- the file
+
+
+def _garbage_in_the_middle(path: Path) -> None:
+    with path.open("r+b") as file:
+        for page in range(1, path.stat().st_size // 4096):
+            file.seek(page * 4096)
+            file.write(b"\xa5" * 512)
+
+
+FILES = {
+    "its beginning is overwritten": lambda path: path.write_bytes(b"\0" * 100 + path.read_bytes()[100:]),
+    "it is cut short": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "pages are garbage": _garbage_in_the_middle,
+    "it is something else": lambda path: path.write_bytes(b"this is not a database" * 1000),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_damaged_file_is_a_clear_error_with_the_way_to_the_backup(path: Path, what: str):
+    FILES[what](path)
+    before = path.read_bytes()
+    with pytest.raises(Unavailable) as error:
+        SqliteStore(path).open()
+    assert "backup" in error.value.hint
+    assert "run-as-a-service.md#restore" in error.value.hint
+    assert path.read_bytes() == before
