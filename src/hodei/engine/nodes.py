@@ -27,6 +27,8 @@ __all__ = ["Interned", "Ints", "Mask", "Nodes", "OneNode", "Rows", "Table", "pro
 
 # The trace is cut (by a new generation) rather than let grow for ever.
 _MAX_TRACE = 1_000_000
+# More than this counts as this: sums of absurd requests must not leave the columns' 64 bits.
+_MOST = 2**62
 
 
 def promised(node: Node) -> Resources:
@@ -217,7 +219,7 @@ class Table:
             held = self.holds[row]
             for resource, amount in held.used.items():
                 column = self.column_of(resource)
-                self._free[column, row] = self._capacity[column, row] - amount
+                self._free[column, row] = self._capacity[column, row] - (amount if amount < _MOST else _MOST)
             self._runs[row] = held.runs
             self._last_placed[row] = held.last_placed
             if held.parts is not None and held.parts.gpus:

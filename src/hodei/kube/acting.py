@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from hodei.kube import wording
+from hodei.kube.refusals import KINDS, Refused
 from hodei.kubeapi.client import Api, ApiError
 from hodei.kubeapi.objects import Pod
 from hodei.kubeapi.storage_objects import BOUND_BY_US, SELECTED_NODE, Claim, Volume
@@ -69,6 +70,20 @@ class Actor:
 
     async def say_evicted(self, pod: Pod, why: str) -> None:
         await self._event(pod, "Normal", "Evicted", "Evicting", why)
+
+    async def say_refused(self, refused: Refused) -> None:
+        """Of an object of any kind; Events about what has no namespace are in `default`."""
+        *where, collection = refused.resource.strip("/").split("/")
+        regarding = {
+            "apiVersion": "/".join(where[1:]),
+            "kind": KINDS.get(collection, collection),
+            "namespace": refused.namespace,
+            "name": refused.name,
+            "uid": refused.uid,
+        }
+        text = f"{self._scheduler} cannot use it: {refused.why}"
+        place = refused.namespace or "default"
+        await self._post_event(refused.name, place, "Warning", "Refused", "Scheduling", text, regarding)
 
     async def set_unscheduled(self, pod: Pod, reason: str, message: str, nominated: str | None = None) -> None:
         """The condition that people, autoscalers and descheduling tools read; `nominated`: None to leave it."""
@@ -143,13 +158,19 @@ class Actor:
     async def _event(
         self, pod: Pod, type: str, reason: str, action: str, text: str, *, related: Pod | None = None
     ) -> None:
-        meta = pod.metadata
+        meta, other = pod.metadata, _reference(related) if related is not None else None
+        await self._post_event(meta.name, meta.namespace, type, reason, action, text, _reference(pod), other)
+
+    async def _post_event(
+        self, name: str, namespace: str, type: str, reason: str, action: str, text: str, regarding: dict[str, str],
+        related: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._turn += 1
         tail = f".{self._turn:016x}"
         body: dict[str, Any] = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": meta.name[: _LONGEST_NAME - len(tail)] + tail, "namespace": meta.namespace},
+            "metadata": {"name": name[: _LONGEST_NAME - len(tail)] + tail, "namespace": namespace},
             "eventTime": datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": self._scheduler,
             "reportingInstance": self._instance,
@@ -157,11 +178,11 @@ class Actor:
             "reason": reason,
             "action": action,
             "note": wording.note(text),
-            "regarding": _reference(pod),
+            "regarding": regarding,
         }
         if related is not None:
-            body["related"] = _reference(related)
-        path = f"/apis/events.k8s.io/v1/namespaces/{meta.namespace}/events"
+            body["related"] = related
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         await self._api.request("POST", path, _encode(body), params=_UNCHECKED)
 
 

@@ -52,7 +52,9 @@ def attendants_of(api: Api, house: House, options: Options, driver: Driver) -> l
                 forecasting.learn(spec, ran_ms, ended_ms)
 
         reader = Reader(house.around, Reading(LINE, options.one_pod_per_node))
-        out.append(Finished(api, options.scheduler_name, reader, learn))
+        finished = Finished(api, options.scheduler_name, reader, learn)
+        finished.refusals = reader.refusals = house.refusals
+        out.append(finished)
     if options.reserved:
 
         def tell(facts: Sequence[Fact]) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from hodei.control.controller import Step
 
 _log = logging.getLogger(__name__)
+FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 
 class Attendant(Protocol):
@@ -23,7 +25,7 @@ class Attendant(Protocol):
     def stepped(self, step: Step) -> None: ...
 
     async def run(self) -> None:
-        """For ever, or until there is nothing left to do."""
+        """For ever, or until there is nothing left to do. It is called again if it has raised."""
 
     async def end(self) -> None:
         """After the last decision, while we still lead."""
@@ -46,11 +48,14 @@ class Plain:
 
 
 @contextlib.asynccontextmanager
-async def attended(attendants: Sequence[Attendant]) -> AsyncIterator[None]:
-    """All of them at work while inside. One that fails is named in the log; scheduling goes on without it."""
+async def attended(
+    attendants: Sequence[Attendant], failed: Callable[[str], None] = lambda name: None
+) -> AsyncIterator[None]:
+    """All of them at work while inside. One that fails is named in the log and begins again after a pause; scheduling goes
+    on meanwhile. `failed` is called with its name each time."""
     for one in attendants:
         await one.begin()
-    tasks = [asyncio.create_task(_lasting(one)) for one in attendants]
+    tasks = [asyncio.create_task(_lasting(one, failed)) for one in attendants]
     try:
         yield
     finally:
@@ -64,10 +69,20 @@ async def attended(attendants: Sequence[Attendant]) -> AsyncIterator[None]:
                 _log.exception("%s did not end as it should", type(one).__name__)
 
 
-async def _lasting(one: Attendant) -> None:
-    try:
-        await one.run()
-    except asyncio.CancelledError:
-        raise
-    except Exception:
-        _log.exception("%s has failed; pods are scheduled without it", type(one).__name__)
+async def _lasting(one: Attendant, failed: Callable[[str], None]) -> None:
+    """Until it has nothing left to do. A failure after a long time of peace is a first one again."""
+    failures = 0
+    while True:
+        began = time.monotonic()
+        try:
+            await one.run()
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            failures = 0 if time.monotonic() - began > _LONGEST_PAUSE_S else failures + 1
+            pause_s = min(FIRST_PAUSE_S * 2.0**failures, _LONGEST_PAUSE_S)
+            name = type(one).__name__
+            _log.exception("%s has failed; pods are scheduled without it, and it begins again in %g s", name, pause_s)
+            failed(name)
+            await asyncio.sleep(pause_s)

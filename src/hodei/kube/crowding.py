@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hodei.kubeapi.objects import Node
-from hodei.kubeapi.quantities import amounts
+from hodei.kubeapi.quantities import readable
 from hodei.model.ids import NodeName
 from hodei.model.resources import Resources
 
@@ -35,7 +35,7 @@ class Newcomers:
 def lacking(node: Node, wanted: Resources, there: Iterable[Resources]) -> str:
     """The first resource, of those that are `wanted`, of which all that are `there` ask for more than the node has; "" if
     there is none. Whoever wants it is one of them."""
-    room = amounts(node.status.allocatable)
+    room, _ = readable(node.status.allocatable)
     held = list(there)
     for name in sorted(wanted.keys() & room.keys()):
         if sum(one.get(name, 0) for one in held) > room[name]:

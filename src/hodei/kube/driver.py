@@ -24,6 +24,7 @@ from hodei.kube.metrics import Metrics
 from hodei.kube.pods import Pods
 from hodei.kube.profile import assumed_in
 from hodei.kube.provisioning import NotProvisioned, Provisioning
+from hodei.kube.refusals import Refused
 from hodei.kube.telling import Telling
 from hodei.kubeapi.client import Api, ApiError
 from hodei.kubeapi.objects import Pod, decode
@@ -71,6 +72,11 @@ class Driver:
         """Has the pods of a job told why they wait."""
         for work in self._telling.tell(job, told):
             self._reports.put(work)
+
+    def tell_refused(self, refused: Refused) -> None:
+        """An Event about an object that cannot be used; a pod of ours is told by its condition besides."""
+        if refused.name:
+            self._reports.put(lambda: self._quietly(self._actor.say_refused(refused)))
 
     def stir(self) -> None:
         """Something has happened."""
@@ -187,6 +193,9 @@ class Driver:
             self._not_bound(entry, run, str(late), gone=False)
         except ApiError as error:
             self._not_bound(entry, run, error.message, gone=is_gone(error) or is_settled(error))
+        except Exception as error:  # it must not be left as if its binding were still on its way
+            _log.exception("the binding of pod %s failed", entry.name)
+            self._not_bound(entry, run, f"{type(error).__name__}: {error}", gone=False)
         else:
             self.pods.bound(uid, run)
             self._metrics.bound(entry, self._now_ms(), time.perf_counter() - began)

@@ -14,12 +14,15 @@ from typing import Literal
 from msgspec import field
 
 from hodei.kube.attending import Plain
-from hodei.kube.reading import Reader, at_ms
+from hodei.kube.reading import PODS_PATH, Reader, at_ms
+from hodei.kube.refusals import Refusals, said
 from hodei.kubeapi.client import Api
+from hodei.kubeapi.numbers import bounded
 from hodei.kubeapi.objects import Meta, Pod, PodSpec, PodStatus, Slim
 from hodei.kubeapi.reflector import Reflector, Resource
 from hodei.model.estimate import Ran, name_of, shape_of
 from hodei.model.job import JobSpec
+from hodei.model.quantity import MAX_DURATION_MS
 
 _log = logging.getLogger(__name__)
 _SUCCEEDED = {"fieldSelector": "status.phase=Succeeded"}
@@ -60,7 +63,7 @@ class FinishedPod(Slim, frozen=True):
     @property
     def ran_ms(self) -> int:
         began = at_ms(self.status.start_time)
-        return max(self.ended_ms - began, 1) if began and self.ended_ms else 0
+        return bounded(self.ended_ms - began, 1, MAX_DURATION_MS) if began and self.ended_ms else 0
 
     @property
     def pod(self) -> Pod:
@@ -79,6 +82,7 @@ class Finished(Plain):
         self._known: set[str] = set()
         self._reflector = Reflector(api, Resource("/api/v1/pods", FinishedPod), self, selector=_SUCCEEDED)
         self._watching: asyncio.Task[None] | None = None
+        self.refusals = Refusals()
 
     async def begin(self) -> None:
         """The past first, if it comes soon: a start is not held up by it."""
@@ -92,8 +96,9 @@ class Finished(Plain):
             )
 
     async def run(self) -> None:
-        if self._watching is not None:
-            await self._watching
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._reflector.run())
+        await self._watching
 
     async def end(self) -> None:
         if self._watching is not None:
@@ -118,7 +123,10 @@ class Finished(Plain):
         if uid in self._known or pod.spec.scheduler_name != self._scheduler or not pod.ran_ms:
             return
         self._known.add(uid)
-        self._learn(self._reader.pod(pod.pod, ours=True).job, pod.ran_ms, pod.ended_ms)
+        try:
+            self._learn(self._reader.pod(pod.pod, ours=True).job, pod.ran_ms, pod.ended_ms)
+        except Exception as error:
+            self.refusals.put(PODS_PATH, pod.metadata, f"nothing is learnt from it: {said(error)}")
 
 
 def as_ran(spec: JobSpec, ran_ms: int) -> Ran:

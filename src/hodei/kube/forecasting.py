@@ -98,6 +98,9 @@ class Forecasting(Plain):
         try:
             while True:
                 await asyncio.sleep(self._look_s)
+                if foreseeing is not None and foreseeing.done():
+                    foreseeing.result()  # why it ended
+                    raise RuntimeError("the forecasts have ended")
                 if not await self._write(list(self._news())[:_PATCHES]):
                     await asyncio.sleep(_FORBIDDEN_S)
         finally:

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup, TaskGroup
+from hodei.kubeapi.numbers import MAX_INT32, bounded, read_count, read_seconds_ms, seconds_ms
 from hodei.kubeapi.objects import Pod
 from hodei.model.decision import Reason
-from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms
 
 Convention = Literal["kubernetes", "workload", "scheduler-plugins", "volcano", "kueue", "yunikorn", "annotation"]
@@ -96,7 +96,7 @@ def membership(pod: Pod) -> Membership | Reason | None:
             found = read(pod)
             if found is not None:
                 return found
-    except (InvalidInput, msgspec.DecodeError, ValueError) as bad:
+    except Exception as bad:  # whatever it says, also a text that is nested too deeply
         return Reason("gang", "INVALID_POD_GROUP", f"the pod's group cannot be read: {str(bad)[:300]}")
     return None
 
@@ -159,7 +159,7 @@ def _volcano(pod: Pod) -> Membership | None:
         pod.metadata.namespace,
         name,
         part=said.get(VOLCANO_TASK, ""),
-        min_count=_count(said[VOLCANO_MIN], VOLCANO_MIN) if VOLCANO_MIN in said else 0,
+        min_count=read_count(said[VOLCANO_MIN], VOLCANO_MIN) if VOLCANO_MIN in said else 0,
         timeout_ms=parse_duration_ms(patience) if patience else None,
         queue=said.get(VOLCANO_QUEUE, ""),
     )
@@ -171,7 +171,7 @@ def _kueue(pod: Pod) -> Membership | None:
     if not name:
         return None
     total = meta.annotations.get(KUEUE_TOTAL)
-    count = _count(total, KUEUE_TOTAL) if total is not None else 0
+    count = read_count(total, KUEUE_TOTAL) if total is not None else 0
     return Membership("kueue", meta.namespace, name, min_count=count, queue=meta.labels.get(KUEUE_QUEUE, ""))
 
 
@@ -207,7 +207,7 @@ def _simple(pod: Pod) -> Membership | None:
         "annotation",
         pod.metadata.namespace,
         name,
-        min_count=_count(size, SIMPLE_SIZE) if size is not None else 0,
+        min_count=read_count(size, SIMPLE_SIZE) if size is not None else 0,
         timeout_ms=parse_duration_ms(timeout) if timeout is not None else None,
     )
 
@@ -217,17 +217,11 @@ _READERS: tuple[Callable[[Pod], Membership | None], ...] = (
 )  # fmt: skip
 
 
-def _count(text: str, where: str) -> int:
-    if not text.isdigit() or not 0 < int(text) <= 1_000_000:
-        raise InvalidInput(f"{where} must be a whole number from 1 on, not {text[:40]!r}")
-    return int(text)
-
-
 def _placeholder_timeout(parameters: str) -> int | None:
     for word in parameters.split():
         key, _, value = word.partition("=")
-        if key == "placeholderTimeoutInSeconds" and value.isdigit():
-            return int(value) * 1000
+        if key == "placeholderTimeoutInSeconds":
+            return read_seconds_ms(value, key)
     return None
 
 
@@ -275,7 +269,9 @@ def _of_plugins(member: Membership, groups: Groups) -> Group | Reason:
         return _waits(f'waiting for the PodGroup "{member.name}" of {PLUGINS_LABEL} to be created')
     seconds = found.spec.schedule_timeout_seconds
     since = found.metadata.creation_timestamp
-    return _group(member, found.spec.min_member, timeout_ms=None if seconds is None else seconds * 1000, since=since)
+    return _group(
+        member, found.spec.min_member, timeout_ms=None if seconds is None else seconds_ms(seconds), since=since
+    )
 
 
 def _of_volcano(member: Membership, groups: Groups) -> Group | Reason:
@@ -319,7 +315,7 @@ def _group(
     said = member.timeout_ms if timeout_ms is None else timeout_ms
     return Group(
         member.key,
-        max(min_count, 1),
+        bounded(min_count, 1, MAX_INT32),
         parts,
         DEFAULT_TIMEOUT_MS[member.convention] if said is None else said,
         queue or member.queue,

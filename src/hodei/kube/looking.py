@@ -139,7 +139,7 @@ async def _read(api: Api, options: Options) -> House:
     house = furnish(options, tries=0)
     if house.timed:
         house = furnish(options)  # who is promised what is known only once all have had their turn, here on paper
-    watching = await Watching.of(api, house.pods, house.around, lambda: None)
+    watching = Watching.of(api, house.pods, house.around, lambda: None, house.refusals)
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await watching.start()

@@ -20,6 +20,7 @@ from hodei.kube.metrics import Metrics
 from hodei.kube.pods import Pods
 from hodei.kube.profile import LINE, live_profile
 from hodei.kube.reading import SERVICES_LAST_MS, Reader, Reading
+from hodei.kube.refusals import Refusals
 from hodei.kube.reservations import Reserved
 from hodei.kube.telling import Telling
 from hodei.kube.wording import LATEST, Wording
@@ -70,6 +71,7 @@ class House(Struct):
     pods: Pods
     explaining: Explaining
     metrics: Metrics
+    refusals: Refusals
     timed: bool = False  # whether starts are promised
 
 
@@ -81,16 +83,21 @@ def furnish(options: Options, tries: int = _TRIES_PER_STEP) -> House:
     controller.preempting.guard = around.budgets
     timed = any(isinstance(line, ReservingLine) for line in controller.lines.values())
     reader = Reader(around, Reading(LINE, options.one_pod_per_node, SERVICES_LAST_MS if timed else 0))
+    reader.refusals = refusals = Refusals()
     pods = Pods(options.scheduler_name, around, reader, clock.now_ms)
     pods.learns = controller.estimator.learns
     pods.tied = controller.preempting.tie
     explaining = Explaining(controller, options.words or LATEST)
     explaining.name_of = pods.name_of
-    return House(controller, around, pods, explaining, Metrics(options.scheduler_name), timed)
+    metrics = Metrics(options.scheduler_name)
+    metrics.refusals = refusals
+    return House(controller, around, pods, explaining, metrics, refusals, timed)
 
 
 def make_driver(api: Api, house: House, options: Options) -> Driver:
     actor = Actor(api, options.scheduler_name, reports=options.events)
     telling = Telling(house.controller, house.pods, actor, house.explaining)
     clock = SystemClock()
-    return Driver(api, house.controller, house.pods, house.around, actor, telling, house.metrics, clock.now_ms)
+    driver = Driver(api, house.controller, house.pods, house.around, actor, telling, house.metrics, clock.now_ms)
+    house.refusals.told = driver.tell_refused
+    return driver

@@ -13,6 +13,8 @@ from hodei.control.reserving import ReservingLine
 from hodei.kube.entries import Entry
 from hodei.kube.pods import Pods
 from hodei.kube.reading import at_ms
+from hodei.kube.refusals import Refusals
+from hodei.kube.watching import Watching
 
 _SHORT = tuple(0.001 * 2**n for n in range(15))
 _LONG = tuple(0.01 * 2**n for n in range(20))
@@ -59,6 +61,18 @@ class Metrics:
         self._gangs = Counter(
             "scheduler_podgroup_schedule_attempts", "Attempts to schedule groups, by result", by, registry=r
         )
+        self._ages = Gauge(
+            "hodei_kube_watch_age_seconds", "Since the API was last heard about a collection", ["resource"], registry=r
+        )
+        self._unusable = Gauge(
+            "hodei_kube_refused_objects", "Objects that cannot be used as they are", ["resource"], registry=r
+        )
+        self._restarts = Counter(
+            "hodei_kube_task_restarts", "Tasks that failed and began again", ["task"], registry=r
+        )  # fmt: skip
+        self.watches: Watching | None = None
+        self.refusals: Refusals | None = None
+        self._faults: Tally[str] = Tally()
         for queue in ("active", "backoff", "unschedulable", "gated"):
             self._pending.labels(queue).set(0)
         # What is asked for with every pod is looked up once.
@@ -113,10 +127,24 @@ class Metrics:
     def failed(self) -> None:
         self._error.inc()
 
+    def restarted(self, task: str) -> None:
+        self._restarts.labels(task).inc()
+
     def written(self) -> bytes:
         """As Prometheus reads it; what is a matter of looking is looked at now."""
         if self._pods is not None:
             self._count(self._pods)
+        if self.watches is not None:
+            for path, age_s in self.watches.ages().items():
+                self._ages.labels(path).set(age_s)
+            for one in self.watches.reflectors:
+                if one.faults > self._faults[one.path]:
+                    self._restarts.labels(f"watch {one.path}").inc(one.faults - self._faults[one.path])
+                    self._faults[one.path] = one.faults
+        if self.refusals is not None:
+            now = self.refusals.now()
+            for path in self.refusals.total:
+                self._unusable.labels(path).set(now[path])
         return generate_latest(self.registry)
 
     def _count(self, pods: Pods) -> None:

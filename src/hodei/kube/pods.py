@@ -24,6 +24,7 @@ from hodei.kube.gathering import Gathering, as_job, gather
 from hodei.kube.past import Past
 from hodei.kube.patience import Patience
 from hodei.kube.reading import Reader, at_ms
+from hodei.kube.refusals import said
 from hodei.kubeapi.objects import Node as KubeNode
 from hodei.kubeapi.objects import Pod
 from hodei.model.decision import Reason
@@ -36,6 +37,7 @@ BACKEND = "kubernetes"
 START_FAILED = "start_failed"
 # When a pod came that takes the place of a lost member: before all others of its priority.
 FIRST_MS = 1
+_LONGEST_PAST_MS = 366 * 86_400_000
 
 
 class Pods:
@@ -78,7 +80,7 @@ class Pods:
                 self._drop(entry, after)
         elif entry is not None and not differs(entry.pod, after):
             if self.learns and entry.stage == "bound" and after.status.start_time and not entry.pod.status.start_time:
-                self._tell(RunObserved(run=entry.run, state="running", at_ms=at_ms(after.status.start_time)))
+                self._tell(RunObserved(run=entry.run, state="running", at_ms=self._since(after.status.start_time)))
             if entry.group is not None and entry.pod.status.phase != after.status.phase:
                 self.touched[entry.group.key] = None
             entry.pod = after
@@ -254,7 +256,7 @@ class Pods:
             else entry.pod
             for entry in members
         ]
-        for gathering in gather([*pods, *self.past.of(key)], self._around.groups) or [Gathering([])]:
+        for gathering in self._gathered([*pods, *self.past.of(key)]) or [Gathering([])]:
             waiting = [self.entries[pod.metadata.uid] for pod in gathering.waiting]
             late = self._late(key, gathering, members)
             unread = next((entry.reasons for entry in waiting if entry.wanted.refused), ())
@@ -274,6 +276,14 @@ class Pods:
             else:
                 self._line_up(key, waiting, gathering)
 
+    def _gathered(self, pods: list[Pod]) -> list[Gathering]:
+        try:
+            return gather(pods, self._around.groups)
+        except Exception as error:  # the group's object says what nobody foresaw: its pods wait, and are told
+            why = Reason("gang", "INVALID_POD_GROUP", f"the pod's group cannot be read: {said(error)}"[:500])
+            waiting = [pod for pod in pods if not pod.spec.node_name and pod.metadata.uid in self.entries]
+            return [Gathering(waiting, reason=why)]
+
     def _late(self, key: GroupKey, gathering: Gathering, members: list[Entry]) -> Reason | None:
         """What a gang is told that has waited for as long as it may, while it stands aside or is not all there."""
         group = gathering.group or (self.group(key) if any(entry.stage == "placed" for entry in members) else None)
@@ -289,7 +299,7 @@ class Pods:
         spec, order = as_job([entry.wanted for entry in waiting], needed, gathering.group)
         id, now_ms = next(self._ids), self._now_ms()
         # The members that run wait for the one that is missing: it comes before all others of its priority.
-        since = FIRST_MS if first else min(at_ms(one.pod.metadata.creation_timestamp, now_ms) for one in waiting)
+        since = FIRST_MS if first else min(self._since(one.pod.metadata.creation_timestamp) for one in waiting)
         self._gangs[key] = WaitingGang(id, uids, tuple(uids[number] for number in order), needed, first)
         self.of_gang[id] = key
         self.arrivals += len(waiting)
@@ -314,7 +324,7 @@ class Pods:
         entry.stage, entry.id = "queued", id
         self.arrivals += 1
         self.by_job[id] = entry
-        since = at_ms(entry.pod.metadata.creation_timestamp, now_ms)
+        since = self._since(entry.pod.metadata.creation_timestamp)
         self._tell(JobSubmitted(job=Job(id, entry.wanted.job, "pending", since, now_ms)))
 
     def _restore(self, entry: Entry, *, placed_ms: int = 0, again: bool = False) -> None:
@@ -323,8 +333,8 @@ class Pods:
         entry.id, entry.run = id, run_id(id, 0, 1)
         entry.stage = "placed" if placed_ms else "bound"
         self._takes_room(entry)
-        created = at_ms(entry.pod.metadata.creation_timestamp)
-        since = placed_ms or at_ms(entry.pod.status.start_time, created)
+        created = self._since(entry.pod.metadata.creation_timestamp)
+        since = placed_ms or (self._since(entry.pod.status.start_time) if entry.pod.status.start_time else created)
         state: Literal["scheduled", "running"] = "scheduled" if placed_ms else "running"
         run = Run(
             entry.run, id, "pod", 0, 1, entry.node, BACKEND, "placed" if placed_ms else "running",
@@ -337,6 +347,12 @@ class Pods:
         job = Job(id, spec, state, created, since, attempt=1, first_attempt=1, scheduled_ms=since, nodes=entry.node)
         self._tell(JobRestored(job=job, runs=(run,)))
         self._leave(entry)
+
+    def _since(self, stamp: str | None) -> int:
+        """A time of the past. None is later than now, and none longer ago than counts for anything: what is used is
+        counted hour by hour."""
+        now_ms = self._now_ms()
+        return max(now_ms - _LONGEST_PAST_MS, min(at_ms(stamp, now_ms), now_ms))
 
     def _takes_room(self, entry: Entry) -> None:
         self.by_job[entry.id] = entry

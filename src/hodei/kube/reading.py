@@ -12,11 +12,12 @@ from msgspec import Struct, structs
 
 from hodei.kube import translate
 from hodei.kube.around import Around
+from hodei.kube.refusals import Refusals, said
 from hodei.kube.spreading import picked_by
 from hodei.kube.translate import ESTIMATE, MAX_EXEC_TIME, Wanted
 from hodei.kubeapi.objects import Node as KubeNode
 from hodei.kubeapi.objects import Pod
-from hodei.kubeapi.requests import STAND_INS, UNSAID, Counting, requests_of
+from hodei.kubeapi.requests import PODS, STAND_INS, UNSAID, Counting, requests_of
 from hodei.kubeapi.storage_objects import CsiNode
 from hodei.model.node import Node
 from hodei.model.resources import CPU, MEMORY, Resources
@@ -26,6 +27,8 @@ _BOUNDLESS = dict.fromkeys(UNSAID.values(), 1 << 50)
 # One of these per node, where each takes one pod of ours and no more.
 SLOT = "hodei.io/slot"
 _KEPT = 20_000
+PODS_PATH, NODES_PATH = "/api/v1/pods", "/api/v1/nodes"
+_LATEST_MS = 1 << 48  # no time of the API is later: thousands of years from now
 # Pods of these do not end by themselves; where starts are promised nobody may count on their end.
 _SERVICES = ("DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
 SERVICES_LAST_MS = 10 * 365 * 86_400_000
@@ -42,11 +45,21 @@ class Reading(Struct, frozen=True):
 class Reader:
     def __init__(self, around: Around, reading: Reading) -> None:
         self._around, self._reading = around, reading
+        self.refusals = Refusals()
         self._known: dict[bytes, Wanted] = {}
         counting = around.surroundings.counting
         self._with_stand_ins = Counting(counting.ignored, STAND_INS)
 
     def pod(self, pod: Pod, *, ours: bool) -> Wanted:
+        """It never raises, whatever the pod says: one that cannot be read is refused."""
+        try:
+            return self._known_or_read(pod, ours)
+        except Exception as error:
+            why = f"the pod cannot be read: {said(error)}"
+            self.refusals.put(PODS_PATH, pod.metadata, why)
+            return translate.unreadable(pod, why, profile=self._reading.profile)
+
+    def _known_or_read(self, pod: Pod, ours: bool) -> Wanted:
         key = self._key(pod, ours)
         if key is None:
             return self._read(pod, ours)
@@ -58,8 +71,18 @@ class Reader:
         return known
 
     def node(self, node: KubeNode, drivers: CsiNode | None) -> Node:
+        """It never raises either: what cannot be read of a node is not there, and one that cannot be read takes no pod."""
         more = {**_BOUNDLESS, SLOT: 1} if self._reading.one_per_node else _BOUNDLESS
-        return translate.node(node, drivers, more)
+        try:
+            found, wrong = translate.node(node, drivers, more), translate.wrong_with(node)
+        except Exception as error:
+            wrong = f"the node cannot be read: {said(error)}"
+            found = Node(node.metadata.name, "kubernetes", kind="kubernetes", capacity={**more, PODS: 0})
+        if wrong:
+            self.refusals.put(NODES_PATH, node.metadata, wrong)
+        else:
+            self.refusals.clear(NODES_PATH, node.metadata)
+        return found
 
     def _key(self, pod: Pod, ours: bool) -> bytes | None:
         """What a pod is read by; None for one that is like no other, by its storage."""
@@ -116,11 +139,12 @@ def owner_of(pod: Pod) -> str:
 
 
 def at_ms(stamp: str | None, otherwise: int = 0) -> int:
-    """A time of the API in milliseconds."""
+    """A time of the API in milliseconds; `otherwise` for what is none."""
     if not stamp:
         return otherwise
     try:
         when = datetime.fromisoformat(stamp)
-    except ValueError:
+        found = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
         return otherwise
-    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    return max(0, min(found, _LATEST_MS))

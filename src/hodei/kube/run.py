@@ -21,6 +21,7 @@ from hodei.kube.attendants import attendants_of
 from hodei.kube.attending import attended
 from hodei.kube.making import House, Options, furnish, make_driver
 from hodei.kube.serving import Health, serving
+from hodei.kube.supervising import Supervisor
 from hodei.kube.watching import Watching
 from hodei.kube.wording import of_release
 from hodei.kubeapi.client import Access, Api
@@ -40,21 +41,33 @@ class Election(Struct, frozen=True):
 
 
 async def run(access: Access, options: Options, listen: tuple[str, int], election: Election | None) -> int:
-    """The exit code: 0 when told to end, 1 when the lead was lost."""
+    """The exit code: 0 when told to end, 1 when the lead was lost or a part of it has failed."""
     stopping, health, house = asyncio.Event(), Health(), furnish(options)
+    supervisor = Supervisor(stopping.set)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     health.metrics = house.metrics.written
-    async with serving(health, *listen), connected(access) as api:
+    health.troubles = lambda: [supervisor.failure] if supervisor.failure else []
+    async with serving(health, *listen) as answering, connected(access) as api:
+        supervisor.watch(answering, "what answers probes")
+        code = 0
         if election is None:
-            await _schedule(api, house, options, health, stopping)
-            return 0
-        return await _lead(api, house, options, health, stopping, election)
+            await _schedule(api, house, options, health, stopping, supervisor)
+        else:
+            code = await _lead(api, house, options, health, stopping, supervisor, election)
+        supervisor.closing = True
+    return 1 if supervisor.failure else code
 
 
 async def _lead(
-    api: Api, house: House, options: Options, health: Health, stopping: asyncio.Event, election: Election
+    api: Api,
+    house: House,
+    options: Options,
+    health: Health,
+    stopping: asyncio.Event,
+    supervisor: Supervisor,
+    election: Election,
 ) -> int:
     identity = election.identity or f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
     share = election.lasts_s / LASTS_S
@@ -63,6 +76,7 @@ async def _lead(
         lasts_s=election.lasts_s, renew_within_s=RENEW_WITHIN_S * share, every_s=EVERY_S * share,
     )  # fmt: skip
     standing = asyncio.create_task(leadership.run())
+    supervisor.watch(standing, "the election", may_return=True)
     health.ready = True  # also one that only stands by is as it should be
     try:
         ended = asyncio.create_task(stopping.wait())
@@ -71,24 +85,25 @@ async def _lead(
         ended.cancel()
         chosen.cancel()
         if leadership.acquired.is_set() and not stopping.is_set():
-            await _schedule(api, house, options, health, stopping)
-        lost = leadership.lost.is_set()
-        await leadership.release()
-        return 1 if lost else 0
+            await _schedule(api, house, options, health, stopping, supervisor)
+        return 1 if leadership.lost.is_set() else 0
     finally:
+        await leadership.release()
         standing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await standing
+        await asyncio.gather(standing, return_exceptions=True)
 
 
-async def _schedule(api: Api, house: House, options: Options, health: Health, stopping: asyncio.Event) -> None:
+async def _schedule(
+    api: Api, house: House, options: Options, health: Health, stopping: asyncio.Event, supervisor: Supervisor
+) -> None:
     if options.words is None:
         house.explaining.words = of_release(await served_minor(api))
     driver = make_driver(api, house, options)
     driver.attendants = attendants_of(api, house, options, driver)
-    watching = await Watching.of(api, house.pods, house.around, driver.stir)
+    watching = Watching.of(api, house.pods, house.around, driver.stir, house.refusals)
+    house.metrics.watches = watching
     began = time.monotonic()
-    first = asyncio.create_task(watching.start())
+    first = asyncio.create_task(watching.start(supervisor))
     ended = asyncio.create_task(stopping.wait())
     try:
         while not first.done() and not ended.done():
@@ -104,8 +119,15 @@ async def _schedule(api: Api, house: House, options: Options, health: Health, st
             options.scheduler_name, nodes, len(house.pods.entries), time.monotonic() - began,
         )  # fmt: skip
         health.ready = True
-        health.alive = lambda: time.monotonic() - driver.went_round < _STUCK_S
-        async with attended(driver.attendants):
+        health.ages = watching.ages
+
+        def troubles() -> list[str]:
+            idle_s = time.monotonic() - driver.went_round
+            stuck = [f"nothing has been decided for {idle_s:.0f} s"] if idle_s > _STUCK_S else []
+            return [*stuck, *watching.stuck(), *([supervisor.failure] if supervisor.failure else [])]
+
+        health.troubles = troubles
+        async with attended(driver.attendants, house.metrics.restarted):
             await driver.run(stopping)
     finally:
         for task in (first, ended):

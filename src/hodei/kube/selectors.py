@@ -12,7 +12,7 @@ from hodei.model.selector import Operator, Requirement
 
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-_WHOLE = re.compile(r"[+-]?\d{1,18}")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _IN_LABELS = ("In", "NotIn", "Exists", "DoesNotExist")
 _IN_NODES = (*_IN_LABELS, "Gt", "Lt")
 _CHARACTERS = "alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import uvicorn
 from starlette.applications import Starlette
@@ -14,16 +14,22 @@ from starlette.routing import Route
 
 
 class Health:
-    """`ready`: it may be counted on. `alive`: it answers, and its loop has gone round not long ago."""
+    """`ready`: it may be counted on. `troubles`: why it should be started again; nothing while its loop goes round and all
+    its watches do. `ages`: how long ago each watch was last heard, for `/livez?verbose`."""
 
     def __init__(self) -> None:
         self.ready = False
-        self.alive: Callable[[], bool] = lambda: True
+        self.troubles: Callable[[], list[str]] = list
+        self.ages: Callable[[], Mapping[str, float]] = dict
         self.metrics: Callable[[], bytes] = lambda: b""
 
     def app(self) -> Starlette:
         async def live(request: Request) -> Response:
-            return PlainTextResponse("ok" if self.alive() else "stuck", 200 if self.alive() else 500)
+            troubles = self.troubles()
+            lines = [f"not ok: {trouble}" for trouble in troubles] or ["ok"]
+            if "verbose" in request.query_params:
+                lines = [*(f"{path}: heard {age:.0f} s ago" for path, age in sorted(self.ages().items())), *lines]
+            return PlainTextResponse("\n".join(lines), 500 if troubles else 200)
 
         async def ready(request: Request) -> Response:
             return PlainTextResponse("ok" if self.ready else "not yet", 200 if self.ready else 503)
@@ -48,8 +54,8 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(health: Health, host: str, port: int) -> AsyncIterator[None]:
-    """Answers while inside."""
+async def serving(health: Health, host: str, port: int) -> AsyncIterator[asyncio.Task[None]]:
+    """Answers while inside; the task that does."""
     config = uvicorn.Config(health.app(), host=host, port=port, log_level="warning", access_log=False, lifespan="off")
     server = _Server(config)
     task = asyncio.create_task(server.serve())
@@ -58,7 +64,7 @@ async def serving(health: Health, host: str, port: int) -> AsyncIterator[None]:
             await asyncio.sleep(0.01)
         if task.done():
             await task
-        yield
+        yield task
     finally:
         server.should_exit = True
         with contextlib.suppress(asyncio.CancelledError, SystemExit):

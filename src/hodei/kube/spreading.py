@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from hodei.kube.selectors import of_own_labels, selector
+from hodei.kube.selectors import BadSelector, UnknownOperator, of_own_labels, selector
+from hodei.kubeapi.numbers import MAX_INT32, bounded
 from hodei.kubeapi.objects import LabelSelector, Pod, Service, TopologySpread, Workload
 from hodei.model.rules import SpreadRule
 from hodei.model.selector import Requirement, all_match
@@ -57,20 +58,28 @@ def spread_of(pod: Pod, defaults: Defaults = NO_DEFAULTS, owners: Owners = NO_OW
 
 
 def picked_by(pod: Pod, owners: Owners) -> tuple[Requirement, ...]:
-    """What all who pick this pod say together: its services, and the workload that made it."""
+    """What all who pick this pod say together: its services, and the workload that made it. One whose selector cannot be
+    read picks nothing: pods are not to blame for it."""
     meta = pod.metadata
     plain: dict[str, str] = {}
     for service in owners.services.get(meta.namespace, ()):
         chosen = service.spec.selector
         if chosen and all(meta.labels.get(key) == value for key, value in chosen.items()):
             plain.update(chosen)
-    out = list(selector(LabelSelector(plain)) or ())
+    out = list(_readable(LabelSelector(plain)))
     for owner in meta.owner_references:
         workload = owners.workloads.get((meta.namespace, owner.kind, owner.name)) if owner.controller else None
         if workload is not None:
-            more = selector(workload.spec.selector) or ()
+            more = _readable(workload.spec.selector)
             out += more if all_match(more, meta.labels) else ()
     return tuple(dict.fromkeys(out))
+
+
+def _readable(given: LabelSelector | None) -> tuple[Requirement, ...]:
+    try:
+        return selector(given) or ()
+    except (BadSelector, UnknownOperator):
+        return ()
 
 
 def _own(given: TopologySpread, pod: Pod) -> Iterable[Requirement]:
@@ -86,10 +95,10 @@ def _rule(given: TopologySpread, chosen: tuple[Requirement, ...] | None, *, keyl
             raise UnknownValue(f"{field}: {policy}")
     return SpreadRule(
         given.topology_key,
-        given.max_skew,
+        bounded(given.max_skew, 1, MAX_INT32),
         given.when_unsatisfiable == "DoNotSchedule",
         chosen,
-        given.min_domains or 1,
+        bounded(given.min_domains or 1, 1, MAX_INT32),
         affinity == "Honor",
         taints == "Honor",
         keyless,

@@ -16,15 +16,16 @@ from hodei.kube.selectors import NEVER, BadSelector, UnknownOperator, node_term,
 from hodei.kube.spreading import NO_DEFAULTS, NO_OWNERS, Defaults, Owners, UnknownValue, spread_of
 from hodei.kube.volumes import NO_STORAGE, Refused, Storage, volume_limits, volumes_of
 from hodei.kubeapi import objects
-from hodei.kubeapi.quantities import amounts
+from hodei.kubeapi.numbers import MAX_INT32, bounded, is_whole, read_seconds_ms, seconds_ms
+from hodei.kubeapi.quantities import readable
 from hodei.kubeapi.requests import PLAIN, PODS, Counting, requests_of
 from hodei.kubeapi.storage_objects import CsiNode
 from hodei.model.decision import Reason
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Affinity, JobSpec, NodeTerm, PreferredTerm, TaskSpec, Toleration
 from hodei.model.node import Node, Taint, TaintEffect
-from hodei.model.quantity import parse_duration_ms
-from hodei.model.resources import Resources
+from hodei.model.quantity import MAX_AMOUNT, parse_duration_ms
+from hodei.model.resources import GPU, Resources
 from hodei.model.rules import HostPort, JobAffinity, JobTerm, WeightedJobTerm
 from hodei.model.selector import Requirement
 
@@ -105,10 +106,8 @@ def pod(given: objects.Pod, around: Surroundings = ALONE, *, profile: str = "def
         priority=priority_of(given, around.priority_annotation),
         profile=profile,
         estimate_ms=reading.of(f"metadata.annotations[{ESTIMATE}]", lambda: estimate_ms(given), 0),
-        timeout_ms=(spec.active_deadline_seconds or 0) * 1000,
-        grace_ms=_DEFAULT_GRACE_MS
-        if spec.termination_grace_period_seconds is None
-        else spec.termination_grace_period_seconds * 1000,
+        timeout_ms=seconds_ms(spec.active_deadline_seconds),
+        grace_ms=seconds_ms(spec.termination_grace_period_seconds, _DEFAULT_GRACE_MS),
         preempts=spec.preemption_policy != "Never",
     )
     gates = tuple(gate.name for gate in spec.scheduling_gates)
@@ -117,9 +116,12 @@ def pod(given: objects.Pod, around: Surroundings = ALONE, *, profile: str = "def
 
 def node(given: objects.Node, csi: CsiNode | None = None, devices: Resources | None = None) -> Node:
     """A node. Whether it is healthy is told by its taints, as everywhere in Kubernetes: the node controller turns
-    conditions into taints, which pods may tolerate. `devices`: what device classes offer of extended resources."""
+    conditions into taints, which pods may tolerate. `devices`: what device classes offer of extended resources. An amount
+    that cannot be read counts as none (`wrong_with` says which)."""
     meta, spec, status = given.metadata, given.spec, given.status
-    capacity = {PODS: 0} | amounts(status.allocatable) | (devices or {})
+    capacity = {PODS: 0} | readable(status.allocatable)[0] | (devices or {})
+    # Kubernetes knows no such thing, and to the engine it is one device after the other.
+    capacity.pop(GPU, None)
     return Node(
         meta.name,
         "kubernetes",
@@ -132,9 +134,24 @@ def node(given: objects.Node, csi: CsiNode | None = None, devices: Resources | N
         arch=meta.labels.get("kubernetes.io/arch", ""),
         not_ready_reason=", ".join(troubles(given)),
         cordoned=spec.unschedulable,
-        images={name: image.size_bytes for image in status.images for name in image.names},
+        images={name: bounded(image.size_bytes, 0, MAX_AMOUNT) for image in status.images for name in image.names},
         volume_limits=volume_limits(csi),
     )
+
+
+def wrong_with(given: objects.Node) -> str:
+    """What of a node cannot be read; "" if all can."""
+    wrong = [f"status.allocatable.{text}" for text in readable(given.status.allocatable)[1]]
+    return "; ".join(wrong)
+
+
+def unreadable(given: objects.Pod, why: str, *, profile: str = "default") -> Wanted:
+    """A pod that cannot be read at all: it takes one of its node's places if it has a node, and is refused if it wants one."""
+    meta = given.metadata
+    task = TaskSpec(name=meta.name or "pod", request={PODS: 1})
+    job = JobSpec(meta.name or "pod", (task,), meta.namespace, profile=profile)
+    gates = tuple(gate.name for gate in given.spec.scheduling_gates)
+    return Wanted(job, (Reason("translate", "INVALID_POD", why),), gates, leaving=given.leaving)
 
 
 def troubles(given: objects.Node) -> list[str]:
@@ -160,18 +177,18 @@ def estimate_ms(given: objects.Pod) -> int:
     if said is not None:
         return parse_duration_ms(said)
     limit = meta.labels.get(MAX_EXEC_TIME) or meta.annotations.get(MAX_EXEC_TIME)
-    if limit is not None and limit.isdigit():
-        return int(limit) * 1000
-    return (given.spec.active_deadline_seconds or 0) * 1000
+    if limit is not None:
+        return read_seconds_ms(limit, MAX_EXEC_TIME)
+    return seconds_ms(given.spec.active_deadline_seconds)
 
 
 def priority_of(given: objects.Pod, annotation: str = "") -> int:
     """The priority that admission gave the pod; one of its own choice only where `annotation` allows that."""
     spec = given.spec
     said = given.metadata.annotations.get(annotation, "") if annotation else ""
-    if said and not spec.priority_class_name and not spec.priority and _whole(said):
-        return min(int(said), MAX_OWN_PRIORITY)
-    return spec.priority or 0
+    if said and not spec.priority_class_name and not spec.priority and is_whole(said):
+        return bounded(int(said), -MAX_INT32, MAX_OWN_PRIORITY)
+    return bounded(spec.priority, -MAX_INT32 - 1, MAX_INT32)
 
 
 # ------------------------------------------------------------------------------------------------ the parts
@@ -195,6 +212,9 @@ class _Reading:
             self.refused.append(Reason("translate", "INVALID_SELECTOR", f"{field}: {bad}"))
         except InvalidInput as bad:
             self.refused.append(Reason("translate", "INVALID_POD", f"{field}: {bad.message}"))
+        except Exception as fault:
+            text = f"{field} cannot be read: {type(fault).__name__}: {fault}"[:500]
+            self.refused.append(Reason("translate", "INVALID_POD", text))
         return otherwise
 
     def company(self, name: str, given: objects.PodAffinity, otherwise: JobAffinity) -> JobAffinity:
@@ -206,7 +226,7 @@ class _Reading:
             required = tuple(_job_term(term, labels) for term in given.required)
             which = f"preferred{name}Terms"
             preferred = tuple(
-                WeightedJobTerm(w.weight, _job_term(w.pod_affinity_term, labels)) for w in given.preferred
+                WeightedJobTerm(_weight(w.weight), _job_term(w.pod_affinity_term, labels)) for w in given.preferred
             )
             return JobAffinity(required, preferred)
         except UnknownOperator as unknown:
@@ -235,7 +255,13 @@ def node_affinity(given: objects.NodeAffinity) -> Affinity:
     required: tuple[NodeTerm, ...] = ()
     if given.required is not None:
         required = tuple(node_term(term) for term in given.required.node_selector_terms) or (NEVER,)
-    return Affinity(required, tuple(PreferredTerm(w.weight, node_term(w.preference)) for w in given.preferred))
+    preferred = (PreferredTerm(_weight(w.weight), node_term(w.preference)) for w in given.preferred)
+    return Affinity(required, tuple(preferred))
+
+
+def _weight(given: int) -> int:
+    """As the API has it: from 1 to 100."""
+    return bounded(given, 0, 100)
 
 
 def _conflict(given: objects.NodeAffinity) -> bool:
@@ -256,16 +282,14 @@ def _tolerations(given: tuple[objects.Toleration, ...]) -> tuple[Toleration, ...
             raise UnknownOperator(operator)
         if one.effect and one.effect not in _EFFECTS:
             raise UnknownValue(f"effect: {one.effect}")
-        if operator in ("Gt", "Lt") and not _whole(one.value):
+        if operator in ("Gt", "Lt") and not is_whole(one.value):
             continue  # compares with nothing, so it tolerates nothing
         kind = cast("Literal['Equal', 'Exists', 'Gt', 'Lt']", operator)
         effect = cast("TaintEffect | Literal['']", one.effect)
-        out.append(Toleration(one.key, kind, one.value, effect, one.toleration_seconds))
+        seconds = one.toleration_seconds
+        patience = None if seconds is None else bounded(seconds, 0, MAX_INT32)
+        out.append(Toleration(one.key, kind, one.value, effect, patience))
     return tuple(out)
-
-
-def _whole(text: str) -> bool:
-    return text.removeprefix("-").isdigit() and len(text) <= 18
 
 
 def _job_term(given: objects.PodAffinityTerm, labels: Mapping[str, str]) -> JobTerm:
@@ -289,6 +313,8 @@ def _ports(spec: objects.PodSpec) -> tuple[HostPort, ...]:
             protocol = port.protocol or "TCP"
             if port.host_port and protocol not in _PROTOCOLS:
                 raise UnknownValue(f"protocol: {protocol}")
+            if not 0 <= port.host_port <= 65_535:
+                raise UnknownValue(f"hostPort: {port.host_port}")
             if port.host_port:
                 kind = cast("Literal['TCP', 'UDP', 'SCTP']", protocol)
                 out.append(HostPort(port.host_port, kind, port.host_ip or "0.0.0.0"))

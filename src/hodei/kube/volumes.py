@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from hodei.kube.selectors import NEVER, BadSelector, UnknownOperator, node_term, selector
+from hodei.kubeapi.numbers import MAX_INT32, bounded
 from hodei.kubeapi.objects import Disk, Node, Pod, PodVolume
 from hodei.kubeapi.quantities import amount
 from hodei.kubeapi.storage_objects import (
@@ -92,7 +93,7 @@ def volume_limits(node: CsiNode | None) -> dict[str, int]:
     """How many volumes of each driver a node can take; drivers that say nothing have no limit."""
     drivers = node.spec.drivers if node is not None else ()
     return {
-        driver.name: driver.allocatable.count
+        driver.name: bounded(driver.allocatable.count, 0, MAX_INT32)
         for driver in drivers
         if driver.allocatable is not None and driver.allocatable.count is not None
     }

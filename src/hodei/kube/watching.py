@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from hodei.kube.around import Around
 from hodei.kube.pods import Pods
+from hodei.kube.refusals import Refusals
 from hodei.kube.shelf import Shelf, by_name, by_uid
+from hodei.kube.supervising import Supervisor
 from hodei.kubeapi.client import Api
 from hodei.kubeapi.discovery import served_path
 from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
@@ -16,67 +22,131 @@ from hodei.kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, Ser
 from hodei.kubeapi.reflector import Reflector, Resource
 from hodei.kubeapi.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
 
-_log = logging.getLogger(__name__)
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+# A watch that has neither heard nor tried anything for so long hangs: the longest patience with a list is shorter.
+STUCK_S = 900.0
+
+
+class _Watched(Struct):
+    """`optional`: other projects' types, and ones that come and go with the version of Kubernetes: nobody waits for them."""
+
+    path: str
+    kind: type[Any]
+    shelf: Shelf[Any]
+    optional: bool = False
+    selector: dict[str, str] = {}
+    locate: Callable[[], Awaitable[str]] | None = None
 
 
 class Watching:
-    def __init__(self, api: Api, reflectors: list[Reflector[Any]]) -> None:
+    def __init__(self, reflectors: list[Reflector[Any]]) -> None:
         self.reflectors = reflectors
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self._began = time.monotonic()
 
     @classmethod
-    async def of(cls, api: Api, pods: Pods, around: Around, stir: Any) -> Watching:
-        """All that scheduling reads. Groups of which the cluster knows nothing are left out or looked for now and then."""
+    def of(
+        cls,
+        api: Api,
+        pods: Pods,
+        around: Around,
+        stir: Any,
+        refusals: Refusals | None = None,
+        *,
+        may_lack: Iterable[str] | None = (),
+    ) -> Watching:
+        """All that scheduling reads. `may_lack`: names of collections that are done without if they may not be read; None
+        for all of them."""
         pod_shelf = Shelf[Pod](by_uid, pods.moved, stir)
         node_shelf = Shelf[Node](by_name, pods.node_moved, stir)
-        kept: list[tuple[str, type[Any], Shelf[Any], dict[str, str]]] = [
-            ("/api/v1/namespaces", Namespace, around.namespaces, {}),
-            ("/api/v1/nodes", Node, node_shelf, {}),
-            ("/api/v1/persistentvolumeclaims", Claim, around.claims, {}),
-            ("/api/v1/persistentvolumes", Volume, around.volumes, {}),
-            ("/apis/storage.k8s.io/v1/storageclasses", StorageClass, around.classes, {}),
-            ("/apis/storage.k8s.io/v1/csinodes", CsiNode, around.drivers, {}),
-            ("/apis/storage.k8s.io/v1/csidrivers", CsiDriver, around.csi_drivers, {}),
-            ("/apis/storage.k8s.io/v1/csistoragecapacities", StorageCapacity, around.capacities, {}),
-            ("/apis/policy/v1/poddisruptionbudgets", PodDisruptionBudget, around.disruption_budgets, {}),
-            ("/api/v1/services", Service, around.services, {}),
-            ("/api/v1/replicationcontrollers", Service, around.controllers, {}),
-            ("/apis/apps/v1/replicasets", Workload, around.workloads["ReplicaSet"], {}),
-            ("/apis/apps/v1/statefulsets", Workload, around.workloads["StatefulSet"], {}),
-            ("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", MemberGroup, around.plugin_groups, {}),
-            ("/apis/scheduling.volcano.sh/v1beta1/podgroups", MemberGroup, around.volcano_groups, {}),
+        kept = [
+            _Watched("/api/v1/namespaces", Namespace, around.namespaces),
+            _Watched("/api/v1/nodes", Node, node_shelf),
+            _Watched("/api/v1/persistentvolumeclaims", Claim, around.claims),
+            _Watched("/api/v1/persistentvolumes", Volume, around.volumes),
+            _Watched("/apis/storage.k8s.io/v1/storageclasses", StorageClass, around.classes),
+            _Watched("/apis/storage.k8s.io/v1/csinodes", CsiNode, around.drivers),
+            _Watched("/apis/storage.k8s.io/v1/csidrivers", CsiDriver, around.csi_drivers),
+            _Watched("/apis/storage.k8s.io/v1/csistoragecapacities", StorageCapacity, around.capacities),
+            _Watched("/apis/policy/v1/poddisruptionbudgets", PodDisruptionBudget, around.disruption_budgets),
+            _Watched("/api/v1/services", Service, around.services),
+            _Watched("/api/v1/replicationcontrollers", Service, around.controllers),
+            _Watched("/apis/apps/v1/replicasets", Workload, around.workloads["ReplicaSet"]),
+            _Watched("/apis/apps/v1/statefulsets", Workload, around.workloads["StatefulSet"]),
+            _Watched("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", MemberGroup, around.plugin_groups, True),
+            _Watched("/apis/scheduling.volcano.sh/v1beta1/podgroups", MemberGroup, around.volcano_groups, True),
         ]
         # Kubernetes' own groups change their version with every release.
         for name, kind, shelf in (
             ("podgroups", PodGroup, around.pod_groups),
             ("workloads", GroupedWorkload, around.grouped),
         ):
-            path = await served_path(api, "scheduling.k8s.io", name)
-            if path:
-                kept.append((path, kind, shelf, {}))
+            locate = partial(served_path, api, "scheduling.k8s.io", name)
+            kept.append(_Watched(f"/apis/scheduling.k8s.io/{name}", kind, shelf, True, locate=locate))
         # Pods may wait for what is in these; owners and services only tell how pods that come are to be read.
         for waited_for in (
             around.claims, around.volumes, around.classes, around.csi_drivers, around.capacities, around.drivers, around.disruption_budgets, around.namespaces,
             around.pod_groups, around.grouped, around.plugin_groups, around.volcano_groups,
         ):  # fmt: skip
             waited_for.flushed = stir
-        kept.append(("/api/v1/pods", Pod, pod_shelf, _UNFINISHED))
-        return cls(api, [Reflector(api, Resource(path, kind), shelf, selector=how) for path, kind, shelf, how in kept])
+        kept.append(_Watched("/api/v1/pods", Pod, pod_shelf, selector=_UNFINISHED))
+        reflectors = []
+        for one in kept:
+            one.shelf.resource = one.path
+            if refusals is not None:
+                one.shelf.refusals = refusals
+            lacked = may_lack is None or one.path.rsplit("/", 1)[1] in may_lack
+            reflectors.append(
+                Reflector(
+                    api,
+                    Resource(one.path, one.kind),
+                    one.shelf,
+                    selector=one.selector,
+                    optional=one.optional or lacked,
+                    locate=one.locate,
+                )
+            )
+        return cls(reflectors)
 
-    async def start(self) -> None:
+    async def start(self, supervisor: Supervisor | None = None) -> None:
         """Returns when there is a first picture of everything; pods come last, so that what they refer to is there."""
         *others, pods = self.reflectors
-        self._tasks += [asyncio.create_task(one.run()) for one in others]
+        for one in others:
+            self._begin(one, supervisor)
         await asyncio.gather(*(one.synced.wait() for one in others))
-        self._tasks.append(asyncio.create_task(pods.run()))
+        self._begin(pods, supervisor)
         await pods.synced.wait()
+
+    def _begin(self, one: Reflector[Any], supervisor: Supervisor | None) -> None:
+        task = asyncio.create_task(one.run())
+        self.tasks.append(task)
+        if supervisor is not None:
+            supervisor.watch(task, f"the watch of {one.path}")
 
     @property
     def problems(self) -> list[str]:
         return [one.problem for one in self.reflectors if one.problem]
 
+    @property
+    def denied(self) -> list[str]:
+        """The collections that may not be read."""
+        return [one.path for one in self.reflectors if one.denied]
+
+    def ages(self) -> dict[str, float]:
+        """For each collection how many seconds ago the API was last heard about it. None for those that it does not have."""
+        now = time.monotonic()
+        return {one.path: now - (one.heard_at or self._began) for one in self.reflectors if one.heard_at or one.problem}
+
+    def stuck(self) -> list[str]:
+        """What is wrong with watches that do nothing at all any more."""
+        now, out = time.monotonic(), []
+        for one in self.reflectors:
+            idle_s = now - one.active_at
+            if one.active_at and idle_s > STUCK_S:
+                out.append(f"the watch of {one.path} has done nothing for {idle_s:.0f} s")
+        return out
+
     async def stop(self) -> None:
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -62,7 +62,7 @@ class Leadership:
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[str, str] = ("", "")
-        self._seen_at = 0.0
+        self._seen_at = self._anothers_until = 0.0
         self._writing = asyncio.Lock()
         self._released = False
 
@@ -140,32 +140,42 @@ class Leadership:
                 if error.status in (401, 403):
                     _log.warning("The lease %s/%s: %s", self._namespace, self._name, self.problem)
                 return None
-            except msgspec.DecodeError as error:
-                self.problem = f"The API's answer about the lease {self._namespace}/{self._name} is not one: {error}"
+            except Exception as error:  # a lease that says what no lease says; the election goes on
+                self.problem = (
+                    f"The lease {self._namespace}/{self._name} cannot be read: {type(error).__name__}: {error}"
+                )
+                _log.warning("%s", self.problem)
                 return None
             self.problem = ""
             return ours
 
     async def _take(self) -> bool:
         if not await self._read():
-            body = {
-                "apiVersion": "coordination.k8s.io/v1",
-                "kind": "Lease",
-                "metadata": {"name": self._name, "namespace": self._namespace},
-                "spec": {
-                    **self._claim(self._identity, self._lasts_s),
-                    "acquireTime": self._stamp(),
-                    "leaseTransitions": 0,
-                },
-            }
-            self._lease = msgspec.json.decode(
-                await self._api.request("POST", self._collection, msgspec.json.encode(body))
-            )
+            if self._monotonic() < self._anothers_until:
+                return False  # somebody deleted it; its leader may lead still, and makes it anew
+            await self._make()
             return True
-        if self.holder not in ("", self._identity) and self._monotonic() - self._seen_at < self._their_time():
-            return False
+        if self.holder not in ("", self._identity):
+            self._anothers_until = self._seen_at + self._their_time()
+            if self._monotonic() < self._anothers_until:
+                return False
         await self._write(self._identity, lasts_s=self._lasts_s)
         return True
+
+    async def _make(self) -> None:
+        """409 if there is one."""
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": {
+                **self._claim(self._identity, self._lasts_s),
+                "acquireTime": self._stamp(),
+                "leaseTransitions": 0,
+            },
+        }
+        answer = await self._api.request("POST", self._collection, msgspec.json.encode(body), timeout_s=5)
+        self._lease, self.holder = msgspec.json.decode(answer), self._identity
 
     async def _renew(self) -> bool:
         """Over the version that we wrote last; only if that is not the newest any more it is read first."""
@@ -176,7 +186,9 @@ class Leadership:
             if error.status not in (404, 409):
                 raise
         if not await self._read():
-            return False  # somebody deleted it; whoever comes first makes it anew
+            _log.warning("The lease %s/%s was deleted; it is made again", self._namespace, self._name)
+            await self._make()  # 409: another was quicker, and the next look tells who
+            return True
         if self.holder != self._identity:
             return False
         await self._write(self._identity, lasts_s=self._lasts_s)

@@ -16,7 +16,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.quantity import MAX_AMOUNT, SUFFIXES
 from hodei.model.resources import Resources, scale_of
 
-_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|([numkMGTPE]|[KMGTPE]i))?")
+_FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE]([+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i))?")
 # Enough digits that nothing is rounded before the end, and a bound on what a text may make us compute.
 _EXACT = Context(prec=400)
 _LONGEST, _WIDEST = 100, 60
@@ -41,3 +41,16 @@ def amount(value: Quantity, scale: int = 1) -> int:
 
 def amounts(given: Mapping[str, Quantity]) -> Resources:
     return {name: amount(value, scale_of(name)) for name, value in given.items()}
+
+
+def readable(given: Mapping[str, Quantity]) -> tuple[Resources, list[str]]:
+    """The same, where one that cannot be read counts as none of it; and what is wrong with those."""
+    found: Resources = {}
+    wrong = []
+    for name, value in given.items():
+        try:
+            found[name] = amount(value, scale_of(name))
+        except InvalidInput as error:
+            found[name] = 0
+            wrong.append(f"{name}: {error.message}")
+    return found, wrong

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import Raw, Struct
 
 from hodei.kubeapi.client import Api, ApiError, Status, refused
-from hodei.kubeapi.objects import decode
+from hodei.kubeapi.objects import Meta, decode
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_S = TypeVar("_S")
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
 
 PAGE = 2000
@@ -31,13 +33,15 @@ QUIET_S = 150.0
 """The API sends a bookmark about every minute; a watch that brings nothing for longer than this is dead or as good as."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 LASTED_S = 5.0
-ABSENT_S = 60.0
+ABSENT_S, LONGEST_ABSENT_S = 60.0, 600.0
 TELL_S = 60.0
+_DEEPEST = 12_000
 
 
 class Sink(Protocol[T]):
     """Who keeps the picture. Called between awaits, never concurrently. It may also have `flushed()`: called after the
-    changes of one batch, and after `listed`, so that whoever acts can act once per batch."""
+    changes of one batch, and after `listed`, so that whoever acts can act once per batch; and `unreadable(kind, meta,
+    why)`: told of an object that cannot be decoded, before `listed` if it was in the list."""
 
     def listed(self, objects: list[T], /) -> None:
         """The full picture: whatever is not in it is gone."""
@@ -63,6 +67,10 @@ class _Page(Struct):
     items: list[Raw] | None = None
 
 
+class _Mark(Struct):
+    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
+
+
 class _Event(Struct):
     type: str
     object: Raw
@@ -73,9 +81,12 @@ class _Expired(Exception):
 
 
 class Reflector(Generic[T]):
-    """`run` for ever. `synced` is set with the first picture; `problem` says why there is none or why it is old.
+    """`run` for ever, whatever happens. `synced` is set with the first picture; `problem` says why there is none or why it
+    is old.
 
     A collection that does not exist (404: a CRD that is not installed) has an empty picture and is asked for every minute.
+    An `optional` one has an empty picture also while it may not be read or is out of order (`denied` says why): nobody
+    waits for it, it is asked for again after growing pauses. `locate` finds the path of one whose version is not known.
     """
 
     def __init__(
@@ -91,12 +102,17 @@ class Reflector(Generic[T]):
         page: int = PAGE,
         watch_s: int = WATCH_S,
         quiet_s: float = QUIET_S,
+        optional: bool = False,
+        locate: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """`selector` holds `fieldSelector` and `labelSelector`; `chance` gives numbers from 0 to 1."""
         self.synced = asyncio.Event()
-        self.problem = ""
-        self.lists = self.watches = self.changes = self.undecodable = 0
-        self.heard_at = 0.0
+        self.problem = self.denied = ""
+        self.lists = self.watches = self.changes = self.undecodable = self.faults = 0
+        # When the API was last heard, and when this last did anything at all (0.0: never).
+        self.heard_at = self.active_at = 0.0
+        self._optional, self._locate, self._located = optional, locate, locate is None
+        self._absences = 0
         self._api, self._resource, self._sink = api, resource, sink
         self._selector = dict(selector or {})
         self._monotonic, self._sleep, self._chance = monotonic, sleep, chance
@@ -107,6 +123,7 @@ class Reflector(Generic[T]):
             msgspec.defstruct("Event", [("type", str), ("object", resource.kind)])
         )
         self._flushed: Callable[[], None] = getattr(sink, "flushed", _nothing)
+        self._unreadable: Callable[[Change, Meta, str], None] = getattr(sink, "unreadable", _said_only)
         self._version = ""
         self._listed_once = False
         self._pages_expired = False
@@ -116,6 +133,7 @@ class Reflector(Generic[T]):
         failures = 0
         while True:
             began, changes = self._monotonic(), self.changes
+            self.active_at = began
             try:
                 if not self._version:
                     await self._list()
@@ -130,6 +148,13 @@ class Reflector(Generic[T]):
                 if await self._bear(error):
                     failures = 0
                     continue
+            except Exception as error:
+                # Nothing that comes from the cluster may end a watch: all is listed anew.
+                self.faults += 1
+                self.problem = f"{type(error).__name__}: {error}"
+                _log.exception("The watch of %s has failed; it begins anew.", self.path)
+                self._version = ""
+                self._listed_once = False
             # What lasted for a while was no failure; what ends as soon as it begins is not tried at full speed.
             if self._monotonic() - began >= LASTED_S:
                 failures = 0
@@ -150,15 +175,30 @@ class Reflector(Generic[T]):
         if error.status in (400, 404, 405) and self._version:
             self._version = ""  # the collection has gone or changed under the watch: the list will tell
             return False
-        if error.status == 404:
-            self._absent()
-            await self._sleep(ABSENT_S * (0.9 + 0.2 * self._chance()))
+        if error.status == 404 or (self._optional and (error.status == 403 or not self.synced.is_set())):
+            await self._go_without(error)
             return True
         self._tell(error)
         if error.status in (401, 403):
             # Often for a moment only: an API server that has just started knows nobody's rights yet.
             self._version = ""
         return False
+
+    async def _go_without(self, error: ApiError) -> None:
+        """There is no such collection, or an optional one may not be read."""
+        denied = f"{error.message} {error.hint}".strip() if error.status != 404 else ""
+        if denied and denied != self.denied:
+            _log.warning("%s is done without, and asked for now and then: %s", self.path, denied)
+        self.denied = denied
+        self._located = self._locate is None
+        self._absent()
+        pause = min(ABSENT_S * 2.0 ** min(self._absences, 10), LONGEST_ABSENT_S) if denied else ABSENT_S
+        self._absences = self._absences + 1 if denied else 0
+        await self._sleep(pause * (0.9 + 0.2 * self._chance()))
+
+    @property
+    def path(self) -> str:
+        return self._resource.path
 
     def _absent(self) -> None:
         self.problem = ""
@@ -175,12 +215,18 @@ class Reflector(Generic[T]):
             _log.warning("%s cannot be kept up to date: %s", self._resource.path, self.problem)
 
     def _heard(self) -> None:
-        self.problem = ""
-        self.heard_at = self._monotonic()
+        self.problem = self.denied = ""
+        self._absences = 0
+        self.heard_at = self.active_at = self._monotonic()
 
     # ---------------------------------------------------------------------------------------- list
 
     async def _list(self) -> None:
+        if not self._located and self._locate is not None:
+            path = await self._locate()
+            if not path:
+                raise ApiError(404, "NotFound", f"{self.path} is not served")
+            self._resource, self._located = Resource(path, self._resource.kind), True
         params = dict(self._selector)
         if not self._pages_expired:
             params["limit"] = str(self._page)
@@ -189,15 +235,16 @@ class Reflector(Generic[T]):
             params["resourceVersion"] = "0"
         objects: list[T] = []
         while True:
+            self.active_at = self._monotonic()
             body = await self._api.request("GET", self._resource.path, params=params, timeout_s=120)
             try:
-                page = msgspec.json.decode(body, type=_Page)
-            except msgspec.DecodeError as error:
+                page = _skipping(body, _Page)
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise ApiError(0, "Unreadable", f"The list of {self._resource.path} is not one: {error}") from error
             items = page.items or []
             for start in range(0, len(items), SLICE):
                 for raw in items[start : start + SLICE]:
-                    found = self._decoded(raw)
+                    found = self._decoded("ADDED", raw)
                     if found is not None:
                         objects.append(found)
                 await asyncio.sleep(0)
@@ -214,16 +261,16 @@ class Reflector(Generic[T]):
         self._flushed()
         self.synced.set()
 
-    def _decoded(self, raw: Raw) -> T | None:
+    def _decoded(self, kind: Change, raw: Raw) -> T | None:
         try:
             return self._decoder.decode(raw)
-        except msgspec.ValidationError:
+        except Exception:
             pass
         try:
             return decode(bytes(raw), self._resource.kind)
-        except msgspec.ValidationError as error:
+        except Exception as error:  # also what is nested too deeply, or holds a number that is none
             self.undecodable += 1
-            _log.warning("An object of %s is left out, it is not what was expected: %s", self._resource.path, error)
+            self._unreadable(kind, _meta_in(raw), f"it is not what was expected: {error}")
             return None
 
     # ---------------------------------------------------------------------------------------- watch
@@ -257,7 +304,7 @@ class Reflector(Generic[T]):
         for line in lines:
             try:
                 event = decode_event(line)
-            except msgspec.DecodeError:
+            except Exception:
                 event = self._odd(line)
                 if event is None:
                     continue
@@ -276,25 +323,32 @@ class Reflector(Generic[T]):
         if not line.strip():
             return None
         try:
-            event = msgspec.json.decode(line, type=_Event)
-        except msgspec.DecodeError as error:
+            event = _skipping(line, _Event)
+        except (msgspec.DecodeError, RecursionError) as error:
             self._broken(f"a line that is no event ({error})")
         if event.type == "ERROR":
             try:
                 status = msgspec.json.decode(event.object, type=Status)
-            except msgspec.ValidationError:
+            except msgspec.DecodeError:
                 status = Status()
             code = status.code or 500
             if code == 410:
                 raise _Expired
             self._version = ""
             raise refused(status, code, f"watch of {self._resource.path}")
-        found = self._decoded(event.object)
+        if event.type == "BOOKMARK":
+            try:
+                return _Decoded("BOOKMARK", _skipping(event.object, _Mark))
+            except (msgspec.DecodeError, RecursionError):
+                return None
+        if event.type not in ("ADDED", "MODIFIED", "DELETED"):
+            self._broken(f"an event of the unknown kind {event.type!r}")
+        found = self._decoded(cast(Change, event.type), event.object)
         if found is None:
             return None
         return _Decoded(event.type, found)
 
-    def _broken(self, what: str) -> None:
+    def _broken(self, what: str) -> NoReturn:
         _log.warning("The watch of %s brought %s; it is listed again.", self._resource.path, what)
         raise _Expired
 
@@ -306,3 +360,46 @@ class _Decoded(Struct, Generic[T]):
 
 def _nothing() -> None:
     pass
+
+
+def _said_only(kind: Change, meta: Meta, why: str) -> None:
+    _log.warning("%s/%s is left out: %s", meta.namespace, meta.name, why[:500])
+
+
+class _Name(Struct):
+    name: Raw = Raw(b'""')
+    namespace: Raw = Raw(b'""')
+    uid: Raw = Raw(b'""')
+
+
+class _Nameable(Struct):
+    metadata: _Name = msgspec.field(default_factory=_Name)
+
+
+def _meta_in(raw: Raw) -> Meta:
+    """The name of an object of which little else can be read."""
+    try:
+        found = _skipping(raw, _Nameable).metadata
+    except (msgspec.DecodeError, RecursionError):
+        return Meta()
+    return Meta(_text(found.name), _text(found.namespace), _text(found.uid))
+
+
+def _skipping(data: bytes | Raw, kind: type[_S]) -> _S:
+    """Decoded, however deeply what is skipped is nested: an API server takes ten times as much as Python by itself."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError:
+        usual = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(usual, _DEEPEST))
+        try:
+            return msgspec.json.decode(data, type=kind)
+        finally:
+            sys.setrecursionlimit(usual)
+
+
+def _text(raw: Raw) -> str:
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.DecodeError:
+        return ""

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from hodei.kubeapi.objects import Container, ContainerStatus, Pod, Quantities
 from hodei.kubeapi.quantities import amounts
+from hodei.model.quantity import MAX_AMOUNT
 from hodei.model.resources import CPU, MEMORY, Resources
 
 PODS = "pods"
@@ -70,7 +71,8 @@ def requests_of(pod: Pod, counting: Counting = PLAIN) -> Resources:
 
 
 def added(a: Resources, b: Resources) -> Resources:
-    return {name: a.get(name, 0) + b.get(name, 0) for name in (*a, *b)}
+    """No more than the largest amount: what many containers ask for together is bounded as one is."""
+    return {name: min(a.get(name, 0) + b.get(name, 0), MAX_AMOUNT) for name in (*a, *b)}
 
 
 def larger(a: Resources, b: Resources) -> Resources:

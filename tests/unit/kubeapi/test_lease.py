@@ -213,13 +213,77 @@ def test_a_leader_whose_lease_was_given_to_another_stops_at_once(thief: str):
     play(story)
 
 
-def test_a_leader_whose_lease_was_deleted_stops():
+def test_a_deleted_lease_is_made_again_by_its_leader_and_nobody_else_is_quicker():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        two, _ = contender(world, "two")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        tasks.append(asyncio.create_task(two.run()))
+        for _ in range(5):
+            await world.passes(3)
+            world.lease = None
+            await world.until(lambda: world.lease is not None, 5)
+            assert world.lease is not None
+            assert world.lease["spec"]["holderIdentity"] == "one"
+        assert one.leads
+        assert not two.acquired.is_set()
+
+    play(story)
+
+
+def test_a_leader_whose_lease_was_deleted_and_made_by_another_stops():
     async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
         one, _ = contender(world, "one")
         tasks.append(asyncio.create_task(one.run()))
         await world.until(lambda: one.leads)
         world.lease = None
+        other, _ = contender(world, "other")  # it has seen no lease at all
+        tasks.append(asyncio.create_task(other.run()))
+        await world.until(lambda: other.leads, 1)
         await world.until(one.lost.is_set, 3)
+
+    play(story)
+
+
+def test_a_deleted_lease_of_a_dead_leader_is_made_by_the_next_when_its_time_is_over():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, api = contender(world, "one")
+        two, _ = contender(world, "two")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        tasks.append(asyncio.create_task(two.run()))
+        await world.passes(3)
+        api.failing = ApiError(0, "Unreached", "gone")
+        world.lease, began = None, world.now
+        await world.until(lambda: two.leads, 30)
+        assert world.now - began > 10  # not before the other has stopped
+        assert one.lost.is_set()
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {"metadata": {}},
+        {
+            "metadata": {"uid": "u", "resourceVersion": "9"},
+            "spec": {"leaseDurationSeconds": "soon", "holderIdentity": "x"},
+        },
+        [],
+    ],
+)
+def test_a_lease_that_cannot_be_read_ends_nobody(garbage: Any):
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        world.lease = garbage
+        tasks.append(asyncio.create_task(one.run()))
+        await world.passes(5)
+        assert not one.leads
+        assert one.problem
+        world.lease = None
+        await world.until(lambda: one.leads, 60)
 
     play(story)
 

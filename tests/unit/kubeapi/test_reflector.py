@@ -19,8 +19,8 @@ from hodei.kubeapi.reflector import Change, Reflector, Resource
 PODS = Resource("/api/v1/pods", Pod)
 
 
-class Over(Exception):
-    """The script has ended."""
+class Over(BaseException):
+    """The script has ended. No Exception: a reflector goes on after those."""
 
 
 class ScriptedApi:
@@ -101,9 +101,10 @@ def expired() -> ApiError:
 class Played:
     """The script, played to its end."""
 
-    def __init__(self, *answers: Any, **how: Any) -> None:
+    def __init__(self, *answers: Any, picture: Picture | None = None, **how: Any) -> None:
         self.api = ScriptedApi(*answers)
-        self.picture = Picture()
+        self.picture = picture or Picture()
+        self.synced: list[bool] = []
         self.pauses: list[float] = []
         self.now = 0.0
         self.problems: list[str] = []
@@ -113,6 +114,7 @@ class Played:
         async def sleep(seconds: float) -> None:
             self.pauses.append(seconds)
             self.problems.append(self.reflector.problem)
+            self.synced.append(self.reflector.synced.is_set())
             self.now += seconds
 
         self.reflector = Reflector(
@@ -298,3 +300,93 @@ def test_other_tasks_have_their_turn_while_a_big_list_is_decoded():
         return turns
 
     assert asyncio.run(story()) >= 6
+
+
+# -------------------------------------------------------------------------------- whatever an object holds
+
+
+DEEP = '{"a":' * 5000 + "1" + "}" * 5000
+
+
+class Keen(Picture):
+    """It wants to know what cannot be read, and can itself do nothing with pods of one name."""
+
+    def unreadable(self, kind: Change, meta: Any, why: str) -> None:
+        self.heard.append(f"{kind} cannot be read: {meta.name}")
+
+    def changed(self, kind: Change, object: Pod) -> None:
+        if object.metadata.name == "poison":
+            raise ZeroDivisionError("what nobody foresaw")
+        super().changed(kind, object)
+
+
+def test_what_goes_wrong_while_a_change_is_taken_in_does_not_end_the_watch(caplog):
+    played = Played(
+        page(1, pod("b", 1)), [[event("ADDED", pod("poison", 2))]], page(5, pod("a", 5)), [], picture=Keen()
+    )
+    assert played.reflector.faults == 1
+    assert played.picture.pods == {"a": "5"}
+    assert "has failed; it begins anew" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("odd", "name"),
+    [
+        ('"text"', ""),
+        ("[]", ""),
+        ("1e300", ""),
+        ('{"metadata":{"name":"bad"},"status":' + DEEP + "}", "bad"),
+        ('{"metadata":{"name":"bad"},"spec":{"nodeName":1}}', "bad"),
+        ('{"metadata":{"name":"bad","labels":[]},"spec":{"priority":1e300}}', "bad"),
+    ],
+    ids=["text", "list", "number", "deep", "wrong type", "wrong types"],
+)
+def test_an_object_that_cannot_be_decoded_is_named_and_the_others_are_taken(odd: str, name: str):
+    both = odd.encode() + b"," + json.dumps(pod("a", 1)).encode()
+    first = b'{"metadata":{"resourceVersion":"3"},"items":[' + both + b"]}"
+    then = [b'{"type":"MODIFIED","object":' + odd.encode() + b"}", event("ADDED", pod("b", 4))]
+    played = Played(first, [then], picture=Keen())
+    told = [text for text in played.picture.heard if text != "flushed"]
+    assert told[:4] == [
+        f"ADDED cannot be read: {name}", "listed a", f"MODIFIED cannot be read: {name}", "ADDED b",
+    ]  # fmt: skip
+    assert (played.reflector.faults, played.reflector.lists, played.reflector.undecodable) == (0, 1, 2)
+
+
+# ------------------------------------------------------------------------------------ what can be done without
+
+
+@pytest.mark.parametrize("status", [403, 500, 0])
+def test_nobody_waits_for_an_optional_collection_that_cannot_be_had(status: int, caplog):
+    refused = ApiError(status, "Odd", "no podgroups for you")
+    played = Played(refused, page(1, pod("a", 1)), [], optional=True)
+    assert played.synced[0]
+    assert played.picture.pods == {"a": "1"}
+    assert caplog.text.count("is done without") == 1
+
+
+def test_what_is_forbidden_is_asked_for_after_growing_pauses_and_logged_once(caplog):
+    refused = ApiError(403, "Forbidden", "no podgroups for you")
+    played = Played(*[refused] * 5, page(1, pod("a", 1)), [], optional=True)
+    assert [round(pause / 1.1) for pause in played.pauses[:5]] == [60, 120, 240, 480, 600]
+    assert caplog.text.count("is done without") == 1
+    assert played.reflector.denied == ""
+
+
+def test_what_is_not_optional_is_waited_for():
+    refused = ApiError(403, "Forbidden", "no nodes for you")
+    played = Played(refused, page(1, pod("a", 1)), [])
+    assert not played.synced[0]
+    assert played.picture.pods == {"a": "1"}
+
+
+def test_the_version_of_an_optional_collection_is_looked_for_until_it_is_there():
+    paths = iter(["", "", "/apis/scheduling.k8s.io/v1beta1/podgroups"])
+
+    async def locate() -> str:
+        return next(paths)
+
+    played = Played(page(1, pod("a", 1)), [], optional=True, locate=locate)
+    assert played.synced[0]
+    assert played.picture.pods == {"a": "1"}
+    assert played.reflector.path == "/apis/scheduling.k8s.io/v1beta1/podgroups"
