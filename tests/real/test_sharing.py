@@ -230,7 +230,7 @@ cohort = "lab"
     assert youngest.job.attempt == 2
     with house.client() as client:
         (told,) = [event for event in client.events(job=jobs[-1]) if event.kind == "job.reclaimed"]
-    assert "preempted to give back what project a borrowed of the quota of b" in told.detail["reason"]
+    assert "gives back what project a borrowed of the quota of b" in told.detail["reason"]
     house.ok("cancel", *map(str, jobs))
 
 

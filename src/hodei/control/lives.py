@@ -286,7 +286,7 @@ class Lives:
         elif moved.stop_requested.startswith("drained"):
             node = moved.stop_requested.partition(" ")[2] or moved.node
             self.again(job, now_ms, "DRAINED", f"moved off node {node}, which is being drained")
-        elif moved.stop_requested.startswith("preempted"):
+        elif moved.stop_requested.startswith(("preempted", "reclaimed")):
             self.again(job, now_ms, "PREEMPTED", moved.stop_requested, preemptions=job.preemptions + 1)
         elif moved.stop_requested.startswith("assembly"):
             self._after_loss(job, "ASSEMBLY_TIMEOUT", moved.stop_requested.partition(" ")[2], now_ms)

@@ -13,7 +13,8 @@ from hodei.model.job import Job, Run
 _ADDRESSES_TOLD = 1000
 # Why a run may be told to go without being to blame: its work is saved first, if it can be.
 MOVED = (
-    "requeued", "drained", "migrated", "suspended", "tainted", "preempted", "assembly", "overran", "cleared", "outstayed",
+    "requeued", "drained", "migrated", "suspended", "tainted", "preempted", "reclaimed", "assembly", "overran", "cleared",
+    "outstayed",
 )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def attendants_of(api: Api, house: House, options: Options, driver: Driver) -> l
             pods.give(facts)
             driver.stir()
 
-        out.append(Reservations(options.reserved, controller, pods.take_facts, tell, clock.now_ms))
+        out.append(Reservations(options.reserved, controller, pods.take_facts, tell, clock.now_ms, driver.decide))
     if house.timed:
         out.append(Turns(controller, pods, house.explaining, driver.tell, clock.now_ms))
     if forecasting is not None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from hodei.control.controller import Controller, Step
-from hodei.engine.plan import Eviction
 from hodei.kube.acting import Actor, is_gone, is_settled
 from hodei.kube.around import Around
 from hodei.kube.attending import Attendant
@@ -25,11 +24,12 @@ from hodei.kube.pods import Pods
 from hodei.kube.profile import assumed_in
 from hodei.kube.provisioning import NotProvisioned, Provisioning
 from hodei.kube.refusals import Refused
+from hodei.kube.removing import Removals
 from hodei.kube.telling import Telling
 from hodei.kubeapi.client import Api, ApiError
 from hodei.kubeapi.objects import Pod, decode
 from hodei.model.effects import Spare, Start, Stop
-from hodei.model.facts import RunSpared
+from hodei.model.facts import Fact, RunSpared
 from hodei.model.ids import JobId, RunId, job_of
 
 _log = logging.getLogger(__name__)
@@ -38,8 +38,9 @@ BINDINGS, REPORTS, DELETIONS = 64, 16, 32
 _ENOUGH = 4 * BINDINGS
 _TRIES = 8
 _CALM_S = 5.0
-# Stops that nobody needs to carry out: the pod goes by itself, or somebody else saw to it.
-_OTHERS_BUSINESS = ("cancelled", "preempted")
+# Stops that need no eviction: of a pod that goes by itself (only pods that are gone or going are cancelled here), and of
+# those for whom room is made, who are deleted as the plan's evictions say.
+_SEEN_TO = ("cancelled", "preempted", "shrunk")
 
 
 class Driver:
@@ -61,12 +62,10 @@ class Driver:
         self._bindings.quiet = self._go_on
         self._held_back = False
         self._provisioning = Provisioning(around, actor, pods.node, assumed_in(controller))
+        self._removals = Removals(actor, pods, self._deletions)
         self.went_round = time.monotonic()
         self._lines = list(controller.lines.values())
         self.attendants: Sequence[Attendant] = ()
-        # Victims that nothing was sent about yet, and those that were spared because of it, by run.
-        self._unsent: dict[RunId, Work] = {}
-        self._spared: dict[RunId, Work] = {}
 
     def tell(self, job: JobId, told: Told) -> None:
         """Has the pods of a job told why they wait."""
@@ -131,8 +130,12 @@ class Driver:
     # ------------------------------------------------------------------------------------------ deciding
 
     def step(self) -> Step:
+        return self.decide(self.pods.take_facts())
+
+    def decide(self, facts: Sequence[Fact]) -> Step:
+        """One step of the controller, and all that comes of it is set going. Nobody else may have it take a step: what it
+        decides then would never be done."""
         now_ms, began = self._now_ms(), time.perf_counter()
-        facts = self.pods.take_facts()
         step = self.controller.step(now_ms, facts)
         took_s = time.perf_counter() - began
         starts = [act for act in step.acts if isinstance(act, Start)]
@@ -143,14 +146,15 @@ class Driver:
         for entry in entries:
             self._bindings.put(self._binding(entry, entry.run, entry.node))
         for eviction in step.plan.evictions:
-            self._preempt(eviction)
+            by = self.pods.of_job(eviction.preemptor)
+            for victim in self.pods.of_job(eviction.job):
+                self._removals.preempt(victim, by)
         for act in step.acts:
             if isinstance(act, Spare):
                 self._spare(act.run)
-            elif isinstance(act, Stop) and act.run in self._spared:
-                self._go(act.run, self._spared.pop(act.run))
-            elif isinstance(act, Stop) and not act.reason.startswith(_OTHERS_BUSINESS):
-                self._send_away(act)
+            elif isinstance(act, Stop) and not self._removals.again(act.run) and act.code not in _SEEN_TO:
+                for entry in self.pods.of_job(job_of(act.run)):
+                    self._removals.evict(entry, act.reason)
         for work in self._telling.after(step, now_ms):
             self._reports.put(work)
         self._metrics.stepped(step, entries, took_s, self.pods, self._lines)
@@ -188,6 +192,7 @@ class Driver:
                 raise NotProvisioned(f"node {node} has gone")
             if lacks := self.pods.crowded(entry):
                 raise NotProvisioned(f"others have taken the {lacks} of node {node}")
+            await self._telling.quiet(uid)  # a condition must not arrive after the binding
             await self._post_binding(pod, node)
         except NotProvisioned as late:
             self._not_bound(entry, run, str(late), gone=False)
@@ -233,73 +238,14 @@ class Driver:
         self._metrics.failed()
         if not gone:
             _log.warning("pod %s was not bound, it waits again: %s", entry.name, why)
-            self._reports.put(lambda: self._quietly(self._telling.not_bound(entry, why)))
+            self._reports.put(self._telling.not_bound(entry, why))
         self._stirred.set()
-
-    # -------------------------------------------------------------------------------------- sending away
-
-    def _preempt(self, eviction: Eviction) -> None:
-        by = self.pods.of_job(eviction.preemptor)
-        for victim in self.pods.of_job(eviction.job):
-            node = victim.node
-            self._go(victim.run, lambda victim=victim, node=node: self._make_go(victim, by, node))  # type: ignore[misc]
-
-    def _go(self, run: RunId, work: Work) -> None:
-        self._spared.pop(run, None)
-        self._unsent[run] = work
-
-        async def go() -> None:
-            if self._unsent.get(run) is work:  # else it was spared meanwhile
-                del self._unsent[run]
-                await work()
-
-        self._deletions.put(go)
 
     def _spare(self, run: RunId) -> None:
         """Its room is not needed any more: it stays if nothing was sent about it yet."""
-        work = self._unsent.pop(run, None)
-        if work is not None:
-            self._spared = {run: work for run, work in self._spared.items() if self.controller.world.run(run)}
-            self._spared[run] = work
+        if self._removals.spare(run):
             self.pods.give([RunSpared(run=run)])
             self._stirred.set()
-
-    async def _make_go(self, victim: Entry, by: list[Entry], node: str) -> None:
-        async def preempt() -> None:
-            await self._actor.preempt(victim.pod)
-
-        if await self._insist(victim, preempt) and by:
-            await self._quietly(self._actor.say_preempted(victim.pod, by[0].pod, node))
-
-    def _send_away(self, stop: Stop) -> None:
-        for entry in self.pods.of_job(job_of(stop.run)):
-
-            async def evict(entry: Entry = entry) -> None:
-                async def ask() -> None:
-                    await self._actor.evict(entry.pod)
-
-                if await self._insist(entry, ask, tries=60):
-                    await self._quietly(self._actor.say_evicted(entry.pod, stop.reason))
-
-            self._deletions.put(evict)
-
-    async def _insist(self, entry: Entry, ask: Work, tries: int = _TRIES) -> bool:
-        """Ask until it is heard, or there is nobody to ask about any more. A budget that forbids it is waited for."""
-        for attempt in range(tries):
-            if self.pods.entries.get(entry.uid) is not entry:
-                return False
-            try:
-                await ask()
-                return True
-            except ApiError as error:
-                if is_gone(error):
-                    return False
-                if not error.passing:
-                    _log.error("pod %s cannot be sent away: %s %s", entry.name, error.message, error.hint)
-                    return False
-            await asyncio.sleep(min(0.2 * 2**attempt, 5.0))
-        _log.error("pod %s was not sent away in %d tries", entry.name, tries)
-        return False
 
     async def _quietly(self, telling: Coroutine[Any, Any, None]) -> None:
         """What is only told may be lost; it must not hold anything up."""

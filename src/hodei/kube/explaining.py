@@ -1,7 +1,8 @@
 """Why pods wait, in upstream's words, for their conditions and Events.
 
-`Unschedulable` makes autoscalers buy nodes, so it is said only where nodes are what is missing. Who waits for the rest of a
-gang, or for a turn, has other reasons.
+`Unschedulable` makes autoscalers buy nodes, so it is said only where a node could help. Who waits for the rest of a gang, for
+quota or for a turn, and who cannot be scheduled as it is written, has other reasons. Claims that are missing or not bound are
+`Unschedulable` as kube-scheduler has it: autoscalers look at claims themselves.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from msgspec import Struct, structs
 
 from hodei.control.controller import Controller
 from hodei.engine.plan import Refusal
+from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang
 from hodei.kube import wording
 from hodei.kube.wording import LATEST, Wording
@@ -20,8 +22,20 @@ from hodei.model.decision import Reason
 from hodei.model.ids import JobId
 
 UNSCHEDULABLE, WAITS_FOR_GROUP, WAITS_FOR_TURN = "Unschedulable", "WaitingForPodGroup", "WaitingForTurn"
+WAITS_FOR_QUOTA, SCHEDULER_ERROR = "WaitingForQuota", "SchedulerError"
+INVALID_POD, INVALID_GROUP, UNSUPPORTED = "InvalidPod", "InvalidPodGroup", "UnsupportedFeature"
 _JOB = re.compile(r"\bjob (\d+)")
-_GANG_CODES = ("GANG_INCOMPLETE", "POD_GROUP_MISSING", "POD_GROUP_SIZE")
+# The condition's reason for what keeps a pod from being tried at all; all else is storage.
+_ASIDE = {
+    "GANG_INCOMPLETE": WAITS_FOR_GROUP,
+    "POD_GROUP_MISSING": WAITS_FOR_GROUP,
+    "POD_GROUP_SIZE": WAITS_FOR_GROUP,
+    "INVALID_POD_GROUP": INVALID_GROUP,
+    "INVALID_POD": INVALID_POD,
+    "INVALID_SELECTOR": INVALID_POD,
+    "AFFINITY_CONFLICT": INVALID_POD,
+    "UNSUPPORTED_FEATURE": UNSUPPORTED,
+}
 
 
 class Told(Struct, frozen=True):
@@ -42,9 +56,11 @@ class Explaining:
         """A pod that is not even tried."""
         nodes = len(self._controller.world.table.names)
         plugins = tuple(sorted({reason.plugin for reason in reasons}))
-        if reasons[0].code in _GANG_CODES:
-            return Told(WAITS_FOR_GROUP, "; ".join(reason.text for reason in reasons), plugins)
         before = "; ".join(reason.text for reason in reasons)
+        kinds = [_ASIDE.get(reason.code, UNSCHEDULABLE) for reason in reasons]
+        kind = next((kind for kind in kinds if kind != UNSCHEDULABLE), UNSCHEDULABLE)
+        if kind != UNSCHEDULABLE:
+            return Told(kind, before, plugins)
         text = wording.unschedulable(nodes, {}, before=before, after=wording.not_helpful(nodes, self.words))
         return Told(UNSCHEDULABLE, text, plugins)
 
@@ -53,7 +69,14 @@ class Explaining:
         plugins = tuple(sorted({verdict.reason.plugin for verdict in refusal.verdicts}))
         if making_room and gang.size > 1:
             return Told(UNSCHEDULABLE, f"others are told to go, to make room for the {gang.size} pods of the group")
+        if any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts):
+            return Told(SCHEDULER_ERROR, "; ".join(verdict.reason.text for verdict in refusal.verdicts), plugins)
         whole = [verdict for verdict in refusal.verdicts if not verdict.count]
+        if whole and refusal.for_room and not any(verdict.reason.plugin == "promises" for verdict in whole):
+            # Such as a gang that wants one zone: there is room, but nowhere enough of it.
+            return Told(UNSCHEDULABLE, "; ".join(verdict.reason.text for verdict in whole), plugins)
+        if whole and all(verdict.reason.plugin == "quota" for verdict in whole):
+            return Told(WAITS_FOR_QUOTA, "; ".join(verdict.reason.text for verdict in whole), plugins)
         if whole:
             kept = any(verdict.reason.plugin == "promises" for verdict in whole)
             lacking = self._regardless_of_time(gang, now_ms) if kept else None

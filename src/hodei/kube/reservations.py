@@ -119,7 +119,8 @@ def _plain(value: Any) -> Any:
 
 
 class Reservations(Plain):
-    """`take` and `tell`: the facts that wait for the next step, and more of them."""
+    """`take` and `tell`: the facts that wait for the next step, and more of them. `step`: how a step is taken, so that what
+    it decides is done; None where nothing is ever done."""
 
     def __init__(
         self,
@@ -128,8 +129,10 @@ class Reservations(Plain):
         take: Callable[[], list[Fact]],
         tell: Callable[[Sequence[Fact]], None],
         now_ms: Callable[[], int],
+        step: Callable[[Sequence[Fact]], object] | None = None,
     ) -> None:
         self._controller, self._take, self._tell, self._now_ms = controller, take, tell, now_ms
+        self._step = step or (lambda facts: controller.step(now_ms(), facts))
         self._open = [one for one in reserved if one.wish.end_ms > now_ms()]
         self._made: dict[str, tuple[NodeName, ...]] = {}
         self._told: dict[str, str] = {}
@@ -137,8 +140,8 @@ class Reservations(Plain):
     async def begin(self) -> None:
         """All nodes and what runs there, then the reservations, and only then whoever waits."""
         facts = self._take()
-        self._controller.step(self._now_ms(), [fact for fact in facts if isinstance(fact, _FIRST)])
-        self._controller.step(self._now_ms(), self.look())
+        self._step([fact for fact in facts if isinstance(fact, _FIRST)])
+        self._step(self.look())
         self._tell([fact for fact in facts if not isinstance(fact, _FIRST)])
 
     async def run(self) -> None:

@@ -2,28 +2,41 @@
 
 In a full cluster every pod that ends changes the numbers in the answer to all that wait. So a new answer with the same reason
 is told after a pause that grows with the answers given, and then the newest only; another reason is told at once.
+
+A pod is told one thing at a time: while a report is on its way the next one waits, and only the newest of those that wait is
+sent. So two of them never arrive in the wrong order, and none arrives after the pod's binding.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Hashable, Iterator
+
+from msgspec import Struct
 
 from hodei.control.controller import Controller, Step
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
 from hodei.kube.acting import Actor, is_gone
 from hodei.kube.entries import Entry
-from hodei.kube.explaining import Explaining, Told
+from hodei.kube.explaining import INVALID_GROUP, INVALID_POD, SCHEDULER_ERROR, UNSUPPORTED, Explaining, Told
 from hodei.kube.lane import Work
 from hodei.kube.pods import Pods
 from hodei.kubeapi.client import ApiError
 from hodei.model.ids import JobId, NodeName
 
 _log = logging.getLogger(__name__)
-SCHEDULER_ERROR = "SchedulerError"
 PAUSE_MS, LONGEST_PAUSE_MS = 10_000, 300_000
 _LATE_EVERY_MS = 1000
+
+
+class _Report(Struct):
+    """What a pod is to be told next. `nominated`: None to leave that as it is."""
+
+    entry: Entry
+    told: Told | None
+    nominated: NodeName | None
 
 
 class Telling:
@@ -34,6 +47,10 @@ class Telling:
         self._nominated: dict[JobId, list[NodeName]] = {}
         # Newer answers that pods have not been told yet, by uid.
         self._late: dict[str, Told] = {}
+        # What pods are to be told next, by uid; who is being told something; and whose condition is on its way.
+        self._next: dict[str, _Report] = {}
+        self._sending: set[str] = set()
+        self._patching: dict[str, asyncio.Event] = {}
         self._now_ms = self._looked_ms = 0
 
     def after(self, step: Step, now_ms: int) -> Iterator[Work]:
@@ -93,7 +110,10 @@ class Telling:
             elif entry.stage == "aside":
                 del self._pods.fresh[uid]
                 if entry.reasons:
-                    yield from self._tell(entry, self._explaining.aside(entry.reasons), at_once=True)
+                    told = self._explaining.aside(entry.reasons)
+                    if told.reason in (INVALID_POD, INVALID_GROUP, UNSUPPORTED) and entry.told != told.message:
+                        _log.warning("pod %s is refused: %s", entry.name, told.message[:500])
+                    yield from self._tell(entry, told, at_once=True)
             else:
                 gang = self._waiting(entry.id)
                 if gang is None:
@@ -150,14 +170,49 @@ class Telling:
             self._late.pop(entry.uid, None)
             entry.told, entry.told_reason, entry.told_ms = told.message, told.reason, self._now_ms
             entry.tries += 1
-        yield lambda: self._report(entry, told, nominated)
+        yield self._queued(entry, told, nominated)
 
-    async def _report(self, entry: Entry, told: Told | None, nominated: NodeName | None) -> None:
-        if self._pods.entries.get(entry.uid) is not entry or entry.holds or (told and entry.told != told.message):
-            return  # it has got a node meanwhile, or a newer answer is on its way
+    def _queued(self, entry: Entry, told: Told | None, nominated: NodeName | None) -> Work:
+        """Sent when its turn comes, in the place of what the pod was not told yet."""
+        uid, before = entry.uid, self._next.get(entry.uid)
+        if before is not None and before.entry is entry:
+            told = before.told if told is None else told
+            nominated = before.nominated if nominated is None else nominated
+        self._next[uid] = _Report(entry, told, nominated)
+        return lambda: self._send(uid)
+
+    async def _send(self, uid: str) -> None:
+        if uid in self._sending:
+            return  # whoever is at it goes on with the newest
+        self._sending.add(uid)
         try:
-            reason, message = (told.reason, told.message) if told is not None else ("", "")
-            await self._actor.set_unscheduled(entry.pod, reason, message, nominated)
+            while (report := self._next.pop(uid, None)) is not None:
+                await self._report(report)
+        finally:
+            self._sending.discard(uid)
+
+    async def quiet(self, uid: str) -> None:
+        """Returns when no condition is on its way to the pod; what is not sent yet will not be, once the pod has a node."""
+        patching = self._patching.get(uid)
+        if patching is not None:
+            await patching.wait()
+
+    async def _patch(self, report: _Report) -> None:
+        uid, told = report.entry.uid, report.told
+        reason, message = (told.reason, told.message) if told is not None else ("", "")
+        done = self._patching[uid] = asyncio.Event()
+        try:
+            await self._actor.set_unscheduled(report.entry.pod, reason, message, report.nominated)
+        finally:
+            del self._patching[uid]
+            done.set()
+
+    async def _report(self, report: _Report) -> None:
+        entry, told = report.entry, report.told
+        if self._pods.entries.get(entry.uid) is not entry or entry.holds:
+            return  # it has got a node meanwhile, or has changed and is looked at anew
+        try:
+            await self._patch(report)
             if told is not None:
                 await self._actor.say_failed(entry.pod, told.message)
         except ApiError as error:
@@ -165,10 +220,9 @@ class Telling:
                 entry.told = None
                 _log.warning("pod %s could not be told why it waits: %s", entry.name, error.message)
 
-    async def not_bound(self, entry: Entry, why: str) -> None:
+    def not_bound(self, entry: Entry, why: str) -> Work:
         """The cluster would not have the binding."""
-        entry.told = None
+        entry.told, entry.told_reason = why, SCHEDULER_ERROR
         # No room is held for it any more.
         nominated = "" if entry.pod.status.nominated_node_name else None
-        await self._actor.set_unscheduled(entry.pod, SCHEDULER_ERROR, why, nominated)
-        await self._actor.say_failed(entry.pod, why)
+        return self._queued(entry, Told(SCHEDULER_ERROR, why), nominated)

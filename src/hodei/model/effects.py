@@ -108,13 +108,20 @@ class Start(Struct, frozen=True):
 
 class Stop(Struct, frozen=True):
     """First the checkpoint's hook, if there is one; then TERM, then KILL after the grace period.
-    `reason` comes back with the observation."""
+    `reason` comes back with the observation. It is a code (one word) and a text for people."""
 
     run: RunId
     backend: str
     grace_ms: int
     reason: str
     checkpoint: Checkpoint | None = None
+
+    @property
+    def code(self) -> str:
+        """The cause: `cancelled`, `preempted`, `reclaimed`, `cleared`, `overran`, ... A member that is to be replaced
+        (`repair`) has the cause behind that word."""
+        first, _, rest = self.reason.partition(" ")
+        return rest.partition(" ")[0] if first == "repair" and rest else first
 
 
 class Spare(Struct, frozen=True):

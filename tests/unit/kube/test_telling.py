@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
+from hodei.kube.explaining import Told
 from hodei.kube.telling import PAUSE_MS, Telling
+from hodei.kubeapi.objects import Pod
 from unit.kube.town import Town
 
 
@@ -88,3 +91,85 @@ def test_who_has_found_a_node_meanwhile_is_left_in_peace() -> None:
     crier.step()
     assert crier.town.where("x") == "c"
     assert crier.late(PAUSE_MS) == 0
+
+
+# ------------------------------------------------------------------------------------------------ in order
+
+
+class SlowActor:
+    """Each condition takes until the test lets it through."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.done: list[str] = []
+        self.doors: list[asyncio.Event] = []
+
+    async def set_unscheduled(self, pod: Pod, reason: str, message: str, nominated: str | None = None) -> None:
+        said = f"{message}@{nominated}" if nominated is not None else message
+        self.begun.append(said)
+        self.doors.append(asyncio.Event())
+        await self.doors[-1].wait()
+        self.done.append(said)
+
+    async def say_failed(self, pod: Pod, text: str) -> None:
+        return
+
+
+async def turn() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def slow_town() -> tuple[Crier, SlowActor]:
+    crier, actor = a_full_town(), SlowActor()
+    crier.town.pod("x", cpu="2")
+    crier.step()
+    house = crier.town.house
+    crier.telling = Telling(house.controller, house.pods, cast("Any", actor), house.explaining)
+    return crier, actor
+
+
+def test_two_conditions_of_a_pod_never_overtake_each_other_and_the_newest_wins():
+    async def story() -> None:
+        crier, actor = slow_town()
+        id = crier.town.job("x")
+        entry = crier.town.house.pods.entries["uid-x"]
+        tasks = []
+        for at, text in enumerate(("first", "second", "third")):
+            entry.told_ms = 0
+            for work in crier.telling.tell(id, Told(f"Reason{at}", text)):
+                tasks.append(asyncio.create_task(work()))  # type: ignore[arg-type]
+            await turn()
+        nominating = crier.telling._queued(entry, None, "a")
+        tasks.append(asyncio.create_task(nominating()))
+        await turn()
+        assert actor.begun == ["first"]
+        actor.doors[0].set()
+        await turn()
+        assert actor.begun == ["first", "third@a"]  # what was meanwhile is told in one
+        actor.doors[1].set()
+        await asyncio.gather(*tasks)
+        assert actor.done == ["first", "third@a"]
+
+    asyncio.run(story())
+
+
+def test_no_condition_arrives_after_the_binding():
+    async def story() -> None:
+        crier, actor = slow_town()
+        id, entry = crier.town.job("x"), crier.town.house.pods.entries["uid-x"]
+        telling = [asyncio.create_task(work()) for work in crier.telling.tell(id, Told("One", "first"))]  # type: ignore[arg-type]
+        await turn()
+        assert actor.begun == ["first"]
+        late = [*crier.telling.tell(id, Told("Two", "second"))]
+        entry.stage, entry.node = "placed", "b"  # it has found a node
+        binding = asyncio.create_task(crier.telling.quiet(entry.uid))
+        telling += [asyncio.create_task(work()) for work in late]  # type: ignore[arg-type]
+        await turn()
+        assert not binding.done()
+        actor.doors[0].set()
+        await binding
+        await asyncio.gather(*telling)
+        assert actor.begun == ["first"]
+
+    asyncio.run(story())
