@@ -94,7 +94,12 @@ def plan(
     with engine.table.trial():
         kept: list[tuple[Gang, list[Placed]]] = []
         refused = 0
+        last: JobSpec | None = None  # the one before, if it was refused
         for spec in specs:
+            if last is not None and spec == last:
+                out.append(out[-1])  # nothing has changed since: many that are alike are one question
+                continue
+            last = None
             if (waits := would_wait(controller, spec, standings, now_ms)) is not None:
                 out.append(waits)
                 continue
@@ -106,7 +111,7 @@ def plan(
             if taking is not None:
                 out.append(_would_preempt(spec, taking, now_ms))
             elif isinstance(result, Refusal):
-                refused += 1
+                refused, last = refused + 1, spec
                 out.append(_refused(controller, spec, gang, result, now_ms, repair=refused <= _PLANS_REPAIRED))
             else:
                 kept.append((gang, result))

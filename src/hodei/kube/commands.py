@@ -150,6 +150,10 @@ def in_words(answer: Answer, *, planned: bool) -> str:
     from hodei.cli.why import render
 
     lines = []
+    if answer.kind:
+        lines.append(of_workload(answer))
+        if answer.now == answer.total:
+            answer = structs.replace(answer, explanation=None)  # where they would go is said
     if answer.explanation is not None:
         told = structs.replace(answer.explanation, job=0, name=answer.pod)
         text = render(told, planned=planned).replace(f"the job ({answer.pod})", f"pod {answer.pod}", 1)
@@ -158,9 +162,30 @@ def in_words(answer: Answer, *, planned: bool) -> str:
         lines.append(text)
         if answer.message:
             lines.append(f"  in Kubernetes' words: {answer.message}")
-    else:
+    elif not answer.kind:
         lines.append(f"pod {answer.pod}: {answer.message}")
+    elif answer.message:
+        lines.append(f"  {answer.message}")
+    if answer.unread:
+        lines.append(f"  could not be read with these rights: {', '.join(answer.unread)}")
     return "\n\n".join(lines)
+
+
+def of_workload(answer: Answer) -> str:
+    """How many of its pods would start now, and where."""
+    start = f"{answer.now} of {answer.total} pods" if answer.now < answer.total else f"all {answer.total} pods"
+    where = sorted(answer.nodes.items(), key=lambda entry: (-entry[1], entry[0]))
+    told = ", ".join(f"{count} on {node}" if answer.total > 1 else node for node, count in where[:5])
+    text = f"{answer.kind} {answer.pod}: {start} would start now"
+    if not answer.total:
+        return f"{answer.kind} {answer.pod}: it makes no pods as it is"
+    if told:
+        text += f" ({told}{', and more' if len(where) > 5 else ''})"
+    if answer.preempting:
+        text += f"; {answer.preempting} would take the place of others, each looked at by itself"
+    if answer.waiting:
+        text += f"; {answer.waiting} would wait"
+    return f"{text}\n  {answer.note}" if answer.note else text
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -8,21 +8,21 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import yaml
 from msgspec import Struct, structs
 
-from hodei.control.why import plan, why
+from hodei.control.why import why
 from hodei.kube.entries import Entry
 from hodei.kube.making import House, Options, furnish
-from hodei.kube.reading import Reader, Reading
+from hodei.kube.manifests import read_manifests
+from hodei.kube.planning import Planned, plan_all, with_priorities
+from hodei.kube.reading import NODES_PATH, PODS_PATH, Reader, Reading
 from hodei.kube.reservations import Reservations
 from hodei.kube.run import connected
 from hodei.kube.watching import Watching
 from hodei.kubeapi.client import Access, Api, ApiError
-from hodei.kubeapi.objects import Pod, decode, from_plain
+from hodei.kubeapi.objects import Pod, decode
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.explanation import Explanation
 from hodei.runtime.clock import SystemClock
@@ -30,18 +30,15 @@ from hodei.runtime.clock import SystemClock
 _PATIENCE_S = 60.0
 _STEPS = 100
 _JOB = re.compile(r"\bjob (\d+)")
-# Where kinds that make pods keep the template.
-_TEMPLATES = {
-    "Pod": (),
-    "PodTemplate": ("template",),
-    "CronJob": ("spec", "jobTemplate", "spec", "template"),
-}
-_USUAL = ("spec", "template")
 
 
 class Answer(Struct, omit_defaults=True):
-    """What is said of one pod. `message`: as its condition would say it; `explanation`: with the evidence. `names`: the
-    pods that are jobs of these numbers in it."""
+    """What is said of one pod, or of all pods of a workload. `message`: as its condition would say it; `explanation`: with
+    the evidence. `names`: the pods that are jobs of these numbers in it. `unread`: what may not be read, and is missing in
+    the answer.
+
+    Of a workload (`kind`): of its `total` pods so many would start `now`, on these `nodes`; so many would take the place
+    of others; so many would wait. The explanation is that of the first that would not start now."""
 
     pod: str
     scheduler: str = ""
@@ -49,24 +46,37 @@ class Answer(Struct, omit_defaults=True):
     message: str = ""
     explanation: Explanation | None = None
     names: dict[str, str] = {}
+    unread: list[str] = []
+    kind: str = ""
+    note: str = ""
+    total: int = 0
+    now: int = 0
+    preempting: int = 0
+    waiting: int = 0
+    nodes: dict[str, int] = {}
 
 
 async def look_why(access: Access, options: Options, namespace: str, name: str) -> Answer:
+    """Whoever may read the pod gets an answer; what else may not be read is named in it."""
     async with connected(access) as api:
         pod = await _pod(api, namespace, name)
         options = structs.replace(options, scheduler_name=pod.spec.scheduler_name or options.scheduler_name)
-        house = await _read(api, options)
+        house, lacking = await _read(api, options, namespace)
     entry = house.pods.find(namespace, name)
-    answer = Answer(f"{namespace}/{name}", pod.spec.scheduler_name, pod.spec.node_name)
+    answer = Answer(f"{namespace}/{name}", pod.spec.scheduler_name, pod.spec.node_name, unread=lacking)
     if pod.spec.node_name:
         phase = f", {pod.status.phase.lower()}" if pod.status.phase else ""
-        answer.message = f"it is on node {pod.spec.node_name}{phase}"
+        answer.message, answer.unread = f"it is on node {pod.spec.node_name}{phase}", []
     elif pod.over or pod.leaving:
         answer.message = "it is being deleted" if pod.leaving else f"it is over: {pod.status.phase}"
+        answer.unread = []
+    elif entry is not None and entry.wanted.gates:
+        answer.message = f"held back by its scheduling gates: {', '.join(entry.wanted.gates)}"
+    elif any(path.startswith((NODES_PATH, PODS_PATH)) for path in lacking):
+        own = entry is not None and entry.reasons and all(reason.plugin != "volumes" for reason in entry.reasons)
+        answer.message = house.explaining.aside(entry.reasons).message if entry and own else _last_told(pod)
     elif entry is None:
         answer.message = "it is not known to be waiting; look again"
-    elif entry.wanted.gates:
-        answer.message = f"held back by its scheduling gates: {', '.join(entry.wanted.gates)}"
     elif entry.reasons:
         answer.message = house.explaining.aside(entry.reasons).message
     else:
@@ -74,54 +84,34 @@ async def look_why(access: Access, options: Options, namespace: str, name: str) 
     return answer
 
 
+def _last_told(pod: Pod) -> str:
+    """Without nodes nothing can be tried; what the scheduler itself said last can still be told."""
+    told = pod.condition("PodScheduled")
+    if told is None or not told.message:
+        return "it waits, and its scheduler has not said why yet"
+    return f"its scheduler said last: {told.reason}: {told.message}"
+
+
 async def look_ahead(access: Access, options: Options, files: list[Path]) -> list[Answer]:
-    wanted = [pod for file in files for pod in pods_in(file)]
+    """One answer for each workload, about all of its pods."""
     async with connected(access) as api:
-        house = await _read(api, options)
-        default = api.namespace or "default"
+        manifests = read_manifests(files, api.namespace or "default")
+        await with_priorities(api, manifests)
+        house, lacking = await _read(api, options)
+    _need(lacking, "/api/v1/nodes", "/api/v1/pods")
     reader = Reader(house.around, Reading(one_per_node=options.one_pod_per_node))
-    out, now_ms = [], SystemClock().now_ms()
-    for pod in wanted:
-        meta = structs.replace(pod.metadata, namespace=pod.metadata.namespace or default)
-        read = reader.pod(structs.replace(pod, metadata=meta), ours=True)
-        answer = Answer(f"{meta.namespace}/{meta.name or '?'}", options.scheduler_name)
-        if read.refused:
-            answer.message = house.explaining.aside(read.refused).message
-        else:
-            (answer.explanation,) = plan(house.controller, [read.job], now_ms)
-        out.append(answer)
-    return out
+    return [_answer(one, options, lacking) for one in plan_all(house, reader, manifests, SystemClock().now_ms())]
 
 
-def pods_in(file: Path) -> list[Pod]:
-    """The pods that a manifest stands for; one for each workload, however many replicas it wants."""
-    try:
-        documents = list(yaml.safe_load_all(file.read_text("utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidInput(f"cannot read {file}: {error}", hint="give a manifest of a pod or of a workload") from None
-    out = []
-    for number, document in enumerate(found for found in documents if found):
-        if not isinstance(document, dict) or "kind" not in document:
-            raise InvalidInput(f"{file}, document {number + 1}: not a Kubernetes object", hint="it needs a kind")
-        for one in document.get("items") or [document] if document["kind"] == "List" else [document]:
-            out += _pod_of(one, file)
-    if not out:
-        raise InvalidInput(f"{file} holds no pod and no workload", hint="a Pod, Deployment, Job, StatefulSet, ...")
-    return out
-
-
-def _pod_of(document: dict[str, Any], file: Path) -> list[Pod]:
-    kind, template = document["kind"], document
-    for step in _TEMPLATES.get(kind, _USUAL):
-        template = template.get(step) if isinstance(template, dict) else None  # type: ignore[assignment]
-    if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
-        return []  # a Service or a ConfigMap beside it
-    meta, own = dict(template.get("metadata") or {}), document.get("metadata") or {}
-    meta = {"namespace": own.get("namespace", ""), "name": own.get("name") or own.get("generateName", ""), **meta}
-    try:
-        return [from_plain({"metadata": meta, "spec": template["spec"]}, Pod)]
-    except Exception as error:
-        raise InvalidInput(f"{file}: the {kind} cannot be read: {error}", hint="kubectl explain pod.spec") from None
+def _answer(planned: Planned, options: Options, lacking: list[str]) -> Answer:
+    workload, meta = planned.workload, planned.workload.pod.metadata
+    answer = Answer(f"{meta.namespace}/{meta.name}", options.scheduler_name, explanation=planned.first, unread=lacking)
+    answer.message = planned.refused
+    if workload.kind != "Pod":
+        answer.kind, answer.note = workload.kind, workload.note
+        answer.total, answer.now, answer.nodes = planned.total, planned.now, planned.nodes
+        answer.preempting, answer.waiting = planned.preempting, planned.waiting
+    return answer
 
 
 async def _pod(api: Api, namespace: str, name: str) -> Pod:
@@ -134,12 +124,13 @@ async def _pod(api: Api, namespace: str, name: str) -> Pod:
         raise
 
 
-async def _read(api: Api, options: Options) -> House:
-    """The cluster as it is now, with nothing decided."""
+async def _read(api: Api, options: Options, namespace: str = "") -> tuple[House, list[str]]:
+    """The cluster as it is now, with nothing decided; and the collections that may not be read. What may be read in
+    `namespace` alone is read there."""
     house = furnish(options, tries=0)
     if house.timed:
         house = furnish(options)  # who is promised what is known only once all have had their turn, here on paper
-    watching = Watching.of(api, house.pods, house.around, lambda: None, house.refusals)
+    watching = Watching.of(api, house.pods, house.around, lambda: None, house.refusals, lenient=True, within=namespace)
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await watching.start()
@@ -147,6 +138,7 @@ async def _read(api: Api, options: Options) -> House:
         problems = "; ".join(watching.problems) or "it takes too long"
         raise InvalidInput(f"the cluster cannot be read: {problems}", hint="kubectl auth can-i --list") from None
     finally:
+        lacking = watching.denied
         await watching.stop()
     clock = SystemClock()
     if options.reserved:
@@ -159,7 +151,14 @@ async def _read(api: Api, options: Options) -> House:
         if not house.timed or due is None or due > clock.now_ms():
             break
         house.controller.step(clock.now_ms(), [])
-    return house
+    return house, lacking
+
+
+def _need(lacking: list[str], *paths: str) -> None:
+    for path in paths:
+        if path in lacking:
+            hint = "kubectl auth can-i --list; the role hodei-scheduler of deploy/kubernetes/rbac.yaml has all that it takes"
+            raise InvalidInput(f"nothing can be planned: {path} may not be read", hint=hint)
 
 
 def _explain(house: House, entry: Entry, answer: Answer) -> None:

@@ -94,17 +94,23 @@ class Metrics:
             self._incoming.labels("active", "PodAdd").inc(pods.arrivals - self._arrived)
             self._arrived = pods.arrivals
         plan = step.plan
-        tried = len({bind.job for bind in plan.binds}) + len(plan.refusals)
+        # One for whom others go was tried and refused as well, though the plan has no refusal of it.
+        victims = Tally(eviction.preemptor for eviction in plan.evictions)
+        for number in victims.values():
+            self._preemptions.inc()
+            self._victims.observe(number)
+        refused = len(plan.refusals) + len(victims)
+        tried = len({bind.job for bind in plan.binds}) + refused
         if not tried:
             return
         each = took_s / tried
-        for result, number in (("scheduled", len(entries)), ("unschedulable", len(plan.refusals))):
+        for result, number in (("scheduled", len(entries)), ("unschedulable", refused)):
             if number:
                 duration = self._duration.labels(result, self._profile)
                 for _ in range(number):
                     duration.observe(each)
         self._algorithm.observe(each)
-        self._refused.inc(len(plan.refusals))
+        self._refused.inc(refused)
         members = Tally(bind.job for bind in plan.binds)
         for number in members.values():
             if number > 1:
@@ -112,9 +118,6 @@ class Metrics:
         for refusal in plan.refusals:
             if len(pods.of_job(refusal.job)) > 1:
                 self._gangs.labels("unschedulable", self._profile).inc()
-        for number in Tally(eviction.preemptor for eviction in plan.evictions).values():
-            self._preemptions.inc()
-            self._victims.observe(number)
 
     def bound(self, entry: Entry, now_ms: int, took_s: float) -> None:
         self._scheduled.inc()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from hodei.kubeapi.storage_objects import Claim, CsiDriver, CsiNode, StorageCapa
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 # A watch that has neither heard nor tried anything for so long hangs: the longest patience with a list is shorter.
 STUCK_S = 900.0
+_OF_NO_NAMESPACE = ("namespaces", "nodes", "persistentvolumes", "storageclasses", "csinodes")
 
 
 class _Watched(Struct):
@@ -53,10 +54,11 @@ class Watching:
         stir: Any,
         refusals: Refusals | None = None,
         *,
-        may_lack: Iterable[str] | None = (),
+        lenient: bool = False,
+        within: str = "",
     ) -> Watching:
-        """All that scheduling reads. `may_lack`: names of collections that are done without if they may not be read; None
-        for all of them."""
+        """All that scheduling reads. `lenient`: whatever may not be read is done without, and what may be read `within` one
+        namespace alone is read there."""
         pod_shelf = Shelf[Pod](by_uid, pods.moved, stir)
         node_shelf = Shelf[Node](by_name, pods.node_moved, stir)
         kept = [
@@ -95,15 +97,16 @@ class Watching:
             one.shelf.resource = one.path
             if refusals is not None:
                 one.shelf.refusals = refusals
-            lacked = may_lack is None or one.path.rsplit("/", 1)[1] in may_lack
+            instead = _within(one.path, within) if lenient and within else ""
             reflectors.append(
                 Reflector(
                     api,
                     Resource(one.path, one.kind),
                     one.shelf,
                     selector=one.selector,
-                    optional=one.optional or lacked,
+                    optional=one.optional or lenient,
                     locate=one.locate,
+                    instead=instead,
                 )
             )
         return cls(reflectors)
@@ -129,8 +132,12 @@ class Watching:
 
     @property
     def denied(self) -> list[str]:
-        """The collections that may not be read."""
-        return [one.path for one in self.reflectors if one.denied]
+        """The collections that may not be read, or in one namespace only."""
+        return [
+            one.wanted if one.denied else f"{one.wanted} of other namespaces"
+            for one in self.reflectors
+            if one.denied or one.narrowed
+        ]
 
     def ages(self) -> dict[str, float]:
         """For each collection how many seconds ago the API was last heard about it. None for those that it does not have."""
@@ -150,3 +157,9 @@ class Watching:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def _within(path: str, namespace: str) -> str:
+    """The part of a collection that is in a namespace; "" for what is in none."""
+    where, _, what = path.rpartition("/")
+    return "" if what in _OF_NO_NAMESPACE else f"{where}/namespaces/{namespace}/{what}"

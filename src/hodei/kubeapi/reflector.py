@@ -86,7 +86,8 @@ class Reflector(Generic[T]):
 
     A collection that does not exist (404: a CRD that is not installed) has an empty picture and is asked for every minute.
     An `optional` one has an empty picture also while it may not be read or is out of order (`denied` says why): nobody
-    waits for it, it is asked for again after growing pauses. `locate` finds the path of one whose version is not known.
+    waits for it, it is asked for again after growing pauses. `locate` finds the path of one whose version is not known;
+    `instead` is read where the whole may not be (`narrowed`).
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Reflector(Generic[T]):
         quiet_s: float = QUIET_S,
         optional: bool = False,
         locate: Callable[[], Awaitable[str]] | None = None,
+        instead: str = "",
     ) -> None:
         """`selector` holds `fieldSelector` and `labelSelector`; `chance` gives numbers from 0 to 1."""
         self.synced = asyncio.Event()
@@ -112,6 +114,7 @@ class Reflector(Generic[T]):
         # When the API was last heard, and when this last did anything at all (0.0: never).
         self.heard_at = self.active_at = 0.0
         self._optional, self._locate, self._located = optional, locate, locate is None
+        self.wanted, self._instead, self.narrowed = resource.path, instead, False
         self._absences = 0
         self._api, self._resource, self._sink = api, resource, sink
         self._selector = dict(selector or {})
@@ -175,6 +178,10 @@ class Reflector(Generic[T]):
         if error.status in (400, 404, 405) and self._version:
             self._version = ""  # the collection has gone or changed under the watch: the list will tell
             return False
+        if error.status == 403 and self._instead:
+            self._resource, self._instead = Resource(self._instead, self._resource.kind), ""
+            self.narrowed = True
+            return True
         if error.status == 404 or (self._optional and (error.status == 403 or not self.synced.is_set())):
             await self._go_without(error)
             return True
