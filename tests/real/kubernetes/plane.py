@@ -8,6 +8,7 @@ RBAC is on. Users: `admin` may all; `hodei` may what deploy/kubernetes/rbac.yaml
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -93,9 +94,20 @@ class Plane:
             "--disable-admission-plugins=ServiceAccount",  # pods need no account
             "--service-cluster-ip-range=10.0.0.0/24", "--endpoint-reconciler-type=none",
             "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000", "--profiling=false",
-            "--shutdown-delay-duration=0s", GATES, _GROUPS,
+            "--shutdown-delay-duration=0s", GATES, _GROUPS, *self._audit(),
         ])  # fmt: skip
         self._until("kube-apiserver", lambda: self.api.get("/readyz") == "ok")
+
+    def _audit(self) -> list[str]:
+        """Where $HODEI_KUBE_AUDIT names a file, each request of the user `hodei` becomes a line of it (`permissions.py`)."""
+        log = os.environ.get("HODEI_KUBE_AUDIT", "")
+        if not log:
+            return []
+        policy = self.folder / "audit.yaml"
+        rules = [{"level": "Metadata", "users": ["hodei"]}, {"level": "None"}]
+        head = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
+        policy.write_text(json.dumps({**head, "rules": rules}))
+        return [f"--audit-policy-file={policy}", f"--audit-log-path={log}"]
 
     def stop_apiserver(self, sig: signal.Signals = signal.SIGKILL) -> None:
         self.end("kube-apiserver", sig)

@@ -10,13 +10,13 @@ import pytest
 
 from real.kubernetes.cluster import Cluster, pod
 from real.kubernetes.plane import Plane
-from real.kubernetes.pod_scheduler import HODEI
+from real.kubernetes.pod_scheduler import HODEI, PodScheduler
 
 pytestmark = pytest.mark.real
 
 
-def _ask(plane: Plane, *words: object) -> str:
-    command = [HODEI, "kube", *map(str, words), f"--kubeconfig={plane.kubeconfig('hodei')}"]
+def _ask(plane: Plane, *words: object, user: str = "hodei") -> str:
+    command = [HODEI, "kube", *map(str, words), f"--kubeconfig={plane.kubeconfig(user)}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -47,3 +47,36 @@ def test_plan_tells_where_a_pod_would_go_and_creates_nothing(cluster: Cluster, p
     wanted.write_text(json.dumps(pod("later", "2", nodeSelector={"disk": "tape"})))
     assert "later can never start as it is" in _ask(plane, "plan", "-f", wanted)
     assert cluster.pods() == []
+
+
+def test_plan_judges_all_pods_of_a_workload(cluster: Cluster, plane: Plane, tmp_path: Path):
+    cluster.make_node("large", "4")
+    cluster.make_node("small", "2")
+    spec = pod("", "1")["spec"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "fifty"}}
+    wanted = tmp_path / "job.yaml"
+    wanted.write_text(json.dumps({**job, "spec": {"parallelism": 50, "template": {"spec": spec}}}))
+    said = _ask(plane, "plan", "-f", wanted)
+    assert "Job default/fifty: 6 of 50 pods would start now (4 on large, 2 on small); 44 would wait" in said
+    assert "Insufficient cpu" in said
+    (answer,) = json.loads(_ask(plane, "plan", "-f", wanted, "-o", "json"))
+    assert (answer["total"], answer["now"], answer["waiting"]) == (50, 6, 44)
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["cluster", "namespace"])
+def test_why_answers_whoever_may_only_view(cluster: Cluster, plane: Plane, hodei: PodScheduler, everywhere: bool):
+    """The role `view` knows no nodes and no volumes; bound in one namespace it knows nothing of the others."""
+    cluster.make_nodes(1, cpu="4")
+    cluster.make_pod("large", cpu="6")
+    told = cluster.until_condition("large", "PodScheduled", "False", "Unschedulable")
+    cluster.apply([{
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding" if everywhere else "RoleBinding",
+        "metadata": {"name": "onlooker"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+        "subjects": [{"kind": "User", "name": "nobody", "apiGroup": "rbac.authorization.k8s.io"}],
+    }])  # fmt: skip
+    said = _ask(plane, "why", f"{cluster.namespace}/large", user="nobody")
+    assert f"its scheduler said last: Unschedulable: {told['message']}" in said
+    assert "could not be read with these rights: " in said
+    assert "/api/v1/nodes" in said
+    assert "/api/v1/persistentvolumes" in said
+    assert ("/api/v1/pods of other namespaces" in said) is not everywhere
