@@ -17,6 +17,7 @@ from hodei.control.sharing import SharesPolicy, Sharing
 from hodei.control.world import Accountant, World
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Bounds, Gang, Shares
+from hodei.model.array import elements_of
 from hodei.model.decision import Reason
 from hodei.model.effects import Save, SaveUsage
 from hodei.model.errors import InvalidInput, QueueFull
@@ -143,8 +144,8 @@ class Accounts:
             mine = self.quotas.of(spec.project)
             if mine is None or mine.pending is None:
                 continue
-            by = waiting[spec.project]
-            if sum(by.values()) >= mine.pending:
+            by, more = waiting[spec.project], elements_of(spec)
+            if sum(by.values()) + more > mine.pending:
                 most = sorted(by.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
                 who = ", ".join(f"{user or NOBODY} {count}" for user, count in most)
                 raise QueueFull(
@@ -152,7 +153,7 @@ class Accounts:
                     hint="wait for jobs to start, or cancel some",
                     code="PENDING_QUOTA",
                 )
-            by[spec.user] = by.get(spec.user, 0) + 1
+            by[spec.user] = by.get(spec.user, 0) + more
 
     # ------------------------------------------------------------------------------------ store and telling
 

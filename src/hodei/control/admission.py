@@ -13,6 +13,7 @@ from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.profile import Profile
 from hodei.engine.view import View, gang_of
+from hodei.model.array import elements_of
 from hodei.model.errors import InvalidInput, QueueFull
 from hodei.model.job import JobSpec
 from hodei.model.resources import human_amount
@@ -38,7 +39,8 @@ class Gate:
         self._sizes: dict[Hashable, Refusal | None] = {}
 
     def check(self, specs: Sequence[JobSpec], pending: Mapping[str, int]) -> None:
-        """InvalidInput or QueueFull for the first spec that cannot be let in; all or none are."""
+        """InvalidInput or QueueFull for the first spec that cannot be let in; all or none are. An array is looked at once:
+        its elements differ in their index alone."""
         asked: dict[str, int] = {}
         for place, spec in enumerate(map(self.routing.routed, specs)):
             profile = self._engine.profiles.get(spec.profile)
@@ -51,7 +53,7 @@ class Gate:
             self.routing.check(spec)
             if spec.size > self._policy.max_members:
                 raise InvalidInput(f"{spec.name}: {spec.size} members, at most {self._policy.max_members} are allowed")
-            asked[spec.profile] = asked.get(spec.profile, 0) + 1
+            asked[spec.profile] = asked.get(spec.profile, 0) + elements_of(spec)
             if pending.get(spec.profile, 0) + asked[spec.profile] > profile.max_pending:
                 raise QueueFull(
                     f"the queue of profile {spec.profile!r} is full ({profile.max_pending} jobs pending)",

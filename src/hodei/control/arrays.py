@@ -8,9 +8,10 @@ the elements as they were sorted before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from hodei.control.ordered import Ordered
+from hodei.control.parts import PART, parts
 from hodei.control.world import World
 from hodei.model.explanation import Explanation
 from hodei.model.ids import JobId
@@ -62,14 +63,16 @@ class Arrays:
         if place is not None and place.at_most and place.first and job.state in ("scheduled", "running", "suspended"):
             self._arrays.setdefault(place.first, _Array()).inside.add(job.id)
 
-    def turn(self, now_ms: int) -> None:
-        """Those who have ended or are held give their places to the next."""
-        if self._world.left_arrays:
-            gone, self._world.left_arrays = self._world.left_arrays, []
-            for job in gone:
+    def turning(self, now_ms: int) -> Generator[None, None, None]:
+        """Those who have ended or are held give their places to the next; in parts."""
+        gone, self._world.left_arrays = self._world.left_arrays, []
+        for part in parts(gone):
+            for job in part:
                 now = self._world.jobs.get(job.id)
                 if now is None or now.state == "held":  # else it was released within the same moment, and has its place
                     self._left(job, now_ms)
+            if len(gone) > PART:
+                yield
 
     def _left(self, job: Job, now_ms: int) -> None:
         place = job.spec.array

@@ -6,7 +6,7 @@ on a fact: what no longer applies (a late observation, a second cancel) changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -25,6 +25,7 @@ from hodei.control.keeping import Keeping
 from hodei.control.lives import Lives
 from hodei.control.moving import Moving
 from hodei.control.overrunning import Overrunning, Windows
+from hodei.control.parts import PART, at_once, parts
 from hodei.control.places import Places
 from hodei.control.placing import bind
 from hodei.control.preempting import Hold, Preempting, PreemptionPolicy
@@ -136,18 +137,32 @@ class Controller:
     # -------------------------------------------------------------------------------------------- driving
 
     def step(self, now_ms: int, facts: Sequence[Fact] = ()) -> Step:
+        return at_once(self.stepping(now_ms, facts))
+
+    def stepping(self, now_ms: int, facts: Sequence[Fact] = ()) -> Generator[None, None, Step]:
+        """The same in parts. Between two of them the controller may be asked, but not be told or stepped."""
         self.keeping.judge(now_ms)
-        for fact in facts:
-            self._learn(fact, now_ms)
+        for number, part in enumerate(parts(facts)):
+            if number:
+                yield
+            for fact in part:
+                self._learn(fact, now_ms)
         self.world.by = ""
+        long = len(facts) > PART
+        if long:
+            yield
         self._expire(now_ms)
-        self.dependencies.settle(now_ms)
+        yield from self.dependencies.settling(now_ms)
         self.inheriting.follow()
-        self.arrays.turn(now_ms)
+        yield from self.arrays.turning(now_ms)
+        if long:
+            yield
         plan = self._decide(now_ms)
         self._overrunning.look(now_ms)  # once more: promises may have been made just now
         self.beat_ms = now_ms
-        saves, acts = self.world.take_effects()
+        if long:
+            yield
+        saves, acts = yield from self.world.taking_effects()
         return Step(plan, saves + self.accounts.saves(), acts)
 
     def next_wakeup_ms(self, now_ms: int) -> int | None:

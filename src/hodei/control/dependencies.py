@@ -1,7 +1,7 @@
 """Who waits for what: jobs that may not stand in line before other jobs have ended, or data has appeared.
 
 They are pending, but in no line, and cost nothing there. Who waits for a job is found by the job (a reverse index), so a
-graph costs as much as it has edges. Facts are only noted as they come; `settle`, once per step, works out what follows,
+graph costs as much as it has edges. Facts are only noted as they come; `settling`, once per step, works out what follows,
 as often as something follows from that. A dependency that was met stays met, whatever becomes of the job later; one that
 can never be met any more ends the job that has it, as soon as too few of the others are left.
 """
@@ -9,11 +9,12 @@ can never be met any more ends the job that has it, as soon as too few of the ot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 from msgspec import structs
 
 from hodei.control.lives import Lives
+from hodei.control.parts import PART, parts
 from hodei.control.timers import Timers
 from hodei.control.world import World
 from hodei.model.dependency import Dependencies as Wanted
@@ -127,7 +128,7 @@ class Dependencies:
                 self._had_saved.add(one.job)
 
     def arrive(self, job: Job) -> None:
-        """It is judged in `settle`, when all jobs that came with it are known too."""
+        """It is judged in `settling`, when all jobs that came with it are known too."""
         self._arrived[job.id] = None
 
     def appeared(self, what: str) -> None:
@@ -173,28 +174,37 @@ class Dependencies:
 
     # ---------------------------------------------------------------------------------------------- settling
 
-    def settle(self, now_ms: int) -> None:
-        """All that follows from what was noted, and from that again, until nothing does."""
+    def settling(self, now_ms: int) -> Generator[None, None, None]:
+        """All that follows from what was noted, and from that again, until nothing does; in parts."""
         due_ms = self._timers.next_ms()
         if due_ms is not None and due_ms <= now_ms:
             self._time_out(now_ms)
         while self._arrived or self._news or self._data_news:
             arrived, self._arrived = self._arrived, {}
-            for id in arrived:
-                job = self._world.jobs.get(id)
-                if job is not None:
-                    self._begin(job)
+            for part in parts(arrived):
+                for id in part:
+                    job = self._world.jobs.get(id)
+                    if job is not None:
+                        self._begin(job)
+                if len(arrived) > PART:
+                    yield
             self._had_saved.clear()
             news, self._news = self._news, []
-            for awaited, state, saved in news:
-                self._hear(awaited, state, saved=saved)
+            for part_of_news in parts(news):
+                for awaited, state, saved in part_of_news:
+                    self._hear(awaited, state, saved=saved)
+                if len(news) > PART:
+                    yield
             data, self._data_news = self._data_news, []
             for what in data:
                 for waiter, i in self._on_data.pop(what, ()):
                     self._judge(waiter, i, met=True)
             touched, self._touched = self._touched, {}
-            for id in touched:
-                self._conclude(id, now_ms)
+            for part in parts(touched):
+                for id in part:
+                    self._conclude(id, now_ms)
+                if len(touched) > PART:
+                    yield
 
     def _begin(self, job: Job) -> None:
         self._touched[job.id] = None

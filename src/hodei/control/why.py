@@ -131,7 +131,10 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     if for_others is not None:
         return for_others
     line = controller.lines[job.spec.profile]
-    gang = line.gangs[job.id]
+    gang = line.gangs.get(job.id)
+    if gang is None:
+        text = "it has come just now and takes its place in line at once"
+        return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle")
     queue = QueuePlace(line.position(gang, controller.view(now_ms)), len(line))
     common = {"queue": queue, "attempts": gang.attempts, "last_attempt_ms": gang.last_attempt_ms}
     until = line.backing_off_until(job.id)

@@ -5,11 +5,12 @@ Changes are collected here and handed out once per step, so that ten changes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from msgspec import structs
 
+from hodei.control.parts import PART, parts
 from hodei.engine.book import Book
 from hodei.engine.nodes import Table
 from hodei.model.booking import Booking
@@ -217,12 +218,20 @@ class World:
             detail.setdefault("by", self.by)
         self._events.append(Event(self.last_event, now_ms, kind, job, run, node, detail))
 
-    def take_effects(self) -> tuple[list[Save], list[Act]]:
-        saves: list[Save] = [SaveJob(job, id in self._new_jobs) for id, job in self._jobs.items()]
+    def taking_effects(self) -> Generator[None, None, tuple[list[Save], list[Act]]]:
+        """All that has changed since this was last asked, in parts; nothing may change meanwhile."""
+        saves: list[Save] = []
+        for jobs in parts(self._jobs.items()):
+            saves += [SaveJob(job, id in self._new_jobs) for id, job in jobs]
+            if len(self._jobs) > PART:
+                yield
         saves += [SaveRun(run, id in self._new_runs) for id, run in self._runs.items()]
         saves += [SaveMarks(marks) for marks in self._marks.values()]
         saves += self._bookings.values()
-        saves += [Record(event) for event in self._events]
+        for events in parts(self._events):
+            saves += [Record(event) for event in events]
+            if len(self._events) > PART:
+                yield
         acts = self._acts
         if len(self._moved) > _MOVES_KEPT:
             self._moved, self._all_moved = {}, True  # nobody may ever ask, where no line takes others' places

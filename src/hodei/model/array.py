@@ -6,7 +6,7 @@ so that the id of an element tells its index and the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING
@@ -60,18 +60,30 @@ def expand(specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
     Elements share all but their place; InvalidInput if they are more than anyone may ask for at once."""
     if all(spec.array is None for spec in specs):
         return specs
+    count_all(specs)
+    return list(expanding(specs, first))
+
+
+def count_all(specs: Sequence[JobSpec]) -> int:
+    """How many jobs these documents stand for; InvalidInput if they are more than anyone may ask for at once."""
     total = sum(map(elements_of, specs))
     if total > max(MOST_ELEMENTS, len(specs)):
         raise InvalidInput(f"{total} jobs at once, at most {MOST_ELEMENTS}", hint="submit smaller arrays")
-    out: list[JobSpec] = []
+    return total
+
+
+def expanding(specs: Iterable[JobSpec], first: JobId) -> Iterator[JobSpec]:
+    """The same one by one."""
+    own = first
     for spec in specs:
         mould = spec.array
         if mould is None or mould.first:
-            out.append(spec)
+            yield spec
+            own += 1
             continue
-        own = first + len(out)
-        out += [structs.replace(spec, array=structs.replace(mould, first=own, index=index)) for index in mould.indices]
-    return out
+        for index in mould.indices:
+            yield structs.replace(spec, array=structs.replace(mould, first=own, index=index))
+        own += mould.count
 
 
 def firsts(specs: Iterable[JobSpec], first: JobId) -> tuple[JobId, ...]:

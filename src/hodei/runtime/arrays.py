@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
+from hodei.control.parts import parts
 from hodei.model.array import ArrayPlace
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.facts import Fact, JobCancelled, JobHeld, JobReleased
@@ -15,6 +16,7 @@ from hodei.model.ids import JobId
 from hodei.model.job import Job
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.ports import JobQuery, Store
+from hodei.runtime.caller import CALLER
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
@@ -54,15 +56,17 @@ async def array_status(service: Service, id: JobId) -> ArrayStatus:
 
 
 async def cancel_array(service: Service, id: JobId, reason: str) -> ArrayStatus:
-    return await _tell_all(service, id, lambda job: JobCancelled(job.id, reason), lambda job: not job.cancel_requested)
+    return await _tell_all(
+        service, id, lambda job, by: JobCancelled(job.id, reason, by=by), lambda job: not job.cancel_requested
+    )
 
 
 async def hold_array(service: Service, id: JobId) -> ArrayStatus:
-    return await _tell_all(service, id, lambda job: JobHeld(job.id), lambda job: job.state == "pending")
+    return await _tell_all(service, id, lambda job, by: JobHeld(job.id, by=by), lambda job: job.state == "pending")
 
 
 async def release_array(service: Service, id: JobId) -> ArrayStatus:
-    return await _tell_all(service, id, lambda job: JobReleased(job.id), lambda job: job.state == "held")
+    return await _tell_all(service, id, lambda job, by: JobReleased(job.id, by=by), lambda job: job.state == "held")
 
 
 async def wait_array(service: Service, id: JobId, timeout_ms: int) -> ArrayStatus:
@@ -80,13 +84,16 @@ async def wait_array(service: Service, id: JobId, timeout_ms: int) -> ArrayStatu
 
 
 async def _tell_all(
-    service: Service, id: JobId, fact: Callable[[Job], Fact], concerned: Callable[[Job], bool]
+    service: Service, id: JobId, fact: Callable[[Job, str], Fact], concerned: Callable[[Job], bool]
 ) -> ArrayStatus:
     status = await array_status(service, id)
-    known = service.controller.world.jobs
-    elements = [known[job] for job in range(status.place.first, status.place.last + 1) if job in known]
+    known, facts = service.controller.world.jobs, list[Fact]()
+    caller = CALLER.get()
+    by = caller.entry.who if caller is not None else ""
     # From the last on: an element that goes lets the next one in, and that one is about to go too.
-    facts = [fact(job) for job in reversed(elements) if concerned(job)]
+    for part in parts(range(status.place.last, status.place.first - 1, -1)):
+        facts += [fact(known[job], by) for job in part if job in known and concerned(known[job])]
+        await asyncio.sleep(0)
     if not facts:
         counts = ", ".join(f"{many} {state}" for state, many in status.states.items())
         raise Conflict(f"no element of array {status.place.first} can do that: {counts or 'all are forgotten'}")

@@ -6,13 +6,14 @@ The first line carries the configuration. Each further one: {"now": ms, "facts":
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 from msgspec import structs
 
+from hodei.control.parts import PART, at_once, parts
 from hodei.engine.plan import Plan
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import Fact, JobRequeued, JobRestored, JobSubmitted
@@ -36,7 +37,19 @@ class DecisionLog:
         self._write({"hodei_decision_log": FORMAT, "config": config, "last_event": last_event})
 
     def step(self, now_ms: int, facts: Sequence[Fact], plan: Plan) -> None:
-        self._write({"now": now_ms, "facts": [_fit_to_write(fact) for fact in facts], "plan": plan})
+        at_once(self.writing(now_ms, facts, plan))
+
+    def writing(self, now_ms: int, facts: Sequence[Fact], plan: Plan) -> Generator[None, None, None]:
+        """The same in parts."""
+        if len(facts) <= PART:
+            self._write({"now": now_ms, "facts": [_fit_to_write(fact) for fact in facts], "plan": plan})
+            return
+        encode = self._encoder.encode
+        self._put(b'{"now":%d,"facts":[' % now_ms)
+        for number, part in enumerate(parts(facts)):
+            self._put((b"," if number else b"") + b",".join([encode(_fit_to_write(fact)) for fact in part]))
+            yield
+        self._put(b'],"plan":%b}\n' % encode(plan))
 
     def flush(self) -> None:
         self._attempt(self._file.flush)
@@ -45,8 +58,11 @@ class DecisionLog:
         self._attempt(self._file.close)
 
     def _write(self, line: object) -> None:
+        self._put(self._encoder.encode(line) + b"\n")
+
+    def _put(self, text: bytes) -> None:
         if not self._broken:
-            self._attempt(lambda: self._file.write(self._encoder.encode(line) + b"\n"))
+            self._attempt(lambda: self._file.write(text))
 
     def _attempt(self, act: Callable[[], object]) -> None:
         """A log that cannot be written ends there: with a gap in it, what follows could not be decided again."""

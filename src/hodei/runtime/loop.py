@@ -1,6 +1,7 @@
 """The loop: facts are gathered, the controller steps, the saves are committed as one, then everyone is told and the acts begin.
 
-One step at a time. While a commit waits for the disk new facts gather, so that the next commit carries more: the
+One step at a time. A large one (an array) is gone through in parts, with everyone else's turn in between, and is one commit
+all the same. While a commit waits for the disk new facts gather, so that the next commit carries more: the
 group grows with the load. Nobody hears of anything that is not committed, and no act begins before.
 """
 
@@ -9,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from hodei.control.controller import Controller, Step
+from hodei.control.parts import parts
 from hodei.model.effects import Act, Record, Save, SaveJob
 from hodei.model.errors import HodeiError, StaleEpoch, Unavailable
 from hodei.model.facts import Fact
+from hodei.model.ids import JobId
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.ports import Clock, Store
 from hodei.runtime.caller import CALLER
@@ -215,26 +218,46 @@ class Loop:
 
     async def _decide(self, facts: list[Fact], saves: list[Save], waiting: list[asyncio.Future[None]]) -> None:
         now = self._clock.now_ms()
-        started = time.perf_counter()
-        step = self.controller.step(now, facts)
-        decided = time.perf_counter()
+        step, seconds = await self._unhurried(self.controller.stepping(now, facts))
         if self._decision_log is not None and (facts or not step.empty):
-            self._decision_log.step(now, facts, step.plan)
+            await self._unhurried(self._decision_log.writing(now, facts, step.plan))
         saves += step.saves
+        decided = time.perf_counter()
         if saves or self.trouble is not None:
             await self._commit(saves)
-        self._metrics.stepped(step, decided - started, time.perf_counter() - decided)
-        if self.on_step is not None:
-            self.on_step(step)
-        events = [save.event for save in step.saves if isinstance(save, Record)]
-        ended = [save.job.id for save in step.saves if isinstance(save, SaveJob) and save.job.state in JOB_ENDED]
+        committed = time.perf_counter()
         for done in waiting:
             if not done.done():
                 done.set_result(None)
-        if events or ended:
-            self._hub.publish(events, ended)
+        placed = self._metrics.decided(step, seconds, committed - decided)
+        await self._unhurried(self._telling(step, placed))
         if step.acts:
             self._act(step.acts)
+
+    def _telling(self, step: Step, placed: Mapping[JobId, int]) -> Generator[None, None, None]:
+        """Everyone who wants to hear of it."""
+        for number, part in enumerate(parts(step.saves)):
+            if number:
+                yield
+            self._metrics.saved(part, placed)
+            if self.on_step is not None:
+                self.on_step(Step(step.plan, part, []))
+            events = [save.event for save in part if isinstance(save, Record)]
+            ended = [save.job.id for save in part if isinstance(save, SaveJob) and save.job.state in JOB_ENDED]
+            if events or ended:
+                self._hub.publish(events, ended)
+
+    async def _unhurried(self, work: Generator[None, None, T]) -> tuple[T, float]:
+        """Work that may be long, in parts, with everyone else's turn in between; and how long the parts took."""
+        spent = 0.0
+        while True:
+            began = time.perf_counter()
+            try:
+                next(work)
+            except StopIteration as done:
+                return done.value, spent + time.perf_counter() - began
+            spent += time.perf_counter() - began
+            await asyncio.sleep(0)
 
     async def _commit(self, saves: Sequence[Save]) -> None:
         """Held up, not lost, when storage fails: what was decided stays decided and is written when storage is back.

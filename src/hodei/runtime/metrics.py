@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hodei.control.controller import Controller, Step
-from hodei.model.effects import Record, SaveJob
+from hodei.model.effects import Record, Save, SaveJob
 from hodei.model.failure import class_of
+from hodei.model.ids import JobId
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.runtime.sharing_metrics import SharingMetrics
 
@@ -82,11 +85,12 @@ class Metrics:
         self.damaged = Gauge("hodei_damaged_records", "Records that could not be read and were set aside", registry=r)
         self.beat = Gauge("hodei_last_step_timestamp_seconds", "When the scheduler last went round", registry=r)
 
-    def stepped(self, step: Step, seconds: float, commit_seconds: float) -> None:
+    def decided(self, step: Step, seconds: float, commit_seconds: float) -> dict[JobId, int]:
+        """How many members of which jobs were placed."""
         self.latency.observe(seconds * 1000)
         if step.saves:
             self.commit.observe(commit_seconds * 1000)
-        placed: dict[int, int] = {}
+        placed: dict[JobId, int] = {}
         for bind in step.plan.binds:
             if bind.kind and bind.job not in placed:
                 self.starts.labels(bind.kind).inc()
@@ -100,8 +104,11 @@ class Metrics:
         self.preemptions.inc(len(step.plan.evictions))
         for fault in step.plan.faults:
             self.faults.labels(fault.plugin, fault.point).inc()
+        return placed
+
+    def saved(self, saves: Sequence[Save], placed: Mapping[JobId, int]) -> None:
         new, ended = 0, dict[str, int]()
-        for save in step.saves:
+        for save in saves:
             if isinstance(save, SaveJob):
                 job = save.job
                 new += save.new

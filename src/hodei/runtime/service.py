@@ -19,9 +19,10 @@ from hodei.control.bookings import choose, late_runs
 from hodei.control.controller import Controller
 from hodei.control.holds import holds_on
 from hodei.control.one_node import on_node
+from hodei.control.parts import parts
 from hodei.control.standing import standing
 from hodei.control.whatif import Question
-from hodei.model.array import expand, firsts
+from hodei.model.array import count_all, expanding, firsts
 from hodei.model.booking import Booking, Hold, Late, Wish
 from hodei.model.config import SchedulingConfig
 from hodei.model.damage import CODE as DAMAGED
@@ -346,21 +347,25 @@ class Service:
             pending = {name: count + self.loop.waiting_jobs for name, count in pending.items()}
         first = self._last_job + 1
         specs = known.resolved(specs, first)
-        ids, specs = firsts(specs, first), expand(specs, first)
+        ids, total = firsts(specs, first), count_all(specs)
         specs = self.controller.accounts.admitted(specs)
         self.controller.gate.check(specs, pending)
         now = self.clock.now_ms()
-        self._last_job += len(specs)
-        facts = [
-            JobSubmitted(Job(id, spec, "pending", now, now, queued_ms=now), known.of(spec))
-            for id, spec in enumerate(specs, first)
-        ]
+        self._last_job += total
         saves = [SaveKey(key, fingerprint, ids, now)] if key else []
-        self.loop.waiting_jobs += len(specs)
+        # From here on nobody else is given these numbers or this room, so the rest may take its time.
+        self.loop.waiting_jobs += total
         try:
+            facts = list[Fact]()
+            for part in parts(enumerate(expanding(specs, first), first)):
+                if facts:
+                    await asyncio.sleep(0)
+                facts += [
+                    JobSubmitted(Job(id, spec, "pending", now, now, queued_ms=now), known.of(spec)) for id, spec in part
+                ]
             await self.loop.committed(facts, saves, patient=patient)
         finally:
-            self.loop.waiting_jobs -= len(specs)
+            self.loop.waiting_jobs -= total
         return Submitted(ids)
 
     def highest_priority(self, role: str) -> int | None:

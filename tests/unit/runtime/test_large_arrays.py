@@ -1,0 +1,156 @@
+"""A large array comes and goes, and the loop has time for everyone else meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from builders import a_job_spec
+from hodei.control.parts import PART
+from hodei.model.array import ArrayPlace
+from hodei.model.config import SchedulingConfig
+from hodei.model.dependency import Dependencies, Dependency
+from hodei.model.effects import SaveJob
+from hodei.model.errors import QueueFull, Unavailable
+from hodei.runtime.arrays import cancel_array, hold_array
+from hodei.runtime.decision_log import DecisionLog
+from hodei.sim.replay import replay
+from hodei.store.memory import MemoryStore
+from unit.runtime.living import ObedientBackend, TalkingStore, a_service, alive
+
+COUNT = 20 * PART
+
+
+def an_array(count=COUNT, at_most=0, **fields):
+    return a_job_spec(array=ArrayPlace(0, 0, count, at_most), **fields)
+
+
+@pytest.fixture(autouse=True)
+def no_garbage():
+    """The collector of a process with all the tests in it has more to do than that of a server."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@asynccontextmanager
+async def watched():
+    """CPU of the loop's thread: in all, and in the longest turn of the loop. No clock, as the machine may be busy."""
+    turns = [0.0]
+
+    async def watch():
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            turns.append(time.thread_time() - began)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    try:
+        yield turns
+    finally:
+        watching.cancel()
+
+
+def _is_in_parts(turns):
+    return max(turns) < sum(turns) / 5
+
+
+@pytest.mark.parametrize("at_most", [0, 10], ids=["all at once", "ten at a time"])
+@pytest.mark.parametrize("after", [False, True], ids=["free", "after another"])
+def test_the_loop_has_its_turns_while_an_array_comes_and_goes(at_most, after):
+    async def main():
+        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+            await service.submit([a_job_spec(cpu="4")])
+            waits = {"after": Dependencies((Dependency("succeeded", 1),))} if after else {}
+            async with watched() as turns:
+                (first,) = (await service.submit([an_array(at_most=at_most, **waits)])).ids
+            assert _is_in_parts(turns), "submitted"
+            async with watched() as turns:
+                status = await cancel_array(service, first, "no more")
+            assert status.states == {"cancelled": COUNT}
+            assert _is_in_parts(turns), "cancelled"
+
+    asyncio.run(main())
+
+
+def test_all_elements_are_one_commit_and_none_is_seen_before_it():
+    async def main():
+        store = TalkingStore()
+        async with alive(a_service(store, ObedientBackend())) as service:
+            submitting = asyncio.create_task(service.submit([an_array(3 * PART, cpu="4")]))
+            while not service.controller.world.jobs:
+                await asyncio.sleep(0)
+            known = len(service.controller.world.jobs)
+            assert 0 < known < 3 * PART, "it is being learned in parts"
+            assert store.job(1) is None
+            assert (await service.why(known)).code in ("QUEUED", "INSUFFICIENT_RESOURCES")
+            await submitting
+            new = [sum(isinstance(save, SaveJob) and save.new for save in what) for _, what in store.diary.lines]
+            assert [count for count in new if count] == [3 * PART]
+            await hold_array(service, 1)
+            assert store.states_between(1, 3 * PART) == {"held": 3 * PART - 1, "scheduled": 1}
+
+    asyncio.run(main())
+
+
+def test_others_submit_meanwhile_and_no_number_is_given_twice():
+    async def main():
+        store = MemoryStore()
+        async with alive(a_service(store, ObedientBackend())) as service:
+            array = asyncio.create_task(service.submit([an_array(3 * PART)]))
+            await asyncio.sleep(0)
+            others = await asyncio.gather(*(service.submit([a_job_spec(f"other-{i}")]) for i in range(5)))
+            assert (await array).ids == (1,)
+            assert sorted(done.ids[0] for done in others) == list(range(3 * PART + 1, 3 * PART + 6))
+            assert len(service.controller.world.jobs) == 3 * PART + 5
+
+    asyncio.run(main())
+
+
+def test_a_stop_in_the_middle_stores_all_or_nothing():
+    async def main():
+        store = MemoryStore()
+        service = a_service(store, ObedientBackend())
+        await service.start()
+        submitting = asyncio.create_task(service.submit([an_array(5 * PART)]))
+        while not service.controller.world.jobs:
+            await asyncio.sleep(0)
+        await service.stop()
+        try:
+            await submitting
+            assert sum(store.states_between(1, 5 * PART).values()) == 5 * PART
+        except Unavailable:
+            assert not store.states_between(1, 5 * PART)
+
+    asyncio.run(main())
+
+
+def test_an_array_that_is_too_much_for_the_queue_is_refused_as_a_whole():
+    async def main():
+        service = a_service(MemoryStore(), ObedientBackend(), profile={"max_pending": 2 * PART})
+        async with alive(service):
+            with pytest.raises(QueueFull):
+                await service.submit([an_array(2 * PART + 1)])
+            assert (await service.submit([an_array(2 * PART)])).ids == (1,)
+
+    asyncio.run(main())
+
+
+def test_a_step_in_parts_decides_as_one_that_is_not_and_can_be_replayed(tmp_path):
+    path = tmp_path / "decisions"
+
+    async def main():
+        log = DecisionLog(path, SchedulingConfig(), 0)
+        async with alive(a_service(MemoryStore(), ObedientBackend(), decision_log=log)) as service:
+            await service.submit([an_array(3 * PART, at_most=7)])
+            await cancel_array(service, 1, "no more")
+
+    asyncio.run(main())
+    result = replay(path)
+    assert result.difference is None
+    assert result.facts > 6 * PART
