@@ -28,13 +28,14 @@ from hodei.model.usage import UsageRow
 
 
 class AccountsPolicy(Struct, frozen=True):
-    """`shares` None: nobody's past counts."""
+    """`shares` None: nobody's past counts. `max_priority` by role and `project_users` by project: see AdmissionConfig."""
 
     shares: SharesPolicy | None = None
     quotas: Mapping[str, ProjectQuota] = {}
     budgets: Mapping[str, ProjectBudget] = {}
     ranges: Mapping[str, Range] = {}
     max_priority: Mapping[str, int] = {}
+    project_users: Mapping[str, Sequence[str]] = {}
 
 
 class Accounts:

@@ -34,6 +34,7 @@ def accounts_policy(config: SchedulingConfig) -> AccountsPolicy:
         budgets={name: _told(f"scheduling.budgets.{name}", _budget, one) for name, one in config.budgets.items()},
         ranges={name: _told(f"scheduling.ranges.{name}", _range, one) for name, one in config.ranges.items()},
         max_priority=_told("scheduling.admission.max_priority", _priorities, config.admission.max_priority),
+        project_users=config.admission.project_users,
     )
 
 

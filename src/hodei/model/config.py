@@ -97,11 +97,13 @@ class PreemptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`max_priority`: the highest priority that holders of a role may give (roles that are not named: any)."""
+    """`max_priority`: the highest priority that holders of a role may give (roles that are not named: any).
+    `project_users`: by project, the users that may submit to it besides administrators (projects not named: all may)."""
 
     oversized: Literal["reject", "wait"] = "reject"
     max_members: int = 100_000
     max_priority: dict[str, int | str] = field(default_factory=lambda: {"user": "high"})
+    project_users: dict[str, tuple[str, ...]] = {}
 
 
 class EstimatesConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,6 +36,12 @@ class NotFound(HodeiError):
     code = "NOT_FOUND"
 
 
+class NotPermitted(HodeiError):
+    """The caller, or the user that it is done for, does not have the right to it."""
+
+    code = "FORBIDDEN"
+
+
 class Conflict(HodeiError):
     """The thing has changed, or is in a state that does not allow this."""
 

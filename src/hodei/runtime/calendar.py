@@ -104,8 +104,11 @@ class Calendar:
             except HodeiError as error:
                 log.error("periodic jobs are held up, trying again in %d s: %s", _AFTER_TROUBLE_S, error.message)
                 wait_s = _AFTER_TROUBLE_S
+            # Not `wait_for`: in Python 3.11 that loses a cancellation that comes together with a change, and a stop of the
+            # server would wait for this task for ever.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
 
     async def turn(self) -> int:
         """Deal with all that is due now; when something is due next (0 for never)."""

@@ -29,6 +29,7 @@ async def suspend(service: Service, job: JobId) -> Job:
     if found.cancel_requested:
         raise Conflict(f"job {job} is being cancelled", hint="it can be requeued when it has ended")
     if found.state == "held" or found.suspend_requested:
+        service.rights.check_owner(found)
         return found
     return await _changed(service, job, JobSuspended(job))
 

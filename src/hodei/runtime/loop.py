@@ -28,6 +28,7 @@ from hodei.runtime.caller import CALLER
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.hub import Hub
 from hodei.runtime.metrics import Metrics
+from hodei.runtime.rights import Rights
 
 log = logging.getLogger("hodei.loop")
 T = TypeVar("T")
@@ -80,6 +81,7 @@ class Loop:
         self._in_a_hurry = asyncio.Event()
         self.waiting_jobs = 0
         self.on_step: Callable[[Step], None] | None = None
+        self.rights: Rights | None = None
         # Held from a decision until it is stored and its acts are given out: whoever compares what is believed with what
         # runs takes it first, so that nothing is ordered that is not stored yet.
         self.quiet = asyncio.Lock()
@@ -92,7 +94,7 @@ class Loop:
         self._more.set()
 
     async def committed(self, facts: Sequence[Fact], saves: Sequence[Save] = (), *, patient: bool = False) -> None:
-        """Returns when the facts, with all that followed from them, are safely stored.
+        """Returns when the facts, with all that followed from them, are safely stored. NotPermitted if the caller may not.
 
         A call on behalf of a client does not wait for a store that takes nothing. If that is known before, it is refused
         and nothing is done. If it turns out on the way, the client is told that its request is held; unless `patient`:
@@ -105,6 +107,8 @@ class Loop:
                     f"nothing can be stored now, so nothing was done: {self.trouble.message}",
                     hint=f"{self.trouble.hint or 'run `hodei doctor`'}; then try again",
                 )
+            if self.rights is not None:
+                self.rights.check(caller, facts, saves)
             facts, saves = caller.sign(facts), [*saves, *caller.record(facts, saves)]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.append((facts, saves, done))

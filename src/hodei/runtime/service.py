@@ -70,6 +70,7 @@ from hodei.runtime.loop import Loop, held
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.pulse import HealthPolicy
 from hodei.runtime.records import Records
+from hodei.runtime.rights import Rights
 
 log = logging.getLogger("hodei.service")
 T = TypeVar("T")
@@ -142,6 +143,7 @@ class Service:
         self.configuring: Configuring | None = None
         self.depending = Depending(controller, store, self.read, Allowed(self.scheduling.data.allow))
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
+        self.rights = self.loop.rights = Rights(lambda: controller.accounts.policy, controller.world.jobs)
         self.foresight = Foresight(
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
@@ -341,6 +343,7 @@ class Service:
     async def _submit(
         self, specs: Sequence[JobSpec], key: str = "", fingerprint: str = "", *, patient: bool = False
     ) -> Submitted:
+        specs = self.rights.admitted(specs)
         known = await self.depending.look_up(specs)
         pending = self.controller.pending()
         if self.loop.waiting_jobs:
@@ -368,10 +371,6 @@ class Service:
             self.loop.waiting_jobs -= total
         return Submitted(ids)
 
-    def highest_priority(self, role: str) -> int | None:
-        """That holders of the role may give; None for any."""
-        return self.controller.accounts.policy.max_priority.get(role)
-
     async def cancel(self, job: JobId, reason: str = "") -> Job:
         found = await self._stored(job)
         strays = self.fleet.stop_spared(job)
@@ -384,6 +383,7 @@ class Service:
     async def hold(self, job: JobId) -> Job:
         found = await self._stored(job)
         if found.state == "held":
+            self.rights.check_owner(found)
             return found
         if found.state != "pending":
             raise Conflict(f"job {job} is {found.state}; only a pending job can be held", hint=f"hodei cancel {job}")
@@ -450,12 +450,14 @@ class Service:
 
     async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
         """What would be different; nothing is changed."""
+        question = structs.replace(question, jobs=tuple(self.rights.admitted(question.jobs)))
         known, first = await self.depending.look_up(question.jobs), self._last_job + 1
         jobs, standings = tuple(known.resolved(question.jobs, first)), tuple(known.standings.values())
         question = structs.replace(question, jobs=jobs, first=first, standings=standings)
         return await self.foresight.what_if(question, policy)
 
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
+        specs = self.rights.admitted(specs)
         known = await self.depending.look_up(specs)
         specs = known.resolved(specs, self._last_job + 1)
         standings = tuple(known.standings.values())

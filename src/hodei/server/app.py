@@ -150,6 +150,7 @@ def make_app(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> App:
     """The ASGI app for `service`. `hosts`: names and addresses it may be called by, besides loopback's own."""
+    service.rights.role_of = tokens.role_of
     table = route_table(metrics_public=metrics_public)
     shared = Shared(
         service=service,

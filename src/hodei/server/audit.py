@@ -35,8 +35,8 @@ def verb_of(route: Route) -> str:
 
 @contextmanager
 def on_behalf_of(shared: Shared, route: Route, who: Principal, scope: Scope) -> Iterator[Caller | None]:
-    """While it lasts, what is committed is committed in this caller's name. None for routes that change nothing."""
-    if not route.audited:
+    """While it lasts, what is asked for is judged, and committed, in this caller's name. None for routes that leave no row."""
+    if route.method == "GET":
         yield None
         return
     remote = scope.get("client") or ("",)
@@ -52,7 +52,7 @@ def on_behalf_of(shared: Shared, route: Route, who: Principal, scope: Scope) -> 
     caller = Caller(entry)
     before = CALLER.set(caller)
     try:
-        yield caller
+        yield caller if route.audited else None
     finally:
         CALLER.reset(before)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from msgspec import Struct
 from starlette.types import Scope
 
-from hodei.model.errors import Conflict, InvalidInput
+from hodei.model.errors import Conflict, InvalidInput, Unavailable
 from hodei.server.errors import Forbidden, Malformed, Unauthorized
 from hodei.server.route import ANYONE, RANK, Policy, Principal, Role
 
@@ -62,6 +62,7 @@ class Tokens:
         self._monotonic = monotonic
         self._looked_at = monotonic()
         self._seen = _mark(path) if path else None
+        self._trouble = ""
 
     @classmethod
     def load(cls, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> Tokens:
@@ -83,6 +84,15 @@ class Tokens:
         self._refresh()
         return any(entry.who == who for entry in self._entries)
 
+    def role_of(self, name: str) -> Role | None:
+        """The role that the user has now, the lowest if there are several tokens of that name; None without a token.
+
+        Unavailable while the token file cannot be trusted: that is no reason to say that a user is gone."""
+        self._refresh()
+        if self._trouble:
+            raise Unavailable(f"nobody can tell who has which rights: {self._trouble}", hint="see the server's log")
+        return min((entry.who.role for entry in self._entries if entry.who.name == name), key=RANK.get, default=None)  # type: ignore[arg-type]
+
     def _refresh(self) -> None:
         now = self._monotonic()
         if self._path is None or now - self._looked_at < RELOAD_EVERY_S:
@@ -93,10 +103,10 @@ class Tokens:
             return
         self._seen = seen
         try:
-            self._entries = read_entries(self._path)
+            self._entries, self._trouble = read_entries(self._path), ""
         except InvalidInput as error:
             # A file that cannot be trusted lets nobody in: the other way round a revocation could get lost.
-            self._entries = ()
+            self._entries, self._trouble = (), error.message
             log.error("all tokens are refused until this is put right: %s", error.message)
 
 

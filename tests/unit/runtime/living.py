@@ -126,6 +126,7 @@ def a_service(store: MemoryStore, *backends: Backend, clock: StillClock | None =
     controller = Controller(
         {"default": build_profile("default", **options.pop("profile", {}))},
         admission=AdmissionPolicy("wait"),
+        accounts=options.pop("accounts", None),
         last_event=opened.last_event,
     )
     return Service(store, opened, controller, {b.name: b for b in backends}, clock or StillClock(), **options)

@@ -214,7 +214,7 @@ def test_what_a_caller_does_is_signed_and_recorded_in_the_same_commit():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
-            await service.submit([a_job_spec("job", cpu=9)])
+            await service.submit([a_job_spec("job", cpu=9, user="ann")])
             caller = Caller(AuditEntry(NOW_MS, "ann", "user", "jobs.hold", "1"))
             CALLER.set(caller)
             await service.hold(1)

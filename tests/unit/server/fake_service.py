@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from msgspec import Struct
@@ -161,9 +162,6 @@ class FakeService:
     def backend_errors(self) -> dict[str, str]:
         return self.errors
 
-    def highest_priority(self, role: str) -> int | None:
-        return 750 if role == "user" else None
-
     store: FakeStore = field(default_factory=FakeStore)
     installation: str = "test"
     epoch: int = 1
@@ -187,6 +185,7 @@ class FakeService:
     recorded: list[AuditEntry] = field(default_factory=list)
     calendar: FakeCalendar = field(default_factory=FakeCalendar)
     on_read: Callable[[], None] | None = None
+    rights: SimpleNamespace = field(default_factory=SimpleNamespace)
 
     async def record(self, save: SaveAudit) -> None:
         self.recorded.append(save.entry)

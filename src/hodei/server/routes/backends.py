@@ -9,7 +9,6 @@ import msgspec
 from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.secrets import without_secrets_in
-from hodei.server.errors import Forbidden
 from hodei.server.route import ADMIN, API, READ, WRITE, Call, Param, Route
 from hodei.wire.backends import (
     BackendList,
@@ -75,8 +74,7 @@ async def execute(call: Call) -> ExecutedView:
     job = await service.read(service.store.job, id)
     if job is None:
         raise NotFound(f"there is no job {id}", hint="hodei jobs --all")
-    if call.who.role != "admin" and call.who.name != job.spec.user:
-        raise Forbidden(f"job {id} belongs to {job.spec.user or 'nobody'}", hint="ask them, or an administrator")
+    service.rights.check_owner(job)
     runs = [run for run in await service.read(service.store.runs, id) if run.member == asked.member]
     if not runs or runs[-1].state in RUN_ENDED:
         raise Conflict(

@@ -53,22 +53,7 @@ async def _specs(call: Call) -> Sequence[JobSpec]:
         specs = _decode(call)
     if not specs:
         raise InvalidInput("there is no job in this body", hint='send one job document, a list, or {"jobs": [...]}')
-    _check_rights(call, specs)
     return [structs.replace(spec, user=call.who.name) for spec in specs]
-
-
-def _check_rights(call: Call, specs: Sequence[JobSpec]) -> None:
-    """Nobody gives a job more importance than their role may."""
-    most = call.service.highest_priority(call.who.role)
-    if most is None:
-        return
-    for spec in specs:
-        if spec.priority > most:
-            raise Forbidden(
-                f"{spec.name} asks for priority {spec.priority}; the role {call.who.role} may give at most {most}",
-                hint="ask for less, or have someone with another role submit it",
-                code="PRIORITY_TOO_HIGH",
-            )
 
 
 def _decode(call: Call) -> list[JobSpec]:

@@ -1,0 +1,154 @@
+"""What a user may have and may change, checked in the one place that every job and every change passes.
+
+A job is judged by the rights of the user whose name it carries: by the role of the token that submits it, or, when no call
+is behind it (a periodic job that is due), by the role that its owner has at that moment. A change is judged by the role of
+the caller. What is not listed here as open to users needs the role `admin`.
+
+The routes' policies stand before this; they say who may call, this says what a call may bring about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hodei.model.effects import Save, SaveAudit, SaveKey, SavePeriodic
+from hodei.model.errors import NotPermitted
+from hodei.model.facts import Fact, JobReleased, JobRequeued, JobSubmitted, Noted
+from hodei.model.job import Job, JobSpec
+from hodei.model.periodic import Periodic
+from hodei.model.recourse import read
+from hodei.runtime.caller import CALLER, Caller
+
+if TYPE_CHECKING:
+    from hodei.control.accounts import AccountsPolicy
+    from hodei.model.ids import JobId
+
+_SUBMITTERS = ("user", "admin")
+_NO_RECOVERY = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("recovery")].default
+
+
+class Rights:
+    """`policy` is the one in force now. `role_of` tells which role a user has now, None for a user without a token; the
+    server sets it. Without it (trials, benchmarks, the Kubernetes scheduler) only calls are judged."""
+
+    def __init__(self, policy: Callable[[], AccountsPolicy], jobs: Mapping[JobId, Job]) -> None:
+        self._policy, self._jobs = policy, jobs
+        self.role_of: Callable[[str], str | None] | None = None
+
+    # ------------------------------------------------------------------------------------------- new jobs
+
+    def admitted(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
+        """The specs as they may be submitted; NotPermitted if one asks for more than its user may have."""
+        roles: dict[str, str | None] = {}
+        out = []
+        for spec in specs:
+            if spec.user not in roles:
+                roles[spec.user] = self._role_for(spec.user)
+            role = roles[spec.user]
+            out.append(spec if role is None else self._within(spec, role))
+        return out
+
+    def _role_for(self, user: str) -> str | None:
+        """The role that a new job of this user is judged by; None if nothing is known of roles."""
+        caller = CALLER.get()
+        if caller is not None and user == caller.entry.who:
+            return caller.entry.role
+        if caller is not None and caller.entry.role != "admin":
+            raise NotPermitted(f"{caller.entry.who} may not submit jobs in the name of {user}", code="NOT_OWNER")
+        if self.role_of is None:
+            return None
+        role = self.role_of(user)
+        if role not in _SUBMITTERS:
+            has = f"has the role {role}" if role else "has no token any more"
+            raise NotPermitted(
+                f"{user} may not submit jobs: {user} {has}",
+                hint="an administrator can give them a token again, or remove what submits in their name",
+                code="OWNER_MAY_NOT",
+            )
+        return role
+
+    def _within(self, spec: JobSpec, role: str) -> JobSpec:
+        policy = self._policy()
+        most = policy.max_priority.get(role)
+        if most is not None:
+            asked = max(spec.priority, spec.recovery.promote_to)
+            if asked > most:
+                raise NotPermitted(
+                    f"{spec.name} asks for priority {asked}; the role {role} may give at most {most}",
+                    hint="ask for less, or have someone with another role submit it",
+                    code="PRIORITY_TOO_HIGH",
+                )
+            if spec.recovery is not _NO_RECOVERY and spec.recovery.promote_after_ms and not spec.recovery.promote_to:
+                # A job that promotes itself goes no higher than its user may. Below 1 there is nowhere to go.
+                own = {"promote_to": most} if most > 0 else {"promote_after_ms": 0}
+                spec = structs.replace(spec, recovery=structs.replace(spec.recovery, **own))
+        users = policy.project_users.get(spec.project)
+        if users is not None and role != "admin" and spec.user not in users:
+            raise NotPermitted(
+                f"{spec.name}: project {spec.project!r} is not open to {spec.user}",
+                hint="name another project, or ask an administrator (scheduling.admission.project_users)",
+                code="PROJECT_NOT_OPEN",
+            )
+        return spec
+
+    # -------------------------------------------------------------------------------------------- changes
+
+    def check(self, caller: Caller, facts: Sequence[Fact], saves: Sequence[Save]) -> None:
+        """NotPermitted if the caller's role does not allow one of these. New jobs were judged by `admitted`."""
+        admin = caller.entry.role == "admin"
+        for fact in facts:
+            if type(fact) is JobSubmitted or (type(fact) is Noted and not fact.job):
+                continue
+            self._check_change(caller, fact, admin)
+        for save in saves:
+            if isinstance(save, SavePeriodic):
+                self._check_periodic(caller, save.periodic, starts=not save.gone and not save.periodic.paused)
+            elif not admin and not isinstance(save, SaveKey | SaveAudit):
+                raise _needs_admin(caller)
+
+    def check_owner(self, job: Job) -> None:
+        """For what a call brings about without a commit. NotPermitted unless the job is the caller's, or they are admin."""
+        caller = CALLER.get()
+        if caller is not None and caller.entry.role != "admin" and job.spec.user != caller.entry.who:
+            raise _not_owner(caller, f"job {job.id}", job.spec.user)
+
+    def _check_change(self, caller: Caller, fact: Fact, admin: bool) -> None:
+        number = getattr(fact, "job", None)
+        if not isinstance(number, int):
+            if not admin:
+                raise _needs_admin(caller)
+            return
+        job = getattr(fact, "record", None) or self._jobs.get(number)
+        if job is None:
+            return  # it has ended: there is nothing that the fact could change
+        self.check_owner(job)
+        if isinstance(fact, JobRequeued | JobReleased):
+            # Back into the line: with no more than the caller may give a new job.
+            self._within(_as_submitted(job), caller.entry.role)
+
+    def _check_periodic(self, caller: Caller, periodic: Periodic, *, starts: bool) -> None:
+        if caller.entry.role != "admin" and periodic.by != caller.entry.who:
+            raise _not_owner(caller, f"the periodic job {periodic.name!r}", periodic.by)
+        if starts:
+            self.admitted([structs.replace(periodic.job, user=periodic.by)])
+
+
+def _as_submitted(job: Job) -> JobSpec:
+    """Without the promotion that the operator's own rules gave it."""
+    before = read(job.recourse).priority_before if job.recourse else -1
+    return structs.replace(job.spec, priority=before) if before >= 0 else job.spec
+
+
+def _needs_admin(caller: Caller) -> NotPermitted:
+    return NotPermitted(f"this needs the role admin; {caller.entry.who} has the role {caller.entry.role}")
+
+
+def _not_owner(caller: Caller, what: str, owner: str) -> NotPermitted:
+    return NotPermitted(
+        f"{what} belongs to {owner or 'nobody'}; {caller.entry.who} may change only their own",
+        hint="ask them, or an administrator",
+        code="NOT_OWNER",
+    )

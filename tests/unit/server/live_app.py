@@ -1,0 +1,106 @@
+"""The real application over the real service, in one process and without sockets, with callers of every role.
+
+The store is in memory, the backend does as it is told, the clock is moved by hand: it proves nothing of durability, of real
+runs or of real waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from typing import Any
+
+from builders import a_node
+from hodei.control.accounts import AccountsPolicy
+from hodei.model.facts import RunObserved
+from hodei.model.job import Job
+from hodei.ports import JobQuery
+from hodei.server.app import make_app
+from hodei.server.auth import Entry, Tokens
+from hodei.server.route import Principal
+from hodei.store.memory import MemoryStore
+from unit.runtime.living import ObedientBackend, StillClock, a_service
+from unit.server.conftest import Got, ask_app
+
+API = "/api/v1"
+ROLES = {"vera": "viewer", "ana": "user", "bo": "user", "root": "admin"}
+
+
+class LiveApp:
+    """`roles`: who has which; "" for a user whose token was taken away. A user's token is the user's name."""
+
+    def __init__(self, accounts: AccountsPolicy | None = None) -> None:
+        self.runner = asyncio.Runner()
+        self.roles = dict(ROLES)
+        self.tokens = Tokens(self._entries())
+        self.store, self.clock = MemoryStore(), StillClock()
+        self.backend = ObedientBackend(nodes=[a_node("n1", 4, backend="obedient")])
+        self.service = a_service(self.store, self.backend, clock=self.clock, accounts=accounts)
+        self.run(self._start())
+        self.app = make_app(self.service, self.tokens, now_ms=self.clock.now_ms)
+
+    async def _start(self) -> None:
+        await self.service.start()
+        assert await self.service.until_ready(5)
+
+    def __enter__(self) -> LiveApp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.run(self.service.stop())
+        self.runner.close()
+
+    def run(self, work: Any) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(20):
+                return await work
+
+        return self.runner.run(bounded())
+
+    def _entries(self) -> tuple[Entry, ...]:
+        return tuple(
+            Entry(Principal(name, role), hashlib.sha256(name.encode()).digest())  # type: ignore[arg-type]
+            for name, role in self.roles.items()
+            if role
+        )
+
+    def give(self, who: str, role: str) -> None:
+        self.roles[who] = role
+        self.tokens._entries = self._entries()
+
+    def ask(self, who: str, method: str, path: str, document: Any = None) -> Got:
+        body = json.dumps(document).encode() if document is not None else b""
+        headers = {"authorization": f"Bearer {who}"}
+        got: Got = self.run(ask_app(self.app, method, API + path, role="", body=body, headers=headers))
+        return got
+
+    def submit(self, who: str, **fields: Any) -> int:
+        got = self.ask(who, "POST", "/jobs", {"name": "job", "command": ["true"], **fields})
+        assert got.status == 201, got.body
+        return int(got.json["ids"][0])
+
+    def refused(self, who: str, method: str, path: str, document: Any = None) -> str:
+        """The code of the refusal that it must be."""
+        got = self.ask(who, method, path, document)
+        assert got.status == 403, (got.status, got.body)
+        return got.code
+
+    def jobs(self) -> list[Job]:
+        return self.store.jobs(JobQuery(limit=1000)).jobs
+
+    def pass_time(self, ms: int) -> None:
+        """Periodic jobs that are due are submitted, jobs that have waited too long are promoted."""
+        self.clock.ms += ms
+        self.run(self.service.calendar.turn())
+        self.run(self.service.loop.committed([]))
+
+    def runs_go_on(self) -> None:
+        """What was placed runs, what ran ends."""
+        live = [run for runs in self.service.controller.world.runs.values() for run in runs.values()]
+        news = [RunObserved(run.id, "running" if run.state == "placed" else "succeeded", self.clock.ms) for run in live]
+        if news:
+            self.run(self.service.loop.committed(news))
