@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hodei.server.auth import add_token
 from real.house import House, until
 
 pytestmark = pytest.mark.real
@@ -149,3 +152,93 @@ def test_jobs_do_not_see_the_token_or_the_servers_files(house: House) -> None:
     assert "hodei.db" not in said
     assert "status" not in said
     assert os.environ.get("HODEI_TOKEN", "hod_") not in said
+
+
+CANARY = "c4n4ry-in-a-coal-mine"
+
+
+def planted(house: House, ana: str) -> list[int]:
+    """Jobs of ana's, of every kind and in every state, with canaries in their variables; also calls that are refused."""
+    env = {"DATABASE_URL": f"postgres://ana:{CANARY}@db/x", "GITHUB_PAT": CANARY, "MODE": CANARY, "A_PASSWORD": CANARY}
+    fine: dict[str, Any] = {"name": "plain", "command": ["true"], "cpu": "10m", "memory": "1Mi", "env": env}
+    tasks = [{"name": name, "command": ["true"], "env": env} for name in "ab"]
+    gang = {"apiVersion": "hodei/v1", "kind": "Job", "metadata": {"name": "gang"}, "spec": {"tasks": tasks}}
+    waits = {**fine, "name": "waits", "node_selector": {"no": "such-node"}, "priority": "low"}
+    ids = []
+    for document in (
+        fine, gang, waits, {**fine, "name": "array", "array": 3}, {**fine, "name": "fails", "command": ["false"]},
+        {**fine, "name": "absent", "command": ["/no/such/program"]}, {**fine, "name": "nowhere", "workdir": "/no/such"},
+    ):  # fmt: skip
+        answer = house.request("POST", "/api/v1/jobs", json.dumps(document).encode(), token=ana)
+        assert answer.status == 201, answer.body
+        ids += answer.json["ids"]
+    cron = {"name": "nightly", "schedule": "0 0 1 1 *", "job": fine}
+    assert house.request("POST", "/api/v1/periodic", json.dumps(cron).encode(), token=ana).status == 201
+    ids += house.request("POST", "/api/v1/periodic/nightly/run", token=ana).json["ids"]
+    for wrong in (
+        {**fine, "priority": "critical"}, {**fine, "env": {"A=B": CANARY}}, {**fine, "env": {"A": f"{CANARY}\0"}},
+        {**fine, "env": {"A": [CANARY]}}, {**fine, "cpu": 100_000}, {**fine, "profile": "none"}, {**fine, "env": CANARY},
+    ):  # fmt: skip
+        assert house.request("POST", "/api/v1/jobs", json.dumps(wrong).encode(), token=ana).status in (400, 403, 422)
+    return ids
+
+
+def read_by(house: House, token: str, ids: list[int]) -> dict[str, bytes]:
+    """All that this token can read: every GET route for every job, the questions that change nothing, the stream."""
+    found = {}
+    paths = house.request("GET", "/api/v1/openapi.json", token="").json["paths"]
+    names = {"/periodic/": ["nightly"], "/nodes/": [house.client().nodes()[0].name], "/backends/": ["local"]}
+    queries = {"/api/v1/jobs": ["", "?arrays=fold"], "/api/v1/jobs/{id}": ["", "?secrets=show"]}
+    queries |= {f"/api/v1/{things}/{{id}}/wait": ["?timeout_s=0"] for things in ("jobs", "arrays")}
+    for path in (path for path, operations in paths.items() if "get" in operations and not path.endswith("/stream")):
+        of = next((of for part, of in names.items() if part in path), ["x"])
+        for value in [str(id) for id in ids] if "{id}" in path else of:
+            for query in queries.get(path, [""]):
+                filled = re.sub(r"{\w+}", value, path) + query
+                answer = house.request("GET", filled, token=token)
+                found[filled] = answer.body + repr(answer.headers).encode()
+                assert answer.status in (200, 403, 404, 409), (filled, answer.body)
+    ask = {"name": "mine", "command": ["true"], "cpu": "10m", "memory": "1Mi"}
+    for path, document in (("/plan", ask), ("/whatif", {"jobs": [ask]})):
+        answer = house.request("POST", f"/api/v1{path}", json.dumps(document).encode(), token=token)
+        assert answer.status == 200, answer.body
+        found[path] = answer.body
+    with house.client(token=token) as client:
+        last = max(event.seq for event in client.events())
+        for event in client.stream(0):
+            found[f"stream {event.seq}"] = repr(event).encode()
+            if event.seq >= last:
+                break
+    return found
+
+
+def test_values_of_variables_are_read_by_their_owner_and_administrators_only(house: House) -> None:
+    house.up("--decision-log", "decisions.jsonl")
+    tokens = house.home / "tokens"
+    ana, bo, vera = (
+        add_token(tokens, name, role) for name, role in (("ana", "user"), ("bo", "user"), ("vera", "viewer"))
+    )
+    until(lambda: house.request("GET", "/api/v1/jobs", token=vera).status == 200, "the new tokens are known")
+    ids = planted(house, ana)
+    for id in ids:
+        if house.state(id) != "pending":
+            house.ended(id)
+    for token in (bo, vera):
+        found = read_by(house, token, ids)
+        assert len(found) > 60
+        assert {where for where, body in found.items() if CANARY.encode() in body} == set()
+        assert any(b"GITHUB_PAT" in body for body in found.values())  # their names are there
+        said = house.hodei("job", "export", str(ids[0]), "--scenario", env={"HODEI_TOKEN": token})
+        assert said.code == 0
+        assert CANARY not in said.out + said.err
+    for name in ("/api/v1/audit?limit=1000", "/metrics"):
+        assert CANARY.encode() not in house.request("GET", name).body
+    house.stop()
+    assert CANARY not in house.said()
+    assert CANARY not in (house.home / "decisions.jsonl").read_text()
+    house.up()
+    for token in (ana, house.token):
+        shown = house.request("GET", f"/api/v1/jobs/{ids[0]}", token=token).body.decode()
+        assert shown.count(CANARY) == 3  # what looks secret is hidden from them too, until they ask
+        assert house.request("GET", f"/api/v1/jobs/{ids[0]}?secrets=show", token=token).body.decode().count(CANARY) == 4
+        assert CANARY in house.request("GET", "/api/v1/periodic/nightly", token=token).body.decode()

@@ -18,7 +18,7 @@ from hodei.engine.plan import Plan
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import Fact, JobRequeued, JobRestored, JobSubmitted
 from hodei.model.job import Job
-from hodei.model.secrets import without_secrets
+from hodei.model.secrets import without_values
 
 log = logging.getLogger("hodei.decision_log")
 FORMAT = 1
@@ -75,7 +75,7 @@ class DecisionLog:
 
 
 def _fit_to_write(fact: Fact) -> Fact:
-    """No decision depends on a job's variables, so those that look secret are not told."""
+    """No decision depends on the values of a job's variables, so they are not told."""
     match fact:
         case JobSubmitted(job=job) | JobRestored(job=job):
             return structs.replace(fact, job=_bare(job))
@@ -85,5 +85,5 @@ def _fit_to_write(fact: Fact) -> Fact:
 
 
 def _bare(job: Job) -> Job:
-    spec = without_secrets(job.spec)
+    spec = without_values(job.spec)
     return job if spec is job.spec else structs.replace(job, spec=spec)

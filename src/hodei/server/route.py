@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import UNSET, Struct
 from starlette.types import Receive, Scope, Send
 
+from hodei.model.secrets import Shown
+
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
     from hodei.server.auth import Tokens
@@ -48,6 +50,10 @@ class Principal(Struct, frozen=True):
 
     name: str
     role: Role
+
+    def sees_of(self, owner: str) -> Shown:
+        """What of the variables of a job of this owner the caller sees without asking for more."""
+        return "plain" if self.role == "admin" or (self.name and self.name == owner) else "names"
 
 
 ANYONE = Principal("", "viewer")

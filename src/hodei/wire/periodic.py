@@ -11,6 +11,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.job import Job
 from hodei.model.periodic import MOST_MISSED, Periodic
 from hodei.model.quantity import MAX_DURATION_MS, format_duration
+from hodei.model.secrets import Shown
 from hodei.wire.document import parse_job
 from hodei.wire.names import plain_name
 from hodei.wire.render import iso, job_document
@@ -73,10 +74,10 @@ def parse_periodic(request: PeriodicRequest, by: str) -> Periodic:
     )  # fmt: skip
 
 
-def periodic_view(periodic: Periodic, last: Job | None, *, whole: bool = False) -> PeriodicView:
+def periodic_view(periodic: Periodic, last: Job | None, *, whole: bool = False, env: Shown = "names") -> PeriodicView:
     document: dict[str, Any] = {}
     if whole:
-        document = job_document(periodic.job, redact=True)
+        document = job_document(periodic.job, env=env)
         if periodic.job.deadline_ms:
             document["spec"]["deadline"] = format_duration(periodic.job.deadline_ms)
     return PeriodicView(

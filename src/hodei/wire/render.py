@@ -40,7 +40,7 @@ from hodei.model.qos import job_qos
 from hodei.model.quantity import format_duration, format_quantity
 from hodei.model.recourse import applied
 from hodei.model.resources import format_resources
-from hodei.model.secrets import masked
+from hodei.model.secrets import Shown, masked
 from hodei.model.selector import Requirement, parse_selector
 from hodei.wire import after, company_render, gang_render, life, recovery
 from hodei.wire.array import array_document
@@ -186,10 +186,10 @@ def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Ho
 # ------------------------------------------------------------------------------------------- documents
 
 
-def job_document(spec: JobSpec, *, redact: bool = False) -> dict[str, Any]:
+def job_document(spec: JobSpec, *, env: Shown = "all") -> dict[str, Any]:
     """The full form of a job, without the keys that have their default value.
 
-    `redact` hides the values of variables whose names look secret; such a document no longer means the same job.
+    `env`: which values of variables are in it. With fewer than all it no longer means the same job.
     """
     metadata = {
         "name": spec.name,
@@ -224,19 +224,16 @@ def job_document(spec: JobSpec, *, redact: bool = False) -> dict[str, Any]:
             **({} if spec.priority == 500 else {"priority": _CLASS_OF.get(spec.priority, spec.priority)}),
             **({} if spec.grace_ms == 10_000 else {"grace": format_duration(spec.grace_ms)}),
             **({} if spec.restart == "on_failure" else {"restart": spec.restart}),
-            "tasks": [_task(task, redact) for task in spec.tasks],
+            "tasks": [_task(task, env) for task in spec.tasks],
         },
     }
 
 
-def _task(task: TaskSpec, redact: bool) -> dict[str, Any]:
-    env = task.env
-    if redact:
-        env = masked(env)
+def _task(task: TaskSpec, env: Shown) -> dict[str, Any]:
     return {"name": task.name, "count": task.count} | _given(
         {
             "command": list(task.command),
-            "env": env,
+            "env": masked(task.env, env),
             "workdir": task.workdir,
             "image": task.image,
             "resources": _given({"requests": format_resources(task.request), "limits": format_resources(task.limits)}),

@@ -217,8 +217,9 @@ def test_values_of_secret_variables_can_be_hidden() -> None:
     env = {"API_TOKEN": "a", "db_password": "b", "CLIENT_SECRET": "c", "SSH_KEY": "d", "KEYBOARD": "e"}
     spec = parse_job({"command": "x", "env": env})
     assert job_document(spec)["spec"]["tasks"][0]["env"] == env
-    hidden = job_document(spec, redact=True)["spec"]["tasks"][0]["env"]
+    hidden = job_document(spec, env="plain")["spec"]["tasks"][0]["env"]
     assert hidden == {**dict.fromkeys(env, "***"), "KEYBOARD": "e"}
+    assert job_document(spec, env="names")["spec"]["tasks"][0]["env"] == dict.fromkeys(env, "***")
 
 
 @pytest.mark.parametrize(

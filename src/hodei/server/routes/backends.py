@@ -95,7 +95,7 @@ def _view(status: BackendStatus) -> BackendView:
     settings = {key: value for key, value in status.table.items() if key != "kind"}
     return BackendView(
         backend.name, backend.kind, status.state, iso(status.since_ms), status.text, status.source, status.nodes,
-        status.runs, status.took_ms, list(backend.capabilities.named()), without_secrets_in(settings),
+        status.runs, status.took_ms, list(backend.capabilities.named()), without_secrets_in(settings, env="names"),
     )  # fmt: skip
 
 

@@ -110,10 +110,12 @@ def _row(call: Call, row: Row) -> JobView:
 
 async def show_job(call: Call) -> JobDetail:
     job, runs = await _job(call)
-    reveal = call.args["secrets"] == "show"
-    if reveal and call.who.role != "admin" and call.who.name != job.spec.user:
-        raise Forbidden("only its owner and administrators may see the secrets of a job")
-    spec = job_document(job.spec, redact=not reveal)
+    sees = call.who.sees_of(job.spec.user)
+    if call.args["secrets"] == "show":
+        if sees == "names":
+            raise Forbidden("only its owner and administrators may see the secrets of a job")
+        sees = "all"
+    spec = job_document(job.spec, env=sees)
     view = job_view(job, call.service.expected(job), call.service.forecast(job))
     return JobDetail(view, spec, [run_view(run) for run in runs], call.service.damage_of(job.id))
 

@@ -46,7 +46,7 @@ async def remove_periodic(call: Call) -> PeriodicView:
 
 async def _view(call: Call, periodic: Periodic, *, whole: bool = True) -> PeriodicView:
     last = await call.service.read(call.service.store.job, periodic.last_job) if periodic.last_job else None
-    return periodic_view(periodic, last, whole=whole)
+    return periodic_view(periodic, last, whole=whole, env=call.who.sees_of(periodic.by))
 
 
 def _change(verb: str, summary: str, handler: object, response: type = PeriodicView) -> Route:
