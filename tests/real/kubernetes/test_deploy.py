@@ -255,15 +255,14 @@ def test_setup_says_what_to_look_at_when_hodei_does_not_start(bare: Bare) -> Non
 # ------------------------------------------------------------------------------------------------- the rights
 
 
-READ = ("get", "list", "watch")
+READ = ("list", "watch")
 NEEDED = {
-    "events": ("create", "patch", "update"),
-    "events.events.k8s.io": ("create", "patch", "update"),
-    "pods": (*READ, "delete"),
+    "events.events.k8s.io": ("create",),
+    "pods": (*READ, "get", "delete"),
     "pods/binding": ("create",),
-    "pods/status": ("patch", "update"),
-    "persistentvolumes": (*READ, "patch", "update"),
-    "persistentvolumeclaims": (*READ, "patch", "update"),
+    "pods/status": ("patch",),
+    "persistentvolumes": (*READ, "patch"),
+    "persistentvolumeclaims": (*READ, "patch"),
     "podgroups.scheduling.k8s.io": READ,
     "podgroups.scheduling.k8s.io/status": ("patch",),
     "podgroups.scheduling.x-k8s.io": READ,
@@ -271,8 +270,7 @@ NEEDED = {
 } | dict.fromkeys(
     ("nodes", "namespaces", "services", "replicationcontrollers", "replicasets.apps", "statefulsets.apps",
      "poddisruptionbudgets.policy", "csinodes.storage.k8s.io", "csidrivers.storage.k8s.io",
-     "csistoragecapacities.storage.k8s.io", "storageclasses.storage.k8s.io", "volumeattachments.storage.k8s.io",
-     "priorityclasses.scheduling.k8s.io", "workloads.scheduling.k8s.io"),
+     "csistoragecapacities.storage.k8s.io", "storageclasses.storage.k8s.io", "workloads.scheduling.k8s.io"),
     READ,
 )  # fmt: skip
 FORBIDDEN = (
@@ -280,7 +278,9 @@ FORBIDDEN = (
     ("get", "secrets"), ("list", "secrets"), ("create", "secrets"), ("get", "configmaps"), ("patch", "nodes"),
     ("delete", "nodes"), ("create", "serviceaccounts/token"), ("impersonate", "users"), ("delete", "namespaces"),
     ("create", "clusterrolebindings.rbac.authorization.k8s.io"), ("escalate", "clusterroles.rbac.authorization.k8s.io"),
-    ("update", "leases.coordination.k8s.io"), ("delete", "persistentvolumeclaims"),
+    ("update", "leases.coordination.k8s.io"), ("delete", "persistentvolumeclaims"), ("create", "events"),
+    ("update", "events.events.k8s.io"), ("update", "pods/status"), ("update", "persistentvolumeclaims"),
+    ("list", "volumeattachments.storage.k8s.io"), ("list", "priorityclasses.scheduling.k8s.io"), ("get", "nodes"),
 )  # fmt: skip
 
 
