@@ -87,7 +87,7 @@ def end_of(ticket: Ticket, seen: Seen, record: Record, now_ms: int, system: str,
     def ended(state: RunState, reason_code: str = "", reason: str = "", code: int | None = code) -> RunObserved:
         return RunObserved(
             run=ticket.run, state=state, at_ms=at_ms, exit_code=code, reason_code=reason_code, reason=reason,
-            checkpoint_ms=saved_ms,
+            checkpoint_ms=saved_ms, started_ms=ticket.began_ms,
         )  # fmt: skip
 
     if record.no_workdir:
