@@ -31,10 +31,19 @@ class Trouble(NamedTuple):
 class _Carried:
     """One connection. `left`: its client has gone."""
 
-    def __init__(self, to_here: asyncio.StreamWriter, to_there: asyncio.StreamWriter) -> None:
-        self.to_here, self.to_there = to_here, to_there
+    def __init__(self, to_here: asyncio.StreamWriter) -> None:
+        self.to_here = to_here
+        self.to_there: asyncio.StreamWriter | None = None
+        self.answering: asyncio.Future[None] | None = None
         self.trouble: Trouble | None = None
         self.unanswered, self.left = 0, False
+
+    def close(self) -> None:
+        if self.answering is not None:
+            self.answering.cancel()
+        self.to_here.close()
+        if self.to_there is not None:
+            self.to_there.close()
 
 
 class Gate:
@@ -73,6 +82,9 @@ class Gate:
             expected = Trouble(re.compile(what), then, before, after)
             self._troubles = [*self._troubles, expected] if also else [expected]
 
+    def is_idle(self) -> bool:
+        return self.unanswered == 0
+
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -91,34 +103,25 @@ class Gate:
         self._loop.run_until_complete(listen())
         up.set()
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0.01))
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=5))
         self._loop.close()
 
     async def _carry(self, here: asyncio.StreamReader, to_here: asyncio.StreamWriter) -> None:
-        try:
-            if self._to_path:
-                there, to_there = await asyncio.open_unix_connection(self._to_path)
-            else:
-                there, to_there = await asyncio.open_connection("127.0.0.1", self._to_port, ssl=self._tls)
-        except OSError:
-            to_here.close()
-            return
-        carried = _Carried(to_here, to_there)
-        answering = asyncio.ensure_future(self._answer(there, carried))
+        carried = _Carried(to_here)
         try:
             await self._ask(here, carried)
             carried.left = True
             if carried.trouble is not None:
                 self.left.set()
-            if carried.unanswered:
-                await answering  # the server goes on with it, and is listened to
+            if carried.unanswered and carried.answering is not None:
+                await carried.answering  # the server goes on with it, and is listened to
         finally:
-            answering.cancel()
             self.unanswered -= carried.unanswered
-            to_here.close()
-            to_there.close()
+            carried.close()
 
     async def _ask(self, here: asyncio.StreamReader, carried: _Carried) -> None:
         with contextlib.suppress(OSError):
@@ -134,12 +137,24 @@ class Gate:
                 if asked:
                     carried.unanswered += 1
                     self.unanswered += 1
-                carried.to_there.write(data)
-                await carried.to_there.drain()
+                if trouble is not None and carried.to_there is None:
+                    self.met.set()  # a server that hangs may not even let us in
+                to_there = carried.to_there or await self._reach(carried)
+                to_there.write(data)
+                await to_there.drain()
                 if trouble is not None:
                     self.met.set()
                     if trouble.then == ABANDON:
                         carried.to_here.close()
+
+    async def _reach(self, carried: _Carried) -> asyncio.StreamWriter:
+        if self._to_path:
+            there, to_there = await asyncio.open_unix_connection(self._to_path)
+        else:
+            there, to_there = await asyncio.open_connection("127.0.0.1", self._to_port, ssl=self._tls)
+        carried.to_there = to_there
+        carried.answering = asyncio.ensure_future(self._answer(there, carried))
+        return to_there
 
     async def _answer(self, there: asyncio.StreamReader, carried: _Carried) -> None:
         with contextlib.suppress(OSError):

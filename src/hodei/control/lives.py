@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Literal
 
+from msgspec import structs
+
 from hodei.control.gangs import (
     NEVER_BEGAN,
     NOT_REACHED_RUN,
@@ -24,6 +26,7 @@ from hodei.control.gangs import (
 )
 from hodei.control.orders import MOVED, stop_order
 from hodei.control.retry import Backoff, RetryPolicy
+from hodei.control.stamps import credible, if_late
 from hodei.control.world import World
 from hodei.engine.points import Trigger
 from hodei.engine.view import Member
@@ -84,13 +87,13 @@ class Lives:
             )
         if run.state == "placed" and fact.state not in ("placed", "lost") and fact.reason_code not in NEVER_BEGAN:
             # Also when its end is the first that we hear of it: it has run.
-            # The clock over there may be ahead of ours.
-            started_ms = min(fact.started_ms or fact.at_ms, now_ms)
+            started_ms = credible(fact.started_ms or fact.at_ms, run.placed_ms, now_ms)
             run = self._world.change_run(run, to="running", started_ms=started_ms)
             job = self._world.jobs[run.job]
             if job.state == "scheduled":
                 self._world.change_job(job, now_ms, to="running", started_ms=started_ms)
-                self._world.tell("job.started", now_ms, job=job.id, run=run.id, node=run.node)
+                when = if_late("started_at", started_ms, now_ms)
+                self._world.tell("job.started", now_ms, job=job.id, run=run.id, node=run.node, **when)
         if fact.state in RUN_ENDED:
             # A run that was told to stop has stopped, whichever way it went (one that made it first has made it);
             # one that was stopped by nobody here has failed.
@@ -115,20 +118,23 @@ class Lives:
         task = job.spec.task_of(run.member)
         world.table.let_go(run.node, task.request, Member(job.spec, task), run.grant)
         mark = run.stop_requested
+        finished_ms = credible(fact.at_ms, run.started_ms or run.placed_ms, now_ms)
+        if finished_ms != fact.at_ms:
+            fact = structs.replace(fact, at_ms=finished_ms)
         if not mark and state in ("failed", "lost"):
             mark = self._gangs.mark_for(job, run, state, fact)
         run = world.change_run(
             run,
             to=state,
             stop_requested=mark,
-            finished_ms=max(min(fact.at_ms, now_ms), run.started_ms or run.placed_ms),  # clocks differ and are set
+            finished_ms=finished_ms,
             exit_code=fact.exit_code,
             reason_code="permanent" if fact.permanent else fact.reason_code,
             reason=fact.reason,
         )
         world.tell(
             "run.ended", now_ms, job=job.id, run=run.id, node=run.node, state=state, exit_code=fact.exit_code,
-            reason_code=fact.reason_code,
+            reason_code=fact.reason_code, **if_late("finished_at", finished_ms, now_ms),
         )  # fmt: skip
         self._wake("run_ended")
         if mark and (marked(run, REPAIR) or marked(run, SHRUNK)):
@@ -329,17 +335,31 @@ class Lives:
         failures: int | None = None,
         losses: int | None = None,
     ) -> None:
+        finished_ms = self._end_of_attempt(job, now_ms)
         ended = self._world.change_job(
-            job, now_ms, to=state, reason_code=code, reason=reason, finished_ms=now_ms, exit_code=exit_code,
+            job, now_ms, to=state, reason_code=code, reason=reason, finished_ms=finished_ms, exit_code=exit_code,
             failures=job.failures if failures is None else failures, losses=job.losses if losses is None else losses,
             failure=class_of(code) if state == "failed" else "", suspend_requested=False, move="",
         )  # fmt: skip
         self._gangs.forget(job.id)
         self.wants_no_room(job.id)
-        self._world.tell("job.ended", now_ms, job=job.id, state=state, exit_code=exit_code, reason_code=code)
+        self._world.tell(
+            "job.ended", now_ms, job=job.id, state=state, exit_code=exit_code, reason_code=code,
+            **if_late("finished_at", finished_ms, now_ms),
+        )  # fmt: skip
         self._wake("job_ended")
         self.ended(ended)
         self.settled(ended)
+
+    def _end_of_attempt(self, job: Job, now_ms: int) -> int:
+        """A job has ended with the last of its runs, of which we may hear late. One that has none, or waits for members
+        to be replaced, ends now."""
+        runs = self._world.runs.get(job.id, {}).values()
+        if not runs or any(run.state not in RUN_ENDED for run in runs):
+            return now_ms
+        if len(runs) > 1 and any(is_missing(run) for run in latest(runs).values()):
+            return now_ms
+        return max(run.finished_ms for run in runs) or now_ms
 
     def again(
         self,

@@ -61,7 +61,7 @@ class Scene:
         await asyncio.sleep(PATIENCE_S + 0.6)
 
     async def nothing_is_left(self, run: str) -> None:
-        await until(lambda: not self.gate.unanswered, "the daemon has answered all that it was asked")
+        await until(self.gate.is_idle, "the daemon has answered all that it was asked")
         await self.desk.backend.forget([Forget(run, "docker")])
         for _ in range(200):
             if not await asyncio.to_thread(self.daemon.containers):
@@ -234,7 +234,7 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_runs_nothing_t
         house.until_up()
         client = house.client()
         until_true(lambda: client.job(job).job.state == "succeeded", "it has run")
-        until_true(lambda: not gate.unanswered, "the daemon has answered all that it was asked")
+        until_true(gate.is_idle, "the daemon has answered all that it was asked")
         until_true(lambda: daemon.containers() == [], "its container is gone")
         return written.read_text().split().count(str(number))
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_host import Desk
+from agent_host import Desk, until
 from docker_bench import a_docker, a_name
 from docker_hosts import Daemon, Farm
+from hodei.backends.docker.settings import Allow
 from real.docker.test_runs import an_order, sh
 
 pytestmark = pytest.mark.real
@@ -160,6 +162,41 @@ def test_a_host_that_hangs_holds_up_nobody_else_and_its_runs_go_on(dockerd: Farm
             await node_is(desk, "h2", True)
             assert (await desk.end_of("1.0.1")).exit_code == 4
             assert (await desk.end_of("2.0.1")).state == "succeeded"
+
+    asyncio.run(story())
+
+
+def test_a_run_that_ends_while_its_host_hangs_ended_then_and_not_when_the_host_came_back(dockerd: Farm, tmp_path: Path):
+    daemon, name = dockerd("h1"), a_name()
+
+    def now_ms() -> int:
+        return int(time.time() * 1000)
+
+    async def story() -> None:
+        async with hosts(
+            tmp_path, daemon, installation=name, answer_within="500ms", allow=Allow(mounts=(f"{tmp_path}:rw",))
+        ) as desk:
+            ended = tmp_path / "ended"
+            mounts = {"docker.hodei.io/mounts": f"{tmp_path}:/out:rw"}
+            script = "while [ ! -e /out/go ]; do sleep 0.1; done; touch /out/ended"
+            for job, code in ((1, 0), (2, 3)):
+                order = an_order(job, *sh(f"{script}; exit {code}"), annotations=mounts)
+                assert await desk.backend.start([order]) == {}
+                began = await desk.running(f"{job}.0.1")
+                daemon.freeze()
+                await node_is(desk, "h1", False)
+                (tmp_path / "go").touch()
+                await until(ended.exists, "the run is over")
+                await asyncio.sleep(2)
+                thawed_ms = now_ms()
+                daemon.thaw()
+                end = await desk.end_of(f"{job}.0.1")
+                assert end.exit_code == code
+                assert began.at_ms <= end.at_ms <= thawed_ms - 1000, thawed_ms - end.at_ms
+                assert end.started_ms == began.at_ms
+                (tmp_path / "go").unlink()
+                ended.unlink()
+                await node_is(desk, "h1", True)
 
     asyncio.run(story())
 

@@ -121,7 +121,7 @@ def test_a_run_whose_creation_got_no_answer_is_one_pod(cluster, gate, through, t
                 assert await order_until_answered(bench, order) == {}
                 end = await bench.end_of(order.run.id)
                 assert end.state == "succeeded"
-                await bench.until(lambda: not gate.unanswered or gate.answered.is_set(), "an answer")
+                await bench.until(gate.is_idle, "the API has answered all that it was asked")
                 await bench.backend.forget([Forget(order.run.id, "prod")])
                 await bench.until(lambda run=order.run.id: bench.gone(run), "its pod is gone")
                 counts.append(pods.of(job))
@@ -222,12 +222,13 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
         until(lambda: server.server.poll() is not None, "the server is dead")
         server.start()
         if hangs:
-            until(lambda: "out of reach" in server.said(), "the next server has met the API that hangs")
+            until(lambda: "out of reach" in server.said(), "the next server has met the API that hangs", 120)
             thaw(plane)
         server.until_up()
         client = server.client()
         until(lambda: client.job(job).job.state == "succeeded", "it has run")
         until(lambda: not cluster.pods(), "its pod is gone")
+        until(gate.is_idle, "the API has answered all that it was asked")
         return pods.of(job)
 
     counts = [one_round() for _ in range(ROUNDS)]
@@ -248,6 +249,6 @@ def test_a_job_that_is_cancelled_while_nobody_knows_whether_its_pod_is_there_lea
         thaw(plane)
         (end,) = server.ended(job)
         assert end.job.state == "cancelled"
-        until(lambda: not gate.unanswered or not cluster.pods(), "its pod is gone")
+        until(gate.is_idle, "the API has answered all that it was asked")
         until(lambda: not cluster.pods(), "its pod is gone")
         assert pods.of(job) <= 1

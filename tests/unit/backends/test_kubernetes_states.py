@@ -175,6 +175,29 @@ def test_times_are_the_nodes_and_never_in_the_future():
     assert at_ms("yesterday", 42) == at_ms(None, 42) == 42
 
 
+def test_an_end_says_when_it_began_and_when_it_ended_however_late_it_is_seen():
+    over = ended(0, ago_ms=5 * MINUTE_MS)
+    over["terminated"]["startedAt"] = stamp(NOW_MS - 7 * MINUTE_MS)
+    seen = observed(a_pod(over, "Succeeded"), NOW_MS)
+    assert (seen.started_ms, seen.at_ms) == (NOW_MS - 7 * MINUTE_MS, NOW_MS - 5 * MINUTE_MS)
+
+
+@pytest.mark.parametrize("nothing", [None, "", "1970-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "soon"])
+def test_a_time_that_its_node_does_not_know_is_none(nothing):
+    over = {"terminated": {"exitCode": 137, "reason": "Error", "startedAt": nothing, "finishedAt": nothing}}
+    seen = observed(a_pod(over, "Failed"), NOW_MS)
+    assert (seen.started_ms, seen.at_ms) == (0, NOW_MS)
+
+
+def test_a_pod_that_is_over_and_has_no_container_ended_when_it_last_changed():
+    changes = [
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(NOW_MS - 9 * MINUTE_MS)},
+        {"type": "Ready", "status": "False", "lastTransitionTime": stamp(NOW_MS - 3 * MINUTE_MS)},
+    ]
+    seen = observed(a_pod(phase="Failed", reason="Evicted", conditions=changes), NOW_MS)
+    assert (seen.state, seen.at_ms) == ("lost", NOW_MS - 3 * MINUTE_MS)
+
+
 def test_reasons_say_whose_doing_it_was():
     assert observed(a_pod(ended(9), told_to_go_ms=RECENTLY, ending=STOPPED), NOW_MS).reason == "preempted by 7"
     taken = observed(a_pod(ended(143), "Failed", conditions=target("EvictionByEvictionAPI")), NOW_MS)

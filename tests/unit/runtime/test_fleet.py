@@ -257,7 +257,7 @@ def test_a_backend_is_added_at_run_time_kept_over_a_restart_and_removed():
                 await service.fleet.remove("secnd")
             await service.fleet.remove("second", force=True)
             await until(lambda: [status.node.name for status in service.nodes()] == ["first-1"])
-            assert service.store.job(1).reason_code == "LOST"
+            await until(lambda: service.store.job(1).reason_code == "LOST")
             assert service.backends == ("first",)
         async with alive(a_service(MemoryStore(of=store), Patient("first"), health=BY_HAND, fleet=plan)) as service:
             assert service.backends == ("first",)

@@ -20,6 +20,10 @@ log = logging.getLogger("hodei.docker")
 
 PING_EVERY_S = 2.0
 RETRY_MAX_S = 2.0
+# A daemon that takes longer for a sign of life may have stood still.
+HASTE_S = 1.0
+# So long after that it may still be busy with what happened meanwhile.
+BEHIND_S = 5.0
 # A host that is silent is waited for so long, unless it may have begun the run already.
 PATIENCE_S = 10.0
 # Clocks that are closer than this are taken to be the same.
@@ -53,7 +57,7 @@ class Conversation:
         self.info: dict[str, Any] = {}
         self.skew_ms = 0
         self.silent_since_ms = 0
-        self._silent_since_s = 0.0
+        self._silent_since_s = self._answered_s = self._behind_until_s = 0.0
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -76,6 +80,12 @@ class Conversation:
 
     def silent_for_s(self) -> float:
         return 0.0 if self.up.is_set() else asyncio.get_running_loop().time() - self._silent_since_s
+
+    @property
+    def lively(self) -> bool:
+        """It has answered all the time, so that what it tells is new."""
+        now = asyncio.get_running_loop().time()
+        return self.up.is_set() and now - self._answered_s < PING_EVERY_S + HASTE_S and now > self._behind_until_s
 
     def silent(self, problem: str) -> None:
         """Somebody got no answer."""
@@ -162,6 +172,7 @@ class Conversation:
         except DaemonError as error:
             self.silent(error.message)
             return
+        self._answered()
         if not self.up.is_set():
             await self._settle()
             self._came_up()
@@ -172,7 +183,14 @@ class Conversation:
         async for event in self._engine.lines("events", params, listening.set):
             self._hear(event)
 
+    def _answered(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._answered_s > PING_EVERY_S + HASTE_S or not self.up.is_set():
+            self._behind_until_s = now + BEHIND_S
+        self._answered_s = now
+
     def _came_up(self) -> None:
+        self._answered()
         if not self.up.is_set():
             self.problem, self.ever_up = "", True
             self.up.set()

@@ -159,7 +159,8 @@ class DockerHost:
         elif action == "die":
             code = int(told.get("exitCode") or told.get("containerExitCode") or 0)
             tracked.container = actor.get("ID") or tracked.container
-            if code == 0 or tracked.stopping is not None:
+            # A daemon that stood still tells of ends when it goes on, not when they were.
+            if self.talk.lively and (code == 0 or tracked.stopping is not None):
                 state = State("exited", code, started_ms=tracked.started_ms, finished_ms=at_ms)
                 self._ended(tracked, state)
             else:
@@ -210,7 +211,7 @@ class DockerHost:
             return
         if state is None or state.status == "removing":
             self._finish(tracked, gone(tracked.run, self._now_ms(), f"its container was removed from {self.host.name}"))
-        elif self.up:
+        elif self.up or state.code == 0 or tracked.stopping is not None:
             self._ended(tracked, state)
 
     async def _inspect(self, tracked: Tracked) -> State | None:
@@ -342,6 +343,8 @@ class DockerHost:
             return
         if tracked.seen is not None and tracked.seen.checkpoint_ms:
             end = structs.replace(end, checkpoint_ms=tracked.seen.checkpoint_ms)
+        if tracked.started_ms:
+            end = structs.replace(end, started_ms=tracked.started_ms)
         if end.reason_code == "lost" and tracked.stopping is not None and tracked.stopping.code == "":
             end = structs.replace(end, state="stopped", reason_code="", reason=tracked.stopping.reason)
         tracked.end(end)

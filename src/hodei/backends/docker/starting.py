@@ -236,6 +236,7 @@ class Starting:
                     elif action in ("destroy", "remove"):
                         break
         if ended is not None:
+            tracked.started_ms = began_ms
             return end_of(tracked.run, ended, tracked.stopping, timeout_ms=tracked.care.timeout_ms)
         if began_ms or not by_us:
             return gone(tracked.run, self._now_ms(), f"its container was removed from {self._engine.host.name}")

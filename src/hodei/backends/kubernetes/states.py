@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from hodei.backends.kubernetes.manifest import END, MAIN, RUN, TIMEOUT
 from hodei.kubeapi.objects import Condition, Meta, Slim
@@ -48,6 +48,7 @@ class Terminated(Slim, frozen=True):
     exit_code: int = 0
     reason: str = ""
     message: str = ""
+    started_at: str | None = None
     finished_at: str | None = None
 
 
@@ -71,12 +72,16 @@ class Container(Slim, frozen=True):
     state: ContainerState = ContainerState()
 
 
+class DatedCondition(Condition, frozen=True):
+    last_transition_time: str | None = None
+
+
 class Status(Slim, frozen=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
     start_time: str | None = None
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[DatedCondition, ...] = ()
     container_statuses: tuple[Container, ...] = ()
 
 
@@ -141,6 +146,11 @@ class RunPod(Slim, frozen=True, dict=True):
         nobody = not self.spec.node_name or self.metadata.deletion_grace_period_seconds == 0
         return self.leaving and nobody and not self.began and not self.over
 
+    def changed_ms(self, now_ms: int) -> int:
+        """When it last changed, as far as it says so: of one that is over and does not say when that was."""
+        told = max((at_ms(one.last_transition_time, 0) for one in self.status.conditions), default=0)
+        return min(told or now_ms, now_ms)
+
     def condition(self, type: str) -> Condition | None:
         return next((one for one in self.status.conditions if one.type == type and one.status == "True"), None)
 
@@ -152,9 +162,10 @@ def observed(pod: RunPod, now_ms: int) -> RunObserved:
     """How the run stands. A pod that is being deleted runs until its container has ended."""
     state, status = pod.container, pod.status
     if state.terminated is not None:
-        return _ended(pod, state.terminated, now_ms)
+        end = _ended(pod, state.terminated, now_ms)
+        return structs.replace(end, started_ms=min(at_ms(state.terminated.started_at, 0), now_ms))
     if status.phase in OVER:
-        return _without_a_word(pod, now_ms)
+        return _without_a_word(pod, pod.changed_ms(now_ms))
     if pod.gone_before_it_began:
         return _by_us(pod, now_ms, None) or _lost(pod, now_ms, None, "its pod was deleted before it began")
     if state.running is not None or status.phase == "Running":
@@ -239,22 +250,22 @@ def _ended(pod: RunPod, ended: Terminated, now_ms: int) -> RunObserved:
     )
 
 
-def _without_a_word(pod: RunPod, now_ms: int) -> RunObserved:
+def _without_a_word(pod: RunPod, at: int) -> RunObserved:
     """It ended and nobody can say how its container did, if it ever had one."""
     run, status = pod.run, pod.status
-    if (ours := _by_us(pod, now_ms, None)) is not None:
+    if (ours := _by_us(pod, at, None)) is not None:
         return ours
     if status.phase == "Succeeded":
-        return RunObserved(run, "succeeded", now_ms, 0)
+        return RunObserved(run, "succeeded", at, 0)
     if status.reason == "DeadlineExceeded":
-        return RunObserved(run, "failed", now_ms, None, "timeout", _text(status.message) or _TOO_LONG)
+        return RunObserved(run, "failed", at, None, "timeout", _text(status.message) or _TOO_LONG)
     if status.reason in _TAKEN:
-        return _taken(pod, now_ms, None)
+        return _taken(pod, at, None)
     if pod.container.running is not None or pod.condition("DisruptionTarget") is not None:
-        return _lost(pod, now_ms, None, "its node went away")
+        return _lost(pod, at, None, "its node went away")
     # The node would not have it: somebody else was there first, or it lacks something. Elsewhere, or later.
     text = _text(f"{status.reason}: {status.message}".strip(": ")) or "its node did not start it, and does not say why"
-    return RunObserved(run, "failed", now_ms, None, START_FAILED, text)
+    return RunObserved(run, "failed", at, None, START_FAILED, text)
 
 
 def _by_us(pod: RunPod, at: int, code: int | None) -> RunObserved | None:
@@ -316,9 +327,9 @@ def _text(text: str) -> str:
 
 
 def at_ms(stamp: str | None, otherwise: int) -> int:
-    if not stamp:
-        return otherwise
+    """A kubelet that does not know a time any more writes none, or that of 1970."""
     try:
-        return round(datetime.fromisoformat(stamp).timestamp() * 1000)
+        at = datetime.fromisoformat(stamp) if stamp else None
     except ValueError:
         return otherwise
+    return round(at.timestamp() * 1000) if at is not None and at.year > 1970 else otherwise
