@@ -270,6 +270,7 @@ def test_every_metric_is_in_the_reference_and_no_other() -> None:
 
 SECTIONS = {
     "server": ("server", "ServerConfig"),
+    "server.limits": ("server", "LimitsConfig"),
     "scheduling": ("scheduling", "SchedulingConfig"),
     "scheduling.profiles.NAME": ("scheduling", "ProfileConfig"),
     "scheduling.retry": ("scheduling", "BackoffConfig"),

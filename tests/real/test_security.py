@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
+import socket
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +246,80 @@ def test_values_of_variables_are_read_by_their_owner_and_administrators_only(hou
         assert shown.count(CANARY) == 3  # what looks secret is hidden from them too, until they ask
         assert house.request("GET", f"/api/v1/jobs/{ids[0]}?secrets=show", token=token).body.decode().count(CANARY) == 4
         assert CANARY in house.request("GET", "/api/v1/periodic/nightly", token=token).body.decode()
+
+
+def test_one_caller_who_floods_the_server_shuts_nobody_else_out(house: House) -> None:
+    """With the limits that hold by default: slow bodies of one token, idle connections of one address."""
+    house.up()
+    tokens = house.home / "tokens"
+    ana, bo = (add_token(tokens, name, "user") for name in ("ana", "bo"))
+    until(lambda: house.request("GET", "/api/v1/jobs", token=bo).status == 200, "the new tokens are known")
+    port = int(house.address.rsplit(":", 1)[1])
+    lines = []
+
+    def open_line(text: str) -> None:
+        line = socket.create_connection(("127.0.0.1", port), timeout=30, source_address=("127.0.0.2", 0))
+        line.sendall(text.encode())
+        lines.append(line)
+
+    slow = (
+        f"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ana}\r\nContent-Length: 9\r\n\r\n{{"
+    )
+    try:
+        for _ in range(300):
+            open_line(slow)
+        for number in range(600):
+            open_line("" if number % 2 else "GET / HTTP/1.1\r\nHost: loc")
+        until(lambda: house.request("GET", "/api/v1/jobs", token=ana).status == 429, "ana has taken her share")
+        for _ in range(5):
+            assert house.request("GET", "/api/v1/jobs", token=bo).status == 200
+        body = b'{"name": "x", "command": ["true"], "cpu": "10m", "memory": "1Mi"}'
+        assert house.request("POST", "/api/v1/jobs", body, token=bo).status == 201
+        house.works()
+        refused = house.request("GET", "/api/v1/jobs", token=ana)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json["code"] == "TOO_MANY"
+    finally:
+        for line in lines:
+            line.close()
+    until(lambda: house.request("GET", "/api/v1/jobs", token=ana).status == 200, "she has her places again")
+
+
+def test_64_clients_of_one_token_at_once_are_fine(house: House) -> None:
+    house.up()
+
+    def submit(_: int) -> int:
+        return house.submit("true")
+
+    with ThreadPoolExecutor(64) as together:
+        ids = list(together.map(submit, range(128)))
+    assert len(set(ids)) == 128
+    house.ended(*ids)
+
+
+def test_a_rotated_token_ends_its_streams_and_wrong_tokens_are_on_record(house: House) -> None:
+    house.up()
+    old = add_token(house.home / "tokens", "ana", "viewer")
+    until(lambda: house.request("GET", "/api/v1/jobs", token=old).status == 200, "the token is known")
+    connection = http.client.HTTPConnection(*house.address.removeprefix("http://").split(":"), timeout=30)
+    connection.request("GET", "/api/v1/events/stream", headers={"Authorization": f"Bearer {old}"})
+    stream = connection.getresponse()
+    assert stream.status == 200
+    add_token(house.home / "tokens", "ana", "viewer")
+    began = time.monotonic()
+    stream.read()  # to its end
+    assert time.monotonic() - began < 5 + 5  # 5 s are promised; the machine may be busy
+    connection.close()
+    for _ in range(50):
+        assert house.request("GET", "/api/v1/jobs", token=old).status == 401
+
+    def rows() -> list[Any]:
+        found: list[Any] = house.request("GET", "/api/v1/audit?what=login").json["entries"]
+        return found
+
+    until(rows, "there is a row")
+    assert len(rows()) <= 2
+    assert rows()[0]["remote"] == "127.0.0.1"
+    assert old not in json.dumps(rows())
+    assert b'hodei_login_failures_total{reason="unknown"} 50.0' in house.request("GET", "/metrics").body
+    assert old not in house.said()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from hodei.model.accounts_config import BudgetConfig, QuotaConfig, RangeConfig, SharesConfig
 
@@ -216,6 +216,28 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_pause: str = "5m"
 
 
+NotNegative = Annotated[int, Meta(ge=0)]
+AtLeastOne = Annotated[int, Meta(ge=1)]
+
+
+class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of the server all callers together, and each of them, may take. A token's holder is told by its name, a call
+    without a token by its address. 0 where it says "per": no limit."""
+
+    connections: AtLeastOne = 2048
+    connections_per_address: NotNegative = 512
+    requests: AtLeastOne = 512
+    requests_per_token: NotNegative = 128
+    rate_per_token: NotNegative = 1000
+    burst_per_token: AtLeastOne = 2000
+    waits: AtLeastOne = 1024
+    waits_per_token: NotNegative = 256
+    streams: AtLeastOne = 256
+    streams_per_token: NotNegative = 32
+    headers_timeout: str = "10s"
+    body_timeout: str = "30s"
+
+
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 7680
@@ -227,6 +249,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retention: str = "30d"
     audit_retention: str = "90d"
     log_cap: str = "64Mi"
+    limits: LimitsConfig = LimitsConfig()
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

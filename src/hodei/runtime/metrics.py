@@ -65,6 +65,9 @@ class Metrics:
         self.recourse = Counter(
             "hodei_recourse", "Jobs helped because they waited too long: moved, relaxed, promoted", ["kind"], registry=r
         )
+        self.logins = Counter(
+            "hodei_login_failures", "Calls refused for want of a valid token, by what was wrong", ["reason"], registry=r
+        )
         self.sharing = SharingMetrics(r)
         self.running = Gauge("hodei_runs_live", "Runs placed or running", registry=r)
         self.nodes = Gauge("hodei_nodes", "Nodes, by state", ["state"], registry=r)

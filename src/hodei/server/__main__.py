@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,14 +23,15 @@ from typing import NoReturn
 import msgspec
 
 from hodei import __version__
-from hodei.model.config import Config
+from hodei.model.config import Config, LimitsConfig
 from hodei.model.errors import Conflict, HodeiError, InvalidInput
+from hodei.model.quantity import parse_duration_ms
 from hodei.runtime.service import Service
 from hodei.server.app import make_app
 from hodei.server.auth import open_tokens
 from hodei.server.home import ask_about_lost_store, only_one, settle_in
 from hodei.server.logfile import LogFile
-from hodei.server.serving import Server, make_server, refuse_clear_text
+from hodei.server.serving import Limits, Server, make_server, refuse_clear_text
 from hodei.wiring import load_config, make_service, read_config
 
 log = logging.getLogger("hodei.server")
@@ -37,6 +39,7 @@ _READY_TIMEOUT_S = 30.0
 _AGAIN_S = 1.0
 # Not an exit code: the process goes on as a new server.
 _BEGIN_ANEW = -1
+_OTHER_FILES = 200
 
 
 def main(args: list[str] | None = None) -> int:
@@ -170,7 +173,15 @@ async def _live(
     scheme = "https" if config.server.tls_cert else "http"
     host, port = listener.getsockname()[:2]
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    app = make_app(service, tokens, hosts=(host, *config.server.names), metrics_public=config.server.metrics_public)
+    limits = config.server.limits
+    app = make_app(
+        service,
+        tokens,
+        hosts=(host, *config.server.names),
+        metrics_public=config.server.metrics_public,
+        limits=limits,
+        body_timeout_s=parse_duration_ms(limits.body_timeout) / 1000,
+    )
     server = make_server(
         app,
         host=host,
@@ -178,6 +189,7 @@ async def _live(
         certificate=config.server.tls_cert,
         key=config.server.tls_key,
         insecure=given.insecure,
+        limits=_connections(limits),
     )
     await service.start()
     announced = asyncio.create_task(_announce(service, home, address, first_time))
@@ -195,6 +207,18 @@ async def _live(
     if service.loop.fatal is not None:
         return 1
     return _BEGIN_ANEW if begin_anew else 0
+
+
+def _connections(limits: LimitsConfig) -> Limits:
+    """Never more connections than the system lets us open files, with some left for all the rest."""
+    most = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES, 1)
+    if limits.connections > most:
+        log.info("at most %d connections at once: the limit on open files (ulimit -n) allows no more", most)
+    return Limits(
+        connections=min(limits.connections, most),
+        connections_each=limits.connections_per_address,
+        headers_s=parse_duration_ms(limits.headers_timeout) / 1000,
+    )
 
 
 def _stop_on_signals(service: Service, server: Server) -> asyncio.Event:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -13,19 +14,34 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hodei.model.config import LimitsConfig
 from hodei.server.audit import code_of, on_behalf_of, settle
-from hodei.server.auth import Tokens, admit
-from hodei.server.errors import Forbidden, UnknownMediaType, UnknownPath, WrongMethod, reply_to
-from hodei.server.guard import Guard, Slots, check_depth, read_body
+from hodei.server.auth import Tokens, admit, still_valid
+from hodei.server.errors import (
+    Busy,
+    Forbidden,
+    TooFast,
+    TooMany,
+    Unauthorized,
+    UnknownMediaType,
+    UnknownPath,
+    WrongMethod,
+    reply_to,
+)
+from hodei.server.guard import Guard, check_depth, read_body
+from hodei.server.logins import FailedLogins
 from hodei.server.openapi import openapi
 from hodei.server.params import closest, read_params
 from hodei.server.route import ANYONE, MIB, SMALL, Call, Principal, Reply, Route, Shared
 from hodei.server.routes import table as route_table
+from hodei.server.slots import Rates, Room, Slots, holder
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
 
 YAML_LIMIT = MIB
+_BODY_BYTES = 512 * MIB
+_WHAT_IFS = 4
 _encode = msgspec.json.Encoder().encode
 
 
@@ -80,34 +96,60 @@ class Endpoint:
             with on_behalf_of(self.shared, self.route, error.who or ANYONE, scope) as caller:
                 if caller is not None:
                     await settle(self.shared, caller, answer, error.code)
+        except Unauthorized as error:
+            answer = self._turn_away(error, scope)
         except Exception as error:
             answer = reply_to(error)
         else:
             with on_behalf_of(self.shared, self.route, who, scope) as caller:
                 answer, refused = await self._attempt(who, scope, receive)
-                if caller is not None:
+                # Turned away unread: a row for each would let a flood fill the disk.
+                if caller is not None and not isinstance(refused, TooFast | TooMany | Busy):
                     await settle(self.shared, caller, answer, code_of(answer, refused))
         await answer(scope, receive, send)
 
+    def _turn_away(self, error: Unauthorized, scope: Scope) -> Reply:
+        self.shared.logins.failed(error, self.route, scope)
+        try:
+            self.shared.rates.spend(holder(ANYONE, scope))
+        except TooFast as too_fast:
+            return reply_to(too_fast)
+        return reply_to(error)
+
     async def _attempt(self, who: Principal, scope: Scope, receive: Receive) -> tuple[ASGIApp, Exception | None]:
         try:
-            if self.route.lane == "short":
-                with self.shared.requests.hold(who.name):
-                    return await self._answer(who, scope, receive), None
             return await self._answer(who, scope, receive), None
         except Exception as error:
             return reply_to(error), error
 
     async def _answer(self, who: Principal, scope: Scope, receive: Receive) -> ASGIApp:
-        route = self.route
-        call = Call(self.shared, who, read_params(route, scope), scope)
-        if route.request is not None:
-            call = await self._with_body(call, receive)
-        answer = await route.handler(call)
-        ready: ASGIApp = answer if callable(answer) else Reply(_encode(answer), status=route.status)
+        route, mine = self.route, holder(who, scope)
+        if route.lane == "free":
+            return self._ready(await route.handler(Call(self.shared, who, mine, read_params(route, scope), scope)))
+        self.shared.rates.spend(mine)
+        with self.shared.bodies.hold(mine) as take:
+            if route.lane == "short":
+                with self.shared.requests.hold(mine):
+                    return self._ready(await route.handler(await self._read(who, mine, scope, receive, take)))
+            # Its handler takes a place of another kind; while its parameters and body come it is a call like others.
+            with self.shared.requests.hold(mine):
+                call = await self._read(who, mine, scope, receive, take)
+            answer = await route.handler(call)
+            if route.method == "GET" and not callable(answer):
+                still_valid(who, self.shared.tokens)  # a wait may have been long; streams look for themselves
+            return self._ready(answer)
+
+    def _ready(self, answer: Any) -> ASGIApp:
+        ready: ASGIApp = answer if callable(answer) else Reply(_encode(answer), status=self.route.status)
         return ready
 
-    async def _with_body(self, call: Call, receive: Receive) -> Call:
+    async def _read(
+        self, who: Principal, mine: str, scope: Scope, receive: Receive, take: Callable[[int], None]
+    ) -> Call:
+        call = Call(self.shared, who, mine, read_params(self.route, scope), scope)
+        return await self._with_body(call, receive, take) if self.route.request is not None else call
+
+    async def _with_body(self, call: Call, receive: Receive, take: Callable[[int], None]) -> Call:
         given = next((value for name, value in call.scope["headers"] if name == b"content-type"), b"")
         media = given.decode("latin-1").partition(";")[0].strip().lower() or "application/json"
         yaml = self.route.request is bytes and media in ("application/yaml", "application/x-yaml", "text/yaml")
@@ -118,12 +160,13 @@ class Endpoint:
             raise UnknownMediaType(f"cannot read {media[:80]!r}", hint=f"send the header 'Content-Type: {either}'")
         # YAML takes a hundred times longer to read than JSON, and large submits are made by programs.
         limit = min(self.route.body_limit, YAML_LIMIT) if yaml else self.route.body_limit
-        body = await read_body(call.scope, receive, limit=limit, timeout_s=self._body_timeout_s)
+        body = await read_body(call.scope, receive, limit=limit, timeout_s=self._body_timeout_s, take=take)
+        still_valid(call.who, call.shared.tokens)
         if not yaml and not toml and len(body) > SMALL:
             await asyncio.to_thread(check_depth, body)
         elif not yaml and not toml:
             check_depth(body)
-        return Call(call.shared, call.who, call.args, call.scope, body, "application/yaml" if yaml else media)
+        return replace(call, body=body, content_type="application/yaml" if yaml else media)
 
 
 def _mount(route: Route, shared: Shared, body_timeout_s: float) -> StarletteRoute:
@@ -139,17 +182,15 @@ def make_app(
     *,
     hosts: Sequence[str] = (),
     metrics_public: bool = False,
-    max_requests: int = 256,
-    max_waits: int = 1024,
-    max_streams: int = 256,
-    max_streams_each: int = 32,
-    max_what_ifs: int = 4,
+    limits: LimitsConfig | None = None,
     body_timeout_s: float = 30.0,
     heartbeat_s: float = 15.0,
     send_timeout_s: float = 10.0,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> App:
-    """The ASGI app for `service`. `hosts`: names and addresses it may be called by, besides loopback's own."""
+    """The ASGI app for `service`. `hosts`: names and addresses it may be called by, besides loopback's own. Of `limits` those
+    on connections and times are for `serving` and `body_timeout_s`."""
+    limits = limits or LimitsConfig()
     service.rights.role_of = tokens.role_of
     table = route_table(metrics_public=metrics_public)
     shared = Shared(
@@ -157,10 +198,13 @@ def make_app(
         tokens=tokens,
         now_ms=now_ms,
         closing=asyncio.Event(),
-        requests=Slots("requests", total=max_requests),
-        waits=Slots("waits", total=max_waits),
-        streams=Slots("streams", total=max_streams, each=max_streams_each),
-        what_ifs=Slots("what-if questions", total=max_what_ifs),
+        requests=Slots("requests", total=limits.requests, each=limits.requests_per_token),
+        rates=Rates(per_s=limits.rate_per_token, burst=limits.burst_per_token),
+        bodies=Room("bodies", total=_BODY_BYTES, each=_BODY_BYTES // 4),
+        waits=Slots("waits", total=limits.waits, each=limits.waits_per_token),
+        streams=Slots("streams", total=limits.streams, each=limits.streams_per_token),
+        what_ifs=Slots("what-if questions", total=_WHAT_IFS, each=_WHAT_IFS // 2),
+        logins=FailedLogins(lambda kind: service.prometheus.logins.labels(kind).inc(), service.record, now_ms),
         heartbeat_s=heartbeat_s,
         send_timeout_s=send_timeout_s,
         openapi=_encode(openapi(table)),

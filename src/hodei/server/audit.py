@@ -1,8 +1,8 @@
 """The one place where calls are put on record: every route that is not a GET, unless it says that it is harmless.
 
 The row goes into the commit that carries the act (`runtime.caller`); a call that came to nothing gets a row of its own.
-What was sent is never part of it. Callers without a valid token have no name and leave no row: whoever knocks at the
-door a million times shall not fill the disk.
+What was sent is never part of it. Calls without a valid token are for `logins`, and calls that are turned away because their
+caller makes too many leave no row: a flood must not fill the disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def verb_of(route: Route) -> str:
 def on_behalf_of(shared: Shared, route: Route, who: Principal, scope: Scope) -> Iterator[Caller | None]:
     """While it lasts, what is asked for is judged, and committed, in this caller's name. None for routes that leave no row."""
     if route.method == "GET":
-        yield None
+        # Not simply left alone: a connection may still carry the context of the call before.
+        before = CALLER.set(None)
+        try:
+            yield None
+        finally:
+            CALLER.reset(before)
         return
     remote = scope.get("client") or ("",)
     entry = AuditEntry(

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from starlette.types import Scope
 
 from hodei.model.errors import Conflict, InvalidInput, Unavailable
@@ -73,16 +73,19 @@ class Tokens:
         """Compares hashes in constant time, and with every entry, so that timing tells nothing."""
         self._refresh()
         digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
-        found = None
+        found: Entry | None = None
         for entry in self._entries:
             if hmac.compare_digest(entry.digest, digest):
-                found = entry.who
-        return found
+                found = entry
+        return None if found is None else structs.replace(found.who, token=found.digest)
 
     def current(self, who: Principal) -> bool:
-        """Whether `who` still holds a token with that name and role."""
+        """Whether the very token that `who` came in with is still one of that name and role."""
         self._refresh()
-        return any(entry.who == who for entry in self._entries)
+        return any(
+            entry.digest == who.token and entry.who.name == who.name and entry.who.role == who.role
+            for entry in self._entries
+        )
 
     def role_of(self, name: str) -> Role | None:
         """The role that the user has now, the lowest if there are several tokens of that name; None without a token.
@@ -118,15 +121,15 @@ def admit(policy: Policy, scope: Scope, tokens: Tokens) -> Principal:
     if len(given) > 1:
         raise Malformed("the Authorization header is given more than once")
     if not given:
-        raise _unauthorized("this needs a token")
+        raise _unauthorized("this needs a token", "missing")
     scheme, _, token = given[0].decode("latin-1").strip().partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token or len(token) > _LONGEST:
-        raise _unauthorized("the Authorization header has no bearer token")
+        raise _unauthorized("the Authorization header has no bearer token", "malformed")
     who = tokens.find(token)
     if who is None:
         if token.startswith(PREFIX) and not well_formed(token):
-            raise _unauthorized("the token is incomplete or mistyped: its checksum does not fit")
+            raise _unauthorized("the token is incomplete or mistyped: its checksum does not fit", "malformed")
         raise _unauthorized("the token is not known here")
     if not policy.allows(who.role):
         needed = next(role for role, rank in RANK.items() if rank == policy.rank)
@@ -139,8 +142,16 @@ def admit(policy: Policy, scope: Scope, tokens: Tokens) -> Principal:
     return who
 
 
-def _unauthorized(message: str) -> Unauthorized:
-    return Unauthorized(message, hint=_LOGIN_HINT, headers={"www-authenticate": 'Bearer realm="hodei"'})
+def _unauthorized(message: str, kind: str = "unknown") -> Unauthorized:
+    refusal = Unauthorized(message, hint=_LOGIN_HINT, headers={"www-authenticate": 'Bearer realm="hodei"'})
+    refusal.kind = kind
+    return refusal
+
+
+def still_valid(who: Principal, tokens: Tokens) -> None:
+    """Unauthorized if the token that the caller came in with was replaced or taken away meanwhile."""
+    if who is not ANYONE and not tokens.current(who):
+        raise _unauthorized("the token was replaced or taken away while this went on")
 
 
 # ------------------------------------------------------------------------------------------ making and keeping tokens

@@ -39,7 +39,10 @@ class Malformed(Refused):
 
 
 class Unauthorized(Refused):
+    """`kind`: no token was shown (missing), something that is none (malformed), or one that is not known (unknown)."""
+
     code = "UNAUTHORIZED"
+    kind = "unknown"
 
 
 class Forbidden(Refused):
@@ -79,6 +82,12 @@ class TooMany(Refused):
     code = "TOO_MANY"
 
 
+class TooFast(Refused):
+    """This caller calls more often than it may."""
+
+    code = "TOO_FAST"
+
+
 class HeadersTooLarge(Refused):
     code = "HEADERS_TOO_LARGE"
 
@@ -101,7 +110,8 @@ STATUSES: tuple[tuple[type[Exception], int, int], ...] = (
     (TooLarge, 413, 0),
     (UnknownMediaType, 415, 0),
     (ForeignHost, 421, 0),
-    (TooMany, 429, 5),
+    (TooMany, 429, 2),
+    (TooFast, 429, 1),
     (HeadersTooLarge, 431, 0),
     (Busy, 503, 1),
     (InvalidInput, 422, 0),

@@ -1,31 +1,27 @@
 """Is this request for us, and of a sane size? Plain ASGI, before any route is looked for.
 
 Against DNS rebinding: the Host must be one of our names. Against foreign web pages: what a browser sends from another
-origin is refused, whatever it carries. Against floods: limits on headers, bodies, time and concurrent calls. What
-concerns bytes before a request is whole (slow headers, connection counts) is in `serving`.
+origin is refused, whatever it carries. Against floods: limits on headers, bodies and time; concurrent calls and
+their rate are in `slots`. What concerns bytes before a request is whole (slow headers, connection counts) is in `serving`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hodei.server.depth import deeper_than
 from hodei.server.errors import (
-    Busy,
     Forbidden,
     ForeignHost,
     HeadersTooLarge,
     Malformed,
     Refused,
     TooLarge,
-    TooMany,
     TooSlow,
     reply_to,
 )
@@ -152,8 +148,11 @@ class _Request:
             pass
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout_s: float) -> bytes:
-    """The whole body; TooLarge as soon as it is known to be, TooSlow when it does not arrive in time."""
+async def read_body(
+    scope: Scope, receive: Receive, *, limit: int, timeout_s: float, take: Callable[[int], None] | None = None
+) -> bytes:
+    """The whole body; TooLarge as soon as it is known to be, TooSlow when it does not arrive in time. `take` is told of
+    every piece before it is kept, and may refuse it."""
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if not declared.isdigit() or len(declared) > 18:
         raise Malformed("the Content-Length header is not a number")
@@ -170,6 +169,8 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout_s: fl
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
+                if take is not None:
+                    take(len(part))
                 parts.append(part)
                 if not message.get("more_body", False):
                     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -187,43 +188,3 @@ def check_depth(raw: bytes) -> None:
         raise Malformed(
             f"the body is nested more than {MAX_DEPTH} deep", hint="job documents need fewer than 10 levels"
         )
-
-
-class Slots:
-    """A bounded number of places, in all and for each caller. `what` is a plural noun for the error text."""
-
-    def __init__(self, what: str, *, total: int, each: int | None = None) -> None:
-        self.what, self.total, self.each = what, total, each
-        self.held: Counter[str] = Counter()
-        self.count = 0
-
-    def take(self, who: str) -> Callable[[], None]:
-        """Take a place; the function returned gives it back (once, however often it is called). Busy or TooMany if full."""
-        if self.each is not None and self.held[who] >= self.each:
-            raise TooMany(f"{who} already has {self.each} open {self.what}", hint=f"close some {self.what} first")
-        if self.count >= self.total:
-            if self.each is not None:
-                raise TooMany(f"all {self.total} places for {self.what} are taken", hint="try again later")
-            raise Busy(f"{self.total} {self.what} are being served", hint="try again in a moment")
-        self.held[who] += 1
-        self.count += 1
-        taken = True
-
-        def give_back() -> None:
-            nonlocal taken
-            if taken:
-                taken = False
-                self.count -= 1
-                self.held[who] -= 1
-                if not self.held[who]:
-                    del self.held[who]
-
-        return give_back
-
-    @contextmanager
-    def hold(self, who: str) -> Iterator[None]:
-        give_back = self.take(who)
-        try:
-            yield
-        finally:
-            give_back()

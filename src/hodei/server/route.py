@@ -18,7 +18,8 @@ from hodei.model.secrets import Shown
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
     from hodei.server.auth import Tokens
-    from hodei.server.guard import Slots
+    from hodei.server.logins import FailedLogins
+    from hodei.server.slots import Rates, Room, Slots
 
 Role = Literal["viewer", "user", "admin"]
 RANK: dict[str, int] = {"viewer": 1, "user": 2, "admin": 3}
@@ -46,10 +47,11 @@ ADMIN = Policy("admin", RANK["admin"])
 
 
 class Principal(Struct, frozen=True):
-    """Who is calling. The nameless viewer stands for everyone on public routes."""
+    """Who is calling. The nameless viewer stands for everyone on public routes. `token`: the hash of the one shown."""
 
     name: str
     role: Role
+    token: bytes = b""
 
     def sees_of(self, owner: str) -> Shown:
         """What of the variables of a job of this owner the caller sees without asking for more."""
@@ -83,9 +85,12 @@ class Shared:
     now_ms: Callable[[], int]
     closing: asyncio.Event
     requests: Slots
+    rates: Rates
+    bodies: Room
     waits: Slots
     streams: Slots
     what_ifs: Slots
+    logins: FailedLogins
     heartbeat_s: float
     send_timeout_s: float
     openapi: bytes
@@ -93,10 +98,12 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that passed its policy: parameters are checked and typed, the body (if the route has one) is read."""
+    """One request that passed its policy: parameters are checked and typed, the body (if the route has one) is read.
+    `holder`: whose share of the server it counts against."""
 
     shared: Shared
     who: Principal
+    holder: str
     args: dict[str, Any]
     scope: Scope
     body: bytes = b""
@@ -143,8 +150,9 @@ class Route(Struct, frozen=True):
     """One address. There is no default policy, so none can be forgotten.
 
     `lane` says which limit on concurrent calls holds it: `short` calls share one, `long` calls (waits, streams)
-    take their own place, `free` calls (probes) are never turned away. `accepts`: a media type that a body may have besides JSON. Whatever is not a GET goes on record (`audit`),
-    unless it is `harmless`: it changes nothing. `verb` names the act there, where the path does not.
+    take their own place once their body is read, `free` calls (probes) are never turned away. `accepts`: a media type that
+    a body may have besides JSON. Whatever is not a GET goes on record (`audit`), unless it is `harmless`: it changes
+    nothing. `verb` names the act there, where the path does not.
     """
 
     method: Literal["GET", "POST", "PATCH", "PUT", "DELETE"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,15 +19,22 @@ from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hodei.model.errors import InvalidInput
+from hodei.server.address import place_of
 from hodei.server.app import App
-from hodei.server.errors import Malformed, reply_to
+from hodei.server.crowd import Crowd
+from hodei.server.errors import Malformed, Refused, TooMany, reply_to
 from hodei.server.guard import MAX_HEADER_BYTES, MAX_HEADERS, host_name
+
+_QUIET = logging.getLogger("hodei.http")
+_QUIET.setLevel(logging.ERROR)
 
 
 class Limits(Struct, frozen=True):
-    """`headers_s`: for a request's headers to arrive. `flush_s`: for a client to take what is left when we close."""
+    """`connections_each`: of one address. `headers_s`: for a request's headers to arrive. `flush_s`: for a client to take what
+    is left when we close."""
 
     connections: int = 2048
+    connections_each: int = 512
     headers_s: float = 10.0
     keep_alive_s: int = 75
     flush_s: float = 10.0
@@ -36,21 +44,40 @@ class Limits(Struct, frozen=True):
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection. Subclassed with its limits by `make_server`."""
+    """One client's connection. Subclassed with its limits and the crowd that it is one of by `make_server`."""
 
     limits = Limits()
+    crowd = Crowd(limits.connections, limits.connections_each)
     _clock: asyncio.TimerHandle | None = None
     _header_bytes = 0
+    _place = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
-            transport.abort()
+        # What is not HTTP is answered, not logged: anyone could fill the disk with it.
+        self.logger = _QUIET
+        self._place = place_of(self.client)
+        if not self.crowd.enter(self, self._place):
+            self._turn_away()
             return
         self._start_clock()
 
+    @property
+    def idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def drop(self) -> None:
+        self.transport.abort()
+
+    def _turn_away(self) -> None:
+        self._write(
+            429, "Too Many Requests", TooMany("this address has too many connections", hint="close some of them")
+        )
+        self._abort_later()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self.crowd.leave(self, self._place)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -70,12 +97,21 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_clock()
         if not self.transport.is_closing():
+            self.crowd.worked(self, self._place)
             super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        reply = reply_to(Malformed("this is not an HTTP request that can be read"))
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {reply.media_type}\r\ncontent-length: {len(reply.body)}\r\n"
-        self.transport.write(head.encode("ascii") + b"connection: close\r\n\r\n" + reply.body)
+        self._write(400, "Bad Request", Malformed("this is not an HTTP request that can be read"))
+
+    def _write(self, status: int, phrase: str, error: Refused) -> None:
+        """An answer without a request that could have been read, and the end of the connection."""
+        reply = reply_to(error)
+        headers = {"content-type": reply.media_type, "content-length": len(reply.body), "connection": "close"}
+        lines = [
+            f"HTTP/1.1 {status} {phrase}",
+            *(f"{name}: {value}" for name, value in (headers | reply.headers).items()),
+        ]
+        self.transport.write("\r\n".join((*lines, "", "")).encode("ascii") + reply.body)
         self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -137,12 +173,13 @@ def make_server(
     if uds is None:
         refuse_clear_text(host, tls=bool(certificate), insecure=insecure)
     limits = limits or Limits()
+    crowd = Crowd(limits.connections, limits.connections_each)
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         uds=uds,
-        http=type("LimitedConnection", (Connection,), {"limits": limits}),
+        http=type("LimitedConnection", (Connection,), {"limits": limits, "crowd": crowd}),
         loop="auto",
         ws="none",
         lifespan="off",

@@ -19,7 +19,7 @@ from hodei.server.route import Principal, Shared
 
 PAGE = 500
 MOST_WAITING = 256
-REVOCATION_CHECK_S = 3.0
+REVOCATION_CHECK_S = 2.0
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
 _encode = msgspec.json.Encoder().encode
 
@@ -46,12 +46,16 @@ class EventStream:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             pump = asyncio.ensure_future(self._pump())
             gone = asyncio.ensure_future(_until_gone(receive))
-            tasks = [pump, gone, asyncio.ensure_future(self._shared.closing.wait())]
+            revoked = asyncio.ensure_future(self._until_revoked())
+            tasks = [pump, gone, revoked, asyncio.ensure_future(self._shared.closing.wait())]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
                 pump.result()
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
             if not gone.done():
-                await self._write(b"", more=False)
+                # A client that does not read must not keep a stream open that it has no right to any more.
+                await self._write(b"", more=False, timeout_s=1.0 if revoked.done() else None)
         except Stuck:
             # Closing politely would wait for the client to take what is already buffered, perhaps for ever.
             abort = scope.get("extensions", {}).get("hodei", {}).get("abort")
@@ -62,6 +66,10 @@ class EventStream:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._give_back()
+
+    async def _until_revoked(self) -> None:
+        while self._shared.tokens.current(self._who):  # noqa: ASYNC110
+            await asyncio.sleep(REVOCATION_CHECK_S)
 
     async def _pump(self) -> None:
         await self._write(b"retry: 2000\n\n")
@@ -111,20 +119,16 @@ class EventStream:
         collector = asyncio.ensure_future(collect())
         collector.add_done_callback(lambda _: news.set())
         clock = asyncio.get_running_loop().time
-        spoke = checked = clock()
+        spoke = clock()
         try:
             while not collector.done() or waiting:
                 try:
-                    async with asyncio.timeout(min(REVOCATION_CHECK_S, self._shared.heartbeat_s)):
+                    async with asyncio.timeout(self._shared.heartbeat_s):
                         await news.wait()
                 except TimeoutError:
                     pass
                 news.clear()
                 now = clock()
-                if now - checked >= REVOCATION_CHECK_S:
-                    checked = now
-                    if not self._shared.tokens.current(self._who):
-                        return
                 if waiting:
                     events = list(waiting)
                     waiting.clear()
@@ -143,9 +147,9 @@ class EventStream:
         await self._write(b"".join(b"id: %d\ndata: %b\n\n" % (event.seq, _encode(event)) for event in events))
         self._last = events[-1].seq
 
-    async def _write(self, data: bytes, *, more: bool = True) -> None:
+    async def _write(self, data: bytes, *, more: bool = True, timeout_s: float | None = None) -> None:
         try:
-            async with asyncio.timeout(self._shared.send_timeout_s):
+            async with asyncio.timeout(timeout_s or self._shared.send_timeout_s):
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except TimeoutError:
             raise Stuck from None

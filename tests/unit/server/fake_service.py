@@ -33,6 +33,7 @@ from hodei.model.periodic import Periodic
 from hodei.model.resources import Resources
 from hodei.model.whatif import Outlook, WhatIf
 from hodei.ports import JobPage, JobQuery
+from hodei.runtime.metrics import Metrics
 from hodei.wire.views import Check
 
 
@@ -186,6 +187,7 @@ class FakeService:
     calendar: FakeCalendar = field(default_factory=FakeCalendar)
     on_read: Callable[[], None] | None = None
     rights: SimpleNamespace = field(default_factory=SimpleNamespace)
+    prometheus: Metrics = field(default_factory=Metrics)
 
     async def record(self, save: SaveAudit) -> None:
         self.recorded.append(save.entry)

@@ -7,7 +7,6 @@ import pytest
 
 from hodei.model.errors import Conflict, InvalidInput
 from hodei.server.auth import Tokens, add_token, create_token, new_token, open_tokens, well_formed
-from hodei.server.route import Principal
 
 
 def test_the_first_token_is_kept_for_its_owner_only_and_as_a_hash(tmp_path):
@@ -16,7 +15,9 @@ def test_the_first_token_is_kept_for_its_owner_only_and_as_a_hash(tmp_path):
     assert token not in (tmp_path / "tokens").read_text()
     for name in ("token", "tokens"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    assert Tokens.load(tmp_path / "tokens").find(token) == Principal("admin", "admin")
+    found = Tokens.load(tmp_path / "tokens").find(token)
+    assert found is not None
+    assert (found.name, found.role) == ("admin", "admin")
     assert sorted(os.listdir(tmp_path)) == ["token", "tokens"]
 
 
@@ -92,15 +93,41 @@ def test_a_removed_token_is_shut_out_and_a_new_one_let_in_without_a_restart(tmp_
     file = tmp_path / "tokens"
     first = add_token(file, "ann", "user")
     tokens = Tokens.load(file, monotonic=lambda: now)
-    assert tokens.find(first) == Principal("ann", "user")
+    was = tokens.find(first)
+    assert was is not None
+    assert (was.name, was.role) == ("ann", "user")
+    assert tokens.current(was)
     second = add_token(file, "ann", "viewer")
     now = 1.5
     assert tokens.find(first) is None
-    assert tokens.find(second) == Principal("ann", "viewer")
-    assert not tokens.current(Principal("ann", "user"))
+    became = tokens.find(second)
+    assert became is not None
+    assert (became.name, became.role) == ("ann", "viewer")
+    assert not tokens.current(was)
     file.chmod(0o644)
     now = 3.0
     assert tokens.find(second) is None, "a file that cannot be trusted lets nobody in"
+
+
+def test_a_token_that_was_replaced_by_one_of_the_same_name_and_role_is_not_current(tmp_path):
+    now = 0.0
+    file = tmp_path / "tokens"
+    first = add_token(file, "ann", "user")
+    tokens = Tokens.load(file, monotonic=lambda: now)
+    was = tokens.find(first)
+    assert was is not None
+    add_token(file, "ann", "user")
+    now = 1.5
+    assert not tokens.current(was)
+
+
+def test_the_role_of_a_user_is_the_lowest_of_all_tokens_of_that_name(tmp_path):
+    file = tmp_path / "tokens"
+    add_token(file, "ann", "admin")
+    add_token(file, "bob", "user")
+    file.write_text(file.read_text() + f"ann user {'0' * 64}\n")
+    tokens = Tokens.load(file)
+    assert [tokens.role_of(name) for name in ("ann", "bob", "cid")] == ["user", "user", None]
 
 
 def test_names_and_roles_are_checked(tmp_path):

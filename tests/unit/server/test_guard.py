@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hodei.server.depth import deeper_than
-from hodei.server.errors import Busy, TooMany
-from hodei.server.guard import Guard, Slots, host_name
+from hodei.server.guard import Guard, host_name
 
 
 @pytest.mark.parametrize(
@@ -85,23 +84,6 @@ def test_a_websocket_handshake_is_closed_unanswered():
 )
 def test_a_host_is_known_by_its_name_without_port(host, name):
     assert host_name(host) == name
-
-
-def test_places_are_bounded_for_each_and_for_all():
-    slots = Slots("streams", total=3, each=2)
-    give_back = slots.take("ann")
-    slots.take("ann")
-    with pytest.raises(TooMany):
-        slots.take("ann")
-    slots.take("bob")
-    with pytest.raises(TooMany):
-        slots.take("cid")
-    give_back()
-    give_back()
-    slots.take("cid")
-    assert slots.count == 3
-    with pytest.raises(Busy):
-        Slots("requests", total=0).take("ann")
 
 
 # ---------------------------------------------------------------------------------------------------- depth

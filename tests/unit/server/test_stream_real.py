@@ -5,20 +5,33 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from builders import a_job
+from hodei.model.config import LimitsConfig
 from hodei.server.app import make_app
+from hodei.server.auth import Tokens, add_token
 from unit.server.conftest import TOKENS, Served, serving, until
 
 pytestmark = pytest.mark.real
 
 
 class Listener:
-    def __init__(self, served: Served, query: str = "", *, role: str = "viewer", headers: dict[str, str] | None = None):
-        self.connection = served.connect()
-        given = {"Authorization": f"Bearer {TOKENS[role]}"} | (headers or {})
+    def __init__(
+        self,
+        served: Served,
+        query: str = "",
+        *,
+        role: str = "viewer",
+        token: str = "",
+        headers: dict[str, str] | None = None,
+    ):
+        self.connection = served.connect(10)
+        given = {"Authorization": f"Bearer {token or TOKENS[role]}"} | (headers or {})
         self.connection.request("GET", f"/api/v1/events/stream{query}", headers=given)
         self.response = self.connection.getresponse()
 
@@ -170,7 +183,7 @@ def test_a_client_that_takes_nothing_at_all_is_cut_off(service, tokens):
 
 
 def test_streams_are_counted_for_each_token_and_for_all(service, tokens):
-    with serving(make_app(service, tokens, max_streams=3, max_streams_each=2)) as served:
+    with serving(make_app(service, tokens, limits=LimitsConfig(streams=3, streams_per_token=2))) as served:
         listeners = [Listener(served), Listener(served)]
         third = Listener(served)
         assert third.response.status == 429
@@ -178,7 +191,7 @@ def test_streams_are_counted_for_each_token_and_for_all(service, tokens):
         assert third.response.headers["retry-after"]
         listeners.append(Listener(served, role="user"))
         assert listeners[-1].response.status == 200
-        assert Listener(served, role="admin").response.status == 429
+        assert Listener(served, role="admin").response.status == 503
         listeners[0].close()
         until(lambda: Listener(served, role="admin").response.status == 200, "a place is free again")
         for listener in listeners:
@@ -232,6 +245,52 @@ def test_a_revoked_token_ends_its_stream(service, tokens, monkeypatch):
         assert listener.seqs(1) == [], "it ends by itself"
         until(lambda: not service.subscriptions, "the stream has ended")
         listener.close()
+
+
+def test_a_rotated_token_ends_the_stream_of_the_old_one(service, tmp_path):
+    """The new token has the same name and role."""
+    file = tmp_path / "tokens"
+    old = add_token(file, "ann", "viewer")
+    with serving(make_app(service, Tokens.load(file))) as served:
+        listener = Listener(served, token=old)
+        live(served, service)
+        new = add_token(file, "ann", "viewer")
+        began = time.monotonic()
+        assert listener.seqs(1) == [], "it ends by itself"
+        assert time.monotonic() - began < 5 + 5  # 5 s are promised; the machine may be busy
+        until(lambda: not service.subscriptions, "the stream has ended")
+        assert Listener(served, token=old).response.status == 401
+        assert Listener(served, token=new).response.status == 200
+
+
+def test_a_rotated_token_ends_a_stream_that_is_still_told_of_the_past(service, tokens, monkeypatch):
+    """Also when the client reads nothing, so that the server cannot write."""
+    monkeypatch.setattr("hodei.server.stream.REVOCATION_CHECK_S", 0.05)
+    app = make_app(service, tokens, send_timeout_s=60)
+    with serving(app) as served:
+        service.publish(20_000, detail={"x": "y" * 2000})
+        line = socket.create_connection(("127.0.0.1", served.port))
+        auth = f"Authorization: Bearer {TOKENS['viewer']}"
+        line.sendall(f"GET /api/v1/events/stream?after=0 HTTP/1.1\r\nHost: localhost\r\n{auth}\r\n\r\n".encode())
+        open_now = served.server.server_state.connections
+        until(lambda: any(one.flow.write_paused for one in tuple(open_now)), "the server cannot write any more")
+        tokens._entries = ()
+        until(lambda: app.shared.streams.count == 0, "the stream has ended", 10)
+        line.close()
+
+
+def test_a_wait_whose_token_was_taken_away_tells_nothing(service, tokens):
+    service.store.by_id[1] = a_job(1)
+    app = make_app(service, tokens)
+    with serving(app) as served:
+        waiting = served.connect()
+        waiting.request(
+            "GET", "/api/v1/jobs/1/wait?timeout_s=1", headers={"Authorization": f"Bearer {TOKENS['viewer']}"}
+        )
+        until(lambda: app.shared.waits.count == 1, "someone waits")
+        tokens._entries = ()
+        assert waiting.getresponse().status == 401
+        waiting.close()
 
 
 def test_a_store_that_fails_under_a_stream_ends_it_loudly_and_alone(served, service, app):

@@ -39,7 +39,7 @@ async def release_array(call: Call) -> JobView:
 
 async def wait_array(call: Call) -> JobView:
     """Answers when every element has ended or the time is over; the states tell which."""
-    with call.shared.waits.hold(call.who.name):
+    with call.shared.waits.hold(call.holder):
         timeout_ms = call.args["timeout_s"] * 1000
         waiting = asyncio.ensure_future(arrays.wait_array(call.service, call.args["id"], timeout_ms))
         closing = asyncio.ensure_future(call.shared.closing.wait())

@@ -80,7 +80,8 @@ async def execute(call: Call) -> ExecutedView:
         raise Conflict(
             f"member {asked.member} of job {id} does not run", hint=f"hodei job show {id}", code="NOT_RUNNING"
         )
-    done = await service.fleet.execute(runs[-1], tuple(asked.command), asked.timeout_s * 1000)
+    with call.shared.waits.hold(call.holder):
+        done = await service.fleet.execute(runs[-1], tuple(asked.command), asked.timeout_s * 1000)
     return ExecutedView(
         runs[-1].id,
         done.exit_code,

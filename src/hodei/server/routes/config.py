@@ -36,17 +36,17 @@ async def history(call: Call) -> ConfigHistory:
 
 async def put(call: Call) -> ConfigChange:
     config, whole = parse_config(read_body(call.body, call.content_type))
-    with call.shared.what_ifs.hold(call.who.name):
+    with call.shared.what_ifs.hold(call.holder):
         return await _configuring(call).put(config, call.who.name, whole=whole, dry_run=bool(call.args["dry_run"]))
 
 
 async def reload(call: Call) -> ConfigChange:
-    with call.shared.what_ifs.hold(call.who.name):
+    with call.shared.what_ifs.hold(call.holder):
         return await _configuring(call).reload(call.who.name, dry_run=bool(call.args["dry_run"]))
 
 
 async def undo(call: Call) -> ConfigChange:
-    with call.shared.what_ifs.hold(call.who.name):
+    with call.shared.what_ifs.hold(call.holder):
         return await _configuring(call).undo(
             call.who.name, to=call.args["to"], dry_run=bool(call.args["dry_run"])
         )  # fmt: skip

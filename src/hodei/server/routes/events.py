@@ -19,7 +19,7 @@ async def stream_events(call: Call) -> EventStream:
     """A browser that reconnects says where it was in the header; that is newer than what stands in its URL."""
     args = call.args
     after = args["Last-Event-ID"] if args["Last-Event-ID"] is not None else args["after"]
-    give_back = call.shared.streams.take(call.who.name)
+    give_back = call.shared.streams.take(call.holder)
     return EventStream(call.shared, call.who, after=after, job=args["job"], give_back=give_back)
 
 

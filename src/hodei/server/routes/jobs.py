@@ -157,7 +157,7 @@ async def why_job(call: Call) -> Explanation:
 
 async def wait_job(call: Call) -> JobView:
     """Answers when the job has ended or the time is over; the state tells which."""
-    with call.shared.waits.hold(call.who.name):
+    with call.shared.waits.hold(call.holder):
         waiting = asyncio.ensure_future(call.service.wait(call.args["id"], call.args["timeout_s"] * 1000))
         closing = asyncio.ensure_future(call.shared.closing.wait())
         try:

@@ -18,7 +18,7 @@ _request = msgspec.json.Decoder(WhatIfRequest)
 
 
 async def what_if(call: Call) -> WhatIf:
-    with call.shared.what_ifs.hold(call.who.name):
+    with call.shared.what_ifs.hold(call.holder):
         asked = _request.decode(call.body)
         if len(asked.jobs) > _MOST_JOBS or len(asked.remove_nodes) > _MOST_NODES:
             raise InvalidInput(
