@@ -40,7 +40,7 @@ def a_client():
 
 async def _submit(service, key=""):
     with a_client():
-        return await service.submit([a_job_spec("one")], key=key, fingerprint="f")
+        return await service.submit([a_job_spec("one", user="ada")], key=key, fingerprint="f")
 
 
 @pytest.mark.parametrize("key", ["", "k"], ids=["without a key", "with a key"])
@@ -91,7 +91,7 @@ def test_what_is_done_for_no_client_waits_as_long_as_it_takes():
         store = FullStore()
         async with alive(a_service(store, ObedientBackend())) as service:
             store.full = True
-            making = asyncio.create_task(service.submit([a_job_spec("one")], key="k"))
+            making = asyncio.create_task(service.submit([a_job_spec("one", user="ada")], key="k"))
             await until(lambda: store.tried > 1)
             assert not making.done()
             store.full = False
