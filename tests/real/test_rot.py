@@ -215,6 +215,20 @@ def test_a_run_that_is_known_by_its_process_alone_keeps_its_timeout(tmp_path: Pa
     asyncio.run(story())
 
 
+def test_a_home_that_is_made_anew_knows_nothing_of_the_runs_of_the_one_before(tmp_path: Path) -> None:
+    rotting = Rotting(tmp_path)
+
+    async def story() -> None:
+        await rotting.begin()
+        shutil.rmtree(rotting.home)
+        async with a_host(rotting.home) as desk:
+            assert await desk.backend.known() == {}
+            (end,) = await desk.run(an_order(LIVE[0], "/bin/sh", "-c", "exit 99"))
+            assert end.exit_code == 99
+
+    rotting.tell(story)
+
+
 def test_what_could_not_be_read_is_told_and_kept(tmp_path: Path) -> None:
     async def story(desk: Desk) -> None:
         assert "journal could not be read" in await desk.backend.ping()

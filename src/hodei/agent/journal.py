@@ -22,13 +22,14 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
-    """One writer only: the caller holds the lock of the agent's home."""
+    """One writer only: the caller holds the lock of the agent's home. `fresh`: there was none before."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._waiting: list[str] = []
         self._torn = False
         self.unreadable = 0
+        self.fresh = not os.path.exists(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._size = os.fstat(self._fd).st_size
         self._compact_at = max(COMPACT_BYTES, self._size)
