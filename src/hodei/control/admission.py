@@ -41,8 +41,11 @@ class Gate:
     def check(self, specs: Sequence[JobSpec], pending: Mapping[str, int]) -> None:
         """InvalidInput or QueueFull for the first spec that cannot be let in; all or none are. An array is looked at once:
         its elements differ in their index alone."""
-        asked: dict[str, int] = {}
-        for place, spec in enumerate(map(self.routing.routed, specs)):
+        asked, seen = dict[str, int](), dict[int, JobSpec]()
+        for place, given in enumerate(specs):
+            # Jobs that share one spec are looked at once.
+            known = seen.get(id(given))
+            spec = seen[id(given)] = known or self.routing.routed(given)
             profile = self._engine.profiles.get(spec.profile)
             if profile is None:
                 raise InvalidInput(
@@ -50,16 +53,18 @@ class Gate:
                     hint=f"one of: {', '.join(sorted(self._engine.profiles))}",
                     code="UNKNOWN_PROFILE",
                 )
-            self.routing.check(spec)
-            if spec.size > self._policy.max_members:
-                raise InvalidInput(f"{spec.name}: {spec.size} members, at most {self._policy.max_members} are allowed")
+            if known is None:
+                self.routing.check(spec)
+                if spec.size > self._policy.max_members:
+                    most = self._policy.max_members
+                    raise InvalidInput(f"{spec.name}: {spec.size} members, at most {most} are allowed")
             asked[spec.profile] = asked.get(spec.profile, 0) + elements_of(spec)
             if pending.get(spec.profile, 0) + asked[spec.profile] > profile.max_pending:
                 raise QueueFull(
                     f"the queue of profile {spec.profile!r} is full ({profile.max_pending} jobs pending)",
                     hint="wait for jobs to finish, or raise max_pending of the profile",
                 )
-            if self._policy.oversized == "reject":
+            if known is None and self._policy.oversized == "reject":
                 refusal = self._too_large(spec)
                 if refusal is not None:
                     which = f"document {place + 1} ({spec.name})" if len(specs) > 1 else spec.name

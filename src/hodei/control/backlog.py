@@ -20,6 +20,9 @@ from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, View
 from hodei.model.ids import JobId
 
+# Ends with the number of the job, so that it stands for the gang.
+Order = tuple[int, ...]
+
 
 class _Kind:
     """Groups whose gangs ask nodes for the same, by their keys. `refusal` is set while all of them sleep."""
@@ -40,7 +43,7 @@ class _Group:
         self.key = key
         self.tenant = tenant
         self.kind, self.alike = kind, alike
-        self.heap: list[tuple[tuple[int, ...], JobId]] = []
+        self.heap: list[Order] = []
         self.refusal: Refusal | None = None
         self.rank: tuple[int, JobId] | None = None  # of its first, in a line by points
 
@@ -60,7 +63,7 @@ class Line:
         # Those of either that sleep.
         self._asleep: dict[Hashable, _Group] = {}
         self._kinds_asleep: dict[Hashable, _Kind] = {}
-        self._ready: dict[str, list[tuple[tuple[int, ...], JobId]]] = {}
+        self._ready: dict[str, list[Order]] = {}
         self._turns: dict[str, int] = {}
         self._clock = 0
         self._waiting: Counter[str] = Counter()
@@ -68,7 +71,7 @@ class Line:
         self._until: dict[JobId, int] = {}
         self._apart: dict[JobId, Hashable] = {}
         # All who wait, by order: those of each tenant among themselves. For their places in line.
-        self._standing: dict[Hashable, Ordered[tuple[int, ...]]] = {}
+        self._standing: dict[Hashable, Ordered[Order]] = {}
 
     def __len__(self) -> int:
         return len(self.gangs)
@@ -157,7 +160,7 @@ class Line:
         """Others of its group may be free to go: from now on it waits among those with its project and labels."""
         before, labels = gang.group, tuple(sorted(gang.job.labels.items()))
         gang.group = self._apart[gang.id] = (before, gang.job.project, labels)
-        heapq.heappush(self._group_of(gang).heap, (gang.order, gang.id))
+        heapq.heappush(self._group_of(gang).heap, gang.order)
         self._expose(before)
 
     def _group_of(self, gang: Gang) -> _Group:
@@ -170,6 +173,8 @@ class Line:
                 kind = self._kinds[alike] = _Kind()
             group = self._groups[gang.group] = _Group(gang.group, gang.tenant, kind, alike)
             kind.groups[gang.group] = None
+        else:
+            gang.group = group.key  # the same object for all of them
         return group
 
     def back_off(self, gang: Gang, until_ms: int) -> None:
@@ -238,13 +243,13 @@ class Line:
 
     def _queue(self, gang: Gang) -> None:
         group = self._group_of(gang)
-        heapq.heappush(group.heap, (gang.order, gang.id))
-        if group.refusal is None and group.heap[0][1] == gang.id:
+        heapq.heappush(group.heap, gang.order)
+        if group.refusal is None and group.heap[0] is gang.order:
             self._show(group)
 
-    def _waits(self, entry: tuple[tuple[int, ...], JobId], key: Hashable) -> bool:
+    def _waits(self, order: Order, key: Hashable) -> bool:
         """Whether an entry of the group `key` still stands for a gang that waits there."""
-        order, job = entry
+        job = order[-1]
         gang = self.gangs.get(job)
         if gang is None or gang.order != order or job in self._until:
             return False
@@ -287,8 +292,8 @@ class Line:
                 tenant = min(self._ready, key=lambda name: (self._turns[name], name))
             heap = self._ready[tenant]
             while heap:
-                gang = self.gangs.get(heap[0][1])
-                if gang is not None and gang.order == heap[0][0] and gang.id not in self._until:
+                gang = self.gangs.get(heap[0][-1])
+                if gang is not None and gang.order == heap[0] and gang.id not in self._until:
                     group = self._groups.get(gang.group)
                     if group is not None and group.awake and group.heap and group.heap[0] == heap[0]:
                         return gang

@@ -185,6 +185,7 @@ class _Copier:
             gpu_choosers=mine(it.gpu_choosers),
             shapes=self.copy(it.shapes),
             specs={},
+            same={},
         )
         return out
 

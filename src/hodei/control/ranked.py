@@ -76,7 +76,8 @@ class RankedLine(Line):
         group = self._groups.get(key)
         if group is None or group.refusal is not None or not group.heap:
             return
-        order, job = group.heap[0]
+        order = group.heap[0]
+        job = order[-1]
         gang = self.gangs.get(job)
         if gang is None or (group.rank is not None and group.rank[1] == job):
             return
@@ -144,7 +145,7 @@ class RankedLine(Line):
                 and group.refusal is None
                 and group.rank == (-points, job)
                 and group.heap
-                and group.heap[0] == (order, job)
+                and group.heap[0] == order
                 and job in self.gangs
                 and job not in self._until
             ):

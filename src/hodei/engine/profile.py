@@ -43,6 +43,25 @@ class Shapes:
         return found
 
 
+class _Known:
+    """What is the same for all gangs of one spec. `tenant` None: its groups are not known yet."""
+
+    __slots__ = ("alike", "group", "judged", "laid_by", "members", "shapes", "spec", "tenant")
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        members: tuple[Member, ...],
+        shapes: tuple[Hashable, ...],
+        judged: int,
+        laid_by: tuple[LayoutPoint, ...],
+    ) -> None:
+        self.spec, self.members, self.shapes, self.judged, self.laid_by = spec, members, shapes, judged, laid_by
+        self.tenant: str | None = None
+        self.alike: tuple[Any, ...] = ()
+        self.group: tuple[Any, ...] = ()
+
+
 class Profile(Struct, frozen=True):
     name: str
     queue: QueueSort
@@ -65,7 +84,8 @@ class Profile(Struct, frozen=True):
     judge_keys: tuple[Callable[[Member], Hashable], ...] = ()
     laying: tuple[tuple[int, LayoutPoint], ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
-    specs: dict[int, tuple[JobSpec, tuple[tuple[Hashable, ...], Hashable, tuple[Any, ...]]]] = {}
+    specs: dict[int, _Known] = {}
+    same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     # Whether the priority number itself, not the class, tells who may take whose place: so says the policy of preemption.
     by_number: bool = False
 
@@ -83,37 +103,55 @@ class Profile(Struct, frozen=True):
     def admit(self, gang: Gang) -> None:
         """Fill in what the queue and the caches need to know of a gang, once."""
         gang.order = (*self.queue.queue_sort(gang), gang.id)
-        gang.tenant = self.queue.tenant(gang)
-        gang.shapes, judged, gang.laid_by = self._known(gang)
-        # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
-        counts = (*map(len, gang.needed), *map(len, gang.extra))
-        rank: Hashable = class_of(gang.job.priority) if gang.job.preempts else _TAKES_NO_PLACE
-        if self.by_number:
-            rank = (gang.job.priority, gang.job.preempts)
-        gang.alike = (rank, gang.shapes, counts)
-        gang.group = (self.name, gang.tenant, *gang.alike, judged)
+        known, tenant = self._known(gang), self.queue.tenant(gang)
+        if known.tenant != tenant:
+            # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
+            counts = (*map(len, gang.needed), *map(len, gang.extra))
+            rank: Hashable = class_of(gang.job.priority) if gang.job.preempts else _TAKES_NO_PLACE
+            if self.by_number:
+                rank = (gang.job.priority, gang.job.preempts)
+            alike = known.alike = self._one((rank, known.shapes, counts))
+            known.group = self._one((self.name, tenant, *alike, known.judged))
+            known.tenant = tenant
+        # The same objects for all who are alike: a queue holds many of them.
+        gang.tenant, gang.alike, gang.group = known.tenant, known.alike, known.group
+        gang.shapes, gang.laid_by = known.alike[1], known.laid_by
+        if known.spec is gang.job and not gang.joins:
+            gang.members = known.members
         if gang.leaves or gang.goes_to:
             gang.laid_by = (*gang.laid_by, MOVES)
-            gang.group = (*gang.group, gang.leaves, gang.goes_to)
+            gang.group = (*known.group, gang.leaves, gang.goes_to)
 
-    def _known(self, gang: Gang) -> tuple[tuple[Hashable, ...], Hashable, tuple[Any, ...]]:
+    def _one(self, words: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The first of all equal ones."""
+        if len(self.same) >= _SPECS_KEPT:
+            self.same.clear()
+        return self.same.setdefault(words, words)
+
+    def _known(self, gang: Gang) -> _Known:
         """What the plugins tell gangs apart by; jobs that share one spec (an array, a trace) are looked at once."""
         place = gang.job.array
         known_as = id(gang.job) if place is None else -place.first
         seen = self.specs.get(known_as)
-        if seen is not None and not gang.joins and (place is None or same_mould(seen[0], gang.job)):
-            return seen[1]
+        if seen is not None and not gang.joins and (place is None or same_mould(seen.spec, gang.job)):
+            return seen
         shapes = tuple([self._shape(member) for member in gang.members])
         judged = tuple([self._judged(member) for member in gang.members])
         heard = {place for keys in judged for place, _ in self.laying if keys[place] != SILENT}
+        laid_by = self._laid_by(heard)
         # A number for all of it: groups are looked up several times for each gang.
-        found = (shapes, self.shapes.number(judged), tuple([plugin for place, plugin in self.laying if place in heard]))
+        found = _Known(gang.job, gang.members, shapes, self.shapes.number(judged), laid_by)
         if not gang.joins:
             if len(self.specs) >= _SPECS_KEPT:
                 self.specs.clear()
             # The spec is kept with it, so that no other can come to stand where it stood.
-            self.specs[known_as] = (gang.job, found)
+            self.specs[known_as] = found
         return found
+
+    def _laid_by(self, heard: set[int]) -> tuple[Any, ...]:
+        """The same object for all who are laid by the same plugins."""
+        laid_by = tuple([plugin for place, plugin in self.laying if place in heard])
+        return self.same.setdefault(("laid by", *sorted(heard)), laid_by)
 
     def _shape(self, member: Member) -> Hashable:
         """Members that no filter or score of this profile can tell apart have equal shapes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
@@ -14,8 +15,10 @@ from hodei.model.job import JobSpec, TaskSpec
 if TYPE_CHECKING:
     from hodei.engine.book import Book
 
+Numbers = tuple[tuple[int, ...], ...]
 
-class Member(Struct, frozen=True):
+
+class Member(Struct, frozen=True, gc=False):
     """A task of a gang that wants a node; its `count` equals are indistinguishable, so they share one Member.
     `leaving`: it is on its way out, holds its room still, and is not counted by rules that spread."""
 
@@ -29,7 +32,7 @@ class Member(Struct, frozen=True):
         return {**self.job.labels, **own} if own else self.job.labels
 
 
-class Gang(Struct):
+class Gang(Struct, gc=False):
     """The members that must be placed together. `order` is given by the profile's queue_sort, smallest first.
 
     For each of `members`: the numbers of those that are `needed` (placed all, or nothing is), and of those that are
@@ -84,22 +87,29 @@ class Gang(Struct):
                 yield kind, number, member
 
 
-def gang_of(id: JobId, job: JobSpec, submitted_ms: int) -> Gang:
-    """All members of a job: of each task the first `needed`, and the rest as extra."""
-    members, needed, extra, first = [], [], [], 0
-    for task in job.tasks:
-        members.append(Member(job, task))
-        enough, end = first + task.needed, first + task.count
+@lru_cache(maxsize=1024)
+def _numbers(counts: tuple[tuple[int, int], ...]) -> tuple[Numbers, Numbers]:
+    """Of the members of each task those that are needed and those that are extra: the same objects for all who are alike."""
+    needed, extra, first = [], [], 0
+    for at_least, count in counts:
+        enough, end = first + at_least, first + count
         needed.append(tuple(range(first, enough)))
         extra.append(tuple(range(enough, end)))
         first = end
+    return tuple(needed), tuple(extra)
+
+
+def gang_of(id: JobId, job: JobSpec, submitted_ms: int) -> Gang:
+    """All members of a job: of each task the first `needed`, and the rest as extra."""
+    members = tuple([Member(job, task) for task in job.tasks])
+    needed, extra = _numbers(tuple([(task.needed, task.count) for task in job.tasks]))
     return Gang(
         id,
         job,
         submitted_ms,
-        tuple(members),
-        tuple(needed),
-        tuple(extra),
+        members,
+        needed,
+        extra,
         queued_ms=submitted_ms,
         estimate_ms=job.estimate_ms,
         expected_ms=job.estimate_ms,

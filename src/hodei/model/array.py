@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 100_000
 
 
-class ArrayPlace(Struct, frozen=True, omit_defaults=True):
+class ArrayPlace(Struct, frozen=True, omit_defaults=True, gc=False):
     """Which element of which array a job is. `first` is the job of the first element; indices begin with `start` and
     grow by `step`; no more than `at_most` elements are under way at once (0: as many as there is room for)."""
 

@@ -18,7 +18,7 @@ from hodei.model.periodic import Periodic
 from hodei.model.usage import UsageRow
 
 
-class Event(Struct, frozen=True, omit_defaults=True):
+class Event(Struct, frozen=True, omit_defaults=True, gc=False):
     """One line of history, counted by `seq` without gaps; streams resume after it."""
 
     seq: int
@@ -30,14 +30,14 @@ class Event(Struct, frozen=True, omit_defaults=True):
     detail: dict[str, Any] = {}
 
 
-class SaveJob(Struct, frozen=True):
+class SaveJob(Struct, frozen=True, gc=False):
     """`new` rows carry the spec; later saves change only where the job stands."""
 
     job: Job
     new: bool = False
 
 
-class SaveRun(Struct, frozen=True):
+class SaveRun(Struct, frozen=True, gc=False):
     run: Run
     new: bool = False
 
@@ -88,7 +88,7 @@ class SaveUsage(Struct, frozen=True):
     rows: tuple[UsageRow, ...]
 
 
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, gc=False):
     event: Event
 
 

@@ -29,7 +29,7 @@ RestartPolicy = Literal["never", "on_failure", "always"]
 Binding = Literal["", "cores", "numa"]
 
 
-class Toleration(Struct, frozen=True, omit_defaults=True):
+class Toleration(Struct, frozen=True, omit_defaults=True, gc=False):
     """Kubernetes' own rules: an empty key with `Exists` tolerates everything, an empty effect means every effect.
     `Gt` and `Lt` tolerate taints whose value is a whole number above, or below, the toleration's own."""
 
@@ -51,19 +51,19 @@ class Toleration(Struct, frozen=True, omit_defaults=True):
         return Requirement(self.key, self.operator, (self.value,)).matches({taint.key: taint.value})
 
 
-class PreferredTerm(Struct, frozen=True):
+class PreferredTerm(Struct, frozen=True, gc=False):
     weight: int
     term: NodeTerm
 
 
-class Affinity(Struct, frozen=True, omit_defaults=True):
+class Affinity(Struct, frozen=True, omit_defaults=True, gc=False):
     """Any one of `required` must hold (none given: no demand); each of `preferred` that holds adds its weight."""
 
     required: tuple[NodeTerm, ...] = ()
     preferred: tuple[PreferredTerm, ...] = ()
 
 
-class BackendChoice(Struct, frozen=True, omit_defaults=True):
+class BackendChoice(Struct, frozen=True, omit_defaults=True, gc=False):
     """`specific`: one of `names` or nowhere. `preferred`: those first, else any; in their order, or by their `weights` (one
     for each). `any`: no opinion. `avoid`: those last, whatever else is said."""
 
@@ -73,31 +73,31 @@ class BackendChoice(Struct, frozen=True, omit_defaults=True):
     avoid: tuple[str, ...] = ()
 
 
-class LongRunning(Struct, frozen=True, tag="long-running", tag_field="type", omit_defaults=True):
+class LongRunning(Struct, frozen=True, tag="long-running", tag_field="type", omit_defaults=True, gc=False):
     max_duration_ms: int = 0
 
 
-class Batch(Struct, frozen=True, tag="batch", tag_field="type", omit_defaults=True):
+class Batch(Struct, frozen=True, tag="batch", tag_field="type", omit_defaults=True, gc=False):
     pass
 
 
-class Serverless(Struct, frozen=True, tag="serverless", tag_field="type", omit_defaults=True):
+class Serverless(Struct, frozen=True, tag="serverless", tag_field="type", omit_defaults=True, gc=False):
     cold_start_acceptable: bool = True
 
 
-class DataProcessing(Struct, frozen=True, tag="data-processing", tag_field="type", omit_defaults=True):
+class DataProcessing(Struct, frozen=True, tag="data-processing", tag_field="type", omit_defaults=True, gc=False):
     input_bytes: int = 0
     output_bytes: int = 0
 
 
-class Interactive(Struct, frozen=True, tag="interactive", tag_field="type", omit_defaults=True):
+class Interactive(Struct, frozen=True, tag="interactive", tag_field="type", omit_defaults=True, gc=False):
     idle_timeout_ms: int = 0
 
 
 Workload = LongRunning | Batch | Serverless | DataProcessing | Interactive
 
 
-class GangRules(Struct, frozen=True, omit_defaults=True):
+class GangRules(Struct, frozen=True, omit_defaults=True, gc=False):
     """How the members of a job belong together.
 
     `topology`: a label (or region, zone, rack, host, backend) of which all share one value, a must or else a wish.
@@ -113,14 +113,14 @@ class GangRules(Struct, frozen=True, omit_defaults=True):
     elastic: bool = False
 
 
-class TransferCost(Struct, frozen=True):
+class TransferCost(Struct, frozen=True, gc=False):
     """What it costs to move the data of one member between two backends, either way, in thousandths."""
 
     between: tuple[str, str]
     cost_milli: int
 
 
-class Distribution(Struct, frozen=True, omit_defaults=True):
+class Distribution(Struct, frozen=True, omit_defaults=True, gc=False):
     """How the tasks of a job lie over backends.
 
     `colocated`: all on one. `distributed`: each task on any of its `backends`, the cheapest way by `transfer_costs`
@@ -132,7 +132,7 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
     transfer_costs: tuple[TransferCost, ...] = ()
 
 
-class Checkpoint(Struct, frozen=True, omit_defaults=True):
+class Checkpoint(Struct, frozen=True, omit_defaults=True, gc=False):
     """How a run is told to save its work before it is stopped: a signal to it, or a command beside it, and how long
     that may take. `file`: its time of change says when the work was last saved. `every_ms`: also in between, that often."""
 
@@ -147,7 +147,7 @@ class Checkpoint(Struct, frozen=True, omit_defaults=True):
         return bool(self.signal or self.command)
 
 
-class TaskSpec(Struct, frozen=True, omit_defaults=True):
+class TaskSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     """A part of a job: `count` equal members, each with these resources and this command.
 
     `min_count` of them are enough to start (0: all). `backends` are those that it may run on (none named: any).
@@ -185,7 +185,7 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
         return self.min_count or self.count
 
 
-class JobSpec(Struct, frozen=True, omit_defaults=True):
+class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     """`preempts`: whether it may take the place of others, if its class does so at all."""
 
     name: str
@@ -230,7 +230,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
         raise IndexError(member)
 
 
-class Job(Struct, frozen=True, omit_defaults=True):
+class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes;
     `nodes` names where its latest attempt went (the first twenty, separated by spaces). Attempts are counted through;
     those since `first_attempt` make up the gang that runs now: members that joined or were replaced have later ones.
@@ -266,7 +266,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
     recourse: str = ""
 
 
-class Run(Struct, frozen=True, omit_defaults=True):
+class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     """One attempt of one member; it only moves forward. A retry is a new run.
 
     `rank` is the member's number among those that run together, without gaps when they start. `checkpoint_ms`: when

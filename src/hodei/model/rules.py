@@ -15,7 +15,7 @@ from hodei.model.selector import Requirement, all_match
 Labels = Mapping[str, str]
 
 
-class JobTerm(Struct, frozen=True, omit_defaults=True):
+class JobTerm(Struct, frozen=True, omit_defaults=True, gc=False):
     """Members of other jobs, by their labels, in the same topology domain (nodes with the same value of `topology`).
 
     `selector`: None matches no job, () every job. They are looked for in `projects` and in those that
@@ -45,19 +45,19 @@ class JobTerm(Struct, frozen=True, omit_defaults=True):
         return f"[{who}] by {self.topology}"
 
 
-class WeightedJobTerm(Struct, frozen=True):
+class WeightedJobTerm(Struct, frozen=True, gc=False):
     weight: int
     term: JobTerm
 
 
-class JobAffinity(Struct, frozen=True, omit_defaults=True):
+class JobAffinity(Struct, frozen=True, omit_defaults=True, gc=False):
     """All of `required` must hold; each of `preferred` adds its weight."""
 
     required: tuple[JobTerm, ...] = ()
     preferred: tuple[WeightedJobTerm, ...] = ()
 
 
-class SpreadRule(Struct, frozen=True, omit_defaults=True):
+class SpreadRule(Struct, frozen=True, omit_defaults=True, gc=False):
     """No domain of `topology` may hold `max_skew` more matching members than the emptiest one.
 
     `hard` refuses, otherwise it is a wish. `min_domains`: while there are fewer, the emptiest counts as holding none.
@@ -76,7 +76,7 @@ class SpreadRule(Struct, frozen=True, omit_defaults=True):
     keyless: bool = False
 
 
-class HostPort(Struct, frozen=True, omit_defaults=True):
+class HostPort(Struct, frozen=True, omit_defaults=True, gc=False):
     """A port of the node itself; `ip` 0.0.0.0 means every address of it."""
 
     port: int

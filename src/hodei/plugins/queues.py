@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from hodei.engine.view import Gang
 
 _TURN = 1_000_000
+
+
+@lru_cache(maxsize=4096)
+def _minus(priority: int) -> int:
+    """One object for all of that priority: a queue holds many."""
+    return -priority
 
 
 class Fifo:
@@ -32,7 +39,7 @@ class Priority(Fifo):
     preempts = True
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
-        return (-gang.priority, gang.queued_ms)
+        return (_minus(gang.priority), gang.queued_ms)
 
 
 class Fair(Priority):

@@ -52,6 +52,7 @@ from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
 from hodei.model.priority import Standing
 from hodei.model.resources import Resources
+from hodei.model.sharing import Pool
 from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
 from hodei.runtime.answers import Answers
@@ -139,6 +140,7 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self._reserving = asyncio.Lock()
         self._answers = Answers()
+        self._pool = Pool()
         self._browsing = asyncio.Semaphore(_BROWSING)
         self.configuring: Configuring | None = None
         self.depending = Depending(controller, store, self.read, Allowed(self.scheduling.data.allow))
@@ -169,8 +171,11 @@ class Service:
         if saves:
             log.warning("%d jobs and runs have times ahead of the clock, and are brought back to now", len(saves))
             await self.loop.committed((), saves)
-        for first in range(0, len(facts), _RESTORE_BATCH):
-            await self.loop.committed(facts[first : first + _RESTORE_BATCH])
+        # Taken away as they are told, so that what is made in their stead can have their memory.
+        facts.reverse()
+        while facts:
+            batch = [facts.pop() for _ in range(min(_RESTORE_BATCH, len(facts)))]
+            await self.loop.committed(batch)
         self.fleet.start()
         self._spawn(self.records.run())
         self._spawn(self.records.look_over())
@@ -351,7 +356,7 @@ class Service:
         first = self._last_job + 1
         specs = known.resolved(specs, first)
         ids, total = firsts(specs, first), count_all(specs)
-        specs = self.controller.accounts.admitted(specs)
+        specs = list(map(self._pool.spec, self.controller.accounts.admitted(specs)))
         self.controller.gate.check(specs, pending)
         now = self.clock.now_ms()
         self._last_job += total

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 from hodei.model.audit import AuditQuery
@@ -41,8 +41,10 @@ def job(db: sqlite3.Connection, id: JobId, suspects: Suspects) -> Job | None:
     return next(_jobs_from(found, suspects), None)
 
 
-def _jobs_from(found: Iterable[Sequence[Any]], suspects: Suspects) -> Iterator[Job]:
-    return suspects.read("job", found, rows.job_from, _first, _job_instead)
+def _jobs_from(
+    found: Iterable[Sequence[Any]], suspects: Suspects, read: Callable[[Sequence[Any]], Job] = rows.job_from
+) -> Iterator[Job]:
+    return suspects.read("job", found, read, _first, _job_instead)
 
 
 def _first(row: Sequence[Any]) -> Any:
@@ -154,7 +156,7 @@ def _active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple
     for run in _runs_of_current_attempts(db, suspects):
         runs.setdefault(run.job, []).append(run)
     found = db.execute(f"SELECT {_JOB_COLUMNS} FROM job LEFT JOIN spec ON spec.job = job.id WHERE {_ACTIVE}")  # noqa: S608 (constants)
-    jobs = sorted(_jobs_from(found, suspects), key=lambda job: job.id)
+    jobs = sorted(_jobs_from(found, suspects, rows.Jobs().job_from), key=lambda job: job.id)
     out = []
     for job in jobs:
         mine = tuple(runs.get(job.id, ()))

@@ -22,6 +22,7 @@ from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JobState
 from hodei.model.node import Grant, NodeMarks
 from hodei.model.periodic import Periodic
+from hodei.model.sharing import Pool
 
 Row = Sequence[Any]
 
@@ -45,6 +46,16 @@ _PLAIN = frozenset({int, str, type(None)})
 _job_numbers = itemgetter(*(i for i, name in enumerate(STANDING) if _JOB_TYPES[name] in (int, bool)))
 _job_times = itemgetter(*(i for i, name in enumerate(STANDING) if name.endswith("_ms")))
 _FLAGS = tuple(STANDING.index(f"{asked}_requested") for asked in ("cancel", "requeue", "suspend"))
+
+# Those that many jobs have in common.
+_TEXTS_AND_TIMES = tuple(
+    STANDING.index(column)
+    for column in (
+        "state", "submitted_ms", "changed_ms", "reason_code", "reason", "queued_ms", "not_before_ms", "scheduled_ms",
+        "started_ms", "nodes", "failure", "move", "recourse",
+    )
+)  # fmt: skip
+_SPECS = 1024
 
 job_standing = attrgetter(*STANDING)
 job_row = attrgetter(*STANDING, "spec.project", "spec.user", "spec.name")
@@ -105,8 +116,8 @@ def labels_in(spec: str) -> dict[str, str]:
     return _decode_labels(spec).labels
 
 
-def job_from(row: Row) -> Job:
-    """From the columns of STANDING and the spec's text."""
+def _values(row: Row) -> list[Any]:
+    """The columns of STANDING, checked."""
     values = list(row[:-1])
     # By hand and not by `_strict`, which takes half as long again: at a start a million of these may be read.
     if values[_STATE] not in _JOB_STATES or not _PLAIN.issuperset(map(type, values)):
@@ -119,6 +130,12 @@ def job_from(row: Row) -> Job:
         values[flag] = bool(values[flag])
     if values[_RECOURSE]:
         recourse.read(values[_RECOURSE])
+    return values
+
+
+def job_from(row: Row) -> Job:
+    """From the columns of STANDING and the spec's text."""
+    values = _values(row)
     return Job(values[0], spec_from(row[-1]), *values[1:])
 
 
@@ -127,6 +144,29 @@ def spec_from(text: str) -> JobSpec:
     if not spec.tasks or any(task.count < 1 for task in spec.tasks):
         raise ValueError("a task without members")
     return spec
+
+
+class Jobs:
+    """Many jobs at once, which share what is equal in them: a queue of a hundred thousand is mostly the same few specs."""
+
+    def __init__(self) -> None:
+        self._pool = Pool()
+        self._specs: dict[str, JobSpec] = {}
+
+    def job_from(self, row: Row) -> Job:
+        one, values = self._pool.one, _values(row)
+        for place in _TEXTS_AND_TIMES:
+            if values[place]:
+                values[place] = one(values[place])
+        return Job(values[0], self._spec(row[-1]), *values[1:])
+
+    def _spec(self, text: str) -> JobSpec:
+        found = self._specs.get(text)
+        if found is None:
+            if len(self._specs) >= _SPECS:
+                self._specs.clear()
+            found = self._specs[text] = self._pool.spec(spec_from(text))
+        return found
 
 
 def run_row(run: Run) -> tuple[Any, ...]:

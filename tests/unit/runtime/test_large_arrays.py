@@ -83,7 +83,7 @@ def test_all_elements_are_one_commit_and_none_is_seen_before_it():
         store = TalkingStore()
         async with alive(a_service(store, ObedientBackend())) as service:
             submitting = asyncio.create_task(service.submit([an_array(3 * PART, cpu="4")]))
-            while not service.controller.world.jobs:
+            while not service.controller.world.jobs:  # noqa: ASYNC110 (to look between two parts)
                 await asyncio.sleep(0)
             known = len(service.controller.world.jobs)
             assert 0 < known < 3 * PART, "it is being learned in parts"
@@ -118,7 +118,7 @@ def test_a_stop_in_the_middle_stores_all_or_nothing():
         service = a_service(store, ObedientBackend())
         await service.start()
         submitting = asyncio.create_task(service.submit([an_array(5 * PART)]))
-        while not service.controller.world.jobs:
+        while not service.controller.world.jobs:  # noqa: ASYNC110 (to look between two parts)
             await asyncio.sleep(0)
         await service.stop()
         try:
