@@ -7,22 +7,20 @@ Nothing here opens a connection, and nothing here decides.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Literal
 
 from msgspec import structs
 
 from hodei.kube.around import Around
-from hodei.kube.company import group_of_all, tied_together
+from hodei.kube.company import tied_together
 from hodei.kube.comparing import differs, has_claims, node_differs, same_hold, same_spec
 from hodei.kube.crowding import Newcomers, lacking
 from hodei.kube.entries import Entry, GroupKey, WaitingGang
-from hodei.kube.gangs import Group, membership
+from hodei.kube.gangs import membership
 from hodei.kube.gathering import Gathering, as_job, gather
-from hodei.kube.past import Past
-from hodei.kube.patience import Patience
+from hodei.kube.grouping import Grouping
 from hodei.kube.reading import Reader, at_ms
 from hodei.kube.refusals import said
 from hodei.kubeapi.objects import Node as KubeNode
@@ -40,22 +38,11 @@ FIRST_MS = 1
 _LONGEST_PAST_MS = 366 * 86_400_000
 
 
-class Pods:
+class Pods(Grouping):
     def __init__(self, scheduler: str, around: Around, reader: Reader, now_ms: Callable[[], int]) -> None:
-        self._scheduler, self._around, self._reader, self._now_ms = scheduler, around, reader, now_ms
-        self.entries: dict[str, Entry] = {}
+        self._scheduler, self._reader, self._now_ms = scheduler, reader, now_ms
+        super().__init__(around)
         self.by_job: dict[JobId, Entry] = {}
-        self.of_gang: dict[JobId, GroupKey] = {}
-        self._gangs: dict[GroupKey, WaitingGang] = {}
-        self._members: dict[GroupKey, dict[str, None]] = {}
-        self._dirty: dict[GroupKey, None] = {}
-        self.patience = Patience()
-        self.past = Past(self._past_moved)
-        # Groups that stand otherwise than before, for whoever tells of it.
-        self.touched: dict[GroupKey, None] = {}
-        # Called with the jobs of a gang that hold room: those that go together or not at all, and those that may go alone.
-        self.tied: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
-        self.has_groups = asyncio.Event()
         self._on_node: dict[NodeName, dict[str, None]] = {}
         self.nodes: dict[NodeName, KubeNode] = {}
         self._newcomers = Newcomers()
@@ -160,24 +147,16 @@ class Pods:
         if entry.wanted.refused or has_claims(entry.pod):
             self._unread[entry.uid] = None
         if entry.group is not None:
-            self._dirty[entry.group.key] = None
+            self.look_again(entry)
         elif not entry.reasons:
             self._submit(entry)
-
-    def _past_moved(self, key: GroupKey) -> None:
-        self.touched[key] = None
-        if key in self._members:
-            self._dirty[key] = None
 
     def _join_group(self, entry: Entry) -> None:
         found = membership(entry.pod)
         if isinstance(found, Reason):
             entry.reasons = (found,)
         elif found is not None:
-            entry.group = found
-            self.has_groups.set()
-            self._members.setdefault(found.key, {})[entry.uid] = None
-            self._dirty[found.key] = None
+            self.join_group(entry, found)
 
     def _ours(self, pod: Pod) -> bool:
         return pod.spec.scheduler_name == self._scheduler
@@ -258,7 +237,7 @@ class Pods:
         ]
         for gathering in self._gathered([*pods, *self.past.of(key)]) or [Gathering([])]:
             waiting = [self.entries[pod.metadata.uid] for pod in gathering.waiting]
-            late = self._late(key, gathering, members)
+            late = self.late(key, gathering, self._now_ms())
             unread = next((entry.reasons for entry in waiting if entry.wanted.refused), ())
             if gathering.group is None and gathering.reason is None and not unread:
                 self._dissolve(key)
@@ -283,12 +262,6 @@ class Pods:
             why = Reason("gang", "INVALID_POD_GROUP", f"the pod's group cannot be read: {said(error)}"[:500])
             waiting = [pod for pod in pods if not pod.spec.node_name and pod.metadata.uid in self.entries]
             return [Gathering(waiting, reason=why)]
-
-    def _late(self, key: GroupKey, gathering: Gathering, members: list[Entry]) -> Reason | None:
-        """What a gang is told that has waited for as long as it may, while it stands aside or is not all there."""
-        group = gathering.group or (self.group(key) if any(entry.stage == "placed" for entry in members) else None)
-        there = gathering.done + sum(entry.stage == "bound" for entry in members)
-        return self.patience.judge(key, group, there, gathering.reason, self._now_ms())
 
     def _line_up(self, key: GroupKey, waiting: list[Entry], gathering: Gathering) -> None:
         uids, gang = tuple(entry.uid for entry in waiting), self._gangs.get(key)
@@ -341,8 +314,7 @@ class Pods:
             self._now_ms() if again else since,
             started_ms=0 if placed_ms else since,
         )  # fmt: skip
-        if entry.group is not None:
-            self._dirty[entry.group.key] = None
+        self.look_again(entry)
         spec: JobSpec = entry.wanted.job
         job = Job(id, spec, state, created, since, attempt=1, first_attempt=1, scheduled_ms=since, nodes=entry.node)
         self._tell(JobRestored(job=job, runs=(run,)))
@@ -363,16 +335,14 @@ class Pods:
     def _leave(self, entry: Entry) -> None:
         if entry.pod.leaving and not entry.leaving:
             entry.leaving = True
-            if entry.group is not None:
-                self._dirty[entry.group.key] = None
+            self.look_again(entry)
             self._tell(JobCancelled(job=entry.id, reason="the pod is being deleted"))
 
     def _let_go(self, entry: Entry, after: Pod | None = None) -> None:
         """The controller hears that it is over with what it held."""
         self._on_node.get(entry.node, {}).pop(entry.uid, None)
         self._around.budgets.forget(entry.id)
-        if entry.group is not None:
-            self._dirty[entry.group.key] = None
+        self.look_again(entry)
         done = after is not None and after.status.phase == "Succeeded"
         if not done and not entry.leaving:
             self._tell(JobCancelled(job=entry.id, reason="the pod is gone"))
@@ -384,12 +354,7 @@ class Pods:
         self.fresh.pop(entry.uid, None)
         self._unread.pop(entry.uid, None)
         self._on_node.get(entry.node, {}).pop(entry.uid, None)
-        if entry.group is not None:
-            key = entry.group.key
-            self._members[key].pop(entry.uid, None)
-            self._dirty[key] = None
-            if not self._members[key]:
-                del self._members[key]
+        self.leave_group(entry)
         if entry.holds:
             self._let_go(entry, after)
         elif entry.stage == "queued":
@@ -416,8 +381,7 @@ class Pods:
             if entry is not None:
                 entry.stage, entry.node, entry.run = "placed", order.run.node, order.run.id
                 self._takes_room(entry)
-                if entry.group is not None:
-                    self._dirty[entry.group.key] = None
+                self.look_again(entry)
                 out.append(entry)
         for id, members in gangs.items():
             out += self._gang_placed(id, members, now_ms)
@@ -447,8 +411,7 @@ class Pods:
         entry = self.entries.get(uid)
         if entry is not None and entry.run == run and entry.stage == "placed":
             entry.stage = "bound"
-            if entry.group is not None:
-                self.touched[entry.group.key] = None
+            self.touch(entry)
 
     def not_bound(self, uid: str, run: RunId, reason: str, *, gone: bool = False) -> None:
         """The cluster would not have it: its room is free again, and it waits for another try unless it is `gone`."""
@@ -475,14 +438,6 @@ class Pods:
             return ""
         there = (self.entries[uid].wanted.request for uid in self._on_node.get(entry.node, ()))
         return lacking(self.nodes[entry.node], entry.wanted.request, there)
-
-    def members(self, key: GroupKey) -> list[Entry]:
-        """The pods of a group that are not over."""
-        return [self.entries[uid] for uid in self._members.get(key, ())]
-
-    def group(self, key: GroupKey) -> Group | None:
-        """The gang; None if there is none, or it cannot be told yet."""
-        return group_of_all(self.members(key), self.past.of(key), self._around.groups)
 
     def of_job(self, id: JobId) -> list[Entry]:
         """The pods that a job stands for; none if it is over."""

@@ -1,0 +1,79 @@
+"""Pods by the groups that they belong to: who is there, who is over, how long they have waited, and what is to be looked at
+again. What becomes of them is for `kube.pods`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from hodei.kube.around import Around
+from hodei.kube.company import group_of_all
+from hodei.kube.entries import Entry, GroupKey, WaitingGang
+from hodei.kube.gangs import Group, Membership
+from hodei.kube.gathering import Gathering
+from hodei.kube.past import Past
+from hodei.kube.patience import Patience
+from hodei.model.decision import Reason
+from hodei.model.ids import JobId
+
+
+class Grouping:
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self.entries: dict[str, Entry] = {}
+        self.of_gang: dict[JobId, GroupKey] = {}
+        self._gangs: dict[GroupKey, WaitingGang] = {}
+        self._members: dict[GroupKey, dict[str, None]] = {}
+        self._dirty: dict[GroupKey, None] = {}
+        self.patience = Patience()
+        self.past = Past(self._past_moved)
+        # Groups that stand otherwise than before, for whoever tells of it.
+        self.touched: dict[GroupKey, None] = {}
+        # Called with the jobs of a gang that hold room: those that go together or not at all, and those that may go alone.
+        self.tied: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
+        self.has_groups = asyncio.Event()
+
+    def join_group(self, entry: Entry, group: Membership) -> None:
+        entry.group = group
+        self.has_groups.set()
+        self._members.setdefault(group.key, {})[entry.uid] = None
+        self._dirty[group.key] = None
+
+    def leave_group(self, entry: Entry) -> None:
+        if entry.group is None:
+            return
+        key = entry.group.key
+        self._members[key].pop(entry.uid, None)
+        self._dirty[key] = None
+        if not self._members[key]:
+            del self._members[key]
+
+    def look_again(self, entry: Entry) -> None:
+        """Something happened to a pod that its group, if it has one, must be gathered anew for."""
+        if entry.group is not None:
+            self._dirty[entry.group.key] = None
+
+    def touch(self, entry: Entry) -> None:
+        """The same if only its status may read differently."""
+        if entry.group is not None:
+            self.touched[entry.group.key] = None
+
+    def _past_moved(self, key: GroupKey) -> None:
+        self.touched[key] = None
+        if key in self._members:
+            self._dirty[key] = None
+
+    def members(self, key: GroupKey) -> list[Entry]:
+        """The pods of a group that are not over."""
+        return [self.entries[uid] for uid in self._members.get(key, ())]
+
+    def group(self, key: GroupKey) -> Group | None:
+        """The gang; None if there is none, or it cannot be told yet."""
+        return group_of_all(self.members(key), self.past.of(key), self._around.groups)
+
+    def late(self, key: GroupKey, gathering: Gathering, now_ms: int) -> Reason | None:
+        """What a gang is told that has waited for as long as it may, while it stands aside or is not all there."""
+        members = self.members(key)
+        group = gathering.group or (self.group(key) if any(entry.stage == "placed" for entry in members) else None)
+        there = gathering.done + sum(entry.stage == "bound" for entry in members)
+        return self.patience.judge(key, group, there, gathering.reason, now_ms)
