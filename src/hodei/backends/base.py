@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
 from hodei.model.effects import Forget, SaveWork, Start, Stop
-from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.errors import BackendError, BackendRefused, Unsupported
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
@@ -128,4 +128,4 @@ class PlainBackend(ABC):
         self.cannot("tell when runs will begin", "see the forecast with `hodei why`")
 
     def cannot(self, what: str, instead: str) -> NoReturn:
-        raise BackendRefused(f"backend {self.name} ({self.kind}) cannot {what}", hint=instead, code="BACKEND_CANNOT")
+        raise Unsupported(f"backend {self.name} ({self.kind}) cannot {what}", hint=instead)

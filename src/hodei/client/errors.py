@@ -16,6 +16,7 @@ from hodei.model.errors import (
     QueueFull,
     StaleEpoch,
     Unavailable,
+    Unsupported,
 )
 from hodei.wire.views import JobView, Problem
 
@@ -45,12 +46,12 @@ class WaitTimedOut(HodeiError, TimeoutError):
 _BY_CODE: dict[str, type[HodeiError]] = {
     kind.code: kind
     for kind in (
-        NotFound, Conflict, QueueFull, Unavailable, StaleEpoch, BackendError, BackendRefused, Denied, InvalidInput,
+        NotFound, Conflict, QueueFull, Unavailable, StaleEpoch, BackendError, BackendRefused, Unsupported, Denied, InvalidInput,
     )
 }  # fmt: skip
 _BY_STATUS: dict[int, type[HodeiError]] = {
     400: InvalidInput, 401: Denied, 403: Denied, 404: NotFound, 409: Conflict, 412: Conflict, 413: InvalidInput,
-    415: InvalidInput, 422: InvalidInput, 429: QueueFull, 502: Unavailable, 503: Unavailable, 504: Unavailable,
+    415: InvalidInput, 422: InvalidInput, 429: QueueFull, 501: Unsupported, 502: Unavailable, 503: Unavailable, 504: Unavailable,
 }  # fmt: skip
 
 

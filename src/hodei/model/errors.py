@@ -82,3 +82,9 @@ class BackendRefused(HodeiError):
     """The backend will never do it; asking again cannot help."""
 
     code = "BACKEND_REFUSED"
+
+
+class Unsupported(BackendRefused):
+    """The backend's system has no such ability; `hint` says what to do instead."""
+
+    code = "BACKEND_CANNOT"

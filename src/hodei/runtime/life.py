@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hodei.control.moving import can_move
-from hodei.model.errors import Conflict, NotFound
+from hodei.model.errors import Conflict, NotFound, Unsupported
 from hodei.model.facts import Fact, JobCheckpointRequested, JobMigrated, JobReleased, JobSuspended
 from hodei.model.ids import JobId
 from hodei.model.job import Job
@@ -52,7 +52,20 @@ async def save_work(service: Service, job: JobId) -> Job:
         )
     if found.state != "running":
         raise Conflict(f"job {job} is {found.state}; only a running job can save its work", code="NOT_RUNNING")
+    _check_can_save(service, job)
     return await _changed(service, job, JobCheckpointRequested(job))
+
+
+def _check_can_save(service: Service, job: JobId) -> None:
+    """Unsupported if no run of it is on a backend that can tell it to."""
+    names = {run.backend for run in service.controller.world.live_runs(job)}
+    backends = [service.fleet.backends[name] for name in sorted(names) if name in service.fleet.backends]
+    if backends and not any(backend.capabilities.checkpoint for backend in backends):
+        told = ", ".join(f"backend {backend.name} ({backend.kind})" for backend in backends)
+        raise Unsupported(
+            f"{told} cannot let a run save its work",
+            hint=f"`hodei backend show NAME` lists what a backend can do; a job may save its work by itself; see {_DOCS}",
+        )
 
 
 async def migrate(service: Service, job: JobId, to: str = "", force: bool = False) -> Job:

@@ -18,6 +18,7 @@ from hodei.model.errors import (
     QueueFull,
     StaleEpoch,
     Unavailable,
+    Unsupported,
 )
 from hodei.server.route import Principal, Reply
 from hodei.wire.views import Problem
@@ -121,6 +122,7 @@ STATUSES: tuple[tuple[type[Exception], int, int], ...] = (
     (Unavailable, 503, 1),
     (StaleEpoch, 503, 1),
     (BackendError, 503, 5),
+    (Unsupported, 501, 0),
     (BackendRefused, 502, 0),
 )
 

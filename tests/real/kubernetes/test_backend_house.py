@@ -107,3 +107,28 @@ def _free(server: House) -> int:
     (node,) = server.ok("nodes", "-o", "json").json
     cpu = str(node["capacity"]["cpu"])
     return int(cpu.removesuffix("m")) if cpu.endswith("m") else int(cpu) * 1000
+
+
+def test_what_the_cluster_cannot_do_is_not_implemented_and_says_what_to_do_instead(server: House, cluster: Cluster):
+    file = server.home.parent / "saves.yaml"
+    file.write_text(JOB.format(runs_for="1h", code=0) + "checkpoint: {signal: USR1}\n")
+    job = int(server.ok("submit", str(file), "-q").out)
+    server.until_state(job, "running")
+    asked = {
+        "execute": server.request("POST", f"/api/v1/jobs/{job}/execute", b'{"command": ["date"]}'),
+        "checkpoint": server.request("POST", f"/api/v1/jobs/{job}/checkpoint"),
+        "usage": server.request("GET", "/api/v1/backends/prod/usage"),
+    }
+    told = {verb: (answer.status, answer.json["code"]) for verb, answer in asked.items()}
+    assert told == dict.fromkeys(asked, (501, "BACKEND_CANNOT"))
+    assert all(answer.json["hint"] for answer in asked.values())
+    said = server.hodei("exec", str(job), "--", "date")
+    assert said.code == 1
+    assert "backend prod (kubernetes) cannot run a command beside a run" in said.err
+    assert "next: read the run's log instead" in said.err
+    said = server.hodei("checkpoint", str(job))
+    assert said.code == 1
+    assert "cannot let a run save its work" in said.err
+    assert "next: " in said.err
+    server.ok("suspend", str(job))  # which needs nothing of the backend but to stop it
+    server.until_state(job, "held")

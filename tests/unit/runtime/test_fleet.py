@@ -15,10 +15,11 @@ from builders import NOW_MS, a_job_spec, a_node
 from hodei.control.circuit import CircuitPolicy
 from hodei.control.retry import Backoff
 from hodei.model.backend import Capabilities, Executed, Health
-from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Conflict, InvalidInput, NotFound
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Conflict, InvalidInput, NotFound, Unsupported
 from hodei.model.facts import RunObserved
-from hodei.model.job import BackendChoice
+from hodei.model.job import BackendChoice, Checkpoint
 from hodei.model.text import moment
+from hodei.runtime import life
 from hodei.runtime.fleet import FleetPlan
 from hodei.runtime.pulse import HealthPolicy
 from hodei.store.memory import MemoryStore
@@ -282,6 +283,24 @@ def test_a_command_goes_to_the_backend_of_its_run():
             await until(lambda: service.store.runs(1))
             done = await service.fleet.execute(service.store.runs(1)[0], ("echo", "$HOME"), 1000)
             assert done.stdout == b"echo $HOME"
+
+    asyncio.run(main())
+
+
+def test_a_job_whose_backend_cannot_let_it_save_its_work_is_told_so_and_nothing_is_asked_of_it():
+    async def main():
+        plain = ObedientBackend()
+        async with alive(a_service(MemoryStore(), plain, health=BY_HAND)) as service:
+            await service.submit([a_job_spec(checkpoint=Checkpoint(signal="USR1"))])
+            await until(lambda: plain.diary.lines)
+            plain.say(RunObserved("1.0.1", "running", NOW_MS))
+            await until(lambda: service.store.job(1).state == "running")
+            with pytest.raises(Unsupported, match=r"obedient .* cannot let a run save its work") as told:
+                await life.save_work(service, 1)
+            assert "hodei backend show" in told.value.hint
+            plain.capabilities = Capabilities(checkpoint=True)
+            await life.save_work(service, 1)
+            await until(lambda: ("checkpoint", ["1.0.1"]) in plain.diary.lines)
 
     asyncio.run(main())
 

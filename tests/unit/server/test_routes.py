@@ -8,7 +8,17 @@ import json
 import pytest
 
 from builders import NOW_MS, a_job, a_run
-from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound, QueueFull, StaleEpoch, Unavailable
+from hodei.model.errors import (
+    BackendError,
+    BackendRefused,
+    Conflict,
+    InvalidInput,
+    NotFound,
+    QueueFull,
+    StaleEpoch,
+    Unavailable,
+    Unsupported,
+)
 from hodei.model.facts import NodeMarked
 from hodei.model.node import Taint
 
@@ -72,6 +82,8 @@ def test_a_form_is_not_a_job(ask):
         (Unavailable("disk full"), 503, "UNAVAILABLE", True),
         (StaleEpoch("old"), 503, "STALE_EPOCH", True),
         (BackendError("agent away"), 503, "BACKEND_ERROR", True),
+        (BackendRefused("no such image"), 502, "BACKEND_REFUSED", False),
+        (Unsupported("no such ability"), 501, "BACKEND_CANNOT", False),
         (NotFound("gone", code="GONE"), 404, "GONE", False),
         (RuntimeError("secret path /srv/x"), 500, "INTERNAL", False),
     ],
