@@ -106,6 +106,10 @@ class Removals:
             else:
                 self._later(entry, removal, error)
             return
+        except Exception as error:
+            _log.exception("pod %s could not be sent away", entry.name)
+            self._later(entry, removal, ApiError(0, "Failed", f"{type(error).__name__}: {error}"))
+            return
         del self._asked[removal.uid]
         _log.info("pod %s was told to go: %s", entry.name, removal.why)
         try:

@@ -45,7 +45,7 @@ def test_one_annotation_stops_nothing(cluster: Cluster, hodei_kube: PodScheduler
     assert 'hodei_kube_watch_age_seconds{resource="/api/v1/pods"}' in mine.get("/metrics")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def groups_of_others(plane: Plane) -> Iterator[None]:
     paths = plane.api.apply([group_crd(*one) for one in OTHERS])
     for group, version in OTHERS:
