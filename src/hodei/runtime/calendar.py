@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hodei.model.effects import SavePeriodic
-from hodei.model.errors import Conflict, HodeiError, NotFound, Unavailable
+from hodei.model.errors import Conflict, HodeiError, NotFound, QueueFull, Unavailable
 from hodei.model.facts import Noted
 from hodei.model.ids import JobId
 from hodei.model.lifecycle import JOB_ENDED
@@ -27,6 +27,9 @@ log = logging.getLogger("hodei.calendar")
 # The wall clock may be put forward while we sleep (a laptop that wakes up): look again at least so often.
 _LONGEST_S = 60.0
 _AFTER_TROUBLE_S = 5.0
+# They are dealt with one after another, so one user must not be able to hold up those of all others.
+MOST_EACH = 1000
+MOST = 10_000
 
 
 class Calendar:
@@ -50,13 +53,20 @@ class Calendar:
     # ------------------------------------------------------------------------------------------ changing
 
     async def add(self, periodic: Periodic) -> Periodic:
-        """Conflict if the name is taken. Times before this moment are not due."""
+        """Conflict if the name is taken, QueueFull if there are too many. Times before this moment are not due."""
         now = self._service.clock.now_ms()
         self._service.controller.gate.check([periodic.job], {})
         async with self._turning:
             if periodic.name in self._periodics:
                 raise Conflict(
                     f"there is a periodic job {periodic.name!r} already", hint=f"hodei cron remove {periodic.name}"
+                )
+            mine = sum(one.by == periodic.by for one in self._periodics.values())
+            if mine >= MOST_EACH or len(self._periodics) >= MOST:
+                raise QueueFull(
+                    f"{periodic.by} has {mine} periodic jobs, all users together {len(self._periodics)};"
+                    f" at most {MOST_EACH} and {MOST} are kept",
+                    hint="hodei cron remove; one job can make many (array)",
                 )
             return await self._save(structs.replace(periodic, made_ms=now, handled_ms=now), "periodic.added")
 

@@ -16,6 +16,8 @@ from hodei.wire.document import parse_job
 from hodei.wire.names import plain_name
 from hodei.wire.render import iso, job_document
 
+MOST_SCHEDULE = 500
+
 
 class PeriodicRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """`job` is a job document in either form."""
@@ -58,6 +60,8 @@ class PeriodicList(Struct, frozen=True):
 
 def parse_periodic(request: PeriodicRequest, by: str) -> Periodic:
     """InvalidInput names what is wrong with the name, the schedule or the job."""
+    if len(request.schedule) > MOST_SCHEDULE or len(request.timezone) > MOST_SCHEDULE:
+        raise InvalidInput(f"the schedule or the time zone is longer than {MOST_SCHEDULE} characters")
     parse_cron(request.schedule, request.timezone)
     if not 1 <= request.missed_limit <= MOST_MISSED:
         raise InvalidInput(f"missed_limit {request.missed_limit} is not between 1 and {MOST_MISSED}")

@@ -165,3 +165,17 @@ def test_a_refusal_is_in_the_audit(live: LiveApp):
     live.refused("ana", "POST", "/periodic", TICK | {"job": job(priority=1000)})
     rows = live.ask("root", "GET", "/audit").json["entries"]
     assert [(row["who"], row["verb"], row["code"]) for row in rows] == [("ana", "periodic.create", "PRIORITY_TOO_HIGH")]
+
+
+def test_nobody_fills_the_calendar_or_makes_the_scheduler_wait_for_a_plan(
+    live: LiveApp, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hodei.runtime.calendar.MOST_EACH", 2)
+    for number in range(3):
+        got = live.ask("ana", "POST", "/periodic", TICK | {"name": f"t{number}", "job": job()})
+        assert got.status == (201 if number < 2 else 429), got.body
+    assert live.ask("bo", "POST", "/periodic", TICK | {"job": job()}).status == 201
+    long = TICK | {"name": "long", "schedule": ",".join(["1"] * 1000) + " * * * *", "job": job()}
+    assert live.ask("bo", "POST", "/periodic", long).status == 422
+    assert live.ask("vera", "POST", "/plan", {"jobs": [job()] * 100}).status == 200
+    assert live.ask("vera", "POST", "/plan", {"jobs": [job()] * 101}).status == 422

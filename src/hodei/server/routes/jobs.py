@@ -28,6 +28,7 @@ from hodei.wire.yamlfile import load_yaml
 
 BULK_LIMIT = MAX_BODY_BYTES
 LOG_LIMIT = 4 * MIB
+MOST_PLANNED = 100
 _ID = Param("id", "the job's number", type=int, where="path", minimum=1)
 _cancel_request = msgspec.json.Decoder(CancelRequest)
 
@@ -43,7 +44,14 @@ async def submit(call: Call) -> SubmitReply:
 
 
 async def plan(call: Call) -> PlanReply:
-    return PlanReply(await call.service.plan(await _specs(call)))
+    specs = await _specs(call)
+    if len(specs) > MOST_PLANNED:
+        # It is worked out between two steps of the scheduler, which waits for it, and every other call too.
+        raise InvalidInput(
+            f"{len(specs)} jobs in one plan, at most {MOST_PLANNED}",
+            hint="ask about fewer; /whatif takes more, and works aside",
+        )
+    return PlanReply(await call.service.plan(specs))
 
 
 async def _specs(call: Call) -> Sequence[JobSpec]:
