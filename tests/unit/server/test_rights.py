@@ -179,3 +179,4 @@ def test_nobody_fills_the_calendar_or_makes_the_scheduler_wait_for_a_plan(
     assert live.ask("bo", "POST", "/periodic", long).status == 422
     assert live.ask("vera", "POST", "/plan", {"jobs": [job()] * 100}).status == 200
     assert live.ask("vera", "POST", "/plan", {"jobs": [job()] * 101}).status == 422
+    assert live.ask("vera", "POST", "/plan", job(count=2001)).status == 422

@@ -29,6 +29,7 @@ from hodei.wire.yamlfile import load_yaml
 BULK_LIMIT = MAX_BODY_BYTES
 LOG_LIMIT = 4 * MIB
 MOST_PLANNED = 100
+MOST_MEMBERS_PLANNED = 2000
 _ID = Param("id", "the job's number", type=int, where="path", minimum=1)
 _cancel_request = msgspec.json.Decoder(CancelRequest)
 
@@ -45,10 +46,11 @@ async def submit(call: Call) -> SubmitReply:
 
 async def plan(call: Call) -> PlanReply:
     specs = await _specs(call)
-    if len(specs) > MOST_PLANNED:
+    members = sum(spec.size for spec in specs)
+    if len(specs) > MOST_PLANNED or members > MOST_MEMBERS_PLANNED:
         # It is worked out between two steps of the scheduler, which waits for it, and every other call too.
         raise InvalidInput(
-            f"{len(specs)} jobs in one plan, at most {MOST_PLANNED}",
+            f"{len(specs)} jobs with {members} members in one plan, at most {MOST_PLANNED} with {MOST_MEMBERS_PLANNED}",
             hint="ask about fewer; /whatif takes more, and works aside",
         )
     return PlanReply(await call.service.plan(specs))
