@@ -265,8 +265,10 @@ class Backend(Protocol):
         An error in the answer is a promise that this run has not begun and never will: the job may start elsewhere at once.
         Where that cannot be promised (a reply was lost, and so was the look at what became of it; an earlier server's
         order may still be on its way) the answer is a BackendError with IN_DOUBT, never a plain one, and never
-        BackendRefused. The caller orders such runs again, under the same id, until the answer is certain, and so it does
-        with NOT_REACHED. If the call itself raises a BackendError without NOT_REACHED, all of its runs are in doubt."""
+        BackendRefused. The caller orders such runs again, under the same id, until the answer is certain. NOT_REACHED in the
+        answer: the run's own place is out of reach, and it starts elsewhere or later, without that being an attempt. If
+        the call itself raises, the backend as a whole is: with NOT_REACHED nothing of it arrived, and it is sent again until
+        the backend is barred; with any other BackendError all of its runs are in doubt."""
         ...
 
     async def stop(self, orders: Sequence[Stop]) -> None:

@@ -182,7 +182,6 @@ class Binder:
                     gone = [act.run for act in forgets]
                     for runs in (self._failed, self._unsure, self._told):
                         runs.difference_update(gone)
-        trouble = next((error for error in again.values() if error.code == NOT_REACHED), trouble)
         if trouble is not None:
             raise trouble
 
@@ -197,7 +196,7 @@ class Binder:
             log.error("backend %s refuses for good, %d orders (%s) are dropped: %s", name, len(orders), kind, error)
 
     async def _start(self, backend: Backend, starts: list[Start]) -> dict[RunId, BackendError]:
-        """Those that are to be ordered again: it is unknown whether they began, or the backend was out of reach."""
+        """Those that are to be ordered again, because it is unknown whether they began."""
         runs = {act.run.id for act in starts}
         before = runs & self._unsure if self._unsure else set[RunId]()
         self._unsure |= runs  # until it has answered
@@ -220,10 +219,11 @@ class Binder:
         again = {
             run: error
             for run, error in failed.items()
-            if isinstance(error, BackendError) and error.code in (IN_DOUBT, NOT_REACHED)
+            # Not reached now says nothing of what was sent before.
+            if isinstance(error, BackendError)
+            and (error.code == IN_DOUBT or (error.code == NOT_REACHED and run in before))
         }
-        doubtful = {run for run, error in again.items() if error.code == IN_DOUBT or run in before}
-        self._unsure -= runs - doubtful
+        self._unsure -= runs - again.keys()
         lost = [act for act in starts if act.run.id in failed and act.run.id not in again]
         self._failed.update(act.run.id for act in lost)
         if lost:

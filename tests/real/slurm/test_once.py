@@ -124,8 +124,10 @@ def having(path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("trouble", ["hung", "cut", "down"])
 def test_a_pbs_in_trouble_runs_each_job_once(tmp_path, trouble):
     pbs = PbsStandIn(tmp_path / "pbs")
-    with a_house(tmp_path, {"kind": "pbs", "commands": str(pbs.home)}) as house:
-        rounds(house, lambda: having(pbs.home / trouble), HANG_S if trouble == "hung" else 1.5)
+    # Each command of the stand-in is an interpreter that has to start.
+    short = {**QUICK, "command_s": 4.0}
+    with a_house(tmp_path, {"kind": "pbs", "commands": str(pbs.home)}, short) as house:
+        rounds(house, lambda: having(pbs.home / trouble), 14.0 if trouble == "hung" else 1.5)
 
 
 @pytest.mark.skipif("HODEI_ROUNDS" not in os.environ, reason="takes minutes: asked for by HODEI_ROUNDS")

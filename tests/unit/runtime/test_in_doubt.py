@@ -112,9 +112,7 @@ def test_an_outage_uses_up_no_attempt_of_a_job_that_it_kept_from_starting():
         clock = StillClock()
         backend = Patient("one")
         async with alive(a_service(MemoryStore(), backend, clock=clock, health=BY_HAND)) as service:
-            backend.refuse = {
-                f"1.0.{attempt}": BackendError("connection refused", code=NOT_REACHED) for attempt in range(1, 100)
-            }
+            backend.start_errors = [BackendError("connection refused", code=NOT_REACHED) for _ in range(100)]
             await service.submit([a_job_spec(restart="never")])
             for _ in range(2):
                 await until(lambda: service.fleet.status("one").state == "unhealthy")
@@ -123,7 +121,7 @@ def test_an_outage_uses_up_no_attempt_of_a_job_that_it_kept_from_starting():
                 await service.fleet._members["one"].pulse.beat()
                 service.loop.tell([])
                 await until(lambda: service.store.job(1).state == "scheduled")
-            backend.refuse = {}
+            backend.start_errors = []
             await until(lambda: service.fleet.status("one").state == "ok")
             attempt = service.store.job(1).attempt
             backend.say(RunObserved(f"1.0.{attempt}", "succeeded", NOW_MS, 0))
@@ -137,13 +135,37 @@ def test_a_start_that_never_arrived_goes_to_another_backend_after_the_bar():
     async def main():
         bad, good, clock = Patient("bad"), Patient("good"), StillClock()
         async with alive(a_service(MemoryStore(), bad, good, clock=clock, health=BY_HAND)) as service:
-            bad.refuse = {f"1.0.{n}": BackendError("refused", code=NOT_REACHED) for n in range(1, 9)}
+            bad.start_errors = [BackendError("refused", code=NOT_REACHED) for _ in range(9)]
             await service.submit([a_job_spec(backend=BackendChoice("preferred", ("bad", "good")))])
             await until(lambda: service.store.job(1).reason_code == "NOT_REACHED")
             clock.ms += 2000
             service.loop.tell([])
             await until(lambda: _starts(good) == [["1.0.2"]])
             assert service.store.job(1).losses == 0
+
+    asyncio.run(main())
+
+
+def test_a_run_whose_own_place_is_out_of_reach_is_given_back_at_once_and_its_backend_is_as_well_as_before():
+    async def main():
+        backend = ObedientBackend()
+        backend.refuse = {"1.0.1": BackendError("host a is silent", code=NOT_REACHED)}
+        binder, told = _binder(backend)
+        failures = []
+        binder.on_failure = lambda name, text: failures.append(text)
+        serving = asyncio.create_task(binder.serve("obedient"))
+        binder.act([_start(1), _start(2)])
+        await until(lambda: told)
+        assert [(fact.run, fact.reason_code, fact.reason) for fact in told] == [
+            ("1.0.1", "not_reached", "host a is silent")
+        ]
+        assert failures == []
+        # One that may have arrived before is asked about until it is certain.
+        backend.refuse = {"3.0.1": BackendError("host a is silent", code=NOT_REACHED)}
+        binder.act_again([_start(3)])
+        await until(lambda: len(_starts(backend)) >= 4)
+        assert len(told) == 1
+        serving.cancel()
 
     asyncio.run(main())
 

@@ -21,7 +21,7 @@ from hodei.backends.docker.tracked import Places, Tracked
 from hodei.backends.docker.usage import Meter
 from hodei.model.backend import Capabilities, Executed, NodeUsage
 from hodei.model.effects import Forget, SaveWork, Start, Stop
-from hodei.model.errors import BackendError, BackendRefused, NotFound
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
@@ -178,7 +178,7 @@ class DockerBackend(PlainBackend):
             log_cap=self._house.log_cap_bytes,
         )
         if not host.up and not host.sent_before(order.run.id):
-            raise BackendError(f"host {host.host.name} does not answer: {host.talk.problem}")
+            raise BackendError(f"host {host.host.name} does not answer: {host.talk.problem}", code=NOT_REACHED)
         host.start(prepared)
 
     async def stop(self, orders: Sequence[Stop]) -> None:

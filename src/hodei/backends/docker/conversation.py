@@ -14,7 +14,7 @@ import msgspec
 
 from hodei.backends.docker.ends import moment_ms
 from hodei.backends.docker.engine import DaemonError, Engine
-from hodei.model.errors import BackendError
+from hodei.model.errors import NOT_REACHED, BackendError
 
 log = logging.getLogger("hodei.docker")
 
@@ -99,14 +99,14 @@ class Conversation:
             self._changed()
 
     async def reachable(self) -> None:
-        """Wait for a daemon that is silent, but not for ever: BackendError then."""
+        """Wait for a daemon that is silent, but not for ever: BackendError with NOT_REACHED then."""
         if self.up.is_set():
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(self._answer_s * 4, PATIENCE_S)):
                 await self.up.wait()
                 return
-        raise BackendError(self.problem, hint="it starts elsewhere, or when the host is back")
+        raise BackendError(self.problem, hint="it starts elsewhere, or when the host is back", code=NOT_REACHED)
 
     async def answers(self) -> None:
         """Wait for a daemon that is silent, however long it takes."""

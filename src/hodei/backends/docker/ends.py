@@ -11,7 +11,7 @@ from msgspec import Struct
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
 
-START_FAILED = "start_failed"
+START_FAILED, NOT_REACHED = "start_failed", "not_reached"
 # How a container ends that its daemon takes down with itself.
 _TAKEN_DOWN = (137, 143)
 # The last one: its removal was begun, and failed.
@@ -122,8 +122,10 @@ def gone(run: RunId, at_ms: int, reason: str) -> RunObserved:
     return RunObserved(run, "lost", at_ms, reason_code="lost", reason=reason)
 
 
-def not_started(run: RunId, at_ms: int, reason: str, *, permanent: bool = False) -> RunObserved:
-    return RunObserved(run, "failed", at_ms, reason_code=START_FAILED, reason=reason, permanent=permanent)
+def not_started(run: RunId, at_ms: int, reason: str, *, permanent: bool = False, reached: bool = True) -> RunObserved:
+    """`reached` False: its host did not answer, and nothing arrived there: that is no attempt of the job."""
+    code = START_FAILED if reached else NOT_REACHED
+    return RunObserved(run, "failed", at_ms, reason_code=code, reason=reason, permanent=permanent)
 
 
 def could_not_run(run: RunId, at_ms: int, said: str) -> RunObserved | None:

@@ -22,7 +22,7 @@ from hodei.backends.docker.engine import WORK_S, DaemonError, Engine
 from hodei.backends.docker.images import Images
 from hodei.backends.docker.order import CHECKPOINT_DIR, INSTALLATION, RUN, Prepared
 from hodei.backends.docker.tracked import Tracked
-from hodei.model.errors import BackendError, BackendRefused
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 
 ADOPT_TRIES = 20
@@ -87,7 +87,7 @@ class Starting:
         except BackendRefused as error:
             return not_started(tracked.run, self._now_ms(), error.message, permanent=True)
         except BackendError as error:
-            return not_started(tracked.run, self._now_ms(), error.message)
+            return not_started(tracked.run, self._now_ms(), error.message, reached=error.code != NOT_REACHED)
 
     def _stopped(self, tracked: Tracked) -> RunObserved:
         reason = tracked.stopping.reason if tracked.stopping is not None else ""
