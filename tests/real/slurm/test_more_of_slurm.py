@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,44 @@ def test_a_timeout_is_kept_to_the_second_and_a_bad_directory_is_told(own_slurm, 
             assert (long.state, long.exit_code, long.reason_code) == ("failed", 143, "timeout")
             assert (lost.state, lost.exit_code, lost.reason_code) == ("failed", None, "error")
             assert "/no/such/place" in lost.reason
+
+    asyncio.run(story())
+
+
+def in_any_command_line(secret: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if secret.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize("way", ["commands", "rest"])
+def test_a_value_of_env_is_neither_in_the_output_nor_in_what_slurm_shows_nor_on_a_command_line(
+    own_slurm, tmp_path, way
+):
+    secret = f"hush{os.getpid()}hush"
+
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path, "placed", way) as desk:
+            script = 'echo "${#DB_PASSWORD}"; while [ ! -e "$GO" ]; do sleep 0.05; done; kill -$SIGN $$'
+            orders = [
+                on("n1", an_order(number, "/bin/sh", "-c", script, env={"DB_PASSWORD": secret, "SIGN": sign, "GO": str(tmp_path / "go")}))
+                for number, sign in enumerate(("TERM", "KILL", "SEGV"), 1)
+            ]  # fmt: skip
+            assert await desk.backend.start(orders) == {}
+            for number in (1, 2, 3):
+                await desk.log_has(f"{number}.0.1", str(len(secret)).encode())
+            assert in_any_command_line(secret) == []
+            shown = await asyncio.to_thread(own_slurm.slurm, "scontrol", "show", "job", "--details")
+            shown += await asyncio.to_thread(own_slurm.slurm, "squeue", "--json")
+            assert secret not in shown
+            (tmp_path / "go").touch()
+            for number in (1, 2, 3):
+                assert (await desk.end_of(f"{number}.0.1")).reason_code == "killed"
+                assert await desk.log(f"{number}.0.1", "stderr") == b""
+                assert await desk.log(f"{number}.0.1") == f"{len(secret)}\n".encode()
 
     asyncio.run(story())
 

@@ -84,6 +84,20 @@ def test_a_slurm_that_hangs_runs_each_job_once(hasty_slurm, tmp_path, way, hangs
 
 
 @contextlib.contextmanager
+def crashing(cluster: SlurmCluster) -> Iterator[None]:
+    """Killed with -9 while jobs come in: it may have accepted some, and forgotten them."""
+    yield
+    cluster.kill("slurmctld")
+    cluster.start_ctld()
+    cluster.wait(lambda: "UP" in cluster._quietly("scontrol", "ping"), "slurmctld")
+
+
+def test_a_slurmctld_that_is_killed_runs_each_job_once(hasty_slurm, tmp_path):
+    with a_house(tmp_path, slurm(hasty_slurm)) as house:
+        rounds(house, lambda: crashing(hasty_slurm), 0.2)
+
+
+@contextlib.contextmanager
 def cutting(cutter: Cutter) -> Iterator[None]:
     cutter.on, before = True, cutter.lost
     yield

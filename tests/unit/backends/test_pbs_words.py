@@ -61,6 +61,10 @@ def test_a_job_that_was_run_again_says_so():
         (271, "Job run at ... and terminated by root@vm", (143, "killed")),
         (265, "job killed: walltime 65 exceeded limit 60", (137, "timeout")),
         (265, "job killed: mem 600mb exceeded limit 500mb", (137, "oom")),
+        (265, "Job run at Mon on (vm:ncpus=1) and exceeded resource mem", (137, "oom")),
+        (271, "Job run at Mon on (vm:ncpus=1) and exceeded resource walltime", (143, "timeout")),
+        (0, "Job run at Mon on (vm:mem=5mb) and finished", (0, "")),
+        (-27, "Job run at Mon on (vm:ncpus=1) and exceeded resource mem", (None, "oom")),
         (-11, "", (None, "lost")),
         (-3, "", (None, "lost")),
         (-99, "", (None, "lost")),
@@ -177,3 +181,53 @@ def test_what_qsub_ends_with_says_whether_it_arrived(tmp_path, code, said, error
     with pytest.raises(error) as raised:
         asyncio.run(queue.submit(a_submission(str(tmp_path / "1.0.1.sh"))))
     assert (type(raised.value), raised.value.code) == (error, name)
+
+
+@pytest.mark.parametrize(
+    ("reason_code", "statuses"),
+    [
+        ("oom", {-26, -27, -31}),
+        ("timeout", {-28, -29}),
+        ("killed", {-19, -24, -25}),
+        ("error", {-1, -2, -9, -10, -13, -17, -21, -23}),
+        ("lost", {-3, -4, -5, -6, -7, -8, -11, -12, -14, -15, -16, -18, -20, -22, -30, -32, -33}),
+    ],
+)
+def test_each_of_pbs_own_statuses_has_its_meaning(reason_code, statuses):
+    assert {status for status in range(-33, 0) if pbs_states.ended(status, "")[1] == reason_code} == statuses
+
+
+def a_line(name: str, **queues):
+    usual = {"queue_type": "Execution", "enabled": "True", "started": "True"}
+    nodes = {"a": {"Mom": "vm", "state": "free", "resources_available": {"ncpus": 4, "mem": "1gb"}}}
+    whole = pbs_states.cluster(nodes, {queue: {**usual, **fields} for queue, fields in queues.items()})
+    return next(line for line in whole.lines if line.name == name)
+
+
+def test_a_routing_queue_has_the_bound_of_the_most_patient_queue_behind_it():
+    hour, day = {"resources_max": {"walltime": "01:00:00"}}, {"resources_max": {"walltime": "24:00:00"}}
+    route = {"queue_type": "Route", "route_destinations": "short,inner"}
+    inner = {"queue_type": "Route", "route_destinations": ["long", "r"]}  # in a ring, and as a list
+    line = a_line("r", r=route, inner=inner, short=hour, long={**day, "from_route_only": "True"})
+    assert (line.open, line.usable, line.minutes) == (True, True, 24 * 60)
+    assert a_line("r", r=route, inner=inner, short=hour, long={}).minutes == 0
+    assert a_line("r", r={**route, **hour}, inner=inner, short=hour, long=day).minutes == 60
+
+
+@pytest.mark.parametrize(
+    ("fields", "others", "why"),
+    [
+        ({"from_route_only": "True"}, {}, "it takes jobs from routing queues only, and none leads there"),
+        ({"queue_type": "Route", "route_destinations": "b@far"}, {}, "it is a routing queue that leads to b@far, where a job cannot be followed"),
+        ({"queue_type": "Route", "route_destinations": "b"}, {"b": {"enabled": "False"}}, "it is a routing queue, and no queue that it leads to takes jobs"),
+        ({"queue_type": "Route"}, {}, "it is a routing queue, and no queue that it leads to takes jobs"),
+    ],
+)  # fmt: skip
+def test_a_queue_that_cannot_be_used_says_why(fields, others, why):
+    line = a_line("a", a=fields, **others)
+    assert (line.open, line.usable, line.why) == (False, False, why)
+
+
+def test_a_queue_that_is_stopped_is_closed_and_not_useless():
+    line = a_line("a", a={"started": "False"})
+    assert (line.open, line.usable, line.why) == (False, True, "it is disabled or stopped in PBS")

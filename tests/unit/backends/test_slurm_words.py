@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from hodei.backends.hpc.queue import Submission
-from hodei.backends.hpc.slurm_commands import parse_sacct, parse_squeue, submit_words
+from hodei.backends.hpc.commands import Done
+from hodei.backends.hpc.queue import Doubtful, Submission
+from hodei.backends.hpc.slurm_commands import SlurmCommands, parse_sacct, parse_squeue, submit_words
 from hodei.backends.hpc.slurm_nodes import cluster, gres, minutes, node_of, rest_node, rest_partition
-from hodei.backends.hpc.slurm_rest import _Answer, submit_fields
+from hodei.backends.hpc.slurm_rest import SlurmRest, _Answer, submit_fields
 from hodei.backends.hpc.slurm_states import exit_code, phase_of, seen_of
-from hodei.model.errors import BackendRefused
+from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused
 
 SAMPLES = Path(__file__).parent / "hpc_samples"
 WANTED = Submission(
@@ -167,3 +169,59 @@ def test_rest_says_the_same_as_sbatch_or_refuses():
     assert (fields["nodelist"], fields["constraints"], fields["no_requeue"]) == ("n1", "fast", True)
     with pytest.raises(BackendRefused, match="REST"):
         submit_fields(msgspec.structs.replace(WANTED, options=(("hint", "compute_bound"),)), requeue=False)
+
+
+class Said:
+    """Commands, or a link, that say what they are told to."""
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+
+    async def run(self, words, **_):
+        return self.answer
+
+    async def ask(self, *_, **__):
+        return self.answer
+
+
+FAILED = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "error", "name"),
+    [
+        (None, "sbatch did not answer within 25 s", Doubtful, IN_DOUBT),
+        (-15, "", Doubtful, IN_DOUBT),
+        (1, f"{FAILED}Socket timed out on send/recv operation", Doubtful, IN_DOUBT),
+        (1, f"{FAILED}Zero Bytes were transmitted or received", Doubtful, IN_DOUBT),
+        (1, f"{FAILED}Unable to contact slurm controller (receive failure)", Doubtful, IN_DOUBT),
+        (1, f"{FAILED}Message receive failure", Doubtful, IN_DOUBT),
+        (1, f"{FAILED}Unable to contact slurm controller (connect failure)", BackendError, NOT_REACHED),
+        (1, f"{FAILED}Job violates accounting/QOS policy", BackendError, "BACKEND_ERROR"),
+        (1, f"{FAILED}Invalid partition name specified", BackendRefused, "BACKEND_REFUSED"),
+    ],
+)
+def test_what_sbatch_says_tells_whether_it_arrived(code, said, error, name):
+    with pytest.raises(error) as raised:
+        asyncio.run(SlurmCommands(Said(Done(code, b"", said.encode()))).submit(WANTED))
+    assert (type(raised.value), raised.value.code) == (error, name)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "name"),
+    [
+        (504, "<html>Gateway Time-out</html>", Doubtful, IN_DOUBT),
+        (502, "", Doubtful, IN_DOUBT),
+        (200, "", Doubtful, IN_DOUBT),
+        (500, '{"errors": [{"error_code": 5004, "error": "Socket timed out"}]}', Doubtful, IN_DOUBT),
+        (500, '{"errors": [{"error_number": 1800, "error": "Unable to contact slurm controller"}]}', BackendError, NOT_REACHED),
+        (500, '{"errors": [{"error_code": 2000, "error": "Invalid partition name specified"}]}', BackendRefused, "BACKEND_REFUSED"),
+        (401, "Authentication failure", BackendError, "BACKEND_ERROR"),
+    ],
+)  # fmt: skip
+def test_what_slurmrestd_or_a_proxy_before_it_says_tells_whether_it_arrived(status, body, error, name):
+    queue = SlurmRest("unix:/nowhere", version="v0.0.38")
+    queue._link = Said((status, body.encode()))
+    with pytest.raises(error) as raised:
+        asyncio.run(queue.submit(WANTED))
+    assert (type(raised.value), raised.value.code) == (error, name)
