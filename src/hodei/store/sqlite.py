@@ -35,7 +35,7 @@ from hodei.store.damage import Suspects, fetch
 _BUSY_MS = 10_000
 _INSTALLATION = re.compile("[a-z2-7]{8}")
 # So large a file is looked at in full when it is opened; it takes about a second. `hodei doctor` looks at any.
-_CHECKED_BYTES = 256 << 20
+_CHECKED_BYTES = 64 << 20
 _WRITER = (
     "PRAGMA synchronous = FULL",
     "PRAGMA cache_size = -65536",  # KiB
