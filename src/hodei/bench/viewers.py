@@ -88,7 +88,7 @@ def _server(home: Path) -> Iterator[tuple[int, Client, float]]:
         first = server.stdout.readline()
         if not re.search(r" is up at http", first):
             raise RuntimeError(f"the server did not come up: {first!r}")
-        yield server.pid, Client(home=home), time.monotonic() - began
+        yield server.pid, Client(home=home, timeout_s=300), time.monotonic() - began
     finally:
         server.terminate()
         server.wait(120)
@@ -117,7 +117,7 @@ def _looked_at(home: Path, kind: str, ids: list[int], given: argparse.Namespace)
         viewer.start()
     time.sleep(0.5)
     began = time.monotonic()
-    took, failed, client = list[float](), 0, Client(home=home)
+    took, failed, client = list[float](), 0, Client(home=home, timeout_s=300)
     while time.monotonic() - began < given.seconds:
         at = time.monotonic()
         try:
@@ -140,7 +140,7 @@ def _looked_at(home: Path, kind: str, ids: list[int], given: argparse.Namespace)
 
 
 def _look(home: Path, kind: str, ids: list[int], number: int, stop: Any, answers: Any) -> None:
-    client, draw = Client(home=home), random.Random(number)
+    client, draw = Client(home=home, timeout_s=300), random.Random(number)
     ask: dict[str, Callable[[], object]] = {
         "why": lambda: client.why(draw.choice(ids)),
         "priority": lambda: client.priority(draw.choice(ids)),
@@ -183,7 +183,7 @@ def _array(home: Path, client: Client, elements: int) -> dict[str, Any]:
 
 
 def _ask_all_the_while(home: Path, latencies: list[float], stop: threading.Event) -> None:
-    client = Client(home=home)
+    client = Client(home=home, timeout_s=300)
     while not stop.is_set():
         at = time.monotonic()
         with suppress(HodeiError):

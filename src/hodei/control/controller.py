@@ -30,7 +30,7 @@ from hodei.control.places import Places
 from hodei.control.placing import bind
 from hodei.control.preempting import Hold, Preempting, PreemptionPolicy
 from hodei.control.ranked import RankedLine
-from hodei.control.reconfiguring import reconfigure
+from hodei.control.reconfiguring import reconfigure, returning
 from hodei.control.reserving import ReservingLine, reckons_with_time
 from hodei.control.retry import RetryPolicy
 from hodei.control.steering import Steering
@@ -122,6 +122,8 @@ class Controller:
         self._asked = Asked(self.world, self._lives, self.moving, self._dequeue)
         self.gangs.given_up = self._give_up_room
         self._max_tries = max_tries
+        # Those who waited in lines that new settings have taken away.
+        self.returning: dict[JobId, Gang] = {}
         self._triggers: set[Trigger] = set()
         self._unfinished = self._once_more = False
 
@@ -148,6 +150,8 @@ class Controller:
             for fact in part:
                 self._learn(fact, now_ms)
         self.world.by = ""
+        if self.returning:
+            yield from returning(self, now_ms)
         long = len(facts) > PART
         if long:
             yield

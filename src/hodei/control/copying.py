@@ -2,7 +2,7 @@
 
 What never changes (values, plugins) is shared; what does is copied, object by object, whatever it is made of, so that a new
 part of the controller needs no word here. Left out are the engine's caches: they are made anew when they are asked for,
-and are exact. Cheap enough for the loop: a pending job costs a few microseconds.
+and are exact. A pending job costs a few microseconds, so it is never done on the loop of a server (see `runtime.aside`).
 """
 
 from __future__ import annotations

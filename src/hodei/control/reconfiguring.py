@@ -7,9 +7,11 @@ controller that has settings of its own says with `take_settings(other)` how it 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from hodei.control.backlog import Line
+from hodei.control.parts import PART, parts
 from hodei.control.reserving import reckons_with_time
 from hodei.engine.view import Gang
 from hodei.model.errors import HodeiError
@@ -37,7 +39,6 @@ def reconfigure(live: Controller, fact: Reconfigured, now_ms: int) -> None:
 
 
 def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
-    waiting = [(id, line.gangs[id]) for line in live.lines.values() for id in line.gangs]
     old = dict(live.lines)
     live.engine.use(fresh.engine.profiles)
     live.retry = fresh.retry
@@ -55,13 +56,25 @@ def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
     if any(map(reckons_with_time, live.lines.values())):
         live.world.keep_book()
     _keep_holds(live, now_ms)
-    for id, gang in sorted(waiting):
-        job = live.world.jobs[id]
-        live.world.book.withdraw(id)  # the new lines make their own promises
-        live._enqueue(job, now_ms)
-        again = _waits(live, job)
-        if again is not None:
-            again.attempts, again.last_attempt_ms = gang.attempts, gang.last_attempt_ms
+    for line in old.values():
+        live.returning.update(line.gangs)
+
+
+def returning(live: Controller, now_ms: int) -> Generator[None, None, None]:
+    """Those who waited in the old lines go into the new ones, in parts; before anything is decided again."""
+    gangs, live.returning = live.returning, {}
+    for part in parts(sorted(gangs)):
+        for id in part:
+            live.world.book.withdraw(id)  # the new lines make their own promises
+            job = live.world.jobs.get(id)
+            if job is None or job.state != "pending" or _waits(live, job) is not None:
+                continue  # it was cancelled, held, or put into its line in the same moment
+            live._enqueue(job, now_ms)
+            again = _waits(live, job)
+            if again is not None:
+                again.attempts, again.last_attempt_ms = gangs[id].attempts, gangs[id].last_attempt_ms
+        if len(gangs) > PART:
+            yield
 
 
 def _waits(live: Controller, job: Job) -> Gang | None:

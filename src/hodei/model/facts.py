@@ -27,14 +27,14 @@ class Fact(Struct, frozen=True, tag_field="fact", tag=True, omit_defaults=True, 
     by: str = ""
 
 
-class JobSubmitted(Fact, frozen=True):
+class JobSubmitted(Fact, frozen=True, gc=False):
     """`standings`: how the jobs stand that it waits for, as far as they had ended before."""
 
     job: Job
     standings: tuple[Standing, ...] = ()
 
 
-class JobRestored(Fact, frozen=True):
+class JobRestored(Fact, frozen=True, gc=False):
     """Read from the store at start-up: the job as it stood, with the runs since its `first_attempt`."""
 
     job: Job
@@ -46,7 +46,7 @@ class MarksRestored(Fact, frozen=True):
     marks: NodeMarks
 
 
-class JobCancelled(Fact, frozen=True):
+class JobCancelled(Fact, frozen=True, gc=False):
     """Someone asked for the job to end."""
 
     job: JobId

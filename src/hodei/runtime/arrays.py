@@ -95,6 +95,9 @@ async def _tell_all(
         facts += [fact(known[job], by) for job in part if job in known and concerned(known[job])]
         await asyncio.sleep(0)
     if not facts:
+        # What was asked for just now may be on its way into the store: told is how they stand when it is there.
+        await service.loop.committed(())
+        status = await array_status(service, id)
         counts = ", ".join(f"{many} {state}" for state, many in status.states.items())
         raise Conflict(f"no element of array {status.place.first} can do that: {counts or 'all are forgotten'}")
     await service.loop.committed(facts)

@@ -10,12 +10,15 @@ from contextlib import asynccontextmanager
 import pytest
 
 from builders import a_job_spec
+from hodei.control.controller import Controller
 from hodei.control.parts import PART
 from hodei.model.array import ArrayPlace
 from hodei.model.config import SchedulingConfig
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.effects import SaveJob
-from hodei.model.errors import QueueFull, Unavailable
+from hodei.model.errors import Conflict, QueueFull, Unavailable
+from hodei.model.facts import Reconfigured
+from hodei.plugins.registry import build_profile
 from hodei.runtime.arrays import cancel_array, hold_array
 from hodei.runtime.decision_log import DecisionLog
 from hodei.sim.replay import replay
@@ -56,6 +59,12 @@ async def watched():
         watching.cancel()
 
 
+async def _begun(service):
+    """The first part of an array is known, and no more: there is no time to wait for anything else."""
+    while not service.controller.world.jobs:  # noqa: ASYNC110 (one turn of the loop at a time)
+        await asyncio.sleep(0)
+
+
 def _is_in_parts(turns):
     return max(turns) < sum(turns) / 5
 
@@ -83,8 +92,7 @@ def test_all_elements_are_one_commit_and_none_is_seen_before_it():
         store = TalkingStore()
         async with alive(a_service(store, ObedientBackend())) as service:
             submitting = asyncio.create_task(service.submit([an_array(3 * PART, cpu="4")]))
-            while not service.controller.world.jobs:  # noqa: ASYNC110 (to look between two parts)
-                await asyncio.sleep(0)
+            await _begun(service)
             known = len(service.controller.world.jobs)
             assert 0 < known < 3 * PART, "it is being learned in parts"
             assert store.job(1) is None
@@ -94,6 +102,22 @@ def test_all_elements_are_one_commit_and_none_is_seen_before_it():
             assert [count for count in new if count] == [3 * PART]
             await hold_array(service, 1)
             assert store.states_between(1, 3 * PART) == {"held": 3 * PART - 1, "scheduled": 1}
+
+    asyncio.run(main())
+
+
+def test_a_second_cancel_is_told_how_they_stand_when_the_first_is_stored():
+    async def main():
+        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+            await service.submit([an_array(3 * PART)])
+            first = asyncio.create_task(cancel_array(service, 1, "no more"))
+            while len(service.controller.world.jobs) == 3 * PART:  # noqa: ASYNC110 (one turn of the loop at a time)
+                await asyncio.sleep(0)
+            again = asyncio.create_task(cancel_array(service, 1, "no more"))
+            await first
+            with pytest.raises(Conflict, match=f"{3 * PART - 4} cancelled"):
+                await (again if again.done() and again.exception() else cancel_array(service, 1, "no more"))
+            await asyncio.wait({again})
 
     asyncio.run(main())
 
@@ -118,8 +142,7 @@ def test_a_stop_in_the_middle_stores_all_or_nothing():
         service = a_service(store, ObedientBackend())
         await service.start()
         submitting = asyncio.create_task(service.submit([an_array(5 * PART)]))
-        while not service.controller.world.jobs:  # noqa: ASYNC110 (to look between two parts)
-            await asyncio.sleep(0)
+        await _begun(service)
         await service.stop()
         try:
             await submitting
@@ -154,3 +177,19 @@ def test_a_step_in_parts_decides_as_one_that_is_not_and_can_be_replayed(tmp_path
     result = replay(path)
     assert result.difference is None
     assert result.facts > 6 * PART
+
+
+def test_the_loop_has_its_turns_while_a_queue_gets_other_settings():
+    async def main():
+        service = a_service(MemoryStore(), ObedientBackend())
+        service.controller.remake = lambda scheduling: Controller({"default": build_profile("default", queue="fifo")})
+        async with alive(service):
+            await service.submit([an_array(cpu="4")])
+            async with watched() as turns:
+                await service.loop.committed([Reconfigured(SchedulingConfig())])
+            assert _is_in_parts(turns)
+            line = service.controller.lines["default"]
+            assert (line.profile.queue.name, len(line)) == ("fifo", COUNT - 1)
+            assert (await service.why(COUNT)).queue.position == COUNT - 1
+
+    asyncio.run(main())

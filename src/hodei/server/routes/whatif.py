@@ -1,4 +1,4 @@
-"""What if? Looks ahead from the live state in a thread of its own, and changes nothing."""
+"""What if? Looks ahead from the live state in a process of its own, and changes nothing."""
 
 from __future__ import annotations
 
