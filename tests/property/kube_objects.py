@@ -17,7 +17,7 @@ from hodei.kube import gangs, reading, translate
 from hodei.kubeapi import storage_objects
 from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
 from hodei.kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, Service, Workload
-from hodei.kubeapi.storage_objects import Claim, CsiNode, StorageClass, Volume
+from hodei.kubeapi.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
 
 # The path of each collection that is watched, and what its objects are decoded to. Pods are most of what there is.
 KINDS: dict[str, type[Any]] = {
@@ -28,6 +28,8 @@ KINDS: dict[str, type[Any]] = {
     "/api/v1/persistentvolumes": Volume,
     "/apis/storage.k8s.io/v1/storageclasses": StorageClass,
     "/apis/storage.k8s.io/v1/csinodes": CsiNode,
+    "/apis/storage.k8s.io/v1/csidrivers": CsiDriver,
+    "/apis/storage.k8s.io/v1/csistoragecapacities": StorageCapacity,
     "/apis/policy/v1/poddisruptionbudgets": PodDisruptionBudget,
     "/api/v1/services": Service,
     "/api/v1/replicationcontrollers": Service,
@@ -187,7 +189,7 @@ def watched(seed: int) -> tuple[str, bytes]:
         meta = made.get("metadata")
         meta = meta if isinstance(meta, dict) else {}
         name = random.choice((f"o{seed % 100_000}", "a", "b", "c", "n-0", "n-1"))
-        cluster_wide = KINDS[path] in (Node, Namespace, Volume, StorageClass, CsiNode)
+        cluster_wide = KINDS[path] in (Node, Namespace, Volume, StorageClass, CsiNode, CsiDriver)
         made["metadata"] = {
             **meta, "name": name, "namespace": "" if cluster_wide else random.choice(("ns", "ns", "other")),
             "uid": f"u{seed}", "resourceVersion": str(seed % 10_000 + 1),

@@ -127,6 +127,13 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
         await watching.stop()
 
 
+def test_every_kind_that_is_watched_is_among_them() -> None:
+    house = furnish(Options())
+    watching = Watching.of(PlayedApi([]), house.pods, house.around, lambda: None)  # type: ignore[arg-type]
+    known = {re.sub(r"scheduling\.k8s\.io/v1alpha2", "scheduling.k8s.io", path) for path in KINDS}
+    assert {one.path for one in watching.reflectors} == known
+
+
 @pytest.mark.parametrize("kind", list(_HOUSES))
 def test_no_object_stops_the_scheduler(kind: str) -> None:
     @settings(

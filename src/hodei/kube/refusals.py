@@ -26,6 +26,8 @@ KINDS = {
     "persistentvolumes": "PersistentVolume",
     "storageclasses": "StorageClass",
     "csinodes": "CSINode",
+    "csidrivers": "CSIDriver",
+    "csistoragecapacities": "CSIStorageCapacity",
     "poddisruptionbudgets": "PodDisruptionBudget",
     "services": "Service",
     "replicationcontrollers": "ReplicationController",

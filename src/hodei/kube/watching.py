@@ -25,7 +25,7 @@ from hodei.kubeapi.storage_objects import Claim, CsiDriver, CsiNode, StorageCapa
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 # A watch that has neither heard nor tried anything for so long hangs: the longest patience with a list is shorter.
 STUCK_S = 900.0
-_OF_NO_NAMESPACE = ("namespaces", "nodes", "persistentvolumes", "storageclasses", "csinodes")
+_OF_NO_NAMESPACE = ("namespaces", "nodes", "persistentvolumes", "storageclasses", "csinodes", "csidrivers")
 
 
 class _Watched(Struct):
