@@ -18,20 +18,31 @@ from hodei.model.facts import (
     JobCheckpointRequested,
     JobHeld,
     JobMigrated,
+    JobRequeued,
     JobSuspended,
     StartsForetold,
 )
 from hodei.model.ids import JobId
 from hodei.model.job import Job
+from hodei.model.lifecycle import JOB_ENDED
 
 SUSPENDED = "suspended by a user"
 # The facts that `Asked` learns.
-ASKED = (JobCancelled, JobHeld, JobSuspended, JobMigrated, JobCheckpointRequested, StartsForetold)
+ASKED = (JobCancelled, JobHeld, JobSuspended, JobMigrated, JobCheckpointRequested, JobRequeued, StartsForetold)
 
 
 class Asked:
-    def __init__(self, world: World, lives: Lives, moving: Moving, dequeue: Callable[[Job], None]) -> None:
-        self._world, self._lives, self._moving, self._dequeue = world, lives, moving, dequeue
+    """`afresh`: a job that had ended, as it is when it starts again."""
+
+    def __init__(
+        self,
+        world: World,
+        lives: Lives,
+        moving: Moving,
+        dequeue: Callable[[Job], None],
+        afresh: Callable[[JobRequeued, Job], Job],
+    ) -> None:
+        self._world, self._lives, self._moving, self._dequeue, self._afresh = world, lives, moving, dequeue, afresh
         lives.wants_no_room = moving.drop
 
     def learn(self, fact: Fact, now_ms: int) -> None:
@@ -46,8 +57,22 @@ class Asked:
                 self._save_work(id, now_ms)
             case JobMigrated():
                 self._moving.migrate(fact, now_ms)
+            case JobRequeued():
+                self._requeue(fact, now_ms)
             case StartsForetold(starts=starts):
                 self._world.book.forecasts = starts
+
+    def _requeue(self, fact: JobRequeued, now_ms: int) -> None:
+        job = self._world.jobs.get(fact.job)
+        if job is not None:
+            if job.state in ("scheduled", "running") and not job.cancel_requested:
+                self._world.tell("job.requeue_requested", now_ms, job=job.id)
+                job = self._world.change_job(job, now_ms, requeue_requested=True, suspend_requested=False)
+                self._lives.stop_all(job, "requeued", now_ms)
+                self._lives.conclude(job, now_ms)
+        elif fact.record is not None and fact.record.state in JOB_ENDED:
+            afresh = self._afresh(fact, fact.record)
+            self._lives.again(afresh, now_ms, "REQUEUED", "requeued by a user", fresh=True)
 
     def _cancel(self, fact: JobCancelled, now_ms: int) -> None:
         job = self._world.jobs.get(fact.job)

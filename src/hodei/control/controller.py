@@ -68,7 +68,7 @@ from hodei.model.facts import (
 )
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
+from hodei.model.lifecycle import RUN_ENDED
 from hodei.ports import Estimator
 
 Remake = Callable[[SchedulingConfig], "Controller"]
@@ -119,7 +119,7 @@ class Controller:
         self._places = Places(
             self.world, self._lives, self.gangs, self.evictions, self.preempting, self.moving, self._void, self._wake
         )
-        self._asked = Asked(self.world, self._lives, self.moving, self._dequeue)
+        self._asked = Asked(self.world, self._lives, self.moving, self._dequeue, self._afresh)
         self.gangs.given_up = self._give_up_room
         self._max_tries = max_tries
         # Those who waited in lines that new settings have taken away.
@@ -220,8 +220,6 @@ class Controller:
                     freed = world.change_job(held, now_ms, to="pending", reason_code="", reason="", queued_ms=queued_ms)
                     world.tell("job.released", now_ms, job=id)
                     self._enqueue(freed, now_ms)
-            case JobRequeued():
-                self._requeue(fact, now_ms)
             case NodeJoined():
                 self._places.joined(fact, now_ms)
             case NodeLost():
@@ -265,18 +263,6 @@ class Controller:
             if job.spec.size > 1:
                 job = self.gangs.look(job, now_ms, pause_ms=max(job.not_before_ms - now_ms, 0))
             self._lives.conclude(job, now_ms)
-
-    def _requeue(self, fact: JobRequeued, now_ms: int) -> None:
-        job = self.world.jobs.get(fact.job)
-        if job is not None:
-            if job.state in ("scheduled", "running") and not job.cancel_requested:
-                self.world.tell("job.requeue_requested", now_ms, job=job.id)
-                job = self.world.change_job(job, now_ms, requeue_requested=True, suspend_requested=False)
-                self._lives.stop_all(job, "requeued", now_ms)
-                self._lives.conclude(job, now_ms)
-        elif fact.record is not None and fact.record.state in JOB_ENDED:
-            self.dependencies.note(fact.standings)
-            self._lives.again(self.steering.afresh(fact.record), now_ms, "REQUEUED", "requeued by a user", fresh=True)
 
     # --------------------------------------------------------------------------------------------- queueing
 
@@ -327,6 +313,10 @@ class Controller:
         line = self.lines.get(profile)
         return "let" if line is None else getattr(line.profile.queue, "overrun", "let")
 
+    def _afresh(self, fact: JobRequeued, record: Job) -> Job:
+        self.dependencies.note(fact.standings)
+        return self.steering.afresh(record)
+
     def _dequeue(self, job: Job) -> None:
         if self.world.book.withdraw(job.id) is not None:
             self._wake("run_ended")
@@ -375,8 +365,7 @@ class Controller:
         plan, view, tries = Plan([], [], [], []), self.view(now_ms), 0
         self.world.table.settle()
         woken = bool(self._triggers)
-        if self.preempting.sparing:
-            self.preempting.sparing.settle(now_ms)
+        self.preempting.sparing.settle(now_ms)
         refused = set[Hashable]()
         if self.preempting.holds:
             self.preempting.wake(self._triggers)
@@ -428,8 +417,7 @@ class Controller:
                 self.steering.ticked(name, tries - before, len(plan.refusals) - told, now_ms)
         if self.gangs.growing:
             self._grow_gangs(plan, view, woken or bool(self._triggers))
-        if self.preempting.sparing:
-            self.preempting.sparing.ask()
+        self.preempting.sparing.ask()
         plan.faults = self.engine.runner.take_faults()
         for fault in plan.faults:
             self.world.tell(
@@ -450,11 +438,9 @@ class Controller:
         """One for whom room is being made takes other room that has appeared meanwhile."""
         placed = self.preempting.elsewhere(hold, view, refused)
         if placed is not None:
-            nodes = sorted({place.node for place in hold.places})
-            self.world.tell("job.preemption_unneeded", view.now_ms, job=hold.gang.id, nodes=nodes[:20])
             self._bind(hold.gang, placed, plan, view.now_ms)
-            self._wake("run_ended")  # the room that was held for it is anyone's now
-            self._unfinished = True  # the line of whoever wants it may have had its turn
+            self._wake("run_ended")  # what was held for it is anyone's now, whose line may have had its turn
+            self._unfinished = True
 
     def _repair_gangs(self, plan: Plan, view: View, woken: bool) -> None:
         """Running gangs that lack a member have the first claim on what is free."""

@@ -366,6 +366,8 @@ class Preempting:
             refused.add(gang.alike)
             return None
         self.drop(gang.id)
+        nodes = sorted({place.node for place in hold.places})
+        self._world.tell("job.preemption_unneeded", view.now_ms, job=gang.id, nodes=nodes[:20])
         placed = self._engine.try_gang(gang, view)
         assert not isinstance(placed, Refusal), "the trial found room"
         return placed

@@ -34,9 +34,6 @@ class Sparing:
         self._asked: dict[JobId, _Asked] = {}
         self._needless: dict[RunId, None] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._asked or self._needless)
-
     def __contains__(self, run: object) -> bool:
         """Whether its order to stop may have been dropped: if it is to stop after all, it has to be told again."""
         return any(run in asked.runs for asked in self._asked.values())
@@ -57,6 +54,8 @@ class Sparing:
 
     def ask(self) -> None:
         """At the end of a step: ask for those whose end nobody has come to wait for meanwhile."""
+        if not self._needless:
+            return
         needless, self._needless = self._needless, {}
         for id in needless:
             run = self._world.run(id)
