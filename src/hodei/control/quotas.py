@@ -192,7 +192,9 @@ class Quotas:
                 ):
                     continue
                 owner = gang.job.project
-                reason = f"reclaimed: it gives back what project {debt.project} borrowed of the quota of {owner}"
+                reason = (
+                    f"reclaimed for project {owner}: it gives back what project {debt.project} borrowed of its quota"
+                )
                 self._lives.stop_all(job, reason, now_ms)
                 self._world.tell("job.reclaimed", now_ms, job=job.id, by_job=gang.id, project=owner, reason=reason)
                 told.append(job.id)
