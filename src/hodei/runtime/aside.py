@@ -13,6 +13,7 @@ import ctypes
 import gc
 import os
 import pickle
+import resource
 import signal
 import threading
 from collections.abc import Callable, Hashable
@@ -119,7 +120,7 @@ def _work(work: Callable[[], object], write: int, nice: int, limit_s: float) -> 
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         # Connections that the parent closes must not stay open here.
         os.closerange(3, write)
-        os.closerange(write + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(write + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         if nice:
             os.nice(nice)
         told = _told(work)

@@ -29,7 +29,6 @@ async def suspend(service: Service, job: JobId) -> Job:
     if found.cancel_requested:
         raise Conflict(f"job {job} is being cancelled", hint="it can be requeued when it has ended")
     if found.state == "held" or found.suspend_requested:
-        service.rights.check_owner(found)
         return found
     return await _changed(service, job, JobSuspended(job))
 
@@ -94,6 +93,8 @@ async def _stored(service: Service, job: JobId) -> Job:
     found = await service.read(service.store.job, job)
     if found is None:
         raise NotFound(f"there is no job {job}", hint="hodei jobs --all")
+    # Before anything else is said of it: a caller who may not change it learns no more than that.
+    service.rights.check_owner(found)
     return found
 
 
