@@ -22,6 +22,7 @@ from slurm_cluster import SlurmCluster, running
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 JOBS = 5
+MANY = pytest.mark.skipif("HODEI_ROUNDS" not in os.environ, reason="takes long: asked for by HODEI_ROUNDS")
 # A round hangs for longer than a command waits, and than the window takes.
 HANG_S = 8.0
 
@@ -75,7 +76,9 @@ def rounds(house: CountingHouse, trouble: Any, seconds: float = HANG_S, count: i
 
 
 @pytest.mark.parametrize(
-    ("way", "hangs"), [("commands", "slurmctld"), ("rest", "slurmctld"), ("rest", "restd")], ids=lambda word: word
+    ("way", "hangs"),
+    [("commands", "slurmctld"), pytest.param("rest", "slurmctld", marks=MANY), ("rest", "restd")],
+    ids=lambda word: word,
 )
 def test_a_slurm_that_hangs_runs_each_job_once(hasty_slurm, tmp_path, way, hangs):
     system = slurm(hasty_slurm, transport=way, rest=f"unix:{hasty_slurm.rest_socket}")
@@ -135,16 +138,16 @@ def having(path: Path) -> Iterator[None]:
         path.unlink()
 
 
-@pytest.mark.parametrize("trouble", ["hung", "cut", "down"])
+@pytest.mark.parametrize("trouble", ["hung", "cut", pytest.param("down", marks=MANY)])
 def test_a_pbs_in_trouble_runs_each_job_once(tmp_path, trouble):
     pbs = PbsStandIn(tmp_path / "pbs")
     # Each command of the stand-in is an interpreter that has to start.
-    short = {**QUICK, "command_s": 4.0}
+    short = {**QUICK, "command_s": 6.0 if ROUNDS > 1 else 3.0}
     with a_house(tmp_path, {"kind": "pbs", "commands": str(pbs.home)}, short) as house:
-        rounds(house, lambda: having(pbs.home / trouble), 14.0 if trouble == "hung" else 1.5)
+        rounds(house, lambda: having(pbs.home / trouble), 3.5 * short["command_s"] if trouble == "hung" else 1.5)
 
 
-@pytest.mark.skipif("HODEI_ROUNDS" not in os.environ, reason="takes minutes: asked for by HODEI_ROUNDS")
+@MANY
 @pytest.mark.parametrize("way", ["commands", "rest"])
 def test_a_slurm_that_hangs_for_40_seconds_runs_each_job_once_with_the_windows_of_real_life(own_slurm, tmp_path, way):
     system = slurm(own_slurm, transport=way, rest=f"unix:{own_slurm.rest_socket}", poll="2s")
