@@ -231,6 +231,7 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_runs_nothing_t
         if hangs:
             until_true(lambda: "did not answer" in house.said(), "the next server has met the daemon that hangs")
             daemon.thaw()
+        until_true(lambda: "is up at" in house.said(), "the server is up", 120)
         house.until_up()
         client = house.client()
         until_true(lambda: client.job(job).job.state == "succeeded", "it has run")

@@ -224,6 +224,7 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
         if hangs:
             until(lambda: "out of reach" in server.said(), "the next server has met the API that hangs", 120)
             thaw(plane)
+        until(lambda: "is up at" in server.said(), "the server is up", 120)
         server.until_up()
         client = server.client()
         until(lambda: client.job(job).job.state == "succeeded", "it has run")
