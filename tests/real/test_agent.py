@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -30,6 +31,13 @@ needs_memory_groups = pytest.mark.skipif(
 needs_cpu_groups = pytest.mark.skipif(
     not ENFORCED["cpu"].startswith("cgroup"), reason="no cgroup with a cpu controller is writable here"
 )
+
+
+async def observe_through_outages(backend: LocalBackend) -> None:
+    """On a busy machine a server hears first that its line to the agent is cut, and only then why."""
+    while True:
+        with contextlib.suppress(BackendError):
+            await backend.observe()
 
 
 async def pid_of(desk: Desk, run: str) -> int:
@@ -391,7 +399,7 @@ def test_an_older_server_is_turned_away_and_a_newer_one_takes_over(tmp_path):
         async with a_host(tmp_path, epoch=5) as old:
             async with a_host(tmp_path, epoch=6) as new:
                 with pytest.raises(StaleEpoch):
-                    await asyncio.wait_for(old.backend.observe(), 10)
+                    await asyncio.wait_for(observe_through_outages(old.backend), 10)
                 with pytest.raises(StaleEpoch):
                     await old.backend.start([an_order(1)])
                 await new.run(an_order(1))
