@@ -105,6 +105,19 @@ class Api:
                 paths.append(path)
         return paths
 
+    def is_gone(self, path: str) -> bool:
+        try:
+            self.get(path)
+        except ApiFailed as failed:
+            if failed.status != 404:
+                raise
+            return True
+        return False
+
+    def forget_kinds(self) -> None:
+        """Which kinds there are is asked anew."""
+        self._resources.clear()
+
     def path_of(self, document: dict[str, Any], namespace: str = "default") -> str:
         """Where the object is or will be; `namespace` if it names none and its kind has one."""
         version, kind, about = document["apiVersion"], document["kind"], document["metadata"]

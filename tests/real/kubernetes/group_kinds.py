@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from real.kubernetes.api import wait
 from real.kubernetes.plane import Plane
 
 Schema = dict[str, Any]
@@ -78,9 +79,18 @@ KINDS = (
 
 def defined(plane: Plane) -> Iterator[None]:
     """The kinds are served while inside."""
-    paths = plane.api.apply([kind(*one[:4], status=one[4]) for one in KINDS])
-    for group, version, name, _, _ in KINDS:
+    yield from served(plane, [kind(*one[:4], status=one[4]) for one in KINDS])
+
+
+def served(plane: Plane, definitions: list[dict[str, Any]]) -> Iterator[None]:
+    """Gone for certain at the end: a definition that is made while an older one is still going would go with it."""
+    paths = plane.api.apply(definitions)
+    for one in definitions:
+        group, version, name = one["spec"]["group"], one["spec"]["versions"][0]["name"], one["spec"]["names"]["kind"]
         plane.api.path_of({"apiVersion": f"{group}/{version}", "kind": name, "metadata": {"name": "any"}})
     yield
     for path in paths:
         plane.api.delete(path)
+    for path in paths:
+        wait(lambda path=path: plane.api.is_gone(path), f"{path} is gone", 60)
+    plane.api.forget_kinds()

@@ -10,6 +10,7 @@ import pytest
 
 from real.kubernetes.api import ApiFailed
 from real.kubernetes.cluster import Cluster
+from real.kubernetes.group_kinds import served
 from real.kubernetes.plane import Plane
 from real.kubernetes.pod_scheduler import PodScheduler, PodSchedulers
 
@@ -43,12 +44,7 @@ OTHERS = (("scheduling.x-k8s.io", "v1alpha1"), ("scheduling.volcano.sh", "v1beta
 @pytest.fixture(scope="module")
 def groups_of_others(plane: Plane) -> Iterator[None]:
     """What scheduler-plugins and Volcano install."""
-    paths = plane.api.apply([group_crd(*one) for one in OTHERS])
-    for group, version in OTHERS:
-        plane.api.path_of({"apiVersion": f"{group}/{version}", "kind": "PodGroup", "metadata": {"name": "any"}})
-    yield
-    for path in paths:
-        plane.api.delete(path)
+    yield from served(plane, [group_crd(*one) for one in OTHERS])
 
 
 @pytest.fixture(scope="module")

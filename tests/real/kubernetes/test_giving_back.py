@@ -57,7 +57,7 @@ def test_quota_that_was_lent_is_given_back(cluster: Cluster, owner: str, hodei_k
     assert len(left) == 3
     (gone,) = {f"borrower-{at}" for at in range(4)} - left
     event = cluster.until_event(gone, "Evicted")
-    assert f"gives back what project {cluster.namespace} borrowed of the quota of {owner}" in event["message"]
+    assert f"reclaimed for project {owner}: it gives back what project {cluster.namespace} borrowed" in event["message"]
     assert cluster.events_of(gone, "Preempted") == []
     # A second one is within its quota too; a third is not, and nobody goes for it.
     assert until_on_a_node(cluster, wants(cluster, owner, "mine-too")) == "node-0"

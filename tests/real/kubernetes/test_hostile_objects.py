@@ -14,6 +14,7 @@ import pytest
 from property.kube_objects import KINDS, watched
 from real.kubernetes.api import ApiFailed
 from real.kubernetes.cluster import Cluster
+from real.kubernetes.group_kinds import served
 from real.kubernetes.plane import Plane
 from real.kubernetes.pod_scheduler import PodScheduler, PodSchedulers
 from real.kubernetes.test_gangs import OTHERS, group_crd
@@ -47,12 +48,7 @@ def test_one_annotation_stops_nothing(cluster: Cluster, hodei_kube: PodScheduler
 
 @pytest.fixture(scope="module")
 def groups_of_others(plane: Plane) -> Iterator[None]:
-    paths = plane.api.apply([group_crd(*one) for one in OTHERS])
-    for group, version in OTHERS:
-        plane.api.path_of({"apiVersion": f"{group}/{version}", "kind": "PodGroup", "metadata": {"name": "any"}})
-    yield
-    for path in paths:
-        plane.api.delete(path)
+    yield from served(plane, [group_crd(*one) for one in OTHERS])
 
 
 def test_an_object_that_cannot_be_read_is_named(groups_of_others: None, cluster: Cluster, hodei_kube: PodSchedulers):
