@@ -13,7 +13,7 @@ from real.kubernetes.api import wait
 from real.kubernetes.plane import Plane, free_port
 from real.kubernetes.spawning import spawn
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 90.0
 HODEI = Path(sys.executable).parent / "hodei"
 
 
