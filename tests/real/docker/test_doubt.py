@@ -19,7 +19,7 @@ import pytest
 from agent_host import Desk, until
 from docker_bench import a_docker
 from docker_hosts import IMAGE, Daemon, Farm
-from gate import ABANDON, CUT, DROP, PASS, Gate
+from gate import ABANDON, CUT, DROP, PASS, Gate, freeze
 from hodei.backends.docker import conversation, starting
 from hodei.backends.docker.settings import Allow
 from hodei.model.effects import Forget
@@ -116,13 +116,17 @@ async def a_scene(daemon: Daemon, tmp_path: Path, **fields: Any) -> AsyncIterato
 @pytest.mark.parametrize("verb", REQUEST)
 @pytest.mark.parametrize("how", HOW)
 def test_a_run_whose_request_got_no_answer_is_executed_once(daemon, tmp_path, impatient, verb, how):
+    hangs = how != "cut"
+
+    def still() -> None:
+        freeze(daemon.pid)
+
     async def story() -> None:
         async with a_scene(daemon, tmp_path) as scene:
             told = []
             for job in range(1, ROUNDS + 1):
-                hangs = how != "cut"
                 await scene.host_is_up()
-                scene.gate.expect(REQUEST[verb], HOW[how], before=daemon.freeze if hangs else lambda: None)
+                scene.gate.expect(REQUEST[verb], HOW[how], before=still if hangs else lambda: None)
                 assert await scene.desk.backend.start([scene.order(job)]) == {}
                 assert await asyncio.to_thread(scene.gate.met.wait, 20)
                 if hangs:
@@ -147,7 +151,7 @@ def test_a_run_that_is_cancelled_while_nobody_knows_whether_it_began_leaves_noth
         async with a_scene(daemon, tmp_path) as scene:
             for job in range(1, ROUNDS + 1):
                 await scene.host_is_up()
-                scene.gate.expect(REQUEST[verb], ABANDON, before=daemon.freeze)
+                scene.gate.expect(REQUEST[verb], ABANDON, before=lambda: freeze(daemon.pid))
                 assert await scene.desk.backend.start([scene.order(job, after="exec sleep 300")]) == {}
                 assert await asyncio.to_thread(scene.gate.met.wait, 20)
                 await scene.past_our_timeouts()
@@ -211,10 +215,13 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_runs_nothing_t
     written = shared / "written"
     hangs = how != "cut"
 
+    def still() -> None:
+        freeze(daemon.pid)
+
     def one_round(number: int) -> int:
         client = house.client()
         until_true(lambda: any(node.state == "ready" for node in client.nodes()), "the host answers")
-        gate.expect(REQUEST[verb], HOW[how], before=daemon.freeze if hangs else lambda: None, after=house.kill)
+        gate.expect(REQUEST[verb], HOW[how], before=still if hangs else lambda: None, after=house.kill)
         (job,) = client.submit_all(
             [
                 {

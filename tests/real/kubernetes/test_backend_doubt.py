@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gate import ABANDON, CUT, PASS, Gate
+from gate import freeze as stand_still
 from hodei.backends.kubernetes import asking, doubts
 from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError
@@ -83,7 +84,7 @@ def through(gate: Gate, cluster: Cluster) -> str:
 
 
 def freeze(plane: Plane) -> None:
-    os.kill(plane.pid("kube-apiserver"), signal.SIGSTOP)
+    stand_still(plane.pid("kube-apiserver"))
 
 
 def thaw(plane: Plane) -> None:
