@@ -83,7 +83,7 @@ def test_commands_environments_and_directories_pass_through_the_whole_script(tmp
         env = {f"U_{number:03}": value for number, value in enumerate(values)}
         script = batch_script(
             files=str(tmp_path / "run"), argv=(sys.executable, "-IS", "-c", SHOW_ALL, *words), env=env, workdir=str(workdir),
-            claim="c", job_variable="SLURM_JOB_ID", node_variable="SLURMD_NODENAME",
+            claim="c", rerun=True, job_variable="SLURM_JOB_ID", node_variable="SLURMD_NODENAME",
         )  # fmt: skip
         lines = script.split("\n")
         assert not any(line.startswith("#") for line in lines[1:]), "a line could be taken for an option"

@@ -218,6 +218,24 @@ def test_a_doubt_outlives_the_server_and_is_waited_for_anew(tmp_path):
     asyncio.run(story())
 
 
+def test_right_before_a_run_is_handed_in_again_it_is_looked_for_once_more(tmp_path):
+    async def story() -> None:
+        queue = Fake()
+        async with a_desk(tmp_path, queue) as desk:
+            queue.replies = [Doubtful("timed out")]
+            assert codes(await desk.backend.start([order()])) == DOUBT
+            await until(lambda: desk.backend._handing_in.doubts["1.0.1"].over)
+            queue.deaf = True
+            assert codes(await desk.backend.start([order()])) == DOUBT
+            queue.deaf = False
+            await until(lambda: desk.backend._handing_in.doubts["1.0.1"].over)
+            queue.come_through()  # very late
+            assert await desk.backend.start([order()]) == {}
+            assert len(queue.submitted) == 1
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("error", [BackendError("busy"), BackendRefused("invalid partition")])
 def test_a_run_once_in_doubt_is_said_not_to_begin_only_when_it_cannot_any_more(tmp_path, error):
     async def story() -> None:
@@ -243,7 +261,12 @@ def test_a_run_once_in_doubt_that_has_begun_after_all_is_not_said_not_to_begin(t
             (late,), queue.late = queue.late, []
             await until(lambda: desk.backend._handing_in.doubts["1.0.1"].over)
             began = Path(f"{desk.backend.files.of('1.0.1')}.status")
-            began.write_text(f"claim x\nbegan {late.job} n1 1.000 \n")
+
+            async def while_it_begins(wanted: Submission) -> str:
+                began.write_text(f"claim x\nbegan {late.job} n1 1.000 \n")
+                return await Fake.submit(queue, wanted)
+
+            queue.submit = while_it_begins
             assert codes(await desk.backend.start([order()])) == DOUBT
             await until(lambda: "1.0.1" in desk.backend.tickets)
             assert desk.backend.tickets["1.0.1"].job == late.job
@@ -312,7 +335,9 @@ def test_an_array_in_doubt_is_adopted_whole_or_handed_in_again_member_by_member(
             assert codes(await desk.backend.start(orders)) == dict.fromkeys(("1.0.1", "2.0.1", "3.0.1"), IN_DOUBT)
             if accepted:
                 queue.come_through()
-                await until(lambda: len(desk.backend.tickets) == 3)
+                async with asyncio.timeout(5):
+                    while await desk.backend.start(orders) != {}:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
                 assert [ticket.job for ticket in desk.backend.tickets.values()] == ["3_0", "3_1", "3_2"]
             else:
                 queue.late = []
@@ -348,7 +373,7 @@ def test_of_two_jobs_of_a_run_the_one_that_runs_it_counts_and_the_other_is_ended
             assert (end.state, end.exit_code) == ("failed", 7)
             await until(lambda: queue.cancelled == ["2"])
             await desk.backend.forget([Forget("1.0.1", "hpc")])
-            assert status.exists(), "a third may yet come"
+            assert status.exists(), "the system may start it again"
 
     asyncio.run(story())
 
@@ -428,3 +453,24 @@ def test_jobs_that_the_journal_does_not_know_are_adopted(tmp_path):
             assert len(queue.submitted) == 2
 
     asyncio.run(story())
+
+
+def test_a_job_that_the_system_starts_a_second_time_is_not_the_end_of_the_first(tmp_path):
+    """It crashed, and had written down that the job waits: the second script finds the record, and ends with 125."""
+
+    async def story(ends: bool) -> None:
+        queue = Fake()
+        async with a_desk(tmp_path / str(ends), queue) as desk:
+            assert await desk.backend.start([order()]) == {}
+            status = Path(f"{desk.backend.files.of('1.0.1')}.status")
+            status.write_text("claim x\nbegan 1 n1 1.000 \n")
+            queue.jobs["1"] = structs.replace(queue.jobs["1"], phase="ended", state="FAILED", code=125)
+            await desk.backend._looking.round()
+            assert desk.backend.tickets["1.0.1"].end is None
+            if ends:
+                status.write_text(status.read_text() + "exit 0 2.000\n")
+            end = await desk.end_of("1.0.1")
+            assert end.state == ("succeeded" if ends else "lost")
+
+    asyncio.run(story(True))
+    asyncio.run(story(False))

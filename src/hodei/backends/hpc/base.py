@@ -283,9 +283,7 @@ class HpcBackend(PlainBackend):
         gone = [self.tickets.pop(order.run) for order in orders if order.run in self.tickets]
         if gone:
             self.journal.write(*(structs.replace(ticket.entry, forgotten=True) for ticket in gone))
-            await asyncio.to_thread(
-                lambda: [self.files.drop_record(one.files, but_claim=one.entry.times > 1) for one in gone]
-            )
+            await asyncio.to_thread(lambda: [self.files.drop(ticket.files) for ticket in gone])
 
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
         if not self.capabilities.execute:

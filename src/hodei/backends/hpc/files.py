@@ -13,7 +13,7 @@ from hodei.model.ids import RunId, job_of
 from hodei.ports import Stream
 
 JOBS_PER_FOLDER = 1000
-STATUS, SAVED, SCRIPT = ".status", ".saved", ".sh"
+SAVED, SCRIPT = ".saved", ".sh"
 _ENDINGS: dict[Stream, str] = {"stdout": ".out", "stderr": ".err"}
 
 
@@ -73,9 +73,9 @@ class Files:
             return 0
 
     @staticmethod
-    def drop_record(files: str, *, but_claim: bool = False) -> None:
-        """`but_claim`: the record stays until it is old, because another script of the run may yet begin."""
-        for ending in (SAVED, SCRIPT) if but_claim else (STATUS, SAVED, SCRIPT):
+    def drop(files: str) -> None:
+        """What is of no use any more. The record stays until it is old: a system that crashes may start the job again."""
+        for ending in (SAVED, SCRIPT):
             with contextlib.suppress(OSError):
                 os.unlink(files + ending)
 

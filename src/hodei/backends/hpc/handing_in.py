@@ -69,6 +69,7 @@ class HandingIn:
     async def start(self, orders: Sequence[Start]) -> Answer:
         answer: Answer = {}
         wanted: dict[RunId, Wanted] = {}
+        await self._look_once_more([order.run.id for order in orders])
         for order in orders:
             run = order.run.id
             if (ticket := self._of.tickets.get(run)) is not None:
@@ -208,13 +209,22 @@ class HandingIn:
             return False
         return all(run in self._of.tickets for run in runs)
 
+    async def _look_once_more(self, runs: Sequence[RunId]) -> None:
+        """Right before these are handed in again. Without an answer they are in doubt anew."""
+        again = [run for run in runs if run in self.doubts and self.doubts[run].over and run not in self.tasks]
+        if again:
+            try:
+                await self._look()
+            except BackendError:
+                self._doubt([self.doubts[run].entry for run in again if run in self.doubts])
+
     async def _look(self) -> None:
         asked_s = asyncio.get_running_loop().time()
         await self.hear(await self._of.queue.ours(self._of.prefix), asked_s)
 
     async def hear(self, found: list[Seen], asked_s: float) -> None:
         """All jobs of ours that the system knew when it was asked, then or later."""
-        doubts = [doubt for doubt in self.doubts.values() if not doubt.over and doubt.since_s <= asked_s]
+        doubts = [doubt for doubt in self.doubts.values() if doubt.since_s <= asked_s]
         if not doubts:
             return
         by_mark: dict[str, list[Seen]] = {}

@@ -90,9 +90,11 @@ class Looking:
     async def _end(self, ended: list[tuple[Ticket, Seen]]) -> None:
         now_ms = self._of.house.clock.now_ms()
         for (ticket, seen), (record, saved_ms) in zip(ended, await self._records(ended), strict=True):
-            # The command said 125, or its script did: which of them may be late to be seen.
+            # The command said 125, or its script did: which of them may be late to be seen. If it has begun, the system has
+            # started the job a second time, and the first may still be at it.
             unclear = seen.code == NOT_TRIED and record.exit_code is None and not record.no_workdir
-            if unclear and now_ms - self._late.setdefault(ticket.run, now_ms) < RECORD_LATE_MS:
+            patience_ms = LOST_AFTER_MS if record.began else RECORD_LATE_MS
+            if unclear and now_ms - self._late.setdefault(ticket.run, now_ms) < patience_ms:
                 continue
             self._late.pop(ticket.run, None)
             if record.began and not ticket.began_ms:

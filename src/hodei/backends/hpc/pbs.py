@@ -65,6 +65,7 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
         element=queue.element,
         system="PBS",
         beside=can.execute,
+        rerun=settings.requeue,
         workdir=settings.workdir,
         env=settings.env,
     )

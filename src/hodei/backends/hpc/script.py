@@ -4,9 +4,10 @@ The script is for bash, which every cluster has, and runs one command: it writes
 (so that an exit code outlives the queue's memory of it), and takes care that a signal for the whole job does not keep it
 from doing so.
 
-A run may be in the system twice, if a lost reply was taken for a lost job. So the first thing that the script does is to make
-the record, which only one can: a script with another `claim` ends there and then. Nothing runs twice under one run id,
-whatever the queue does.
+A run may be in the system twice, if a lost reply was taken for a lost job; and a system that crashed may start a job again that
+has run, because it wrote that down too late. So the first thing that the script does is to make the record, which only one can:
+a script that finds one ends there and then. Nothing runs twice under one run id, whatever the queue does, unless the operator
+lets the system start jobs again (`rerun`).
 
 Values are in the script's text alone: never on a command line, where others could read them. Bash repeats the text of a command
 that a signal ended on its stderr; so no value, and no word of the user's, is in the text of the command that it waits for,
@@ -58,13 +59,14 @@ def batch_script(
     job_variable: str,
     node_variable: str,
     element: str = "",
+    rerun: bool = False,
 ) -> str:
     """Runs `argv` with `env` in `workdir` and keeps a record in `files`.status. BackendRefused if bash could not do so.
 
     `job_variable` and `node_variable` name the system's own variables for the number of the job and for the node;
     `element` is what bash reads as the number of an element of an array, as the queue shows it. `claim`: a word that no other
     script has; a script with another one does nothing once this one has begun. If the script is called with a word, that is
-    its claim.
+    its claim. `rerun`: the same script may run again, because the system may start a job again.
     """
     if not argv or not argv[0]:
         raise BackendRefused("the task has no command", hint="give it a `command`")
@@ -85,8 +87,8 @@ def batch_script(
             "trap : HUP INT QUIT USR1 USR2 ALRM VTALRM; trap _hodei_stop=1 TERM",
             # With -C a file that is there is not opened: making it is one step, also on NFS.
             'if set -C; ! printf \'claim %s\\n\' "$_hodei_claim" >"$_hodei_files.status"; then',
-            '_hodei_owner=; read -r _ _hodei_owner <"$_hodei_files.status"',
             # The same script once more is the same job, which the system has started again.
+            '_hodei_owner=; read -r _ _hodei_owner <"$_hodei_files.status"' if rerun else "_hodei_owner=",
             f'[ "$_hodei_owner" = "$_hodei_claim" ] || exit {NOT_TRIED}; fi 2>/dev/null; set +C',
             f'printf \'began %s %s %s %s\\n\' "${{{job_variable}-}}" "${{{node_variable}-}}" '
             f'"${{EPOCHREALTIME-}}" "{element}" >>"$_hodei_files.status"',

@@ -98,6 +98,7 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
         element=queue.element,
         system="Slurm",
         beside=can.execute,
+        rerun=settings.requeue,
         workdir=settings.workdir,
         env=settings.env,
     )

@@ -104,6 +104,8 @@ def end_of(ticket: Ticket, seen: Seen, record: Record, now_ms: int, system: str,
         return ended("failed", seen.reason_code, seen.reason or f"{system} ended it: {seen.state}")
     if code is None:
         return ended("lost", "lost", f"{system} says {seen.state}, and nobody its exit code")
+    if code == NOT_TRIED and record.began and record.exit_code is None:
+        return ended("lost", "lost", f"{system} started it a second time, and nobody knows how the first ended", None)
     if code == NOT_TRIED and not record.began:
         why = "its script could not write its record, and ran nothing: is the output folder there on its node?"
         return ended("failed", "error", why, None)

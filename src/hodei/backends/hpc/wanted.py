@@ -29,7 +29,7 @@ Options = Callable[[Start, Line], tuple[tuple[str, str], ...]]
 
 class Wants:
     """`options` reads further options out of a job and refuses what would escape the operator's rules. `beside`: whether a
-    command can be run beside a run."""
+    command can be run beside a run. `rerun`: whether the system may start a job again by itself."""
 
     def __init__(
         self,
@@ -41,13 +41,14 @@ class Wants:
         element: str,
         system: str,
         beside: bool,
+        rerun: bool = False,
         workdir: str = "",
         env: dict[str, str] | None = None,
     ) -> None:
         self._offers, self._options = offers, options
         self._job_variable, self._node_variable, self._element = job_variable, node_variable, element
         self._system, self._beside = system, beside
-        self._workdir, self._env = workdir, env or {}
+        self._rerun, self._workdir, self._env = rerun, workdir, env or {}
 
     def submission(self, order: Start, mark: str, files: str, now_ms: int) -> tuple[Entry, Submission]:
         """BackendRefused if it can never run there."""
@@ -72,6 +73,7 @@ class Wants:
             job_variable=self._job_variable,
             node_variable=self._node_variable,
             element=self._element,
+            rerun=self._rerun,
         )
         entry = Entry(
             run=run.id,
