@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hodei.server.depth import deeper_than
@@ -101,6 +101,7 @@ def real_depth(value) -> int:
     return 0
 
 
+@settings(deadline=None)  # a busy machine is no fault of it
 @given(documents, st.integers(0, 8))
 def test_the_depth_of_a_json_text_is_known_without_parsing_it(value, limit):
     assert deeper_than(json.dumps(value).encode(), limit) == (real_depth(value) > limit)
