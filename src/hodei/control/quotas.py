@@ -192,9 +192,8 @@ class Quotas:
                 ):
                     continue
                 owner = gang.job.project
-                reason = (
-                    f"reclaimed for project {owner}: it gives back what project {debt.project} borrowed of its quota"
-                )
+                gives_back = f"gives back what project {debt.project} borrowed of the quota of {owner}"
+                reason = f"reclaimed for project {owner}: it {gives_back}"
                 self._lives.stop_all(job, reason, now_ms)
                 self._world.tell("job.reclaimed", now_ms, job=job.id, by_job=gang.id, project=owner, reason=reason)
                 told.append(job.id)
