@@ -87,7 +87,7 @@ def test_every_container_is_locked_down(pod: dict[str, Any]) -> None:
 
 
 def test_the_role_of_the_scheduler_is_the_list_that_it_needs_and_no_more() -> None:
-    """Each of these was seen in the audit log of the tests in tests/real/kubernetes (`permissions.py`)."""
+    """Most were seen in the audit log of the tests in tests/real/kubernetes (`permissions.py`); the rest is what the code asks for."""
     read = {
         "": ("nodes", "namespaces", "services", "replicationcontrollers"),
         "apps": ("replicasets", "statefulsets"),
