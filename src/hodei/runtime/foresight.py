@@ -1,7 +1,7 @@
 """Looking ahead in real life: forecasts in the background, and answers to "what if?". Never on the loop, never for real.
 
 All of it happens in forked children (see `runtime.aside`), which see the controller as it is at that moment and give up when
-their time is over. Those who make forecasts let everything else on the machine go first, and take a tenth of a core at most.
+their time is over. Those who make forecasts let others on the machine go first, and take a tenth of a core at most.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ _HISTORY = 1000
 # Whatever waits: forecasts may take this share of the time between them (of one core), an answer this long.
 _SHARE = 0.1
 _LEAST_S = 0.5
-# Forecasts rest after so much work, as long as they worked, and come last of all on the machine.
+# Forecasts rest after so much work, as long as they worked, and let others go first: but not so far that an overloaded
+# machine makes none at all.
 _WORK_S = 0.005
-_LAST_OF_ALL = 19
+_AFTER_ALL_OTHERS = 10
 # Answers that a person waits for let the server itself go first.
-_AFTER_THE_SERVER = 10
+_AFTER_THE_SERVER = 5
 _AT_ONCE = 2
 # Children that have not come to an end after so long are ended.
 _TOO_LONG_S = 120.0
@@ -69,7 +70,7 @@ class Foresight:
         self._every_s = max(parse_duration_ms(config.every), 1000) / 1000
         self.enabled, self._max_jobs = config.enabled, config.max_jobs
         self.aside = Aside(_AT_ONCE, nice=_AFTER_THE_SERVER, limit_s=_TOO_LONG_S)
-        self._foretelling = Aside(1, nice=_LAST_OF_ALL, limit_s=self._every_s + _TOO_LONG_S)
+        self._foretelling = Aside(1, nice=_AFTER_ALL_OTHERS, limit_s=self._every_s + _TOO_LONG_S)
         self._forecasts = Forecasts()
         self._metrics = metrics
         # Told when they will start, where a rule wants to know.
