@@ -474,3 +474,20 @@ def test_a_job_that_the_system_starts_a_second_time_is_not_the_end_of_the_first(
 
     asyncio.run(story(True))
     asyncio.run(story(False))
+
+
+def test_a_job_that_is_said_to_be_complete_and_never_began_is_lost_not_done(tmp_path):
+    """A controller that was killed may call a job complete that no node ever saw."""
+
+    async def story() -> None:
+        queue = Fake()
+        async with a_desk(tmp_path, queue) as desk:
+            assert await desk.backend.start([order()]) == {}
+            queue.jobs["1"] = structs.replace(queue.jobs["1"], phase="ended", state="COMPLETED", code=0)
+            await desk.backend._looking.round()
+            assert desk.backend.tickets["1.0.1"].end is None, "a shared file system may show its record late"
+            end = await desk.end_of("1.0.1")
+            assert (end.state, end.exit_code) == ("lost", None)
+            assert read_record(desk.backend.files.of("1.0.1")).claim == "sealed", "it cannot begin any more"
+
+    asyncio.run(story())

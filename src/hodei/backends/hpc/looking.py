@@ -94,17 +94,20 @@ class Looking:
             # started the job a second time, and the first may still be at it.
             unclear = seen.code == NOT_TRIED and record.exit_code is None and not record.no_workdir
             patience_ms = LOST_AFTER_MS if record.began else RECORD_LATE_MS
+            if seen.code == 0 and not record.began and not ticket.stop_code:
+                # A controller that crashed may call a job complete that its nodes never saw.
+                unclear, patience_ms = True, LOST_AFTER_MS
             if unclear and now_ms - self._late.setdefault(ticket.run, now_ms) < patience_ms:
                 continue
             self._late.pop(ticket.run, None)
             if record.began and not ticket.began_ms:
                 self._begin(ticket, max(record.began_ms or seen.start_s * 1000, ticket.entry.at_ms))
-            ticket.finish(end_of(ticket, seen, record, now_ms, self._of.system, saved_ms))
-            assert ticket.end is not None
-            self._of.tell(ticket.end)
+            end = end_of(ticket, seen, record, now_ms, self._of.system, saved_ms)
+            if not record.began and (ticket.entry.times > 1 or end.state == "lost"):
+                await asyncio.to_thread(seal, ticket.files)  # before a new attempt can begin
+            ticket.finish(end)
+            self._of.tell(end)
             if ticket.entry.times > 1:
-                if not record.began:
-                    await asyncio.to_thread(seal, ticket.files)
                 with contextlib.suppress(BackendError):
                     await self._of.cancel_others(ticket)
 

@@ -109,6 +109,8 @@ def end_of(ticket: Ticket, seen: Seen, record: Record, now_ms: int, system: str,
     if code == NOT_TRIED and not record.began:
         why = "its script could not write its record, and ran nothing: is the output folder there on its node?"
         return ended("failed", "error", why, None)
+    if code == 0 and not record.began:
+        return ended("lost", "lost", f"{system} says {seen.state}, and its script never began", None)
     if code == 0:
         return ended("succeeded")
     if name := signal_name(code - 128):
