@@ -491,3 +491,21 @@ def test_a_job_that_is_said_to_be_complete_and_never_began_is_lost_not_done(tmp_
             assert read_record(desk.backend.files.of("1.0.1")).claim == "sealed", "it cannot begin any more"
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(("exit_line", "state"), [("exit 0 2.000\n", "succeeded"), ("", "failed")])
+def test_a_job_that_is_cancelled_after_its_command_has_ended_well_is_done(tmp_path, exit_line, state):
+    """A controller that was killed may cancel jobs that it does not know to be over."""
+
+    async def story() -> None:
+        queue = Fake()
+        async with a_desk(tmp_path, queue) as desk:
+            assert await desk.backend.start([order()]) == {}
+            status = Path(f"{desk.backend.files.of('1.0.1')}.status")
+            status.write_text(f"claim x\nbegan 1 n1 1.000 \n{exit_line}")
+            queue.jobs["1"] = structs.replace(
+                queue.jobs["1"], phase="ended", state="CANCELLED", code=143, reason_code="killed", reason="cancelled"
+            )
+            assert (await desk.end_of("1.0.1")).state == state
+
+    asyncio.run(story())

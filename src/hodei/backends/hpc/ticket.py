@@ -100,6 +100,9 @@ def end_of(ticket: Ticket, seen: Seen, record: Record, now_ms: int, system: str,
         return ended("failed", ticket.stop_code, because)
     if seen.reason_code == "lost" and record.exit_code != 0:
         return ended("lost", "lost", f"{system} ended it: {seen.state}", None)
+    if seen.reason_code == "killed" and record.exit_code == 0:
+        # The kill came after the end: a controller that crashed cancels jobs that it does not know to be over.
+        return ended("succeeded")
     if seen.reason_code and seen.reason_code != "lost":
         return ended("failed", seen.reason_code, seen.reason or f"{system} ended it: {seen.state}")
     if code is None:
