@@ -307,18 +307,23 @@ def test_a_rotated_token_ends_its_streams_and_wrong_tokens_are_on_record(house: 
     add_token(house.home / "tokens", "ana", "viewer")
     stream.read()  # to its end, within the connection's 30 s: 5 s are promised, and the machine may be busy
     connection.close()
+
+    def refused() -> float:
+        text = house.request("GET", "/metrics").body.decode()
+        found = re.search(r'^hodei_login_failures_total{reason="unknown"} (.+)$', text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    before = refused()
     for _ in range(50):
         assert house.request("GET", "/api/v1/jobs", token=old).status == 401
+    assert refused() == before + 50
 
     def rows() -> list[Any]:
         found: list[Any] = house.request("GET", "/api/v1/audit?what=login").json["entries"]
         return found
 
     until(rows, "there is a row")
-    assert len(rows()) <= 2
+    assert len(rows()) <= 5
     assert rows()[0]["remote"] == "127.0.0.1"
     assert old not in json.dumps(rows())
-    metrics = house.request("GET", "/metrics").body.decode()
-    (counted,) = re.findall(r'hodei_login_failures_total{reason="unknown"} (\d+)', metrics)
-    assert 50 <= int(counted) <= 60, metrics  # and those before the new token was known
     assert old not in house.said()
