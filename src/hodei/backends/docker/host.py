@@ -200,6 +200,7 @@ class DockerHost:
 
     async def _find_out(self, tracked: Tracked) -> None:
         """It ended with an error: what kind? A container that is taken away in the same breath is lost."""
+        container = tracked.container
         try:
             state = await self._inspect(tracked)
             if state is not None and state.code in (137, 143) and not state.oom and state.health != "unhealthy":
@@ -210,6 +211,8 @@ class DockerHost:
         if tracked.over:
             return
         if state is None or state.status == "removing":
+            if tracked.voided == container:
+                return  # by us: `starting` finds out how it ended
             self._finish(tracked, gone(tracked.run, self._now_ms(), f"its container was removed from {self.host.name}"))
         elif self.up or state.code == 0 or tracked.stopping is not None:
             self._ended(tracked, state)

@@ -211,7 +211,7 @@ class Starting:
                     await self._engine.ask("DELETE", f"containers/{id}", params={"v": "1"}, within_s=WORK_S)
                     continue
             elif state_of(found).status != "removing":
-                tracked.in_doubt = False
+                tracked.in_doubt, tracked.voided = False, ""
                 return found
             await asyncio.sleep(LOOK_AGAIN_S)
 
