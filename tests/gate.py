@@ -2,7 +2,7 @@
 
 It carries bytes between sockets and reads only the first line of what a client sends. Trouble is: something that happens
 before the request goes on (`before`), an answer that is cut after the server has acted (`CUT`), a request that goes on
-while its client is cut off at once (`ABANDON`), and one that never arrives (`DROP`). Its clients speak plain HTTP.
+while its client is cut off at once (`ABANDON`), and one that never arrives (`DROP`). It speaks no TLS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import signal
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -51,13 +50,11 @@ class _Carried:
 
 
 class Gate:
-    """From a unix socket to another, or from a free port of the loopback to a port of it, with TLS if `tls` is given.
+    """From a unix socket to another, or from a free port of the loopback to a port of it.
     `unanswered`: how many requests the server has not answered yet, whether their clients have gone or not."""
 
-    def __init__(
-        self, *, path: str = "", to_path: str = "", to_port: int = 0, tls: ssl.SSLContext | None = None
-    ) -> None:
-        self._path, self._to_path, self._to_port, self._tls = path, to_path, to_port, tls
+    def __init__(self, *, path: str = "", to_path: str = "", to_port: int = 0) -> None:
+        self._path, self._to_path, self._to_port = path, to_path, to_port
         self.port = self.unanswered = 0
         self._lock = threading.Lock()
         self._troubles: list[Trouble] = []
@@ -155,7 +152,7 @@ class Gate:
         if self._to_path:
             there, to_there = await asyncio.open_unix_connection(self._to_path)
         else:
-            there, to_there = await asyncio.open_connection("127.0.0.1", self._to_port, ssl=self._tls)
+            there, to_there = await asyncio.open_connection("127.0.0.1", self._to_port)
         carried.to_there = to_there
         carried.answering = asyncio.ensure_future(self._answer(there, carried))
         return to_there

@@ -11,11 +11,10 @@ import http.client
 import json
 import os
 import signal
-import ssl
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -26,7 +25,7 @@ from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError
 from real.house import House, until
 from real.kubernetes.cluster import Cluster
-from real.kubernetes.plane import Plane
+from real.kubernetes.plane import Plane, free_port
 from real.kubernetes.test_backend import Bench, let_go_of_all, opened
 
 pytestmark = pytest.mark.real
@@ -39,13 +38,10 @@ ANSWER_S = 1.0
 class Pods:
     """Every pod that was ever created in a namespace: the uids of each run, as a watch tells them."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, port: int) -> None:
         self.uids: dict[str, set[str]] = {}
-        at = urlsplit(cluster.plane.server)
-        tls = ssl.create_default_context(cafile=f"{cluster.plane.folder}/pki/ca.crt")
-        self._connection = http.client.HTTPSConnection(at.hostname, at.port, context=tls)
-        token = {"Authorization": f"Bearer {cluster.plane.token('admin')}"}
-        self._connection.request("GET", f"{cluster.pods_path}?watch=1", headers=token)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
+        self._connection.request("GET", f"{cluster.pods_path}?watch=1")
         self._answer = self._connection.getresponse()
         assert self._answer.status == 200, self._answer.read()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -62,14 +58,37 @@ class Pods:
 
 
 @pytest.fixture
-def gate(cluster: Cluster) -> Iterator[Gate]:
-    plane = cluster.plane
-    tls = ssl.create_default_context(cafile=f"{plane.folder}/pki/ca.crt")
-    made = Gate(to_port=urlsplit(plane.server).port or 443, tls=tls)
+def plain(cluster: Cluster) -> Iterator[int]:
+    """The API without TLS, by `kubectl proxy`; its port. The gate reads what goes through it."""
+    port, admin = free_port(), cluster.plane.kubeconfig("admin")
+    cluster.plane.run("kubectl-proxy", ["proxy", f"--port={port}", f"--kubeconfig={admin}"], program="kubectl")
+
+    def is_up() -> bool:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return True
+        return False
+
+    try:
+        cluster.wait(is_up, "kubectl proxy listens")
+        yield port
+    finally:
+        thaw(cluster.plane)
+        cluster.plane.end("kubectl-proxy")
+
+
+@pytest.fixture
+def pods(cluster: Cluster, plain: int) -> Pods:
+    return Pods(cluster, plain)
+
+
+@pytest.fixture
+def gate(cluster: Cluster, plain: int) -> Iterator[Gate]:
+    made = Gate(to_port=plain)
     try:
         yield made
     finally:
-        thaw(plane)
+        thaw(cluster.plane)
         made.close()
         let_go_of_all(cluster)
 
@@ -102,12 +121,12 @@ async def order_until_answered(bench: Bench, order: Start) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_run_whose_creation_got_no_answer_is_one_pod(cluster, gate, through, tmp_path: Path, monkeypatch, how):
+def test_a_run_whose_creation_got_no_answer_is_one_pod(cluster, pods, gate, through, tmp_path: Path, monkeypatch, how):
     monkeypatch.setattr(asking, "ANSWER_S", ANSWER_S)
     plane, hangs = cluster.plane, how != "cut"
 
     async def story() -> None:
-        pods, counts = Pods(cluster), []
+        counts = []
         async with opened(cluster, tmp_path, kubeconfig=through) as bench:
             for job in range(1, ROUNDS + 1):
                 gate.expect(CREATE, HOW[how], before=(lambda: freeze(plane)) if hangs else lambda: None)
@@ -132,7 +151,7 @@ def test_a_run_whose_creation_got_no_answer_is_one_pod(cluster, gate, through, t
     asyncio.run(story())
 
 
-def test_a_refusal_of_a_pod_that_exists_already_is_no_refusal(cluster, gate, through, tmp_path: Path):
+def test_a_refusal_of_a_pod_that_exists_already_is_no_refusal(cluster, pods, gate, through, tmp_path: Path):
     """The quota has room for one pod. The first request took it and its answer was cut, so that the second finds it full."""
     cluster.apply([{
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one", "namespace": cluster.namespace},
@@ -142,7 +161,6 @@ def test_a_refusal_of_a_pod_that_exists_already_is_no_refusal(cluster, gate, thr
     cluster.wait(lambda: cluster.api.get(quota).get("status", {}).get("hard"), "the quota is in force")
 
     async def story() -> None:
-        pods = Pods(cluster)
         async with opened(cluster, tmp_path, kubeconfig=through) as bench:
             gate.expect(CREATE, CUT)
             order = bench.order(1, runs_for="2s")  # it holds the quota for so long
@@ -207,11 +225,11 @@ def a_job(server: House, runs_for: str = "1ms") -> int:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
-    server: House, cluster: Cluster, gate: Gate, how: str
+    server: House, cluster: Cluster, pods: Pods, gate: Gate, how: str
 ):
     if "HODEI_ROUNDS" not in os.environ and how != "cut":
         pytest.skip("takes long; set HODEI_ROUNDS to play it")
-    plane, hangs, pods = cluster.plane, how != "cut", Pods(cluster)
+    plane, hangs = cluster.plane, how != "cut"
     server.up()
 
     def one_round() -> int:
@@ -239,9 +257,9 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
 
 
 def test_a_job_that_is_cancelled_while_nobody_knows_whether_its_pod_is_there_leaves_none(
-    server: House, cluster: Cluster, gate: Gate
+    server: House, cluster: Cluster, pods: Pods, gate: Gate
 ):
-    plane, pods = cluster.plane, Pods(cluster)
+    plane = cluster.plane
     server.up()
     for _ in range(ROUNDS):
         gate.expect(CREATE, ABANDON, before=lambda: freeze(plane))
