@@ -50,6 +50,12 @@ def make_volume(
     cluster.apply(
         [{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": full, "labels": labels}, "spec": spec}]
     )
+
+    def is_known() -> bool:
+        return bool(cluster.get(f"/api/v1/persistentvolumes/{full}")["status"].get("phase", "Pending") != "Pending")
+
+    # After an outage of the apiserver, the informers of the volume controller come back up to 30 s later.
+    cluster.wait(is_known, f"the controllers know the volume {full}", timeout=90)
     return full
 
 
