@@ -17,6 +17,7 @@ from hodei.control.admission import AdmissionPolicy
 from hodei.control.controller import Controller, Step
 from hodei.control.gangs import START_FAILED
 from hodei.control.preempting import PreemptionPolicy
+from hodei.engine.tenancy import Place
 from hodei.model.facts import (
     Fact,
     JobCancelled,
@@ -185,16 +186,25 @@ class Story:
 
     # ------------------------------------------------------------------------------------------ checks
 
-    def _compare_books(self) -> None:
-        """What the table says is held must be what the auditor adds up from the saved runs, and the room that is kept
-        for those who wait until their victims have gone."""
-        table, used = self.controller.world.table, self.auditor.used()
+    def kept(self) -> list[Place]:
+        """Room that is kept for jobs that wait until others have gone, that move, or that get members replaced."""
         kept = [place for hold in self.controller.preempting.holds.values() for place in hold.places]
         kept += [place for places in self.controller.moving.kept.values() for place in places]
         kept += [place for repair in self.controller.gangs.repairs.values() for place in repair.kept]
-        for name, member, _ in kept:
+        return kept
+
+    def used(self) -> dict[str, dict[str, int]]:
+        """By node and resource, what runs hold by the saved runs, and what is kept."""
+        used = self.auditor.used()
+        for name, member, _ in self.kept():
+            here = used.setdefault(name, {})
             for resource, amount in member.task.request.items():
-                used.setdefault(name, {})[resource] = used.get(name, {}).get(resource, 0) + amount
+                here[resource] = here.get(resource, 0) + amount
+        return used
+
+    def _compare_books(self) -> None:
+        """What the table says is held must be what the auditor adds up from the saved runs, and the room that is kept."""
+        table, used, kept = self.controller.world.table, self.used(), self.kept()
         for row, name in enumerate(table.names):
             books = {resource: amount for resource, amount in used.get(name, {}).items() if amount}
             assert table.usage(row) == books, f"{name}: {table.usage(row)} in the table, {books} by the saved runs"

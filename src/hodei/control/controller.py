@@ -447,6 +447,7 @@ class Controller:
         for gang in self.gangs.due(view.now_ms, woken=woken):
             if gang.id in self.preempting.holds:
                 continue
+            self._wake("run_ended")  # what was kept for it is anyone's now, wherever it goes
             result = self.preempting.try_gang(gang, view)
             if not isinstance(result, Refusal):
                 self._bind(gang, result, plan, view.now_ms)
@@ -456,7 +457,6 @@ class Controller:
                 plan.evictions += evictions
             else:
                 plan.refusals.append(result)
-                self._wake("run_ended")  # what was kept for it is anyone's now
 
     def _grow_gangs(self, plan: Plan, view: View, woken: bool) -> None:
         """Elastic gangs take what is left when nobody waits for room."""

@@ -275,3 +275,16 @@ def test_two_gangs_that_each_wait_for_a_place_for_a_lost_member_do_not_wait_for_
     assert house.reason(1) == ("ASSEMBLY_TIMEOUT", "no place was found for a missing member")
     house.later(60_000)
     assert sorted(len(live(house, job)) for job in (1, 2)) == [0, 2]
+
+
+def test_the_room_kept_for_a_member_is_free_for_others_when_its_replacement_goes_elsewhere():
+    house = House(a_node("a", 1, labels={"disk": "ssd"}), a_node("b", 1))
+    house.submit(1, count=2, cpu="1", retries=1, gang=GangRules(on_failure="repair"))
+    on_a = next(run.id for run in house.runs.values() if run.node == "a")
+    house.submit(2, cpu="1", node_selector={"disk": "ssd"})
+    house.see(on_a, "failed", 1)
+    house.learn(NodeJoined(a_node("c", 8)))
+    assert house.state(2) == "pending"  # `a` is kept for the member that failed
+    house.later(60_000)
+    assert {run.node for run in house.runs.values() if run.job == 1 and run.attempt == 2} == {"c"}
+    assert house.state(2) == "scheduled"
