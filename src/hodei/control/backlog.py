@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable
 
 from hodei.control.ordered import Ordered
 from hodei.engine.plan import Refusal
@@ -139,7 +139,7 @@ class Line:
 
     # ------------------------------------------------------------------------------------------- the order
 
-    def ready(self, view: View | None = None) -> Iterator[Gang]:
+    def ready(self, view: View | None = None) -> Generator[Gang, None, None]:
         """Gangs to try, in order; the caller must say `started`, `refused` or `back_off` of each before the next."""
         while (gang := self._next()) is not None:
             yield gang

@@ -37,6 +37,7 @@ from hodei.control.steering import Steering
 from hodei.control.steps import Step as Step
 from hodei.control.steps import beyond_help, failed
 from hodei.control.timers import Timers
+from hodei.control.turns import Turn, in_turn
 from hodei.control.world import World
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import summary
@@ -377,44 +378,44 @@ class Controller:
         ticked = self.steering.wake(self._triggers, now_ms) if self._triggers else ()
         self._triggers.clear()
         again, self._once_more, self._unfinished = self._once_more, False, False
-        for name, line in self.lines.items():
-            holds = self.preempting.awake(name) if self.preempting.holds else []
-            if not line.gangs and not holds:
+        turns = self._turns(now_ms)
+        for turn, item in in_turn(turns, view):
+            if isinstance(item, Hold):
+                self._start_elsewhere(item, plan, view, refused)
                 continue
-            line.wake_due(now_ms)
-            before, told, whole = tries, len(plan.refusals), True
-            for gang in line.ready(view):
-                while holds and holds[0].gang.order < gang.order:
-                    self._start_elsewhere(holds.pop(0), plan, view, refused)
-                if tries >= self._max_tries:
-                    # Facts are waiting too; the rest of the line is tried in the next step, which comes at once.
-                    self._unfinished, whole = True, False
-                    break
-                tries += 1
-                gang.attempts += 1
-                gang.last_attempt_ms = now_ms
-                result = self.preempting.try_gang(gang, view)
-                if isinstance(result, Refusal):
-                    evictions = None if beyond_help(result) else self.preempting.attempt(gang, view, result)
-                    if evictions is not None:
-                        line.started(gang)
-                        plan.evictions += evictions
-                        continue
-                    self._refused(line, gang, result, now_ms)
-                    plan.refusals.append(result)
-                else:
+            line, gang = turn.line, item
+            if tries >= self._max_tries:
+                # Facts are waiting too; the others are tried in the next step, which comes at once.
+                self._unfinished = True
+                break
+            tries += 1
+            turn.tried += 1
+            gang.attempts += 1
+            gang.last_attempt_ms = now_ms
+            if isinstance(line, ReservingLine):
+                line.begin(gang, view)
+            result = self.preempting.try_gang(gang, view)
+            if isinstance(result, Refusal):
+                evictions = None if beyond_help(result) else self.preempting.attempt(gang, view, result)
+                if evictions is not None:
                     line.started(gang)
-                    gang.kind = line.kind if isinstance(line, ReservingLine) else ""
-                    self._bind(gang, result, plan, now_ms)
-            for hold in holds if whole else ():
-                self._start_elsewhere(hold, plan, view, refused)
-            if isinstance(line, ReservingLine) and line.lapsed and len(self.lines) > 1:
+                    plan.evictions += evictions
+                    continue
+                self._refused(line, gang, result, now_ms)
+                plan.refusals.append(result)
+                turn.refused += 1
+            else:
+                line.started(gang)
+                gang.kind = line.kind if isinstance(line, ReservingLine) else ""
+                self._bind(gang, result, plan, now_ms)
+        for turn in turns:
+            if isinstance(turn.line, ReservingLine) and turn.line.lapsed and len(self.lines) > 1:
                 # That promise may be all that kept someone waiting in a line that has had its turn.
                 self._wake("job_ended")
                 self._once_more = not again
                 self._unfinished |= self._once_more
-            if name in ticked:
-                self.steering.ticked(name, tries - before, len(plan.refusals) - told, now_ms)
+            if turn.name in ticked:
+                self.steering.ticked(turn.name, turn.tried, turn.refused, now_ms)
         if self.gangs.growing:
             self._grow_gangs(plan, view, woken or bool(self._triggers))
         self.preempting.sparing.ask()
@@ -424,6 +425,16 @@ class Controller:
                 "plugin.failed", now_ms, job=fault.job, plugin=fault.plugin, point=fault.point, error=fault.error
             )
         return plan
+
+    def _turns(self, now_ms: int) -> list[Turn]:
+        """The lines in which there is something to try."""
+        out = []
+        for name, line in self.lines.items():
+            holds = self.preempting.awake(name) if self.preempting.holds else []
+            if line.gangs or holds:
+                line.wake_due(now_ms)
+                out.append(Turn(name, line, holds))
+        return out
 
     def _take_places(self, plan: Plan, view: View) -> None:
         """Those for whom room was made come first; should it have come to nothing (a node went), they queue again."""

@@ -9,7 +9,7 @@ when its own factor of fair share has changed. In between, who is first is found
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable
 from typing import Any
 
 from hodei.control.backlog import Line, _Group, _Kind
@@ -103,7 +103,7 @@ class RankedLine(Line):
 
     # ------------------------------------------------------------------------------------------- the order
 
-    def ready(self, view: View | None = None) -> Iterator[Gang]:
+    def ready(self, view: View | None = None) -> Generator[Gang, None, None]:
         assert view is not None
         self._rank_anew(view)
         while (entry := self._take()) is not None:
@@ -116,8 +116,12 @@ class RankedLine(Line):
             finally:
                 if not done or not group.awake:
                     self._rank(key)  # not decided (enough for this step), or asleep with all of its kind
-            if view.shares is not None and view.shares.version != self._version:
+            if not self.is_ranked(view):
                 self._rank_anew(view)
+
+    def is_ranked(self, view: View) -> bool:
+        """Whether the ranks are still those of the shares as they are now."""
+        return view.shares is None or view.shares.version == self._version
 
     def _take(self) -> _Entry | None:
         """The first of all whose kind and group are awake, out of its heap."""

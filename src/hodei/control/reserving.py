@@ -39,6 +39,7 @@ class ReservingLine:
         self.queue = cast("TimedQueue", profile.queue)
         self.gangs: dict[JobId, Gang] = {}
         self.kind: StartKind = "head"
+        self._next_head: JobId | None = None
         self._engine = engine
         self._outlooks = Outlooks(engine)
         self._roster = Roster(self.queue, self.gangs)
@@ -147,7 +148,7 @@ class ReservingLine:
 
     # ------------------------------------------------------------------------------------------- the order
 
-    def ready(self, view: View) -> Iterator[Gang]:
+    def ready(self, view: View) -> Generator[Gang, None, None]:
         """Gangs to try, in order; the caller must say `started`, `refused` or `back_off` of each before the next."""
         roster, self.lapsed = self._roster, False
         if not roster.slots:
@@ -167,6 +168,16 @@ class ReservingLine:
         roster.fresh.clear()
         self._settled = self._state(view)
 
+    def begin(self, gang: Gang, view: View) -> None:
+        """A gang that `ready` has named is about to be tried; it may have waited for gangs of other lines until now."""
+        if gang.id == self._next_head and self.queue.promises == 1:
+            self._withdraw_all_but([gang.id], view)  # whoever was first before must not stand in its way
+        self._next_head = None
+
+    def highest_priority(self) -> int:
+        """Of those who wait here, as far as the line looks ahead."""
+        return self._roster.highest_priority()
+
     def _look_over(self, view: View, *, again: bool = False) -> Generator[Gang, None, bool | None]:
         """All who wait: those in front are tried and promised a start, the others fill gaps. Whether those in front are as
         many as there can be, so that nobody who comes after them is one; None, once, to be called again: a promise turned
@@ -176,8 +187,7 @@ class ReservingLine:
         front, promised, enough, next_ms = list[JobId](), list[JobId](), False, _NEVER
         for gang in roster.in_order(view.now_ms):
             if self._may_try(gang.id):
-                if promises == 1:
-                    self._withdraw_all_but([gang.id], view)  # whoever was first before must not stand in its way
+                self._next_head = gang.id
                 self.kind = _kind(gang, next_ms, view) if promised else "head"
                 yield gang
                 if gang.id not in roster.slots:

@@ -26,7 +26,7 @@ _NEVER = np.iinfo(np.int64).max
 # Bits of `asleep` beside those of the triggers that wake: asleep at all, and nobody is there (any more).
 _SLEEPS, _GONE = 1 << 40, 1 << 41
 _WAITING = len(Waiting.__struct_fields__)
-_ID, _SUBMITTED, _ESTIMATE = 0, 1, 2
+_ID, _SUBMITTED, _ESTIMATE, _PRIORITY = 0, 1, 2, 4
 _LIMIT, _GROUP, _ASLEEP, _TRIED, _KEY = range(_WAITING, _WAITING + 5)
 # Fewer changes of place than these are made one by one.
 _FEW = 16
@@ -297,6 +297,11 @@ class Roster:
         return slots
 
     # ------------------------------------------------------------------------------------------- the order
+
+    def highest_priority(self) -> int:
+        """Of those in the columns; far below all others if there is none."""
+        here = self.data[_ASLEEP, : self.end] != _GONE
+        return int(self.data[_PRIORITY, : self.end].max(initial=-_NEVER, where=here))
 
     def in_order(self, now_ms: int) -> Iterator[Gang]:
         """Those in the columns, the first in line first; those that leave meanwhile are left out."""

@@ -1,0 +1,115 @@
+"""One order over the lines of all profiles, which share the nodes: whose turn is next in a step.
+
+Each line keeps its own order. Among the gangs that are next in their lines, the one with the highest priority goes first;
+ties go to the one that has waited longest, then to the lower job number. So a critical job of any profile is tried before
+a low job of any other, whatever the profiles are called. A step looks at the first of each line, never at a whole line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from hodei.control.backlog import Line
+from hodei.control.preempting import Hold
+from hodei.control.ranked import RankedLine
+from hodei.control.reserving import ReservingLine
+from hodei.engine.view import Gang, View
+
+_Key = tuple[int, int, int]
+
+
+class Turn:
+    """One line's part in a step. `holds`: its gangs that have room being made for them and may start elsewhere now, in
+    the line's order. `tried` and `refused` count its gangs in this step."""
+
+    __slots__ = ("holds", "line", "name", "refused", "tried")
+
+    def __init__(self, name: str, line: Line | ReservingLine, holds: list[Hold]) -> None:
+        self.name, self.line, self.holds = name, line, holds
+        self.tried = self.refused = 0
+
+
+def in_turn(turns: list[Turn], view: View) -> Iterator[tuple[Turn, Gang | Hold]]:
+    """What to try next, and whose line it is from. As with `Line.ready`, the caller must decide each before the next."""
+    if len(turns) == 1:
+        (turn,) = turns
+        for item in _of_line(turn, view):
+            yield turn, item
+        return
+    streams = [stream for turn in turns if not (stream := _Stream(turn, view)).over]
+    try:
+        while streams:
+            first = min(streams, key=_key)
+            taken = first.take()
+            if taken is not None:
+                yield first.turn, taken
+            if first.over:
+                streams.remove(first)
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+class _Stream:
+    """The gangs of one line, with a look at the next one."""
+
+    __slots__ = ("_items", "_next", "_view", "key", "over", "turn")
+
+    def __init__(self, turn: Turn, view: View) -> None:
+        self.turn, self._view, self.over = turn, view, False
+        self._items = _of_line(turn, view)
+        self._next: Gang | Hold | None = None
+        if isinstance(turn.line, ReservingLine) and turn.line.gangs:
+            # A look at its next gang would make promises. That waits until one of its gangs could be next of all.
+            keys = [_key_of(hold.gang) for hold in turn.holds]
+            self.key: _Key = min([(-turn.line.highest_priority(), 0, 0), *keys])
+        else:
+            self._look()
+
+    def take(self) -> Gang | Hold | None:
+        """The next one, if it is still the first of its line; None: look again which line is first."""
+        item, line = self._next, self.turn.line
+        if isinstance(item, Gang) and isinstance(line, RankedLine) and not line.is_ranked(self._view):
+            # What another line has started has changed the shares, and with them the order of this one.
+            self._items.close()
+            self._items, item = _of_line(self.turn, self._view), None
+        if item is None:
+            self._look()
+            return None
+        self._next = None
+        self.key = (-1 << 62, 0, 0)  # until it is decided nothing can be said of those behind it
+        return item
+
+    def _look(self) -> None:
+        self._next = next(self._items, None)
+        if self._next is None:
+            self.over = True
+        else:
+            self.key = _key_of(self._next if isinstance(self._next, Gang) else self._next.gang)
+
+    def close(self) -> None:
+        self._items.close()
+
+
+def _key(stream: _Stream) -> _Key:
+    return stream.key
+
+
+def _key_of(gang: Gang) -> _Key:
+    return -gang.priority, gang.queued_ms, gang.id
+
+
+def _of_line(turn: Turn, view: View) -> Generator[Gang | Hold, None, None]:
+    """What one line has to try, in its own order."""
+    holds = turn.holds
+    if turn.line.gangs:
+        ready = turn.line.ready(view)
+        try:
+            for gang in ready:
+                while holds and holds[0].gang.order < gang.order:
+                    yield holds.pop(0)
+                yield gang
+        finally:
+            ready.close()
+    while holds:
+        yield holds.pop(0)
