@@ -16,8 +16,10 @@ import pytest
 from conformance.backends import Bench, Told, kinds
 from hodei.model.effects import Forget, SaveWork, Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound
-from hodei.model.job import Checkpoint
+from hodei.model.health import HealthCheck
+from hodei.model.job import Checkpoint, Interactive
 from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.needs import needs_of, unmet_by
 
 # Words that mean something to every shell that would read them.
 HOSTILE = (
@@ -508,5 +510,40 @@ def test_room_is_set_aside_and_given_back_as_often_as_one_likes(backend_kind: To
 def test_what_is_expected_to_begin_is_in_the_systems_line(backend_kind: Told):
     async def story(bench: Bench) -> None:
         assert (await bench.backend.expected()).keys() <= (await bench.backend.known()).keys()
+
+    backend_kind(story)
+
+
+# ------------------------------------------------------------------- what it says it can do, and what not
+
+
+@kinds("commands")
+def test_a_backend_takes_what_it_says_it_can_do_and_refuses_what_it_says_it_cannot(backend_kind: Told):
+    """The filter `capabilities` goes by what a backend says. One that claims too much would fail jobs for good."""
+
+    async def story(bench: Bench) -> None:
+        cannot = unmet_by(bench.backend.capabilities)
+        asked = {
+            "bare": {"image": ""},
+            "health_checks": {"health": HealthCheck(command=("/bin/true",))},
+            "checkpoint": {"checkpoint": Checkpoint(signal="USR1")},
+            "checkpoint_commands": {"checkpoint": Checkpoint(command=("/bin/true",))},
+            "limits": {"limits": {"memory": 64 << 20}, "memory": "32Mi"},
+            "idle_timeouts": {"workload": Interactive(600_000)},
+        }
+        jobs = {need: number for number, need in enumerate(asked, 1)}
+        orders = [await bench.order(jobs[need], "/bin/true", **fields) for need, fields in asked.items()]
+        orders = [order for order in orders if not set(needs_of(order.spec, order.task)) & set(cannot)]
+        assert orders
+        assert await bench.backend.start(orders) == {}
+        for order in orders:
+            end = await bench.end_of(order.run.id)
+            assert (end.state, end.exit_code) == ("succeeded", 0), f"{order.run.id}: {end.reason}"
+        never = {"images": {"image": "busybox:local"}, "health_checks": asked["health_checks"]}
+        for number, (need, fields) in enumerate(never.items(), 20):
+            if need in cannot:
+                order = await bench.order(number, "/bin/true", **fields)
+                answer = await bench.backend.start([order])
+                assert isinstance(answer[order.run.id], BackendRefused)
 
     backend_kind(story)

@@ -95,7 +95,15 @@ class LocalBackend(PlainBackend):
     """`ports.Backend` for this machine. `home` is the agent's; `installation` and `epoch` come from the store."""
 
     kind = "local"
-    capabilities = Capabilities(limits=True, checkpoint=True, health_checks=True, execute=True, usage=True)
+    capabilities = Capabilities(
+        gpu_shares=True,
+        limits=True,
+        checkpoint=True,
+        health_checks=True,
+        idle_timeouts=True,
+        execute=True,
+        usage=True,
+    )
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def _asked(
         for plugin in profile.filters:
             for mask, reason in engine.runner.refusals(plugin, member, table.view(slice(row, row + 1)), view):
                 if mask[0]:
-                    blockers.append(Blocker(reason.code, reason.text, reason.plugin, name, 1, (node,)))
+                    blockers.append(Blocker(reason.code, reason.text, reason.plugin, name, 1, (node,), reason.hint))
         text = lacking(profile, member, table, row, view)
         if text:
             lacks.append(NearestMiss(node, text, name))

@@ -192,6 +192,8 @@ def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *,
     if not refusal.nodes or any(not verdict.count and not verdict.reason.evictable for verdict in refusal.verdicts):
         return ""  # no rule about nodes stands in its way: the reason itself says all
     if hopeless:
+        if hints := _hints(refusal):
+            return hints
         change = "make one of these changes" if cures else "no single change to the job lets it start now: change more"
         return f"{change}, or add or change a node"
     alternative = "" if cures else "no single change to the job lets it start now; "
@@ -203,6 +205,13 @@ def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *,
     left_ms = end.at_ms - view.now_ms
     due = f"expected in {format_duration((left_ms + 999) // 1000 * 1000)}" if left_ms > 0 else "which is overdue"
     return f"{alternative}wait: it fits when job {end.job.id} ({end.job.spec.name}) ends, {due}"
+
+
+def _hints(refusal: Refusal) -> str:
+    """What the plugins themselves advise, if every node was refused by one that has advice."""
+    if sum(verdict.count for verdict in refusal.verdicts if verdict.reason.hint) < refusal.nodes:
+        return ""
+    return "; ".join(dict.fromkeys(verdict.reason.hint for verdict in refusal.verdicts if verdict.reason.hint))
 
 
 def _all_blockers(
@@ -219,7 +228,7 @@ def _all_blockers(
         least = found.feasible if least < 0 else min(least, found.feasible)
     if not out:
         out = [
-            Blocker(v.reason.code, v.reason.text, v.reason.plugin, refusal.task, v.count, v.nodes)
+            Blocker(v.reason.code, v.reason.text, v.reason.plugin, refusal.task, v.count, v.nodes, v.reason.hint)
             for v in refusal.verdicts
         ]
     return tuple(out), miss, max(least, 0)

@@ -67,7 +67,15 @@ def verdicts(found: Objections, table: Table) -> tuple[Verdict, ...]:
 def blockers(found: Objections, table: Table, task: str) -> tuple[Blocker, ...]:
     """The long form that `why` shows."""
     return tuple(
-        Blocker(reason.code, reason.text, reason.plugin, task, int(mask.sum()), _names(table, mask, NODES_SHOWN))
+        Blocker(
+            reason.code,
+            reason.text,
+            reason.plugin,
+            task,
+            int(mask.sum()),
+            _names(table, mask, NODES_SHOWN),
+            reason.hint,
+        )
         for mask, reason in found.pairs
     )
 

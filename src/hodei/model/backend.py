@@ -12,7 +12,8 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
 
     `commands`: runs do what their command says (only fakes do not). `images`: tasks with an `image`; `bare`: tasks without
     one. `gpus`: runs are given those that they were granted. `limits`: cpu and memory limits hold. `two_streams`: stdout
-    and stderr are kept apart, else all is in stdout. `checkpoint`, `health_checks`: as a job's file asks for. `execute`:
+    and stderr are kept apart, else all is in stdout. `checkpoint`, `health_checks`: as a job's file asks for.
+    `gpu_shares`: runs can share a GPU. `idle_timeouts`: a run that does nothing is noticed and stopped. `execute`:
     a command beside a run. `usage`: what is used on its nodes. `suspend`: a run can be frozen in its place. `reserve`: room
     can be set aside before a start. `delegates`: it queues and places by itself, a start only joins its line; `expects`:
     it tells when those in its line will begin.
@@ -22,10 +23,12 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     images: bool = False
     bare: bool = True
     gpus: bool = False
+    gpu_shares: bool = False
     limits: bool = False
     two_streams: bool = True
     checkpoint: bool = False
     health_checks: bool = False
+    idle_timeouts: bool = False
     execute: bool = False
     usage: bool = False
     suspend: bool = False

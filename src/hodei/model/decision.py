@@ -14,12 +14,14 @@ StartKind = Literal["head", "backfill", "spill"]
 
 
 class Reason(Struct, frozen=True, omit_defaults=True):
-    """Why a plugin says no. `code` is stable; `evictable` is true when stopping other work could change the answer."""
+    """Why a plugin says no. `code` is stable; `evictable` is true when stopping other work could change the answer.
+    `hint`: what a user can do about it, if the plugin knows."""
 
     plugin: str
     code: str
     text: str
     evictable: bool = False
+    hint: str = ""
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):

@@ -19,7 +19,8 @@ RepairKind = Literal["lower", "tolerate", "drop", "members"]
 
 
 class Blocker(Struct, frozen=True, omit_defaults=True):
-    """One reason, how many nodes gave it, and their names (the first of them: `count` tells how many there are)."""
+    """One reason, how many nodes gave it, and their names (the first of them: `count` tells how many there are). `hint`:
+    what to do about it, if that is known."""
 
     code: str
     text: str
@@ -27,6 +28,7 @@ class Blocker(Struct, frozen=True, omit_defaults=True):
     task: str = ""
     count: int = 0
     nodes: tuple[NodeName, ...] = ()
+    hint: str = ""
 
 
 class NearestMiss(Struct, frozen=True, omit_defaults=True):

@@ -54,7 +54,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     `sockets` describe what it is made of, if that is known (else cores can not be bound, and GPUs are counted from 0);
     `address` is where members of one gang reach each other; `images` are those that it holds, with their bytes;
     `volume_limits` tells how many volumes of a kind can be attached to it. `not_ready_code`: the reason code if it is not
-    ready for a cause of its own kind (its backend's).
+    ready for a cause of its own kind (its backend's). `cannot`: which needs of jobs its backend does not meet (`model.needs`).
     """
 
     name: NodeName
@@ -78,6 +78,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     images: dict[str, int] = {}
     volume_limits: dict[str, int] = {}
     not_ready_code: str = ""
+    cannot: tuple[str, ...] = ()
 
 
 class NodeMarks(Struct, frozen=True, omit_defaults=True):

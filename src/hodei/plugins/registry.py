@@ -21,6 +21,7 @@ from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
 from hodei.plugins.backend_policies import CostOptimized, Locality, Performance
 from hodei.plugins.batch import Batch
+from hodei.plugins.capabilities import Capabilities
 from hodei.plugins.cost import Cost
 from hodei.plugins.data_locality import DataLocality
 from hodei.plugins.data_rules import DataRules
@@ -50,7 +51,7 @@ from hodei.plugins.volumes import Volumes
 PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
-        Health, Platform, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Devices,
+        Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Devices,
         Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
         Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
@@ -60,7 +61,9 @@ PLUGINS: dict[str, type[Any]] = {
 }  # fmt: skip
 QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair, Multifactor, Batch)}
 
-FILTERS = ("health", "platform", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "devices")
+FILTERS = (
+    "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "devices",
+)  # fmt: skip
 # Backends are chosen before the places within them.
 LAYOUTS = ("distribution", "gang_topology", "promises")
 WEIGHTS = {"resource": 40, "load": 30, "affinity": 20, "proximity": 10, "platform": 20,

@@ -15,6 +15,7 @@ from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import Fact, NodeJoined, NodeLost, RunObserved
 from hodei.model.ids import RunId
 from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.needs import unmet_by
 from hodei.model.node import Node
 from hodei.model.text import moment
 from hodei.ports import Backend, Clock
@@ -121,7 +122,7 @@ class Watcher:
     async def _look_at_nodes(self) -> None:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             offered = await self._backend.nodes()
-        found = {node.name: self._dress(node) for node in offered}
+        found = {node.name: self._dressed(node) for node in offered}
         name = self._backend.name
         for node in [node for node in found if self._owners.setdefault(node, name) != name]:
             log.error(
@@ -137,6 +138,11 @@ class Watcher:
             self._owners.pop(node, None)
         self._offered, self._outage = found, None
         self._tell_nodes()
+
+    def _dressed(self, node: Node) -> Node:
+        """With what the configuration says of all nodes of the backend, and what the backend cannot do."""
+        node, cannot = self._dress(node), unmet_by(self._backend.capabilities)
+        return structs.replace(node, cannot=cannot) if cannot and not node.cannot else node
 
     def _tell_nodes(self, gone: str = "no longer offered by its backend") -> None:
         """What has changed of its nodes, as they count: barred ones are not ready, whatever the backend says."""

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from builders import NOW_MS, a_job, a_job_spec, a_node, a_run
+from hodei.model.backend import Capabilities
 from hodei.model.effects import Forget, SaveWork, Spare, Start, Stop
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.facts import RunObserved, RunSpared
@@ -67,6 +68,23 @@ def test_a_start_on_a_backend_that_is_gone_is_refused_for_good_and_its_stops_are
         binder, told = _binder(ObedientBackend())
         binder.act([_start(1, backend="old"), Stop("1.0.1", "old", 0, "x"), Forget("1.0.1", "old")])
         assert [(fact.run, fact.permanent) for fact in told] == [("1.0.1", True)]
+
+    asyncio.run(main())
+
+
+def test_a_job_with_an_image_is_not_sent_to_a_backend_that_runs_none():
+    """It failed for good there, while the backend that could have taken it was free."""
+
+    async def main():
+        bare = ObedientBackend("bare", [a_node("b1", 64, backend="bare")])
+        boxes = ObedientBackend("boxes", [a_node("c1", 2, backend="boxes")])
+        boxes.capabilities = Capabilities(images=True)
+        bare.refuse = {"1.0.1": BackendRefused("no images here")}
+        async with alive(a_service(TalkingStore(), bare, boxes)) as service:
+            assert service.controller.world.table.node("b1").cannot
+            await service.submit([a_job_spec(image="busybox")])
+            await until(lambda: ("start", ["1.0.1"]) in boxes.diary.lines)
+            assert ("start", ["1.0.1"]) not in bare.diary.lines
 
     asyncio.run(main())
 

@@ -290,11 +290,13 @@ def test_a_command_goes_to_the_backend_of_its_run():
 def test_a_job_whose_backend_cannot_let_it_save_its_work_is_told_so_and_nothing_is_asked_of_it():
     async def main():
         plain = ObedientBackend()
+        plain.capabilities = Capabilities(checkpoint=True)
         async with alive(a_service(MemoryStore(), plain, health=BY_HAND)) as service:
             await service.submit([a_job_spec(checkpoint=Checkpoint(signal="USR1"))])
             await until(lambda: plain.diary.lines)
             plain.say(RunObserved("1.0.1", "running", NOW_MS))
             await until(lambda: service.store.job(1).state == "running")
+            plain.capabilities = Capabilities()  # its settings have changed since the job was placed
             with pytest.raises(Unsupported, match=r"obedient .* cannot let a run save its work") as told:
                 await life.save_work(service, 1)
             assert "hodei backend show" in told.value.hint
