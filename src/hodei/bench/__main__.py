@@ -1,4 +1,4 @@
-"""`python -m hodei.bench docker|engine|gpu|queue|server|sharing|slurm|viewers`."""
+"""`python -m hodei.bench docker|engine|fragmentation|gpu|queue|server|sharing|slurm|viewers`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import platform
 import sys
 from typing import Any
 
-from hodei.bench import docker, engine, gpu, queue, server, sharing, slurm, viewers
+from hodei.bench import docker, engine, fragmentation, gpu, queue, server, sharing, slurm, viewers
 
 
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hodei bench", description="Measure Hodei on this machine.")
     kinds = parser.add_subparsers(dest="kind", required=True)
-    for module in (engine, queue, server, gpu, sharing, docker, slurm, viewers):
+    for module in (engine, fragmentation, queue, server, gpu, sharing, docker, slurm, viewers):
         module.add_arguments(kinds)
     given = parser.parse_args(args)
     result: dict[str, Any] = given.measure(given)

@@ -89,9 +89,14 @@ class Nodes:
     def share(self, part: Ints, resource: str) -> Ints:
         """`part` of each node's capacity on a scale of 0 to 10,000; 0 where there is no capacity."""
         shift, whole = self.table.scale_of(resource)
-        scaled = np.maximum(part, 0) >> shift
-        # Exact: both sides are whole, the divisor is below 2**39 and the quotient wanted below 2**14.
-        return (scaled * _SCALE / whole[self._rows]).astype(np.int64)
+        scaled = np.maximum(part, 0)
+        if shift:
+            scaled >>= shift
+        # Exact: both sides are whole and below 2**53, the divisor is below 2**39 and the quotient wanted below 2**14.
+        found = scaled.astype(np.float64)
+        found *= _SCALE
+        found /= whole[self._rows]
+        return found.astype(np.int64)
 
     def gpus(self) -> Ints:
         """What is free of each GPU, in thousandths: one column per GPU, -1 where a node has no more of them."""

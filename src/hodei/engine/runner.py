@@ -59,7 +59,10 @@ class Runner:
             if scores is not None and (len(scores) != len(nodes) or scores.dtype != np.int64):
                 raise TypeError(f"score must return an int64 array of {len(nodes)}")
             # Below 0 means "cannot take it" further on; no score may say that. Raw scores are normalised first.
-            return scores if scores is None or hasattr(plugin, "normalize") else np.clip(scores, 0, MAX_SCORE)
+            if scores is None or not len(scores) or hasattr(plugin, "normalize"):
+                return scores
+            # Looking first is cheaper than clipping, and few plugins need it.
+            return np.clip(scores, 0, MAX_SCORE) if scores.min() < 0 or scores.max() > MAX_SCORE else scores
         except Exception as error:
             self._report(plugin, "score", error)
             return None

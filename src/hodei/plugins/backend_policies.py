@@ -17,7 +17,7 @@ from hodei.engine.points import MAX_SCORE, Reads
 from hodei.engine.view import Member, View
 from hodei.plugins.data_locality import DataLocality
 from hodei.plugins.proximity import Proximity
-from hodei.plugins.strategies import Resource
+from hodei.plugins.strategies import free_share
 
 # Which backend a node is of travels with what is said of it, in the lowest bits.
 _BITS = 16
@@ -89,15 +89,11 @@ class Performance(_OverBackends):
     name = "performance"
     reads: Reads = "usage"
 
-    def __init__(self) -> None:
-        self._room = Resource()
-
     def key(self, member: Member) -> Hashable:
-        return self._room.key(member)
+        return tuple(member.task.request.items())
 
     def _of_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        found = self._room.score(member, nodes, view)
-        return None if found is None else nodes.higher(found, 0)
+        return free_share(member, nodes)
 
     def _of_backend(self, of_nodes: Ints) -> int:
         return int(of_nodes.sum()) // len(of_nodes)

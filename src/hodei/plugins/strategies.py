@@ -6,6 +6,7 @@ All of them look at the resources that the member asks for (cpu and memory if it
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from hodei.model.resources import CPU, GPU, MEMORY
 
 _USUAL = (CPU, MEMORY, GPU)
 _COMMON = [(CPU, 0), (MEMORY, 0)]
+# What a rest that is smaller than the member costs. Enough to tell equal nodes apart, too little to undo the spreading.
+_SMALL_REST = 15 * MAX_SCORE // 100
 
 
 class _Strategy:
@@ -33,17 +36,45 @@ def _asked(member: Member) -> list[tuple[str, int]]:
     return [pair for pair in asked if pair[0] in _USUAL] or asked or _COMMON
 
 
+def free_share(member: Member, nodes: Nodes) -> Ints:
+    """The share of the asked resources that stays free after placing the member; 0 where it has no room."""
+    asked = _asked(member)
+    total = nodes.zeros()
+    for resource, amount in asked:
+        total = total + nodes.share(nodes.free(resource) - amount, resource)
+    return total // len(asked)
+
+
 class Resource(_Strategy):
-    """The share of the asked resources that stays free after placing the member: room for what comes next."""
+    """Spreads while there is room, packs when it is tight. The share of the asked resources that stays free after placing,
+    or once that is less than half the share that is taken: so nodes are first half filled evenly, then filled up one by one,
+    and the others keep their free half in one piece for larger members.
+
+    Two things take points away, because they leave a rest that is hard to use: resources that are taken to unequal shares
+    (the gap between the highest and the lowest), and a rest that is smaller than this member itself. How much this is worth
+    is measured by `hodei bench fragmentation`.
+    """
 
     name = "resource"
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         asked = _asked(member)
-        total = nodes.zeros()
+        shares: list[Any] = []
+        small: Any = False
         for resource, amount in asked:
-            total = total + nodes.share(nodes.free(resource) - amount, resource)
-        return total // len(asked)
+            left = nodes.free(resource) - amount
+            shares.append(nodes.share(left, resource))
+            small = small | ((left < amount) & (left > 0))
+        free: Any = shares[0]
+        gap: Any = 0
+        if len(shares) == 2:
+            free, gap = (free + shares[1]) // 2, abs(free - shares[1])
+        elif len(shares) > 2:
+            most = least = free
+            for share in shares[1:]:
+                free, most, least = free + share, nodes.higher(most, share), nodes.lower(least, share)
+            free, gap = free // len(shares), most - least
+        return nodes.higher(nodes.higher(free, MAX_SCORE - free) - gap - small * _SMALL_REST, 0)
 
 
 class Load(_Strategy):

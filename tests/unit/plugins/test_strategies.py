@@ -39,6 +39,34 @@ def test_resource_leaves_the_largest_share_free_after_placing():
     assert scores(Resource(), a_member(cpu="5", memory="5Gi"), table) == {"large": 7_500, "small": 5_000}
 
 
+def test_resource_packs_once_less_than_half_of_a_node_would_stay_free():
+    table = a_table(TEN, BUSY)
+    # 0, 4 and 2 of 10 stay free: the node that is filled up exactly is the best, the one that keeps most the worst.
+    assert scores(Resource(), a_member(cpu="2", memory="2Gi"), table) == {"a": 10_000, "b": 6_000, "c": 8_000}
+
+
+def test_resource_takes_points_for_a_gap_between_resources_and_for_a_rest_smaller_than_the_member():
+    table = a_table(
+        TEN, {"a": {"cpu": 3, "memory": "0"}, "b": {"cpu": 3, "memory": "3Gi"}, "c": {"cpu": 5, "memory": "5Gi"}}
+    )
+    # After placing 60 % and 90 % are free of a, 60 % of both of b (and 1 of the 4 that c has left is less than 3).
+    assert scores(Resource(), a_member(cpu="1", memory="1Gi"), table) == {"a": 4_500, "b": 6_000, "c": 6_000}
+    assert scores(Resource(), a_member(cpu="3", memory="3Gi"), table)["c"] == 8_000 - 1_500
+
+
+def test_resource_answers_for_one_node_as_it_does_for_all():
+    table = a_table([*TEN, a_node("d", 8, "30Gi")], BUSY)
+    for asked in (
+        {"cpu": "2", "memory": "2Gi"},
+        {"cpu": "3", "memory": "0"},
+        {"cpu": "0", "memory": "0"},
+        {"cpu": "9"},
+    ):
+        member = a_member(**asked)
+        found = scores(Resource(), member, table)
+        assert {name: Resource().score(member, table.one(row), None) for name, row in table.row.items()} == found
+
+
 def test_most_free_takes_the_node_with_most_left_whatever_its_share():
     nodes = [a_node("huge", 100, "100Gi"), a_node("tiny", 2, "2Gi")]
     table = a_table(nodes, {"huge": {"cpu": 90, "memory": "90Gi"}})
