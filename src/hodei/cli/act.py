@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hodei.cli import arrays, errors
+from hodei.cli import arrays, errors, last_words
 from hodei.cli.errors import UsageProblem
 from hodei.cli.jobs import COLUMNS
 from hodei.cli.options import client, headers_option, jobs_argument, output_option
 from hodei.cli.output import clean, emit_list, note
-from hodei.cli.refs import resolve, resolve_job
+from hodei.cli.refs import Meant, look_up
 from hodei.model.errors import HodeiError
 
 if TYPE_CHECKING:
@@ -31,58 +31,54 @@ if TYPE_CHECKING:
 def wait(
     ctx: click.Context, jobs: tuple[str, ...], timeout: str | None, progress: bool, output: str, no_headers: bool
 ) -> None:
-    """Wait until jobs have ended. Exit code 10 if one of them did not succeed, 6 when the time was up."""
+    """Wait until jobs have ended. Exit code 10 if one of them did not succeed, 6 when the time was up.
+
+    The name or number of an array means all of its elements.
+    """
     from hodei.model.quantity import parse_duration_ms
 
     timeout_s = None if timeout is None else parse_duration_ms(timeout) / 1000
-    whole, single = arrays.split(jobs)
     with client() as server:
-        code = errors.OK
-        if whole:
-            ids = [arrays.array_of(server, one, resolve_job).id for one in whole]
-            code = arrays.wait_for_arrays(server, ids, timeout_s)
-        if single:
-            code = code or wait_for(
-                server, resolve(server, single), timeout_s, progress=progress, output=output, headers=not no_headers
-            )
-    ctx.exit(code)
-
-
-def wait_for_all(server: Client, made: list[dict[str, Any]]) -> int:
-    """For jobs and arrays that were just submitted."""
-    code = arrays.wait_for_arrays(server, [job["id"] for job in made if "elements" in job], None)
-    single = [job["id"] for job in made if "elements" not in job]
-    return code or (wait_for(server, single) if single else code)
+        meant = look_up(server, jobs)
+        ctx.exit(wait_for(server, meant, timeout_s, progress=progress, output=output, headers=not no_headers))
 
 
 def wait_for(
     server: Client,
-    ids: list[int],
+    meant: Meant,
     timeout_s: float | None = None,
     *,
     progress: bool = False,
     output: str = "",
     headers: bool = True,
 ) -> int:
-    """Wait for them all, print how they ended (if `output` says how), and give the exit code."""
+    """Wait for them all, print how they ended (if `output` says how), and give the exit code. Whatever did not succeed is
+    named on stderr, with its last lines if no table is printed."""
+    from hodei.client import ArrayId
+
+    wanted = [*(ArrayId(array.id) for array in meant.arrays), *meant.jobs]
     ended = 0
 
     def tick(view: JobView) -> None:
         nonlocal ended
         ended += 1
-        line = f"{ended}/{len(ids)} ended"
+        line = f"{ended}/{len(wanted)} ended"
         click.echo(f"\r{line}" if sys.stderr.isatty() else line, nl=not sys.stderr.isatty(), err=True)
 
     try:
-        views = server.wait(ids, timeout_s, on_end=tick if progress else None)
+        views = server.wait(wanted, timeout_s, on_end=tick if progress else None)
     finally:
         if progress and sys.stderr.isatty():
             click.echo("", err=True)
     if output:
-        emit_list(views, output, COLUMNS, name=lambda view: str(view.id), headers=headers, empty="no active jobs")
+        emit_list(views, output, COLUMNS, name=arrays.reference_text, headers=headers, empty="no active jobs")
+    else:
+        for view in views:
+            if arrays.folded(view) and view.array is not None:
+                note(f"array {view.id}[] ({view.name}): {arrays.counts(view.array)}")
     bad = [view for view in views if view.state != "succeeded"]
-    for view in bad if not output else ():
-        note(f"job {view.id} {view.state}: {view.reason or f'exit code {view.exit_code}'}")
+    if bad and not output:
+        last_words.of_all(server, bad)
     return errors.JOB_FAILED if bad else errors.OK
 
 
@@ -93,18 +89,19 @@ def wait_for(
 @output_option
 @click.pass_context
 def cancel(ctx: click.Context, jobs: tuple[str, ...], reason: str, yes: bool, output: str) -> None:
-    """End jobs: waiting ones leave the queue, running ones are stopped (TERM, grace period, KILL)."""
-    whole, single = arrays.split(jobs)
+    """End jobs: waiting ones leave the queue, running ones are stopped (TERM, grace period, KILL).
+
+    The name or number of an array means all of its elements; one of them is `sweep[3]`.
+    """
     with client() as server:
-        code = arrays.each_array(
-            server, whole, resolve_job, lambda id: server.cancel_array(id, reason), output, "cancel requested"
-        )
-        ids = resolve(server, single)
-        if "all" in jobs and ids and not yes:
-            _confirm(f"cancel {len(ids)} active jobs?")
-        if whole and not single:
-            ctx.exit(code)
-        ctx.exit(code or each(ids, lambda id: server.cancel(id, reason), output, "cancel requested", "cancelled"))
+        meant = look_up(server, jobs)
+        if "all" in jobs and meant.jobs and not yes:
+            _confirm(f"cancel {len(meant.jobs)} active jobs?", hint="add --yes")
+        code = each_array(meant.arrays, lambda id: server.cancel_array(id, reason), output, "cancel requested")
+        if meant.jobs or not meant.arrays:
+            done = each(meant.jobs, lambda id: server.cancel(id, reason), output, "cancel requested", "cancelled")
+            code = code or done
+    ctx.exit(code)
 
 
 @click.command()
@@ -127,12 +124,75 @@ def release(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
 
 @click.command()
 @jobs_argument
+@click.option(
+    "--failed", is_flag=True, help="Only those that have failed, and the jobs that failed for waiting for them."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before elements of an array run again that have succeeded.")
 @output_option
 @click.pass_context
-def requeue(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
-    """Start jobs again from the beginning: ended ones anew, running ones are stopped first."""
+def requeue(ctx: click.Context, jobs: tuple[str, ...], failed: bool, yes: bool, output: str) -> None:
+    """Start jobs again from the beginning: ended ones anew, running ones are stopped first.
+
+    \b
+      hodei requeue --failed sweep     only the elements of an array that have failed
+      hodei requeue 'sweep[3]'         one element
+    """
     with client() as server:
-        ctx.exit(each(resolve(server, jobs), server.requeue, output, "requeue requested", "requeued"))
+        meant = look_up(server, jobs)
+        if failed:
+            _requeue_failed(server, meant, output)
+            return
+        if not yes:
+            for array in meant.arrays:
+                _confirm_successes(array)
+        code = each_array(meant.arrays, lambda id: _requeue_array(server, id), output, "requeued")
+        if meant.jobs or not meant.arrays:
+            code = code or each(meant.jobs, server.requeue, output, "requeue requested", "requeued")
+    ctx.exit(code)
+
+
+def _requeue_array(server: Client, id: int) -> JobView:
+    from hodei.model.errors import Conflict
+
+    if not server.requeue_all(arrays=[id]).requeued:
+        raise Conflict(f"no element of array {id}[] has started yet")
+    return server.array(id)
+
+
+def _confirm_successes(array: JobView) -> None:
+    """Work that is done would be done again: that is asked about first."""
+    assert array.array is not None
+    done, every = array.array.states.get("succeeded", 0), array.array.count
+    if not done:
+        return
+    which = clean(array.name) or f"{array.id}[]"
+    text = (
+        f"array {array.id}[] ({clean(array.name)}): {done} of its {every} elements have succeeded; run them again too?"
+    )
+    _confirm(text, hint=f"only what failed: hodei requeue --failed {which}; all of them: add --yes")
+
+
+def _requeue_failed(server: Client, meant: Meant, output: str) -> None:
+    done = server.requeue_all(meant.jobs, [array.id for array in meant.arrays], failed=True)
+    if output not in ("table", "wide"):
+        views = [server.job(id).job for id in (*done.requeued, *done.revived)]
+        emit_list(views, output, (), name=arrays.reference_text)
+    else:
+        left = set(done.requeued)
+        for array in meant.arrays:
+            assert array.array is not None
+            own = [id for id in done.requeued if array.array.first <= id < array.array.first + array.array.count]
+            left -= set(own)
+            if own:
+                click.echo(f"array {array.id}[] ({clean(array.name)}): {len(own)} requeued")
+        for id in sorted(left):
+            click.echo(f"job {id}{_named(server.job(id).job)} requeued")
+        for id in done.revived:
+            click.echo(f"job {id}{_named(server.job(id).job)} waits again: what it waited for had failed")
+    if done.refused:
+        note(f"{len(done.refused)} jobs of other users failed for waiting for these, and were left as they are")
+    if not done.requeued:
+        note("nothing to do: none of them has failed")
 
 
 def _all_of(
@@ -144,13 +204,32 @@ def _all_of(
     done: str,
 ) -> None:
     """To jobs and to whole arrays."""
-    whole, single = arrays.split(jobs)
     with client() as server:
         to_job, to_array = verbs(server)
-        code = arrays.each_array(server, whole, resolve_job, to_array, output, done)
-        if single:
-            code = code or each(resolve(server, single), to_job, output, asked, done)
+        meant = look_up(server, jobs)
+        code = each_array(meant.arrays, to_array, output, done)
+        if meant.jobs or not meant.arrays:
+            code = code or each(meant.jobs, to_job, output, asked, done)
     ctx.exit(code)
+
+
+def each_array(found: list[JobView], act: Callable[[int], JobView], output: str, done: str) -> int:
+    """One verb to whole arrays; the exit code of the first failure."""
+    views, code = list["JobView"](), errors.OK
+    for array in found:
+        try:
+            views.append(act(array.id))
+        except HodeiError as error:
+            code = code or errors.exit_code_of(error)
+            if code == errors.UNREACHABLE:
+                raise
+            errors.report(error)
+    if output in ("table", "wide"):
+        for view in views:
+            click.echo(f"array {view.id}[]{_named(view)} {done}: {arrays.counts(view.array) if view.array else ''}")
+    elif views:
+        emit_list(views, output, (), name=arrays.id_text)
+    return code
 
 
 def each(ids: list[int], act: Callable[[int], JobView], output: str, asked: str, done: str) -> int:
@@ -172,14 +251,18 @@ def each(ids: list[int], act: Callable[[int], JobView], output: str, asked: str,
             note("no active jobs")
         for view in views:
             word = asked if view.state in ("running", "scheduled") else done
-            click.echo(f"job {view.id}{f' ({clean(view.name)})' if view.name else ''} {word}")
+            click.echo(f"job {view.id}{_named(view)} {word}")
     else:
-        emit_list(views, output, (), name=lambda view: str(view.id))
+        emit_list(views, output, (), name=arrays.reference_text)
     return code
 
 
-def _confirm(question: str) -> None:
+def _named(view: JobView) -> str:
+    return f" ({clean(arrays.name_text(view))})" if view.name else ""
+
+
+def _confirm(question: str, *, hint: str) -> None:
     if not sys.stdin.isatty():
-        raise UsageProblem(f"{question} nobody is there to ask", hint="add --yes")
+        raise UsageProblem(f"{question} There is no terminal to ask at, so nothing was done", hint=hint)
     if not click.confirm(question, default=False, err=True):
         raise click.Abort

@@ -12,7 +12,7 @@ from hodei.cli import arrays, gang_words
 from hodei.cli.graph import graph
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
 from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, paint, table
-from hodei.cli.refs import ACTIVE, resolve_job
+from hodei.cli.refs import ACTIVE, look_up, only, resolve_job
 from hodei.cli.times import ago, short, span
 from hodei.model.lifecycle import JOB_STEPS
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hodei.wire.views import JobDetail, JobView
 
 COLUMNS = (
-    Column("ID", arrays.id_text),
+    Column("ID", arrays.reference_text),
     Column("NAME", arrays.name_text),
     Column("STATE", lambda v: v.state),
     Column("PROJECT", lambda v: v.project),
@@ -98,7 +98,7 @@ def jobs(
                 yield view
 
         nothing = "no such jobs" if every or state else "no active jobs (all: hodei jobs -a)"
-        emit_list(counted(), output, COLUMNS, name=arrays.id_text, headers=not no_headers, empty=nothing)
+        emit_list(counted(), output, COLUMNS, name=arrays.reference_text, headers=not no_headers, empty=nothing)
         if shown == limit:
             note(f"these are the newest {limit}; there may be more (--limit)")
 
@@ -123,13 +123,14 @@ def job() -> None:
 )
 @output_option
 def show_job(job: str, show_secrets: bool, output: str) -> None:
-    """Everything about one job: where it stands, its runs; with -o yaml its whole specification."""
+    """Everything about one job: where it stands, its runs; with -o yaml its whole specification. Of an array by its name
+    or number: how its elements stand; one of them is `sweep[3]`."""
     with client() as server:
-        if arrays.is_array(job):
-            whole = arrays.array_of(server, job, resolve_job)
-            emit_one(whole, output, name=arrays.id_text, text=arrays.describe)
+        meant = look_up(server, [job])
+        if meant.arrays:
+            emit_one(meant.arrays[0], output, name=arrays.id_text, text=arrays.describe)
             return
-        detail = server.job(resolve_job(server, job), secrets=show_secrets)
+        detail = server.job(only(meant, job), secrets=show_secrets)
     emit_one(detail, output, name=lambda d: str(d.job.id), text=lambda d: _describe(d, wide=output == "wide"))
 
 

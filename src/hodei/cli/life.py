@@ -6,7 +6,10 @@ import click
 
 from hodei.cli.act import each
 from hodei.cli.options import client, complete_nodes, jobs_argument, output_option
-from hodei.cli.refs import resolve
+from hodei.cli.refs import ACTIVE, resolve
+
+# Of an array these verbs mean the elements that they can be done to.
+RUNNING = ("scheduled", "running")
 
 
 @click.command()
@@ -16,7 +19,7 @@ from hodei.cli.refs import resolve
 def suspend(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Stop jobs for a while: they save their work first if they can, and wait until they are resumed."""
     with client() as server:
-        ctx.exit(each(resolve(server, jobs), server.suspend, output, "suspend requested", "suspended"))
+        ctx.exit(each(resolve(server, jobs, ACTIVE), server.suspend, output, "suspend requested", "suspended"))
 
 
 @click.command()
@@ -26,7 +29,7 @@ def suspend(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
 def resume(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     """Let suspended jobs go on; the same as `release`."""
     with client() as server:
-        ctx.exit(each(resolve(server, jobs), server.resume, output, "resumed", "resumed"))
+        ctx.exit(each(resolve(server, jobs, ACTIVE), server.resume, output, "resumed", "resumed"))
 
 
 @click.command()
@@ -39,7 +42,7 @@ def checkpoint(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
     When they last did is in `hodei job show`; how they do it is said in the job file (`checkpoint`).
     """
     with client() as server:
-        ctx.exit(each(resolve(server, jobs), server.checkpoint, output, "told to save its work", "told"))
+        ctx.exit(each(resolve(server, jobs, RUNNING), server.checkpoint, output, "told to save its work", "told"))
 
 
 @click.command()
@@ -55,5 +58,11 @@ def migrate(ctx: click.Context, jobs: tuple[str, ...], to: str, force: bool, out
     """
     with client() as server:
         ctx.exit(
-            each(resolve(server, jobs), lambda id: server.migrate(id, to, force), output, "is leaving", "is leaving")
+            each(
+                resolve(server, jobs, RUNNING),
+                lambda id: server.migrate(id, to, force),
+                output,
+                "is leaving",
+                "is leaving",
+            )
         )

@@ -1,18 +1,20 @@
-"""Which jobs are meant: `12`, `last`, a name, `1-3`, `1,3,5-8`, `2-10:2`, `all`; of an array `17[3]`, `17[0-9]`, `17[]`."""
+"""Which jobs are meant: `12`, `last`, a name, `1-3`, `1,3,5-8`, `2-10:2`, `all`; of an array `17[3]`, `17[0-9]`, `17[]`.
+
+The bare name or number of an array means the whole of it, as `hodei.client.finding` tells.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from hodei.cli.arrays import elements
 from hodei.cli.errors import UsageProblem
-from hodei.model.errors import NotFound
 from hodei.model.lifecycle import JOB_ENDED, JOB_STEPS
 
 if TYPE_CHECKING:
     from hodei.client import Client
+    from hodei.wire.views import JobView
 
 ACTIVE = tuple(state for state in JOB_STEPS if state not in JOB_ENDED)
 _MOST = 100_000
@@ -20,21 +22,54 @@ _PART = r"\d[\d_]{0,18}(?:-\d[\d_]{0,18}(?::\d{1,9})?)?"
 _NUMBERS = re.compile(rf"{_PART}(?:,{_PART})*")
 
 
-def resolve(client: Client, references: Iterable[str]) -> list[int]:
-    """The ids, each once, in the order given. NotFound for a name that no job has, or `last` without any job."""
-    ids: dict[int, None] = {}
+class Meant(NamedTuple):
+    """What the references on a command line stand for, each once, in the order given."""
+
+    arrays: list[JobView]
+    jobs: list[int]
+
+
+def look_up(client: Client, references: Iterable[str]) -> Meant:
+    """NotFound for a name that no job has, or `last` without any job."""
+    arrays: dict[int, JobView] = {}
+    jobs: dict[int, None] = {}
     for reference in references:
-        for id in _resolve_one(client, reference):
-            ids[id] = None
+        array, ids = _look_up(client, reference)
+        if array is not None:
+            arrays[array.id] = array
+        jobs |= dict.fromkeys(ids)
+    return Meant(list(arrays.values()), list(jobs))
+
+
+def resolve(client: Client, references: Iterable[str], state: tuple[str, ...] = ()) -> list[int]:
+    """The same job by job: of an array every element, or every element in one of these states."""
+    arrays, jobs = look_up(client, references)
+    ids = dict.fromkeys(jobs)
+    for array in arrays:
+        place = array.array
+        assert place is not None
+        every = range(place.first, place.first + place.count)
+        ids |= dict.fromkeys(sorted(view.id for view in client.elements(array, state)) if state else every)
     return list(ids)
 
 
 def resolve_job(client: Client, reference: str) -> int:
-    """The one job that is meant."""
-    ids = resolve(client, [reference])
-    if len(ids) != 1:
-        raise UsageProblem(f"{reference!r} names {len(ids)} jobs, this command takes one", hint="see: hodei jobs")
-    return ids[0]
+    """The one job that is meant, for a command that cannot take a whole array. A number is that very job."""
+    ids = numbers(reference)
+    if ids is None:
+        array, found = _look_up(client, reference)
+        if array is not None and array.array is not None:
+            what = f"{reference!r} is an array of {array.array.count} jobs, this command takes one"
+            raise UsageProblem(what, hint=f"name an element: '{reference.partition('[')[0]}[{array.array.start}]'")
+        ids = list(found)
+    return only(Meant([], ids), reference)
+
+
+def only(meant: Meant, reference: str) -> int:
+    if len(meant.jobs) != 1:
+        what = f"{reference!r} names {len(meant.jobs)} jobs, this command takes one"
+        raise UsageProblem(what, hint="see: hodei jobs")
+    return meant.jobs[0]
 
 
 def numbers(text: str) -> list[int] | None:
@@ -58,17 +93,12 @@ def numbers(text: str) -> list[int] | None:
     return out
 
 
-def _resolve_one(client: Client, reference: str) -> list[int]:
+def _look_up(client: Client, reference: str) -> tuple[JobView | None, tuple[int, ...]]:
+    from hodei.client.finding import find
+
     found = numbers(reference)
-    if found is not None:
-        return found
-    of_array = elements(client, reference, resolve_job)
-    if of_array is not None:
-        return of_array
+    if found is not None and len(found) != 1:
+        return None, tuple(found)
     if reference == "all":
-        return sorted(view.id for view in client.jobs(state=ACTIVE))
-    newest = next(iter(client.jobs(limit=1, name="" if reference == "last" else reference)), None)
-    if newest is None:
-        what = "there is no job yet" if reference == "last" else f"no job is called {reference[:80]!r}"
-        raise NotFound(what, hint="see: hodei jobs -a")
-    return [newest.id]
+        return None, tuple(sorted(view.id for view in client.jobs(state=ACTIVE)))
+    return find(client, str(found[0]) if found else reference)

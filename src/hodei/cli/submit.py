@@ -45,11 +45,13 @@ def submit(
       generate-jobs | hodei submit -
       hodei submit --cpu 2 --memory 4Gi -- python train.py
     """
+    from hodei.client import ArrayId
+
     with client() as server:
         documents = documents_from(ctx, files, given, local=lambda: server.loopback)
         ids = server.submit_all(documents, key=key)
         made: list[dict[str, Any]] = [
-            {"id": id, "name": _name_of(document)} | _elements_of(document)
+            {"id": int(id), "name": _name_of(document)} | _elements_of(document)
             for id, document in zip(ids, documents, strict=False)
         ]
         if quiet:
@@ -61,14 +63,12 @@ def submit(
                 click.echo(f"{what}{_in_brackets(job['name'])} submitted{f': {many} elements' if many else ''}")
         else:
             emit_list(made, output, (), name=lambda job: f"{job['id']}{'[]' if 'elements' in job else ''}")
-        if wait and any("elements" in job for job in made):
-            from hodei.cli.act import wait_for_all
-
-            ctx.exit(wait_for_all(server, made))
         if wait:
             from hodei.cli.act import wait_for
+            from hodei.cli.refs import Meant
 
-            ctx.exit(wait_for(server, ids))
+            whole = [server.array(id) for id in ids if isinstance(id, ArrayId)]
+            ctx.exit(wait_for(server, Meant(whole, [id for id in ids if not isinstance(id, ArrayId)])))
 
 
 @click.command(cls=FilesOrCommand)

@@ -9,7 +9,7 @@ import click
 from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_one, fields, indent, paint, table
-from hodei.cli.refs import resolve_job
+from hodei.cli.refs import look_up, only
 from hodei.cli.times import ago, clock
 from hodei.model.booking import Hold
 from hodei.model.decision import Candidate, Decision
@@ -40,7 +40,13 @@ def why(job: str, pod: str, node: str, output: str) -> None:
 
         ask_kube(["why", pod, *(["-o", "json"] if output == "json" else [])])
     with client() as server:
-        answer = server.why(resolve_job(server, job), node)
+        meant = look_up(server, [job])
+        if meant.arrays:
+            from hodei.cli.why_array import explain_array
+
+            explain_array(server, meant.arrays[0], node, output)
+            return
+        answer = server.why(only(meant, job), node)
     emit_one(answer, output, name=lambda a: str(a.job), text=lambda a: render(a, wide=output == "wide"))
 
 

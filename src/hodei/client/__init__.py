@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from hodei.client.api import Client
 from hodei.client.errors import Denied, ServerUnreachable, WaitTimedOut
+from hodei.client.finding import ArrayId
 from hodei.client.handle import JobHandle
 
-__all__ = ["Client", "Denied", "JobHandle", "ServerUnreachable", "WaitTimedOut"]
+__all__ = ["ArrayId", "Client", "Denied", "JobHandle", "ServerUnreachable", "WaitTimedOut"]

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,6 +16,7 @@ import msgspec
 from hodei.client.address import find_server
 from hodei.client.backend_calls import BackendCalls
 from hodei.client.errors import ServerUnreachable, WaitTimedOut
+from hodei.client.finding import ArrayId, Found, find
 from hodei.client.handle import JobHandle
 from hodei.client.logs import LogReader, Pause
 from hodei.client.sse import sse_events
@@ -56,6 +58,8 @@ MOST_TOGETHER = 10_000
 _JSON = {"Content-Type": "application/json"}
 _LONGEST_POLL_S = 20
 T = TypeVar("T")
+# A number is one job; what `submit` gave for an array is the array; a word is what the command line takes it for.
+Reference = int | str
 
 
 class Client(BackendCalls):
@@ -115,10 +119,10 @@ class Client(BackendCalls):
         document = _document(job, fields)
         if wait_ready:
             self._patiently(self.ready, first=True)
-        return JobHandle(self, self._submit([document], key or secrets.token_hex(16))[0], str(document.get("name", "")))
+        return JobHandle(self, self._submit([document], key or secrets.token_hex(16))[0], _name_of(document))
 
     def submit_all(self, documents: Iterable[Mapping[str, Any]], *, key: str = "") -> list[int]:
-        """Hand in many jobs; their ids in the same order. Each request carries its own key, made from `key`, so a
+        """Hand in many jobs; their ids in the same order, of arrays an `ArrayId`. Each request carries its own key, made from `key`, so a
         request whose answer was lost is sent again without doubling a job."""
         documents, key, ids = list(documents), key or secrets.token_hex(16), []
         # Jobs that wait for each other by name must come together.
@@ -162,22 +166,41 @@ class Client(BackendCalls):
             if not after or (limit and left <= 0):
                 return
 
-    def job(self, id: int, *, secrets: bool = False) -> JobDetail:
-        """`secrets`: with the values of variables that look secret, for the owner of the job."""
-        return self._get(f"/jobs/{int(id)}", JobDetail, {"secrets": "show"} if secrets else None)
+    def find(self, reference: Reference) -> Found:
+        """What is meant: a number is one job, a word what the command line takes it for (`sweep`, `last`, `17[3]`)."""
+        if isinstance(reference, ArrayId):
+            return Found(self.array(reference))
+        return Found(None, (int(reference),)) if isinstance(reference, int) else find(self, reference)
 
-    def cancel(self, id: int, reason: str = "") -> JobView:
-        return self._post(f"/jobs/{int(id)}/cancel", JobView, CancelRequest(reason))
+    def job(self, id: Reference, *, secrets: bool = False) -> JobDetail:
+        """`secrets`: with the values of variables that look secret, for the owner of the job. Of an array: the array as one
+        row, with the specification of its first element."""
+        array, one = self._meant(id)
+        found = self._get(f"/jobs/{one}", JobDetail, {"secrets": "show"} if secrets else None)
+        return msgspec.structs.replace(found, job=array, runs=[]) if array is not None else found
 
-    def hold(self, id: int) -> JobView:
-        return self._post(f"/jobs/{int(id)}/hold", JobView)
+    def cancel(self, id: Reference, reason: str = "") -> JobView:
+        array, one = self._meant(id)
+        if array is not None:
+            return self.cancel_array(array.id, reason)
+        return self._post(f"/jobs/{one}/cancel", JobView, CancelRequest(reason))
 
-    def release(self, id: int) -> JobView:
-        return self._post(f"/jobs/{int(id)}/release", JobView)
+    def hold(self, id: Reference) -> JobView:
+        array, one = self._meant(id)
+        return self.hold_array(array.id) if array is not None else self._post(f"/jobs/{one}/hold", JobView)
 
-    def requeue(self, id: int) -> JobView:
+    def release(self, id: Reference) -> JobView:
+        array, one = self._meant(id)
+        return self.release_array(array.id) if array is not None else self._post(f"/jobs/{one}/release", JobView)
+
+    def requeue(self, id: Reference) -> JobView:
+        """Start it again; of an array every element that has started, also those that have succeeded."""
+        array, one = self._meant(id)
+        if array is not None:
+            self.requeue_all(arrays=[array.id])
+            return self.array(array.id)
         # Sent twice it could start the job twice, so an answer that was lost is reported, not asked for again.
-        return self._post(f"/jobs/{int(id)}/requeue", JobView, again=False)
+        return self._post(f"/jobs/{one}/requeue", JobView, again=False)
 
     def suspend(self, id: int) -> JobView:
         return self._post(f"/jobs/{int(id)}/suspend", JobView)
@@ -193,9 +216,13 @@ class Client(BackendCalls):
         # Sent twice it could move the job twice.
         return self._post(f"/jobs/{int(id)}/migrate", JobView, MigrateRequest(to, force), again=False)
 
-    def why(self, id: int, node: str = "") -> Explanation:
-        """`node`: only what that one node says of the job."""
-        return self._get(f"/jobs/{int(id)}/why", Explanation, {"node": node} if node else None)
+    def why(self, id: Reference, node: str = "") -> Explanation:
+        """`node`: only what that one node says of the job. Of an array: why its first element that waits does so, if none
+        waits the first that has failed, else its first."""
+        array, one = self._meant(id)
+        if array is not None:
+            one = self.telling_element(array)
+        return self._get(f"/jobs/{one}/why", Explanation, {"node": node} if node else None)
 
     def priority(self, id: int) -> Standing:
         """What a waiting job's place in line comes from."""
@@ -223,19 +250,23 @@ class Client(BackendCalls):
 
     def wait(
         self,
-        ids: int | Iterable[int],
+        ids: Reference | Iterable[Reference],
         timeout_s: float | None = None,
         *,
         on_end: Callable[[JobView], object] | None = None,
     ) -> list[JobView]:
-        """Return when all have ended, in the order given. WaitTimedOut if that takes longer than `timeout_s`."""
+        """Return when all have ended, in the order given. WaitTimedOut if that takes longer than `timeout_s`.
+
+        An array is one row, which has `succeeded` only if every element has.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        wanted = [ids] if isinstance(ids, int) else list(ids)
+        wanted = [self._meant(id) for id in ([ids] if isinstance(ids, int | str) else ids)]
         views: list[JobView] = []
-        for id in wanted:
-            view = self._wait_one(id, deadline)
+        for array, id in wanted:
+            view = self._wait_one(id, deadline) if array is None else self._wait_whole(array.id, deadline)
             if view.state not in JOB_ENDED:
-                views += [view, *(self.job(later).job for later in wanted[len(views) + 1 :])]
+                later = wanted[len(views) + 1 :]
+                views += [view, *(self.job(one).job if array is None else self.array(one) for array, one in later)]
                 running = [str(v.id) for v in views if v.state not in JOB_ENDED]
                 message = (
                     f"{len(running)} of {len(wanted)} jobs not ended after {timeout_s:g} s: {', '.join(running[:10])}"
@@ -245,6 +276,18 @@ class Client(BackendCalls):
             if on_end:
                 on_end(view)
         return views
+
+    def telling_element(self, array: JobView) -> int:
+        """The element of an array that tells most about how it stands."""
+        place = array.array
+        assert place is not None
+        for state in ("pending", "held", "failed"):
+            if place.states.get(state):
+                # One page is enough to tell by: of very large arrays it need not be the very first.
+                found = [view.id for view in islice(self.elements(array, state), CHUNK_OF_JOBS)]
+                if found:
+                    return found[-1]
+        return place.first
 
     def logs(
         self, id: int, follow: bool = False, stream: str = "stdout", member: int = 0, attempt: int = 0
@@ -398,7 +441,23 @@ class Client(BackendCalls):
     def _submit(self, documents: list[Mapping[str, Any]], key: str) -> list[int]:
         body, headers = _encode({"jobs": documents}), _JSON | {"Idempotency-Key": key}
         reply = self._transport.request("POST", f"{API}/jobs", body=body, headers=headers)
-        return _decode(reply.body, SubmitReply).ids
+        made = _decode(reply.body, SubmitReply)
+        counts = made.counts or [1] * len(made.ids)
+        return [ArrayId(id) if count > 1 else id for id, count in zip(made.ids, counts, strict=True)]
+
+    def _meant(self, reference: Reference) -> tuple[JobView | None, int]:
+        """The array and the number of its first job, or None and the number of the one job."""
+        if isinstance(reference, int) and not isinstance(reference, ArrayId):
+            return None, int(reference)
+        array, ids = self.find(reference)
+        if array is not None:
+            return array, array.id
+        if len(ids) != 1:
+            raise InvalidInput(f"{reference!r} names {len(ids)} jobs, this call takes one")
+        return None, ids[0]
+
+    def _wait_whole(self, id: int, deadline: float | None) -> JobView:
+        return self.wait_array(id, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _wait_one(self, id: int, deadline: float | None) -> JobView:
         path, pause = f"{API}/jobs/{int(id)}/wait", Pause()
@@ -453,6 +512,11 @@ def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise InvalidInput(f"{job} holds {len(documents)} documents", hint="read them yourself and use submit_all")
     return documents[0]
+
+
+def _name_of(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata")
+    return str(document.get("name") or (metadata.get("name", "") if isinstance(metadata, Mapping) else ""))
 
 
 def _waits(document: Mapping[str, Any]) -> bool:

@@ -1,10 +1,11 @@
-"""A job that was handed in, and what one does with it next."""
+"""A job or an array that was handed in, and what one does with it next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hodei.client.finding import ArrayId
 from hodei.model.explanation import Explanation
 from hodei.wire.views import JobView
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class JobHandle:
-    """Made by `Client.submit`; every method is one or more requests."""
+    """Made by `Client.submit`; every method is one or more requests. What was submitted as an array is meant as a whole:
+    `id` is an `ArrayId` then, and the views are those of the array."""
 
     def __init__(self, client: Client, id: int, name: str = "") -> None:
         self._client = client
@@ -21,7 +23,8 @@ class JobHandle:
         self.name = name
 
     def __repr__(self) -> str:
-        return f"<job {self.id}{f' ({self.name})' if self.name else ''} on {self._client.address}>"
+        what = f"array {self.id}[]" if isinstance(self.id, ArrayId) else f"job {self.id}"
+        return f"<{what}{f' ({self.name})' if self.name else ''} on {self._client.address}>"
 
     def wait(self, timeout_s: float | None = None) -> JobView:
         return self._client.wait(self.id, timeout_s)[0]

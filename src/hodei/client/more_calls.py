@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
 
+from hodei.client.logs import Pause
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.wire.audit import AuditList, AuditView
 from hodei.wire.periodic import PeriodicList, PeriodicRequest, PeriodicView
-from hodei.wire.views import CancelRequest, JobView, SubmitReply
+from hodei.wire.views import CancelRequest, JobView, RequeueReply, RequeueRequest, SubmitReply
 
 T = TypeVar("T")
 _LONGEST_POLL_S = 20
@@ -37,16 +38,39 @@ class MoreCalls(ABC):
     def release_array(self, id: int) -> JobView:
         return self._post(f"/arrays/{int(id)}/release", JobView)
 
+    def elements(self, array: JobView, state: str | Sequence[str] = ()) -> Iterator[JobView]:
+        """The elements of an array, the last first, page by page as they are read; only those in one of these states."""
+        place = array.array
+        if place is None:
+            return
+        for view in self.jobs(state=state, after=place.first + place.count):
+            if view.id < place.first:
+                return
+            yield view
+
+    def requeue_all(
+        self, jobs: Sequence[int] = (), arrays: Sequence[int] = (), *, failed: bool = False
+    ) -> RequeueReply:
+        """Start these jobs and all elements of these arrays again; `failed`: only those that have failed, and with them
+        the jobs that had given up waiting for them."""
+        # Sent twice it could start them twice.
+        request = RequeueRequest([int(id) for id in jobs], [int(id) for id in arrays], failed)
+        return self._post("/jobs/requeue", RequeueReply, request, again=False)
+
     def wait_array(self, id: int, timeout_s: float | None = None) -> JobView:
         """When every element has ended, or as it stands after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause = Pause()
         while True:
             left_s = _LONGEST_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-            query = {"timeout_s": str(int(min(left_s, _LONGEST_POLL_S)))}
+            poll_s = int(min(left_s, _LONGEST_POLL_S))
+            query = {"timeout_s": str(poll_s)}
             view = self._patiently(partial(self._get, f"/arrays/{int(id)}/wait", JobView, query))
             over = deadline is not None and time.monotonic() >= deadline
             if over or (view.array is not None and all(state in JOB_ENDED for state in view.array.states)):
                 return view
+            if not poll_s:
+                time.sleep(min(left_s, pause.after(False)))
 
     # --------------------------------------------------------------------------------- periodic jobs
 
@@ -95,6 +119,9 @@ class MoreCalls(ABC):
         return self._patiently(lambda: self._get("/audit", AuditList, query).entries)
 
     # --------------------------------------------------------------------------------- of the client
+
+    @abstractmethod
+    def jobs(self, *, state: str | Sequence[str] = (), after: int = 0) -> Iterator[JobView]: ...
 
     @abstractmethod
     def _get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T: ...

@@ -177,6 +177,24 @@ class NodePatch(Struct, frozen=True, forbid_unknown_fields=True):
     drain: bool = False
 
 
+class RequeueRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`jobs` by number, `arrays` by the number of any element. `failed`: only those that have failed, and the jobs that
+    gave up waiting for them."""
+
+    jobs: list[int] = []
+    arrays: list[int] = []
+    failed: bool = False
+
+
+class RequeueReply(Struct, frozen=True):
+    """What starts again; `revived`: the jobs that had given up waiting for one of them; `refused`: such jobs of other
+    users, which were left as they are."""
+
+    requeued: list[int]
+    revived: list[int] = []
+    refused: list[int] = []
+
+
 class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 

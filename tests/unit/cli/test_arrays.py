@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from hodei.cli.arrays import counts, split
+from hodei.cli.arrays import counts, reference_text
 from hodei.cli.documents import document_of
 from hodei.cli.errors import UsageProblem
-from hodei.cli.refs import resolve
+from hodei.cli.refs import look_up, resolve, resolve_job
 from hodei.client import Client
 from hodei.model.errors import NotFound
 from hodei.wire.views import ArrayView
@@ -23,6 +23,7 @@ SWEEP = structs.replace(
 @pytest.fixture
 def client(stub):
     stub.on("GET", f"{API}/arrays/17", SWEEP)
+    stub.on("GET", f"{API}/arrays/18", SWEEP)
     stub.on("GET", f"{API}/jobs", {"jobs": [SWEEP], "next_after": 0})
     with Client() as made:
         yield made
@@ -42,8 +43,29 @@ def test_an_element_that_is_not_there_is_not_found(client, reference: str):
         resolve(client, [reference])
 
 
-def test_whole_arrays_are_told_from_single_jobs():
-    assert split(["17[]", "5", "17[3]", "last[]"]) == (["17[]", "last[]"], ["5", "17[3]"])
+@pytest.mark.parametrize("reference", ["17[]", "17", "1_7", "sweep", "last", "sweep[]", "last[]", "18[]"])
+def test_a_bare_name_or_number_is_the_whole_array(client, reference: str):
+    arrays, jobs = look_up(client, [reference])
+    assert ([array.id for array in arrays], jobs) == ([17], [])
+
+
+def test_elements_ranges_and_other_jobs_are_no_arrays(client):
+    assert look_up(client, ["5", "18", "17[12]", "17-18"]) == ([], [5, 18, 17])
+
+
+def test_a_command_for_one_job_takes_a_number_as_it_is_and_asks_for_an_element_of_a_name(client):
+    assert resolve_job(client, "17") == 17
+    with pytest.raises(UsageProblem) as refused:
+        resolve_job(client, "sweep")
+    assert "array of 5 jobs" in refused.value.message
+    assert refused.value.hint == "name an element: 'sweep[10]'"
+
+
+def test_an_element_is_listed_so_that_its_id_means_it_alone():
+    element = structs.replace(job(17), array=ArrayView(17, 10, 5, 2, 10, 2))
+    assert reference_text(element) == "17[10]"
+    assert reference_text(structs.replace(job(17), array=ArrayView(17, 0, 1))) == "17"
+    assert (reference_text(SWEEP), reference_text(job(3))) == ("17[]", "3")
 
 
 def test_the_liveliest_come_first_and_the_forgotten_last():

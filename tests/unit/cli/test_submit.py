@@ -112,7 +112,7 @@ def test_wait_reports_a_failed_job(hodei, stub, taken, file):
     stub.on("GET", f"{API}/jobs/1/wait", job(1, "failed", exit_code=2, reason="exit code 2"))
     result = hodei("submit", "--wait", file("command: [x]"))
     assert result.exit_code == 10
-    assert "job 1 failed: exit code 2" in result.stderr
+    assert "job 1 (job-1) failed: exit code 2" in result.stderr
 
 
 # --------------------------------------------------------------------------------------------------- what is wrong

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hodei.control.accounts import AccountsPolicy
+from hodei.model.facts import RunObserved
 from hodei.model.recourse import applied
 from unit.server.live_app import LiveApp
 
@@ -120,6 +121,28 @@ def test_an_array_is_changed_by_its_owner_and_administrators(live: LiveApp):
     assert live.ask("ana", "POST", f"/arrays/{id}/hold").status == 200
     assert live.refused("bo", "POST", f"/arrays/{id}/release") == "NOT_OWNER"
     assert live.ask("root", "POST", f"/arrays/{id}/cancel", {}).status == 200
+
+
+def test_many_are_started_again_by_their_owner_and_what_waited_for_them_only_if_it_is_theirs_too(live: LiveApp):
+    id = live.submit("ana", cpu=1, priority=250, array=2)
+    live.runs_go_on()
+    live.run(live.service.loop.committed([RunObserved(f"{id + 1}.0.1", "failed", live.clock.ms, exit_code=3)]))
+    live.runs_go_on()
+    hers, his = (live.submit(who, priority=250, after=[id, id + 1]) for who in ("ana", "bo"))
+    after_hers = live.submit("ana", priority=250, after=[hers])
+    assert [live.store.job(one).state for one in (id, id + 1, hers, his, after_hers)] == ["succeeded"] + ["failed"] * 4
+    assert live.refused("bo", "POST", "/jobs/requeue", {"arrays": [id], "failed": True}) == "NOT_OWNER"
+    assert live.ask("ana", "POST", "/jobs/requeue", {"jobs": [99], "failed": True}).status == 404
+    done = live.ask("ana", "POST", "/jobs/requeue", {"arrays": [id], "failed": True})
+    assert done.json == {"requeued": [id + 1], "revived": [hers, after_hers], "refused": [his]}
+    # They wait for it again, and start when it has succeeded this time.
+    assert [live.store.job(one).reason_code for one in (hers, after_hers)] == ["WAITING_FOR"] * 2
+    for _ in range(8):
+        live.runs_go_on()
+    assert [live.store.job(one).state for one in (id + 1, hers, after_hers)] == ["succeeded"] * 3
+    assert live.store.job(his).state == "failed"
+    nothing = live.ask("ana", "POST", "/jobs/requeue", {"arrays": [id], "failed": True})
+    assert nothing.json == {"requeued": [], "revived": [], "refused": []}
 
 
 @pytest.mark.parametrize("act", ["requeue", "release", "resume"])

@@ -1,4 +1,4 @@
-"""Arrays as a whole: look, wait, cancel, hold, release. Elements are jobs like all others."""
+"""Arrays as a whole: look, wait, cancel, hold, release, requeue. Elements are jobs like all others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import msgspec
 
 from hodei.model.errors import InvalidInput
 from hodei.runtime import arrays
+from hodei.runtime.requeueing import requeue_all
 from hodei.server.errors import Busy
-from hodei.server.route import API, READ, WRITE, Call, Param, Route
+from hodei.server.route import API, MIB, READ, WRITE, Call, Param, Route
 from hodei.wire.render import folded_view
-from hodei.wire.views import CancelRequest, JobView
+from hodei.wire.views import CancelRequest, JobView, RequeueReply, RequeueRequest
 
 _ID = Param("id", "the number of any element's job", type=int, where="path", minimum=1)
 _cancel_request = msgspec.json.Decoder(CancelRequest)
+_requeue_request = msgspec.json.Decoder(RequeueRequest)
+MOST_REQUEUED = 100_000
 
 
 async def show_array(call: Call) -> JobView:
@@ -54,6 +57,14 @@ async def wait_array(call: Call) -> JobView:
             await asyncio.gather(waiting, closing, return_exceptions=True)
 
 
+async def requeue_many(call: Call) -> RequeueReply:
+    request = _requeue_request.decode(call.body)
+    if len(request.jobs) + len(request.arrays) > MOST_REQUEUED:
+        raise InvalidInput(f"more than {MOST_REQUEUED} jobs at once", hint="name fewer, or whole arrays")
+    done = await requeue_all(call.service, request.jobs, request.arrays, failed=request.failed)
+    return RequeueReply(done.requeued, done.revived, done.refused)
+
+
 def _view(status: arrays.ArrayStatus) -> JobView:
     return folded_view(status.job, status.states)
 
@@ -69,4 +80,6 @@ ROUTES = (
           response=JobView, params=(_ID,)),
     Route("POST", f"{API}/arrays/{{id}}/release", WRITE, "Let held elements be placed again", release_array,
           response=JobView, params=(_ID,)),
+    Route("POST", f"{API}/jobs/requeue", WRITE, "Start many jobs again, or only those of them that have failed", requeue_many,
+          request=RequeueRequest, response=RequeueReply, body_limit=4 * MIB, verb="requeue_many"),
 )  # fmt: skip
