@@ -50,15 +50,15 @@ def counts(array: ArrayView) -> str:
 
 
 def describe(view: JobView) -> str:
+    from hodei.client.finding import place_of
+
     assert view.array is not None
     array = view.array
-    last = array.start + (array.count - 1) * array.step
-    step = f" in steps of {array.step}" if array.step > 1 else ""
     text = fields([
         ("array", f"{view.id}[]"),
         ("name", view.name),
         ("state", view.state),
-        ("elements", f"{array.count}, indices {array.start} to {last}{step}"),
+        ("elements", f"{array.count}, indices {place_of(array).words}"),
         ("at once", f"at most {array.at_most}" if array.at_most else ""),
         ("now", counts(array)),
         ("project", view.project),

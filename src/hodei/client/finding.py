@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from hodei.model.array import ArrayPlace, read_indices
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.wire.views import JobView
+from hodei.wire.views import ArrayView, JobView
 
 if TYPE_CHECKING:
     from hodei.client.api import Client
@@ -66,13 +67,13 @@ def _newest(client: Client, word: str) -> JobView:
     return found
 
 
-def _elements(array: JobView, indices: str) -> tuple[int, ...]:
-    from hodei.model.array import ArrayPlace
-    from hodei.wire.array import read_indices
+def place_of(view: ArrayView) -> ArrayPlace:
+    return ArrayPlace(view.first, view.index, view.count, view.at_most, view.start, view.step, view.listed)
 
-    view = array.array
-    assert view is not None
-    place = ArrayPlace(view.first, view.index, view.count, view.at_most, view.start, view.step)
+
+def _elements(array: JobView, indices: str) -> tuple[int, ...]:
+    assert array.array is not None
+    place = place_of(array.array)
     try:
         return tuple(place.job_of(index) for part in indices.split(",") for index in read_indices(part.strip()))
     except InvalidInput as error:

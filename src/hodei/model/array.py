@@ -6,8 +6,9 @@ so that the id of an element tells its index and the other way round.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from hodei.model.job import JobSpec
 
 MOST_ELEMENTS = 100_000
+_INDICES = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
 class ArrayPlace(Struct, frozen=True, omit_defaults=True, gc=False):
     """Which element of which array a job is. `first` is the job of the first element; indices begin with `start` and
-    grow by `step`; no more than `at_most` elements are under way at once (0: as many as there is room for)."""
+    grow by `step`; no more than `at_most` elements are under way at once (0: as many as there is room for).
+    `listed`: the indices as they were written, where they are no plain range (`1,3,7-9`)."""
 
     first: JobId
     index: int
@@ -32,21 +35,55 @@ class ArrayPlace(Struct, frozen=True, omit_defaults=True, gc=False):
     at_most: int = 0
     start: int = 0
     step: int = 1
+    listed: str = ""
 
     @property
     def last(self) -> JobId:
         return self.first + self.count - 1
 
     @property
-    def indices(self) -> range:
+    def indices(self) -> Sequence[int]:
+        if self.listed:
+            return read_indices(self.listed)
         return range(self.start, self.start + self.count * self.step, self.step)
 
     def job_of(self, index: int) -> JobId:
         """InvalidInput if the array has no such element."""
         if index not in self.indices:
-            many = f"{self.start} to {self.indices[-1]}" + (f" in steps of {self.step}" if self.step > 1 else "")
-            raise InvalidInput(f"array {self.first} has no element {index}", hint=f"its indices are {many}")
+            raise InvalidInput(f"array {self.first} has no element {index}", hint=f"its indices are {self.words}")
         return self.first + self.indices.index(index)
+
+    @property
+    def words(self) -> str:
+        """The indices for people."""
+        if self.listed:
+            return self.listed
+        return f"{self.start} to {self.indices[-1]}" + (f" in steps of {self.step}" if self.step > 1 else "")
+
+
+@lru_cache(maxsize=256)
+def read_indices(text: str) -> Sequence[int]:
+    """`0-99`, `0-98:2`, `7`, and lists of these (`1,3,7-9`): each index once, in ascending order. A range if it is one."""
+    parts = [_read_range(part, text) for part in text.replace("_", "").replace(" ", "").split(",")]
+    if sum(map(len, parts)) > MOST_ELEMENTS:
+        raise InvalidInput(f"{sum(map(len, parts))} indices, at most {MOST_ELEMENTS} in one array")
+    found = sorted({index for part in parts for index in part}) if len(parts) > 1 else parts[0]
+    # A step that is never taken is no step: equal arrays are written alike.
+    step = found[1] - found[0] if len(found) > 1 else 1
+    plain = range(found[0], found[-1] + 1, step)
+    return plain if list(plain) == list(found) else tuple(found)
+
+
+def _read_range(part: str, text: str) -> range:
+    written = _INDICES.fullmatch(part)
+    if written is None:
+        raise InvalidInput(
+            f"{text[:80]!r} is not a range of indices; write 0-99, 0-98:2 for every second one, or a list 1,3,7-9"
+        )
+    first, last, step = int(written[1]), int(written[2] or written[1]), int(written[3] or 1)
+    if last < first or not step:
+        raise InvalidInput(f"{text[:80]!r} names no index; write the lower one first, and a step of 1 or more")
+    return range(first, last + 1, step)
 
 
 def elements_of(spec: JobSpec) -> int:

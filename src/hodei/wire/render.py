@@ -109,7 +109,9 @@ def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast
 
 
 def array_view(place: ArrayPlace, states: dict[str, int] | None = None) -> ArrayView:
-    return ArrayView(place.first, place.index, place.count, place.at_most, place.start, place.step, states or {})
+    return ArrayView(
+        place.first, place.index, place.count, place.at_most, place.start, place.step, states or {}, place.listed
+    )
 
 
 # What an array as a whole is said to be: the first of these that any element is.

@@ -37,7 +37,7 @@ class RunView(Struct, frozen=True):
 
 class ArrayView(Struct, frozen=True):
     """Which element of which array a job is; in a row that stands for the whole array, how many of its elements are in
-    each state (those that are forgotten already are in none)."""
+    each state (those that are forgotten already are in none). `listed`: its indices, where they are no plain range."""
 
     first: int
     index: int
@@ -46,6 +46,7 @@ class ArrayView(Struct, frozen=True):
     start: int = 0
     step: int = 1
     states: dict[str, int] = {}
+    listed: str = ""
 
 
 class JobView(Struct, frozen=True):
