@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from hodei.backends.slurm_variables import slurm_variables
 from hodei.model import array
 from hodei.model.effects import SaveWork, Start, Stop
 from hodei.model.errors import BackendRefused
@@ -97,6 +98,7 @@ def own_env(order: Start, cpus: tuple[int, ...] = ()) -> dict[str, str]:
         **_place_in_gang(order),
         **array.environment(spec),
         **_parts(run.grant, cpus),
+        **(slurm_variables(order) if spec.annotations else {}),
     }
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from agent_host import Desk, an_order
 from builders import a_job_spec
+from hodei.model.array import ArrayPlace
 from hodei.model.effects import SaveWork, Start, Stop
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint
@@ -131,6 +132,24 @@ def test_a_value_of_env_is_neither_in_the_output_nor_in_what_slurm_shows_nor_on_
                 assert (await desk.end_of(f"{number}.0.1")).reason_code == "killed"
                 assert await desk.log(f"{number}.0.1", "stderr") == b""
                 assert await desk.log(f"{number}.0.1") == f"{len(secret)}\n".encode()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("way", ["commands", "rest"])
+def test_the_index_of_an_element_is_hodeis_and_no_job_sees_the_numbers_of_slurms_arrays(own_slurm, tmp_path, way):
+    """Runs that are handed in together are an array for Slurm, with numbers of its own."""
+
+    async def story() -> None:
+        async with a_desk(own_slurm, tmp_path, "placed", way) as desk:
+            show = ("/bin/sh", "-c", 'echo "$SLURM_ARRAY_JOB_ID/$SLURM_ARRAY_TASK_ID/$HODEI_ARRAY_INDEX"')
+            elements = [
+                on("n3", an_order(job, *show, array=ArrayPlace(20, index, 8, 0, 5)))
+                for job, index in enumerate(range(5, 13), 20)
+            ]
+            await desk.run(*elements, on("n3", an_order(40, *show)), on("n3", an_order(41, *show)))
+            said = [await desk.log(f"{job}.0.1") for job in (*range(20, 28), 40, 41)]
+            assert said == [f"20/{index}/{index}\n".encode() for index in range(5, 13)] + [b"//\n", b"//\n"]
 
     asyncio.run(story())
 

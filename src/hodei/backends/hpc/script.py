@@ -60,13 +60,15 @@ def batch_script(
     node_variable: str,
     element: str = "",
     rerun: bool = False,
+    hidden: Sequence[str] = (),
 ) -> str:
     """Runs `argv` with `env` in `workdir` and keeps a record in `files`.status. BackendRefused if bash could not do so.
 
     `job_variable` and `node_variable` name the system's own variables for the number of the job and for the node;
     `element` is what bash reads as the number of an element of an array, as the queue shows it. `claim`: a word that no other
     script has; a script with another one does nothing once this one has begun. If the script is called with a word, that is
-    its claim. `rerun`: the same script may run again, because the system may start a job again.
+    its claim. `rerun`: the same script may run again, because the system may start a job again. `hidden`: variables of the
+    system's own that the command must not see.
     """
     if not argv or not argv[0]:
         raise BackendRefused("the task has no command", hint="give it a `command`")
@@ -101,7 +103,7 @@ def batch_script(
             "exec 2>&9 9>&-",
             f"cd -- {where} || {{ printf 'error workdir\\n' >>\"$_hodei_files.status\"; exit {NOT_TRIED}; }}",
             'printf \'pid %s\\n\' "$BASHPID" >>"$_hodei_files.status"',
-            "unset OLDPWD _hodei_files _hodei_claim _hodei_stop",
+            " ".join(("unset OLDPWD _hodei_files _hodei_claim _hodei_stop", *hidden)),
             *exports,
             'exec -- "${_hodei_argv[@]}"',
             ") </dev/null",

@@ -14,6 +14,7 @@ from hodei.backends.hpc.queue import Line, Submission
 from hodei.backends.hpc.script import batch_script
 from hodei.backends.hpc.ticket import Entry
 from hodei.backends.local_order import own_env
+from hodei.backends.slurm_variables import within_slurm
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint
@@ -60,6 +61,12 @@ class Wants:
         saved = spec.checkpoint.file or f"{files}.saved"
         workdir = task.workdir or self._workdir
         own = {name: value for name, value in own_env(order).items() if name not in _THE_SYSTEMS_OWN}
+        hidden: tuple[str, ...] = ()
+        if self._system == "Slurm":
+            # Slurm sets variables of the same names, some of which mean its own jobs and not Hodei's.
+            own = {name: value for name, value in own.items() if not name.startswith("SLURM")}
+            ours, hidden = within_slurm(order)
+            own |= ours
         given = {
             name: value for name, value in task.env.items() if not request.get(GPU) or name not in _THE_SYSTEMS_OWN
         }
@@ -74,6 +81,7 @@ class Wants:
             node_variable=self._node_variable,
             element=self._element,
             rerun=self._rerun,
+            hidden=hidden,
         )
         entry = Entry(
             run=run.id,

@@ -1,0 +1,79 @@
+"""`SLURM_*` variables of jobs that were written for Slurm; what a real Slurm sets is compared in `real/slurm/test_shims`."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from agent_host import an_order
+from hodei.backends.local_order import own_env
+from hodei.backends.slurm_variables import ANNOTATION, OF_ARRAYS, within_slurm
+from hodei.model.array import ArrayPlace
+from hodei.model.effects import Start
+
+ASKED = {ANNOTATION: "true"}
+
+
+def an_asking_order(number: int = 7, *, rank: int = 0, **fields: object) -> Start:
+    order = an_order(number, "true", **{"annotations": ASKED, **fields})
+    return structs.replace(order, run=structs.replace(order.run, rank=rank), world_size=order.task.count)
+
+
+def slurm_of(order: Start) -> dict[str, str]:
+    return {name: value for name, value in own_env(order).items() if name.startswith("SLURM")}
+
+
+def test_only_jobs_that_ask_are_given_them():
+    assert slurm_of(an_order(7, "true")) == {}
+    assert slurm_of(an_order(7, "true", annotations={ANNOTATION: "no"})) == {}
+
+
+def test_a_plain_job_knows_its_number_its_place_and_that_it_is_one_task():
+    env = slurm_of(an_asking_order(workdir="/data", cpu="1500m"))
+    assert {name: env[name] for name in ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_SUBMIT_DIR", "SLURM_CPUS_PER_TASK")} == {
+        "SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_SUBMIT_DIR": "/data", "SLURM_CPUS_PER_TASK": "2",
+    }  # fmt: skip
+    assert [env[f"SLURM_{name}"] for name in ("NTASKS", "NNODES", "PROCID", "LOCALID", "NODEID")] == list("11000")
+    assert not set(OF_ARRAYS) & set(env)
+
+
+@pytest.mark.parametrize(("rank", "local", "node"), [(0, "0", "0"), (15, "15", "0"), (16, "0", "1"), (63, "15", "3")])
+def test_members_of_a_gang_are_tasks(rank, local, node):
+    said = {"SLURM_NNODES": "4", "SLURM_NTASKS_PER_NODE": "16"}
+    env = slurm_of(an_asking_order(rank=rank, count=64, env=said))
+    assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NODEID"]) == (str(rank), local, node)
+    assert (env["SLURM_NTASKS"], env["SLURM_NNODES"], env["SLURM_TASKS_PER_NODE"]) == ("64", "4", "16(x4)")
+
+
+def test_a_job_of_one_member_may_have_several_tasks():
+    env = slurm_of(an_asking_order(cpu=8, env={"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}))
+    names = ("NTASKS", "TASKS_PER_NODE", "CPUS_PER_TASK", "CPUS_ON_NODE", "PROCID")
+    assert [env[f"SLURM_{name}"] for name in names] == ["4", "4", "2", "8", "0"]
+
+
+@pytest.mark.parametrize(
+    ("place", "values"),
+    [
+        (ArrayPlace(5, 8, 3, 2, 5, 3), ("5", "8", "3", "5", "11", "3")),
+        (ArrayPlace(5, 7, 5, 0, 1, 1, "1,3,7-9"), ("5", "7", "5", "1", "9", "1")),
+    ],
+    ids=["steps", "a list"],
+)
+def test_an_element_knows_its_index_and_those_of_its_array(place, values):
+    env = slurm_of(an_asking_order(array=place))
+    assert tuple(env[name] for name in OF_ARRAYS) == values
+
+
+def test_within_slurm_numbers_of_arrays_are_the_jobs_own_or_none():
+    place = ArrayPlace(5, 8, 3, 0, 5, 3)
+    env, hidden = within_slurm(an_order(7, "true", array=place))
+    assert (env["SLURM_ARRAY_TASK_ID"], env["SLURM_ARRAY_JOB_ID"], hidden) == ("8", "5", ())
+    assert within_slurm(an_order(7, "true")) == ({}, OF_ARRAYS)
+
+
+def test_within_slurm_srun_finds_slurms_own_job():
+    plain, _ = within_slurm(an_asking_order())
+    steps, _ = within_slurm(an_asking_order(annotations={ANNOTATION: "steps"}))
+    assert plain["SLURM_JOB_ID"] == "7"
+    assert "SLURM_JOB_ID" not in steps
+    assert "SLURMD_NODENAME" not in plain
