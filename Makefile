@@ -5,20 +5,28 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv browser docker slurm kubernetes demo test unit real lint format bench bench-kube fuzz clean
+.PHONY: help hodei venv browser docker slurm kubernetes demo test unit real lint format bench bench-kube fuzz clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# A venv may lack pip where Debian's python3-venv is not installed; then pip is brought in by what is at hand.
-$(BIN)/.ready: pyproject.toml
+# Two stamps for one venv: users need the command and its server, developers also the test tools, which take longest to
+# fetch. A venv may lack pip where Debian's python3-venv is not installed; then pip is brought in by what is at hand.
+$(BIN)/.server: pyproject.toml
 	@sh scripts/make-venv.sh "$(PYTHON)" "$(VENV)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python scripts/install.py server
 	@touch $@
 
-venv: $(BIN)/.ready  ## .venv with hodei in it
+$(BIN)/.ready: pyproject.toml
+	@sh scripts/make-venv.sh "$(PYTHON)" "$(VENV)"
+	@$(BIN)/python scripts/install.py dev
+	@touch $(BIN)/.server $@
 
-demo: venv  ## the main job on the embedded default, to the end
+hodei: $(BIN)/.server  ## .venv with the hodei command and its server, no developer tools
+
+venv: $(BIN)/.ready  ## .venv with hodei and the developer tools
+
+demo: hodei  ## the main job on the embedded default, to the end
 	@sh scripts/demo.sh $(BIN)
 
 browser:  ## Chromium for the tests that look at pages, by apt-get if root

@@ -8,6 +8,7 @@ if sys.version_info < (3, 11):
     sys.exit(f"Hodei needs Python 3.11 or newer; this is {sys.version.split()[0]}. Try: make PYTHON=python3.12 ...")
 PY
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1 && exit 0
+echo "==> making a virtual environment in $venv ($("$python" --version))"
 rm -rf "$venv"
 if "$python" -m venv "$venv" >/dev/null 2>&1; then exit 0; fi
 # Debian ships venv and ensurepip apart from python3.
