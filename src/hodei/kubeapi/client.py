@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import Struct
 
+from hodei.kubeapi import websocket
 from hodei.kubeapi.access import Access, Credentials, Source
 from hodei.kubeapi.http import Connection, Pool, Reply, Unreached
 from hodei.model.errors import HodeiError, InvalidInput
@@ -160,6 +161,27 @@ class Api:
         finally:
             self._pool.drop(connection)
 
+    async def websocket(
+        self, path: str, params: Sequence[tuple[str, str]], protocols: Sequence[str]
+    ) -> websocket.WebSocket:
+        """A WebSocket that speaks one of `protocols`; the caller closes it. Raises ApiError: refused, or not reached."""
+        if self._monotonic() >= self._renew_at:
+            await self._renew()
+        target = self._target(path, params)
+        error = ApiError(0, "Unreached", "")
+        for _ in range(2):
+            generation = self._generation
+            try:
+                return await websocket.connect(self._pool.origin, target, self._head, protocols)
+            except Unreached as failure:
+                raise self._unreached(failure, "CONNECT", path) from failure
+            except websocket.Refused as refusal:
+                error = _refusal(refusal.reply, "CONNECT", path)
+            if error.status != 401:
+                break
+            await self._renew(generation)
+        raise error
+
     async def close(self) -> None:
         self._pool.close()
 
@@ -198,7 +220,7 @@ class Api:
 
     # ---------------------------------------------------------------------------------------- messages
 
-    def _target(self, path: str, params: Mapping[str, str] | None) -> str:
+    def _target(self, path: str, params: Mapping[str, str] | Sequence[tuple[str, str]] | None) -> str:
         if _SAFE_PATH.fullmatch(path) is None:
             path = quote(path, safe="/._~:@!$&'()*+,;=%-")
         path = self._prefix + path

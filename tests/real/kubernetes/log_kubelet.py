@@ -1,36 +1,55 @@
-"""For tests: the one page of a kubelet that the API server asks for logs, `/containerLogs/NAMESPACE/POD/CONTAINER`.
+"""For tests: two pages of a kubelet that the API server asks: for logs `/containerLogs/NAMESPACE/POD/CONTAINER`, and for
+commands `/exec/NAMESPACE/POD/CONTAINER` by WebSocket (`v5.channel.k8s.io`).
 
-It proves that logs are asked for as a real API server wants it and come back through it. It does not prove what a kubelet
-makes of a log: no files are read or rotated here, `limitBytes` is all that it knows.
+It proves that logs and commands are asked for as a real API server wants it, rights included, and come back through it. It
+does not prove what a kubelet makes of a log: no files are read or rotated here, `limitBytes` is all that it knows. Nor what
+a container runtime does: commands are real processes, but of this machine, with its files and as its user; the pod's first
+process is one that the test names (`main`), and stands in wherever a command says 1. API servers also translate the
+WebSocket to SPDY, for nodes before 1.36: this node declares that it needs no translation.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import ssl
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.plane import Plane
 
+PROTOCOL = "v5.channel.k8s.io"
+GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
 
 class LogKubelet:
-    """`said` holds the log of each pod by its name; one that is not in it has a container that has not begun."""
+    """`said` holds the log of each pod by its name; one that is not in it has a container that has not begun. `main` holds
+    the process that is a pod's first one; `executed` all commands that came, by pod."""
 
     def __init__(self, plane: Plane) -> None:
         self.said: dict[str, bytes] = {}
-        said = self.said
+        self.main: dict[str, int] = {}
+        self.executed: list[tuple[str, list[str]]] = []
+        kubelet = self
 
         class Page(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 at = urlsplit(self.path)
-                pod = at.path.split("/")[3]
-                text = said.get(pod)
+                _, page, _, pod, *_ = at.path.split("/")
+                asked = parse_qs(at.query, keep_blank_values=True)
+                if page == "exec":
+                    kubelet._execute(self, pod, asked)
+                    return
+                text = kubelet.said.get(pod)
                 if text is None:
                     self.send_error(400, "the container is waiting to start")
                     return
-                limit = int(parse_qs(at.query).get("limitBytes", [str(len(text))])[0])
+                limit = int(asked.get("limitBytes", [str(len(text))])[0])
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(text[:limit])
@@ -39,6 +58,7 @@ class LogKubelet:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+        self._server.daemon_threads = True
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(plane.folder / "pki" / "server.crt", plane.folder / "pki" / "server.key")
         self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -50,10 +70,80 @@ class LogKubelet:
         here = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self._server.server_port}},
+            "declaredFeatures": ["ExtendWebSocketsToKubelet"],
         }
         cluster.patch(f"/api/v1/nodes/{node}/status", {"status": here})
+
+    def commands(self, pod: str) -> list[list[str]]:
+        return [command for name, command in self.executed if name == pod]
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def _execute(self, page: BaseHTTPRequestHandler, pod: str, asked: dict[str, list[str]]) -> None:
+        command, key = asked["command"], page.headers.get("Sec-WebSocket-Key", "")
+        assert PROTOCOL in page.headers.get("Sec-WebSocket-Protocol", "")
+        page.send_response_only(101)
+        page.send_header("Upgrade", "websocket")
+        page.send_header("Connection", "Upgrade")
+        accept = base64.b64encode(hashlib.sha1((key + GUID).encode()).digest()).decode()
+        page.send_header("Sec-WebSocket-Accept", accept)
+        page.send_header("Sec-WebSocket-Protocol", PROTOCOL)
+        page.end_headers()
+        page.close_connection = True
+        self.executed.append((pod, command))
+        ran = self._run(pod, command, page)
+        page.wfile.write(_frame(3, json.dumps(ran).encode()))
+        page.wfile.write(b"\x88\x02\x03\xe8")
+
+    def _run(self, pod: str, command: list[str], page: BaseHTTPRequestHandler) -> dict[str, Any]:
+        """The Status that a kubelet sends as the last word."""
+        if "1" in command:
+            assert pod in self.main, "a signal would reach the first process of this machine"
+            command = [str(self.main[pod]) if word == "1" else word for word in command]
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        except OSError as error:
+            what = "executable file not found in $PATH" if isinstance(error, FileNotFoundError) else str(error)
+            return {"status": "Failure", "reason": "InternalError", "message": f"error executing command: {what}"}
+        lock = threading.Lock()
+
+        def copy(channel: int, stream: Any) -> None:
+            while part := stream.read1(65536):
+                with lock:
+                    page.wfile.write(_frame(channel, part))
+
+        copies = [threading.Thread(target=copy, args=one) for one in ((1, process.stdout), (2, process.stderr))]
+        for one in copies:
+            one.start()
+        for one in copies:
+            one.join()
+        code = process.wait()
+        if code == 0:
+            return {"metadata": {}, "status": "Success"}
+        told = str(code if code > 0 else 128 - code)
+        return {
+            "metadata": {},
+            "status": "Failure",
+            "message": f"command terminated with non-zero exit code: exit status {told}",
+            "reason": "NonZeroExitCode",
+            "details": {"causes": [{"reason": "ExitCode", "message": told}]},
+        }
+
+
+def _frame(channel: int, data: bytes) -> bytes:
+    """One whole binary message of a server."""
+    size = len(data) + 1
+    if size < 126:
+        head = bytes((0x82, size))
+    elif size < 65536:
+        head = bytes((0x82, 126)) + size.to_bytes(2, "big")
+    else:
+        head = bytes((0x82, 127)) + size.to_bytes(8, "big")
+    return head + bytes((channel,)) + data

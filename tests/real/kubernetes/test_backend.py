@@ -496,8 +496,7 @@ def test_a_backend_that_was_never_opened_is_not_well_and_says_so(cluster, tmp_pa
 def test_what_it_can_not_do_it_refuses_with_what_to_do_instead(tell):
     async def story(bench: Bench) -> None:
         assert not bench.backend.capabilities.two_streams
-        execute, suspend, usage = bench.backend.execute, bench.backend.suspend, bench.backend.usage
-        for asked in (lambda: execute("1.0.1", ["true"], 1000), lambda: suspend(["1.0.1"]), usage):
+        for asked in (lambda: bench.backend.suspend(["1.0.1"]), bench.backend.expected):
             with pytest.raises(BackendRefused) as refusal:
                 await asked()
             assert refusal.value.code == "BACKEND_CANNOT"

@@ -9,6 +9,7 @@ import pytest
 
 from real.house import House, until
 from real.kubernetes.cluster import Cluster
+from real.kubernetes.log_kubelet import LogKubelet
 
 pytestmark = pytest.mark.real
 JOB = """
@@ -109,26 +110,28 @@ def _free(server: House) -> int:
     return int(cpu.removesuffix("m")) if cpu.endswith("m") else int(cpu) * 1000
 
 
-def test_what_the_cluster_cannot_do_is_not_implemented_and_says_what_to_do_instead(server: House, cluster: Cluster):
-    file = server.home.parent / "saves.yaml"
-    file.write_text(JOB.format(runs_for="1h", code=0) + "checkpoint: {signal: USR1}\n")
-    job = int(server.ok("submit", str(file), "-q").out)
-    server.until_state(job, "running")
-    asked = {
-        "execute": server.request("POST", f"/api/v1/jobs/{job}/execute", b'{"command": ["date"]}'),
-        "checkpoint": server.request("POST", f"/api/v1/jobs/{job}/checkpoint"),
-        "usage": server.request("GET", "/api/v1/backends/prod/usage"),
-    }
-    told = {verb: (answer.status, answer.json["code"]) for verb, answer in asked.items()}
-    assert told == dict.fromkeys(asked, (501, "BACKEND_CANNOT"))
-    assert all(answer.json["hint"] for answer in asked.values())
-    said = server.hodei("exec", str(job), "--", "date")
-    assert said.code == 1
-    assert "backend prod (kubernetes) cannot run a command beside a run" in said.err
-    assert "next: read the run's log instead" in said.err
-    said = server.hodei("checkpoint", str(job))
-    assert said.code == 1
-    assert "cannot let a run save its work" in said.err
-    assert "next: " in said.err
-    server.ok("suspend", str(job))  # which needs nothing of the backend but to stop it
-    server.until_state(job, "held")
+def test_a_cluster_that_does_not_measure_says_what_to_do_instead(server: House):
+    answer = server.request("GET", "/api/v1/backends/prod/usage")
+    assert (answer.status, answer.json["code"]) == (501, "BACKEND_CANNOT")
+    assert "metrics-server" in answer.json["hint"]
+
+
+def test_commands_and_saved_work_reach_the_pod_from_the_terminal(server: House, cluster: Cluster):
+    """The commands are processes of this machine, see log_kubelet."""
+    kubelet = LogKubelet(cluster.plane)
+    kubelet.serve(cluster, f"{cluster.namespace}-0")
+    file, saved = server.home.parent / "saves.yaml", server.home.parent / "saved"
+    try:
+        file.write_text(JOB.format(runs_for="1h", code=0) + f"checkpoint: {{command: [touch, {saved}]}}\n")
+        job = int(server.ok("submit", str(file), "-q").out)
+        server.until_state(job, "running")
+        said = server.hodei("exec", str(job), "--", "sh", "-c", "echo hello; exit 7")
+        assert (said.code, said.out) == (7, "hello\n")
+        server.ok("checkpoint", str(job))
+        until(saved.exists, "its work is saved")
+        saved.unlink()
+        server.ok("suspend", str(job))
+        server.until_state(job, "held")
+        assert saved.exists()  # before it was stopped
+    finally:
+        kubelet.close()

@@ -13,7 +13,8 @@ from hodei.backends.kubernetes.manifest import FINALIZER, label_value, manifest,
 from hodei.backends.kubernetes.settings import Settings, check
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, InvalidInput
-from hodei.model.job import Toleration
+from hodei.model.health import HealthCheck
+from hodei.model.job import Checkpoint, Toleration
 from hodei.model.node import Grant
 from hodei.model.rules import HostPort
 
@@ -210,3 +211,57 @@ def test_a_wrong_setting_is_named(fields, path):
     with pytest.raises(InvalidInput) as refusal:
         check("prod", structs.replace(Settings(), **fields))
     assert refusal.value.problems[0][0] == path
+
+
+# ------------------------------------------------------------------------------------------- while it runs
+
+
+def test_a_job_that_asks_for_nothing_gets_no_probe_no_volume_and_no_annotation():
+    pod = a_pod()
+    assert "readinessProbe" not in container_of(pod)
+    assert "volumes" not in pod["spec"]
+    assert "hodei.io/care" not in pod["metadata"]["annotations"]
+    assert "HODEI_CHECKPOINT_FILE" not in env_of(pod)
+
+
+def test_health_by_a_command_is_a_probe_in_whole_seconds_and_its_words_are_literal():
+    check = HealthCheck(command=("look", "$(HOME)"), every_ms=1500, timeout_ms=200, after_ms=2000, failures=4)
+    assert container_of(a_pod(health=check))["readinessProbe"] == {
+        "exec": {"command": ["look", "$$(HOME)"]},
+        "initialDelaySeconds": 4, "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("http", "path", "port"),
+    [
+        ("http://localhost:8080/live?x=1", "/live?x=1", 8080),
+        ("http://node/", "/", 80),
+        ("http://127.0.0.1:99", "/", 99),
+    ],
+)
+def test_health_by_an_address_asks_the_pod_itself(http, path, port):
+    found = container_of(a_pod(health=HealthCheck(http=http)))["readinessProbe"]["httpGet"]
+    assert found == {"path": path, "port": port, "scheme": "HTTP"}
+
+
+@pytest.mark.parametrize("http", ["http://169.254.169.254/", "http://example.com/", "https://localhost/", "http:///x"])
+def test_health_at_another_host_is_refused(http):
+    with pytest.raises(BackendRefused, match="health"):
+        a_pod(health=HealthCheck(http=http))
+
+
+def test_a_heartbeat_file_is_looked_at_from_outside_and_needs_no_probe():
+    pod = a_pod(health=HealthCheck(file="beat"), workdir="/data")
+    assert "readinessProbe" not in container_of(pod)
+    assert '"file":"/data/beat"' in pod["metadata"]["annotations"]["hodei.io/care"]
+
+
+def test_a_job_that_saves_its_work_is_told_where_and_may_write_there():
+    pod = a_pod(checkpoint=Checkpoint(signal="USR1"))
+    assert env_of(pod)["HODEI_CHECKPOINT_FILE"] == "/run/hodei/checkpoint"
+    (mount,), (volume,) = container_of(pod)["volumeMounts"], pod["spec"]["volumes"]
+    assert (mount["mountPath"], mount["name"], volume["emptyDir"]) == ("/run/hodei", volume["name"], {})
+    own = a_pod(checkpoint=Checkpoint(signal="USR1", file="mine"), workdir="/data")
+    assert env_of(own)["HODEI_CHECKPOINT_FILE"] == "/data/mine"
+    assert "volumes" not in own["spec"]

@@ -16,6 +16,7 @@ from hodei.backends.kubernetes.states import (
     grace_left,
     hopeless,
     observed,
+    unwell,
     vanished,
 )  # fmt: skip
 from hodei.kubeapi.objects import from_plain
@@ -272,3 +273,54 @@ def test_its_time_begins_with_its_command_and_not_with_the_pull_of_its_image(pod
 )
 def test_a_second_order_to_stop_never_begins_anew(pod, grace_s, asked_for):
     assert grace_left(pod, NOW_MS, grace_s) == asked_for
+
+
+# ------------------------------------------------------------------------------------------------ health
+
+EVERY_10_S = '{"health":{"command":["x"],"every_ms":10000,"timeout_ms":1000,"failures":3}}'
+
+
+def a_probed_pod(ran_s: int, ready: bool, since_s: int | None = None, care: str = EVERY_10_S) -> RunPod:
+    container = {"name": "main", "ready": ready, "state": running(ran_s * 1000)}
+    said = [] if since_s is None else [
+        {"type": "ContainersReady", "status": str(ready), "lastTransitionTime": stamp(NOW_MS - since_s * 1000)}
+    ]  # fmt: skip
+    return a_pod(notes={"hodei.io/care": care}, containerStatuses=[container], conditions=said)
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "ready", "since_s", "health", "is_unwell"),
+    [
+        pytest.param(5, False, 5, "", False, id="no look is over yet"),
+        pytest.param(12, False, 12, "failing", False, id="one look failed"),
+        pytest.param(30, False, 30, "failing", False, id="two looks failed, the third is on its way"),
+        pytest.param(31, False, 31, "failing", True, id="never well"),
+        pytest.param(31, False, None, "failing", True, id="never well, and no condition"),
+        pytest.param(900, True, 900, "ok", False, id="well"),
+        pytest.param(900, False, 3, "failing", False, id="a kubelet that has just started says so"),
+        pytest.param(900, False, 11, "failing", True, id="it holds"),
+    ],
+)
+def test_a_run_is_unwell_when_its_probe_has_failed_for_long_enough(ran_s, ready, since_s, health, is_unwell):
+    pod = a_probed_pod(ran_s, ready, since_s)
+    assert observed(pod, NOW_MS).health == health
+    ending = unwell(pod, NOW_MS)
+    assert (ending is not None) == is_unwell
+    if ending is not None:
+        assert (ending.code, ending.reason) == ("unhealthy", "its health check failed 3 times in a row")
+
+
+@pytest.mark.parametrize("care", ["", "{", '{"file":"/x"}', '{"health":{"file":"/beat","every_ms":10}}'])
+def test_a_pod_without_a_probe_is_never_unwell(care):
+    pod = a_probed_pod(9000, False, 9000, care)
+    assert (observed(pod, NOW_MS).health, unwell(pod, NOW_MS)) == ("", None)
+
+
+def test_a_pod_that_goes_already_is_not_ended_for_its_health():
+    pod = a_pod(running(), told_to_go_ms=RECENTLY, notes={"hodei.io/care": EVERY_10_S})
+    assert unwell(pod, NOW_MS) is None
+
+
+def test_what_went_wrong_with_saving_its_work_is_told_with_the_end():
+    pod = a_pod(ended(143), told_to_go_ms=RECENTLY, ending='{"reason":"drained","note":"no checkpoint was seen"}')
+    assert observed(pod, NOW_MS).reason == "drained; no checkpoint was seen"

@@ -15,28 +15,41 @@ from msgspec import structs
 
 from hodei.backends.base import House, PlainBackend
 from hodei.backends.kubernetes.asking import Gone, Pods, Unsure, each
+from hodei.backends.kubernetes.beside import execute
 from hodei.backends.kubernetes.doubts import Doubts
+from hodei.backends.kubernetes.keeping import Keeper
 from hodei.backends.kubernetes.logs import Logs
 from hodei.backends.kubernetes.manifest import manifest, own_labels
 from hodei.backends.kubernetes.nodes import NodeSink, Picture, PodSink
 from hodei.backends.kubernetes.runs import Runs
 from hodei.backends.kubernetes.settings import Settings, check
-from hodei.backends.kubernetes.states import Ending, RunPod, deadline_s, forced, grace_left, hopeless
+from hodei.backends.kubernetes.states import Ending, RunPod, deadline_s, forced, grace_left, hopeless, unwell
+from hodei.backends.kubernetes.usage import node_usage
 from hodei.kubeapi.client import Api, ApiError
 from hodei.kubeapi.objects import Node as KubeNode
 from hodei.kubeapi.objects import Pod
 from hodei.kubeapi.reflector import Reflector, Resource
-from hodei.model.backend import Capabilities
-from hodei.model.effects import Forget, Start, Stop
+from hodei.model.backend import Capabilities, Executed, NodeUsage
+from hodei.model.effects import Forget, SaveWork, Start, Stop
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, InvalidInput, NotFound
 from hodei.model.facts import RunObserved
-from hodei.model.ids import RunId
+from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.model.quantity import parse_duration_ms
 from hodei.ports import Stream
 
 log = logging.getLogger("hodei.kubernetes")
-CAPABILITIES = Capabilities(images=True, bare=False, gpus=True, limits=True, two_streams=False)
+CAPABILITIES = Capabilities(
+    images=True,
+    bare=False,
+    gpus=True,
+    limits=True,
+    two_streams=False,
+    checkpoint=True,
+    health_checks=True,
+    execute=True,
+    usage=True,
+)
 # Bound and not over: what takes room on nodes.
 _HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 FIRST_PICTURE_S = 30.0
@@ -67,6 +80,7 @@ class KubernetesBackend(PlainBackend):
         self._nodes_news = asyncio.Event()
         self._runs = Runs(house.clock.now_ms, self._ended)
         self._doubts = Doubts(self._runs, house.clock.now_ms)
+        self._keeper = Keeper(self._runs, house.clock.now_ms, self._stop, self._errand)
         self._picture = Picture(name, settings, self._ours, self._nodes_news.set)
         self._pods: Pods | None = None
         self._reflectors: list[Reflector[Any]] = []
@@ -88,6 +102,7 @@ class KubernetesBackend(PlainBackend):
         except InvalidInput as error:
             raise BackendError(error.message, hint=error.hint) from error
         self._pods = Pods(api, self._settings.namespace, self._house.installation)
+        self._keeper.begin(self._pods)
         selector = ",".join(f"{key}={value}" for key, value in self._ours.items())
         own = Reflector(
             api, Resource(self._pods.path, RunPod), self._runs, selector={"labelSelector": selector}
@@ -128,6 +143,7 @@ class KubernetesBackend(PlainBackend):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._keeper.begin(None)
         self._finishing.clear()
         self._caring.clear()
         self._runs.something_new.set()  # who waits there learns that it is closed
@@ -198,7 +214,8 @@ class KubernetesBackend(PlainBackend):
 
     async def stop(self, orders: Sequence[Stop]) -> None:
         async def one(order: Stop) -> None:
-            await self._stop(order.run, Ending(order.reason), math.ceil(order.grace_ms / 1000))
+            if not self._keeper.stop_later(order):
+                await self._stop(order.run, Ending(order.reason), math.ceil(order.grace_ms / 1000))
 
         async with self._bounded():
             await each(orders, one)
@@ -224,6 +241,7 @@ class KubernetesBackend(PlainBackend):
             if finishing := self._finishing.get(order.run):
                 await asyncio.wait({finishing})
             self._runs.forget(order.run)
+            self._keeper.forget(order.run)
             with contextlib.suppress(Gone):
                 await pods.let_go(order.run)
                 await pods.delete(order.run, 0)
@@ -239,6 +257,22 @@ class KubernetesBackend(PlainBackend):
                 yield
         except TimeoutError:
             raise BackendError(f"the API took more than {CALL_S:g} s") from None
+
+    # ----------------------------------------------------------------------------------- while they run
+
+    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+        self._open()
+        for order in orders:
+            self._keeper.save(order.run, order.checkpoint)
+
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+        pods, pod = self._open(), self._runs.pods.get(run)
+        if pod is None or pod.container.running is None:
+            raise NotFound(f"run {run} does not run", hint="see how it stands with `hodei job show`")
+        return await execute(pods.api, pods.path_of(run), command, timeout_ms)
+
+    async def usage(self) -> dict[NodeName, NodeUsage]:
+        return await node_usage(self._open().api, self.name, self._settings.node_prefix, await self.nodes())
 
     # -------------------------------------------------------------------------------------------- hearing
 
@@ -276,7 +310,7 @@ class KubernetesBackend(PlainBackend):
     # ---------------------------------------------------------------------------------------------- care
 
     async def _care(self) -> None:
-        """Runs whose image never comes are ended, times are set, and an outage is noticed."""
+        """Runs whose image never comes or that are not well are ended, times are set, and an outage is noticed."""
         well_at = dict.fromkeys(range(len(self._reflectors)), asyncio.get_running_loop().time())
         while True:
             await asyncio.sleep(CARE_EVERY_S)
@@ -285,6 +319,7 @@ class KubernetesBackend(PlainBackend):
                 for run, pod in list(self._runs.pods.items()):
                     if run not in self._runs.ends and run not in self._caring:
                         self._care_for(run, pod, now_ms)
+                        self._keeper.look_after(run, pod, now_ms)
                 await self._look_at_watches(well_at)
             except Exception as error:
                 log.exception("backend %s", self.name)
@@ -306,6 +341,8 @@ class KubernetesBackend(PlainBackend):
             self._runs.end(end)
         elif ending := hopeless(pod, now_ms, self._patience_ms):
             self._care_by(run, self._stop(run, ending, GIVE_UP_GRACE_S))
+        elif ending := unwell(pod, now_ms):
+            self._care_by(run, self._stop(run, ending, math.ceil(pod.care.grace_ms / 1000)))
         elif seconds := deadline_s(pod):
             self._care_by(run, self._open().set_deadline(run, seconds))
 

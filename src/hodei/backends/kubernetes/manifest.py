@@ -12,8 +12,10 @@ import math
 import re
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
+from hodei.backends.kubernetes.care import CHECKPOINT_DIR, CHECKPOINT_FILE, care_for, probe
 from hodei.backends.kubernetes.settings import Settings
 from hodei.backends.local_order import check_size, check_words, own_env
 from hodei.model.effects import Start
@@ -24,7 +26,7 @@ from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources
 from hodei.model.rules import HostPort
 
 INSTALLATION, BACKEND, RUN, JOB = (f"hodei.io/{name}" for name in ("installation", "backend", "run", "job"))
-JOB_NAME, TIMEOUT, END = (f"hodei.io/{name}" for name in ("job-name", "timeout-ms", "end"))
+JOB_NAME, TIMEOUT, END, CARE = (f"hodei.io/{name}" for name in ("job-name", "timeout-ms", "end", "care"))
 # Labels that a job gave itself; never without this before them, so that no Service or policy takes the pod for another's.
 JOB_LABEL = "job.hodei.io/"
 FINALIZER = "hodei.io/observed"
@@ -61,6 +63,9 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
         raise BackendRefused("a pod gets whole GPUs only", hint="ask for whole ones, or choose another backend")
     # Which devices a pod has is for its node to say: numbers chosen here would be those of others.
     env = {**task.env, **own_env(structs.replace(order, run=structs.replace(run, grant=None)))}
+    care = care_for(order)
+    if care is not None and care.file:
+        env["HODEI_CHECKPOINT_FILE"] = care.file
     check_words(task.command, env, task.workdir)
     check_size(task.command, env)
     container: dict[str, Any] = {
@@ -80,9 +85,15 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
         container["workingDir"] = task.workdir
     if settings.restricted:
         container["securityContext"]["capabilities"] = {"drop": ["ALL"]}
+    if care is not None and care.probed is not None:
+        container["readinessProbe"] = probe(care.probed, [_literal(word) for word in care.probed.command])
     grace_s = max(1, math.ceil(spec.grace_ms / 1000))
     pod = {**_placed(order, settings), **_dressed(settings), "terminationGracePeriodSeconds": grace_s}
     pod["containers"] = [container]
+    if care is not None and care.file == CHECKPOINT_FILE:
+        # A place that the command may write to, whoever it runs as.
+        pod["volumes"] = [{"name": "hodei", "emptyDir": {}}]
+        container["volumeMounts"] = [{"name": "hodei", "mountPath": CHECKPOINT_DIR}]
     annotations = {
         **settings.pod_annotations,
         **{key: value for key, value in spec.annotations.items() if settings.allows(key)},
@@ -90,6 +101,8 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
     }
     if spec.timeout_ms:
         annotations[TIMEOUT] = str(spec.timeout_ms)
+    if care is not None:
+        annotations[CARE] = msgspec.json.encode(care).decode()
     labels = {
         **settings.pod_labels,
         **_job_labels(spec),

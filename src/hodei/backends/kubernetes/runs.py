@@ -7,8 +7,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from msgspec import structs
+
 from hodei.backends.kubernetes.states import RunPod, observed, vanished
 from hodei.model.facts import RunObserved
+from hodei.model.health import HealthState
 from hodei.model.ids import RunId
 from hodei.model.lifecycle import RUN_ENDED
 
@@ -22,13 +25,45 @@ class Runs:
         self.ends: dict[RunId, RunObserved] = {}
         self.something_new = asyncio.Event()
         self._news: list[RunObserved] = []
-        self._told: dict[RunId, tuple[str, str]] = {}
+        self._told: dict[RunId, tuple[str, str, int, str]] = {}
         self._forgotten: set[RunId] = set()
+        # What was found in containers, which their pods do not say.
+        self._saved_ms: dict[RunId, int] = {}
+        self._health: dict[RunId, HealthState] = {}
 
     def known(self) -> dict[RunId, RunObserved]:
         now_ms = self._now_ms()
-        going = {run: observed(pod, now_ms) for run, pod in self.pods.items() if run not in self.ends}
+        going = {run: self._seen(pod, now_ms) for run, pod in self.pods.items() if run not in self.ends}
         return going | self.ends
+
+    def _seen(self, pod: RunPod, now_ms: int) -> RunObserved:
+        seen, run = observed(pod, now_ms), pod.run
+        if run not in self._saved_ms and run not in self._health:
+            return seen
+        health = self._health.get(run, seen.health) if seen.state == "running" else seen.health
+        return structs.replace(seen, checkpoint_ms=self._saved_ms.get(run, 0), health=health)
+
+    def saved(self, run: RunId, at_ms: int) -> None:
+        """Its work was saved then."""
+        if run in self.pods and at_ms > self._saved_ms.get(run, 0):
+            self._saved_ms[run] = at_ms
+            self.look(run)
+
+    def not_saved(self, run: RunId, why: str) -> None:
+        if run in self.pods and run not in self.ends:
+            self.tell(structs.replace(self._seen(self.pods[run], self._now_ms()), checkpoint_error=why))
+
+    def found(self, run: RunId, health: HealthState) -> None:
+        """A look into its container found it so."""
+        if run in self.pods:
+            self._health[run] = health
+            self.look(run)
+
+    def look(self, run: RunId) -> None:
+        """Tell how it stands, if that is news: time has passed, or something was found."""
+        pod = self.pods.get(run)
+        if pod is not None:
+            self._heard(pod)
 
     def tell(self, news: RunObserved) -> None:
         self._news.append(news)
@@ -47,7 +82,7 @@ class Runs:
     def forget(self, run: RunId) -> None:
         """Its pod is about to go, and says nothing more until it has gone."""
         self.ends.pop(run, None)
-        self._told.pop(run, None)
+        self._drop(run)
         if self.pods.pop(run, None) is not None:
             self._forgotten.add(run)
 
@@ -73,16 +108,20 @@ class Runs:
         self.pods[run] = pod
         if run in self.ends:
             return
-        seen = observed(pod, self._now_ms())
+        seen = self._seen(pod, self._now_ms())
         if seen.state in RUN_ENDED:
             self.end(seen)
-        elif self._told.get(run) != (seen.state, seen.reason):
-            self._told[run] = (seen.state, seen.reason)
+        elif self._told.get(run) != (told := (seen.state, seen.reason, seen.checkpoint_ms, seen.health)):
+            self._told[run] = told
             self.tell(seen)
 
     def _gone(self, run: RunId) -> None:
         self._forgotten.discard(run)
-        self._told.pop(run, None)
+        self._drop(run)
         pod = self.pods.pop(run, None)
         if pod is not None:
             self.end(vanished(pod, self._now_ms()))
+
+    def _drop(self, run: RunId) -> None:
+        for table in (self._told, self._saved_ms, self._health):
+            table.pop(run, None)

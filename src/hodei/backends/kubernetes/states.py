@@ -13,9 +13,11 @@ from functools import cached_property
 import msgspec
 from msgspec import Struct, field, structs
 
-from hodei.backends.kubernetes.manifest import END, MAIN, RUN, TIMEOUT
+from hodei.backends.kubernetes.care import Care
+from hodei.backends.kubernetes.manifest import CARE, END, MAIN, RUN, TIMEOUT
 from hodei.kubeapi.objects import Condition, Meta, Slim
 from hodei.model.facts import RunObserved
+from hodei.model.health import HealthState
 from hodei.model.ids import RunId
 
 START_FAILED = "start_failed"
@@ -31,17 +33,23 @@ _TAKEN = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Pree
 _BY_SIGNAL = (137, 143)
 # How far the clocks of a node and of the API may be apart for a deletion to be the cause of a signal.
 _CLOCKS_MS = 60_000
+_SETTLE_MS = 10_000
 _TOO_LONG = "it ran longer than it may"
 _TEXT = 500
 
 
 class Ending(Struct, frozen=True, omit_defaults=True):
     """Why we end a run; kept on its pod, so that whoever adopts it knows. `code` is "" for an order, else one of
-    RunObserved's reason codes."""
+    RunObserved's reason codes. `note`: what went wrong when its work was to be saved first."""
 
     reason: str = ""
     code: str = ""
     permanent: bool = False
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        return "; ".join(part for part in (self.reason, self.note) if part)
 
 
 class Terminated(Slim, frozen=True):
@@ -70,6 +78,7 @@ class ContainerState(Slim, frozen=True):
 class Container(Slim, frozen=True):
     name: str = ""
     state: ContainerState = ContainerState()
+    ready: bool = False
 
 
 class DatedCondition(Condition, frozen=True):
@@ -111,6 +120,19 @@ class RunPod(Slim, frozen=True, dict=True):
         """Of our own container: a cluster may put others beside it, which do not count."""
         found = (one.state for one in self.status.container_statuses if one.name == MAIN)
         return next(found, ContainerState())
+
+    @property
+    def ready(self) -> bool:
+        """What the kubelet's last looks at our container found."""
+        return any(one.ready for one in self.status.container_statuses if one.name == MAIN)
+
+    @cached_property
+    def care(self) -> Care:
+        """What the job asks for while it runs."""
+        try:
+            return msgspec.json.decode(self.metadata.annotations[CARE], type=Care)
+        except (KeyError, msgspec.DecodeError):
+            return Care()
 
     @property
     def over(self) -> bool:
@@ -170,7 +192,7 @@ def observed(pod: RunPod, now_ms: int) -> RunObserved:
         return _by_us(pod, now_ms, None) or _lost(pod, now_ms, None, "its pod was deleted before it began")
     if state.running is not None or status.phase == "Running":
         began = at_ms(state.running.started_at if state.running else status.start_time, now_ms)
-        return RunObserved(pod.run, "running", min(began, now_ms))
+        return RunObserved(pod.run, "running", min(began, now_ms), health=probed(pod, now_ms))
     return RunObserved(pod.run, "placed", now_ms, reason=_why_it_waits(pod))
 
 
@@ -199,6 +221,34 @@ def forced(pod: RunPod, now_ms: int) -> RunObserved | None:
         return None
     text = "its pod was deleted by force, and its node does not say how it ended"
     return _by_us(pod, now_ms, None) or _lost(pod, now_ms, None, text)
+
+
+def probed(pod: RunPod, now_ms: int) -> HealthState:
+    """What the kubelet's looks say of a run's health; "" if there are none, or none is over yet."""
+    check, running = pod.care.probed, pod.container.running
+    if check is None or running is None:
+        return ""
+    if pod.ready:
+        return "ok"
+    ran_ms = now_ms - at_ms(running.started_at, now_ms)
+    return "failing" if ran_ms >= check.after_ms + check.every_ms + check.timeout_ms else ""
+
+
+def unwell(pod: RunPod, now_ms: int) -> Ending | None:
+    """Why a run is to be ended whose health check has failed too often in a row. Its container is not ready from its start
+    to the first good look, and again after `failures` bad ones; so it is given the time of as many looks in any case. A
+    kubelet that starts anew says "not ready" until its own first look: what it says must have held for a moment."""
+    check, running = pod.care.probed, pod.container.running
+    if check is None or running is None or pod.ready or pod.leaving or pod.over:
+        return None
+    ran_ms = now_ms - at_ms(running.started_at, now_ms)
+    since = next((one.last_transition_time for one in pod.status.conditions if one.type == "ContainersReady"), None)
+    held_ms = now_ms - at_ms(since, at_ms(running.started_at, now_ms))
+    looked_ms = check.after_ms + check.every_ms * check.failures + check.timeout_ms
+    if ran_ms < looked_ms or held_ms < min(check.every_ms, _SETTLE_MS) + check.timeout_ms:
+        return None
+    times = f"{check.failures} times in a row" if check.failures > 1 else "once"
+    return Ending(f"its health check failed {times}", "unhealthy")
 
 
 def deadline_s(pod: RunPod) -> int:
@@ -274,8 +324,8 @@ def _by_us(pod: RunPod, at: int, code: int | None) -> RunObserved | None:
     if ending is None:
         return None
     if ending.code:
-        return RunObserved(pod.run, "failed", at, code, ending.code, ending.reason, ending.permanent)
-    return RunObserved(pod.run, "stopped", at, code, "", ending.reason)
+        return RunObserved(pod.run, "failed", at, code, ending.code, ending.text, ending.permanent)
+    return RunObserved(pod.run, "stopped", at, code, "", ending.text)
 
 
 def _taken(pod: RunPod, at: int, code: int | None) -> RunObserved:
