@@ -13,6 +13,7 @@ from typing import Any
 
 from builders import a_node
 from hodei.control.accounts import AccountsPolicy
+from hodei.model.backend import Capabilities
 from hodei.model.facts import RunObserved
 from hodei.model.job import Job
 from hodei.ports import JobQuery
@@ -36,6 +37,7 @@ class LiveApp:
         self.tokens = Tokens(self._entries())
         self.store, self.clock = MemoryStore(), StillClock()
         self.backend = ObedientBackend(nodes=[a_node("n1", 4, backend="obedient")])
+        self.backend.capabilities = Capabilities(checkpoint=True)
         self.service = a_service(self.store, self.backend, clock=self.clock, accounts=accounts)
         self.run(self._start())
         self.app = make_app(self.service, self.tokens, now_ms=self.clock.now_ms)
