@@ -42,6 +42,14 @@ def gang(detail: JobDetail) -> str:
     return "; ".join(said)
 
 
+def waits(detail: JobDetail) -> str:
+    """How long it may wait, with the defaults of its profile or of the server."""
+    keys = _keys(detail)
+    said = [f"{keys['scheduling_timeout']} each time"] if keys.get("scheduling_timeout") else []
+    said += [f"{keys['max_queue_time']} for its first start"] if keys.get("max_queue_time") else []
+    return ", ".join(said)
+
+
 def distribution(detail: JobDetail) -> str:
     rules: dict[str, Any] = _keys(detail).get("distribution") or {}
     match rules.get("model"):

@@ -205,6 +205,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         ("gang", gang_words.gang(detail)),
         ("distribution", gang_words.distribution(detail)),
         ("checkpoint", gang_words.checkpoint(detail)),
+        ("may wait", gang_words.waits(detail)),
         ("attempt", str(view.attempt)),
         ("submitted", _moment(view.submitted_at)),
         ("scheduled", _moment(view.scheduled_at)),

@@ -17,7 +17,7 @@ Timed = tuple[int, dict[str, Any]]
 _LEFT_OUT = ("command", "env", "workdir", "image")
 _TOLD_TO_GO = ("job.cancel_requested", "job.preempted", "job.requeue_requested", "job.shrunk")
 # Ends whose reason comes out the same when it is played again.
-_REASONS = ("CANCELLED", "EXIT_CODE", "TIMEOUT", "SCHEDULING_TIMEOUT")
+_REASONS = ("CANCELLED", "EXIT_CODE", "TIMEOUT", "SCHEDULING_TIMEOUT", "QUEUE_TIME_EXCEEDED")
 
 
 class Began(Struct):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 
 from msgspec import structs
 
+from hodei.control import waits
 from hodei.control.accounts import Accounts, AccountsPolicy
 from hodei.control.admission import AdmissionPolicy, Gate
 from hodei.control.arrays import Arrays
@@ -285,8 +286,10 @@ class Controller:
         if self.moving.arrive(gang, job):
             return
         self.lines[job.spec.profile].add(gang, not_before_ms=job.not_before_ms, now_ms=now_ms)
-        if job.spec.scheduling_timeout_ms:
-            self._timers.set((job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms, job.id)
+        if job.spec.scheduling_timeout_ms or job.spec.max_queue_time_ms:
+            due_ms = waits.due_ms(job)
+            if due_ms is not None:
+                self._timers.set(due_ms, job.id)
         self.steering.recourses.watch(job, now_ms)
 
     def gang(self, id: JobId, spec: JobSpec, submitted_ms: int) -> Gang:
@@ -349,12 +352,11 @@ class Controller:
             job = self.world.jobs.get(id)
             if job is not None and job.state in ("scheduled", "running"):
                 self._lives.check_assembly(job, now_ms)
-            elif job is not None and job.state == "pending" and job.spec.scheduling_timeout_ms:
-                waited = (job.queued_ms or job.submitted_ms) + job.spec.scheduling_timeout_ms
-                if waited <= now_ms:
+            elif job is not None and job.state == "pending":
+                late = waits.overdue(job, now_ms)
+                if late is not None:
                     self._dequeue(job)
-                    why = f"not scheduled within its scheduling timeout; {job.reason or 'other jobs were ahead'}"
-                    self._lives.finish(job, "failed", now_ms, "SCHEDULING_TIMEOUT", why)
+                    self._lives.finish(job, "failed", now_ms, *late)
 
     def _watch_assembly(self, job: Job, placed_ms: int) -> None:
         if job.spec.gang.assembly_timeout_ms:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct, structs
 
+from hodei.control.waits import WaitDefaults
 from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec
 from hodei.model.resources import GPU
@@ -45,20 +46,27 @@ class RouteRule(Struct, frozen=True):
 
 
 class Routing:
-    """`projects`: by profile, the names (with `*`) of the projects that may use it; none named: all may."""
+    """`projects`: by profile, the names (with `*`) of the projects that may use it; none named: all may. `waits`: how long
+    jobs may wait that do not say it themselves."""
 
-    def __init__(self, rules: Sequence[RouteRule] = (), projects: Mapping[str, Sequence[str]] | None = None) -> None:
-        self._rules = tuple(rules)
+    def __init__(
+        self,
+        rules: Sequence[RouteRule] = (),
+        projects: Mapping[str, Sequence[str]] | None = None,
+        waits: WaitDefaults | None = None,
+    ) -> None:
+        self._rules, self._waits = tuple(rules), waits or WaitDefaults()
         self._projects = {name: tuple(names) for name, names in (projects or {}).items() if names}
         self._last: tuple[JobSpec, JobSpec] | None = None
 
     def routed(self, spec: JobSpec) -> JobSpec:
-        """The spec with the profile that it goes to."""
-        if not self._rules or spec.profile != DEFAULT or spec.routed_by:
+        """The spec with the profile that it goes to, and with how long it may wait there."""
+        if not self._rules and not self._waits.any:
             return spec
         if self._last is not None and self._last[0] is spec:
             return self._last[1]  # the jobs of a bulk submit that share one spec go on sharing one
-        found = self._found(spec)
+        found = self._found(spec) if spec.profile == DEFAULT and not spec.routed_by else spec
+        found = self._waits.given(found)
         self._last = (spec, found)
         return found
 
@@ -70,6 +78,7 @@ class Routing:
 
     def take_settings(self, other: Routing) -> None:
         self._rules, self._projects, self._last = other._rules, other._projects, None
+        self._waits = other._waits
 
     def open_to(self, profile: str, project: str) -> bool:
         names = self._projects.get(profile)

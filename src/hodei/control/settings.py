@@ -12,6 +12,7 @@ from hodei.control.breaker import BreakerPolicy
 from hodei.control.recourse import Fallback, RecoursePolicy, Recourses
 from hodei.control.routing import RouteRule, Routing
 from hodei.control.steering import Steering
+from hodei.control.waits import WaitDefaults, WaitLimits
 from hodei.model.config import RecoveryConfig, RouteConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.job import PRIORITY_CLASSES
@@ -30,7 +31,11 @@ def make_steering(config: SchedulingConfig, profiles: Collection[str]) -> Steeri
         raise InvalidInput(f"scheduling.{path}: {text}", problems=tuple(wrong), hint="docs/reference/configuration.md")
     named = config.profiles.items()
     return Steering(
-        Routing([_rule(route) for route in config.routes], {name: profile.projects for name, profile in named}),
+        Routing(
+            [_rule(route) for route in config.routes],
+            {name: profile.projects for name, profile in named},
+            _wait_defaults(config),
+        ),
         Recourses(
             _policy(config.recovery),
             {name: _policy(profile.recovery) for name, profile in named if profile.recovery is not None},
@@ -46,6 +51,24 @@ def make_steering(config: SchedulingConfig, profiles: Collection[str]) -> Steeri
             parse_duration_ms(config.breaker.pause),
             parse_duration_ms(config.breaker.max_pause),
         ),
+    )
+
+
+def _wait_defaults(config: SchedulingConfig) -> WaitDefaults:
+    server = _wait_limits(config, "")
+    return WaitDefaults({name: _wait_limits(config, name) for name in config.profiles}, server)
+
+
+def _wait_limits(config: SchedulingConfig, name: str) -> WaitLimits:
+    """What a profile says, or where it says nothing the server."""
+    profile = config.profiles.get(name)
+    of_profile = (profile.scheduling_timeout, profile.max_queue_time) if profile is not None else ("", "")
+    timeout, queue_time = of_profile[0] or config.scheduling_timeout, of_profile[1] or config.max_queue_time
+    return WaitLimits(
+        parse_duration_ms(timeout),
+        parse_duration_ms(queue_time),
+        f"profile {name}" if of_profile[0] else "the server",
+        f"profile {name}" if of_profile[1] else "the server",
     )
 
 
@@ -127,6 +150,9 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
     for name, profile in sorted(config.profiles.items()):
         look(f"profiles.{name}.nodes", parse_selector, profile.nodes)
         look(f"profiles.{name}.fallback_after", parse_duration_ms, profile.fallback_after)
+        for key in ("scheduling_timeout", "max_queue_time"):
+            if getattr(profile, key):
+                look(f"profiles.{name}.{key}", parse_duration_ms, getattr(profile, key))
         if profile.recovery is not None:
             recovery(f"profiles.{name}.recovery", profile.recovery)
         if profile.fallback:
@@ -136,6 +162,8 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         elif profile.fallback_after != "0s":
             out.append((f"profiles.{name}.fallback_after", "needs a fallback: name the profile to go to"))
     recovery("recovery", config.recovery)
+    for key in ("scheduling_timeout", "max_queue_time"):
+        look(key, parse_duration_ms, getattr(config, key))
     for key in ("within", "pause", "max_pause"):
         look(f"breaker.{key}", parse_duration_ms, getattr(config.breaker, key))
     if config.breaker.rounds < 0:

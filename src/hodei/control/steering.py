@@ -13,6 +13,7 @@ from hodei.control.breaker import BreakerPolicy, Breakers
 from hodei.control.recourse import Recourses
 from hodei.control.retry import Backoff
 from hodei.control.routing import Routing
+from hodei.control.waits import limits_told
 from hodei.control.world import World
 from hodei.engine.points import Trigger
 from hodei.model.explanation import Status
@@ -119,6 +120,7 @@ class Steering:
         out, profile = list(measures(job.spec, job.recourse)), job.spec.profile
         if job.state != "pending":
             return tuple(out)
+        out += limits_told(job)
         fallback, breaker = self.recourses.fallback_of(profile), self.breakers.of.get(profile)
         if fallback is not None and self.routing.open_to(fallback.to, job.spec.project):
             when = f"after {format_duration(fallback.after_ms)} or " if fallback.after_ms else ""

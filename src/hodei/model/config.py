@@ -17,7 +17,8 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     replaces all weights; `plugins` adds (built-in names, announced ones, or module:Class), `disable` takes away.
     `projects` may use it (with `*`; none named: all), and it may use the `nodes` of this label selector. Jobs that no node
     of it could ever take, or that have waited for `fallback_after`, go to the profile `fallback`. `backend_policy` chooses
-    among backends before nodes are chosen.
+    among backends before nodes are chosen. `scheduling_timeout` and `max_queue_time` are for its jobs that do not say how
+    long they may wait; empty: as the server has it.
     """
 
     base: str = ""
@@ -36,6 +37,8 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     fallback: str = ""
     fallback_after: str = "0s"
     recovery: RecoveryConfig | None = None
+    scheduling_timeout: str = ""
+    max_queue_time: str = ""
     backend_policy: Literal["", "cost_optimized", "performance", "locality"] = ""
 
 
@@ -150,6 +153,8 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """All that decisions depend on; a decision log carries it so that it can be replayed."""
 
     profiles: dict[str, ProfileConfig] = {}
+    scheduling_timeout: str = "0s"
+    max_queue_time: str = "0s"
     retry: BackoffConfig = BackoffConfig()
     max_losses: int = 3
     admission: AdmissionConfig = AdmissionConfig()

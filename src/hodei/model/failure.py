@@ -28,7 +28,10 @@ FAILURES: tuple[Failure, ...] = (
     Failure("node_lost", ("lost",), ("LOST",), "its node went away, or nobody can tell any more how it ended"),
     Failure("out_of_memory", ("oom",), ("OUT_OF_MEMORY",), "it went over its memory limit"),
     Failure(
-        "timeout", ("timeout",), ("TIMEOUT", "SCHEDULING_TIMEOUT", "OVERRAN"), "it took longer than it was allowed to"
+        "timeout",
+        ("timeout",),
+        ("TIMEOUT", "SCHEDULING_TIMEOUT", "QUEUE_TIME_EXCEEDED", "OVERRAN"),
+        "it took longer than it was allowed to",
     ),
     Failure("preempted", (), ("PREEMPTED",), "it was told to go, to make room for a job of a higher class"),
     Failure(

@@ -217,6 +217,8 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     routed_by: str = ""
     after: Dependencies = Dependencies()
     preempts: bool = True
+    max_queue_time_ms: int = 0
+    waits_by: str = ""
 
     @property
     def size(self) -> int:

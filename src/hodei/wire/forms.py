@@ -302,6 +302,7 @@ Inputs = Annotated[
 Estimate = Annotated[Duration, _about("How long it will probably run.", "1h30m")]
 Timeout = Annotated[Duration, _about("Stop a run after this long.", "15m", "01:30:00")]
 SchedulingTimeout = Annotated[Duration, _about("Fail the job if it waits longer than this.", "2h")]
+MaxQueueTime = Annotated[Duration, _about("Fail the job if it has not started for the first time within this.", "6h")]
 Deadline = Annotated[
     Duration, _about("When it should be done: a time, or so long after submission.", "2030-01-31T18:00:00Z", "4h")
 ]
@@ -339,6 +340,7 @@ class FlatJob(_TaskKeys, frozen=True):
     estimate: Estimate | None = None
     timeout: Timeout | None = None
     scheduling_timeout: SchedulingTimeout | None = None
+    max_queue_time: MaxQueueTime | None = None
     deadline: Deadline | None = None
     grace: Grace | None = None
     retries: Retries | None = None
@@ -375,6 +377,7 @@ class JobKeys(_Form, frozen=True):
     estimate: Estimate | None = None
     timeout: Timeout | None = None
     scheduling_timeout: SchedulingTimeout | None = None
+    max_queue_time: MaxQueueTime | None = None
     deadline: Deadline | None = None
     grace: Grace | None = None
     retries: Retries | None = None

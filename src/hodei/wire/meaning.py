@@ -139,6 +139,7 @@ def _job(
         restart or "on_failure",
         _inputs(keys.inputs, f"{at}inputs", problems) if keys.inputs else (),
         *gang.job_rules(keys, tasks, at, problems),
+        max_queue_time_ms=duration(keys.max_queue_time, f"{at}max_queue_time", problems) or 0,
         health=life.NOBODY_LOOKS if keys.health is None else life.health(keys.health, f"{at}health", problems),
         retry_on=() if keys.retry_on is None else life.retry_on(keys.retry_on, f"{at}retry_on", problems),
         after=after.NOTHING if keys.after is None else after.dependencies(keys.after, f"{at}after", problems),

@@ -214,6 +214,7 @@ def job_document(spec: JobSpec, *, env: Shown = "all") -> dict[str, Any]:
                     "estimate": spec.estimate_ms and format_duration(spec.estimate_ms),
                     "timeout": spec.timeout_ms and format_duration(spec.timeout_ms),
                     "scheduling_timeout": spec.scheduling_timeout_ms and format_duration(spec.scheduling_timeout_ms),
+                    "max_queue_time": spec.max_queue_time_ms and format_duration(spec.max_queue_time_ms),
                     "deadline": iso(spec.deadline_ms),
                     "retries": spec.retries,
                 }

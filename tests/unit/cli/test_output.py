@@ -126,6 +126,11 @@ def test_a_partial_gang_says_how_many_of_its_members_run(hodei, stub):
     assert shown(hodei("job", "show", "1").stdout, "members") == "8 in 1 task, 4 are enough; 5 of 8 run"
 
 
+def test_a_job_says_how_long_it_may_wait(hodei, stub):
+    stub.on("GET", f"{API}/jobs/1", a_gang(scheduling_timeout="5m", max_queue_time="2h"))
+    assert shown(hodei("job", "show", "1").stdout, "may wait") == "5m each time, 2h for its first start"
+
+
 @pytest.mark.parametrize(
     ("rules", "words"),
     [

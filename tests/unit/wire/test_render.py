@@ -169,6 +169,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         estimate_ms=draw(durations),
         timeout_ms=longest or draw(durations),
         scheduling_timeout_ms=draw(durations),
+        max_queue_time_ms=draw(durations),
         deadline_ms=draw(st.just(0) | st.integers(1, 253_402_300_799_999)),
         grace_ms=draw(durations),
         retries=draw(st.integers(0, 1000)),

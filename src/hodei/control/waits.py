@@ -1,0 +1,89 @@
+"""How long a job may wait before it fails: what the job says, else its profile, else the server.
+
+`scheduling_timeout` bounds every wait, also one after a retry or after it gave up its place. `max_queue_time` bounds the
+wait for its first start only: a job that has run before is not given up for it. The defaults are written into the job when
+it is submitted, as its profile is: a later change of the configuration does not shorten what it was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, structs
+
+from hodei.model.job import Job, JobSpec
+from hodei.model.quantity import format_duration
+from hodei.model.recourse import Measure
+from hodei.model.text import moment
+
+
+class WaitLimits(Struct, frozen=True):
+    """Milliseconds, 0 for none. `timeout_from` and `queue_time_from`: who has set them, for people."""
+
+    scheduling_timeout_ms: int = 0
+    max_queue_time_ms: int = 0
+    timeout_from: str = ""
+    queue_time_from: str = ""
+
+
+class WaitDefaults:
+    def __init__(self, of_profile: Mapping[str, WaitLimits] | None = None, others: WaitLimits | None = None) -> None:
+        """`others`: for profiles that are not named."""
+        self._of_profile, self._others = dict(of_profile or {}), others or WaitLimits()
+        self.any = any(
+            limits.scheduling_timeout_ms or limits.max_queue_time_ms
+            for limits in (self._others, *self._of_profile.values())
+        )
+
+    def given(self, spec: JobSpec) -> JobSpec:
+        """The spec with what it leaves to the defaults."""
+        limits = self._of_profile.get(spec.profile, self._others)
+        changes: dict[str, int] = {}
+        said = []
+        if limits.scheduling_timeout_ms and not spec.scheduling_timeout_ms:
+            changes["scheduling_timeout_ms"] = limits.scheduling_timeout_ms
+            said.append(f"scheduling_timeout from {limits.timeout_from}")
+        if limits.max_queue_time_ms and not spec.max_queue_time_ms:
+            changes["max_queue_time_ms"] = limits.max_queue_time_ms
+            said.append(f"max_queue_time from {limits.queue_time_from}")
+        return structs.replace(spec, **changes, waits_by=", ".join(said)) if said else spec
+
+
+def due_ms(job: Job) -> int | None:
+    """When a job that waits fails because of it; None for never."""
+    found = _due(job)
+    return found[0] if found is not None else None
+
+
+def overdue(job: Job, now_ms: int) -> tuple[str, str] | None:
+    """The code and the text with which a job that waits fails now."""
+    found = _due(job)
+    if found is None or found[0] > now_ms:
+        return None
+    last = job.reason or "other jobs were ahead"
+    if found[1] == "scheduling_timeout":
+        return "SCHEDULING_TIMEOUT", f"not scheduled within its scheduling timeout; {last}"
+    longest = format_duration(job.spec.max_queue_time_ms)
+    return "QUEUE_TIME_EXCEEDED", f"not started within its longest time in the queue ({longest}); {last}"
+
+
+def limits_told(job: Job) -> tuple[Measure, ...]:
+    """For `why`: until when it may wait, and who says so."""
+    found = _due(job)
+    if found is None:
+        return ()
+    at_ms, name = found
+    whose = next((part for part in job.spec.waits_by.split(", ") if part.startswith(f"{name} ")), f"its own {name}")
+    span_ms = job.spec.scheduling_timeout_ms if name == "scheduling_timeout" else job.spec.max_queue_time_ms
+    return (Measure(f"fails if it still waits at {moment(at_ms)} ({format_duration(span_ms)}: {whose})"),)
+
+
+def _due(job: Job) -> tuple[int, str] | None:
+    """The first of the two moments, and which it is."""
+    spec, since = job.spec, job.queued_ms or job.submitted_ms
+    due = []
+    if spec.scheduling_timeout_ms:
+        due.append((since + spec.scheduling_timeout_ms, "scheduling_timeout"))
+    if spec.max_queue_time_ms and not job.attempt:
+        due.append((since + spec.max_queue_time_ms, "max_queue_time"))
+    return min(due, default=None)
