@@ -86,8 +86,13 @@ def _keep_turns(before: object, now: object) -> None:
     """Tenants who take turns go on where they were, if the line is still of that kind."""
     if not isinstance(before, Line) or not isinstance(now, Line) or type(before) is not type(now):
         return
-    if type(before.profile.queue) is type(now.profile.queue):
+    if _kind_of(before) is _kind_of(now):
         now.take_turns_of(before)
+
+
+def _kind_of(line: Line) -> type:
+    """Of its queue; a second order beside the first makes no other kind of it."""
+    return type(getattr(line.profile.queue, "primary", line.profile.queue))
 
 
 def _keep_holds(live: Controller, now_ms: int) -> None:

@@ -36,5 +36,8 @@ def standing(controller: Controller, job: JobId, now_ms: int) -> Standing | None
         terms = (
             (own, Term("inherited", lifted, "a more important job waits for it"), waited) if lifted else (own, waited)
         )
+    secondary = getattr(queue, "secondary", None)
+    if secondary is not None:
+        terms = (*terms, Term("secondary", 0, f"{secondary.name}, among those of equal priority"))
     total = sum(term.milli for term in terms)
     return Standing(job, total, terms, position, len(line), queue.name)

@@ -12,7 +12,7 @@ from hodei.model.accounts_config import BudgetConfig, QuotaConfig, RangeConfig, 
 class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A named scheduler: its queue, its plugins and their weights.
 
-    `base` names the built-in profile whose weights it starts from (empty: the one of its own name, else `default`);
+    `queue` is the primary order, `secondary` breaks its ties. `base` names the built-in profile whose weights it starts from (empty: the one of its own name, else `default`);
     `worker_selection` names the strategy that takes the place of the scores resource (or fit) and load; `scores`
     replaces all weights; `plugins` adds (built-in names, announced ones, or module:Class), `disable` takes away.
     `projects` may use it (with `*`; none named: all), and it may use the `nodes` of this label selector. Jobs that no node
@@ -23,6 +23,7 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     base: str = ""
     queue: str = "priority"
+    secondary: str = ""
     tenant_key: str = "project"
     weights: dict[str, int] = {}
     quantum: str = "1m"

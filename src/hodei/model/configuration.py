@@ -89,7 +89,13 @@ def code_named(scheduling: SchedulingConfig) -> set[str]:
     named = (
         name
         for profile in scheduling.profiles.values()
-        for name in (*profile.plugins, profile.worker_selection, *(profile.scores or {}))
+        for name in (
+            *profile.plugins,
+            profile.worker_selection,
+            profile.queue,
+            profile.secondary,
+            *(profile.scores or {}),
+        )
     )
     return {name for name in named if ":" in name}
 

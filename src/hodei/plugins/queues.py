@@ -38,6 +38,10 @@ class Priority(Fifo):
     name = "priority"
     preempts = True
 
+    def primary_keys(self, gang: Gang) -> tuple[int, ...]:
+        """Those with equal ones are equal to this queue but for the time of submission."""
+        return (_minus(gang.priority),)
+
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
         return (_minus(gang.priority), gang.queued_ms)
 

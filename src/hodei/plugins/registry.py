@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from hodei.engine.points import QueueSort
 from hodei.engine.profile import Profile, make_profile
@@ -42,6 +42,7 @@ from hodei.plugins.proximity import LocalityAware, Proximity
 from hodei.plugins.queues import Fair, Fifo, Priority
 from hodei.plugins.quota import Quota
 from hodei.plugins.scope import Scope
+from hodei.plugins.secondary import SECONDARIES, TwoOrders
 from hodei.plugins.spill import Spill, SpillRule
 from hodei.plugins.spread import Spread
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
@@ -107,6 +108,7 @@ def build_profile(
     base: str = "default",
     queue: str = "priority",
     queue_arguments: Mapping[str, Any] | None = None,
+    secondary: str = "",
     worker_selection: str = "",
     plugins: tuple[str, ...] = (),
     disabled: tuple[str, ...] = (),
@@ -119,10 +121,6 @@ def build_profile(
     built-in filters and layouts, `disabled` takes from them."""
     if base not in BASES:
         raise InvalidInput(f"there is no base {base!r}{did_you_mean(base, BASES)}", hint=f"one of: {', '.join(BASES)}")
-    if queue not in QUEUES:
-        raise InvalidInput(
-            f"there is no queue {queue!r}{did_you_mean(queue, QUEUES)}", hint=f"one of: {', '.join(QUEUES)}"
-        )
     weights = dict(BASES[base] if scores is None else scores)
     made: dict[str, Any] = {}
 
@@ -146,8 +144,50 @@ def build_profile(
     for scorer, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 1000:
             raise InvalidInput(f"the weight of {scorer!r} must be a whole number from 0 to 1000, not {weight!r}")
-    line: QueueSort = QUEUES[queue](**dict(queue_arguments or {}))
+    line = find_queue(queue, secondary, queue_arguments or {}, (arguments or {}).get(secondary, {}))
     return make_profile(name, line, list(made.values()), weights, max_pending=max_pending)
+
+
+def find_queue(
+    name: str,
+    secondary: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    secondary_arguments: Mapping[str, Any] | None = None,
+) -> QueueSort:
+    """The queue of that name, with the tie-breaker `secondary` if one is named."""
+    line = _made("queue", name, QUEUES, arguments or {}, ("queue_sort", "tenant", "charge", "preempts"))
+    if not secondary:
+        return cast("QueueSort", line)
+    if hasattr(line, "promises") or hasattr(line, "rank_milli"):
+        why = (
+            "batch has an order of its own (options.batch.order)" if hasattr(line, "promises") else "it adds points up"
+        )
+        raise InvalidInput(f"the queue {name!r} takes no secondary order: {why}", hint="leave secondary out")
+    return TwoOrders(line, _made("secondary", secondary, SECONDARIES, secondary_arguments or {}, ("keys",)))
+
+
+def _made(
+    what: str, name: str, known: Mapping[str, type[Any]], arguments: Mapping[str, Any], parts: tuple[str, ...]
+) -> Any:
+    """One of ours, one that an installed package announces (entry point group `hodei.queues`), or module:Class."""
+    made = known.get(name) or _dotted(name) or _announced(name, "hodei.queues")
+    if made is None:
+        raise InvalidInput(
+            f"there is no {what} {name!r}{did_you_mean(name, known)}",
+            hint=f"one of: {', '.join(known)}, or module:Class",
+        )
+    try:
+        plugin = made(**dict(arguments))
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"the {what} {name!r} cannot be made: {error}", hint="check its arguments") from error
+    missing = [part for part in ("name", *parts) if not hasattr(plugin, part)]
+    if missing:
+        raise InvalidInput(
+            f"{name!r} cannot be a {what}: it has no {', '.join(missing)}", hint="docs/how-to/write-a-plugin.md"
+        )
+    return plugin
 
 
 def _dotted(name: str) -> type[Any] | None:
@@ -161,8 +201,8 @@ def _dotted(name: str) -> type[Any] | None:
         raise InvalidInput(f"plugin {name!r} cannot be imported: {error}", hint="check the path") from error
 
 
-def _announced(name: str) -> type[Any] | None:
-    for entry in entry_points(group="hodei.plugins", name=name):
+def _announced(name: str, group: str = "hodei.plugins") -> type[Any] | None:
+    for entry in entry_points(group=group, name=name):
         found: type[Any] = entry.load()
         return found
     return None
@@ -213,7 +253,7 @@ def queue_arguments(wanted: ProfileConfig) -> dict[str, Any]:
     if wanted.queue == "fair":
         quantum_ms = parse_duration_ms(wanted.quantum)
         return {"tenant_key": wanted.tenant_key, "weights": wanted.weights, "quantum_ms": quantum_ms}
-    return dict(wanted.options.get(wanted.queue, {})) if wanted.queue in ("batch", "multifactor") else {}
+    return {} if wanted.queue in ("fifo", "priority") else dict(wanted.options.get(wanted.queue, {}))
 
 
 def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
@@ -226,6 +266,7 @@ def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
                 base=wanted.base or (name if name in BASES else "default"),
                 queue=wanted.queue,
                 queue_arguments=queue_arguments(wanted),
+                secondary=wanted.secondary,
                 worker_selection=wanted.worker_selection,
                 plugins=(*wanted.plugins, *called_for(config, wanted)),
                 disabled=wanted.disable,

@@ -1,0 +1,138 @@
+"""A second order breaks the ties of the first, and is a plugin like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hodei.control.standing import standing
+from hodei.engine.view import Gang
+from hodei.model.configuration import code_named
+from hodei.model.errors import InvalidInput
+from hodei.plugins.registry import build_profiles
+from hodei.wiring import check_scheduling
+from unit.control.configured import Configured, scheduling
+from unit.control.house import some_nodes
+
+HOUR = 3_600_000
+JOBS: dict[int, dict[str, Any]] = {
+    1: {"cpu": 2, "estimate_ms": 3 * HOUR, "deadline_ms": 0},
+    2: {"cpu": 1, "estimate_ms": 2 * HOUR, "deadline_ms": 9 * HOUR},
+    3: {"cpu": 3, "estimate_ms": 1 * HOUR, "deadline_ms": 5 * HOUR},
+    4: {"cpu": 4, "estimate_ms": 0, "deadline_ms": 0},
+}
+
+
+class LastName:
+    """The job with the last name first."""
+
+    name = "last-name"
+
+    def __init__(self, sign: int = -1) -> None:
+        self.sign = sign
+
+    def keys(self, gang: Gang) -> tuple[int, ...]:
+        return (self.sign * gang.id,)
+
+
+class Odd:
+    """A primary order of one's own: odd job numbers first."""
+
+    name = "odd"
+    preempts = False
+
+    def queue_sort(self, gang: Gang) -> tuple[int, ...]:
+        return ((gang.id + 1) % 2,)
+
+    def tenant(self, gang: Gang) -> str:
+        return ""
+
+    def charge(self, gang: Gang) -> int:
+        return 0
+
+
+def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, **first: Any) -> list[int]:
+    """The order in which jobs start on a node that has room for one at a time."""
+    house = Configured(
+        f"[scheduling.preemption]\nenabled = false\n[scheduling.profiles.default]\n{profile}", *some_nodes(4)
+    )
+    house.submit(99, cpu=4)
+    for id, fields in jobs.items():
+        house.now_ms += 1
+        house.submit(id, **{"cpu": 4, **fields, "memory": "40Gi"})
+    out, run = [], "99.0.1"
+    for _ in jobs:
+        house.see(run, "succeeded", 0)
+        (run,) = house.started()
+        out.append(int(run.split(".")[0]))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("secondary", "expected"),
+    [
+        ("", [1, 2, 3, 4]),
+        ("shortest", [3, 2, 1, 4]),
+        ("smallest", [2, 1, 3, 4]),
+        ("largest", [4, 3, 1, 2]),
+        ("deadline", [3, 2, 1, 4]),
+        ("newest", [4, 3, 2, 1]),
+        ("unit.plugins.test_secondary:LastName", [4, 3, 2, 1]),
+    ],
+)
+@pytest.mark.parametrize("queue", ["priority", "fair"])
+def test_jobs_of_equal_priority_go_by_the_second_order(queue: str, secondary: str, expected: list[int]) -> None:
+    assert order_of(f'queue = "{queue}"\nsecondary = "{secondary}"\n') == expected
+
+
+def test_the_first_order_goes_before_the_second() -> None:
+    jobs = {id: {**fields, "priority": "low" if id == 3 else "medium"} for id, fields in JOBS.items()}
+    assert order_of('secondary = "shortest"\n', jobs) == [2, 1, 4, 3]
+
+
+def test_a_queue_of_ones_own_can_be_the_first_order() -> None:
+    queue = 'queue = "unit.plugins.test_secondary:Odd"\n'
+    assert order_of(queue) == [1, 3, 2, 4]
+    assert order_of(queue + 'secondary = "shortest"\n') == [3, 1, 2, 4]
+
+
+def test_a_second_order_of_ones_own_takes_arguments() -> None:
+    name = "unit.plugins.test_secondary:LastName"
+    assert order_of(f'secondary = "{name}"\noptions = {{"{name}" = {{sign = 1}}}}\n') == [1, 2, 3, 4]
+
+
+def test_the_place_in_line_counts_the_second_order_and_says_so() -> None:
+    house = Configured('[scheduling.profiles.default]\nsecondary = "shortest"\n', *some_nodes(1))
+    house.submit(9, cpu=1)
+    for id, fields in JOBS.items():
+        house.submit(id, **{**fields, "cpu": 1})
+    found = standing(house.controller, 3, house.now_ms)
+    assert found is not None
+    assert found.position == 1
+    assert found.terms[-1].text == "shortest, among those of equal priority"
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ('secondary = "shortes"', "there is no secondary 'shortes' (did you mean 'shortest'?)"),
+        ('queue = "prio"', "there is no queue 'prio'"),
+        ('queue = "batch"\nsecondary = "shortest"', "the queue 'batch' takes no secondary order"),
+        ('queue = "multifactor"\nsecondary = "shortest"', "the queue 'multifactor' takes no secondary order"),
+        ('secondary = "unit.plugins.test_secondary:Odd"', "cannot be a secondary: it has no keys"),
+        ('secondary = "no.such:Thing"', "cannot be imported"),
+    ],
+)
+def test_an_order_that_cannot_be_used_is_refused_with_its_name(profile: str, words: str) -> None:
+    config = scheduling(f"[scheduling.profiles.default]\n{profile}\n")
+    with pytest.raises(InvalidInput) as error:
+        build_profiles(config)
+    assert words in error.value.message
+    with pytest.raises(InvalidInput):
+        check_scheduling(config)
+
+
+def test_orders_named_by_a_path_count_as_code() -> None:
+    config = scheduling('[scheduling.profiles.default]\nqueue = "a:B"\nsecondary = "c:D"\n')
+    assert code_named(config) == {"a:B", "c:D"}
