@@ -84,7 +84,9 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
         parse_duration_ms(config.retry.max),
         round(config.retry.jitter * 1000),
     )
-    profiles = build_profiles(config)
+    # With a fallback, one broken profile does not keep the server from its work.
+    broken: dict[str, str] = {}
+    profiles = build_profiles(config, broken if config.unavailable_profile == "fallback" else None)
     controller = Controller(
         profiles,
         retry=RetryPolicy(failed_run=retry, max_losses=config.max_losses, gang_factor=config.retry.gang_factor),
@@ -98,7 +100,7 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
         ),
         estimator=make_estimator(config.estimates),
         accounts=accounts_policy(config),
-        steering=make_steering(config, profiles),
+        steering=make_steering(config, profiles, broken),
         last_event=last_event,
         max_tries=1000,
     )

@@ -123,6 +123,7 @@ class Controller:
         )
         self._asked = Asked(self.world, self._lives, self.moving, self._dequeue, self._afresh)
         self.gangs.given_up = self._give_up_room
+        self._lives.backend_failed = self.steering.recourses.backend_failed
         self._max_tries = max_tries
         # Those who waited in lines that new settings have taken away.
         self.returning: dict[JobId, Gang] = {}
@@ -175,7 +176,8 @@ class Controller:
         """When `step` should be called even if nothing happens; None for never."""
         if self._unfinished:
             return now_ms
-        due = [line.next_due_ms() for line in self.lines.values() if line.gangs]
+        paused = self.steering.routing.availability.paused
+        due = [line.next_due_ms() for name, line in self.lines.items() if line.gangs and name not in paused]
         due += [self._timers.next_ms(), self.evictions.next_ms(), self.steering.next_ms(), self.dependencies.next_ms()]
         due += [self.world.book.next_start_ms(now_ms), self._overrunning.next_ms(), self.accounts.next_ms()]
         if self.gangs.repairs:
@@ -269,6 +271,12 @@ class Controller:
     # --------------------------------------------------------------------------------------------- queueing
 
     def _enqueue(self, job: Job, now_ms: int) -> None:
+        availability = self.steering.routing.availability
+        if not availability.idle:
+            job = self.steering.recourses.relocated(job, now_ms)
+            if job.spec.profile in availability.paused:
+                paused = availability.problem(job.spec.profile)
+                job = self.world.change_job(job, now_ms, reason_code="PROFILE_PAUSED", reason=paused)
         if job.spec.profile not in self.lines:
             # The configuration has changed since it was let in; it waits for a person rather than being thrown away.
             reason = f"its profile {job.spec.profile!r} is not configured any more"
@@ -430,8 +438,10 @@ class Controller:
 
     def _turns(self, now_ms: int) -> list[Turn]:
         """The lines in which there is something to try."""
-        out = []
+        out, paused = [], self.steering.routing.availability.paused
         for name, line in self.lines.items():
+            if name in paused:
+                continue
             holds = self.preempting.awake(name) if self.preempting.holds else []
             if line.gangs or holds:
                 line.wake_due(now_ms)
@@ -497,7 +507,9 @@ class Controller:
         if (job.reason_code, job.reason) != (code, text):
             self.world.change_job(job, now_ms, reason_code=code, reason=text)
         if failed(refusal):
-            line.back_off(gang, self.steering.after_fault(gang.job.profile, now_ms, self.retry.failed_plugin))
+            until_ms = self.steering.after_fault(gang.job.profile, now_ms, self.retry.failed_plugin)
+            if not self._left_broken_profile(line, job, text, now_ms):
+                line.back_off(gang, until_ms)
         else:
             self.accounts.refused(gang, refusal, now_ms)
             known_ms = None if "time" in refusal.cured_by else self.preempting.next_change_ms(now_ms)
@@ -506,6 +518,19 @@ class Controller:
             line.refused(gang, refusal)
             if "time" in refusal.cured_by:
                 self.steering.call_again(gang.job.profile, now_ms, known_ms)
+
+    def _left_broken_profile(self, line: Line | ReservingLine, job: Job, text: str, now_ms: int) -> bool:
+        """A plugin of its profile fails again and again: it goes to another profile, if it may; whether it did."""
+        if not self.steering.is_broken(job.spec.profile):
+            return False
+        problem = f"a plugin of profile {job.spec.profile} fails: {text}"
+        moved = self.steering.recourses.relocated(self.world.jobs[job.id], now_ms, problem)
+        if moved.spec.profile == job.spec.profile:
+            return False
+        line.remove(job.id)
+        self._enqueue(moved, now_ms)
+        self._unfinished = True  # the other line may have had its turn
+        return True
 
     def _bind(self, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> None:
         job = bind(self.world, gang, placements, plan, now_ms)

@@ -7,7 +7,7 @@ moment leads to the same end. The first failure of a member stops its siblings, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from typing import Literal
 
 from msgspec import structs
@@ -61,6 +61,8 @@ class Lives:
         # The same for whoever waits for jobs, who also wants to know when one has saved its work.
         self.settled: Callable[[Job], None] = lambda job: None
         self.saved: Callable[[JobId], None] = lambda job: None
+        # Called with a job that goes back into the line because backends failed it, and with their names.
+        self.backend_failed: Callable[[Job, Collection[str], int], Job] = lambda job, backends, now_ms: job
 
     def take_settings(self, other: Lives) -> None:
         self._retry = other._retry
@@ -377,6 +379,9 @@ class Lives:
         """Back into the line as a new attempt, or aside if it is to be suspended. `fresh`: a user asked for it, so past
         failures no longer count."""
         aside = job.suspend_requested and not fresh
+        if not fresh and (code == "NOT_REACHED" or class_of(code) in ("backend_error", "node_lost")):
+            runs = self._world.runs.get(job.id, {}).values()
+            job = self.backend_failed(job, {run.backend for run in runs if run.state in ("failed", "lost")}, now_ms)
         if aside and code != "SUSPENDED":
             code, reason = "SUSPENDED", f"suspended by a user; before that {reason}"
         job = self._world.change_job(

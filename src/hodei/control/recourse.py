@@ -6,7 +6,7 @@ configured is watched: a job with nothing to come costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 from msgspec import Struct, structs
@@ -68,7 +68,10 @@ class Recourses:
         policy: RecoursePolicy | None = None,
         of_profile: Mapping[str, RecoursePolicy] | None = None,
         fallbacks: Mapping[str, Fallback] | None = None,
+        chain: tuple[str, ...] = (),
     ) -> None:
+        """`chain`: the backends that are used one after another when one fails."""
+        self._chain = chain
         self._policy = policy or RecoursePolicy()
         self._of_profile = dict(of_profile or {})
         self._fallbacks = dict(fallbacks or {})
@@ -92,6 +95,7 @@ class Recourses:
     def take_settings(self, other: Recourses) -> None:
         """From now on by another's settings; those who wait are watched anew when they are put into their lines."""
         self._policy, self._of_profile, self._fallbacks = other._policy, other._of_profile, other._fallbacks
+        self._chain = other._chain
         self._idle = self._nothing_to_do()
 
     def _nothing_to_do(self) -> bool:
@@ -99,6 +103,33 @@ class Recourses:
 
     def fallback_of(self, profile: str) -> Fallback | None:
         return self._fallbacks.get(profile)
+
+    # ----------------------------------------------------------------------------------- what does not work
+
+    def relocated(self, job: Job, now_ms: int, problem: str = "") -> Job:
+        """The job in another profile if its own is not available (for `problem`, if that is known) and jobs fall back
+        then; else itself."""
+        there, here = self._routing.availability, job.spec.profile
+        problem = problem or there.problem(here)
+        to = there.instead_of(here) if problem and there.mode == "fallback" else ""
+        if not to or not self._routing.open_to(to, job.spec.project):
+            return job
+        before = read(job.recourse)
+        recourse = structs.replace(
+            before, profile=to, profile_before=before.profile_before or here, moved_ms=now_ms, cause=problem
+        )
+        self._world.tell("job.moved", now_ms, job=job.id, before=here, to=to, cause=problem)
+        return self._changed(job, structs.replace(job.spec, profile=to), recourse, now_ms)
+
+    def backend_failed(self, job: Job, backends: Collection[str], now_ms: int) -> Job:
+        """A job could not be started there, or was lost: the others of the chain go first for it from now on."""
+        before = read(job.recourse)
+        new = [name for name in self._chain if name in backends and name not in before.failed_on]
+        if not new:
+            return job
+        recourse = structs.replace(before, failed_on=(*before.failed_on, *new), failed_ms=now_ms)
+        self._world.tell("job.failed_over", now_ms, job=job.id, backends=new)
+        return self._changed(job, structs.replace(job.spec, failed_on=recourse.failed_on), recourse, now_ms)
 
     # --------------------------------------------------------------------------------------------- watching
 

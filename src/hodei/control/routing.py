@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct, structs
 
+from hodei.control.availability import Availability
 from hodei.control.waits import WaitDefaults
 from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec
@@ -54,19 +55,21 @@ class Routing:
         rules: Sequence[RouteRule] = (),
         projects: Mapping[str, Sequence[str]] | None = None,
         waits: WaitDefaults | None = None,
+        availability: Availability | None = None,
     ) -> None:
         self._rules, self._waits = tuple(rules), waits or WaitDefaults()
+        self.availability = availability or Availability()
         self._projects = {name: tuple(names) for name, names in (projects or {}).items() if names}
         self._last: tuple[JobSpec, JobSpec] | None = None
 
     def routed(self, spec: JobSpec) -> JobSpec:
         """The spec with the profile that it goes to, and with how long it may wait there."""
-        if not self._rules and not self._waits.any:
+        if not self._rules and not self._waits.any and self.availability.mode == "hold":
             return spec
         if self._last is not None and self._last[0] is spec:
             return self._last[1]  # the jobs of a bulk submit that share one spec go on sharing one
         found = self._found(spec) if spec.profile == DEFAULT and not spec.routed_by else spec
-        found = self._waits.given(found)
+        found = self._waits.given(self._available(found))
         self._last = (spec, found)
         return found
 
@@ -76,9 +79,19 @@ class Routing:
                 return structs.replace(spec, profile=rule.profile, routed_by=f"rule {number} ({rule.text})")
         return spec
 
+    def _available(self, spec: JobSpec) -> JobSpec:
+        """With another profile if its own is not available, and there is one to fall back to."""
+        there = self.availability
+        problem = there.problem(spec.profile) if there.mode == "fallback" else ""
+        to = there.instead_of(spec.profile) if problem else ""
+        if not to or not self.open_to(to, spec.project):
+            return spec
+        by = spec.routed_by or "fallback"
+        return structs.replace(spec, profile=to, routed_by=f"{by}, as {problem}")
+
     def take_settings(self, other: Routing) -> None:
         self._rules, self._projects, self._last = other._rules, other._projects, None
-        self._waits = other._waits
+        self._waits, self.availability = other._waits, other.availability
 
     def open_to(self, profile: str, project: str) -> bool:
         names = self._projects.get(profile)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from hodei.control.availability import Availability
 from hodei.control.breaker import BreakerPolicy
 from hodei.control.recourse import Fallback, RecoursePolicy, Recourses
 from hodei.control.routing import RouteRule, Routing
@@ -23,9 +24,11 @@ from hodei.model.text import did_you_mean
 Problems = list[tuple[str, str]]
 
 
-def make_steering(config: SchedulingConfig, profiles: Collection[str]) -> Steering:
+def make_steering(
+    config: SchedulingConfig, profiles: Collection[str], broken: Mapping[str, str] | None = None
+) -> Steering:
     """InvalidInput, with all that is wrong, if something is."""
-    wrong = problems_of(config, profiles)
+    wrong = problems_of(config, {*profiles, *(broken or {})})
     if wrong:
         path, text = wrong[0]
         raise InvalidInput(f"scheduling.{path}: {text}", problems=tuple(wrong), hint="docs/reference/configuration.md")
@@ -35,6 +38,13 @@ def make_steering(config: SchedulingConfig, profiles: Collection[str]) -> Steeri
             [_rule(route) for route in config.routes],
             {name: profile.projects for name, profile in named},
             _wait_defaults(config),
+            Availability(
+                config.unavailable_profile,
+                profiles,
+                {name: profile.fallback for name, profile in named if profile.fallback},
+                [name for name, profile in named if profile.paused],
+                broken,
+            ),
         ),
         Recourses(
             _policy(config.recovery),
@@ -44,6 +54,7 @@ def make_steering(config: SchedulingConfig, profiles: Collection[str]) -> Steeri
                 for name, profile in named
                 if profile.fallback
             },
+            chain=config.fallback if config.fallback_enabled else (),
         ),
         BreakerPolicy(
             config.breaker.rounds,
@@ -143,7 +154,8 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
             out.append((f"{path}.relax", "missing: name the rules that may count as wishes: spread, topology, backend"))
 
     for number, route in enumerate(config.routes):
-        known(f"routes[{number}].profile", route.profile)
+        if config.unavailable_profile == "hold":
+            known(f"routes[{number}].profile", route.profile)
         if route.when.priority_at_least is not None:
             look(f"routes[{number}].when.priority_at_least", _priority, route.when.priority_at_least)
         look(f"routes[{number}].when.labels", parse_selector, route.when.labels)
@@ -162,6 +174,8 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         elif profile.fallback_after != "0s":
             out.append((f"profiles.{name}.fallback_after", "needs a fallback: name the profile to go to"))
     recovery("recovery", config.recovery)
+    if len(set(config.fallback)) < len(config.fallback) or "" in config.fallback:
+        out.append(("fallback", "names a backend twice, or an empty one"))
     for key in ("scheduling_timeout", "max_queue_time"):
         look(key, parse_duration_ms, getattr(config, key))
     for key in ("within", "pause", "max_pause"):

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from hodei.control.admission import Gate
+from hodei.control.availability import FAULTS
 from hodei.control.breaker import BreakerPolicy, Breakers
 from hodei.control.recourse import Recourses
 from hodei.control.retry import Backoff
@@ -112,6 +113,11 @@ class Steering:
 
     def after_fault(self, line: str, now_ms: int, backoff: Backoff) -> int:
         return self.breakers.after_fault(line, now_ms, backoff)
+
+    def is_broken(self, line: str) -> bool:
+        """Whether a plugin of this profile has failed in several rounds one after another."""
+        breaker = self.breakers.of.get(line)
+        return breaker is not None and breaker.faults >= FAULTS
 
     # ------------------------------------------------------------------------------------------- for `why`
 

@@ -130,6 +130,10 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     for_others = waiting_for(controller, job, now_ms, why)
     if for_others is not None:
         return for_others
+    paused = controller.steering.routing.availability
+    if job.spec.profile in paused.paused:
+        text = f"{paused.problem(job.spec.profile)}: none of its jobs starts"
+        return _about(controller, job, now_ms, "waiting", "PROFILE_PAUSED", text, next_trigger="when it is resumed")
     line = controller.lines[job.spec.profile]
     gang = line.gangs.get(job.id)
     if gang is None:

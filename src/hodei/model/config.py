@@ -18,7 +18,7 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `projects` may use it (with `*`; none named: all), and it may use the `nodes` of this label selector. Jobs that no node
     of it could ever take, or that have waited for `fallback_after`, go to the profile `fallback`. `backend_policy` chooses
     among backends before nodes are chosen. `scheduling_timeout` and `max_queue_time` are for its jobs that do not say how
-    long they may wait; empty: as the server has it.
+    long they may wait; empty: as the server has it. While it is `paused` none of its jobs starts.
     """
 
     base: str = ""
@@ -40,6 +40,7 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     recovery: RecoveryConfig | None = None
     scheduling_timeout: str = ""
     max_queue_time: str = ""
+    paused: bool = False
     backend_policy: Literal["", "cost_optimized", "performance", "locality"] = ""
 
 
@@ -151,11 +152,20 @@ class DataRuleConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that decisions depend on; a decision log carries it so that it can be replayed."""
+    """All that decisions depend on; a decision log carries it so that it can be replayed.
+
+    `unavailable_profile`: what becomes of jobs whose profile is not configured any more, paused, or broken. `fallback`:
+    backends in the order in which they are used, the next one when there is no room or, with `fallback_when = "failure"`,
+    only when those before it are not available. `fallback_enabled`: whether the chain counts at all.
+    """
 
     profiles: dict[str, ProfileConfig] = {}
     scheduling_timeout: str = "0s"
     max_queue_time: str = "0s"
+    unavailable_profile: Literal["hold", "fallback"] = "hold"
+    fallback_enabled: bool = True
+    fallback: tuple[str, ...] = ()
+    fallback_when: Literal["no_room", "failure"] = "no_room"
     retry: BackoffConfig = BackoffConfig()
     max_losses: int = 3
     admission: AdmissionConfig = AdmissionConfig()

@@ -219,6 +219,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     preempts: bool = True
     max_queue_time_ms: int = 0
     waits_by: str = ""
+    failed_on: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

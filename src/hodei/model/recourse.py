@@ -31,6 +31,8 @@ class Recourse(Struct, frozen=True, omit_defaults=True):
     promoted_ms: int = 0
     wishes: tuple[Wish, ...] = ()
     relaxed_ms: int = 0
+    failed_on: tuple[str, ...] = ()
+    failed_ms: int = 0
 
 
 class Measure(Struct, frozen=True, omit_defaults=True):
@@ -61,6 +63,8 @@ def applied(spec: JobSpec, text: str) -> JobSpec:
         spec = structs.replace(spec, profile=recourse.profile)
     if recourse.priority >= 0:
         spec = structs.replace(spec, priority=recourse.priority)
+    if recourse.failed_on:
+        spec = structs.replace(spec, failed_on=recourse.failed_on)
     return relaxed(spec, recourse.wishes)
 
 
@@ -110,4 +114,7 @@ def measures(spec: JobSpec, text: str) -> tuple[Measure, ...]:
     if recourse.priority >= 0:
         step = f"{class_name(recourse.priority_before)} to {class_name(recourse.priority)}"
         out.append(Measure(f"promoted from {step} for its long wait", recourse.promoted_ms))
+    if recourse.failed_on:
+        failed = ", ".join(recourse.failed_on)
+        out.append(Measure(f"failed on backend {failed}: others of the fallback chain go first", recourse.failed_ms))
     return tuple(sorted(out, key=lambda measure: measure.at_ms))

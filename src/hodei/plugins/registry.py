@@ -27,6 +27,7 @@ from hodei.plugins.data_locality import DataLocality
 from hodei.plugins.data_rules import DataRules
 from hodei.plugins.devices import Devices
 from hodei.plugins.distribution import Distribution
+from hodei.plugins.fallback_chain import FallbackChain
 from hodei.plugins.fit import Fit
 from hodei.plugins.fragmentation import Fgd, GpuHodei
 from hodei.plugins.gang_topology import GangTopology
@@ -54,7 +55,7 @@ PLUGINS: dict[str, type[Any]] = {
     for plugin in (
         Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Devices,
         Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
-        Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
+        FallbackChain, Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
         LeastAllocated, MostAllocated, RequestedToCapacityRatio, BalancedAllocation, DataLocality, Cost,
         Fgd, GpuHodei, GpuBestfit, GpuPacking, GpuClustering, GpuDotprod, GpuRandom,
@@ -216,10 +217,17 @@ def called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str
         yield "quota"
     if config.spill:
         yield "spill"
+    if has_chain(config):
+        yield "fallback_chain"
     if config.data_rules:
         yield "data_rules"
     if profile.backend_policy:
         yield profile.backend_policy
+
+
+def has_chain(config: SchedulingConfig) -> bool:
+    """Whether backends are used in an order."""
+    return config.fallback_enabled and bool(config.fallback)
 
 
 def _options(config: SchedulingConfig, profile: ProfileConfig) -> dict[str, Any]:
@@ -229,6 +237,8 @@ def _options(config: SchedulingConfig, profile: ProfileConfig) -> dict[str, Any]
         out["scope"] = {"nodes": profile.nodes}
     if config.spill:
         out["spill"] = {"rules": [_spill_rule(rule) for rule in config.spill]}
+    if has_chain(config):
+        out["fallback_chain"] = {"chain": config.fallback, "only_after_failure": config.fallback_when == "failure"}
     if config.data_rules:
         rules: dict[str, tuple[str, ...]] = {}
         for rule in config.data_rules:
@@ -256,8 +266,9 @@ def queue_arguments(wanted: ProfileConfig) -> dict[str, Any]:
     return {} if wanted.queue in ("fifo", "priority") else dict(wanted.options.get(wanted.queue, {}))
 
 
-def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
-    """The built-in profiles, and every configured one (over the built-in one of that name, if there is one)."""
+def build_profiles(config: SchedulingConfig, broken: dict[str, str] | None = None) -> dict[str, Profile]:
+    """The built-in profiles, and every configured one (over the built-in one of that name, if there is one). One that
+    cannot be made is an error, or with `broken` is left out and told there; `default` must always be there."""
     out = {}
     for name, wanted in {**dict.fromkeys(BASES, ProfileConfig()), **config.profiles}.items():
         try:
@@ -275,5 +286,7 @@ def build_profiles(config: SchedulingConfig) -> dict[str, Profile]:
                 max_pending=wanted.max_pending,
             )
         except InvalidInput as error:
-            raise InvalidInput(f"profile {name!r}: {error.message}", hint=error.hint) from error
+            if broken is None or name == "default":
+                raise InvalidInput(f"profile {name!r}: {error.message}", hint=error.hint) from error
+            broken[name] = error.message
     return out
