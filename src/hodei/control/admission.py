@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -34,6 +34,8 @@ class Gate:
         self._engine = engine
         self._policy = policy
         self.routing = Routing()
+        # Why backends are down that were never reached, of those that a job may use: it may fit there.
+        self.unknown: Callable[[JobSpec], Sequence[str]] = lambda spec: ()
         self._generation = -1
         self._empty = Table()
         self._sizes: dict[Hashable, Refusal | None] = {}
@@ -66,7 +68,7 @@ class Gate:
                 )
             if known is None and self._policy.oversized == "reject":
                 refusal = self._too_large(spec)
-                if refusal is not None:
+                if refusal is not None and not self.unknown(spec):
                     which = f"document {place + 1} ({spec.name})" if len(specs) > 1 else spec.name
                     raise InvalidInput(
                         f"{which} can never run here: {self._in_words(spec, refusal)}",
@@ -82,10 +84,17 @@ class Gate:
     def never_fits(self, spec: JobSpec) -> Refusal | None:
         """The refusal that even an empty and healthy cluster of these nodes would give, by all the filters of the
         job's profile; None if it could take the job, or if there are no nodes yet to judge by."""
-        whole = self._engine.profiles[spec.profile]
+        return self._on_empty(spec, self._by_all_filters(spec))
+
+    def could_take(self, table: Table, spec: JobSpec) -> bool:
+        """Whether these nodes, which are empty and healthy, could take the job by all the filters of its profile."""
+        return bool(table.names) and self._try(table, spec, self._by_all_filters(spec)) is None
+
+    def _by_all_filters(self, spec: JobSpec) -> Profile:
+        whole = self._engine.profiles.get(spec.profile) or self._engine.profiles["default"]
         # An empty cluster has no company either; that it lacks is no reason to give up.
         filters = tuple(f for f in whole.filters if f.name != "job_affinity")
-        return self._on_empty(spec, Profile(whole.name, whole.queue, filters, layouts=whole.layouts))
+        return Profile(whole.name, whole.queue, filters, layouts=whole.layouts)
 
     def _too_large(self, spec: JobSpec) -> Refusal | None:
         """The same by size alone: labels and taints are an operator's word away, only sheer size is hopeless."""
@@ -101,11 +110,13 @@ class Gate:
 
     def _on_empty(self, spec: JobSpec, profile: Profile) -> Refusal | None:
         self._keep_up()
-        if not self._empty.names:
-            return None
+        return self._try(self._empty, spec, profile) if self._empty.names else None
+
+    @staticmethod
+    def _try(table: Table, spec: JobSpec, profile: Profile) -> Refusal | None:
         gang = gang_of(0, spec, 0)
         profile.admit(gang)
-        engine = Engine(self._empty, {spec.profile: profile})
+        engine = Engine(table, {spec.profile: profile})
         result = engine.try_gang(gang, View(0))
         if isinstance(result, Refusal):
             return result

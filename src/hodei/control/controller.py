@@ -15,6 +15,7 @@ from hodei.control.accounts import Accounts, AccountsPolicy
 from hodei.control.admission import AdmissionPolicy, Gate
 from hodei.control.arrays import Arrays
 from hodei.control.asked import ASKED, Asked
+from hodei.control.backend_availability import UNAVAILABLE, BackendAvailability
 from hodei.control.backlog import Line
 from hodei.control.bookings import Bookings
 from hodei.control.dependencies import Dependencies
@@ -49,6 +50,7 @@ from hodei.engine.view import Gang, View, gang_of
 from hodei.model.config import SchedulingConfig
 from hodei.model.estimate import Ran, ran
 from hodei.model.facts import (
+    BackendReported,
     BookingCancelled,
     BookingMade,
     DataAppeared,
@@ -98,6 +100,8 @@ class Controller:
         self.world.limit_ms = self._limit_ms
         self.keeping = Keeping(self.world)
         self.gate = Gate(self.engine, admission or AdmissionPolicy())
+        self.backend_availability = BackendAvailability(self.engine, self.gate)
+        self.gate.unknown = self.backend_availability.unknown
         self.retry = retry or RetryPolicy()
         self.beat_ms = 0
         self._timers = Timers()
@@ -228,6 +232,9 @@ class Controller:
                 self._places.joined(fact, now_ms)
             case NodeLost():
                 self._places.lost(fact, now_ms)
+            case BackendReported():
+                self.backend_availability.reported(fact)
+                self._wake("node_changed")  # those who wait are told why
             case NodeMarked():
                 self._places.marked(fact, now_ms)
             case JobRestored(job=job, runs=runs):
@@ -504,6 +511,8 @@ class Controller:
         code = refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES"
         if refusal.fitted and refusal.verdicts and refusal.verdicts[0].count:
             text = f"{refusal.fitted} of {gang.size} members fit; for the next one {text}"
+        if down := self.backend_availability.text(gang, refusal):
+            code, text = UNAVAILABLE, down
         if (job.reason_code, job.reason) != (code, text):
             self.world.change_job(job, now_ms, reason_code=code, reason=text)
         if failed(refusal):

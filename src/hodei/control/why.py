@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from hodei.control.backend_availability import UNAVAILABLE
 from hodei.control.controller import Controller
 from hodei.control.gangs import latest
 from hodei.control.holds import in_time
@@ -38,6 +39,7 @@ _TRIGGER_WORDS = {
     "run_placed": "another job is placed",
     "time": "time passes",
 }
+_DOWN = "see `hodei backend list`; it is tried again by itself and the job starts when one is back"
 # Trying changes takes a while; of a long list of planned jobs only the first that would wait are told some.
 _PLANS_REPAIRED = 5
 
@@ -172,7 +174,8 @@ def _refused(
     """To be called inside a trial."""
     engine, view = controller.engine, controller.view(now_ms)
     found, misses, feasible = _all_blockers(engine, gang, refusal, view)
-    hopeless = controller.gate.never_fits(spec)
+    down = controller.backend_availability.text(gang, refusal)
+    hopeless = None if down else controller.gate.never_fits(spec)
     cures = repairs(engine, gang, refusal, view) if repair else ()
     cause = hopeless or refusal
     text = summary(cause.verdicts, cause.nodes)
@@ -182,13 +185,17 @@ def _refused(
         text = f"{cause.fitted} of {gang.size} members fit {when}; for the next one {text}"
     elif hopeless:
         text = f"no node could take it even when idle; {text}"
+    code = cause.verdicts[0].reason.code if cause.verdicts else "NO_NODES"
+    if down:
+        code, text = UNAVAILABLE, f"{down}; {text}"
     trigger = "when " + " or ".join(_TRIGGER_WORDS[cure] for cure in refusal.cured_by) if refusal.cured_by else ""
     return Explanation(
         status="unsatisfiable" if hopeless else "waiting",
-        code=cause.verdicts[0].reason.code if cause.verdicts else "NO_NODES",
+        code=code,
         summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible, blockers=found,
         nearest=misses, next_trigger=trigger, at_ms=now_ms, scheduler_beat_ms=controller.beat_ms, repairs=cures,
-        hint=_advice(controller, gang, refusal, view, hopeless=hopeless is not None, cures=bool(cures)) if repair else "",
+        hint=_DOWN if down else
+        _advice(controller, gang, refusal, view, hopeless=hopeless is not None, cures=bool(cures)) if repair else "",
     )  # fmt: skip
 
 

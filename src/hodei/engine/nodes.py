@@ -287,11 +287,13 @@ class Table:
     def usage(self, row: int) -> Resources:
         return {resource: amount for resource, amount in self.holds[row].used.items() if amount}
 
-    def at_best(self) -> Table:
-        """A copy with nothing running on it and every node healthy: what the cluster could do at best."""
+    def at_best(self, *, backends_up: bool = False) -> Table:
+        """A copy with nothing running on it and every node healthy: what the cluster could do at best. `backends_up`:
+        without the nodes of backends that are down."""
         return Table(
             structs.replace(node, ready=True, not_ready_reason="", not_ready_code="", cordoned=False)
             for node in self._known.values()
+            if not (backends_up and node.not_ready_code)
         )
 
     def largest(self, resource: str) -> int:

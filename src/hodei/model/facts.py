@@ -132,6 +132,15 @@ class NodeJoined(Fact, frozen=True):
     node: Node
 
 
+class BackendReported(Fact, frozen=True):
+    """A backend of which no node is known: `down` is why ("": it is reached now, or was removed). `cannot`: the needs of jobs
+    that it does not meet (`model.needs`)."""
+
+    backend: str
+    down: str = ""
+    cannot: tuple[str, ...] = ()
+
+
 class NodeLost(Fact, frozen=True):
     """A node is gone for good, or its backend has given it up: its runs are lost."""
 
@@ -214,6 +223,7 @@ AnyFact = (
     | DataAppeared
     | NodeJoined
     | NodeLost
+    | BackendReported
     | NodeMarked
     | BookingMade
     | BookingCancelled

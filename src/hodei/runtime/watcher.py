@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct, structs
 
+from hodei.control.backend_availability import DISABLED as DISABLED
 from hodei.control.recovery import NOT_WANTED, reconcile
 from hodei.control.world import World
 from hodei.model.effects import Act, Forget, Stop
 from hodei.model.errors import BackendError, StaleEpoch
-from hodei.model.facts import Fact, NodeJoined, NodeLost, RunObserved
+from hodei.model.facts import BackendReported, Fact, NodeJoined, NodeLost, RunObserved
 from hodei.model.ids import RunId
 from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.needs import unmet_by
@@ -27,7 +28,7 @@ _NODES_EVERY_S = 30.0
 CALL_TIMEOUT_S = 60.0
 # The server is ready without a backend that has not even failed by then.
 FIRST_LOOK_S = 3.0
-UNHEALTHY, DISABLED = "BACKEND_UNHEALTHY", "BACKEND_DISABLED"
+UNHEALTHY = "BACKEND_UNHEALTHY"
 
 
 class Bar(Struct, frozen=True):
@@ -68,6 +69,8 @@ class Watcher:
         self._told: dict[str, Node] = {}
         self._outage: Bar | None = None
         self._barred: Bar | None = None
+        self._silent = ""  # what was told of a backend without nodes
+        self._left = False
         self.up = asyncio.Event()
         self.tried = asyncio.Event()
         self.last_error = ""
@@ -156,6 +159,10 @@ class Watcher:
         facts: list[Fact] = [NodeJoined(node) for name, node in now.items() if self._told.get(name) != node]
         facts += [NodeLost(name, gone) for name in self._told if name not in now]
         self._told = now
+        silent = bar.text if bar is not None and not now and not self._left else ""
+        if silent != self._silent:
+            self._silent = silent
+            facts.append(BackendReported(self._backend.name, silent, unmet_by(self._backend.capabilities)))
         if facts:
             self._tell(facts)
 
@@ -169,7 +176,7 @@ class Watcher:
         """The backend is no more ours: its nodes are lost."""
         for node in self._offered:
             self._owners.pop(node, None)
-        self._offered = {}
+        self._offered, self._left = {}, True
         self._tell_nodes(reason)
 
     async def _make_peace(self) -> None:

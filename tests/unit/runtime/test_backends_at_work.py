@@ -89,6 +89,22 @@ def test_a_job_with_an_image_is_not_sent_to_a_backend_that_runs_none():
     asyncio.run(main())
 
 
+def test_a_backend_that_is_never_reached_is_the_reason_of_those_that_only_it_could_take():
+    async def main():
+        gone, here = ObedientBackend("gone"), ObedientBackend("here", [a_node("h1", 1, backend="here")])
+        gone.open_errors = [BackendError("nobody listens")] * 1000
+        async with alive(a_service(TalkingStore(), gone, here)) as service:
+            await until(lambda: service.controller.availability.unknown(a_job_spec()))
+            await service.submit([a_job_spec(cpu="2")])
+            await until(lambda: service.store.job(1).reason_code == "BACKEND_UNAVAILABLE")
+            assert "nobody listens" in service.store.job(1).reason
+            gone.open_errors.clear()
+            await until(lambda: ("start", ["1.0.1"]) in gone.diary.lines, 15)
+            assert not service.controller.availability.unknown(a_job_spec())
+
+    asyncio.run(main())
+
+
 def test_a_slow_backend_holds_up_its_own_orders_alone():
     async def main():
         slow, quick = ObedientBackend("slow"), ObedientBackend("quick")
@@ -173,7 +189,8 @@ def test_during_an_outage_the_nodes_are_not_ready_and_say_why():
             reason = f"backend obedient is out of reach since {moment(NOW_MS)}: the line is cut"
             assert service.nodes()[0].node.not_ready_reason == reason
             await service.submit([a_job_spec()])
-            assert (await service.why(1)).code == "BACKEND_UNHEALTHY"
+            said = await service.why(1)
+            assert (said.code, said.blockers[0].code) == ("BACKEND_UNAVAILABLE", "BACKEND_UNHEALTHY")
             await until(lambda: service.nodes()[0].node.ready)
             await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
             assert service.backend_errors() == {"obedient": ""}
