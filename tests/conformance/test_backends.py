@@ -528,7 +528,7 @@ def test_a_backend_takes_what_it_says_it_can_do_and_refuses_what_it_says_it_cann
             "health_checks": {"health": HealthCheck(command=("/bin/true",))},
             "checkpoint": {"checkpoint": Checkpoint(signal="USR1")},
             "checkpoint_commands": {"checkpoint": Checkpoint(command=("/bin/true",))},
-            "limits": {"limits": {"memory": 64 << 20}, "memory": "32Mi"},
+            "limits": {"limits": {"memory": 256 << 20}, "memory": "32Mi"},
             "idle_timeouts": {"workload": Interactive(600_000)},
         }
         jobs = {need: number for number, need in enumerate(asked, 1)}
@@ -545,5 +545,20 @@ def test_a_backend_takes_what_it_says_it_can_do_and_refuses_what_it_says_it_cann
                 order = await bench.order(number, "/bin/true", **fields)
                 answer = await bench.backend.start([order])
                 assert isinstance(answer[order.run.id], BackendRefused)
+
+    backend_kind(story)
+
+
+@kinds("commands", "limits")
+def test_a_run_that_wants_more_memory_than_its_limit_does_not_get_it(backend_kind: Told):
+    greedy = sh("x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo ${#x}")
+
+    async def story(bench: Bench) -> None:
+        small = await bench.order(1, *greedy, memory="32Mi", limits={"memory": 64 << 20})
+        large = await bench.order(2, *greedy, memory="32Mi", limits={"memory": 1 << 30})
+        assert await bench.backend.start([small, large]) == {}
+        assert (await bench.end_of("1.0.1")).state == "failed"
+        end = await bench.end_of("2.0.1")
+        assert (end.state, end.exit_code) == ("succeeded", 0), end.reason
 
     backend_kind(story)

@@ -46,6 +46,14 @@ class Grant(Struct, frozen=True, omit_defaults=True):
     gpus: tuple[tuple[int, int], ...] = ()
 
 
+class Pool(Struct, frozen=True, omit_defaults=True):
+    """Machines that several nodes stand for, such as partitions that share them: `capacity` is what these machines have
+    together, of which the runs on all those nodes together are given no more."""
+
+    name: str
+    capacity: tuple[tuple[str, int], ...] = ()
+
+
 class Node(Struct, frozen=True, omit_defaults=True):
     """What a backend says of a place, with the operator's marks already laid over it.
 
@@ -55,6 +63,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     `address` is where members of one gang reach each other; `images` are those that it holds, with their bytes;
     `volume_limits` tells how many volumes of a kind can be attached to it. `not_ready_code`: the reason code if it is not
     ready for a cause of its own kind (its backend's). `cannot`: which needs of jobs its backend does not meet (`model.needs`).
+    `pool`: the machines that it shares with other nodes.
     """
 
     name: NodeName
@@ -79,6 +88,13 @@ class Node(Struct, frozen=True, omit_defaults=True):
     volume_limits: dict[str, int] = {}
     not_ready_code: str = ""
     cannot: tuple[str, ...] = ()
+    pool: Pool | None = None
+
+
+# Of nodes whose machines all have GPUs, where others have none: only work that asks for GPUs, or tolerates it, goes there.
+GPU_ONLY = "hodei.io/gpus"
+# How the label ends that names the partition or queue of a node: `slurm.hodei.io/line`.
+LINE = ".hodei.io/line"
 
 
 class NodeMarks(Struct, frozen=True, omit_defaults=True):

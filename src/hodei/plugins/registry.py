@@ -37,6 +37,7 @@ from hodei.plugins.image_locality import ImageLocality
 from hodei.plugins.job_affinity import CompanyRules
 from hodei.plugins.multifactor import Multifactor
 from hodei.plugins.platform import Platform
+from hodei.plugins.pools import Pools
 from hodei.plugins.ports import Ports
 from hodei.plugins.promises import Promises
 from hodei.plugins.proximity import LocalityAware, Proximity
@@ -53,7 +54,7 @@ from hodei.plugins.volumes import Volumes
 PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
-        Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Devices,
+        Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Pools, Devices,
         Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
         FallbackChain, Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
@@ -64,7 +65,8 @@ PLUGINS: dict[str, type[Any]] = {
 QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair, Multifactor, Batch)}
 
 FILTERS = (
-    "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "devices",
+    "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "pools",
+    "devices",
 )  # fmt: skip
 # Backends are chosen before the places within them.
 LAYOUTS = ("distribution", "gang_topology", "promises")

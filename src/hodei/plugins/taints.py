@@ -12,8 +12,9 @@ from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
-from hodei.model.job import Toleration
-from hodei.model.node import Node, Taint
+from hodei.model.job import TaskSpec, Toleration
+from hodei.model.node import GPU_ONLY, LINE, Node, Taint
+from hodei.model.resources import GPU
 
 
 class Taints:
@@ -22,10 +23,10 @@ class Taints:
     cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
-        return member.task.tolerations
+        return tolerations_of(member.task)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
-        tolerations = member.task.tolerations
+        tolerations = tolerations_of(member.task)
         column = nodes.by("taints", hard_taints)
         unmet = {
             taint: None for taints in column.values for taint in taints if not tolerated(taint, tolerations)
@@ -42,11 +43,11 @@ class Taints:
 
     def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         """Tolerate the one taint that alone keeps some node shut."""
-        given = member.task.tolerations
+        given, all_of_it = member.task.tolerations, tolerations_of(member.task)
         column = nodes.by("taints", hard_taints)
         found: dict[Taint, None] = {}
         for taints in column.values:
-            unmet = [taint for taint in taints if not tolerated(taint, given)]
+            unmet = [taint for taint in taints if not tolerated(taint, all_of_it)]
             if len(unmet) == 1 and column.where(partial(tuple.__eq__, taints)).any():
                 found[unmet[0]] = None
         for taint in sorted(found, key=str):
@@ -58,13 +59,22 @@ class Taints:
         column = nodes.by("soft taints", soft_taints)
         if not any(column.values):
             return None
-        tolerations = member.task.tolerations
+        tolerations = tolerations_of(member.task)
         return column.numbers(lambda taints: sum(not tolerated(taint, tolerations) for taint in taints))
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
         """The fewer the better."""
         most = int(raw[feasible].max()) if feasible.any() else 0
         return MAX_SCORE - raw * MAX_SCORE // most if most else np.full_like(raw, MAX_SCORE)
+
+
+_FOR_GPUS = Toleration(GPU_ONLY, "Exists")
+
+
+def tolerations_of(task: TaskSpec) -> tuple[Toleration, ...]:
+    """Those of the task, and that of nodes for GPU work if it asks for GPUs, or for a line of a queueing system by name."""
+    asks = task.request.get(GPU) or (task.node_selector and any(key.endswith(LINE) for key in task.node_selector))
+    return (*task.tolerations, _FOR_GPUS) if asks else task.tolerations
 
 
 def tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:

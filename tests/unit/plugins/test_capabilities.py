@@ -68,7 +68,7 @@ def test_what_each_kind_cannot_do():
     } == {
         "local": {"images"},
         "docker": {"bare"},
-        "slurm": {"images", "health_checks", "gpu_shares", "limits", "idle_timeouts"},
+        "slurm": {"images", "health_checks", "gpu_shares", "idle_timeouts"},
         "instant": set(),  # a fake takes everything
     }
     assert {"checkpoint_commands"} == set(unmet_by(KINDS["slurm-rest"])) - set(unmet_by(KINDS["slurm"]))

@@ -7,7 +7,7 @@ Names are `BACKEND-NAME`, so that two clusters may both have a node n1.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import structs
@@ -16,9 +16,16 @@ from hodei.backends.hpc.queue import Cluster, Line, Queue
 from hodei.model.backend import NodeUsage
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.ids import NodeName
-from hodei.model.node import Node
+from hodei.model.node import GPU_ONLY, LINE, Node, Pool, Taint, TaintEffect
+from hodei.model.resources import GPU
 
 Mode = Literal["placed", "delegate"]
+
+
+# What jobs without GPUs may do in lines whose nodes all have some, if there are other lines: stay off, go there if nothing else
+# is free, go there like anywhere else. For *delegate*.
+CpuJobsOnGpus = Literal["never", "last", "any"]
+_EFFECTS: dict[str, TaintEffect] = {"never": "NoSchedule", "last": "PreferNoSchedule"}
 
 
 class Offers:
@@ -27,11 +34,12 @@ class Offers:
     much may be promised of a line, so that the system has something to choose from."""
 
     def __init__(
-        self, name: str, kind: str, queue: Queue, mode: Mode, lines: Sequence[str], ahead_percent: int = 100
-    ) -> None:
+        self, name: str, kind: str, queue: Queue, mode: Mode, lines: Sequence[str], ahead_percent: int = 100,
+        cpu_jobs_on_gpus: CpuJobsOnGpus = "never",
+    ) -> None:  # fmt: skip
         self._name, self._kind, self._queue = name, kind, queue
         self._wanted, self._ahead_percent = tuple(lines), ahead_percent
-        self.mode = mode
+        self.mode, self._cpu_jobs_on_gpus = mode, cpu_jobs_on_gpus
         self.cluster = Cluster((), ())
 
     async def refresh(self) -> list[Node]:
@@ -41,7 +49,8 @@ class Offers:
             there = ", ".join(line.name for line in self.cluster.lines) or "none"
             raise BackendError(f"none of the lines that may be used is there; there are: {there}")
         if self.mode == "delegate":
-            return [self._whole(line) for line in lines]
+            pools, for_gpus = self._pools(lines), self._for_gpus(lines)
+            return [self._whole(line, pools.get(line.name), line.name in for_gpus) for line in lines]
         usable = {node for line in lines for node in line.nodes}
         return [self._own(node) for node in self.cluster.nodes if node.name in usable]
 
@@ -61,6 +70,11 @@ class Offers:
                 return self._must_be_usable(self._line_of(inner)), inner
         raise BackendRefused(f"there is no node {name} in {self._name}", hint="see `hodei nodes`")
 
+    def most(self, line: Line, node: str, resource: str) -> int:
+        """What the node has of a resource; the largest of the line if the system chooses."""
+        found = next((each for each in self.cluster.nodes if each.name == node), None)
+        return line.largest.get(resource, 0) if found is None else found.capacity.get(resource, 0)
+
     @staticmethod
     def _must_be_usable(line: Line) -> Line:
         if not line.usable:
@@ -69,7 +83,7 @@ class Offers:
 
     def _own(self, node: Node) -> Node:
         line = self._line_of(node.name)
-        labels = {**node.labels, f"{self._kind}.hodei.io/line": line.name, "hodei.io/hostname": node.name}
+        labels = {**node.labels, f"{self._kind}{LINE}": line.name, "hodei.io/hostname": node.name}
         return structs.replace(
             node,
             name=f"{self._name}-{node.name}",
@@ -86,13 +100,39 @@ class Offers:
         lines = [line for line in self.lines() if node in line.nodes]
         return min(lines, key=lambda line: (not line.open, not line.usable))
 
-    def _whole(self, line: Line) -> Node:
+    def _pools(self, lines: Sequence[Line]) -> dict[str, Pool]:
+        """By line: the machines of all lines that share some with it, directly or through others; each counts once."""
+        groups: list[tuple[list[Line], set[str]]] = []
+        for line in lines:
+            with_it, names = [line], set(line.nodes)
+            apart = []
+            for others, theirs in groups:
+                if names & theirs:
+                    with_it, names = [*others, *with_it], names | theirs
+                else:
+                    apart.append((others, theirs))
+            groups = [*apart, (with_it, names)]
+        out: dict[str, Pool] = {}
+        for together, names in groups:
+            if len(together) > 1:
+                total, percent = _sum(node for node in self.cluster.nodes if node.name in names), self._ahead_percent
+                amounts = tuple(sorted((name, amount * percent // 100) for name, amount in total.items()))
+                pool = Pool(f"{self._name}-{min(line.name for line in together)}", amounts)
+                out |= {line.name: pool for line in together}
+        return out
+
+    def _for_gpus(self, lines: Sequence[Line]) -> set[str]:
+        """The lines in which every node has GPUs; none if there is no other line that takes jobs."""
+        has = {node.name for node in self.cluster.nodes if node.capacity.get(GPU)}
+        found = {line.name for line in lines if line.nodes and has.issuperset(line.nodes)}
+        return found if any(line.name not in found and line.open and line.usable for line in lines) else set()
+
+    def _whole(self, line: Line, pool: Pool | None, for_gpus: bool) -> Node:
         """What is out of order counts for nothing."""
         members = [node for node in self.cluster.nodes if node.name in line.nodes]
         working = [node for node in members if node.ready and not node.cordoned]
-        total: Counter[str] = Counter()
-        for node in working or members:
-            total.update(node.capacity)
+        total = _sum(members)
+        effect = _EFFECTS.get(self._cpu_jobs_on_gpus) if for_gpus else None
         kinds = {node.gpu_type for node in members if node.gpu_type}
         shared = dict(set.intersection(*(set(node.labels.items()) for node in members))) if members else {}
         ready = bool(working) and line.usable
@@ -102,7 +142,9 @@ class Offers:
             backend=self._name,
             kind=self._kind,
             capacity=dict(total),
-            labels={**shared, f"{self._kind}.hodei.io/line": line.name},
+            labels={**shared, f"{self._kind}{LINE}": line.name},
+            taints=(Taint(GPU_ONLY, effect=effect),) if effect else (),
+            pool=pool,
             arch=min({node.arch for node in members}) if len({node.arch for node in members}) == 1 else "",
             gpu_type=min(kinds) if len(kinds) == 1 else "",
             overcommit_percent=overcommit,
@@ -115,3 +157,12 @@ class Offers:
         used = await self._queue.usage()
         offered = {node.name for line in self.lines() for node in self.cluster.nodes if node.name in line.nodes}
         return {f"{self._name}-{name}": NodeUsage(amounts) for name, amounts in used.items() if name in offered}
+
+
+def _sum(nodes: Iterable[Node]) -> Counter[str]:
+    """What those that work have together; what all have, if none works."""
+    members = list(nodes)
+    total: Counter[str] = Counter()
+    for node in [node for node in members if node.ready and not node.cordoned] or members:
+        total.update(node.capacity)
+    return total

@@ -9,7 +9,7 @@ from msgspec import Struct
 from hodei.backends.base import House
 from hodei.backends.hpc.base import HpcBackend
 from hodei.backends.hpc.commands import Commands
-from hodei.backends.hpc.offers import Mode, Offers
+from hodei.backends.hpc.offers import CpuJobsOnGpus, Mode, Offers
 from hodei.backends.hpc.pbs_commands import PbsCommands
 from hodei.backends.hpc.pbs_options import PbsOptions
 from hodei.backends.hpc.wanted import Wants
@@ -26,6 +26,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     mode: Mode = "delegate"
     queues: tuple[str, ...] = ()
     ahead: float = 1.0
+    cpu_jobs_on_gpus: CpuJobsOnGpus = "never"
     poll: str = "5s"
     conf: str = ""
     commands: str = ""
@@ -40,7 +41,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 def capabilities(mode: Mode) -> Capabilities:
     delegate = mode == "delegate"
-    return Capabilities(gpus=True, checkpoint=True, suspend=True, delegates=delegate, expects=delegate)
+    return Capabilities(gpus=True, limits=True, checkpoint=True, suspend=True, delegates=delegate, expects=delegate)
 
 
 def make(name: str, settings: Settings, house: House) -> HpcBackend:
@@ -51,7 +52,9 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
         raise InvalidInput(f"{path}: {text}", hint="docs/how-to/pbs.md", problems=((path, text),))
     env = {"PBS_CONF_FILE": settings.conf} if settings.conf else {}
     queue = PbsCommands(Commands(settings.commands, env), requeue=settings.requeue)
-    offers = Offers(name, "pbs", queue, settings.mode, settings.queues, round(settings.ahead * 100))
+    offers = Offers(
+        name, "pbs", queue, settings.mode, settings.queues, round(settings.ahead * 100), settings.cpu_jobs_on_gpus
+    )  # fmt: skip
     options = PbsOptions(
         fixed={"account": settings.account, "project": settings.project},
         allowed={"account": settings.allow_accounts, "project": settings.allow_projects},

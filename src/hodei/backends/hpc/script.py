@@ -61,6 +61,7 @@ def batch_script(
     element: str = "",
     rerun: bool = False,
     hidden: Sequence[str] = (),
+    memory_bytes: int = 0,
 ) -> str:
     """Runs `argv` with `env` in `workdir` and keeps a record in `files`.status. BackendRefused if bash could not do so.
 
@@ -69,6 +70,7 @@ def batch_script(
     script has; a script with another one does nothing once this one has begun. If the script is called with a word, that is
     its claim. `rerun`: the same script may run again, because the system may start a job again. `hidden`: variables of the
     system's own that the command must not see.
+    `memory_bytes`: the most memory that the command may use (0: no limit of its own).
     """
     if not argv or not argv[0]:
         raise BackendRefused("the task has no command", hint="give it a `command`")
@@ -103,6 +105,7 @@ def batch_script(
             "exec 2>&9 9>&-",
             f"cd -- {where} || {{ printf 'error workdir\\n' >>\"$_hodei_files.status\"; exit {NOT_TRIED}; }}",
             'printf \'pid %s\\n\' "$BASHPID" >>"$_hodei_files.status"',
+            *(_memory_fence(memory_bytes) if memory_bytes else ()),
             " ".join(("unset OLDPWD _hodei_files _hodei_claim _hodei_stop", *hidden)),
             *exports,
             'exec -- "${_hodei_argv[@]}"',
@@ -115,6 +118,24 @@ def batch_script(
     )
     _check(argv, script)
     return script
+
+
+def _memory_fence(most: int) -> tuple[str, ...]:
+    """Where the system holds jobs to their memory by a control group, that is enough. Elsewhere the address space is limited,
+    as the agent does on a host without control groups."""
+    return (
+        "_hodei_fenced=",
+        "while IFS=: read -r _ _hodei_kind _hodei_path; do",
+        'case ",$_hodei_kind," in ,,) _hodei_root=/sys/fs/cgroup _hodei_file=memory.max;;',
+        "*,memory,*) _hodei_root=/sys/fs/cgroup/memory _hodei_file=memory.limit_in_bytes;; *) continue;; esac",
+        # A limit of a group further up, such as a container's around the whole system, is not the job's.
+        'while [ -n "$_hodei_path" ] && [ "$_hodei_path" != / ]; do',
+        'read -r _hodei_has 2>/dev/null <"$_hodei_root$_hodei_path/$_hodei_file" &&',
+        f'[ "$_hodei_has" != max ] && [ "$_hodei_has" -le {most * 2} ] && _hodei_fenced=1',
+        "_hodei_path=${_hodei_path%/*}; done; done 2>/dev/null </proc/self/cgroup",
+        f'[ -n "$_hodei_fenced" ] || ulimit -v {max(most >> 10, 1)}',
+        "unset _hodei_fenced _hodei_kind _hodei_path _hodei_root _hodei_file _hodei_has",
+    )
 
 
 def array_script(scripts: Sequence[tuple[str, str, str]], variable: str) -> str:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from hodei.backends.base import House
 from hodei.backends.hpc.base import HpcBackend
 from hodei.backends.hpc.commands import Commands
-from hodei.backends.hpc.offers import Mode, Offers
+from hodei.backends.hpc.offers import CpuJobsOnGpus, Mode, Offers
 from hodei.backends.hpc.queue import Queue
 from hodei.backends.hpc.slurm_commands import SlurmCommands
 from hodei.backends.hpc.slurm_options import SlurmOptions
@@ -24,13 +24,15 @@ from hodei.model.quantity import parse_duration_ms
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`output`: a folder that the server and all nodes see under the same path. `mode`: who chooses the node. `partitions`:
     those that jobs may go to, the first first. `account`, `qos`, `reservation`: for all jobs; `allow_*`: what jobs may ask
-    for instead. `ahead`: how much of a partition may be promised, if Slurm chooses."""
+    for instead. `ahead`: how much of a partition may be promised, if Slurm chooses. `cpu_jobs_on_gpus`: whether jobs
+    without GPUs may go to a partition whose nodes all have some, then."""
 
     output: str
     mode: Mode = "placed"
     transport: Literal["commands", "rest"] = "commands"
     partitions: tuple[str, ...] = ()
     ahead: float = 1.0
+    cpu_jobs_on_gpus: CpuJobsOnGpus = "never"
     poll: str = "2s"
     conf: str = ""
     commands: str = ""
@@ -54,6 +56,7 @@ def capabilities(mode: Mode, transport: str) -> Capabilities:
     delegate, commands = mode == "delegate", transport == "commands"
     return Capabilities(
         gpus=True,
+        limits=True,
         checkpoint=True,
         suspend=True,
         execute=commands,
@@ -78,7 +81,9 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
     else:
         env = {"SLURM_CONF": settings.conf} if settings.conf else {}
         queue = SlurmCommands(Commands(settings.commands, env), requeue=settings.requeue)
-    offers = Offers(name, "slurm", queue, settings.mode, settings.partitions, round(settings.ahead * 100))
+    offers = Offers(
+        name, "slurm", queue, settings.mode, settings.partitions, round(settings.ahead * 100), settings.cpu_jobs_on_gpus
+    )  # fmt: skip
     options = SlurmOptions(
         placed=settings.mode == "placed",
         fixed={"account": settings.account, "qos": settings.qos, "reservation": settings.reservation},

@@ -58,6 +58,8 @@ class Wants:
         line, node = self._offers.place(run.node)
         request = task.request
         _refuse_what_is_too_big(line, request)
+        # The system knows one number for both: what it sets aside is what the run may use. More than the node has is no limit.
+        limit = min(task.limits.get(MEMORY, 0), self._offers.most(line, node, MEMORY))
         saved = spec.checkpoint.file or f"{files}.saved"
         workdir = task.workdir or self._workdir
         own = {name: value for name, value in own_env(order).items() if name not in _THE_SYSTEMS_OWN}
@@ -82,6 +84,7 @@ class Wants:
             element=self._element,
             rerun=self._rerun,
             hidden=hidden,
+            memory_bytes=task.limits.get(MEMORY, 0),
         )
         entry = Entry(
             run=run.id,
@@ -104,7 +107,7 @@ class Wants:
             stderr=f"{files}.err",
             node=node,
             cpus=max(1, -(-request.get(CPU, 0) // 1000)),
-            memory_mib=max(1, -(-request.get(MEMORY, 0) // MIB)),
+            memory_mib=max(1, -(-max(request.get(MEMORY, 0), limit) // MIB)),
             storage_mib=-(-request.get(STORAGE, 0) // MIB),
             gpus=request.get(GPU, 0) // 1000,
             gpu_type=task.gpu_type,
