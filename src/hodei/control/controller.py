@@ -30,7 +30,7 @@ from hodei.control.overrunning import Overrunning, Windows
 from hodei.control.parts import PART, at_once, parts
 from hodei.control.places import Places
 from hodei.control.placing import bind
-from hodei.control.preempting import Hold, Preempting, PreemptionPolicy
+from hodei.control.preempting import Hold, Preempting, PreemptionPolicy, with_past
 from hodei.control.ranked import RankedLine
 from hodei.control.reconfiguring import reconfigure, returning
 from hodei.control.reserving import ReservingLine, reckons_with_time
@@ -513,6 +513,7 @@ class Controller:
             text = f"{refusal.fitted} of {gang.size} members fit; for the next one {text}"
         if down := self.backend_availability.text(gang, refusal):
             code, text = UNAVAILABLE, down
+        text = with_past(job, text)
         if (job.reason_code, job.reason) != (code, text):
             self.world.change_job(job, now_ms, reason_code=code, reason=text)
         if failed(refusal):

@@ -37,6 +37,9 @@ from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RUN_ENDED, RunState
 
+# Slurm and PBS tell times in whole seconds.
+_ROUNDING_MS = 2000
+
 
 class Lives:
     def __init__(
@@ -123,6 +126,8 @@ class Lives:
         finished_ms = credible(fact.at_ms, run.started_ms or run.placed_ms, now_ms)
         if finished_ms != fact.at_ms:
             fact = structs.replace(fact, at_ms=finished_ms)
+        if fact.reason_code == "timeout":
+            fact = _in_our_words(job, run, fact)
         if not mark and state in ("failed", "lost"):
             mark = self._gangs.mark_for(job, run, state, fact)
         run = world.change_run(
@@ -390,7 +395,7 @@ class Lives:
             losses=0 if fresh else (job.losses if losses is None else losses),
             preemptions=0 if fresh else (job.preemptions if preemptions is None else preemptions),
             not_before_ms=now_ms + pause_ms if pause_ms else 0, queued_ms=now_ms if job.attempt or not job.spec.after.of else 0, started_ms=0, finished_ms=0,
-            exit_code=None, suspend_requested=False, failure="" if fresh else class_of(code) or job.failure,
+            exit_code=None, suspend_requested=False, failure="" if fresh else class_of(code) or job.failure, nodes="",
             move="" if aside or fresh else job.move,
         )  # fmt: skip
         self._gangs.forget(job.id)
@@ -401,3 +406,12 @@ class Lives:
             return
         self._world.tell("job.requeued", now_ms, job=job.id, reason_code=code, reason=reason)
         self._enqueue(job, now_ms)
+
+
+def _in_our_words(job: Job, run: Run, fact: RunObserved) -> RunObserved:
+    """One wording for a timeout, whichever backend stopped it. One that ran for less was stopped by a limit of the backend's
+    own, and that is what it says."""
+    limit_ms, began_ms = job.spec.timeout_ms, run.started_ms or run.placed_ms
+    if not limit_ms or fact.at_ms - began_ms < limit_ms - _ROUNDING_MS:
+        return fact
+    return structs.replace(fact, reason=f"it ran longer than its timeout of {limit_ms / 1000:g}s")

@@ -46,6 +46,9 @@ class PreemptionPolicy(Struct, frozen=True):
     by: By = "class"
 
 
+_PAST = ("preempted by ", "reclaimed ")
+
+
 class Hold(Struct):
     """Room kept for a gang until the runs in `waiting_for` have ended; `told`: those of them that were told to go for it.
     `cured_by`: what could let it start elsewhere before. `awake`: such a thing has happened since it was last tried."""
@@ -56,6 +59,14 @@ class Hold(Struct):
     told: tuple[RunId, ...] = ()
     cured_by: tuple[Trigger, ...] = ANY_TRIGGER
     awake: bool = False
+
+
+class Protection(Struct, frozen=True):
+    """Whose place a gang could take but for the setting `by`, and until when that holds (FOR_EVER: for good)."""
+
+    victims: tuple[Victim, ...]
+    until_ms: int
+    by: str
 
 
 class Preempting:
@@ -189,6 +200,31 @@ class Preempting:
                 return self._preemptions.find(gang, view)
             finally:
                 self._keep(lower)
+
+    def protected(self, gang: Gang, view: View) -> Protection | None:
+        """Who would have to go for it if nobody were protected, and until when they are; None if that would not help."""
+        if not (self._policy.enabled and gang.job.preempts and self._engine.profile(gang).queue.preempts):
+            return None
+        self.keep_up()
+        known, now_ms = self._tenancy, view.now_ms
+        safe = {id: until for id, all in known.of_job.items() if (until := _safe_until(all)) > now_ms}
+        budget_ms = (
+            self._evicted_at[0] + self._policy.interval_ms if self._left(now_ms) <= 0 and self._evicted_at else 0
+        )
+        if not safe and not budget_ms:
+            return None
+        bare = Tenancy(self._world.table, self._policy.by)
+        bare.guard = known.guard
+        for id, tenants in known.of_job.items():
+            bare.put(id, [structs.replace(tenant, safe_until_ms=0, counted=False) for tenant in tenants])
+        found = Preemptions(self._engine, bare).find(gang, view)
+        if found is None or not found.victims:
+            return None
+        kept = [victim for victim in found.victims if victim.id in safe]
+        if not kept:
+            return Protection(tuple(found.victims), budget_ms, "budget") if budget_ms else None
+        until_ms = max(safe[victim.id] for victim in kept)
+        return Protection(tuple(kept), until_ms, "max_per_job" if until_ms >= FOR_EVER else "min_runtime")
 
     def next_change_ms(self, now_ms: int) -> int:
         """When time alone may next let it do more: a protection runs out, or the budget allows one more."""
@@ -408,6 +444,17 @@ class Preempting:
         for name, member, grant in hold.places:
             self._world.table.let_go(name, member.task.request, member, grant)
         return True
+
+
+def with_past(job: Job, text: str) -> str:
+    """A job that was preempted goes on saying so while it waits for another place."""
+    if job.preemptions and job.reason.startswith(_PAST):
+        return f"{job.reason.partition('; ')[0]}; {text}"
+    return text
+
+
+def _safe_until(tenants: Sequence[Tenant]) -> int:
+    return max((tenant.safe_until_ms for tenant in tenants if not tenant.stopping), default=0)
 
 
 def _places(spec: JobSpec, runs: list[Run]) -> tuple[Place, ...]:

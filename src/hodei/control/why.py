@@ -15,6 +15,7 @@ from hodei.control.controller import Controller
 from hodei.control.gangs import latest
 from hodei.control.holds import in_time
 from hodei.control.patience import soonest_end
+from hodei.control.preempting import Protection, with_past
 from hodei.control.repair import repairs
 from hodei.control.waiting_for import waiting_for, would_wait
 from hodei.engine.cycle import Engine
@@ -22,6 +23,7 @@ from hodei.engine.explain import blockers, nearest_miss, objections, summary
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
 from hodei.engine.preempt import Preemption
+from hodei.engine.tenancy import FOR_EVER
 from hodei.engine.view import Gang, View
 from hodei.model.dependency import Standing
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
@@ -30,6 +32,7 @@ from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import format_duration
 from hodei.model.recourse import measures
+from hodei.model.text import moment
 
 _TRIGGER_WORDS = {
     "run_ended": "a run ends",
@@ -76,12 +79,24 @@ def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Expl
             code, text = job.reason_code, f"{text}: {job.reason}"
     else:
         status, code, text = "placed", "PLACED", f"placed{where}, about to start"
+    notes = dict.fromkeys(run.decision.note for run in gang if run.decision is not None and run.decision.note)
+    text = "; ".join([text, *notes])
     if job.cancel_requested and status != "ended":
         code, text = "CANCELLING", f"{text}; being cancelled"
     return Explanation(
         status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, placements=places,
         attempts=job.attempt, scheduler_beat_ms=beat_ms, at_ms=now_ms, measures=measures(job.spec, job.recourse),
     )  # fmt: skip
+
+
+def in_doubt(found: Explanation, backends: Sequence[str]) -> Explanation:
+    """For a job that was placed and whose start these backends have not answered for."""
+    text = (
+        f"whether it has started is not known: backend {', '.join(backends)} has not answered yet, and is asked again"
+    )
+    return structs.replace(
+        found, code="START_IN_DOUBT", summary=f"{found.summary.removesuffix(', about to start')}; {text}"
+    )
 
 
 def plan(
@@ -141,6 +156,7 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     if gang is None:
         text = "it has come just now and takes its place in line at once"
         return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle")
+    past = with_past(job, "")
     queue = QueuePlace(line.position(gang, controller.view(now_ms)), len(line))
     common = {"queue": queue, "attempts": gang.attempts, "last_attempt_ms": gang.last_attempt_ms}
     until = line.backing_off_until(job.id)
@@ -159,10 +175,11 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
             explanation = _refused(controller, job.spec, gang, result, now_ms)
     engine.runner.take_faults()
     if explanation is None:
-        text = f"there is room for it; it is number {queue.position} of {queue.pending} in the queue"
+        text = f"{past}there is room for it; it is number {queue.position} of {queue.pending} in the queue"
         return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle", **common)
     return _about(
-        controller, job, now_ms, explanation.status, explanation.code, explanation.summary, nodes=explanation.nodes,
+        controller, job, now_ms, explanation.status, explanation.code, past + explanation.summary, nodes=explanation.nodes,
+        next_attempt_ms=explanation.next_attempt_ms,
         feasible=explanation.feasible, blockers=explanation.blockers, nearest=explanation.nearest, hint=explanation.hint,
         next_trigger=explanation.next_trigger, repairs=explanation.repairs, **common,
     )  # fmt: skip
@@ -178,25 +195,38 @@ def _refused(
     hopeless = None if down else controller.gate.never_fits(spec)
     cures = repairs(engine, gang, refusal, view) if repair else ()
     cause = hopeless or refusal
-    text = summary(cause.verdicts, cause.nodes)
+    text, code = summary(cause.verdicts, cause.nodes), cause.verdicts[0].reason.code if cause.verdicts else "NO_NODES"
     whole = bool(cause.verdicts) and not cause.verdicts[0].count  # refused as a whole, not for want of one node
     if cause.fitted and not whole:
         when = "even when all nodes are idle" if hopeless else "now, all must start together"
         text = f"{cause.fitted} of {gang.size} members fit {when}; for the next one {text}"
     elif hopeless:
         text = f"no node could take it even when idle; {text}"
-    code = cause.verdicts[0].reason.code if cause.verdicts else "NO_NODES"
+    guarded = None
+    if repair and not down and not hopeless and any(verdict.reason.evictable for verdict in refusal.verdicts):
+        guarded = controller.preempting.protected(gang, view)
     if down:
         code, text = UNAVAILABLE, f"{down}; {text}"
+    elif guarded is not None:
+        code, text = "VICTIMS_PROTECTED", f"{_protected(guarded)}; {text}"
     trigger = "when " + " or ".join(_TRIGGER_WORDS[cure] for cure in refusal.cured_by) if refusal.cured_by else ""
     return Explanation(
         status="unsatisfiable" if hopeless else "waiting",
-        code=code,
-        summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible, blockers=found,
+        code=code, summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible, blockers=found,
         nearest=misses, next_trigger=trigger, at_ms=now_ms, scheduler_beat_ms=controller.beat_ms, repairs=cures,
         hint=_DOWN if down else
         _advice(controller, gang, refusal, view, hopeless=hopeless is not None, cures=bool(cures)) if repair else "",
+        next_attempt_ms=guarded.until_ms if guarded is not None and guarded.until_ms < FOR_EVER else 0,
     )  # fmt: skip
+
+
+def _protected(found: Protection) -> str:
+    names = ", ".join(f"job {victim.id} ({victim.job.name})" for victim in found.victims[:5])
+    more = " and more" if len(found.victims) > 5 else ""
+    until = f"until {moment(found.until_ms)}" if found.until_ms < FOR_EVER else "for good"
+    if found.by == "budget":
+        return f"it could take the place of {names}{more}, but no more jobs are preempted {until} (budget)"
+    return f"it could take the place of {names}{more}, but victims are protected {until} ({found.by})"
 
 
 def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *, hopeless: bool, cures: bool) -> str:

@@ -49,10 +49,12 @@ class Candidate(Struct, frozen=True, omit_defaults=True):
 
 
 class Decision(Struct, frozen=True, omit_defaults=True):
-    """Why a run landed where it did: the chosen node, the runners-up, and how many nodes were in question."""
+    """Why a run landed where it did: the chosen node, the runners-up, and how many nodes were in question. `note`: what
+    else a plugin says about the choice."""
 
     chosen: Candidate
     runners_up: tuple[Candidate, ...] = ()
     feasible: int = 0
     nodes: int = 0
     profile: str = "default"
+    note: str = ""

@@ -8,15 +8,15 @@ Without a forecast those before it in line are not counted, so that it spills to
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hodei.engine.book import FOREVER
 from hodei.engine.nodes import Mask, Table
-from hodei.engine.points import ANY_TRIGGER, Layout, Layouts
+from hodei.engine.points import ANY_TRIGGER, Layout, Layouts, Placed
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.quantity import format_duration
@@ -72,6 +72,17 @@ class Spill:
         if (opened & spills).any():
             options.append(Layout((opened,) * len(gang.members)))
         return Layouts(options, reason or Reason(self.name, "SPILL_FULL", "no room here, nor where it may spill to"))
+
+    def bind(self, gang: Gang, placements: Sequence[Placed], view: View) -> Sequence[Placed]:
+        """Whoever goes to a backend for the overflow is told so."""
+        for placed in placements:
+            rule = next((rule for rule in self._rules if rule.to == placed.node.backend), None)
+            asked = gang.job.backend.mode == "specific" and len(gang.job.backend.names) == 1
+            if rule is not None and placed.decision is not None and not asked:
+                why = f": elsewhere it would wait longer than {format_duration(rule.wait_ms)}" if rule.wait_ms else ""
+                note = f"spilled to backend {rule.to}{why or ': there was no room elsewhere'}"
+                placed.decision = structs.replace(placed.decision, note=note)
+        return placements
 
     def _allowed(
         self, rule: SpillRule, gang: Gang, table: Table, view: View, there: Mask, elsewhere: Mask

@@ -230,6 +230,10 @@ class Binder:
             self._tell([self._not_started(act, failed[act.run.id]) for act in lost])
         return again
 
+    def doubtful(self, run: RunId) -> bool:
+        """Whether its start was ordered and the backend has not said yet what became of it."""
+        return run in self._unsure
+
     def _ask_later(self, name: str, acts: list[Act]) -> None:
         """These wait, and nothing waits for them."""
         self._acts[name] = acts + self._acts[name]
@@ -238,7 +242,8 @@ class Binder:
     def _not_started(self, act: Start, error: BackendError | BackendRefused) -> RunObserved:
         code = NOT_REACHED_RUN if error.code == NOT_REACHED else START_FAILED
         return RunObserved(
-            act.run.id, "failed", self._clock.now_ms(), reason_code=code, reason=error.message,
+            act.run.id, "failed", self._clock.now_ms(), reason_code=code,
+            reason=f"{error.message}; {error.hint}" if error.hint else error.message,
             permanent=isinstance(error, BackendRefused),
         )  # fmt: skip
 

@@ -80,6 +80,8 @@ _RESTORE_BATCH = 1000
 _HISTORY = 5000
 # So many jobs of a plan are tried on the loop; more of them beside it.
 _PLANNED_HERE = 8
+# A start is told as in doubt when its backend has not answered for so long.
+_DOUBT_AFTER_MS = 2000
 _BROWSING = 2
 
 
@@ -434,6 +436,8 @@ class Service:
             known = self.controller.world.jobs.get(job)
         elif known is not None:
             found = explain.why(self.controller, job, self.clock.now_ms())
+            if found is not None and known.state == "scheduled" and (unsure := self._unsure(job)):
+                found = explain.in_doubt(found, unsure)
         if known is None or found is None:
             known = await self._stored(job)
             runs = await self.read(self.store.runs, job)
@@ -442,6 +446,12 @@ class Service:
         if damage := self.records.measures(job):
             found = structs.replace(found, measures=(*found.measures, *damage))
         return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
+
+    def _unsure(self, job: JobId) -> list[str]:
+        """The backends that have not answered for a while whether the job's runs have started."""
+        since_ms = self.clock.now_ms() - _DOUBT_AFTER_MS
+        live, doubtful = self.controller.world.live_runs(job), self.fleet.binder.doubtful
+        return sorted({run.backend for run in live if run.placed_ms <= since_ms and doubtful(run.id)})
 
     async def standing(self, job: JobId) -> Standing | None:
         """None for a job that does not wait in a line."""

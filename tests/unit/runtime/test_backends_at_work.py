@@ -94,13 +94,13 @@ def test_a_backend_that_is_never_reached_is_the_reason_of_those_that_only_it_cou
         gone, here = ObedientBackend("gone"), ObedientBackend("here", [a_node("h1", 1, backend="here")])
         gone.open_errors = [BackendError("nobody listens")] * 1000
         async with alive(a_service(TalkingStore(), gone, here)) as service:
-            await until(lambda: service.controller.availability.unknown(a_job_spec()))
+            await until(lambda: service.controller.backend_availability.unknown(a_job_spec()))
             await service.submit([a_job_spec(cpu="2")])
             await until(lambda: service.store.job(1).reason_code == "BACKEND_UNAVAILABLE")
             assert "nobody listens" in service.store.job(1).reason
             gone.open_errors.clear()
             await until(lambda: ("start", ["1.0.1"]) in gone.diary.lines, 15)
-            assert not service.controller.availability.unknown(a_job_spec())
+            assert not service.controller.backend_availability.unknown(a_job_spec())
 
     asyncio.run(main())
 

@@ -1,0 +1,47 @@
+"""What `why` says of backends: silent about a start, and what they advise when they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from builders import a_job_spec
+from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused
+from hodei.runtime import binder as binding
+from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
+
+
+def test_a_start_that_its_backend_does_not_answer_for_is_told_as_in_doubt(monkeypatch):
+    monkeypatch.setattr(binding, "DOUBT_PAUSE_S", 0.01)
+
+    async def main():
+        clock, backend = StillClock(), ObedientBackend()
+        backend.refuse = {"1.0.1": BackendError("who knows", code=IN_DOUBT)}
+        async with alive(a_service(TalkingStore(), backend, clock=clock)) as service:
+            await service.submit([a_job_spec()])
+            assert (await service.why(1)).code == "PLACED"
+            await until(lambda: service.fleet.binder.doubtful("1.0.1"))
+            clock.ms += 3000
+            said = await service.why(1)
+            assert (said.code, said.status) == ("START_IN_DOUBT", "placed")
+            assert "backend obedient has not answered yet" in said.summary
+            backend.refuse = {}
+            await until(lambda: not service.fleet.binder.doubtful("1.0.1"))
+            assert (await service.why(1)).code == "PLACED"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("error", "code"), [(BackendRefused, "BACKEND_REFUSED"), (BackendError, "START_FAILED")])
+def test_a_refusal_keeps_its_hint(error, code):
+    async def main():
+        backend = ObedientBackend()
+        backend.refuse = {"1.0.1": error("no such image", hint="docker pull it")}
+        async with alive(a_service(TalkingStore(), backend)) as service:
+            await service.submit([a_job_spec()])
+            await until(lambda: service.store.job(1).reason_code == code)
+            assert service.store.job(1).reason == "no such image; docker pull it"
+            assert "docker pull it" in (await service.why(1)).summary
+
+    asyncio.run(main())
