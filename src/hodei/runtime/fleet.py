@@ -376,7 +376,13 @@ class Fleet:
     # ------------------------------------------------------------------------------------------- asking
 
     async def logs(self, run: Run, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
-        return await self._bounded(self._of(run, "the logs").logs(run.id, stream, offset, limit), CALL_TIMEOUT_S)
+        try:
+            return await self._bounded(self._of(run, "the logs").logs(run.id, stream, offset, limit), CALL_TIMEOUT_S)
+        except NotFound:
+            # Its start may not have come there yet: that is an empty log, to be asked for again.
+            if run.state != "placed":
+                raise
+            return b"", offset
 
     async def execute(self, run: Run, command: tuple[str, ...], timeout_ms: int) -> Executed:
         work = self._of(run, "the place").execute(run.id, command, timeout_ms)

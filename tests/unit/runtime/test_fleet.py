@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from builders import NOW_MS, a_job_spec, a_node
+from builders import NOW_MS, a_job_spec, a_node, a_run
 from hodei.control.circuit import CircuitPolicy
 from hodei.control.retry import Backoff
 from hodei.model.backend import Capabilities, Executed, Health
@@ -347,5 +347,20 @@ def test_room_is_given_back_for_members_that_are_refused_after_all():
         async with alive(a_service(MemoryStore(), backend, health=BY_HAND)) as service:
             await service.submit([a_job_spec(count=2)])
             await until(lambda: ("unreserve", ["1.1.1"]) in backend.diary.lines)
+
+    asyncio.run(main())
+
+
+def test_a_run_that_has_not_begun_has_an_empty_log_and_one_that_has_begun_must_have_one():
+    class Forgetful(Patient):
+        async def logs(self, run: str, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
+            raise NotFound(f"there is no output of run {run}")
+
+    async def main():
+        async with alive(a_service(MemoryStore(), Forgetful("one"), health=BY_HAND)) as service:
+            placed = a_run(7, backend="one", node="one-1")
+            assert await service.logs(placed, "stdout", 5, 100) == (b"", 5)
+            with pytest.raises(NotFound):
+                await service.logs(structs.replace(placed, state="running"), "stdout", 0, 100)
 
     asyncio.run(main())
