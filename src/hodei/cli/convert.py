@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hodei.cli.errors import UsageProblem
 from hodei.cli.output import note
 
+if TYPE_CHECKING:
+    from hodei.backends.hpc.convert import Submitted
+
 LARGEST_SCRIPT = 4 << 20
-SHIMS = ("sbatch", "squeue", "scancel", "sinfo")
+SHIMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sacct", "sinfo")
 
 
 @click.command()
@@ -23,8 +28,10 @@ def convert(script: str, strict: bool) -> None:
     \b
       hodei convert job.sbatch > job.yaml
       hodei convert job.pbs | hodei plan -
+
+    The job runs in this directory, as one that sbatch submits from here: see `workdir` in what is printed.
     """
-    document, notes = converted(read_script(script), script)
+    document, notes = converted(read_script(script), script, directory=os.getcwd())
     click.echo(as_yaml(document), nl=False)
     for line in notes:
         note(f"note: {line}")
@@ -44,16 +51,18 @@ def read_script(path: str) -> str:
         raise UsageProblem(f"{path} is not UTF-8 text", hint="is it a batch script?") from None
 
 
-def converted(text: str, path: str) -> tuple[dict[str, object], list[str]]:
+def converted(
+    text: str, path: str, *, directory: str = "", submitted: Submitted | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """The job document, checked as a server would check it, and the notes."""
     from hodei.backends.hpc.convert import convert as to_document
     from hodei.cli.documents import checked
 
-    document, notes = to_document(text, "" if path == "-" else path)
+    document, notes = to_document(text, "" if path == "-" else path, directory=directory, submitted=submitted)
     return checked(document), notes
 
 
-def as_yaml(document: dict[str, object]) -> str:
+def as_yaml(document: dict[str, Any]) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -69,7 +78,8 @@ def as_yaml(document: dict[str, object]) -> str:
 @click.command("slurm-shims")
 @click.argument("directory", type=click.Path(file_okay=False))
 def slurm_shims(directory: str) -> None:
-    """Write sbatch, squeue, scancel and sinfo into DIRECTORY: they speak to Hodei and know the everyday options.
+    """Write sbatch, srun, squeue, scancel, scontrol, sacct and sinfo into DIRECTORY, for fingers and scripts that know
+    Slurm: they speak to Hodei, with Slurm's everyday options, columns and exit codes.
 
     \b
       hodei slurm-shims ~/hodei-bin && export PATH=~/hodei-bin:$PATH

@@ -66,7 +66,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str, str]]] = {
         "test": ("serve", "test", "Play scenario files and check what they expect of the scheduler."),
         "bench": ("serve", "bench", "Measure the engine or a server."),
         "convert": ("convert", "convert", "Print a batch script of Slurm or PBS as a job file."),
-        "slurm-shims": ("convert", "slurm_shims", "Write sbatch, squeue, scancel and sinfo that speak to Hodei."),
+        "slurm-shims": ("convert", "slurm_shims", "Write sbatch, srun, squeue, sacct and more that speak to Hodei."),
         "completion": ("about", "completion", "Print the completion script of a shell."),
         "version": ("about", "version", "Print the version of client and server."),
     },

@@ -161,9 +161,10 @@ def test_a_script_of_slurm_becomes_a_job_file():
     assert document == {
         "name": "my-job", "command": ["/bin/bash", "-c", "echo $SLURM_ARRAY_TASK_ID"], "cpu": 4, "memory": "8Gi", "gpu": 2,
         "gpu_type": "a100", "resources": {"fpga": 1}, "timeout": "1560m", "array": {"indices": "0-9", "at_most": 3},
-        "env": {"A": "1", "B": "two"}, "annotations": {ANNOTATION: "#SBATCH --constraint=fast"},
+        "env": {"A": "1", "B": "two", "SLURM_JOB_NAME": "My Job"},
+        "annotations": {ANNOTATION: "#SBATCH --constraint=fast", "slurm.hodei.io/variables": "true"},
     }  # fmt: skip
-    assert notes == ["the script uses SLURM_ARRAY_TASK_ID; here it is HODEI_ARRAY_INDEX"]
+    assert notes == []
     assert parse_job(document, now_ms=0)
 
 

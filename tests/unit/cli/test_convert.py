@@ -1,10 +1,10 @@
-"""`hodei convert` and Slurm's commands for people's fingers, without a server."""
+"""`hodei convert` and `hodei slurm-shims`, without a server. The commands themselves are in `test_shims`."""
 
 from __future__ import annotations
 
-import pytest
+import os
 
-from hodei.cli import shims
+from hodei.cli.convert import SHIMS
 from hodei.wire.document import parse_job
 from hodei.wire.yamlfile import load_yaml
 
@@ -18,6 +18,7 @@ def test_a_script_is_printed_as_a_job_file_that_a_server_takes(hodei, tmp_path):
     (document,) = load_yaml(done.stdout, name="stdout")
     assert parse_job(document, now_ms=0)
     assert document["command"] == ["/bin/bash", "-c", "set -e\n./sweep"]
+    assert document["workdir"] == os.getcwd()
     assert "--mail-type END was left out" in done.stderr
 
 
@@ -34,28 +35,13 @@ def test_a_file_that_is_no_text_is_said_to_be_none(hodei, tmp_path):
 def test_the_commands_for_fingers_are_written_and_nothing_else_is_overwritten(hodei, tmp_path):
     place = tmp_path / "bin"
     assert hodei("slurm-shims", str(place)).exit_code == 0
-    assert sorted(path.name for path in place.iterdir()) == ["sbatch", "scancel", "sinfo", "squeue"]
+    assert sorted(path.name for path in place.iterdir()) == sorted(SHIMS)
     assert hodei("slurm-shims", str(place)).exit_code == 0
     (place / "sbatch").write_text("#!/bin/sh\necho the real one\n")
     assert hodei("slurm-shims", str(place)).exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("do", "words", "command"),
-    [
-        (shims.squeue, ["-u", "ada"], ["jobs", "--user", "ada"]),
-        (shims.squeue, [], ["jobs"]),
-        (shims.scancel, ["7", "8"], ["cancel", "7", "8"]),
-        (shims.sinfo, ["-N"], ["nodes"]),
-    ],
-)
-def test_they_become_commands_of_hodei(do, words, command):
-    assert do(words) == command
-
-
-@pytest.mark.parametrize(
-    ("do", "words"), [(shims.squeue, ["--start"]), (shims.scancel, ["-u", "ada"]), (shims.sinfo, ["-p", "main"]), (shims.sbatch, [])]
-)  # fmt: skip
-def test_what_they_do_not_know_is_refused(do, words):
-    with pytest.raises(SystemExit):
-        do(words)
+def test_a_heterogeneous_job_is_refused(hodei):
+    done = hodei("convert", "-", input="#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\ntrue\n")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "line 3: a heterogeneous job" in done.stderr

@@ -25,13 +25,15 @@ class Option(Struct, frozen=True):
 
 
 class BatchScript(Struct, frozen=True):
-    """`body`: all that is not an option, without the first line's `#!interpreter`. `problems`: what could not be read."""
+    """`body`: all that is not an option, without the first line's `#!interpreter`. `problems`: what could not be read.
+    `several`: the line in which options of a second job begin (a heterogeneous job), 0 if there is none."""
 
     system: System
     interpreter: str
     options: tuple[Option, ...]
     body: str
     problems: tuple[str, ...] = ()
+    several: int = 0
 
 
 # Slurm's options by their letters.
@@ -94,10 +96,13 @@ def parse_script(text: str, system: System | None = None) -> BatchScript:
     options: list[Option] = []
     problems: list[str] = []
     body: list[str] = []
-    in_head = True
+    in_head, several = True, 0
     for number, line in enumerate(lines, first):
         if in_head and re.match(rf"{mark}(\s|$)", line):
             words, problem = _words(line[len(mark) :])
+            if words in (["hetjob"], ["packjob"]):
+                several = several or number
+                continue
             if not problem:
                 found, problem = parse_words(words, system, number)
                 options += found
@@ -109,7 +114,7 @@ def parse_script(text: str, system: System | None = None) -> BatchScript:
         elif not in_head and line.startswith(mark):
             problems.append(f"line {number}: it comes after the first command, so {mark[1:]} ignores it")
         body.append(line)
-    return BatchScript(system, interpreter, tuple(options), "\n".join(body).strip("\n"), tuple(problems))
+    return BatchScript(system, interpreter, tuple(options), "\n".join(body).strip("\n"), tuple(problems), several)
 
 
 def parse_options(text: str, system: System) -> tuple[tuple[Option, ...], tuple[str, ...]]:

@@ -1,29 +1,48 @@
-"""A batch script as a job document, with a word on everything that could not be taken over. Reads text, does nothing."""
+"""A batch script as a job document, with a word on everything that could not be taken over. Reads text, does nothing.
+
+A script of Slurm runs once, on the first node, and starts its tasks itself. So a job on one node is one member with the cores
+of all its tasks. On several nodes (`--nodes` above 1) each task is a member of a gang and runs the whole script: there `srun`
+stands for the member's own task.
+"""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from hodei.backends.hpc.batch_files import redirections
 from hodei.backends.hpc.batch_lines import BatchScript, Option, parse_script
 from hodei.backends.hpc.pbs_states import minutes as pbs_minutes
+from hodei.backends.hpc.slurm_depends import dependencies
 from hodei.backends.hpc.slurm_options import LET_THROUGH
+from hodei.backends.slurm_variables import ALL, ANNOTATION, STEPS
+from hodei.model.errors import InvalidInput
 
 Document = dict[str, Any]
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _GPU = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
+_MEMORY = re.compile(r"(\d+)([KMGT]?)B?")
 _UNITS = {"": "Mi", "K": "Ki", "M": "Mi", "G": "Gi", "T": "Ti"}
+_MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1 << 20}
 _MAIL = ("mail-type", "mail-user")
-# What a script may use of its system, and what there is instead.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STARTER = re.compile(r"^[^#\n]*?(?:^|[\s;|&(`!])(srun|mpirun|mpiexec|aprun)\s", re.MULTILINE)
+# Variables that mean this very shell, or the job that sbatch itself was called in.
+_NOT_EXPORTED = re.compile(r"(HODEI|SLURM|SLURMD|SBATCH|PBS)_\w*|SLURMD_NODENAME|_|PWD|OLDPWD|SHLVL|PS[0-4]")
+# How interpreters take a whole script as a word; shells and the rest take it after -c.
+_BY_E = ("perl", "ruby", "Rscript", "node", "lua", "julia")
+_BY_C = ("sh", "bash", "dash", "zsh", "ksh", "ksh93", "mksh", "csh", "tcsh", "fish", "python", "pypy")
+# What is set for jobs that were written for Slurm.
+_SET = re.compile(
+    r"SLURMD_NODENAME|SLURM_(JOB_?ID|JOB_NAME|PROCID|LOCALID|NODEID|NTASKS|NPROCS|NNODES|JOB_NUM_NODES|(JOB_)?NODELIST|"
+    r"TASKS_PER_NODE|NTASKS_PER_NODE|CPUS_PER_TASK|CPUS_ON_NODE|JOB_CPUS_PER_NODE|CLUSTER_NAME|SUBMIT_DIR|SUBMIT_HOST|"
+    r"MEM_PER_NODE|GPUS_ON_NODE|RESTART_COUNT|JOB_(PARTITION|ACCOUNT|USER)|GPUS|CPUS_PER_GPU|"
+    r"ARRAY_(JOB_ID|TASK_(ID|COUNT|MIN|MAX|STEP)))"
+)
+# What a script of PBS may use of its system, and what there is instead.
 _VARIABLES = {
-    "SLURM_ARRAY_TASK_ID": "HODEI_ARRAY_INDEX",
-    "SLURM_JOB_ID": "HODEI_JOB_ID",
-    "SLURM_JOBID": "HODEI_JOB_ID",
-    "SLURM_PROCID": "HODEI_RANK",
-    "SLURM_NTASKS": "HODEI_WORLD_SIZE",
-    "SLURM_SUBMIT_DIR": "the key workdir",
     "PBS_JOBID": "HODEI_JOB_ID",
     "PBS_ARRAY_INDEX": "HODEI_ARRAY_INDEX",
     "PBS_O_WORKDIR": "the key workdir",
@@ -31,23 +50,64 @@ _VARIABLES = {
 }
 
 
-def convert(text: str, name: str = "") -> tuple[Document, list[str]]:
-    """The document, and what is not in it or is not the same any more. `name` is the file's, for a job without one."""
-    script = parse_script(text)
-    job = _Job(script)
-    for option in script.options:
+class Submitted(NamedTuple):
+    """How a script comes from `sbatch`: who called it, where, with which variables, with options of the command line (they
+    count before the script's) and arguments for the script. `jobs` finds the jobs that a dependency means. `files`: the output
+    goes to a file also if nothing is said of it."""
+
+    env: Mapping[str, str]
+    jobs: Callable[[str], list[int]]
+    host: str = ""
+    user: str = ""
+    options: tuple[Option, ...] = ()
+    arguments: tuple[str, ...] = ()
+    files: bool = True
+
+
+class _Shape(NamedTuple):
+    """`here`: the tasks of one member."""
+
+    members: int
+    nodes: int
+    per_node: int
+    here: int
+
+
+def convert(
+    text: str, name: str = "", *, directory: str = "", submitted: Submitted | None = None
+) -> tuple[Document, list[str]]:
+    """The document, and what is not in it or is not the same any more. `name` is the file's, for a job without one.
+    `directory`: where sbatch is called, so where the job runs. InvalidInput for what would not be the same job at all; with
+    `submitted` also for all that sbatch itself would refuse."""
+    script = parse_script(text, "slurm" if submitted else None)
+    if script.several:
+        raise InvalidInput(
+            f"line {script.several}: a heterogeneous job (hetjob) can not become one job here",
+            hint="write a job file with one entry in `tasks` for each part: hodei job init --full",
+        )
+    job = _Job(script, directory, submitted)
+    options = {option.name: option for option in (*script.options, *(submitted.options if submitted else ()))}
+    for option in options.values() if script.system == "slurm" else script.options:
         job.take(option)
+    if submitted is not None and script.problems and "comes after" not in script.problems[0]:
+        raise InvalidInput(script.problems[0])
     return job.document(name), [*script.problems, *job.notes]
 
 
 class _Job:
-    def __init__(self, script: BatchScript) -> None:
-        self._script = script
+    def __init__(self, script: BatchScript, directory: str, submitted: Submitted | None) -> None:
+        self._script, self._directory, self._submitted = script, directory, submitted
         self.notes: list[str] = []
         self._out: Document = {}
         self._kept: list[str] = []
-        self._tasks, self._nodes, self._cpus = 1, 1, 0
-        self._memory_per_cpu = ""
+        self._env: dict[str, str] = {}
+        self._tasks, self._nodes, self._per_node, self._cpus, self._cpus_per_gpu = 0, 0, 0, 0, 0
+        # Amounts with what they are for one of: the job, a node, a task, a cpu, a gpu.
+        self._gpus: tuple[str, int] = ("job", 0)
+        self._memory: tuple[str, str] = ("node", "")
+        self._files: dict[str, str] = {}
+        self._append = False
+        self._export = "ALL"
 
     def take(self, option: Option) -> None:
         known = _SLURM if self._script.system == "slurm" else _PBS
@@ -60,42 +120,156 @@ class _Job:
             self.note(option, "has no like here and was left out")
 
     def note(self, option: Option, what: str) -> None:
+        self.notes.append(f"{self._said(option)} {what}")
+
+    def wrong(self, option: Option, what: str) -> None:
+        """A note in a file that people look at first; a refusal where the job would run at once."""
+        if self._submitted is not None:
+            raise InvalidInput(f"{self._said(option)} {what}")
+        self.note(option, f"{what} and was left out")
+
+    def _said(self, option: Option) -> str:
         dash = "--" if self._script.system == "slurm" else ""
-        value = f" {option.value}" if option.value else ""
-        self.notes.append(f"line {option.line}: {dash}{option.name}{value} {what}")
+        line = f"line {option.line}: " if option.line else ""
+        return f"{line}{dash}{option.name}{f' {option.value}' if option.value else ''}"
+
+    # ---------------------------------------------------------------------------------- the whole of it
 
     def document(self, name: str) -> Document:
         out = self._out
-        shown = re.sub(r"[^a-z0-9.-]+", "-", str(out.pop("name", "") or posixpath.basename(name).split(".")[0]).lower())
-        count = max(self._tasks, self._nodes)
-        first: Document = {"name": shown.strip("-.")[:63] or "job", "command": self._command()}
-        if count > 1:
-            first["count"] = count
+        slurm = self._script.system == "slurm"
+        called = str(out.pop("name", "") or posixpath.basename(name).split(".")[0])
+        shown = re.sub(r"[^a-z0-9.-]+", "-", called.lower()).strip("-.")[:63] or "job"
+        shape = self._slurm_shape() if slurm else self._pbs_shape()
+        first: Document = {"name": shown, "command": self._command(called or shown, shape.members > 1)}
+        if shape.members > 1:
+            first["count"] = shape.members
             self.notes.append(
-                f"it has {count} tasks: each becomes a member that runs the whole script, with HODEI_RANK and "
-                "HODEI_WORLD_SIZE; take srun or mpirun out of it, or keep count at 1"
-            )
-        if self._cpus:
-            first["cpu"] = self._cpus
-        if self._memory_per_cpu:
-            amount, unit = re.fullmatch(r"(\d+)(\w+)", self._memory_per_cpu).groups()  # type: ignore[union-attr]
-            out["memory"] = f"{int(amount) * max(self._cpus, 1)}{unit}"
+                f"it has {shape.members} tasks: each becomes a member that runs the whole script, with HODEI_RANK and "
+                "HODEI_WORLD_SIZE" + (" (and SLURM_PROCID); srun starts that one task" if slurm else
+                "; take mpirun out of it, or keep count at 1")
+            )  # fmt: skip
+        gpus_milli = self._set_gpus(shape)
+        cpus = self._cpus or (self._cpus_per_gpu * gpus_milli // 1000) // shape.here
+        if cpus or shape.here > 1:
+            cpus = max(1, cpus)
+            first["cpu"] = cpus * shape.here
+        if memory := self._memory_for(shape, cpus, gpus_milli):
+            out["memory"] = memory
+        if self._directory and slurm:
+            out.setdefault("workdir", self._directory)
+        notes: Document = {}
         if self._kept:
-            out["annotations"] = {"slurm.hodei.io/options": "\n".join(self._kept)}
+            notes["slurm.hodei.io/options"] = "\n".join(self._kept)
+        if slurm:
+            notes[ANNOTATION] = STEPS if _STARTER.search(self._script.body) else ALL
+            self._tell_shape(shape, cpus)
+            if called and called != shown:
+                self._env["SLURM_JOB_NAME"] = called
+            if out.get("workdir", "") != self._directory and self._directory:
+                self._env["SLURM_SUBMIT_DIR"] = self._directory
+        if env := {**self._exported(), **self._env}:
+            out["env"] = env
+        if notes:
+            out["annotations"] = notes
         self._warn_of_variables()
         return {**first, **out}
 
-    def _command(self) -> list[str]:
+    def _slurm_shape(self) -> _Shape:
+        nodes, per_node, tasks = self._nodes, self._per_node, self._tasks
+        tasks = tasks or max(nodes, 1) * max(per_node, 1)
+        nodes = min(nodes or (-(-tasks // per_node) if per_node else 1), tasks)
+        per_node = per_node if per_node and per_node * nodes >= tasks else -(-tasks // nodes)
+        return _Shape(tasks, nodes, per_node, 1) if nodes > 1 else _Shape(1, 1, tasks, tasks)
+
+    def _pbs_shape(self) -> _Shape:
+        return _Shape(max(self._tasks, self._nodes, 1), max(self._nodes, 1), 1, 1)
+
+    def _tell_shape(self, shape: _Shape, cpus: int) -> None:
+        if shape.members > 1:
+            self._env |= {"SLURM_NNODES": str(shape.nodes), "SLURM_NTASKS_PER_NODE": str(shape.per_node)}
+        elif shape.here > 1:
+            self._env |= {"SLURM_NTASKS": str(shape.here), "SLURM_CPUS_PER_TASK": str(max(1, cpus))}
+            if self._per_node:
+                self._env["SLURM_NTASKS_PER_NODE"] = str(self._per_node)
+
+    def _set_gpus(self, shape: _Shape) -> int:
+        """The GPUs of one member, in thousandths."""
+        per, amount = self._gpus
+        if not amount:
+            return 0
+        if shape.members == 1:
+            milli = amount * 1000 * (shape.here if per == "task" else 1)
+        else:
+            milli = -(-amount * 1000 // {"task": 1, "node": shape.per_node, "job": shape.members}[per])
+        self._out["gpu"] = milli // 1000 if milli % 1000 == 0 else f"{milli}m"
+        return milli
+
+    def _memory_for(self, shape: _Shape, cpus: int, gpus_milli: int) -> str:
+        per, text = self._memory
+        if not text:
+            return ""
+        amount, unit = int(text[:-2]), text[-2:]
+        if per == "cpu":
+            return f"{amount * max(cpus, 1) * shape.here}{unit}"
+        if per == "gpu":
+            return f"{amount * max(1, -(-gpus_milli // 1000))}{unit}"
+        if shape.members == 1 or self._script.system == "pbs":
+            return text
+        mib = amount * _MIB[unit]
+        return f"{max(1, -(-int(mib) // shape.per_node))}Mi"
+
+    def _command(self, name: str, gang: bool) -> list[str]:
         interpreter = self._script.interpreter.split() or ["/bin/sh"]
-        return [*interpreter, "-c", self._script.body or ":"]
+        program = next((word for word in interpreter[1:] if not word.startswith("-")), "") if posixpath.basename(
+            interpreter[0]) == "env" else interpreter[0]  # fmt: skip
+        program = re.sub(r"[\d.]+$", "", posixpath.basename(program))
+        if program not in (*_BY_C, *_BY_E):
+            self.notes.append(f"{program} is not known to take a script with -c: look at `command`")
+        arguments = self._submitted.arguments if self._submitted else ()
+        taken = ["-e" if program in _BY_E else "-c", self._script.body or ":"]
+        if arguments:
+            # The first word behind the script of a shell is its $0.
+            taken += [] if program in ("python", "pypy") else ["--"] if program in _BY_E else [name]
+        words = [*interpreter, *taken, *arguments]
+        array = "array" in self._out
+        usual = ("slurm-%A_%a.out" if array else "slurm-%j.out") if self._submitted and self._submitted.files else ""
+        opened = redirections(
+            self._files.get("output") or usual, self._files.get("error", ""), self._files.get("input", ""),
+            append=self._append or gang, name=name,
+        )  # fmt: skip
+        return ["/bin/sh", "-c", f'{opened}; exec "$@"', "sh", *words] if opened else words
+
+    def _exported(self) -> dict[str, str]:
+        """The variables that the job takes along: of the caller, and those that were given a value."""
+        pairs = [pair.partition("=") for pair in self._export.split(",") if pair]
+        given = {name: value for name, sign, value in pairs if sign}
+        here = self._submitted
+        if here is None:
+            return given
+        names = [name for name, sign, _ in pairs if not sign]
+        everything = "ALL" in names
+        taken = {
+            name: value for name, value in here.env.items()
+            if (everything or name in names) and _NAME.fullmatch(name) and not _NOT_EXPORTED.fullmatch(name)
+        }  # fmt: skip
+        about = {"SLURM_SUBMIT_HOST": here.host, "SLURM_JOB_USER": here.user}
+        return {**taken, **given, **{name: value for name, value in about.items() if value}}
 
     def _warn_of_variables(self) -> None:
         for variable in sorted(set(re.findall(r"\$\{?((?:SLURM|PBS)_\w+)", self._script.body))):
+            if self._script.system == "slurm" and _SET.fullmatch(variable):
+                continue
             instead = _VARIABLES.get(variable)
             tail = f"; here it is {instead}" if instead else ", which is there on that system alone"
             self.notes.append(f"the script uses {variable}{tail}")
-        if re.search(r"^\s*(srun|mpirun|mpiexec|aprun)\b", self._script.body, re.MULTILINE):
+        found = _STARTER.search(self._script.body)
+        if found and self._script.system == "pbs":
             self.notes.append("the script starts its tasks with srun or mpirun: that works in Slurm or PBS only")
+        elif found and found[1] in ("srun", "aprun") and self._submitted is None:
+            self.notes.append(
+                "the script starts its tasks with srun: outside of Slurm that needs the srun of `hodei slurm-shims` on PATH"
+            )
 
     # ------------------------------------------------------------------------------- of both systems
 
@@ -104,16 +278,24 @@ class _Job:
 
     def project(self, option: Option) -> None:
         self._out["project"] = option.value
+        if self._script.system == "slurm":
+            self._env["SLURM_JOB_ACCOUNT"] = option.value
 
     def selector(self, label: str, option: Option) -> None:
-        self._out.setdefault("node_selector", {})[label] = option.value
+        names = [name.strip() for name in option.value.split(",") if name.strip()]
+        if len(names) > 1:
+            self._out["affinity"] = {"required": [f"{label} in ({', '.join(names)})"]}
+        else:
+            self._out.setdefault("node_selector", {})[label] = option.value
+            if self._script.system == "slurm":
+                self._env["SLURM_JOB_PARTITION"] = option.value
         self.note(option, f"became a selector for {label}, which only that kind of backend has")
 
     def array(self, option: Option) -> None:
-        spec, _, at_most = option.value.partition("%")
-        if not re.fullmatch(r"\d+-\d+(:\d+)?", spec):
-            return self.note(option, "is no plain range and was left out")
-        self._out["array"] = {"indices": spec, "at_most": int(at_most)} if at_most.isdigit() else spec
+        spec, percent, at_most = option.value.partition("%")
+        if not re.fullmatch(r"[\d,:-]+", spec) or (percent and not at_most.isdigit()):
+            return self.wrong(option, "is no list of indices")
+        self._out["array"] = {"indices": spec, "at_most": int(at_most)} if percent and int(at_most) else spec
         return None
 
     def output(self, option: Option) -> None:
@@ -127,28 +309,44 @@ class _Job:
     def time(self, option: Option) -> None:
         seconds = slurm_seconds(option.value)
         if seconds is None:
-            self.note(option, "is no time limit and was left out")
+            self.wrong(option, "is no time limit")
         elif seconds:
             self._out["timeout"] = f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
 
     def mem(self, option: Option) -> None:
-        if amount := slurm_memory(option.value):
-            self._out["memory"] = amount
-        else:
+        amount = slurm_memory(option.value)
+        if not amount and not _MEMORY.fullmatch(option.value.upper()):
+            self.wrong(option, "is no amount of memory")
+        elif not amount:
             self.note(option, "means all of the node, and was left out")
-
-    def mem_per_cpu(self, option: Option) -> None:
-        self._memory_per_cpu = slurm_memory(option.value)
+        else:
+            self._memory = ({"mem-per-cpu": "cpu", "mem-per-gpu": "gpu"}.get(option.name, "node"), amount)
 
     def cpus(self, option: Option) -> None:
-        self._cpus = int(option.value) if option.value.isdigit() else 0
+        self._cpus = self._number(option)
+
+    def cpus_per_gpu(self, option: Option) -> None:
+        self._cpus_per_gpu = self._number(option)
+        self._env["SLURM_CPUS_PER_GPU"] = option.value
 
     def tasks(self, option: Option) -> None:
-        self._tasks = int(option.value) if option.value.isdigit() else 1
+        self._tasks = self._number(option)
+
+    def per_node(self, option: Option) -> None:
+        self._per_node = self._number(option)
 
     def nodes(self, option: Option) -> None:
-        first = option.value.partition("-")[0]
-        self._nodes = int(first) if first.isdigit() else 1
+        """`4`, or `2-4`: the least that is enough."""
+        if re.fullmatch(r"[1-9]\d*(-\d+)?", option.value):
+            self._nodes = int(option.value.partition("-")[0])
+        else:
+            self.wrong(option, "is no number of nodes")
+
+    def _number(self, option: Option) -> int:
+        if re.fullmatch(r"[1-9]\d{0,8}", option.value):
+            return int(option.value)
+        self.wrong(option, "is no number")
+        return 0
 
     def gres(self, option: Option) -> None:
         for part in option.value.split(","):
@@ -158,35 +356,48 @@ class _Job:
                     name, _, amount = part.partition(":")
                     self._out.setdefault("resources", {})[name] = int(amount or 1)
                 elif part == "gpu":
-                    self._out["gpu"] = 1
+                    self._gpus = ("node", 1)
                 else:
                     self.note(option, "was not understood and left out")
                 continue
-            self._out["gpu"] = int(found[2])
+            self._gpus = ({"gpus": "job", "gpus-per-task": "task"}.get(option.name, "node"), int(found[2]))
+            if option.name == "gpus":
+                self._env["SLURM_GPUS"] = found[2]
             if found[1]:
                 self._out["gpu_type"] = found[1]
 
     def chdir(self, option: Option) -> None:
-        self._out["workdir"] = option.value
+        self._out["workdir"] = posixpath.join(self._directory, option.value)
+
+    def file(self, option: Option) -> None:
+        self._files[option.name] = option.value
+
+    def open_mode(self, option: Option) -> None:
+        self._append = option.value.startswith("a")
 
     def partition(self, option: Option) -> None:
         self.selector("slurm.hodei.io/line", option)
 
     def exports(self, option: Option) -> None:
-        pairs = [pair.partition("=") for pair in option.value.split(",")]
-        given = {name: value for name, sign, value in pairs if sign}
-        if given:
-            self._out["env"] = given
-        if any(not sign for _, sign, _ in pairs):
+        self._export = option.value
+        names = [pair for pair in option.value.split(",") if "=" not in pair]
+        if self._submitted is None and any(name not in ("NONE", "NIL") for name in names):
             self.note(option, "takes over variables of the shell: write those that are needed under `env`")
 
     def after(self, option: Option) -> None:
-        kind, _, jobs = option.value.partition(":")
-        key = {"afterok": "succeeded", "afterany": "completed", "afternotok": "failed"}.get(kind)
-        if key and jobs:
-            self.note(option, f"was left out: write the Hodei jobs that it waits for as `after: {{{key}: [...]}}`")
+        found = dependencies(option.value)
+        if isinstance(found, str):
+            self.wrong(option, found)
+        elif self._submitted is None:
+            kinds = ", ".join(f"{kind}: [...]" for kind in found.jobs)
+            self.note(option, f"was left out: write the Hodei jobs that it waits for as `after: {{{kinds}}}`")
         else:
-            self.note(option, "has no like here and was left out")
+            look = self._submitted.jobs
+            after: Document = {kind: [job for one in jobs for job in look(one)] for kind, jobs in found.jobs.items()}
+            self._out["after"] = {**after, "need": 1} if found.any else after
+
+    def not_here(self, option: Option) -> None:
+        self.wrong(option, f"has no like here; next: {_INSTEAD[option.name]}")
 
     def requeue(self, option: Option) -> None:
         if option.name == "no-requeue":
@@ -225,7 +436,7 @@ class _Job:
         if key == "ncpus" and value.isdigit():
             self._cpus = int(value)
         elif key == "ngpus" and value.isdigit():
-            self._out["gpu"] = int(value)
+            self._gpus = ("task", int(value))
         elif key == "mem" and (found := re.fullmatch(r"(\d+)([kmgt]?)b?", value.lower())):
             self._out["memory"] = found[1] + (f"{found[2].upper()}i" if found[2] else "")
         else:
@@ -238,13 +449,21 @@ class _Job:
         """It says what is so here anyway."""
 
 
+_INSTEAD = {
+    "hold": "submit it and call `hodei hold`, or let it wait for another job",
+    "begin": "`hodei cron`, or at(1)",
+    "uid": "jobs run as the account of their backend",
+    "gid": "jobs run as the account of their backend",
+}
 _SLURM: dict[str, Callable[[_Job, Option], None]] = {
-    "job-name": _Job.name, "account": _Job.project, "array": _Job.array, "time": _Job.time, "mem": _Job.mem,
-    "mem-per-cpu": _Job.mem_per_cpu, "cpus-per-task": _Job.cpus, "ntasks": _Job.tasks, "nodes": _Job.nodes,
-    "gres": _Job.gres, "gpus": _Job.gres, "gpus-per-node": _Job.gres, "gpus-per-task": _Job.gres, "chdir": _Job.chdir,
-    "partition": _Job.partition, "export": _Job.exports, "dependency": _Job.after, "output": _Job.output,
-    "error": _Job.output, "open-mode": _Job.ignore, "requeue": _Job.requeue, "no-requeue": _Job.requeue,
-    "ntasks-per-node": _Job.tasks, "parsable": _Job.ignore, "quiet": _Job.ignore, "verbose": _Job.ignore,
+    "job-name": _Job.name, "account": _Job.project, "array": _Job.array, "time": _Job.time,
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), _Job.mem), "cpus-per-task": _Job.cpus,
+    "cpus-per-gpu": _Job.cpus_per_gpu, "ntasks": _Job.tasks, "ntasks-per-node": _Job.per_node, "nodes": _Job.nodes,
+    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task"), _Job.gres), "chdir": _Job.chdir,
+    "partition": _Job.partition, "export": _Job.exports, "dependency": _Job.after,
+    **dict.fromkeys(("output", "error", "input"), _Job.file), "open-mode": _Job.open_mode,
+    **dict.fromkeys(("requeue", "no-requeue"), _Job.requeue), **dict.fromkeys(_INSTEAD, _Job.not_here),
+    **dict.fromkeys(("parsable", "quiet", "verbose", "wait", "test-only", "ignore-pbs"), _Job.ignore),
     **dict.fromkeys(_MAIL, _Job.mail),
 }  # fmt: skip
 _PBS: dict[str, Callable[[_Job, Option], None]] = {
@@ -274,5 +493,5 @@ def slurm_seconds(text: str) -> int | None:
 
 def slurm_memory(text: str) -> str:
     """`4G`, `500` (MiB); "" for none of its own."""
-    found = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    found = _MEMORY.fullmatch(text.upper())
     return f"{found[1]}{_UNITS[found[2]]}" if found and int(found[1]) else ""

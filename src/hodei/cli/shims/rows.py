@@ -1,0 +1,257 @@
+"""A job of Hodei as Slurm's commands show one: its state, reason, times, number and places in Slurm's words."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hodei.cli.times import ms_of, now_ms
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.resources import CPU, GPU, MEMORY
+
+if TYPE_CHECKING:
+    from hodei.client import Client
+    from hodei.model.job import JobSpec
+    from hodei.wire.views import JobView
+
+USER, PARTITION = "slurm.hodei.io/user", "slurm.hodei.io/partition"
+STATES = {
+    "PENDING": "PD", "CONFIGURING": "CF", "RUNNING": "R", "SUSPENDED": "S", "COMPLETED": "CD", "FAILED": "F",
+    "TIMEOUT": "TO", "CANCELLED": "CA", "NODE_FAIL": "NF", "OUT_OF_MEMORY": "OOM", "PREEMPTED": "PR",
+    "COMPLETING": "CG", "BOOT_FAIL": "BF", "DEADLINE": "DL", "REQUEUED": "RQ",
+}  # fmt: skip
+LIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING")
+_PLAIN = {"pending": "PENDING", "held": "PENDING", "scheduled": "CONFIGURING", "running": "RUNNING",
+          "suspended": "SUSPENDED", "succeeded": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"}  # fmt: skip
+_FAILED = {"TIMEOUT": "TIMEOUT", "OUT_OF_MEMORY": "OUT_OF_MEMORY", "LOST": "NODE_FAIL"}
+_REASONS = (
+    (r"HELD", "JobHeldUser"),
+    (r"WAITING_FOR", "Dependency"),
+    (r"DEPENDENCY_\w+", "DependencyNeverSatisfied"),
+    (r"ARRAY_LIMIT", "JobArrayTaskLimit"),
+    (r"QUOTA|QUOTA_LENT|SOFT_QUOTA", "AssocGrpCpuLimit"),
+    (r"BUDGET", "AssocGrpBillingMinutes"),
+    (r"BOOKED", "Reservation"),
+    (r"PROMISED|QUEUED", "Priority"),
+    (r"BACKOFF", "BeginTime"),
+    (r"NODE_\w+|BACKEND_(UNHEALTHY|DISABLED)|NO_NODES|NOT_REACHED", "ReqNodeNotAvail"),
+    (r"SELECTOR_MISMATCH|AFFINITY_MISMATCH|WRONG_\w+|OTHER_BACKEND|UNTOLERATED_TAINT", "BadConstraints"),
+    (r"INSUFFICIENT_\w+|GPU_FRAGMENTED|NO_FREE_CORES|NOT_IN_ONE_SOCKET|GANG_TOPOLOGY|SPILL_\w+", "Resources"),
+    (r"EXIT_CODE", "NonZeroExitCode"),
+    (r"TIMEOUT", "TimeLimit"),
+    (r"OUT_OF_MEMORY", "OutOfMemory"),
+    (r"LOST", "NodeDown"),
+    (r"RUN_ERROR|START_FAILED|BACKEND_REFUSED", "JobLaunchFailure"),
+    (r"|CANCELLED|SUCCEEDED|RUNNING|PLACED", "None"),
+)
+_MIB = 1 << 20
+
+
+class Row:
+    """`client` is asked for the job's specification only when a column needs it."""
+
+    def __init__(self, view: JobView, client: Client | None = None) -> None:
+        self.view, self._client = view, client
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        from hodei.wire.document import parse_job
+
+        assert self._client is not None
+        return parse_job(self._client.job(self.view.id).spec)
+
+    # ------------------------------------------------------------------------------------- its names
+
+    @property
+    def job(self) -> str:
+        """`17`, or `17_5` of an element."""
+        array = self.view.array
+        return str(self.view.id) if array is None else f"{array.first}_{array.index}"
+
+    @property
+    def array_job(self) -> str:
+        return str(self.view.id if self.view.array is None else self.view.array.first)
+
+    @property
+    def index(self) -> str:
+        return "N/A" if self.view.array is None else str(self.view.array.index)
+
+    @property
+    def user(self) -> str:
+        return self.view.labels.get(USER) or self.view.user or "nobody"
+
+    @property
+    def partition(self) -> str:
+        return self.view.labels.get(PARTITION) or self.view.profile
+
+    # ------------------------------------------------------------------------------------- how it is
+
+    @property
+    def state(self) -> str:
+        view = self.view
+        if view.state == "held" and view.reason_code == "SUSPENDED":
+            return "SUSPENDED"
+        if view.state == "failed":
+            return _FAILED.get(view.reason_code, "FAILED")
+        if view.state == "running" and view.cancel_requested:
+            return "COMPLETING"
+        return _PLAIN.get(view.state, view.state.upper())
+
+    @property
+    def short_state(self) -> str:
+        return STATES.get(self.state, self.state[:2])
+
+    @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
+
+    @property
+    def ended(self) -> bool:
+        return self.view.state in JOB_ENDED
+
+    @property
+    def reason(self) -> str:
+        code = "HELD" if self.view.state == "held" else self.view.reason_code
+        if self.view.state in ("running", "scheduled", "succeeded"):
+            return "None"
+        return next((word for pattern, word in _REASONS if re.fullmatch(pattern, code)), code)
+
+    @property
+    def nodes(self) -> str:
+        return folded_hosts(self.view.nodes)
+
+    @property
+    def nodes_or_reason(self) -> str:
+        return f"({self.reason})" if self.waits else self.nodes
+
+    @property
+    def exit_code(self) -> str:
+        """`3:0`, or `0:9` if a signal ended it."""
+        code = self.view.exit_code
+        if self.state in ("TIMEOUT", "CANCELLED") or code is None:
+            return "0:15" if self.state == "CANCELLED" and self.view.started_at else "0:0"
+        return f"0:{code - 128}" if code > 128 else f"{code}:0"
+
+    # ------------------------------------------------------------------------------------- its times
+
+    @property
+    def elapsed_s(self) -> int:
+        began = ms_of(self.view.started_at)
+        return max(0, (ms_of(self.view.finished_at) or now_ms()) - began) // 1000 if began else 0
+
+    @property
+    def limit_s(self) -> int:
+        return self.spec.timeout_ms // 1000
+
+    @property
+    def limit(self) -> str:
+        return span(-(-self.limit_s // 60) * 60) if self.limit_s else "UNLIMITED"
+
+    @property
+    def left(self) -> str:
+        return span(max(0, -(-self.limit_s // 60) * 60 - self.elapsed_s)) if self.limit_s else "UNLIMITED"
+
+    @property
+    def start(self) -> str:
+        return clock(self.view.started_at or self.view.start_p50)
+
+    @property
+    def end(self) -> str:
+        if self.view.finished_at or not self.view.started_at or not self.limit_s:
+            return clock(self.view.finished_at)
+        return stamp((ms_of(self.view.started_at) // 1000) + self.limit_s)
+
+    # ------------------------------------------------------------------------------------ its size
+
+    def _total(self, resource: str) -> int:
+        return sum(task.count * task.request.get(resource, 0) for task in self.spec.tasks)
+
+    @property
+    def cpus(self) -> int:
+        return max(1, -(-self._total(CPU) // 1000))
+
+    @property
+    def memory(self) -> str:
+        """Of one node, as Slurm writes it: `100M`, `8G`."""
+        mib = -(-max(task.request.get(MEMORY, 0) for task in self.spec.tasks) // _MIB)
+        return f"{mib // 1024}G" if mib and mib % 1024 == 0 else f"{mib}M"
+
+    @property
+    def gpus(self) -> int:
+        return -(-self._total(GPU) // 1000)
+
+    @property
+    def tasks(self) -> int:
+        said = self.spec.tasks[0].env.get("SLURM_NTASKS", "")
+        return int(said) if said.isdigit() else self.spec.size
+
+    @property
+    def node_count(self) -> int:
+        return len(self.view.nodes) or 1
+
+
+def span(seconds: int) -> str:
+    """`0:03`, `10:00`, `1:00:00`, `2-03:00:00`."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}-{hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def full_span(seconds: int) -> str:
+    """`00:00:03`, `2-03:00:00`."""
+    days, rest = divmod(seconds, 86_400)
+    return (f"{days}-" if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+
+
+def clock(moment: str, none: str = "N/A") -> str:
+    """Slurm's times are those of this machine's zone."""
+    return stamp(ms_of(moment) // 1000) if moment else none
+
+
+def stamp(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def midnight() -> str:
+    today = time.localtime()
+    return datetime(today.tm_year, today.tm_mon, today.tm_mday).astimezone().isoformat(timespec="seconds")
+
+
+def folded_hosts(names: Iterable[str]) -> str:
+    """`n[1-4],gpu2`: names that differ in their last number alone, together."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for name in dict.fromkeys(names):
+        found = re.fullmatch(r"(.*?)(\d+)", name)
+        stem, number = (found[1], found[2]) if found else (name, "")
+        groups.setdefault((stem, len(number) if number.startswith("0") else 0 if number else -1), []).append(
+            int(number or 0)
+        )
+    out = []
+    for (stem, width), numbers in groups.items():
+        parts = [f"{first:0{max(width, 1)}}" + (f"-{last:0{max(width, 1)}}" if last > first else "")
+                 for first, last in _runs(sorted(numbers))]  # fmt: skip
+        alone = len(parts) == 1 and "-" not in parts[0]
+        out.append(stem if width < 0 else f"{stem}{parts[0]}" if alone else f"{stem}[{','.join(parts)}]")
+    return ",".join(out)
+
+
+def folded_numbers(numbers: Iterable[int]) -> str:
+    """`1,3,7-9`."""
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in _runs(sorted(numbers)))
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for number in numbers:
+        if out and number == out[-1][1] + 1:
+            out[-1] = (out[-1][0], number)
+        else:
+            out.append((number, number))
+    return out

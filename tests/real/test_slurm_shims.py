@@ -1,0 +1,242 @@
+"""Slurm's commands for Hodei as users call them: on PATH, against a real server whose jobs are real processes here.
+
+What a real Slurm does with the same scripts is in `slurm/test_shims.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import io
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hodei.cli.shims.__main__ import main
+from real.house import House, Said, until
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+Call = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory):
+    place = House(tmp_path_factory.mktemp("house") / "home")
+    place.configure('[[nodes]]\nname = "n1"\ncpu = "16"\nmemory = "16Gi"\n')
+    try:
+        yield place.up()
+    finally:
+        place.close()
+
+
+# Not sinfo, so that one of those that ask is seen as a process.
+QUESTIONS = ("squeue", "sacct", "scontrol", "scancel")
+
+
+def within(name: str, *words: str) -> Said:
+    """The same command without a process of its own: there are many, and each would take half a second to begin."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main([name, *words])
+    return Said(ended.value.code or 0, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def call(up: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """`call("sbatch", "--wrap", "true")`: in a directory of its own, with the shims first on PATH."""
+    for variable in [name for name in os.environ if name.startswith("HODEI_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("HODEI_HOME", str(up.home))
+    bin = tmp_path / "bin"
+    assert up.hodei("slurm-shims", str(bin)).code == 0
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def said(name: str, *words: str, env: dict[str, str] | None = None, input: str = "") -> Said:
+        if name in QUESTIONS:
+            return within(name, *words)
+        done = subprocess.run(
+            [bin / name, *words], cwd=work, capture_output=True, text=True, timeout=60, check=False, input=input,
+            env=up.env({"PATH": f"{bin}:{os.environ['PATH']}", **(env or {})}),
+        )  # fmt: skip
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    said.work = work  # type: ignore[attr-defined]
+    return said
+
+
+def submitted(said: Said) -> int:
+    assert said.code == 0, said.err
+    found = re.fullmatch(r"Submitted batch job (\d+)\n", said.out)
+    assert found, said
+    return int(found[1])
+
+
+def test_a_job_runs_in_the_directory_and_with_the_variables_of_who_submits(up, call):
+    script = call.work / "job.sh"
+    script.write_text(
+        '#!/bin/bash\n#SBATCH -J "My Job" -t 5\necho "$MINE $1 $2 $SLURM_JOB_NAME"; pwd; echo "$SLURM_SUBMIT_DIR"\n'
+    )
+    id = submitted(call("sbatch", "job.sh", "a", "b c", env={"MINE": "yes"}))
+    assert up.ended(id)[0].job.state == "succeeded"
+    assert (call.work / f"slurm-{id}.out").read_text() == f"yes a b c My Job\n{call.work}\n{call.work}\n"
+
+
+def test_array_lists_give_their_indices_and_files(up, call):
+    show = 'echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_TASK_MAX"'
+    said = call("sbatch", "--parsable", "-W", "-a", "5-12:3,20%2", "-o", "out-%A_%3a", "--wrap", show)
+    id = int(said.out)
+    assert said.code == 0
+    read = {path.name: path.read_text() for path in call.work.glob("out-*")}
+    assert read == {f"out-{id}_{index:03}": f"{id} {index} 4 5 20\n" for index in (5, 8, 11, 20)}
+
+
+def test_a_dependency_on_an_array_waits_for_all_of_it(up, call):
+    first = int(call("sbatch", "--parsable", "-a", "0-2", "--wrap", "sleep 0.2; exit $((SLURM_ARRAY_TASK_ID / 2))").out)
+    good = submitted(call("sbatch", "-d", f"afterok:{first}", "--wrap", "true"))
+    ended = submitted(call("sbatch", "-d", f"afterany:{first}", "--wrap", "true"))
+    one = submitted(call("sbatch", "-d", f"afterok:{first}_1", "--wrap", "true"))
+    assert [view.job.state for view in up.ended(good, ended, one)] == ["failed", "succeeded", "succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--no-such", "--wrap", "true"], 255, "no-such"),
+        (["--time=bad", "--wrap", "true"], 1, "--time bad"),
+        (["nofile.sh"], 1, "Unable to open file nofile.sh"),
+        (["plain.sh"], 1, "does not look like a batch script"),
+        (["het.sh"], 1, "heterogeneous"),
+        (["-n1", ":", "-n2", "het.sh"], 1, "heterogeneous"),
+        (["-H", "--wrap", "true"], 1, "hold"),
+        (["-d", "afterok:999999", "--wrap", "true"], 1, "999999"),
+        (["-a", "3-1", "--wrap", "true"], 1, "names no index"),
+        (["--wrap", "true", "job.sh"], 1, "not permitted"),
+    ],
+)
+def test_what_can_not_be_submitted_is_refused_with_slurms_exit_code(call, words, code, says):
+    (call.work / "plain.sh").write_text("echo hi\n")
+    (call.work / "het.sh").write_text("#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\ntrue\n")
+    said = call("sbatch", *words)
+    assert (said.code, said.out) == (code, "")
+    assert says in said.err
+
+
+def test_sbatch_can_wait_test_and_be_quiet(call):
+    assert call("sbatch", "-W", "--wrap", "exit 3").code == 3
+    assert call("sbatch", "-Q", "--wrap", "true")[:2] == (0, "")
+    tested = call("sbatch", "--test-only", "--wrap", "true")
+    assert (tested.code, tested.out) == (0, "")
+    assert "would start on nodes" in tested.err
+    assert call("sbatch", "--test-only", "-c", "9999", "--wrap", "true").code == 1
+    noted = call("sbatch", "--mail-type=END", "--mail-user=a@b", "--wrap", "true")
+    assert noted.code == 0
+    assert "--mail-type END was left out" in noted.err
+
+
+def test_squeue_shows_what_waits_and_runs_in_slurms_columns(up, call):
+    go = call.work / "go"
+    wait = f"until [ -e {go} ]; do sleep 0.05; done"
+    id = submitted(call("sbatch", "-J", "sleepy", "-t", "1:30", "-c", "2", "--mem=300", "--wrap", wait))
+    held = submitted(call("sbatch", "-J", "behind", "-d", f"afterok:{id}", "--wrap", "true"))
+    array = int(call("sbatch", "--parsable", "-J", "many", "-a", "1,3,7-9%1", "--wrap", wait).out)
+    up.until_state(id, "running")
+    me = getpass.getuser()
+    said = call("squeue", "-j", f"{id},{held}")
+    head, *rows = said.lines
+    assert head == "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)"
+    assert rows[0] == f"{held:>18} {'default':>9} {'behind':>8} {me[:8]:>8} PD       0:00      1 (Dependency)"
+    assert re.fullmatch(rf"{id:>18} +default +sleepy +{me[:8]} +R +0:\d\d +1 \S+", rows[1])
+    until(lambda: "R" in call("squeue", "-h", "-j", f"{array}_1", "-o", "%t").out, "the first element runs")
+    assert call("squeue", "-h", "-n", "many", "-o", "%i %r").lines == [
+        f"{array}_[3,7-9%1] JobArrayTaskLimit",
+        f"{array}_1 None",
+    ]
+    assert len(call("squeue", "-hr", "--me", "-n", "many").lines) == 5
+    assert (
+        call("squeue", "-h", "-j", str(id), "-o", "%A|%T|%l|%C|%m|%a|%j").out
+        == f"{id}|RUNNING|2:00|2|300M|default|sleepy\n"
+    )
+    assert call("squeue", "-u", "nobody-else", "-h").out == ""
+    assert call("squeue", "-j", "999999")[::2] == (1, "squeue: slurm_load_jobs error: Invalid job id specified\n")
+    assert call("squeue", "--no-such").code == 1
+    assert "Invalid job state" in call("squeue", "-t", "X").err
+    shown = call("scontrol", "show", "job", str(held)).out
+    assert shown.startswith(f"JobId={held} JobName=behind\n   UserId={me}")
+    assert "JobState=PENDING Reason=Dependency" in shown
+    assert f"ArrayJobId={array} ArrayTaskId=7" in call("scontrol", "-o", "show", "job", f"{array}_7").out
+    assert call("scontrol", "show", "job", "999999")[::2] == (1, "slurm_load_jobs error: Invalid job id specified\n")
+    assert call("scontrol", "hold", f"{array}_9").code == 0
+    assert call("squeue", "-h", "-j", f"{array}_9", "-o", "%T %r").out == "PENDING JobHeldUser\n"
+    assert call("scontrol", "hold", "999999").code == 1
+
+    assert call("scancel", f"{array}_7").code == 0
+    up.until_state(array + 2, "cancelled")
+    assert call("scancel", str(array)).code == 0
+    until(lambda: call("squeue", "-h", "-n", "many").out == "", "the array is gone")
+    assert call("scancel", "-n", "behind", "-t", "PD").code == 0
+    up.until_state(held, "cancelled")
+    assert call("scancel", "999999").code == 0
+    assert call("scancel", "abc")[::2] == (1, "scancel: error: Invalid job id abc\n")
+    assert call("scancel")[::2] == (1, "scancel: error: No job identification provided\n")
+    go.touch()
+    up.until_state(id, "succeeded")
+
+
+def test_sacct_tells_how_jobs_ended(up, call):
+    bad = call("sbatch", "--parsable", "-W", "-J", "a-very-long-name", "--wrap", "exit 3").out.strip()
+    killed = call("sbatch", "--parsable", "-W", "--wrap", "kill -9 $$").out.strip()
+    late = call("sbatch", "--parsable", "-W", "-t", "0:01", "--wrap", "sleep 60").out.strip()
+    said = call("sacct", "-X", "-j", f"{bad},{killed}")
+    assert said.lines[:2] == [
+        "       JobID    JobName  Partition    Account  AllocCPUS      State ExitCode ",
+        "------------ ---------- ---------- ---------- ---------- ---------- -------- ",
+    ]
+    assert said.lines[2].split() == [bad, "a-very-lo+", "default", "default", "1", "FAILED", "3:0"]
+    plain = call("sacct", "-nPX", "-j", f"{bad},{killed},{late}", "--format=JobID,State,ExitCode").lines
+    assert plain == [f"{bad}|FAILED|3:0", f"{killed}|FAILED|0:9", f"{late}|TIMEOUT|0:0"]
+    assert call("sacct", "-np", "-j", bad, "-o", "jobid").out == f"{bad}|\n"
+    assert bad in call("sacct", "-nX", "-s", "F", "-S", "now-1hour", "-o", "JobID").out.split()
+    assert call("sacct", "-o", "nonsense")[0] == 1
+    assert call("sacct", "-nj", "999999")[:2] == (0, "")
+
+
+def test_srun_is_a_job_outside_of_jobs_and_tasks_within_one(up, call):
+    assert call("srun", "sh", "-c", "echo hi; echo err >&2; exit 3")[:2] == (3, "hi\n")
+    assert sorted(call("srun", "-n", "3", "sh", "-c", "echo $SLURM_PROCID/$SLURM_NTASKS").lines) == [
+        "0/3",
+        "1/3",
+        "2/3",
+    ]
+    assert sorted(call("srun", "-N", "2", "sh", "-c", "echo $SLURM_PROCID/$SLURM_NTASKS").lines) == ["0/2", "1/2"]
+    assert call("srun", "sh", "-c", "kill -9 $$").code == 137
+    assert call("srun", "--no-such", "true").code == 255
+    assert call("srun")[::2] == (1, "srun: fatal: No command given to execute.\n")
+    body = "echo once; srun -l sh -c 'echo $SLURM_PROCID of $SLURM_NTASKS' | sort; srun -n1 false; echo $?; srun -n 9 true; echo $?"
+    said = call("sbatch", "--parsable", "-W", "-n", "3", "-o", "out", "-e", "err", "--wrap", body)
+    assert said.code == 0, said
+    assert (call.work / "out").read_text() == "once\n0: 0 of 3\n1: 1 of 3\n2: 2 of 3\n1\n1\n"
+    assert "More processors requested than permitted" in (call.work / "err").read_text()
+
+
+def test_members_of_a_gang_are_the_tasks_of_several_nodes(up, call):
+    body = 'srun sh -c "echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURM_NNODES $SLURM_NTASKS_PER_NODE"'
+    said = call("sbatch", "-W", "-N", "2", "--ntasks-per-node=2", "--mem=100M", "-o", "out", "--wrap", body)
+    assert said.code == 0, said
+    assert "4 tasks: each becomes a member" in said.err
+    assert sorted((call.work / "out").read_text().splitlines()) == [
+        "0 0 0 4 2 2", "1 1 0 4 2 2", "2 0 1 4 2 2", "3 1 1 4 2 2",
+    ]  # fmt: skip
+
+
+def test_sinfo_shows_nodes_by_partition_and_state(call):
+    head, *rows = call("sinfo").lines
+    assert head == "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST"
+    assert re.fullmatch(r"local +up +infinite +1 +(idle|mix) \S+", rows[0])
+    assert call("sinfo", "-N").lines[0].split() == ["NODELIST", "NODES", "PARTITION", "STATE"]
+    assert call("sinfo", "-h", "-o", "%P %D").out == "local 1\n"
+    assert call("sinfo", "--no-such").code == 1

@@ -1,0 +1,210 @@
+"""What becomes of a script's options: sizes, files, dependencies, variables. Real sbatch is compared in `real/slurm/test_shims`."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from hodei.backends.hpc.batch_files import file_name, redirections
+from hodei.backends.hpc.batch_lines import Option
+from hodei.backends.hpc.convert import Submitted, convert
+from hodei.backends.hpc.slurm_depends import Depends, dependencies
+from hodei.model.errors import InvalidInput
+from hodei.wire.document import parse_job
+
+
+def document_of(options: str, body: str = "./work", **fields: Any) -> dict[str, Any]:
+    document, _ = convert(f"#!/bin/bash\n#SBATCH {options}\n{body}\n", "job.sh", **fields)
+    assert parse_job(document, now_ms=0)
+    return document
+
+
+def submitted(**fields: Any) -> Submitted:
+    return Submitted(**{"env": {}, "jobs": lambda text: [int(text)], **fields})
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ("-c 4", {"cpu": 4}),
+        ("-n 4 -c 2", {"cpu": 8}),
+        ("-N 1 -n 4 --mem=8G", {"cpu": 4, "memory": "8Gi"}),
+        ("--ntasks-per-node=16", {"cpu": 16}),
+        ("-N 4 --ntasks-per-node=16", {"count": 64}),
+        ("-N 4 --ntasks-per-node=16 -c 2 --mem=32G", {"count": 64, "cpu": 2, "memory": "2048Mi"}),
+        ("-n 64 --ntasks-per-node=16", {"count": 64}),
+        ("-N 2", {"count": 2}),
+        ("-N 2-4 -n 6", {"count": 6}),
+        ("-n 4 --mem-per-cpu=2G", {"cpu": 4, "memory": "8Gi"}),
+        ("--gpus=2 --cpus-per-gpu=4 --mem-per-gpu=10G", {"gpu": 2, "cpu": 8, "memory": "20Gi"}),
+        ("-n 2 --gpus-per-task=a100:2", {"gpu": 4, "gpu_type": "a100", "cpu": 2}),
+        ("-N 2 --ntasks-per-node=4 --gpus-per-node=4", {"count": 8, "gpu": 1}),
+        ("-N 2 --ntasks-per-node=4 --gpus-per-node=2", {"count": 8, "gpu": "500m"}),
+        ("-N 2 -n 4 -G 8", {"count": 4, "gpu": 2}),
+        ("-N 2 --gpus-per-task=1 --cpus-per-gpu=3", {"count": 2, "gpu": 1, "cpu": 3}),
+    ],
+)
+def test_sizes_are_those_of_one_member(options, sizes):
+    document = document_of(options)
+    kept = ("count", "cpu", "memory", "gpu", "gpu_type")
+    assert {key: document[key] for key in kept if key in document} == sizes
+
+
+def test_a_script_runs_once_on_one_node_and_once_for_each_task_on_several():
+    one = document_of("-n 4 -c 2")
+    assert one["env"] == {"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}
+    several = document_of("-N 4 --ntasks-per-node=16")
+    assert several["env"] == {"SLURM_NNODES": "4", "SLURM_NTASKS_PER_NODE": "16"}
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "value"),
+    [
+        ("--array=5-12", "array", "5-12"),
+        ("--array=1,3,7-9:2%2", "array", {"indices": "1,3,7-9:2", "at_most": 2}),
+        ("-a 4", "array", "4"),
+        ("-p main,high", "affinity", {"required": ["slurm.hodei.io/line in (main, high)"]}),
+        ("-p main", "node_selector", {"slurm.hodei.io/line": "main"}),
+        ("-D /data/x", "workdir", "/data/x"),
+        ("-t 1-02:30", "timeout", "1590m"),
+        ("-A physics", "project", "physics"),
+    ],
+)  # fmt: skip
+def test_options_become_keys(option, key, value):
+    assert document_of(option)[key] == value
+
+
+def test_a_job_runs_where_it_was_submitted():
+    assert document_of("-c 1", directory="/home/ada/run")["workdir"] == "/home/ada/run"
+    elsewhere = document_of("-D sub", directory="/home/ada/run")
+    assert elsewhere["workdir"] == "/home/ada/run/sub"
+    assert elsewhere["env"]["SLURM_SUBMIT_DIR"] == "/home/ada/run"
+
+
+@pytest.mark.parametrize("text", ["#SBATCH -n 1\n#SBATCH hetjob\n#SBATCH -n 2\nx\n", "#SBATCH packjob\nx\n"])
+def test_a_heterogeneous_job_is_refused_with_its_line(text):
+    with pytest.raises(InvalidInput, match=r"line \d: a heterogeneous job"):
+        convert(f"#!/bin/sh\n{text}")
+
+
+@pytest.mark.parametrize("options", ["-t x", "--mem=lots", "-a x", "-n many", "-N 0", "-d aftercorr:3", "-d singleton", "-H", "-b now"])  # fmt: skip
+def test_what_makes_no_sense_is_left_out_of_a_file_and_refused_at_submission(options):
+    text = f"#!/bin/sh\n#SBATCH {options}\nx\n"
+    _, notes = convert(text)
+    assert any(note.startswith("line 2: --") for note in notes)
+    with pytest.raises(InvalidInput, match="line 2: --"):
+        convert(text, submitted=submitted())
+
+
+def test_options_of_the_command_line_count_before_the_scripts():
+    here = submitted(options=(Option("time", "5"), Option("job-name", "mine")))
+    document = document_of("-t 60 -J theirs", submitted=here)
+    assert (document["timeout"], document["name"]) == ("5m", "mine")
+
+
+def test_options_that_are_not_known_are_refused_at_submission():
+    with pytest.raises(InvalidInput, match="no option --burst"):
+        convert("#!/bin/sh\n#SBATCH --burst\nx\n", submitted=submitted())
+    convert("#!/bin/sh\nx\n#SBATCH --burst\n", submitted=submitted())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("afterok:12:13", Depends({"succeeded": ["12", "13"]})),
+        ("afterok:12,afterany:3_4", Depends({"succeeded": ["12"], "completed": ["3_4"]})),
+        ("afternotok:1?afterok:2", Depends({"failed": ["1"], "succeeded": ["2"]}, any=True)),
+        ("7", Depends({"completed": ["7"]})),
+    ],
+)
+def test_dependencies_are_read(text, found):
+    assert dependencies(text) == found
+
+
+@pytest.mark.parametrize("text", ["afterok", "afterok:", "afterok:x", "after:3", "aftercorr:3", "singleton", "", "afterok:1,2?3"])  # fmt: skip
+def test_dependencies_that_there_are_not_here_are_told(text):
+    assert isinstance(dependencies(text), str)
+
+
+def test_dependencies_of_a_submission_are_hodeis_jobs():
+    here = submitted(jobs=lambda text: [int(text), int(text) + 1])
+    assert document_of("-d afterok:12", submitted=here)["after"] == {"succeeded": [12, 13]}
+    assert document_of("-d 'afterok:12?afterany:20'", submitted=here)["after"]["need"] == 1
+
+
+ENV = {"PATH": "/bin", "MY": "a b", "HODEI_TOKEN": "hush", "SLURM_JOB_ID": "3", "PWD": "/x", "odd.name": "1"}
+
+
+@pytest.mark.parametrize(
+    ("option", "taken"),
+    [
+        ("-c 1", {"PATH": "/bin", "MY": "a b"}),
+        ("--export=ALL,X=1", {"PATH": "/bin", "MY": "a b", "X": "1"}),
+        ("--export=MY,X=1", {"MY": "a b", "X": "1"}),
+        ("--export=NONE", {}),
+        ("--export=X=1", {"X": "1"}),
+    ],
+)
+def test_a_submission_takes_variables_along_as_sbatch_does(option, taken):
+    assert document_of(option, submitted=submitted(env=ENV)).get("env", {}) == taken
+
+
+def test_arguments_reach_the_script():
+    here = submitted(arguments=("a", "b c"))
+    words = document_of("-c 1 -o /dev/stdout", body='echo "$0" "$@"', submitted=here)["command"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout == "job a b c\n"
+    document, _ = convert("#!/usr/bin/env python3\nimport sys; print(sys.argv[1:])\n", submitted=here)
+    assert document["command"][4:7] == ["/usr/bin/env", "python3", "-c"]
+    assert document["command"][-2:] == ["a", "b c"]
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+RUN = {
+    "HODEI_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_JOB_USER": "ada", "PATH": "/usr/bin:/bin", "SLURM_PROCID": "2",
+}  # fmt: skip
+ELEMENT = RUN | {"HODEI_JOB_ID": "22", "HODEI_ARRAY_JOB": "8", "HODEI_ARRAY_INDEX": "13"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "env", "name"),
+    [
+        ("slurm-%j.out", RUN, "slurm-7.out"),
+        ("o_%j_%A_%a_%x_%N_%u_%n_%t_%s_%J_%%_%5j", RUN, "o_7_7_4294967294_my job_n1_ada_0_2_batch_7_%_00007"),
+        ("o_%A_%a_%4a_%j_%b", ELEMENT, "o_8_13_0013_22_3"),
+        ("%z %", RUN, "%z %"),
+        ("$(id) `id` '\"; x", RUN, "$(id) `id` '\"; x"),
+        (r"\%j.out", RUN, "%j.out"),
+    ],
+)
+def test_patterns_are_filled_in_as_slurm_does(pattern, env, name):
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"printf %s {file_name(pattern, 'my job')}"], env=env, capture_output=True, text=True, timeout=30, check=True
+    )  # fmt: skip
+    assert done.stdout == name
+
+
+def test_streams_go_to_their_files(tmp_path):
+    for append, said in ((False, "hi\n"), (True, "hi\nhi\n")):
+        opened = redirections(f"{tmp_path}/o-%j", f"{tmp_path}/e", "", append=append, name="x")
+        subprocess.run(["/bin/sh", "-c", f"{opened}; echo hi; echo err >&2"], env=RUN, check=True, timeout=30)
+        assert (tmp_path / "o-7").read_text() == said
+    assert redirections("out", "", "in", append=False, name="x") == "exec >out 2>&1 <in"
+    assert redirections("", "", "", append=False, name="x") == ""
+
+
+def test_a_file_is_written_only_if_the_script_says_so_and_a_submission_has_slurms_own():
+    assert document_of("-c 1")["command"][0] == "/bin/bash"
+    assert "-%j.out" not in str(document_of("-o x-%j.out")["command"])
+    assert 'slurm-"$HODEI_JOB_ID".out' in document_of("-c 1", submitted=submitted())["command"][2]
+    assert "${HODEI_ARRAY_INDEX" in document_of("-a 1-3", submitted=submitted())["command"][2]
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [("srun ./a", "steps"), ("time mpirun ./a", "steps"), ("echo srun-like", "true"), ("# srun ./a", "true"), ("x && srun a", "steps")],
+)  # fmt: skip
+def test_a_script_that_calls_srun_keeps_slurms_own_job_id_within_slurm(body, value):
+    assert document_of("-n 2", body=body)["annotations"]["slurm.hodei.io/variables"] == value

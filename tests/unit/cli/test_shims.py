@@ -1,0 +1,116 @@
+"""Slurm's commands for Hodei: what they send, how they read options, what rows look like. The server is a stub; a real one and
+a real Slurm are in `real/test_slurm_shims` and `real/slurm/test_shims`."""
+
+from __future__ import annotations
+
+import pytest
+
+from hodei.cli.shims import sbatch, squeue
+from hodei.cli.shims.__main__ import main
+from hodei.cli.shims.columns import lines
+from hodei.cli.shims.rows import Row, folded_hosts, folded_numbers, full_span, span
+from hodei.cli.shims.words import Refused, read
+from unit.cli.stub import job
+
+
+@pytest.mark.parametrize(
+    ("seconds", "short", "full"),
+    [(0, "0:00", "00:00:00"), (90, "1:30", "00:01:30"), (3600, "1:00:00", "01:00:00"), (183_600, "2-03:00:00", "2-03:00:00")],
+)  # fmt: skip
+def test_spans_are_written_as_slurm_does(seconds, short, full):
+    assert (span(seconds), full_span(seconds)) == (short, full)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["n1"], "n1"), (["n1", "n2", "n3", "n7"], "n[1-3,7]"), (["n01", "n02"], "n[01-02]"), (["host"], "host"), ([], ""),
+        (["a1", "b1", "a2"], "a[1-2],b1"), (["host", "n1"], "host,n1"),
+    ],
+)  # fmt: skip
+def test_names_of_hosts_are_folded(names, text):
+    assert folded_hosts(names) == text
+
+
+def test_numbers_are_folded():
+    assert folded_numbers([9, 1, 3, 8, 7]) == "1,3,7-9"
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "reason", "code"),
+    [
+        ({"state": "pending", "reason_code": "INSUFFICIENT_CPU"}, "PENDING PD", "Resources", "0:0"),
+        ({"state": "pending", "reason_code": "WAITING_FOR"}, "PENDING PD", "Dependency", "0:0"),
+        ({"state": "pending", "reason_code": "ARRAY_LIMIT"}, "PENDING PD", "JobArrayTaskLimit", "0:0"),
+        ({"state": "held"}, "PENDING PD", "JobHeldUser", "0:0"),
+        ({"state": "scheduled"}, "CONFIGURING CF", "None", "0:0"),
+        ({"state": "running"}, "RUNNING R", "None", "0:0"),
+        ({"state": "running", "cancel_requested": True}, "COMPLETING CG", "None", "0:0"),
+        ({"state": "succeeded", "exit_code": 0}, "COMPLETED CD", "None", "0:0"),
+        ({"state": "failed", "reason_code": "EXIT_CODE", "exit_code": 3}, "FAILED F", "NonZeroExitCode", "3:0"),
+        ({"state": "failed", "reason_code": "EXIT_CODE", "exit_code": 137}, "FAILED F", "NonZeroExitCode", "0:9"),
+        ({"state": "failed", "reason_code": "TIMEOUT", "exit_code": 143}, "TIMEOUT TO", "TimeLimit", "0:0"),
+        ({"state": "failed", "reason_code": "OUT_OF_MEMORY", "exit_code": 137}, "OUT_OF_MEMORY OOM", "OutOfMemory", "0:9"),
+        ({"state": "failed", "reason_code": "LOST"}, "NODE_FAIL NF", "NodeDown", "0:0"),
+        ({"state": "cancelled", "reason_code": "CANCELLED", "started_at": "2026-01-01T00:00:00Z"}, "CANCELLED CA", "None", "0:15"),
+        ({"state": "pending", "reason_code": "A_NEW_ONE"}, "PENDING PD", "A_NEW_ONE", "0:0"),
+    ],
+)  # fmt: skip
+def test_states_and_reasons_are_slurms(fields, state, reason, code):
+    row = Row(job(1, **{"started_at": "", "exit_code": None, "reason_code": "", **fields}))
+    assert (f"{row.state} {row.short_state}", row.reason, row.exit_code) == (state, reason, code)
+
+
+def test_columns_are_cut_and_filled():
+    row = Row(job(17, name="a-long-name"))
+    assert list(lines("%.5i|%-x|%4j|%j", squeue.FIELDS, [row], header=True))[1] == "   17|%-x|a-lo|a-long-name"
+    with pytest.raises(Refused, match="%y"):
+        list(lines("%y", squeue.FIELDS, [row], header=False))
+
+
+def test_options_are_read_as_getopt_does():
+    given = read(["-hu", "ada", "--sta=PD,R", "7"], "h/noheader u/user= states=")
+    assert ("noheader" in given, given.get("user"), given.several("states"), given.rest) == (
+        True,
+        "ada",
+        ["PD", "R"],
+        ["7"],
+    )
+    with pytest.raises(Refused, match="unrecognized option '--nope'"):
+        read(["--nope"], "h/noheader")
+
+
+def test_options_end_at_the_script_and_the_rest_is_the_scripts():
+    options, rest, wrapped = sbatch.split(["-c", "4", "--mem=1G", "job.sh", "-c", "x"])
+    assert [(option.name, option.value) for option in options] == [("cpus-per-task", "4"), ("mem", "1G")]
+    assert (rest, wrapped) == (["job.sh", "-c", "x"], None)
+    assert sbatch.split(["--wrap", "a b", "-n2"])[2] == "a b"
+
+
+def test_variables_of_sbatch_count_before_the_scripts_options_and_behind_the_command_lines(stub, monkeypatch, tmp_path):
+    stub.on("POST", "/api/v1/jobs", {"ids": [7]})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "7")
+    monkeypatch.setenv("SBATCH_JOB_NAME", "theirs")
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH -t 60\ntrue\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["sbatch", "-J", "mine", "job.sh"])
+    assert not ended.value.code
+    (job,) = stub.sent("POST", "/api/v1/jobs")[0].json()["jobs"]
+    assert (job["timeout"], job["name"], job["workdir"]) == ("7m", "mine", str(tmp_path))
+    assert "HODEI_TOKEN" not in job["env"]
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"]])
+def test_a_command_that_there_is_not_is_refused(words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code
+
+
+@pytest.mark.parametrize("name", ["squeue", "scancel", "sacct", "scontrol", "sinfo", "srun", "sbatch"])
+def test_options_that_are_not_known_are_refused(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--no-such-option"])
+    assert ended.value.code == (255 if name in ("srun", "sbatch") else 1)
+    assert capsys.readouterr().err.startswith(f"{name}: ")
