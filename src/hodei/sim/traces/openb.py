@@ -1,7 +1,8 @@
 """Alibaba's openb traces of 2023: a list of GPU nodes and a list of pods that share GPUs.
 
-Nodes: sn,cpu_milli,memory_mib,gpu,model. Pods: name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,
-creation_time,deletion_time,scheduled_time; times in seconds, `gpu_spec` a list of models between `|`.
+Nodes: sn,cpu_milli,memory_mib,gpu[,model]. Pods: name,cpu_milli,memory_mib,num_gpu[,gpu_milli][,gpu_spec][,qos],
+creation_time,deletion_time[,scheduled_time]; times in seconds, `gpu_spec` a list of models between `|`. Those in brackets
+may be missing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from hodei.model.selector import Requirement
 from hodei.sim.traces.source import Reading, Source
 from hodei.sim.traces.workload import BACKEND, WHOLE, Arrival, Workload, ordered
 
-NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
-POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "creation_time", "deletion_time")
+NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu")
+POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "creation_time", "deletion_time")
 GPU_MODEL = "gpu-model"
 _MIB = 2**20
 _PREFIX = "openb_pod_list_"
@@ -60,7 +61,7 @@ def read(source: Source, how: Reading) -> Workload:
 
 
 def _columns(path: Path) -> set[str]:
-    return {column.strip() for column in next(Source(path).lines(), "").split(",")}
+    return {column.strip().lstrip("\ufeff") for column in next(Source(path).lines(), "").split(",")}
 
 
 def _workload(nodes: Source | None, pods: Source, how: Reading) -> Workload:
@@ -78,7 +79,7 @@ def _nodes(source: Source) -> list[Node]:
     out = []
     for line, row in rows:
         cpu, memory, gpus = (source.whole(row[places[c]], line, c) for c in ("cpu_milli", "memory_mib", "gpu"))
-        model = row[places["model"]].strip()
+        model = _cell(row, places.get("model"))
         capacity = {CPU: cpu, MEMORY: memory * _MIB} | ({GPU: gpus * WHOLE} if gpus else {})
         labels = {GPU_MODEL: model} if model else {}
         out.append(Node(row[places["sn"]], BACKEND, BACKEND, capacity, labels=labels, gpu_type=model))
@@ -87,14 +88,20 @@ def _nodes(source: Source) -> list[Node]:
 
 def _pods(source: Source, notes: list[str]) -> list[Arrival]:
     places, rows = source.table(POD_COLUMNS)
-    spec_at, qos_at, scheduled_at = (places.get(column) for column in ("gpu_spec", "qos", "scheduled_time"))
+    milli_at, spec_at, qos_at, scheduled_at = (
+        places.get(column) for column in ("gpu_milli", "gpu_spec", "qos", "scheduled_time")
+    )
     tasks: dict[tuple[int, int, int, str], tuple[TaskSpec, ...]] = {}
     counts: Counter[str] = Counter()
     out, used = [], set[int]()
     for line, row in rows:
-        cpu, memory, number, milli, created, deleted = (
+        cpu, memory, number, created, deleted = (
             source.whole(row[places[column]], line, column) for column in POD_COLUMNS[1:]
         )
+        part = _cell(row, milli_at)
+        milli = source.whole(part, line, "gpu_milli") if part else WHOLE
+        if number and not part:
+            counts["do not say what part of a GPU they ask for: whole ones are taken"] += 1
         if number > 1 and milli not in (0, WHOLE):
             counts["ask for parts of several GPUs: whole ones are taken"] += 1
         gpu = number * WHOLE if number > 1 else number * milli

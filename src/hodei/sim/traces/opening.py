@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hodei.model.errors import InvalidInput
 from hodei.sim.traces import decision_log, generate, golden, openb, philly, prow, swf
@@ -16,13 +17,23 @@ _KNOWN = (
     "readable are: SWF (.swf, .swf.gz), a CSV with the columns of golden.csv, Alibaba openb pods, Philly or Prow jobs, "
     "a decision log of Hodei, and generate:lublin?jobs=1000&seed=1 (or ci, gpu, mixed)"
 )
+
+
+class _Table(NamedTuple):
+    """A kind of CSV: what it is, the columns that it must have, and its reader."""
+
+    what: str
+    columns: Sequence[str]
+    read: Callable[[Source, Reading], Workload]
+
+
 # A CSV is known by columns that no other has.
-_TABLES: list[tuple[frozenset[str], Callable[[Source, Reading], Workload]]] = [
-    (frozenset(golden.COLUMNS), golden.read),
-    (frozenset(openb.POD_COLUMNS), openb.read),
-    (frozenset(openb.NODE_COLUMNS), openb.read),
-    (frozenset(philly.COLUMNS), philly.read),
-    (frozenset(prow.COLUMNS), prow.read),
+_TABLES = [
+    _Table("a table of jobs", golden.COLUMNS, golden.read),
+    _Table("openb's list of pods", openb.POD_COLUMNS, openb.read),
+    _Table("openb's list of nodes", openb.NODE_COLUMNS, openb.read),
+    _Table("the Philly trace", philly.COLUMNS, philly.read),
+    _Table("Prow's job definitions", prow.COLUMNS, prow.read),
 ]
 
 
@@ -55,7 +66,7 @@ def open_workload(
     options.finish()
     if not len(found.arrivals):
         raise InvalidInput(f"{bare} has no job that can be run: {'; '.join(found.notes) or 'it is empty'}", hint=_KNOWN)
-    return found.window(first, jobs or len(found.arrivals)) if first or jobs else found
+    return found.window(first, jobs or max(len(found.arrivals) - first, 0)) if first or jobs else found
 
 
 def _read(text: str, how: Reading) -> Workload:
@@ -76,10 +87,11 @@ def _reader_of(source: Source) -> Callable[[Source, Reading], Workload]:
         raise InvalidInput(f"{source.path} cannot be read: it is empty", hint="fetch it again, and check its size")
     if '"hodei_decision_log"' in first[:200]:
         return decision_log.read
-    columns = {column.strip() for column in first.split(",")}
-    for needed, read in _TABLES:
-        if needed <= columns:
-            return read
+    columns = [column.strip() for column in first.split(",")]
+    for table in _TABLES:
+        if set(table.columns) <= set(columns):
+            return table.read
+    _name_the_missing(source, columns)
     # A comment or a line of numbers; the name alone must not make SWF of something else.
     while first.startswith(";") or not first:
         following = next(lines, None)
@@ -91,3 +103,15 @@ def _reader_of(source: Source) -> Callable[[Source, Reading], Workload]:
     if ".swf" in source.path.name:
         source.wrong(1, f"this is not SWF: {first[:60]!r}", "SWF has ; before comments, else numbers between spaces")
     raise InvalidInput(f"{source.path} is not a trace that is known; it begins with {first[:60]!r}", hint=_KNOWN)
+
+
+def _name_the_missing(source: Source, columns: list[str]) -> None:
+    """A table with more than half of what a known kind needs is taken for one of that kind, with columns missing."""
+    missing = {table: [c for c in table.columns if c not in columns] for table in _TABLES}
+    nearest = min(_TABLES, key=lambda table: len(missing[table]) / len(table.columns))
+    lacks = missing[nearest]
+    if len(lacks) * 2 < len(nearest.columns):
+        raise InvalidInput(
+            f"{source.path} has no column{'s' * (len(lacks) > 1)} {', '.join(lacks)}, which {nearest.what} needs",
+            hint=f"the columns here are {', '.join(columns)}; rename or add",
+        )

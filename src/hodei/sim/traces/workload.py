@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct, structs
 
+from hodei.model.errors import InvalidInput
 from hodei.model.ids import JobId
 from hodei.model.job import JobSpec, TaskSpec
 from hodei.model.node import Node
@@ -67,9 +68,19 @@ class Workload(Struct, frozen=True):
     extra: dict[str, dict[JobId, int]] = {}
 
     def window(self, first: int, jobs: int) -> Workload:
-        """`jobs` of them, the first being number `first`, counted from 0. Times stay as they were."""
+        """`jobs` of them, the first being number `first`, counted from 0. Times stay as they were.
+
+        A window with no job in it is InvalidInput: a run of nothing would look like a good result."""
+        total = len(self.arrivals)
         found = list(islice(iter(self.arrivals), first, first + jobs))
-        note = f"only jobs {first} to {first + len(found) - 1} of {len(self.arrivals)}, counted from 0"
+        if not found:
+            raise InvalidInput(
+                f"{self.name} has {total:,} job{'s' * (total != 1)}, counted from 0: there is no job {first:,}",
+                hint=f"begin the window at one of 0 to {total - 1}",
+            )
+        note = f"only jobs {first} to {first + len(found) - 1} of {total}, counted from 0"
+        if len(found) < jobs and first + jobs > total:
+            note += f"; {jobs} were asked for"
         return structs.replace(self, arrivals=found, notes=[*self.notes, note])
 
 

@@ -72,6 +72,31 @@ def test_openb_is_read_from_a_folder_a_pod_list_or_a_pair(openb: Path) -> None:
     assert found_error.value.hint == "it has default, other"
 
 
+def test_openb_lists_without_models_and_parts_of_gpus_are_read(tmp_path: Path) -> None:
+    (nodes := tmp_path / "nodes.csv").write_text("\ufeffsn,cpu_milli,memory_mib,gpu\nn1,8000,512,2\n")
+    (pods := tmp_path / "pods.csv").write_text(
+        "name,cpu_milli,memory_mib,num_gpu,creation_time,deletion_time\npod-0000,1000,12,2,0,60\npod-0001,1000,12,1,5,9\n"
+    )
+    workload = open_workload(f"{nodes},{pods}")
+    tasks = [job.spec.tasks[0] for job in workload.arrivals]
+    assert [(task.request["gpu"], task.gpu_type, task.affinity.required) for task in tasks] == [
+        (2000, "", ()), (1000, "", ()),
+    ]  # fmt: skip
+    [node] = workload.nodes
+    assert (node.capacity["gpu"], node.gpu_type, node.labels) == (2000, "", {})
+    assert "2 of 2 pods do not say what part of a GPU they ask for: whole ones are taken" in workload.notes
+
+
+def test_openb_pods_need_no_list_of_models(openb: Path) -> None:
+    pods = openb / "openb_pod_list_default.csv"
+    rows = [line.split(",") for line in pods.read_text().splitlines()]
+    pods.write_text("".join(",".join(row[:5] + row[6:]) + "\n" for row in rows))
+    jobs = {job.id: job for job in open_workload(openb).arrivals}
+    assert [jobs[id].spec.tasks[0].request.get("gpu", 0) for id in (1, 2, 3, 4)] == [460, 8000, 1000, 0]
+    assert {job.spec.tasks[0].gpu_type for job in jobs.values()} == {""}
+    assert [job.run_ms for job in jobs.values()] == [30_000, 1000, 10_000, 50_000]
+
+
 @needs_traces
 def test_the_published_openb_cluster_has_6212_gpus() -> None:
     workload = open_workload(TRACES / "alibaba-openb-2023")

@@ -72,3 +72,40 @@ def test_options_of_one_reader_are_not_those_of_another(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="does not know the option days") as found:
         open_workload(f"{path}?days=3")
     assert "first, jobs" in found.value.hint
+
+
+def test_a_window_past_the_end_of_a_trace_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.swf"
+    path.write_text("1 0 -1 60 4\n2 5 -1 60 4\n")
+    with pytest.raises(InvalidInput, match="has 2 jobs, counted from 0: there is no job 2") as found:
+        open_workload(f"{path}?first=2&jobs=5")
+    assert "0 to 1" in found.value.hint
+    part = open_workload(f"{path}?first=1&jobs=5")
+    assert [job.id for job in part.arrivals] == [2]
+    assert part.notes[-1] == "only jobs 1 to 1 of 2, counted from 0; 5 were asked for"
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        pytest.param("id,submit_s,run_s,procs", "has no column requested_s", id="a table of jobs"),
+        pytest.param("id,submit_s,run_time,requested_s,cores", "has no columns run_s, procs", id="two are missing"),
+        pytest.param("timestamp,num_gpus,gpu_time,cluster", "has no column duration", id="Philly"),
+        pytest.param("name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time", "no column deletion_time", id="pods"),
+        pytest.param("sn,cpu_milli,gpu,model", "has no column memory_mib", id="nodes"),
+        pytest.param("kind,repo,name,cpu_request,mem_request,interval,cron,timeout", "minimum_interval", id="Prow"),
+    ],
+)
+def test_a_column_that_is_missing_is_named(tmp_path: Path, columns: str, told: str) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text(f"{columns}\n")
+    with pytest.raises(InvalidInput, match=told) as found:
+        open_workload(path, procs=10)
+    assert columns.replace(",", ", ") in found.value.hint
+
+
+def test_a_table_that_is_like_none_is_not_taken_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("name,kind,street,town\n")
+    with pytest.raises(InvalidInput, match="not a trace that is known"):
+        open_workload(path)
