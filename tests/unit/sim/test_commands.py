@@ -440,3 +440,22 @@ def test_every_policy_can_be_built_and_is_in_the_reference(name: str):
     assert make_controller(policy(name)).lines
     assert ABOUT[name]
     assert f"\n| `{name}` |" in (DOCS / "reference/policies.md").read_text()
+
+
+def test_no_run_beside_others_hears_of_ctrl_c_not_even_the_first():
+    """In a fresh interpreter: the first process that multiprocessing starts brings a helper of its own along."""
+    script = """
+import re, signal
+from pathlib import Path
+from hodei.sim.commands.running import Order
+from hodei.sim.commands.side_by_side import _start
+if __name__ == "__main__":
+    for _ in range(2):
+        ours, process = _start(Order("generate:lublin?jobs=1000000", "fcfs"))
+        blocked = int(re.search(r"SigBlk:\\s*(\\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16)
+        print(bool(blocked >> (signal.SIGINT - 1) & 1))
+        process.kill()
+        process.join()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.split() == ["True", "True"], done.stderr

@@ -8,7 +8,7 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -60,6 +60,8 @@ def run_all(orders: Sequence[Order], progress: Progress, workers: int) -> list[R
 def _start(order: Order) -> tuple[Connection, BaseProcess]:
     # A fresh process rather than a copy of this one: nothing of the parent's state can leak into a result.
     context = get_context("spawn")
+    # The first process would start this helper on its way, and starting it lets Ctrl-C through again.
+    resource_tracker.ensure_running()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(theirs, order), name=order.policy, daemon=True)
     with _ctrl_c_is_ours():
