@@ -10,6 +10,7 @@ from typing import Any
 
 from hodei.kube.budgets import Budgets
 from hodei.kube.gangs import Groups
+from hodei.kube.owners import Owned, Place, says
 from hodei.kube.shelf import Shelf, by_name, by_place
 from hodei.kube.spreading import OF_THE_SYSTEM, Defaults, Owners
 from hodei.kube.translate import Surroundings
@@ -31,9 +32,16 @@ class Around:
         counting: Counting = PLAIN,
         spread: Defaults = OF_THE_SYSTEM,
         priority_annotation: str = "",
+        priority_preferred: bool = False,
     ) -> None:
         self.version = self.owners_version = 0
         self.groups_moved: list[tuple[str, str]] = []
+        # Workloads that tell the size of a group, by the groups; those of them that came, changed or went; and whoever
+        # acts on that.
+        self.sizes_wanted: dict[Place, Any] = {}
+        self.sizes_moved: list[Place] = []
+        self.planned: dict[Place, int | str] = {}
+        self.stir: Callable[[], None] = lambda: None
         # Groups of Volcano that nobody has let in yet.
         self.not_let_in: dict[tuple[str, str], None] = {}
         self.projects: dict[str, Mapping[str, str]] = {}
@@ -42,7 +50,7 @@ class Around:
         self.storage_moved: Callable[[Claim | None], None] = lambda claim: None
         self.drivers_moved: Callable[[str], None] = lambda node: None
         self._services: dict[str, tuple[Service, ...]] = {}
-        self._workloads: dict[tuple[str, str, str], Workload] = {}
+        self._workloads: dict[Place, Workload] = {}
 
         def storage(key: Any, before: Any, after: Any) -> None:
             self.version += 1
@@ -60,12 +68,14 @@ class Around:
         # Replication controllers pick by plain labels, as services do.
         self.controllers = Shelf[Service](by_place, self._service, flushed)
         self.workloads = {kind: Shelf[Workload](by_place, self._workload(kind), flushed) for kind in WORKLOADS}
+        self.jobs = Shelf[Workload](by_place, self._job, flushed)
         self.pod_groups = Shelf[PodGroup](by_place, self._group, flushed)
         self.grouped = Shelf[GroupedWorkload](by_place, self._group, flushed)
         self.plugin_groups = Shelf[MemberGroup](by_place, self._group, flushed)
         self.volcano_groups = Shelf[MemberGroup](by_place, self._volcano_group, flushed)
         self.groups = Groups(
-            self.pod_groups.all, self.grouped.all, self.plugin_groups.all, self.volcano_groups.all
+            self.pod_groups.all, self.grouped.all, self.plugin_groups.all, self.volcano_groups.all,
+            Owned(self._workloads, self.jobs.all, self.planned),
         )  # fmt: skip
         self.surroundings = Surroundings(
             Storage(self.claims.all, self.volumes.all, self.classes.all, self.csi_drivers.all, self.capacities.all),
@@ -73,12 +83,26 @@ class Around:
             spread,
             counting,
             priority_annotation,
+            priority_preferred,
         )
 
     def take_groups(self) -> list[tuple[str, str]]:
         """The (namespace, name) of groups that came, changed or went since this was last asked."""
         moved, self.groups_moved = self.groups_moved, []
         return moved
+
+    def take_sizes(self) -> list[Place]:
+        """The workloads whose size may be another since this was last asked, of those that anybody wants to know of."""
+        moved, self.sizes_moved = self.sizes_moved, []
+        return moved
+
+    def _size(self, place: Place, before: Workload | None, after: Workload | None) -> None:
+        if place in self.sizes_wanted and says(before) != says(after):
+            self.sizes_moved.append(place)
+            self.stir()
+
+    def _job(self, key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
+        self._size((key[0], "Job", key[1]), before, after)
 
     def _namespace(self, name: str, before: Namespace | None, after: Namespace | None) -> None:
         if after is None:
@@ -99,14 +123,14 @@ class Around:
 
     def _workload(self, kind: str) -> Callable[[Any, Workload | None, Workload | None], None]:
         def moved(key: tuple[str, str], before: Workload | None, after: Workload | None) -> None:
-            if (before.spec if before else None) == (after.spec if after else None):
-                return
-            self.owners_version += 1
             place = (key[0], kind, key[1])
             if after is None:
                 self._workloads.pop(place, None)
             else:
                 self._workloads[place] = after
+            self._size(place, before, after)
+            if (before.spec.selector if before else None) != (after.spec.selector if after else None):
+                self.owners_version += 1
 
         return moved
 

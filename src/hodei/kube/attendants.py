@@ -17,6 +17,7 @@ from hodei.kube.reading import Reader, Reading
 from hodei.kube.reservations import Reservations
 from hodei.kube.turns import Turns
 from hodei.kube.usage_memory import UsageMemory
+from hodei.kube.watching import WatchingJobs
 from hodei.kubeapi.client import Api
 from hodei.model.facts import Fact, HistoryRestored
 from hodei.model.job import JobSpec
@@ -27,6 +28,7 @@ def attendants_of(api: Api, house: House, options: Options, driver: Driver) -> l
     """In the order in which they begin: first what is known of the past, then what is kept free, then the rest."""
     controller, pods, clock = house.controller, house.pods, SystemClock()
     out: list[Attendant] = [
+        WatchingJobs(api, house.around, house.refusals, pods.wants_jobs),
         WatchingPast(api, options.scheduler_name, pods.past, pods.has_groups, driver.stir),
         GroupsTold(api, options.scheduler_name, pods, house.around, time.time),
     ]

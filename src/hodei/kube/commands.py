@@ -68,6 +68,10 @@ def _reaching(parser: argparse.ArgumentParser) -> None:
         "--priority-annotation", default="", metavar="NAME",
         help="believe this annotation of pods without a priority class; whoever may create a pod chooses its priority then",
     )  # fmt: skip
+    parser.add_argument(
+        "--prefer-priority-annotation", action="store_true",
+        help="believe that annotation before a priority class too (not before Kubernetes' own classes)",
+    )  # fmt: skip
     parser.add_argument("--one-pod-per-node", action="store_true", help="a node takes one pod of ours at a time")
     parser.add_argument("-v", "--verbose", action="store_true")
 
@@ -100,11 +104,16 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(given: argparse.Namespace) -> tuple[Access, Options]:
+    if given.prefer_priority_annotation and not given.priority_annotation:
+        raise InvalidInput(
+            "--prefer-priority-annotation does not say which annotation", hint="add --priority-annotation priority"
+        )
     config, reserved = read_file(given.config)
     options = Options(
         given.scheduler_name, getattr(given, "events", "all"), given.priority_annotation, given.one_pod_per_node,
         config.scheduling, reserved=reserved, forecast_annotation=getattr(given, "forecast_annotation", False),
         usage_configmap=getattr(given, "usage_configmap", ""), namespace=getattr(given, "lease_namespace", ""),
+        priority_preferred=given.prefer_priority_annotation,
     )  # fmt: skip
     return Access(given.kubeconfig, given.context), options
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from hodei.kube.gangs import Group, Groups, Membership, group_of, membership
 from hodei.kube.gathering import counted
+from hodei.kube.translate import Wanted
 from hodei.kubeapi.objects import Pod
 from hodei.model.ids import JobId
 
@@ -17,6 +18,7 @@ class Placed(Protocol):
 
     id: JobId
     pod: Pod
+    wanted: Wanted
     group: Membership | None
 
 
@@ -34,7 +36,7 @@ def tied_together(placed: Sequence[Placed], past: Sequence[Pod], groups: Groups)
     core, spare = list[JobId](), list[JobId]()
     # The lowest go first, of equals those that came last; none that a part of the gang needs.
     youngest = sorted(placed, key=lambda one: (one.pod.metadata.creation_timestamp or "", one.id), reverse=True)
-    for one in sorted(youngest, key=lambda one: one.pod.spec.priority or 0):
+    for one in sorted(youngest, key=lambda one: one.wanted.job.priority):
         part = one.group.part if one.group is not None else ""
         if len(spare) < left and there[part] > parts.get(part, 0):
             there[part] -= 1

@@ -1,7 +1,8 @@
 """Which pods belong together, by everybody's conventions: one answer for all of them.
 
 `membership` reads the pod alone. `group_of` adds what an object of the cluster says, where the convention has one. A group's
-size is always declared, by the pods or by an object: the pods that happen to be there never tell how many there will be.
+size is always declared, by the pods, by an object of the group, or by the workload that makes the pods (`kube.owners`): the
+pods that happen to be there never tell how many there will be.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from hodei.kube.owners import NO_OWNED, SIMPLE_SIZE, Owned, size_by_owners
 from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup, TaskGroup
 from hodei.kubeapi.numbers import MAX_INT32, bounded, read_count, read_seconds_ms, seconds_ms
-from hodei.kubeapi.objects import Pod
+from hodei.kubeapi.objects import Owner, Pod
 from hodei.model.decision import Reason
 from hodei.model.quantity import parse_duration_ms
 
@@ -28,7 +30,7 @@ KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 YUNIKORN = "yunikorn.apache.org/"
 YUNIKORN_APPS = (f"{YUNIKORN}app-id", "applicationId", "spark-app-selector")
-SIMPLE, SIMPLE_SIZE, SIMPLE_TIMEOUT = "pod-group", "pod-group-size", "pod-group-timeout"
+SIMPLE, SIMPLE_TIMEOUT = "pod-group", "pod-group-timeout"
 
 # How long a gang that has begun may take until all its pods are placed, where nobody says.
 DEFAULT_TIMEOUT_MS: dict[Convention, int] = {
@@ -44,7 +46,7 @@ DEFAULT_TIMEOUT_MS: dict[Convention, int] = {
 
 class Membership(Struct, frozen=True):
     """What a pod says of its group. `part`: which part of it the pod is. `min_count`: how many it declares (0: an object
-    does). `parts`: how many of each part are needed."""
+    does). `parts`: how many of each part are needed. `owner`: who made the pod, where only that can tell the size."""
 
     convention: Convention
     namespace: str
@@ -54,10 +56,16 @@ class Membership(Struct, frozen=True):
     parts: tuple[tuple[str, int], ...] = ()
     timeout_ms: int | None = None
     queue: str = ""
+    owner: Owner | None = None
 
     @property
     def key(self) -> tuple[Convention, str, str]:
         return (self.convention, self.namespace, self.name)
+
+    @property
+    def declared(self) -> bool:
+        """Whether it says more than a name that anybody may have chosen for anything."""
+        return self.convention != "annotation" or self.min_count > 0
 
 
 class Group(Struct, frozen=True):
@@ -83,6 +91,7 @@ class Groups(Struct, frozen=True):
     workloads: Mapping[tuple[str, str], GroupedWorkload] = {}
     plugins: Mapping[tuple[str, str], MemberGroup] = {}
     volcano: Mapping[tuple[str, str], MemberGroup] = {}
+    owned: Owned = NO_OWNED
 
 
 NO_GROUPS = Groups()
@@ -116,7 +125,7 @@ def group_of(
         case "volcano":
             return _of_volcano(member, groups)
         case _:
-            return _of_pods(member, siblings)
+            return _of_pods(member, siblings, groups.owned)
 
 
 def missing(group: Group, there: Mapping[str, int]) -> int:
@@ -199,7 +208,7 @@ def _yunikorn(pod: Pod) -> Membership | None:
 
 def _simple(pod: Pod) -> Membership | None:
     said = pod.metadata.annotations
-    name = said.get(SIMPLE)
+    name = said.get(SIMPLE) or pod.metadata.labels.get(SIMPLE)
     if not name:
         return None
     size, timeout = said.get(SIMPLE_SIZE), said.get(SIMPLE_TIMEOUT)
@@ -209,6 +218,7 @@ def _simple(pod: Pod) -> Membership | None:
         name,
         min_count=read_count(size, SIMPLE_SIZE) if size is not None else 0,
         timeout_ms=parse_duration_ms(timeout) if timeout is not None else None,
+        owner=next((one for one in pod.metadata.owner_references if one.controller), None) if size is None else None,
     )
 
 
@@ -284,12 +294,17 @@ def _of_volcano(member: Membership, groups: Groups) -> Group | Reason:
     return _group(member, spec.min_member or member.min_count, parts=parts, queue=spec.queue, since=since)
 
 
-def _of_pods(member: Membership, siblings: tuple[Membership, ...]) -> Group | Reason:
-    """Conventions without an object: any pod of the group may say how many there are."""
+def _of_pods(member: Membership, siblings: tuple[Membership, ...], owned: Owned) -> Group | Reason:
+    """Conventions without an object: any pod of the group may say how many there are, or else whoever made them."""
     everyone = (member, *(one for one in siblings if one.key == member.key))
     sizes = sorted({one.min_count for one in everyone if one.min_count})
+    if not sizes and member.convention == "annotation":
+        learnt = size_by_owners(member.namespace, member.name, [one.owner for one in everyone], owned)
+        if isinstance(learnt, Reason):
+            return learnt
+        sizes = [learnt]
     if not sizes:
-        annotation = {"kueue": KUEUE_TOTAL, "yunikorn": f"{YUNIKORN}task-groups"}.get(member.convention, SIMPLE_SIZE)
+        annotation = KUEUE_TOTAL if member.convention == "kueue" else f"{YUNIKORN}task-groups"
         return Reason(
             "gang", "POD_GROUP_SIZE", f'the size of pod group "{member.name}" is not declared (annotation {annotation})'
         )

@@ -11,8 +11,10 @@ from hodei.kube.company import group_of_all
 from hodei.kube.entries import Entry, GroupKey, WaitingGang
 from hodei.kube.gangs import Group, Membership
 from hodei.kube.gathering import Gathering
+from hodei.kube.owners import Place, place_of
 from hodei.kube.past import Past
 from hodei.kube.patience import Patience
+from hodei.kubeapi.objects import Owner
 from hodei.model.decision import Reason
 from hodei.model.ids import JobId
 
@@ -32,12 +34,20 @@ class Grouping:
         # Called with the jobs of a gang that hold room: those that go together or not at all, and those that may go alone.
         self.tied: Callable[[GroupKey, Sequence[JobId], Sequence[JobId]], None] = lambda key, core, spare: None
         self.has_groups = asyncio.Event()
+        # Groups whose size is that of the workloads that make their pods, by these; and whether one of them is a Job.
+        self._by_owner: dict[Place, dict[GroupKey, None]] = {}
+        around.sizes_wanted = self._by_owner
+        self.wants_jobs = asyncio.Event()
 
     def join_group(self, entry: Entry, group: Membership) -> None:
         entry.group = group
         self.has_groups.set()
         self._members.setdefault(group.key, {})[entry.uid] = None
         self._dirty[group.key] = None
+        if group.owner is not None:
+            self._by_owner.setdefault(place_of(group.namespace, group.owner), {})[group.key] = None
+            if group.owner.kind == "Job":
+                self.wants_jobs.set()
 
     def leave_group(self, entry: Entry) -> None:
         if entry.group is None:
@@ -47,6 +57,22 @@ class Grouping:
         self._dirty[key] = None
         if not self._members[key]:
             del self._members[key]
+        if entry.group.owner is not None:
+            self._leave_owner(key, entry.group.owner)
+
+    def _leave_owner(self, key: GroupKey, owner: Owner) -> None:
+        """The last member that this owner made has left its group."""
+        place = place_of(key[1], owner)
+        if any(one.group is not None and one.group.owner == owner for one in self.members(key)):
+            return
+        groups = self._by_owner.get(place, {})
+        groups.pop(key, None)
+        if not groups:
+            self._by_owner.pop(place, None)
+
+    def _sizes_moved(self) -> None:
+        for place in self._around.take_sizes():
+            self._dirty.update(self._by_owner.get(place, {}))
 
     def look_again(self, entry: Entry) -> None:
         """Something happened to a pod that its group, if it has one, must be gathered anew for."""

@@ -45,6 +45,7 @@ class Options(Struct, frozen=True):
     reserved: tuple[Reserved, ...] = ()
     forecast_annotation: bool = False
     usage_configmap: str = "hodei-usage"
+    priority_preferred: bool = False
     namespace: str = ""  # our own, for what is kept; "": that of the account
 
 
@@ -78,7 +79,9 @@ class House(Struct):
 def furnish(options: Options, tries: int = _TRIES_PER_STEP) -> House:
     clock = SystemClock()
     controller = make_controller(options.scheduling, tries)
-    around = Around(priority_annotation=options.priority_annotation)
+    around = Around(
+        priority_annotation=options.priority_annotation, priority_preferred=options.priority_preferred
+    )  # fmt: skip
     controller.world.table.residents.projects = around.projects
     controller.preempting.guard = around.budgets
     timed = any(isinstance(line, ReservingLine) for line in controller.lines.values())

@@ -13,6 +13,7 @@ from hodei.kube.gangs import membership
 from hodei.kube.gathering import as_job, gather
 from hodei.kube.making import House
 from hodei.kube.manifests import Manifests, Workload
+from hodei.kube.owners import one_by_one
 from hodei.kube.reading import Reader
 from hodei.kube.shelf import Shelf
 from hodei.kube.translate import Wanted
@@ -74,6 +75,11 @@ def plan_all(house: House, reader: Reader, manifests: Manifests, now_ms: int) ->
     for number, workload in enumerate(manifests.workloads):
         daemons = workload.kind == "DaemonSet"
         pods = _of_daemon_set(workload.pod, house, reader) if daemons else workload.pods()
+        meta = workload.pod.metadata
+        ordered = workload.kind == "StatefulSet" and workload.note and len(pods) > 1
+        size = one_by_one(f"{workload.kind}/{meta.name}") if ordered else len(pods)
+        if not daemons:
+            house.around.planned[meta.namespace, workload.kind, meta.name] = size
         planned = Planned(workload, len(pods))
         out.append(planned)
         if not pods:

@@ -155,7 +155,8 @@ class Pods(Grouping):
         found = membership(entry.pod)
         if isinstance(found, Reason):
             entry.reasons = (found,)
-        elif found is not None:
+        elif found is not None and (found.declared or self._ours(entry.pod)):
+            # Of pods of other schedulers a bare name is no more than a name: they were not placed as a gang.
             self.join_group(entry, found)
 
     def _ours(self, pod: Pod) -> bool:
@@ -173,6 +174,7 @@ class Pods(Grouping):
             for key in self._members:
                 if key[1] == namespace and key[2].partition("/")[0] == name:
                     self._dirty[key] = None
+        self._sizes_moved()
         while self._dirty:
             key = next(iter(self._dirty))
             del self._dirty[key]
@@ -184,7 +186,7 @@ class Pods(Grouping):
     @property
     def stirred(self) -> bool:
         """Whether there is anything to take."""
-        if self._facts or self._dirty or self._untold or self._around.groups_moved:
+        if self._facts or self._dirty or self._untold or self._around.groups_moved or self._around.sizes_moved:
             return True
         due = self.patience.next_ms()
         return (due is not None and due <= self._now_ms()) or (

@@ -33,6 +33,7 @@ KINDS = {
     "replicationcontrollers": "ReplicationController",
     "replicasets": "ReplicaSet",
     "statefulsets": "StatefulSet",
+    "jobs": "Job",
     "podgroups": "PodGroup",
     "workloads": "Workload",
     "pods": "Pod",

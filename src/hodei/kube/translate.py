@@ -44,7 +44,7 @@ class Surroundings(Struct, frozen=True):
     """What a pod's own text refers to: storage, those who pick it, and how the operator counts.
 
     `priority_annotation`: a name under which pods without a priority class may give a priority themselves. Nobody checks
-    who may give which, so it is off ("") unless the operator wants it.
+    who may give which, so it is off ("") unless the operator wants it. `priority_preferred`: it counts before a class too.
     """
 
     storage: Storage = NO_STORAGE
@@ -52,6 +52,7 @@ class Surroundings(Struct, frozen=True):
     spread: Defaults = NO_DEFAULTS
     counting: Counting = PLAIN
     priority_annotation: str = ""
+    priority_preferred: bool = False
 
 
 ALONE = Surroundings()
@@ -103,7 +104,11 @@ def pod(given: objects.Pod, around: Surroundings = ALONE, *, profile: str = "def
         meta.namespace,
         labels=meta.labels,
         annotations=meta.annotations,
-        priority=priority_of(given, around.priority_annotation),
+        priority=reading.of(
+            f"metadata.annotations[{around.priority_annotation}]",
+            lambda: priority_of(given, around.priority_annotation, preferred=around.priority_preferred),
+            priority_of(given),
+        ),
         profile=profile,
         estimate_ms=reading.of(f"metadata.annotations[{ESTIMATE}]", lambda: estimate_ms(given), 0),
         timeout_ms=seconds_ms(spec.active_deadline_seconds),
@@ -182,10 +187,20 @@ def estimate_ms(given: objects.Pod) -> int:
     return seconds_ms(given.spec.active_deadline_seconds)
 
 
-def priority_of(given: objects.Pod, annotation: str = "") -> int:
-    """The priority that admission gave the pod; one of its own choice only where `annotation` allows that."""
+def priority_of(given: objects.Pod, annotation: str = "", *, preferred: bool = False) -> int:
+    """The priority that admission gave the pod; one of its own choice only where `annotation` allows that. `preferred`: that
+    one counts before any class but Kubernetes' own, and must be a number (InvalidInput)."""
     spec = given.spec
     said = given.metadata.annotations.get(annotation, "") if annotation else ""
+    if (
+        preferred
+        and annotation
+        and annotation in given.metadata.annotations
+        and (spec.priority or 0) <= MAX_OWN_PRIORITY
+    ):
+        if not is_whole(said):
+            raise InvalidInput(f"a priority must be a whole number, not {said[:40]!r}")
+        return bounded(int(said), -MAX_INT32, MAX_OWN_PRIORITY)
     if said and not spec.priority_class_name and not spec.priority and is_whole(said):
         return bounded(int(said), -MAX_INT32, MAX_OWN_PRIORITY)
     return bounded(spec.priority, -MAX_INT32 - 1, MAX_INT32)

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from hodei.kube.around import Around
+from hodei.kube.attending import Plain
 from hodei.kube.pods import Pods
 from hodei.kube.refusals import Refusals
 from hodei.kube.shelf import Shelf, by_name, by_uid
@@ -25,6 +26,7 @@ from hodei.kubeapi.storage_objects import Claim, CsiDriver, CsiNode, StorageCapa
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 # A watch that has neither heard nor tried anything for so long hangs: the longest patience with a list is shorter.
 STUCK_S = 900.0
+JOBS_PATH = "/apis/batch/v1/jobs"
 _OF_NO_NAMESPACE = ("namespaces", "nodes", "persistentvolumes", "storageclasses", "csinodes", "csidrivers")
 
 
@@ -37,6 +39,19 @@ class _Watched(Struct):
     optional: bool = False
     selector: dict[str, str] = {}
     locate: Callable[[], Awaitable[str]] | None = None
+
+
+class WatchingJobs(Plain):
+    """Keeps Jobs, once a group is there whose size only a Job tells: most clusters have none, and Jobs may be many."""
+
+    def __init__(self, api: Api, around: Around, refusals: Refusals, wanted: asyncio.Event) -> None:
+        self._wanted = wanted
+        self._reflector = Reflector(api, Resource(JOBS_PATH, Workload), around.jobs, optional=True)
+        around.jobs.resource, around.jobs.refusals = JOBS_PATH, refusals
+
+    async def run(self) -> None:
+        await self._wanted.wait()
+        await self._reflector.run()
 
 
 class Watching:
@@ -78,6 +93,11 @@ class Watching:
             _Watched("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", MemberGroup, around.plugin_groups, True),
             _Watched("/apis/scheduling.volcano.sh/v1beta1/podgroups", MemberGroup, around.volcano_groups, True),
         ]
+        if (
+            lenient
+        ):  # whoever looks once reads them all; a scheduler watches them when a group needs it (`WatchingJobs`)
+            kept.append(_Watched(JOBS_PATH, Workload, around.jobs))
+        around.stir = stir
         # Kubernetes' own groups change their version with every release.
         for name, kind, shelf in (
             ("podgroups", PodGroup, around.pod_groups),

@@ -26,6 +26,7 @@ class Owner(Slim, frozen=True):
     name: str = ""
     uid: str = ""
     controller: bool = False
+    api_version: str = ""
 
 
 class Meta(Slim, frozen=True):
@@ -329,10 +330,14 @@ class Service(Slim, frozen=True):
 
 
 class Workload(Slim, frozen=True):
-    """A replica set or a stateful set: whoever picks pods by a selector."""
+    """A replica set, a stateful set or a job: whoever makes pods and picks them by a selector, and how many it wants."""
 
     class Spec(Slim, frozen=True):
         selector: LabelSelector | None = None
+        replicas: int | None = None
+        pod_management_policy: str = ""
+        parallelism: int | None = None
+        completions: int | None = None
 
     metadata: Meta = Meta()
     spec: Spec = Spec()

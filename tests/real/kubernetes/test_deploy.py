@@ -268,7 +268,7 @@ NEEDED = {
     "podgroups.scheduling.x-k8s.io": READ,
     "podgroups.scheduling.volcano.sh": READ,
 } | dict.fromkeys(
-    ("nodes", "namespaces", "services", "replicationcontrollers", "replicasets.apps", "statefulsets.apps",
+    ("nodes", "namespaces", "services", "replicationcontrollers", "replicasets.apps", "statefulsets.apps", "jobs.batch",
      "poddisruptionbudgets.policy", "csinodes.storage.k8s.io", "csidrivers.storage.k8s.io",
      "csistoragecapacities.storage.k8s.io", "storageclasses.storage.k8s.io", "workloads.scheduling.k8s.io"),
     READ,

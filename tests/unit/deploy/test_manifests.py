@@ -91,6 +91,7 @@ def test_the_role_of_the_scheduler_is_the_list_that_it_needs_and_no_more() -> No
     read = {
         "": ("nodes", "namespaces", "services", "replicationcontrollers"),
         "apps": ("replicasets", "statefulsets"),
+        "batch": ("jobs",),
         "policy": ("poddisruptionbudgets",),
         "storage.k8s.io": ("csinodes", "csidrivers", "csistoragecapacities", "storageclasses"),
         "scheduling.k8s.io": ("podgroups", "workloads"),

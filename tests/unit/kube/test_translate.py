@@ -175,6 +175,30 @@ def test_a_priority_of_the_pods_own_choice_counts_only_where_the_operator_allows
 
 
 @pytest.mark.parametrize(
+    ("fields", "priority", "codes"),
+    [
+        ({}, 100, []),
+        ({"priority": 7}, 100, []),
+        ({"priorityClassName": "batch", "priority": 5000}, 100, []),
+        ({"priorityClassName": "system-node-critical", "priority": 2_000_001_000}, 2_000_001_000, []),
+        ({"annotations": {}, "priority": 7}, 7, []),
+        ({"annotations": {"priority": "-5"}, "priority": 7}, -5, []),
+        ({"annotations": {"priority": "2000000000"}}, 1_000_000_000, []),
+        ({"annotations": {"priority": "much"}, "priority": 7}, 7, ["INVALID_POD"]),
+        ({"annotations": {"priority": ""}, "priority": 7}, 7, ["INVALID_POD"]),
+    ],
+    ids=[
+        "alone", "before what admission gave", "before a class", "not before Kubernetes' own", "absent", "negative",
+        "never above the system's own", "no number", "empty",
+    ],
+)  # fmt: skip
+def test_a_preferred_annotation_counts_before_the_class_and_must_be_a_number(fields, priority, codes):
+    around = Surroundings(priority_annotation="priority", priority_preferred=True)
+    pod = wanted(around, **{"annotations": {"priority": "100"}} | fields)
+    assert (pod.job.priority, [reason.code for reason in pod.refused]) == (priority, codes)
+
+
+@pytest.mark.parametrize(
     ("fields", "expected_ms"),
     [
         ({}, 0),

@@ -1,0 +1,166 @@
+"""Gangs that say no more than their name, and priorities by a preferred annotation, in a real cluster: the pods are made by the
+cluster's own controllers, read with the rights of the shipped role."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from real.kubernetes.cluster import Cluster, pod
+from real.kubernetes.plane import Plane
+from real.kubernetes.pod_scheduler import PodScheduler, PodSchedulers
+from real.kubernetes.test_looking import _ask
+
+pytestmark = pytest.mark.real
+SAID = {"pod-group": "ring"}
+
+
+def workload(kind: str, name: str = "ring", cpu: str = "2", *, label: bool = False, **spec: Any) -> dict[str, Any]:
+    """Its pods are of the group `ring`, by annotation or by `label`."""
+    labels = {"app": name, **(SAID if label else {})}
+    template = {"metadata": {"labels": labels, "annotations": {} if label else SAID}, "spec": pod("", cpu)["spec"]}
+    if kind == "Job":
+        template["spec"]["restartPolicy"] = "Never"
+        return {
+            "apiVersion": "batch/v1",
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": {**spec, "template": template},
+        }
+    spec |= {"selector": {"matchLabels": {"app": name}}, "template": template}
+    if kind == "StatefulSet":
+        spec["serviceName"] = name
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+WORKLOADS = [
+    pytest.param(workload("Job", parallelism=3, completions=6), id="job"),
+    pytest.param(workload("Job", parallelism=3, label=True), id="job by label"),
+    pytest.param(workload("StatefulSet", replicas=3, podManagementPolicy="Parallel"), id="stateful set"),
+    pytest.param(workload("ReplicaSet", replicas=3), id="replica set"),
+    pytest.param(workload("Deployment", replicas=3), id="deployment"),
+]
+
+
+def members(cluster: Cluster) -> list[str]:
+    return sorted(one["metadata"]["name"] for one in cluster.pods() if one["metadata"]["name"].startswith("ring"))
+
+
+def until_made(cluster: Cluster, count: int) -> list[str]:
+    return cluster.wait(lambda: found if len(found := members(cluster)) == count else None, f"{count} pods are made")
+
+
+@pytest.mark.parametrize("made", WORKLOADS)
+def test_a_gang_is_as_large_as_its_owner_wants_it_and_is_bound_whole_or_not_at_all(
+    made: dict[str, Any], cluster: Cluster, hodei: PodScheduler
+):
+    cluster.make_nodes(2)
+    cluster.make_pod("filler", cpu="3")
+    cluster.until_bound("filler")
+    cluster.apply([made])
+    names = until_made(cluster, 3)
+    for name in names:
+        cluster.until_condition(name, "PodScheduled", "False", "Unschedulable")
+    assert set(cluster.bound()) == {"filler"}
+    cluster.delete_pod("filler")
+    cluster.until_bound(*names)
+
+
+def test_a_stateful_set_that_makes_its_pods_in_turn_is_refused_by_name(
+    cluster: Cluster, plane: Plane, hodei: PodScheduler
+):
+    cluster.make_nodes(2)
+    cluster.apply([workload("StatefulSet", replicas=3)])
+    (name,) = until_made(cluster, 1)
+    told = cluster.until_condition(name, "PodScheduled", "False")
+    assert 'the size of pod group "ring" is not declared (annotation pod-group-size)' in told["message"]
+    assert "StatefulSet/ring makes its pods one after the other" in told["message"]
+    assert told["message"] in _ask(plane, "why", f"{cluster.namespace}/{name}")
+    assert cluster.bound() == {}
+
+
+def test_two_jobs_of_one_group_must_declare_its_size(cluster: Cluster, hodei: PodScheduler):
+    cluster.make_nodes(1, cpu="8")
+    cluster.make_pod("filler", cpu="8")  # so that the first does not begin before the second has come
+    cluster.until_bound("filler")
+    cluster.apply([workload("Job", f"ring-{name}", parallelism=1) for name in "ab"])
+    for name in until_made(cluster, 2):
+        cluster.wait(
+            lambda name=name: "several owners: Job/ring-a, Job/ring-b" in cluster.condition(name).get("message", ""),
+            f"{name} is told",
+        )
+
+
+def test_a_gang_shrinks_with_its_job_and_plan_knows_its_size(
+    cluster: Cluster, plane: Plane, hodei: PodScheduler, tmp_path: Path
+):
+    cluster.make_nodes(1, cpu="8")
+    wanted = workload("Job", parallelism=5)
+    wanted["metadata"]["namespace"] = cluster.namespace
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(wanted))
+    planned = _ask(plane, "plan", "-f", file)
+    assert "0 of 5 pods would start now" in planned
+    cluster.apply([wanted])
+    name = until_made(cluster, 5)[0]
+    cluster.until_condition(name, "PodScheduled", "False", "Unschedulable")
+    cluster.patch(f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/ring", {"spec": {"parallelism": 3}})
+    cluster.until_bound(*until_made(cluster, 3))
+
+
+def test_a_new_scheduler_finds_the_size_of_a_gang_that_waits(cluster: Cluster, hodei_kube: PodSchedulers):
+    cluster.make_nodes(2)
+    wanted = workload("Job", parallelism=3)
+    wanted["spec"]["template"]["spec"]["schedulerName"] = "second"
+    cluster.make_pod("filler", cpu="3", scheduler="second")
+    first = hodei_kube("second")
+    cluster.until_bound("filler")
+    cluster.apply([wanted])
+    names = until_made(cluster, 3)
+    cluster.until_condition(names[0], "PodScheduled", "False", "Unschedulable")
+    first.kill()
+    cluster.delete_pod("filler")
+    hodei_kube("second")
+    cluster.until_bound(*names)
+
+
+# ------------------------------------------------------------------------------------------- priorities
+
+
+def test_a_preferred_annotation_beats_the_class_and_a_wrong_one_is_refused(cluster: Cluster, hodei_kube: PodSchedulers):
+    hodei_kube("mine", ["--priority-annotation=priority", "--prefer-priority-annotation"])
+    cluster.apply([
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": f"{cluster.namespace}-high"},
+         "value": 5000},
+    ])  # fmt: skip
+    cluster.make_nodes(1)
+    mine = {"scheduler": "mine", "cpu": "3", "priorityClassName": f"{cluster.namespace}-high"}
+    cluster.make_pod("low", **mine, annotations={"priority": "1"})
+    cluster.until_bound("low")
+    cluster.make_pod("wrong", **mine, annotations={"priority": "much"})
+    told = cluster.until_condition("wrong", "PodScheduled", "False")
+    assert "a priority must be a whole number, not 'much'" in told["message"]
+    cluster.make_pod("higher", **mine, annotations={"priority": "10"})  # the same class: only the annotation differs
+    cluster.until_bound("higher")
+    cluster.until_gone("low")
+    cluster.make_pod("below", **mine | {"priorityClassName": ""}, annotations={"priority": "9"})
+    cluster.until_condition("below", "PodScheduled", "False", "Unschedulable")
+    assert cluster.bound_to("higher")
+
+
+def test_without_the_switch_the_class_stands(cluster: Cluster, hodei_kube: PodSchedulers):
+    hodei_kube("mine", ["--priority-annotation=priority"])
+    cluster.apply([
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": f"{cluster.namespace}-high"},
+         "value": 5000},
+    ])  # fmt: skip
+    cluster.make_nodes(1)
+    mine = {"scheduler": "mine", "cpu": "3", "priorityClassName": f"{cluster.namespace}-high"}
+    cluster.make_pod("first", **mine, annotations={"priority": "1"})
+    cluster.until_bound("first")
+    cluster.make_pod("second", **mine, annotations={"priority": "10"})
+    cluster.until_condition("second", "PodScheduled", "False", "Unschedulable")
+    assert cluster.bound_to("first")
