@@ -17,9 +17,11 @@ import pytest
 import yaml
 
 from real.kubernetes import binaries
+from real.kubernetes.api import wait
 from real.kubernetes.cluster import Cluster, node
 from real.kubernetes.plane import Plane
 from real.kubernetes.pod_scheduler import PodScheduler
+from unit.deploy.played import played
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[3]
@@ -337,6 +339,39 @@ def test_the_demo_of_preemption_tells_the_whole_story_and_cleans_up(bare: Bare, 
     assert "FailedScheduling" in said
     bare.kubectl("wait", "--for=delete", "namespace/hodei-demo", "--timeout=60s")
     assert "priorityclass.scheduling.k8s.io/hodei-example-low" not in names(bare, "priorityclasses")
+
+
+def test_the_minikube_script_installs_from_the_built_image_and_runs_the_examples(bare: Bare, tmp_path: Path) -> None:
+    """minikube and docker are played and do nothing: that a cluster is made, an image built and loaded is not proved. All that
+    comes after is done by the real kubectl on a real API server."""
+    calls = played(tmp_path / "bin", minikube="", docker="[ $1 != image ] || echo sha256:0123456789abcdef")
+    (tmp_path / "bin" / "kubectl").symlink_to(bare.bin / "kubectl")
+    hodei = PodScheduler(bare, tmp_path, "hodei", [], "admin", elect=False)
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    try:
+        hodei.start()
+        said = must(script(bare, "minikube.sh", PATH=path, PROFILE="test", WAIT="60s"))
+        assert "Hodei schedules pods" in said
+        assert [call for call in calls() if call.startswith("minikube")] == [
+            "minikube --profile test start --nodes 3 --keep-context",
+            "minikube --profile test image load hodei:0123456789ab",
+        ]
+        (deployed,) = bare.kubectl(
+            "get", "deployments", "--namespace=hodei-system", "--output=jsonpath={.items[*].spec.template.spec.containers[*].image}"
+        ).split()  # fmt: skip
+        assert deployed == "hodei:0123456789ab"
+
+        def gang_runs() -> bool:
+            label = "--selector=batch.kubernetes.io/job-name=gang-owner"
+            return len(bare.kubectl("get", "pods", label, "--output=jsonpath={.items[*].spec.nodeName}").split()) == 3
+
+        wait(gang_runs, "the gang of the example is bound", 60)
+        must(script(bare, "minikube.sh", PATH=path, PROFILE="test", WAIT="60s", EXAMPLES="0"))  # it can be run again
+    finally:
+        hodei.close()
+        for name in ("gang-owner", "workloads", "priorityclasses"):
+            bare.kubectl("delete", "--ignore-not-found", f"--filename={DEPLOY / 'examples' / name}.yaml")
+        must(script(bare, "cleanup.sh"))
 
 
 def test_every_example_does_what_it_says(bare: Bare, at_work: PodScheduler) -> None:
