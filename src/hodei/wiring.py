@@ -47,6 +47,7 @@ from hodei.wire.numbers import parse_numbers
 from hodei.wire.views import Check
 
 MAX_COST = 1_000_000
+_LEAST_DECISION_LOG = 1 << 20
 _HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)")
 
@@ -275,6 +276,12 @@ def make_service(
     retention_ms = parse_duration_ms(config.server.retention)
     audit_retention_ms = parse_duration_ms(config.server.audit_retention)
     log_cap_bytes = parse_quantity(config.server.log_cap)
+    most_bytes = parse_quantity(config.server.decision_log_size)
+    if most_bytes < _LEAST_DECISION_LOG:
+        raise InvalidInput(
+            f"server.decision_log_size: {config.server.decision_log_size} is less than 1Mi",
+            hint='for no log at all: decision_log = ""',
+        )
     clock = SystemClock(follows=True)
     store = SqliteStore(home / "hodei.db")
     opened = store.open()
@@ -307,7 +314,11 @@ def make_service(
     decision_log = None
     if config.server.decision_log:
         path = home / config.server.decision_log
-        decision_log = DecisionLog(path, config.scheduling, opened.last_event)
+        try:
+            decision_log = DecisionLog(path, config.scheduling, opened.last_event, most_bytes=most_bytes)
+        except OSError as error:
+            hint = 'name another file, or none: decision_log = ""'
+            raise InvalidInput(f"the decision log {path} cannot be written: {error.strerror}", hint=hint) from error
     service = Service(
         store,
         opened,

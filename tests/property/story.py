@@ -72,6 +72,7 @@ class Story:
         self.auditor = Auditor()
         self.controller = self._new()
         self.written: list[bytes] = []
+        self.taken: list[Step] = []
         self.last: Step | None = None
         self._last_job = 0
         self._between = between
@@ -99,6 +100,7 @@ class Story:
 
     def step(self, facts: Sequence[Fact]) -> Step:
         done = self.last = self.controller.step(self.now_ms, facts)
+        self.taken.append(done)
         self.written.append(msgspec.json.encode([done.plan, done.saves, done.acts]))
         self.auditor.step(facts, done.saves, done.acts)
         self._compare_books()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hodei.runtime.decision_log import closed_segments
 from real.house import House, Said
 
 pytestmark = pytest.mark.real
@@ -119,3 +120,26 @@ def test_a_log_that_was_tampered_with_shows_the_first_difference(house: House) -
     assert was in said.out
     log.write_text("not a log\n")
     assert replay(log).code == 2
+
+
+def test_the_log_is_on_by_default_and_bounded_and_all_that_is_kept_is_decided_again(house: House) -> None:
+    house.configure(CONFIG + '\n[server]\ndecision_log_size = "1Mi"\n').up("--instant")
+    log, note = house.home / "decisions.jsonl", {"note": "n" * 1000}
+    with house.client() as client:
+        for _ in range(30):
+            ask = {"command": ["true"], "cpu": "100m", "memory": "1Mi", "annotations": note}
+            client.wait(client.submit_all([ask] * 50)[-1], 30)
+    assert house.stop() == 0
+    kept = closed_segments(log)
+    assert kept[0].number > 1, "the oldest have gone"
+    size = sum(each.stat().st_size for each in house.home.glob("decisions.jsonl*"))
+    assert size < (1 << 20) + 400_000, size
+    said = house.ok("replay")
+    assert said.out.startswith("identical: "), said
+    print(said.out.strip(), size, "bytes")
+    listed = house.ok("replay", "--list", str(log)).lines
+    assert len(listed) == len(kept) + 1
+    # A server that starts again goes on with the numbers, and what the former one left stays readable.
+    house.up("--instant", "--decision-log", "")
+    house.stop()
+    assert replay(kept[-1].path).code == 0

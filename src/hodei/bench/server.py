@@ -35,6 +35,12 @@ def add_arguments(kinds: Any) -> None:
     parser.add_argument(
         "--forecast-every", default="1m", metavar="TIME", help="how often starts are foretold, or off [default: 1m]"
     )
+    parser.add_argument(
+        "--decision-log",
+        choices=("on", "off"),
+        default="on",
+        help="what its writing costs is the difference [default: on]",
+    )
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(measure=measure)
 
@@ -57,6 +63,8 @@ def _through_server(given: argparse.Namespace, home: Path) -> dict[str, Any]:
     options = ["--instant"] if given.backend == "instant" else []
     forecast = "enabled = false" if given.forecast_every == "off" else f'every = "{given.forecast_every}"'
     (home / "config.toml").write_text(f"[scheduling.forecast]\n{forecast}\n")
+    if given.decision_log == "off":
+        options.append("--decision-log=")
     with a_server(home, *options) as (pid, client):
         request = {"name": "bench", "command": ["/bin/true"], "cpu": f"{_cpu_share()}m", "memory": "1Mi"}
         _keep_waiting(client, given.waiting)

@@ -29,7 +29,11 @@ _LARGE_LOG_BYTES, _OLDER_LOGS = 15 << 20, 3
 @click.option("--host", metavar="ADDRESS", help="Where to listen [default: 127.0.0.1].")
 @click.option("--port", metavar="N", help="Which port; 0 for any free one [default: 7680, or any if taken].")
 @click.option("--config", metavar="FILE", help="A TOML file [default: HOME/config.toml if it is there].")
-@click.option("--decision-log", metavar="NAME", help="Write every decision to this file in HOME, for `hodei replay`.")
+@click.option(
+    "--decision-log",
+    metavar="NAME",
+    help="Write every decision to this file in HOME, for `hodei replay` [default: decisions.jsonl; '' for none].",
+)
 @click.option("--insecure", is_flag=True, help="Allow an address that others reach without TLS.")
 @click.option("--instant", is_flag=True, help="Jobs end at once without running anything: for trials and measuring.")
 @click.option(
@@ -107,8 +111,9 @@ def down(home: str | None, timeout: float, output: str) -> None:
 @click.command(context_settings=_THROUGH, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def replay(args: tuple[str, ...]) -> None:
-    """Replay a decision log and say whether the plans are the same."""
-    _become("hodei.sim.replay", list(args))
+    """Replay a decision log and say whether the plans are the same: hodei replay [FILE] [--all] [--list]."""
+    home = settings()["home"]
+    _become("hodei.sim.replay", [*([f"--home={home}"] if home else []), *args])
 
 
 @click.command(context_settings=_THROUGH, add_help_option=False)

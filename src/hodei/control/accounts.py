@@ -46,8 +46,7 @@ class Accounts:
         self._counts_past = policy.shares is not None
         self.budgets: Budgets | None = None
         if policy.budgets and self.sharing is not None:
-            sharing = self.sharing
-            self.budgets = Budgets(policy.budgets, sharing.ledger, lambda project: sharing.path_of(project, "")[:-1])
+            self.budgets = Budgets(policy.budgets, self.sharing.ledger, self.sharing.path_of_project)
         self.ranges = Ranges(policy.ranges)
         kept: list[Accountant] = [self.quotas] if self.quotas else []
         world.accountants = (*kept, self.sharing) if self.sharing is not None else tuple(kept)

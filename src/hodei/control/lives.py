@@ -41,6 +41,14 @@ from hodei.model.lifecycle import RUN_ENDED, RunState
 _ROUNDING_MS = 2000
 
 
+def _nothing(_: Job | JobId) -> None:
+    """No lambda: the state of a controller is written down (`control.snapshot`)."""
+
+
+def _as_it_is(job: Job, backends: Collection[str], now_ms: int) -> Job:
+    return job
+
+
 class Lives:
     def __init__(
         self,
@@ -56,16 +64,16 @@ class Lives:
         self._enqueue = enqueue
         self._wake = wake
         # Called with every job that has ended.
-        self.ended: Callable[[Job], None] = lambda job: None
+        self.ended: Callable[[Job], None] = _nothing
         # Runs whose order to stop may have been dropped: they must be told again, should they have to stop after all.
         self.spared: Container[RunId] = ()
         # Called when a job needs no room any more that may be kept for it.
-        self.wants_no_room: Callable[[JobId], None] = lambda id: None
+        self.wants_no_room: Callable[[JobId], None] = _nothing
         # The same for whoever waits for jobs, who also wants to know when one has saved its work.
-        self.settled: Callable[[Job], None] = lambda job: None
-        self.saved: Callable[[JobId], None] = lambda job: None
+        self.settled: Callable[[Job], None] = _nothing
+        self.saved: Callable[[JobId], None] = _nothing
         # Called with a job that goes back into the line because backends failed it, and with their names.
-        self.backend_failed: Callable[[Job, Collection[str], int], Job] = lambda job, backends, now_ms: job
+        self.backend_failed: Callable[[Job, Collection[str], int], Job] = _as_it_is
 
     def take_settings(self, other: Lives) -> None:
         self._retry = other._retry

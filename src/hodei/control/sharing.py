@@ -58,6 +58,9 @@ class Sharing:
     def path_of(self, project: str, user: str) -> Path:
         return (*self._policy.places.get(project, (project,)), user or NOBODY)
 
+    def path_of_project(self, project: str) -> Path:
+        return self.path_of(project, "")[:-1]
+
     # ------------------------------------------------------------------------------------------ keeping account
 
     def opened(self, run: Run, spec: JobSpec) -> None:

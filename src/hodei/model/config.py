@@ -261,7 +261,8 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tls_cert: str = ""
     tls_key: str = ""
     metrics_public: bool = False
-    decision_log: str = ""
+    decision_log: str = "decisions.jsonl"
+    decision_log_size: str = "256Mi"
     retention: str = "30d"
     audit_retention: str = "90d"
     log_cap: str = "64Mi"

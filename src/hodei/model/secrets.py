@@ -33,7 +33,10 @@ def masked(env: Mapping[str, str], shown: Shown) -> dict[str, str]:
 
 def without_values(spec: JobSpec) -> JobSpec:
     """The same job as far as any decision goes, with no value of a variable in it."""
-    if not any(task.env for task in spec.tasks):
+    for task in spec.tasks:  # faster than `any`, and asked of every job
+        if task.env:
+            break
+    else:
         return spec
     return structs.replace(
         spec, tasks=tuple(structs.replace(task, env=masked(task.env, "names")) for task in spec.tasks)

@@ -51,6 +51,18 @@ class Aside:
         # One who gives up leaves it to the others.
         return await asyncio.shield(asked)
 
+    def at_once(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """The same of this very moment: the child is there when it returns, however many others there are."""
+        try:
+            pid, read = self._fork(work)
+        except Unavailable as error:
+            failed: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
+        asked = asyncio.get_running_loop().run_in_executor(self._readers, self._answer, pid, read)
+        asked.add_done_callback(_looked_at)
+        return asked
+
     async def _at_its_turn(self, work: Callable[[], T], key: Hashable) -> T:
         try:
             await self._places.acquire()
@@ -62,6 +74,10 @@ class Aside:
             self._places.release()
 
     async def _in_a_child(self, work: Callable[[], T]) -> T:
+        pid, read = self._fork(work)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._answer, pid, read)
+
+    def _fork(self, work: Callable[[], object]) -> tuple[int, int]:
         if self._closed:
             raise Unavailable("the server is shutting down", hint="try again when it is back")
         read, write = os.pipe()
@@ -76,7 +92,7 @@ class Aside:
         os.close(write)
         with self._changing:
             self._children.add(pid)
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._answer, pid, read)
+        return pid, read
 
     def _answer(self, pid: int, read: int) -> Any:
         with os.fdopen(read, "rb") as pipe:

@@ -193,6 +193,8 @@ class Loop:
         idle_s = _IDLE_S if self.trouble is None else _TRY_AGAIN_S
         wait = idle_s if due is None else min(max(due - now, 0) / 1000, idle_s)
         if not self._inbox and wait > 0:
+            if self._decision_log is not None:
+                self._decision_log.flush()
             try:
                 await asyncio.wait_for(self._more.wait(), wait)
             except TimeoutError:
@@ -225,6 +227,8 @@ class Loop:
         step, seconds = await self._unhurried(self.controller.stepping(now, facts))
         if self._decision_log is not None and (facts or not step.empty):
             await self._unhurried(self._decision_log.writing(now, facts, step.plan))
+            if self._decision_log.full:
+                self._decision_log.begin_segment(self.controller)
         saves += step.saves
         decided = time.perf_counter()
         if saves or self.trouble is not None:

@@ -67,7 +67,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="the port; 0 for any free one (7680, or any if that is taken)")
     parser.add_argument("--insecure", action="store_true", help="allow a non-loopback address without TLS")
-    parser.add_argument("--decision-log", help="write every decision to this file in HOME, for `hodei replay`")
+    parser.add_argument(
+        "--decision-log", help="write every decision to this file in HOME, for `hodei replay`; empty for none"
+    )
     parser.add_argument("--instant", action="store_true", help="a fake backend that finishes everything at once")
     parser.add_argument("--fresh", action="store_true", help="start anew where the store of an earlier server is lost")
     parser.add_argument(

@@ -1,30 +1,45 @@
-"""`hodei replay LOG`: decide everything in a decision log again, and say whether every plan is the same.
+"""`hodei replay [LOG]`: decide everything in a decision log again, and say whether every plan is the same.
 
+LOG: one file of a log. Without it: all that is kept of the log of the server in HODEI_HOME (or ~/.hodei).
 Exit code 0: identical. 1: the first difference is shown. 2: not a log that can be read.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from hodei.control.controller import Controller
+from hodei.control.snapshot import load, modules_of
 from hodei.engine.plan import Plan
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import HodeiError, InvalidInput
 from hodei.model.facts import AnyFact
+from hodei.runtime.decision_log import CONTINUED, FORMAT, closed_segments, state_path
 from hodei.wiring import make_controller
 
-_FORMATS = (1,)
+_NAME = "decisions.jsonl"
 
 
 class Header(msgspec.Struct):
+    """`segment`: its number. `gap`: what happened right before it was not written."""
+
     hodei_decision_log: int
     config: SchedulingConfig
     last_event: int = 0
+    segment: int = 0
+    gap: bool = False
+
+    @property
+    def continues(self) -> bool:
+        return self.hodei_decision_log == CONTINUED
 
 
 class Line(msgspec.Struct):
@@ -34,6 +49,7 @@ class Line(msgspec.Struct):
 
 
 class Difference(msgspec.Struct):
+    path: Path
     line: int
     now: int
     logged: bytes
@@ -41,37 +57,118 @@ class Difference(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
+    """`left_out`: files that nothing can be said of, as the state at their beginning is not known."""
+
     steps: int = 0
     facts: int = 0
     binds: int = 0
+    files: int = 0
     difference: Difference | None = None
+    left_out: list[Path] = []
 
 
-def replay(path: Path) -> Result:
-    lines = _lines(path)
+class Part(msgspec.Struct):
+    """One file of a log, opened. `name`: that of the whole log, without a number."""
+
+    path: Path
+    name: Path
+    header: Header
+
+    @property
+    def state(self) -> Path:
+        return state_path(self.name, self.header.segment)
+
+
+def open_part(path: Path) -> Part:
     try:
-        number, first = next(lines)
+        _, first = next(_lines(path))
         header = msgspec.json.decode(first, type=Header)
     except (StopIteration, msgspec.DecodeError) as error:
         raise InvalidInput(f"{path} is not a decision log: {str(error) or 'it is empty'}") from error
-    if header.hodei_decision_log not in _FORMATS:
+    if header.hodei_decision_log not in (FORMAT, CONTINUED):
         raise InvalidInput(f"{path} is of format {header.hodei_decision_log}, which this version does not know")
-    controller = make_controller(header.config, header.last_event)
-    decoder, result = msgspec.json.Decoder(Line), Result()
+    return Part(path, path.with_name(re.sub(r"\.\d+$", "", path.name)), header)
+
+
+def parts_of(path: Path) -> list[Part]:
+    """All that is kept of the log that is being written to `path`, the oldest first."""
+    paths = [segment.path for segment in closed_segments(path)] + ([path] if path.exists() else [])
+    if not paths:
+        raise InvalidInput(f"there is no decision log at {path}", hint="name its file: hodei replay FILE")
+    return [open_part(each) for each in paths]
+
+
+def with_its_beginning(path: Path) -> list[Part]:
+    """A file of a log and, if the state at its beginning is not known, those before it from one at which it is."""
+    last = open_part(path)
+    chain = [last]
+    earlier = {each.header.segment: each for each in parts_of(last.name)} if last.header.continues else {}
+    while (first := chain[0]).header.continues and not first.state.exists():
+        before = earlier.get(first.header.segment - 1)
+        if before is None or first.header.gap:
+            raise InvalidInput(
+                f"{path} goes on from a state that is not known: there is no {first.state.name} beside it",
+                hint="keep the .state files with the log",
+            )
+        chain.insert(0, before)
+    return chain
+
+
+def beginning(part: Part) -> Controller:
+    """A scheduler that stands where that of the log stood before the first line of this file."""
+    controller = make_controller(part.header.config, part.header.last_event)
+    if not part.header.continues:
+        return controller
+    try:
+        state = part.state.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {part.state}: {error.strerror}") from error
+    restored = load(state, modules_of(controller))
+    restored.remake = make_controller
+    return restored
+
+
+def replay(path: Path) -> Result:
+    return replay_parts(with_its_beginning(path))
+
+
+def replay_parts(parts: list[Part]) -> Result:
+    """Each file goes on from the one before it if it can, else from the state that was written down."""
+    result, controller, before = Result(), None, None
+    for part in parts:
+        header = part.header
+        follows = before is not None and header.segment == before + 1 and not header.gap
+        if not header.continues or controller is None or not follows:
+            if header.continues and not part.state.exists():
+                result.left_out.append(part.path)
+                controller = None
+                continue
+            controller = beginning(part)
+        before = header.segment
+        result.files += 1
+        _decide(part, controller, result)
+        if result.difference is not None:
+            break
+    return result
+
+
+def _decide(part: Part, controller: Controller, result: Result) -> None:
+    decoder, lines = msgspec.json.Decoder(Line), _lines(part.path)
+    next(lines)
     for number, raw in lines:
         try:
             line = decoder.decode(raw)
         except msgspec.DecodeError as error:
-            raise InvalidInput(f"{path}, line {number}: {error}") from error
+            raise InvalidInput(f"{part.path}, line {number}: {error}") from error
         plan = controller.step(line.now, line.facts).plan
         result.steps += 1
         result.facts += len(line.facts)
         result.binds += len(plan.binds)
-        decided = msgspec.json.encode(plan)
-        if decided != bytes(line.plan):
-            result.difference = Difference(number, line.now, bytes(line.plan), decided)
-            break
-    return result
+        decided, logged = msgspec.json.encode(plan), bytes(line.plan)
+        # What is as by default may be written or not, after a state was read: then the values count.
+        if decided != logged and plan != msgspec.json.decode(logged, type=Plan):
+            result.difference = Difference(part.path, number, line.now, logged, decided)
+            return
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -88,7 +185,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _show(difference: Difference) -> str:
     """The first entry in which the two plans differ."""
     logged, decided = (msgspec.json.decode(side, type=Plan) for side in (difference.logged, difference.decided))
-    for kind in ("binds", "refusals", "faults"):
+    for kind in ("binds", "refusals", "faults", "evictions"):
         pairs = zip(getattr(logged, kind), getattr(decided, kind), strict=False)
         for place, (before, now) in enumerate(pairs):
             if before != now:
@@ -98,27 +195,54 @@ def _show(difference: Difference) -> str:
     return f"\n  logged:  {difference.logged[:400]!r}\n  decided: {difference.decided[:400]!r}"
 
 
+def _listed(parts: list[Part]) -> Iterator[str]:
+    """One line for each file: from when to when, how large, and from what it can be decided again."""
+    for part in parts:
+        times = [int(found[1]) for _, raw in _lines(part.path) if (found := re.match(rb'\{"now":(\d+)', raw))]
+        span = " to ".join(_moment(at) for at in (times[0], times[-1])) if times else "no steps"
+        base = "its state" if part.state.exists() else "the file before it" if part.header.continues else "a start"
+        size = part.path.stat().st_size + (part.state.stat().st_size if part.state.exists() else 0)
+        yield f"{part.path.name:<24} {span}  {size / 2**20:8.1f} MiB  {len(times):>9} steps  from {base}"
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="hodei replay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("log", type=Path)
+    parser.add_argument("log", type=Path, nargs="?")
+    parser.add_argument("--home", type=Path, help="of which server, without LOG")
+    parser.add_argument("--all", action="store_true", help="with LOG: all files of that log, the oldest first")
+    parser.add_argument("--list", action="store_true", help="only list the files that are kept")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     given = parser.parse_args(args)
+    home = given.home or Path(os.environ.get("HODEI_HOME") or "~/.hodei").expanduser()
     try:
-        result = replay(given.log)
+        whole = given.all or given.list or given.log is None
+        parts = parts_of(given.log or home / _NAME) if whole else with_its_beginning(given.log)
+        if given.list:
+            print("\n".join(_listed(parts)))
+            return 0
+        result = replay_parts(parts)
     except HodeiError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return 2
     same = result.difference is None
     if given.json:
         at = result.difference.line if result.difference else None
         print(msgspec.json.encode({"identical": same, "steps": result.steps, "facts": result.facts,
-                                   "binds": result.binds, "line": at}).decode())  # fmt: skip
+                                   "binds": result.binds, "line": at, "files": result.files}).decode())  # fmt: skip
     elif result.difference is None:
-        print(f"identical: {result.steps} steps, {result.facts} facts, {result.binds} binds")
+        files = f" in {result.files} files" if result.files > 1 else ""
+        print(f"identical: {result.steps} steps, {result.facts} facts, {result.binds} binds{files}")
     else:
-        print(f"different at line {result.difference.line} (step {result.steps}): {_show(result.difference)}")
+        file = f"{result.difference.path.name}, " if len(parts) > 1 else ""
+        print(f"different at {file}line {result.difference.line} (step {result.steps}): {_show(result.difference)}")
+    for path in result.left_out:
+        print(f"left out: {path.name}, the state at its beginning is not known", file=sys.stderr)
     return 0 if same else 1
 
 

@@ -1,0 +1,118 @@
+"""The decision log: bounded, in segments that can each be decided again, and without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import pickle
+import zlib
+
+import pytest
+
+from builders import NOW_MS, a_job, a_job_spec, a_node, a_task
+from hodei.backends.instant import InstantBackend
+from hodei.control.snapshot import dump, load
+from hodei.engine.plan import Plan
+from hodei.model.config import ProfileConfig, SchedulingConfig
+from hodei.model.errors import InvalidInput
+from hodei.model.facts import JobSubmitted, Reconfigured
+from hodei.runtime.decision_log import DecisionLog, closed_segments, state_path
+from hodei.sim.replay import parts_of, replay, replay_parts
+from hodei.sim.traces import open_workload
+from hodei.wiring import make_controller
+from unit.runtime.living import TalkingStore, a_service, alive, until
+
+
+def _instant():
+    return InstantBackend("instant", [a_node("n1", 4, backend="instant")])
+
+
+def test_a_decision_log_is_kept_in_segments_within_its_size_and_each_is_decided_again(tmp_path):
+    path, most = tmp_path / "decisions.jsonl", 200_000
+
+    async def main():
+        log = DecisionLog(path, SchedulingConfig(), 0, most_bytes=most)
+        async with alive(a_service(TalkingStore(), _instant(), decision_log=log)) as service:
+            job = 0
+            while not closed_segments(path) or closed_segments(path)[0].number < 3:
+                await service.submit([a_job_spec(annotations={"note": "x" * 500}) for _ in range(5)])
+                job += 5
+                assert job < 5000, "the log is not pruned"
+                await service.wait(job, 5000)
+                number = 1 + max((segment.number for segment in closed_segments(path)), default=0)
+                if number > 1:
+                    await until(lambda number=number: state_path(path, number).exists())
+                size = sum(each.stat().st_size for each in tmp_path.iterdir())
+                assert size <= most + 20_000, "one step may go beyond it, and no more"
+
+    asyncio.run(main())
+    parts = parts_of(path)
+    assert parts[0].header.continues, "its beginning is gone"
+    whole = replay_parts(parts)
+    assert (whole.difference, whole.left_out, whole.files) == (None, [], len(parts))
+    alone = [replay(part.path) for part in parts]
+    assert [each.difference for each in alone] == [None] * len(parts)
+    assert sum(each.steps for each in alone) == whole.steps
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+    # Without its state a file is decided again with the one before it.
+    state_path(path, parts[-1].header.segment).unlink()
+    assert replay(path).steps == alone[-1].steps + alone[-2].steps
+    # And as a workload it has the nodes and the jobs of its own time.
+    workload = open_workload(parts[0].path)
+    assert workload.nodes
+    assert len(workload.arrivals) > 10
+
+
+def test_values_of_variables_and_secret_options_are_in_no_segment_and_in_no_state(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    config = SchedulingConfig(profiles={"mine": ProfileConfig(options={"x": {"api_token": "canary-option", "a": 1}})})
+    job = a_job(1, tasks=[a_task(env={"PLAIN": "canary-value"})])
+    log = DecisionLog(path, config, 0)
+    log.step(NOW_MS, [JobSubmitted(job), Reconfigured(scheduling=config)], Plan())
+    log.close()
+    controller = make_controller(SchedulingConfig())
+    controller.step(NOW_MS, [JobSubmitted(job)])
+    for written in (path.read_bytes(), zlib.decompress(dump(controller))):
+        assert b"PLAIN" in written
+        assert b"canary" not in written
+    assert b"api_token" in path.read_bytes()
+
+
+def test_a_state_names_no_code_but_that_of_a_scheduler():
+    for call in (print, asyncio.run, "hodei.runtime.aside:_work", "hodei.plugins.registry:build_profile"):
+
+        class Evil:
+            def __reduce__(self, call=call):
+                module, _, name = call.partition(":") if isinstance(call, str) else ("", "", "")
+                return (getattr(importlib.import_module(module), name) if module else call), ("x",)
+
+        with pytest.raises(InvalidInput, match="no part of a scheduler"):
+            load(zlib.compress(pickle.dumps(Evil())))
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        load(b"nonsense")
+
+
+def test_a_decision_log_goes_on_with_a_new_segment_after_the_disk_was_full(tmp_path, monkeypatch):
+    path, full = tmp_path / "decisions.jsonl", open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the log closes it
+
+    async def main():
+        log = DecisionLog(path, SchedulingConfig(), 0)
+        async with alive(a_service(TalkingStore(), _instant(), decision_log=log)) as service:
+            await service.submit([a_job_spec()])
+            await service.wait(1, 5000)
+            log._file.close()
+            log._file = full
+            await service.submit([a_job_spec()])
+            await service.wait(2, 5000)
+            assert not log.full
+            monkeypatch.setattr("hodei.runtime.decision_log._AGAIN_S", 0.0)
+            await service.submit([a_job_spec()])
+            await until(lambda: state_path(path, 2).exists())
+            await service.submit([a_job_spec()])
+            await service.wait(4, 5000)
+
+    asyncio.run(main())
+    parts = parts_of(path)
+    assert [part.header.gap for part in parts] == [False, True]
+    assert replay_parts(parts).difference is None
+    assert replay(path).binds == 1
