@@ -27,6 +27,10 @@ class AdmissionPolicy(Struct, frozen=True):
     max_members: int = 100_000
 
 
+def _none_unknown(spec: JobSpec) -> Sequence[str]:
+    return ()
+
+
 class Gate:
     """Checks specs against the profiles and the nodes. Answers are kept by size for as long as the nodes stay."""
 
@@ -35,7 +39,7 @@ class Gate:
         self._policy = policy
         self.routing = Routing()
         # Why backends are down that were never reached, of those that a job may use: it may fit there.
-        self.unknown: Callable[[JobSpec], Sequence[str]] = lambda spec: ()
+        self.unknown: Callable[[JobSpec], Sequence[str]] = _none_unknown
         self._generation = -1
         self._empty = Table()
         self._sizes: dict[Hashable, Refusal | None] = {}

@@ -99,7 +99,7 @@ def _masked(named: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _gate(it: Gate) -> tuple[Any, ...]:
-    return Gate, (it._engine, it._policy), {"routing": it.routing}
+    return Gate, (it._engine, it._policy), {"routing": it.routing, "unknown": it.unknown}
 
 
 # Caches are not written: they are made anew when they are asked for, and are exact.

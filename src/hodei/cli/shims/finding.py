@@ -35,7 +35,7 @@ def jobs_of(client: Client, text: str) -> list[JobView]:
         return [view]
     if view.array is None:
         raise NotFound(f"job {found[1]} is not an array")
-    from hodei.cli.arrays import place_of
+    from hodei.client.finding import place_of
 
     place = place_of(view.array)
     indices = read_indices((found[2] or found[3]).partition("%")[0]) if found[2] or found[3] else place.indices
