@@ -81,6 +81,27 @@ class JobQuery(Struct, frozen=True):
     limit: int = 100
 
 
+# (job, attempt, member)
+RunKey = tuple[int, int, int]
+
+
+class NodeRunsQuery(Struct, frozen=True):
+    """`after`: the `next_after` of the page before."""
+
+    node: NodeName
+    since_ms: int = 0
+    until_ms: int = 2**62
+    after: RunKey | None = None
+    limit: int = 100
+
+
+class NodeRunsPage(Struct, frozen=True):
+    """`next_after` is None at the end. A page may be short, even empty, and not be the last."""
+
+    runs: list[Run]
+    next_after: RunKey | None = None
+
+
 class JobPage(Struct, frozen=True):
     jobs: list[Job]
     next_after: JobId = 0
@@ -153,6 +174,10 @@ class Store(Protocol):
         ...
 
     def run(self, run: RunId) -> Run | None: ...
+
+    def runs_on(self, query: NodeRunsQuery) -> NodeRunsPage:
+        """One page of the runs that held room on a node in a span of time, the newest job first."""
+        ...
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
         """Events with seq > `after`, oldest first; of one job if `job` is given."""

@@ -27,7 +27,7 @@ from hodei.model.job import (
 )
 from hodei.model.node import Location, NodeMarks, Taint
 from hodei.model.selector import Requirement, parse_selector
-from hodei.ports import JobQuery, Store
+from hodei.ports import JobQuery, NodeRunsQuery, Store
 
 # ------------------------------------------------------------------------------------------ opening
 
@@ -310,3 +310,41 @@ def test_of_notes_the_last_one_counts_and_none_is_an_empty_one(store: Store):
     store.commit([SaveNote("forecasts", "one"), SaveNote("other", "x")])
     store.commit([SaveNote("forecasts", "two"), SaveNote("forecasts", "three")])
     assert (store.note("forecasts"), store.note("other")) == ("three", "x")
+
+
+def test_runs_of_a_node_come_by_span_of_time_and_in_pages(store: Store):
+    saves: list[Save] = []
+    for id in range(1, 8):
+        node, finished = "ab"[id % 2], 0 if id == 7 else NOW_MS + id * 1000 + 500
+        run = a_run(job=id, node=node, placed_ms=NOW_MS + id * 1000, finished_ms=finished)
+        saves += [SaveJob(a_job(id), new=True), SaveRun(run, new=True)]
+    store.commit(saves)
+
+    def asked(**about: int) -> list[int]:
+        return [run.job for run in store.runs_on(NodeRunsQuery("b", **about)).runs]
+
+    assert asked() == [7, 5, 3, 1]
+    assert asked(since_ms=NOW_MS + 3600) == [7, 5], "3 had ended, 7 goes on"
+    assert asked(until_ms=NOW_MS + 3001) == [3, 1]
+    assert asked(since_ms=NOW_MS + 1500) == [7, 5, 3], "what ended at that moment held nothing any more"
+    assert store.runs_on(NodeRunsQuery("c")).runs == []
+    first = store.runs_on(NodeRunsQuery("b", limit=3))
+    assert [run.job for run in first.runs] == [7, 5, 3]
+    rest = store.runs_on(NodeRunsQuery("b", limit=3, after=first.next_after))
+    assert ([run.job for run in rest.runs], rest.next_after) == ([1], None)
+
+
+def test_a_page_of_a_node_looks_at_a_bounded_number_of_runs_and_none_is_missed(store: Store, monkeypatch):
+    monkeypatch.setattr("hodei.store.queries.MOST_RUNS_SCANNED", 4)
+    saves: list[Save] = []
+    for id in range(1, 24):
+        saves += [SaveJob(a_job(id), new=True), SaveRun(a_run(job=id, node="rare" if id % 9 == 1 else "n"), new=True)]
+    store.commit(saves)
+    found, after = [], None
+    for _ in range(20):
+        page = store.runs_on(NodeRunsQuery("rare", after=after, limit=2))
+        found += [run.job for run in page.runs]
+        after = page.next_after
+        if after is None:
+            break
+    assert found == [19, 10, 1]

@@ -253,3 +253,6 @@ def _describe(view: NodeView) -> str:
         ("version", view.version),
         *(("held", hold_text(hold)) for hold in view.holds),
     ])  # fmt: skip
+
+
+from hodei.cli import node_history  # noqa: E402, F401 - `node history` adds itself

@@ -44,6 +44,7 @@ from hodei.wire.views import (
     JobList,
     JobView,
     MigrateRequest,
+    NodeHistoryView,
     NodeList,
     NodePatch,
     NodeView,
@@ -318,6 +319,13 @@ class Client(BackendCalls):
 
     def node(self, name: str) -> NodeView:
         return self._get(f"/nodes/{quote(name, safe='')}", NodeView)
+
+    def node_history(
+        self, name: str, *, since: str = "", until: str = "", after: str = "", limit: int = 100
+    ) -> NodeHistoryView:
+        """One page of the runs that held room on a node; ask again with `after` the page's `next` until that is empty."""
+        query = {"since": since, "until": until, "after": after, "limit": str(limit)}
+        return self._get(f"/nodes/{quote(name, safe='')}/history", NodeHistoryView, query)
 
     def patch_node(self, name: str, patch: NodePatch) -> NodeView:
         body = msgspec.json.encode(patch)

@@ -22,7 +22,7 @@ from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
 from hodei.model.selector import all_match
 from hodei.model.usage import AccountPath, UsageRow
-from hodei.ports import JobPage, JobQuery, Opened
+from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened
 from hodei.store.batch import Batch, keep_decision, keep_spec, sort_saves
 
 _DAY_MS = 86_400_000
@@ -217,6 +217,20 @@ class MemoryStore:
             return self._memory.runs.get(job_of(run), {}).get(run)
         except ValueError:
             return None
+
+    def runs_on(self, query: NodeRunsQuery) -> NodeRunsPage:
+        with self._memory.lock:
+            every = [run for runs in self._memory.runs.values() for run in runs.values()]
+        found = sorted(((run.job, run.attempt, run.member), run.id, run) for run in every if run.node == query.node)
+        page: list[Run] = []
+        for key, _, run in reversed(found):
+            if query.after is not None and key >= query.after:
+                continue
+            if run.placed_ms < query.until_ms and (not run.finished_ms or run.finished_ms > query.since_ms):
+                page.append(run)
+                if len(page) == max(1, query.limit):
+                    return NodeRunsPage(page, key)
+        return NodeRunsPage(page)
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
         with self._memory.lock:

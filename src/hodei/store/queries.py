@@ -17,13 +17,14 @@ from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, JobState
 from hodei.model.selector import all_match
-from hodei.ports import JobPage, JobQuery
+from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery
 from hodei.store import audits, rows, standins
 from hodei.store.damage import UNREADABLE, Suspects, fetch, fetch_json, is_about_text, lenient
 
 MOST_JOBS_IN_A_PAGE = 1000
 # With labels the jobs are looked at one by one: so many at most for one page, which may then be short but not the last.
 MOST_SCANNED = 20_000
+MOST_RUNS_SCANNED = 50_000
 _ALL_STATES: tuple[str, ...] = get_args(JobState)
 _NO_END = 2**63 - 1
 
@@ -231,6 +232,35 @@ def run(db: sqlite3.Connection, job: JobId, attempt: int, member: int, suspects:
         (job, attempt, member),
     )
     return next(_runs_from(found, suspects), None)
+
+
+def runs_on(db: sqlite3.Connection, query: NodeRunsQuery, suspects: Suspects) -> NodeRunsPage:
+    """No index by node: every job would pay for it, and few ask. So many runs are looked at for one page, in the order of
+    their keys, and the answer says where to go on."""
+    limit, before = max(1, min(query.limit, MOST_JOBS_IN_A_PAGE)), query.after or (_NO_END, 0, 0)
+    last = fetch(
+        db,
+        """SELECT job, attempt, member FROM run WHERE (job, attempt, member) < (?, ?, ?)
+            ORDER BY job DESC, attempt DESC, member DESC LIMIT 1 OFFSET ?""",
+        (*before, MOST_RUNS_SCANNED - 1),
+    )
+    down_to: tuple[int, int, int] = _run_key(last[0]) if last else (0, 0, 0)
+    found = fetch_json(
+        db,
+        f"""SELECT json_group_array(json_array({_RUN_COLUMNS})) FROM
+            (SELECT * FROM run WHERE (job, attempt, member) < (?, ?, ?) AND (job, attempt, member) >= (?, ?, ?)
+             AND node = ? AND placed_ms < ? AND (finished_ms = 0 OR finished_ms > ?)
+             ORDER BY job DESC, attempt DESC, member DESC LIMIT ?) AS run""",  # noqa: S608 (constants)
+        (*before, *down_to, query.node, query.until_ms, query.since_ms, limit),
+    )
+    runs = sorted(_runs_from(found, suspects), key=_key_of, reverse=True)
+    if len(runs) >= limit:
+        return NodeRunsPage(runs, _key_of(runs[-1]))
+    return NodeRunsPage(runs, down_to if last else None)
+
+
+def _key_of(run: Run) -> tuple[int, int, int]:
+    return run.job, run.attempt, run.member
 
 
 def runs_after(

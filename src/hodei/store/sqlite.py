@@ -27,7 +27,7 @@ from hodei.model.job import Job, Run
 from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
 from hodei.model.usage import UsageRow
-from hodei.ports import JobPage, JobQuery, Opened, lost_key
+from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened, lost_key
 from hodei.store import audits, health, mending, queries, room, rows, schema, tally, usages, writing
 from hodei.store.batch import sort_saves
 from hodei.store.damage import Suspects, fetch
@@ -170,6 +170,10 @@ class SqliteStore:
             return None
         with self._reading() as db:
             return queries.run(db, job, attempt, member, self._suspects)
+
+    def runs_on(self, query: NodeRunsQuery) -> NodeRunsPage:
+        with self._reading() as db:
+            return queries.runs_on(db, query, self._suspects)
 
     def events(self, *, after: int = 0, job: JobId = 0, limit: int = 1000) -> list[Event]:
         with self._reading() as db:

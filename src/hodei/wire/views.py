@@ -168,6 +168,35 @@ class NodeList(Struct, frozen=True):
     nodes: list[NodeView]
 
 
+class NodeRunView(Struct, frozen=True):
+    """A run that held `resources` of a node from `placed_at` to `finished_at` (empty: it still does)."""
+
+    run: str
+    job: int
+    name: str
+    project: str
+    user: str
+    state: str
+    placed_at: str
+    started_at: str
+    finished_at: str
+    resources: dict[str, str]
+    exit_code: int | None = None
+    reason_code: str = ""
+
+
+class NodeHistoryView(Struct, frozen=True):
+    """`busy_ms`: for how long the runs of this page would have held the whole of a resource between `since` and `until`;
+    pages add up. `next`: ask for the next page with `after` of it; empty at the end."""
+
+    node: str
+    since: str
+    until: str
+    runs: list[NodeRunView]
+    busy_ms: dict[str, int] = {}
+    next: str = ""
+
+
 class NodePatch(Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator says of a node. A label set to null is removed; `drain` implies `cordon`."""
 

@@ -116,7 +116,15 @@ def completed(hodei, monkeypatch: pytest.MonkeyPatch, words: str, word: int) -> 
 
 def test_completion_offers_the_commands(hodei, monkeypatch: pytest.MonkeyPatch):
     assert completed(hodei, monkeypatch, "hodei ", 1) == NAMES
-    assert completed(hodei, monkeypatch, "hodei node ", 2) == ["cordon", "drain", "label", "show", "taint", "uncordon"]
+    assert completed(hodei, monkeypatch, "hodei node ", 2) == [
+        "cordon",
+        "drain",
+        "history",
+        "label",
+        "show",
+        "taint",
+        "uncordon",
+    ]
 
 
 def test_completion_offers_ids_and_nodes_of_the_server(hodei, monkeypatch, stub):

@@ -9,10 +9,13 @@ import msgspec
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.facts import NodeMarked
 from hodei.model.node import Taint
-from hodei.server.params import closest
+from hodei.model.resources import format_resources
+from hodei.ports import RunKey
+from hodei.runtime.node_history import Held, node_history
+from hodei.server.params import closest, read_since_ms
 from hodei.server.route import ADMIN, API, READ, Call, Param, Route
-from hodei.wire.render import node_view
-from hodei.wire.views import NodeList, NodePatch, NodeView, TaintView
+from hodei.wire.render import iso, node_view
+from hodei.wire.views import NodeHistoryView, NodeList, NodePatch, NodeRunView, NodeView, TaintView
 
 if TYPE_CHECKING:
     from hodei.runtime.service import NodeStatus
@@ -32,6 +35,42 @@ async def show_node(call: Call) -> NodeView:
             return _view(status)
     near = closest(name, (status.node.name for status in nodes))
     raise NotFound(f"there is no node {name!r}", hint=f"did you mean {near!r}?" if near else "see 'hodei nodes'")
+
+
+async def show_history(call: Call) -> NodeHistoryView:
+    args, now_ms = call.args, call.shared.now_ms()
+    since_ms = read_since_ms(args["since"] or "24h", now_ms)
+    until_ms = read_since_ms(args["until"], now_ms) if args["until"] else now_ms
+    if until_ms <= since_ms:
+        raise InvalidInput("`until` is not after `since`", hint="without `since`: the last 24 hours")
+    found = await node_history(call.service, args["name"], since_ms, until_ms, _key(args["after"]), args["limit"])
+    if not found.known and not found.held and found.next_after is None and not args["after"]:
+        await show_node(call)  # says that there is none, and which was perhaps meant
+    return NodeHistoryView(
+        node=args["name"], since=iso(found.since_ms), until=iso(found.until_ms),
+        runs=[_held_view(held) for held in found.held], busy_ms=found.busy_ms,
+        next=".".join(map(str, found.next_after)) if found.next_after else "",
+    )  # fmt: skip
+
+
+def _key(text: str) -> RunKey | None:
+    if not text:
+        return None
+    parts = text.split(".")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
+        raise InvalidInput(f"after: {text[:80]!r} is not the `next` of a page")
+    job, attempt, member = map(int, parts)
+    return job, attempt, member
+
+
+def _held_view(held: Held) -> NodeRunView:
+    run, spec = held.run, held.job.spec if held.job is not None else None
+    return NodeRunView(
+        run=run.id, job=run.job, name=spec.name if spec else "", project=spec.project if spec else "",
+        user=spec.user if spec else "", state=run.state, placed_at=iso(run.placed_ms), started_at=iso(run.started_ms),
+        finished_at=iso(run.finished_ms), resources=format_resources(held.request), exit_code=run.exit_code,
+        reason_code=run.reason_code,
+    )  # fmt: skip
 
 
 async def mark_node(call: Call) -> NodeView:
@@ -63,6 +102,17 @@ def _view(status: NodeStatus) -> NodeView:
 ROUTES = (
     Route("GET", f"{API}/nodes", READ, "Every node, with what is in use", list_nodes, response=NodeList),
     Route("GET", f"{API}/nodes/{{name}}", READ, "One node", show_node, response=NodeView, params=(_NAME,)),
+    Route(
+        "GET", f"{API}/nodes/{{name}}/history", READ, "Which runs held room on a node, and when: the newest job first",
+        show_history, response=NodeHistoryView,
+        params=(
+            _NAME,
+            Param("since", "from when on: ISO 8601, epoch milliseconds, or an age such as 90m; else the last 24 hours", default=""),
+            Param("until", "up to when, in the same way; else now", default=""),
+            Param("after", "the `next` of the page before", default=""),
+            Param("limit", "runs per page", type=int, default=100, minimum=1, maximum=1000),
+        ),
+    ),
     Route(
         "PATCH", f"{API}/nodes/{{name}}", ADMIN, "Cordon, drain, label or taint a node", mark_node,
         request=NodePatch, response=NodeView, params=(_NAME,),

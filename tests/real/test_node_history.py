@@ -1,0 +1,60 @@
+"""Which runs were on a node, when, and how much of it they held."""
+
+from __future__ import annotations
+
+import pytest
+
+from real.house import House
+
+pytestmark = pytest.mark.real
+
+CONFIG = '[[nodes]]\nname = "a"\ncpu = "2"\nmemory = "1Gi"\n\n[[nodes]]\nname = "b"\ncpu = "2"\nmemory = "1Gi"\n'
+
+
+def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(house: House) -> None:
+    house.configure(CONFIG).up()
+    house.ok("node", "label", "a", "which=a")
+    house.ok("node", "label", "b", "which=b")
+    on_a = [house.submit("sh", "-c", f"sleep 0.2; exit {n}", cpu=1, node_selector={"which": "a"}) for n in range(5)]
+    on_b = house.submit("true", node_selector={"which": "b"})
+    house.ended(*on_a, on_b)
+    stays = house.submit("sleep", "600", cpu=2, node_selector={"which": "a"})
+    house.until_state(stays, "running")
+    rows = house.ok("node", "history", "a", "-o", "json").json
+    assert [row["job"] for row in rows] == [stays, *reversed(on_a)]
+    assert [row["exit_code"] for row in rows] == [None, 4, 3, 2, 1, 0]
+    assert rows[0]["finished_at"] == ""
+    assert rows[1]["finished_at"] > rows[1]["placed_at"] > ""
+    assert rows[0]["resources"]["cpu"] == "2"
+    assert [row["job"] for row in house.ok("node", "history", "b", "-o", "json").json] == [on_b]
+    table = house.ok("node", "history", "a")
+    assert "NAME" in table.lines[0]
+    assert len(table.lines) == 7
+    assert "held on average" in table.err
+    assert "cpu " in table.err
+    # Page by page the same, and the sums add up to the share of the span that was held.
+    with house.client() as client:
+        whole = client.node_history("a", since="1h")
+        assert whole.next == ""
+        pages, after = [], ""
+        while True:
+            page = client.node_history("a", since=whole.since, until=whole.until, after=after, limit=2)
+            pages.append(page)
+            after = page.next
+            if not after:
+                break
+        assert [run for page in pages for run in page.runs] == whole.runs
+        assert sum(page.busy_ms.get("cpu", 0) for page in pages) == whole.busy_ms["cpu"]
+        # Five of half the node for 0.2 s each at least.
+        assert whole.busy_ms["cpu"] >= 500
+        assert client.node_history("a", since="2000-01-01", until="2000-01-02").runs == []
+    said = house.hodei("node", "history", "c")
+    assert (said.code, "there is no node 'c'" in said.err) == (3, True)
+    assert house.request("GET", "/api/v1/nodes/a/history?after=x.y.z").status == 422
+    assert house.request("GET", "/api/v1/nodes/a/history?since=1h&until=2h").status == 422
+    house.ok("cancel", str(stays))
+    house.ended(stays)
+    # A node that is gone is remembered by its runs.
+    house.stop()
+    house.configure(CONFIG.replace('name = "a"', 'name = "z"')).up()
+    assert len(house.ok("node", "history", "a", "-o", "json").json) == 6
