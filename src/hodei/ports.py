@@ -347,6 +347,11 @@ class Backend(Protocol):
         shell reads them. NotFound if it does not run."""
         ...
 
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+        """Run a command on a node, beside all runs, for an operator; as whom is the backend's to say. The words reach the
+        program as they are, no shell reads them. NotFound if there is no such node."""
+        ...
+
     async def usage(self) -> dict[NodeName, NodeUsage]:
         """What is used on the nodes now; nodes that nobody measured are left out."""
         ...

@@ -15,7 +15,7 @@ import pytest
 
 from conformance.backends import Bench, Told, kinds
 from hodei.model.effects import Forget, SaveWork, Stop
-from hodei.model.errors import BackendError, BackendRefused, NotFound
+from hodei.model.errors import BackendError, BackendRefused, NotFound, Unsupported
 from hodei.model.health import HealthCheck
 from hodei.model.job import Checkpoint, Interactive
 from hodei.model.lifecycle import RUN_ENDED
@@ -560,5 +560,26 @@ def test_a_run_that_wants_more_memory_than_its_limit_does_not_get_it(backend_kin
         assert (await bench.end_of("1.0.1")).state == "failed"
         end = await bench.end_of("2.0.1")
         assert (end.state, end.exit_code) == ("succeeded", 0), end.reason
+
+    backend_kind(story)
+
+
+@kinds("commands")
+def test_an_operator_runs_a_command_on_a_node_where_the_backend_can(backend_kind: Told):
+    async def story(bench: Bench) -> None:
+        execute = bench.backend.execute_on
+        (*_, node) = sorted(node.name for node in await bench.backend.nodes() if node.ready)
+        if not bench.backend.capabilities.node_execute:
+            with pytest.raises(Unsupported, match="cannot run a command on a node") as told:
+                await execute(node, ["/bin/true"], 10_000)
+            assert told.value.hint
+            return
+        show = sh('for word; do printf "[%s]" "$word"; done; echo oops >&2; exit 3')
+        done = await execute(node, [*show, "sh", *HOSTILE], 20_000)
+        assert (done.exit_code, done.stdout) == (3, "".join(f"[{word}]" for word in HOSTILE).encode())
+        assert b"oops" in done.stderr
+        assert (await execute(node, ["/bin/sleep", "300"], 500)).exit_code is None
+        with pytest.raises(NotFound):
+            await execute("no-such-node", ["/bin/true"], 10_000)
 
     backend_kind(story)

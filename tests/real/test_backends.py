@@ -90,3 +90,15 @@ def test_a_command_is_run_beside_a_job_and_its_code_comes_back(house: House):
     house.ok("cancel", str(id))
     house.ended(id)
     assert "NOT_RUNNING" in house.hodei("exec", str(id), "--", "/bin/true").err
+
+
+def test_an_administrator_runs_a_command_on_a_node_and_it_is_in_the_audit(house: House):
+    house.up()
+    (node,) = [node.name for node in house.client().nodes()]
+    done = house.hodei(
+        "node", "exec", node, "--", "/bin/sh", "-c", 'echo "here $1"; echo no >&2; exit 3', "sh", "$(id)"
+    )
+    assert (done.code, done.out, done.err) == (3, "here $(id)\n", "no\n")
+    assert house.hodei("node", "exec", "--timeout", "1", node, "--", "/bin/sleep", "300").code == 124
+    assert "NOT_FOUND" in house.hodei("node", "exec", "nowhere", "--", "/bin/true").err
+    assert f"nodes.execute {node}" in " ".join(house.ok("audit").out.split())

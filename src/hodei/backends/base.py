@@ -115,6 +115,9 @@ class PlainBackend(ABC):
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
         self.cannot("run a command beside a run", "read the run's log instead")
 
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+        self.cannot("run a command on a node", "log in to the node, or run a job there (`node_selector`)")
+
     async def usage(self) -> dict[NodeName, NodeUsage]:
         self.cannot("measure what is used on its nodes", "see what is promised with `hodei nodes`")
 

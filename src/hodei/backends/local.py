@@ -22,6 +22,7 @@ from hodei.backends import machine
 from hodei.backends.agent_link import Link, Told
 from hodei.backends.agent_reach import Reach, known_to
 from hodei.backends.base import House, PlainBackend
+from hodei.backends.here import run_here
 from hodei.backends.local_order import COMMAND_LIMIT, LOOPBACK, Order, save_order, start_order, stop_order
 from hodei.model.backend import Capabilities, Executed, NodeUsage
 from hodei.model.effects import Forget, SaveWork, Start, Stop
@@ -102,6 +103,7 @@ class LocalBackend(PlainBackend):
         health_checks=True,
         idle_timeouts=True,
         execute=True,
+        node_execute=True,
         usage=True,
     )
 
@@ -266,6 +268,12 @@ class LocalBackend(PlainBackend):
             raise
         seen = msgspec.json.decode(answer, type=_Executed)
         return Executed(seen.exit_code, base64.b64decode(seen.stdout), base64.b64decode(seen.stderr), seen.cut)
+
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+        """As whom the server runs: its nodes are this machine, whole or in slices."""
+        if node not in {each.name for each in await self.nodes()}:
+            raise NotFound(f"there is no node {node} in backend {self.name}", hint="see `hodei nodes`")
+        return await run_here(command, timeout_ms / 1000)
 
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hodei.cli.errors import UsageProblem
+from hodei.cli.executed import show_executed
 from hodei.cli.options import client, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
 from hodei.cli.times import ago
@@ -137,12 +138,7 @@ def execute(job: int, command: tuple[str, ...], member: int, timeout_s: int) -> 
     if not command:
         raise UsageProblem("name a command", hint=f"hodei exec {job} -- ps aux")
     with client(timeout_s + 30) as server:
-        done = server.execute(job, command, member=member, timeout_s=timeout_s)
-    click.echo(done.stdout, nl=False)
-    click.echo(done.stderr, nl=False, err=True)
-    if done.cut:
-        click.echo("hodei: more was said than is shown", err=True)
-    sys.exit(124 if done.exit_code is None else done.exit_code)
+        show_executed(server.execute(job, command, member=member, timeout_s=timeout_s))
 
 
 def _amount(usage: NodeUsageView, resource: str) -> str:

@@ -13,6 +13,8 @@ from hodei.wire.backends import (
     BackendView,
     ExecutedView,
     ExecuteRequest,
+    NodeExecutedView,
+    NodeExecuteRequest,
     NodeUsageView,
     UsageList,
 )
@@ -44,3 +46,8 @@ class BackendCalls(MoreCalls):
         """A command beside a running job; no shell reads its words."""
         request = ExecuteRequest(list(command), timeout_s, member)
         return self._post(f"/jobs/{int(job)}/execute", ExecutedView, request, again=False)
+
+    def execute_on(self, node: str, command: Sequence[str], *, timeout_s: int = 30) -> NodeExecutedView:
+        """A command on a node, for administrators; no shell reads its words."""
+        request = NodeExecuteRequest(list(command), timeout_s)
+        return self._post(f"/nodes/{quote(node, safe='')}/execute", NodeExecutedView, request, again=False)

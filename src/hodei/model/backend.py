@@ -14,7 +14,7 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     one. `gpus`: runs are given those that they were granted. `limits`: cpu and memory limits hold. `two_streams`: stdout
     and stderr are kept apart, else all is in stdout. `checkpoint`, `health_checks`: as a job's file asks for.
     `gpu_shares`: runs can share a GPU. `idle_timeouts`: a run that does nothing is noticed and stopped. `execute`:
-    a command beside a run. `usage`: what is used on its nodes. `suspend`: a run can be frozen in its place. `reserve`: room
+    a command beside a run. `node_execute`: a command on a node, for operators. `usage`: what is used on its nodes. `suspend`: a run can be frozen in its place. `reserve`: room
     can be set aside before a start. `delegates`: it queues and places by itself, a start only joins its line; `expects`:
     it tells when those in its line will begin.
     """
@@ -30,6 +30,7 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     health_checks: bool = False
     idle_timeouts: bool = False
     execute: bool = False
+    node_execute: bool = False
     usage: bool = False
     suspend: bool = False
     reserve: bool = False

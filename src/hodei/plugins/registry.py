@@ -31,6 +31,7 @@ from hodei.plugins.fallback_chain import FallbackChain
 from hodei.plugins.fit import Fit
 from hodei.plugins.fragmentation import Fgd, GpuHodei
 from hodei.plugins.gang_topology import GangTopology
+from hodei.plugins.gpu_last import GpuLast
 from hodei.plugins.gpu_packing import GpuBestfit, GpuClustering, GpuDotprod, GpuPacking, GpuRandom
 from hodei.plugins.health import Health
 from hodei.plugins.image_locality import ImageLocality
@@ -56,7 +57,7 @@ PLUGINS: dict[str, type[Any]] = {
     for plugin in (
         Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Pools, Devices,
         Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
-        FallbackChain, Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
+        FallbackChain, GpuLast, Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
         LeastAllocated, MostAllocated, RequestedToCapacityRatio, BalancedAllocation, DataLocality, Cost,
         Fgd, GpuHodei, GpuBestfit, GpuPacking, GpuClustering, GpuDotprod, GpuRandom,
@@ -138,6 +139,8 @@ def build_profile(
             if plugin_name in plugins:
                 usual = getattr(made[added], "usual_weight", 10)
                 weights.setdefault(added, weights.pop(plugin_name, usual if scores is None else 0))
+    if scores is None and "gpu_last" not in disabled:  # a setting of a backend, whatever the profile prefers
+        weights.setdefault(add("gpu_last"), made["gpu_last"].usual_weight)
     if worker_selection and scores is None:
         weights[add(worker_selection)] = sum(weights.pop(replaced, 0) for replaced in ("resource", "fit", "load"))
     for plugin_name in list(weights):

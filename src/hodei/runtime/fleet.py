@@ -20,7 +20,7 @@ from hodei.model.effects import SaveNote, Stop
 from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound
 from hodei.model.explanation import Explanation
 from hodei.model.facts import Noted
-from hodei.model.ids import JobId, RunId, job_of
+from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import Run
 from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.node import Node
@@ -386,6 +386,13 @@ class Fleet:
 
     async def execute(self, run: Run, command: tuple[str, ...], timeout_ms: int) -> Executed:
         work = self._of(run, "the place").execute(run.id, command, timeout_ms)
+        return await self._bounded(work, timeout_ms / 1000 + CALL_TIMEOUT_S)
+
+    async def execute_on(self, node: NodeName, command: tuple[str, ...], timeout_ms: int) -> Executed:
+        known = self._service.controller.world.nodes
+        if node not in known:
+            raise NotFound(f"there is no node {node[:80]!r}{did_you_mean(node, known)}", hint="hodei nodes")
+        work = self._known(known[node].backend).backend.execute_on(node, command, timeout_ms)
         return await self._bounded(work, timeout_ms / 1000 + CALL_TIMEOUT_S)
 
     async def usage(self, name: str) -> dict[str, NodeUsage]:

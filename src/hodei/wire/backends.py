@@ -63,3 +63,20 @@ class ExecutedView(Struct, frozen=True):
     stdout: str
     stderr: str
     cut: bool
+
+
+class NodeExecuteRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A program and its words; no shell reads them."""
+
+    command: list[str]
+    timeout_s: int = 30
+
+
+class NodeExecutedView(Struct, frozen=True):
+    """As ExecutedView, of a command on a node."""
+
+    node: str
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    cut: bool

@@ -86,6 +86,7 @@ ONE_FORM = (
     ["sim"],
     ["kube"],
     ["exec"],
+    ["node", "exec"],
     ["convert"],
     ["slurm-shims"],
     ["test"],
@@ -119,6 +120,7 @@ def test_completion_offers_the_commands(hodei, monkeypatch: pytest.MonkeyPatch):
     assert completed(hodei, monkeypatch, "hodei node ", 2) == [
         "cordon",
         "drain",
+        "exec",
         "history",
         "label",
         "show",

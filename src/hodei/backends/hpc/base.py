@@ -285,6 +285,15 @@ class HpcBackend(PlainBackend):
             self.journal.write(*(structs.replace(ticket.entry, forgotten=True) for ticket in gone))
             await asyncio.to_thread(lambda: [self.files.drop(ticket.files) for ticket in gone])
 
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+        if not self.capabilities.node_execute:
+            return await super().execute_on(node, command, timeout_ms)
+        self.must_be_open()
+        if node not in {f"{self.name}-{name}" for line in self.offers.lines() for name in line.nodes}:
+            raise NotFound(f"there is no node {node} in backend {self.name}", hint="see `hodei nodes`")
+        line, inner = self.offers.place(node)
+        return await self.queue.execute_on(inner, line.name, command, timeout_ms / 1000)
+
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
         if not self.capabilities.execute:
             return await super().execute(run, command, timeout_ms)

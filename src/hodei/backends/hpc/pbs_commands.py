@@ -142,6 +142,9 @@ class PbsCommands:
         if done.code not in (0, _UNKNOWN, _FINISHED):
             raise BackendError(f"{words[0]}: {done.words}")
 
+    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> Executed:
+        raise BackendRefused("no command can be run on a node this way", hint="log in to the node")
+
     async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> Executed:
         raise BackendRefused("PBS runs no command beside a run", hint="read the run's log instead")
 

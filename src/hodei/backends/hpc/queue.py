@@ -148,6 +148,10 @@ class Queue(Protocol):
         """Run these words on the first node of a running job, within its allocation."""
         ...
 
+    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> Executed:
+        """Run these words on a node, as a job of their own that starts at once or not at all."""
+        ...
+
     async def usage(self) -> dict[str, Resources]:
         """What is in use on the nodes, by their own names."""
         ...

@@ -60,6 +60,7 @@ def capabilities(mode: Mode, transport: str) -> Capabilities:
         checkpoint=True,
         suspend=True,
         execute=commands,
+        node_execute=commands and not delegate,  # a partition is no machine
         usage=not delegate,
         delegates=delegate,
         expects=delegate,

@@ -25,6 +25,11 @@ SUBMIT_TIMEOUT_S = 25.0
 ASK_TIMEOUT_S = 20.0
 PING_TIMEOUT_S = 8.0
 EXECUTE_EXTRA_S = 0.0
+# How long a command on a node may wait for its core.
+IMMEDIATE_S = 10
+_NO_ROOM_NOW = re.compile(
+    r"unable to allocate resources|immediate execution impossible|allocation failure", re.IGNORECASE
+)
 OUTPUT_LIMIT = 1 << 20
 # Beyond this many numbers, all jobs of the user are asked for.
 MOST_NUMBERS = 5_000
@@ -204,11 +209,22 @@ class SlurmCommands:
         )
         srun = (*srun, "--quiet", "--input=none", "--chdir=/", "--export=ALL", "--mpi=none", "--", *words)
         done = await self._commands.run(srun, timeout_s=timeout_s)
-        if done.code is None:
-            return Executed(None)
-        cut = len(done.stdout) > OUTPUT_LIMIT or len(done.stderr) > OUTPUT_LIMIT
-        code = 128 - done.code if done.code < 0 else done.code
-        return Executed(code, done.stdout[:OUTPUT_LIMIT], done.stderr[:OUTPUT_LIMIT], cut)
+        return _executed(done)
+
+    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> Executed:
+        minutes = max(1, -(-int(timeout_s) // 60)) + 1
+        srun: tuple[str, ...] = (
+            "srun", "--job-name=hodei-node-exec", f"--nodelist={node}", f"--partition={line}", "--nodes=1", "--ntasks=1",
+            "--cpus-per-task=1", "--mem=64M", f"--time={minutes}", f"--immediate={IMMEDIATE_S}", "--quiet", "--input=none",
+            "--chdir=/", "--export=ALL", "--mpi=none", "--", *words,
+        )  # fmt: skip
+        done = await self._commands.run(srun, timeout_s=timeout_s + IMMEDIATE_S)
+        if done.code not in (None, 0) and _NO_ROOM_NOW.search(done.stderr.decode(errors="replace")):
+            raise BackendError(
+                f"Slurm has no room for a command on {node} now: {_without_prefix(done.words)}",
+                hint="it needs one core and 64 MiB; try again when a run has ended",
+            )
+        return _executed(done)
 
     async def _lines(self, *words: str) -> list[str]:
         done = await self._commands.run(words, timeout_s=ASK_TIMEOUT_S)
@@ -221,6 +237,14 @@ class SlurmCommands:
                 f"{words[0]}: {_without_prefix(done.words)}", hint="is slurmctld up? see `scontrol ping`"
             )
         return done.stdout.decode(errors="replace")
+
+
+def _executed(done: Done) -> Executed:
+    if done.code is None:
+        return Executed(None)
+    cut = len(done.stdout) > OUTPUT_LIMIT or len(done.stderr) > OUTPUT_LIMIT
+    code = 128 - done.code if done.code < 0 else done.code
+    return Executed(code, done.stdout[:OUTPUT_LIMIT], done.stderr[:OUTPUT_LIMIT], cut)
 
 
 def submit_words(wanted: Submission, *, requeue: bool) -> tuple[str, ...]:

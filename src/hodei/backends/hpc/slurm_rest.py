@@ -212,6 +212,9 @@ class SlurmRest:
         wrong = [error for error in answer.errors if error.number not in _NOT_THERE]
         _raise_if_wrong(_Answer([error for error in wrong if not fine or fine not in _said(error)]))
 
+    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> Executed:
+        raise BackendRefused("no command can be run on a node this way", hint="log in to the node")
+
     async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> Executed:
         raise BackendRefused("slurmrestd runs no command beside a run", hint='set transport = "commands"')
 

@@ -16,6 +16,8 @@ from hodei.wire.backends import (
     BackendView,
     ExecutedView,
     ExecuteRequest,
+    NodeExecutedView,
+    NodeExecuteRequest,
     NodeUsageView,
     UsageList,
 )
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
     from hodei.runtime.fleet import BackendStatus
 
 _NAME = Param("name", "the backend's name", where="path", maximum=63)
+_NODE = Param("name", "the node's name", where="path", maximum=253)
 _ID = Param("id", "the job's number", type=int, where="path", minimum=1)
 _FORCE = Param("force", "1: even if runs are there; they are lost", type=int, default=0, maximum=1)
 _request = msgspec.json.Decoder(BackendRequest)
 _execute = msgspec.json.Decoder(ExecuteRequest)
+_execute_on = msgspec.json.Decoder(NodeExecuteRequest)
 _LONGEST_S = 300
 
 
@@ -66,10 +70,7 @@ async def usage(call: Call) -> UsageList:
 
 async def execute(call: Call) -> ExecutedView:
     asked, service = _execute.decode(call.body), call.service
-    if not asked.command or any("\0" in word for word in asked.command):
-        raise InvalidInput("a command is one word or more, without a NUL", hint="hodei exec JOB -- PROGRAM WORDS")
-    if not 1 <= asked.timeout_s <= _LONGEST_S:
-        raise InvalidInput(f"timeout_s is from 1 to {_LONGEST_S}", hint="longer work is a job")
+    _check(asked.command, asked.timeout_s, "hodei exec JOB -- PROGRAM WORDS")
     id = call.args["id"]
     job = await service.read(service.store.job, id)
     if job is None:
@@ -89,6 +90,22 @@ async def execute(call: Call) -> ExecutedView:
         done.stderr.decode(errors="replace"),
         done.cut,
     )
+
+
+async def execute_on_node(call: Call) -> NodeExecutedView:
+    asked, node = _execute_on.decode(call.body), call.args["name"]
+    _check(asked.command, asked.timeout_s, "hodei node exec NODE -- PROGRAM WORDS")
+    with call.shared.waits.hold(call.holder):
+        done = await call.service.fleet.execute_on(node, tuple(asked.command), asked.timeout_s * 1000)
+    stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    return NodeExecutedView(node, done.exit_code, stdout, stderr, done.cut)
+
+
+def _check(command: list[str], timeout_s: int, usage: str) -> None:
+    if not command or any("\0" in word for word in command):
+        raise InvalidInput("a command is one word or more, without a NUL", hint=usage)
+    if not 1 <= timeout_s <= _LONGEST_S:
+        raise InvalidInput(f"timeout_s is from 1 to {_LONGEST_S}", hint="longer work is a job")
 
 
 def _view(status: BackendStatus) -> BackendView:
@@ -115,4 +132,6 @@ ROUTES = (
           response=BackendView, params=(_NAME, _FORCE)),
     Route("POST", f"{API}/jobs/{{id}}/execute", WRITE, "Run a command beside a running job", execute,
           request=ExecuteRequest, response=ExecutedView, params=(_ID,), lane="long"),
+    Route("POST", f"{API}/nodes/{{name}}/execute", ADMIN, "Run a command on a node", execute_on_node,
+          request=NodeExecuteRequest, response=NodeExecutedView, params=(_NODE,), lane="long"),
 )  # fmt: skip
