@@ -280,6 +280,48 @@ def test_a_cpu_limit_is_a_quota(tmp_path):
     asyncio.run(story())
 
 
+def test_how_readily_a_run_is_killed_for_memory_follows_its_class(tmp_path):
+    async def story() -> None:
+        look = ("/bin/sh", "-c", "cat /proc/self/oom_score_adj")
+        full = {"cpu": 1000, "memory": 64 << 20}
+        quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        async with a_host(tmp_path) as desk:
+            await desk.run(
+                an_order(1, *look, cpu=1, memory=64 << 20, limits=full),
+                an_order(2, *look, cpu=1, memory=quarter),
+                an_order(3, *look, cpu=0, memory=0),
+            )
+            said = [int(await desk.log(f"{job}.0.1")) for job in (1, 2, 3)]
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        # Without CAP_SYS_RESOURCE nobody may make it harder to be killed.
+        capabilities = next(line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line)
+        assert said[0] == (-997 if int(capabilities.split()[1], 16) >> 24 & 1 else own)
+        assert said[1:] == [750, 1000]
+
+    asyncio.run(story())
+
+
+@needs_cpu_groups
+def test_a_best_effort_run_has_the_least_weight_and_one_with_a_limit_that_of_its_request(tmp_path):
+    async def story() -> None:
+        async with a_host(tmp_path / "home", installation="weighed") as desk:
+            wait = ("/bin/sh", "-c", "echo ready; exec sleep 300")
+            await desk.backend.start(
+                [an_order(1, *wait, cpu=0, memory=0), an_order(2, *wait, cpu=2, limits={"cpu": 3000})]
+            )
+            found = []
+            for run in ("1.0.1", "2.0.1"):
+                await desk.log_has(run, b"ready")
+                (group,) = Path("/sys/fs/cgroup").glob(f"**/hodei-*/weighed.{run}")
+                shares = group / "cpu.shares"
+                found.append(int((shares if shares.exists() else group / "cpu.weight").read_text()))
+                await desk.stop(run, grace_ms=0)
+                await desk.end_of(run)
+            assert found in ([2, 2048], [1, 79])  # cgroup v1, v2
+
+    asyncio.run(story())
+
+
 def test_runs_of_a_virtual_node_stay_on_its_cores(tmp_path):
     core = max(os.sched_getaffinity(0))
 

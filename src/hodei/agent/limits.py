@@ -20,20 +20,24 @@ CFS_MIN_QUOTA_US = 1_000
 
 @dataclass(frozen=True)
 class Limits:
-    """0 means no limit. `cpus` pins the run to these cores."""
+    """0 means no limit. `cpus` pins the run to these cores. `cpu_shares` is its weight beside others (1024 for a core, 0 for
+    none of its own), `oom_score_adj` what the kernel is to add to its score when memory runs out (None: nothing)."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
     cpus: tuple[int, ...] = ()
+    cpu_shares: int = 0
+    oom_score_adj: int | None = None
 
 
 @dataclass(frozen=True)
 class Fence:
-    """What `spawn` needs: groups to join, an address space limit, cores to stay on."""
+    """What `spawn` needs: groups to join, an address space limit, cores to stay on, how readily it is killed for memory."""
 
     groups: tuple[str, ...] = ()
     address_space_kib: int = 0
     cpus: tuple[int, ...] = ()
+    oom_score_adj: int | None = None
 
     @property
     def join(self) -> tuple[str, ...]:
@@ -69,7 +73,7 @@ class Fences:
         return tuple(dict.fromkeys(str(path) for path in self._wanted(name, limits).values()))
 
     def _wanted(self, name: str, limits: Limits) -> dict[str, Path]:
-        asked = {"memory": limits.memory_bytes, "cpu": limits.cpu_milli}
+        asked = {"memory": limits.memory_bytes, "cpu": limits.cpu_milli or limits.cpu_shares}
         if not any(asked.values()):
             return {}
         return {kind: parent / name for kind, parent in self.parents.items() if asked[kind]}
@@ -84,8 +88,10 @@ class Fences:
                 os.makedirs(group, mode=0o755, exist_ok=True)
             if "memory" in wanted:
                 self._limit_memory(wanted["memory"], limits.memory_bytes)
-            if "cpu" in wanted:
+            if "cpu" in wanted and limits.cpu_milli:
                 self._limit_cpu(wanted["cpu"], limits.cpu_milli)
+            if "cpu" in wanted and limits.cpu_shares:
+                self._weigh_cpu(wanted["cpu"], limits.cpu_shares)
         except OSError:
             self.remove(groups)
             raise
@@ -94,7 +100,7 @@ class Fences:
         cpus = tuple(sorted(set(limits.cpus) & os.sched_getaffinity(0))) if limits.cpus else ()
         if not limits.cpus and limits.cpu_milli and "cpu" not in wanted:
             cpus = self._some_cpus(-(-limits.cpu_milli // 1000))
-        return Fence(groups, address_space, cpus)
+        return Fence(groups, address_space, cpus, limits.oom_score_adj)
 
     def _limit_memory(self, group: Path, amount: int) -> None:
         if self.version == 2:
@@ -113,6 +119,13 @@ class Fences:
             return
         _write(group / "cpu.cfs_period_us", CFS_PERIOD_US)
         _write(group / "cpu.cfs_quota_us", quota)
+
+    def _weigh_cpu(self, group: Path, shares: int) -> None:
+        if self.version == 2:
+            # 2 to 262144 shares are 1 to 10000 of weight, by the formula that the kubelet uses.
+            _write(group / "cpu.weight", 1 + (shares - 2) * 9999 // 262_142)
+        else:
+            _write(group / "cpu.shares", shares)
 
     def _some_cpus(self, count: int) -> tuple[int, ...]:
         usable = sorted(os.sched_getaffinity(0))

@@ -145,6 +145,8 @@ class Run:
             cpu_milli=_whole(order, "cpu_milli"),
             memory_bytes=_whole(order, "memory_bytes"),
             cpus=tuple(order.get("cpus") or ()),
+            cpu_shares=_whole(order, "cpu_shares"),
+            oom_score_adj=_oom_score_adj(order),
         )
         self.timeout_ms = _whole(order, "timeout_ms")
         self.grace_ms = _whole(order, "grace_ms", GRACE_MS)
@@ -305,6 +307,13 @@ def _whole(order: Mapping[str, Any], name: str, default: int = 0) -> int:
         return default
     if not isinstance(value, int) or value < 0:
         raise BadOrder(f"{name} must be a whole number from 0 on")
+    return value
+
+
+def _oom_score_adj(order: Mapping[str, Any]) -> int | None:
+    value = order.get("oom_score_adj")
+    if value is not None and (not isinstance(value, int) or not -1000 <= value <= 1000):
+        raise BadOrder("oom_score_adj must be a whole number from -1000 to 1000")
     return value
 
 

@@ -26,13 +26,15 @@ NOT_TRIED = 125
 SHELL = next((path for path in ("/bin/dash", "/usr/bin/dash") if os.access(path, os.X_OK)), "/bin/sh")
 
 # One line, so that the shell's own messages read "hodei: 1: ...". Arguments: the run, workdir, address space in KiB
-# or 0, the claim (for `recovery` to read from the process), groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
+# or 0 and after a colon what is added to its score when memory runs out (only root may lower that: then it stays as it
+# is), the claim (for `recovery` to read from the process), groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
 # traps; the shell sets them back to default in the child.
 SCRIPT = (
     '_hodei_run=$1; echo "$1 pid $$ $$" >&9 || exit 125; '
     "trap : HUP INT QUIT TERM USR1 USR2 ALRM VTALRM; "
     'cd -- "$2" || { echo "$1 error workdir" >&9; exit 125; }; unset OLDPWD; '
-    'if [ "$3" != 0 ]; then ulimit -v "$3" || { echo "$1 error memory" >&9; exit 125; }; fi; '
+    'if [ "${3%:*}" != 0 ]; then ulimit -v "${3%:*}" || { echo "$1 error memory" >&9; exit 125; }; fi; '
+    'if [ "${3#*:}" ]; then { echo "${3#*:}" >/proc/self/oom_score_adj; } 2>/dev/null; fi; '
     "shift 4; "
     'while [ "$1" != -- ]; do '
     'echo 0 >"$1" || { echo "$_hodei_run error group" >&9; exit 125; }; shift; done; shift; '
@@ -101,7 +103,8 @@ def spawn(
     else:
         command, shell_env = [sys.executable, "-IS", "-c", _UNPACK, *argv], _packed({"PWD": workdir, **env})
     script = SCRIPT_FOR_SHELL_WORDS if command[0] in _SHELL_WORDS else SCRIPT
-    about = (name, workdir, str(fence.address_space_kib), claim)
+    killed_first = "" if fence.oom_score_adj is None else fence.oom_score_adj
+    about = (name, workdir, f"{fence.address_space_kib}:{killed_first}", claim)
     args = ["hodei", "-c", script, "hodei", *about, *fence.join, "--", *command]
     if not fence.cpus:
         return os.posix_spawn(

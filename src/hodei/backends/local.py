@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ __all__ = ["LocalBackend", "NodeOffer", "enforcement"]
 ORDERS_PER_MESSAGE = 500
 # Shorter than a reader's own patience, so that he hears a reason.
 LOGS_TIMEOUT_S = 10.0
+# Of the whole machine, whatever its nodes are said to have: the kernel kills by what there really is.
+_HOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class NodeOffer(Struct, frozen=True, omit_defaults=True):
@@ -224,7 +227,9 @@ class LocalBackend(PlainBackend):
                 offer = self._offers.get(order.run.node)
                 address = offer.address if offer and offer.address else LOOPBACK
                 cpus = offer.cpus if offer else ()
-                wire = start_order(order, cpus=cpus, log_cap=self._log_cap_bytes, address=address)
+                wire = start_order(
+                    order, cpus=cpus, log_cap=self._log_cap_bytes, address=address, host_memory=_HOST_MEMORY
+                )
             except BackendRefused as error:
                 answer[order.run.id] = error
                 continue

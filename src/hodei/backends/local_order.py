@@ -13,7 +13,7 @@ from hodei.model.errors import BackendRefused
 from hodei.model.health import NODE_HOST, HealthCheck
 from hodei.model.job import Checkpoint, Interactive
 from hodei.model.node import Grant
-from hodei.model.qos import qos
+from hodei.model.qos import cpu_shares, oom_score_adj, qos
 from hodei.model.resources import CPU, MEMORY
 
 # The kernel takes no larger command, and no longer word in it; said here, because asking again cannot help.
@@ -34,6 +34,8 @@ class Order(Struct, omit_defaults=True):
     cpu_milli: int = 0
     memory_bytes: int = 0
     cpus: tuple[int, ...] = ()
+    cpu_shares: int = 0
+    oom_score_adj: int | None = None
     timeout_ms: int = 0
     grace_ms: int | None = None
     log_cap: int | None = None
@@ -49,7 +51,12 @@ class Order(Struct, omit_defaults=True):
 
 
 def start_order(
-    order: Start, *, cpus: tuple[int, ...] = (), log_cap: int | None = None, address: str = LOOPBACK
+    order: Start,
+    *,
+    cpus: tuple[int, ...] = (),
+    log_cap: int | None = None,
+    address: str = LOOPBACK,
+    host_memory: int = 0,
 ) -> Order:
     """`cpus` are those of the node, for runs that have none of their own, `address` is the node's. BackendRefused if it can
     never run here."""
@@ -73,6 +80,9 @@ def start_order(
         cpu_milli=task.limits.get(CPU, 0),
         memory_bytes=task.limits.get(MEMORY, 0),
         cpus=cpus,
+        # A weight needs a group of its own, which costs: for those who have one anyway, and for those who are to yield.
+        cpu_shares=cpu_shares(task) if task.limits.get(CPU, 0) or qos(task) == "best-effort" else 0,
+        oom_score_adj=oom_score_adj(task, host_memory),
         timeout_ms=spec.timeout_ms,
         grace_ms=spec.grace_ms,
         log_cap=log_cap,

@@ -18,6 +18,7 @@ from hodei.engine.view import Gang
 from hodei.model.decision import Reason
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, Run
+from hodei.model.qos import FIRMNESS, job_qos
 from hodei.model.quota import QuotaRow
 from hodei.model.resources import Resources, human_amount
 
@@ -203,10 +204,12 @@ class Quotas:
         return told
 
     def _running_in(self, project: str) -> list[Job]:
-        """The jobs of a project that hold something, the least important and youngest first."""
+        """The jobs of a project that hold something, the least important, least firm (QoS) and youngest first."""
         live = (self._world.jobs[id] for id in self._live if id in self._world.jobs)
         mine = [job for job in live if job.spec.project == project]
-        return sorted(mine, key=lambda job: (job.spec.priority, -job.scheduled_ms, -job.id))
+        return sorted(
+            mine, key=lambda job: (job.spec.priority, FIRMNESS[job_qos(job.spec)], -job.scheduled_ms, -job.id)
+        )
 
     # ------------------------------------------------------------------------------------------------- telling
 

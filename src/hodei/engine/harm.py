@@ -1,6 +1,6 @@
 """What it costs if tenants go, and who is let off first: two orders, and only here do they differ.
 
-By classes: the highest priority hit, the work that is lost, how many gangs end. As Kubernetes does it with pods, where
+By classes: the highest priority hit, the class of QoS (best-effort goes before burstable, guaranteed last), the work that is lost, how many gangs end. As Kubernetes does it with pods, where
 priority numbers or budgets count: the fewest that pass a budget, the lowest highest priority, the smallest sum of
 priorities, the fewest, and of those the ones that started last; those who would pass a budget are let off before others.
 """
@@ -36,18 +36,18 @@ def weighed(
     now_ms: int,
     breaches: Breaches = NO_BREACHES,
 ) -> Weighed:
-    """Harm: the highest priority hit, the work lost, how many gangs end, how many tenants go; then the youngest first.
+    """Harm: the highest priority hit, the class of QoS of those who have it, the work lost, how many gangs end, how many tenants go; then the youngest first.
     Or, in the order of pods, with what they breach before all."""
     if tenancy.by_order_of_pods:
         return Weighed((*_harm_to_pods(tenancy, needed, breaches), row), needed, leaving)
-    highest, lost, ends, since = needed[0].job.priority if needed else 0, 0, 0, 0
+    highest, lost, ends, since = max((tenant.job.priority for tenant in needed), default=0), 0, 0, 0
+    firmness = max((tenant.firmness for tenant in needed if tenant.job.priority == highest), default=0)
     for tenant in needed:
-        highest = max(highest, tenant.job.priority)
         lost += tenant.lost_ms(now_ms)
         ends += tenant.whole
         since = max(since, tenant.since_ms)
     # Nobody's harm comes before all priorities, also those below 0.
-    return Weighed((bool(needed), highest, lost, ends, len(needed), -since, row), needed, leaving)
+    return Weighed((bool(needed), highest, firmness, lost, ends, len(needed), -since, row), needed, leaving)
 
 
 def let_off_first(

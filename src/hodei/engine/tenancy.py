@@ -26,6 +26,7 @@ from hodei.engine.view import Member
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import PRIORITY_CLASSES, JobSpec
 from hodei.model.node import Grant
+from hodei.model.qos import FIRMNESS, job_qos
 from hodei.model.resources import Resources
 
 Ints = NDArray[np.int64]
@@ -103,6 +104,7 @@ class Tenant(Struct, eq=False):
     # Worked out here:
     holds: dict[NodeName, Resources] = {}
     rank: int = 0
+    firm: int = -1
     counted: bool = False  # it is in the columns of its class: its place can be taken
 
     def __post_init__(self) -> None:
@@ -123,6 +125,13 @@ class Tenant(Struct, eq=False):
         """If it goes, all of its gang goes."""
         return not self.members
 
+    @property
+    def firmness(self) -> int:
+        """How firmly its resources were promised; looked up when somebody asks, as few do."""
+        if self.firm < 0:
+            self.firm = FIRMNESS[job_qos(self.job)]
+        return self.firm
+
     def lost_ms(self, now_ms: int) -> int:
         lost = 0
         for at in self.unsaved_ms:
@@ -131,9 +140,10 @@ class Tenant(Struct, eq=False):
         return lost
 
     def worth(self, now_ms: int) -> tuple[int, ...]:
-        """Small goes first: lower priority, members that can be spared, less work lost, fewer members, the youngest."""
+        """Small goes first: lower priority, the lower class of QoS, members that can be spared, less work lost, fewer
+        members, the youngest."""
         return (
-            self.job.priority, self.whole, self.lost_ms(now_ms), len(self.places), -self.since_ms, -self.id, -self.order
+            self.job.priority, self.firmness, self.whole, self.lost_ms(now_ms), len(self.places), -self.since_ms, -self.id, -self.order
         )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ from hodei.plugins.health import Health
 from hodei.plugins.image_locality import ImageLocality
 from hodei.plugins.job_affinity import CompanyRules
 from hodei.plugins.multifactor import Multifactor
+from hodei.plugins.overcommit import Overcommit
 from hodei.plugins.platform import Platform
 from hodei.plugins.pools import Pools
 from hodei.plugins.ports import Ports
@@ -55,7 +56,7 @@ from hodei.plugins.volumes import Volumes
 PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
-        Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Pools, Devices,
+        Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Pools, Devices, Overcommit,
         Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
         FallbackChain, GpuLast, Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
@@ -67,7 +68,7 @@ QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, 
 
 FILTERS = (
     "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "pools",
-    "devices",
+    "devices", "overcommit",
 )  # fmt: skip
 # Backends are chosen before the places within them.
 LAYOUTS = ("distribution", "gang_topology", "promises")

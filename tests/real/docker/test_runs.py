@@ -90,6 +90,27 @@ def test_limits_hold_inside_the_container(tell):
     tell(story, pids_limit=77)
 
 
+def test_weight_and_how_readily_it_is_killed_follow_the_class_of_a_run(tell):
+    async def story(desk: Desk) -> None:
+        look = sh("cat /proc/self/oom_score_adj; cd /sys/fs/cgroup; cat cpu/cpu.shares 2>/dev/null || cat cpu.weight")
+        full = {"cpu": 1000, "memory": 64 * MI}
+        ends = await desk.run(
+            an_order(1, *look, cpu=1, memory=64 * MI, limits=full),
+            an_order(2, *look, cpu=2, memory=64 * MI),
+            an_order(3, *look, cpu=0, memory=0),
+        )
+        assert [end.state for end in ends] == ["succeeded"] * 3, ends[0].reason
+        said = [[int(word) for word in (await desk.log(f"{job}.0.1")).split()] for job in (1, 2, 3)]
+        # A daemon without CAP_SYS_RESOURCE can not protect a run; it runs all the same.
+        assert said[0][0] in (-997, 0)
+        assert said[2][0] == 1000
+        assert 900 < said[1][0] < 1000
+        weights = [weight for _, weight in said]
+        assert weights[2] < weights[0] < weights[1]
+
+    tell(story)
+
+
 def test_a_run_can_not_make_more_processes_than_it_may(tell):
     async def story(desk: Desk) -> None:
         bomb = sh("n=0; while [ $n -lt 50 ]; do sleep 30 & n=$((n+1)); done; echo all there")

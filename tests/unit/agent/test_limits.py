@@ -41,6 +41,16 @@ def test_version_2_writes_the_limits_of_a_run(v2):
     assert written == [str(1 << 30), "0", "150000 100000"]
 
 
+@pytest.mark.parametrize(("shares", "weight"), [(2, "1"), (1024, "39"), (262_144, "10000")])
+def test_version_2_writes_the_weight_of_a_run_as_the_kubelet_does(v2, shares, weight):
+    group = v2 / "user.slice" / "mine" / "run"
+    group.mkdir()
+    (group / "cpu.weight").touch()
+    fence = Fences("mine", v2).build("run", Limits(cpu_shares=shares, oom_score_adj=1000))
+    assert fence == limits.Fence((str(group),), oom_score_adj=1000)
+    assert (group / "cpu.weight").read_text() == weight
+
+
 def test_without_any_hierarchy_memory_becomes_an_address_space_limit(tmp_path):
     fences = Fences("mine", tmp_path)
     fence = fences.build("run", Limits(memory_bytes=64 << 20))

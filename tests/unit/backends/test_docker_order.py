@@ -26,8 +26,8 @@ FAR = Host("far", url="tcp://docker.example:2376", tls="/certs")
 PLAIN = Settings(image="busybox:local")
 
 
-def body(order: Start, settings: Settings = PLAIN, host: Host = HERE) -> dict[str, Any]:
-    return prepare(order, settings, host, installation="abc", backend="farm", log_cap=3 << 20).body
+def body(order: Start, settings: Settings = PLAIN, host: Host = HERE, **more: Any) -> dict[str, Any]:
+    return prepare(order, settings, host, installation="abc", backend="farm", log_cap=3 << 20, **more).body
 
 
 def with_mounts(text: str, *allowed: str, host: Host = HERE) -> list[dict[str, Any]]:
@@ -80,6 +80,20 @@ def test_what_is_to_be_done_about_a_run_is_read_back_from_its_labels():
         health=structs.replace(check, http="http://10.0.0.7:8080/ok"),
     )  # fmt: skip
     assert care_of({CARE: "{not json"}) == Care()
+
+
+def test_the_class_of_a_run_is_in_its_weight_and_in_how_readily_it_is_killed():
+    info = {"MemTotal": 16 << 30}
+    full = {"cpu": 1000, "memory": 1 << 30}
+    orders = [
+        an_order(1, cpu=1, memory=1 << 30, limits=full),
+        an_order(2, cpu=2, memory=4 << 30),
+        an_order(3, cpu=0, memory=0),
+    ]
+    found = [body(order, info=info)["HostConfig"] for order in orders]
+    assert [(config["CpuShares"], config["OomScoreAdj"]) for config in found] == [(1024, -997), (2048, 750), (2, 1000)]
+    rootless = info | {"SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}
+    assert body(orders[0], info=rootless)["HostConfig"]["OomScoreAdj"] == 0
 
 
 def test_a_health_check_by_a_command_is_the_host_s_own_and_the_image_s_is_not_wanted():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hodei.model.job import JobSpec, TaskSpec
-from hodei.model.qos import job_qos, qos
+from hodei.model.qos import cpu_shares, job_qos, oom_score_adj, qos
 from hodei.wire.document import parse_job
 
 FULL = {"cpu": 1000, "memory": 2**30}
@@ -50,3 +50,30 @@ def test_a_job_is_as_good_as_its_weakest_task():
     assert job_qos(JobSpec("j", (good, good))) == "guaranteed"
     assert job_qos(JobSpec("j", (good, middling))) == "burstable"
     assert job_qos(JobSpec("j", (middling, poor, good))) == "best-effort"
+
+
+@pytest.mark.parametrize(
+    ("request_", "limits", "expected"),
+    [
+        pytest.param(FULL, FULL, -997, id="guaranteed"),
+        pytest.param({}, {}, 1000, id="best-effort"),
+        pytest.param({"memory": 4 << 30}, {}, 750, id="burstable, a quarter of the memory"),
+        pytest.param({"cpu": 100}, {}, 999, id="burstable, no memory"),
+        pytest.param({"memory": 16 << 30}, {}, 3, id="burstable, all of the memory"),
+    ],
+)
+def test_how_readily_the_kernel_kills_it_is_as_the_kubelet_has_it(request_, limits, expected):
+    assert oom_score_adj(TaskSpec(request=request_, limits=limits), 16 << 30) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "limits", "expected"),
+    [
+        pytest.param({"cpu": 1500}, {}, 1536, id="by what it asks for"),
+        pytest.param({}, {"cpu": 1000}, 1024, id="a limit without a request is one"),
+        pytest.param({}, {}, 2, id="best-effort yields to all"),
+        pytest.param({"cpu": 10_000_000}, {}, 262_144, id="no more than there is"),
+    ],
+)
+def test_its_weight_beside_others(request_, limits, expected):
+    assert cpu_shares(TaskSpec(request=request_, limits=limits)) == expected

@@ -178,6 +178,7 @@ class DockerBackend(PlainBackend):
             installation=self._house.installation,
             backend=self.name,
             log_cap=self._house.log_cap_bytes,
+            info=host.talk.info,
         )
         if not host.up and not host.sent_before(order.run.id):
             raise BackendError(f"host {host.host.name} does not answer: {host.talk.problem}", code=NOT_REACHED)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +22,8 @@ from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 from hodei.model.health import HealthCheck
 from hodei.model.ids import RunId
-from hodei.model.job import Checkpoint, Interactive
+from hodei.model.job import Checkpoint, Interactive, TaskSpec
+from hodei.model.qos import cpu_shares, oom_score_adj
 from hodei.model.resources import CPU, MEMORY
 
 INSTALLATION, BACKEND, RUN = "hodei.io/installation", "hodei.io/backend", "hodei.io/run"
@@ -30,6 +33,7 @@ JOB_LABEL = "job.hodei.io/"
 CHECKPOINT_DIR = "/run/hodei"
 CHECKPOINT_FILE = f"{CHECKPOINT_DIR}/checkpoint"
 LEAST_MEMORY = 6 << 20
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -63,9 +67,16 @@ def container_name(installation: str, run: RunId) -> str:
 
 
 def prepare(
-    order: Start, settings: Settings, host: Host, *, installation: str, backend: str, log_cap: int | None
+    order: Start,
+    settings: Settings,
+    host: Host,
+    *,
+    installation: str,
+    backend: str,
+    log_cap: int | None,
+    info: Mapping[str, Any] = NOTHING,
 ) -> Prepared:
-    """BackendRefused if it can never run here."""
+    """`info`: what the daemon says of its host. BackendRefused if it can never run here."""
     spec, task, run = order.spec, order.task, order.run
     image = task.image or settings.image
     if not image:
@@ -98,7 +109,11 @@ def prepare(
         "Healthcheck": _healthcheck(spec.health),
         "AttachStdin": False,
         "Tty": False,
-        "HostConfig": _host_config(order, settings, wishes, cpus, log_cap),
+        "HostConfig": {
+            **_host_config(order, settings, wishes, cpus, log_cap),
+            "CpuShares": cpu_shares(task),
+            "OomScoreAdj": _oom_score_adj(task, info),
+        },
     }
     if task.command:
         # An image's own entrypoint would make other words of these.
@@ -140,8 +155,6 @@ def _host_config(
         config["MemoryReservation"] = max(min(request, memory or request), LEAST_MEMORY)
     if cpu := task.limits.get(CPU, 0):
         config["NanoCpus"] = max(cpu, 10) * 1_000_000
-    if share := task.request.get(CPU, 0):
-        config["CpuShares"] = min(max(share * 1024 // 1000, 2), 262_144)
     if cpus:
         config["CpusetCpus"] = ",".join(map(str, cpus))
     if run.grant is not None and run.grant.gpus:
@@ -158,6 +171,13 @@ def _host_config(
             {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"} for path in wishes.devices
         ]
     return config
+
+
+def _oom_score_adj(task: TaskSpec, info: Mapping[str, Any]) -> int:
+    """Only root may make it harder to kill something; where the daemon is not, the start would fail."""
+    found = oom_score_adj(task, int(info.get("MemTotal", 0) or 0))
+    rootless = any("rootless" in str(option) for option in info.get("SecurityOptions") or ())
+    return max(found, 0) if rootless else found
 
 
 def _log_config(log_cap: int | None) -> dict[str, str]:

@@ -73,13 +73,20 @@ class Starting:
             if prepared.wishes.pull == "always":
                 await self._reachable()
                 await self._images.pull(prepared.image)
+            config = prepared.body["HostConfig"]
+            protect = config["OomScoreAdj"] < 0
             while True:
                 if tracked.stopping is not None:
                     return self._stopped(tracked)
+                if not protect:
+                    config["OomScoreAdj"] = max(config["OomScoreAdj"], 0)
                 if await self._create(tracked, prepared):
                     await self._make_checkpoint_dir(tracked)
-                    if await self._start(tracked):
+                    if await self._start(tracked, first_try=protect):
                         return None
+                    # A daemon in a container of its own often may not protect a run from the kernel, and does not say so
+                    # in words that could be relied on: what it refused is tried once more without.
+                    protect = False
                 if tracked.in_doubt and (outcome := await self._settle(tracked)) is not None:
                     return outcome
         except _Refusal as refusal:
@@ -155,9 +162,9 @@ class Starting:
 
     # --------------------------------------------------------------------------------------- starting it
 
-    async def _start(self, tracked: Tracked) -> bool:
+    async def _start(self, tracked: Tracked, *, first_try: bool) -> bool:
         """Ask once for the start of a container that nobody was asked to start before; False: nobody knows whether it
-        began, or it is not wanted any more."""
+        began, or it is not wanted any more, or it was refused on the first of two tries."""
         while tracked.stopping is None:
             tracked.in_doubt = True
             try:
@@ -170,6 +177,9 @@ class Starting:
                     found = await self._look(tracked.container)
                     if found is not None and _has_run(found):
                         return False
+                    if first_try and error.sent:
+                        await self._discard(tracked)
+                        return False
                 tracked.in_doubt = False
                 if not error.sent:
                     await asyncio.sleep(LOOK_AGAIN_S)
@@ -180,6 +190,17 @@ class Starting:
             tracked.in_doubt = False
             return True
         return False
+
+    async def _discard(self, tracked: Tracked) -> None:
+        """Remove a container that the daemon has refused to start."""
+        id = tracked.voided = tracked.container
+        while (found := await self._look(id)) is not None and not _has_run(found):
+            with contextlib.suppress(DaemonError):
+                await self._engine.ask("DELETE", f"containers/{id}", params={"v": "1"}, within_s=WORK_S)
+                continue
+            await asyncio.sleep(LOOK_AGAIN_S)
+        if found is None:
+            tracked.in_doubt, tracked.container = False, ""
 
     async def _look(self, name: str) -> dict[str, Any] | None:
         """What the daemon says of a container, however long it takes to say it: whoever gave up here would say that the
