@@ -331,6 +331,11 @@ class Backend(Protocol):
         """Let go; runs go on."""
         ...
 
+    async def log_times(self, run: RunId, stream: Stream) -> list[tuple[int, int]]:
+        """(place, time in ms), both growing: what is before the place in the log had been written by then. Empty where
+        nobody noted it."""
+        ...
+
     # What not every system can do: see `capabilities`. BackendRefused from those that can not.
 
     async def reserve(self, orders: Sequence[Start]) -> None:

@@ -70,6 +70,19 @@ def read(directory: str, stream: str, offset: int, limit: int) -> tuple[bytes, i
         os.close(dir_fd)
 
 
+def written(directory: str, stream: str) -> int:
+    """How many bytes were ever written. OSError if there is no such file."""
+    size = os.stat(f"{directory}/{stream}", follow_symlinks=False).st_size
+    if not os.path.lexists(f"{directory}/{stream}.gap"):
+        return size
+    dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        gap = _read_gap(dir_fd, stream)
+    finally:
+        os.close(dir_fd)
+    return size + gap.shift if gap else size
+
+
 def trim(directory: str, stream: str, cap: int) -> None:
     """Keep at most about `cap` bytes of the file on disk: half of it from the beginning, half from the end."""
     path = f"{directory}/{stream}"

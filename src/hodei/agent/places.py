@@ -20,7 +20,7 @@ SPARES_KEPT = 1000
 STATUS_LIMIT = 4096
 # Where a run's mark of its last checkpoint is, if it names no place of its own, and where a checkpoint command's end is.
 MARK, HOOK = "checkpoint", "hook"
-_KEPT = {"status", *logs.STREAMS, *(f"{stream}.gap" for stream in logs.STREAMS)}
+_KEPT = {"status", *logs.STREAMS, *(f"{stream}.{what}" for stream in logs.STREAMS for what in ("gap", "times"))}
 
 
 class Places:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hodei.agent import logs, proc
+from hodei.agent import log_times, logs, proc
 from hodei.agent.executing import Busy, Executing, Later
 from hodei.agent.limits import enforcement
 from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
@@ -52,6 +52,7 @@ class Service:
         self._servers: dict[str, Connection] = {}
         self._alone_since_ms = proc.boot_clock_ms()
         self._ticks = 0
+        self._log_times_seen = log_times.LogTimes()
         self._executing = Executing(runs.beside)
         self._ops: dict[str, Callable[[Connection, Request], Any]] = {
             "start": self._start,
@@ -60,6 +61,7 @@ class Service:
             "known": self._known,
             "forget": self._forget,
             "logs": self._logs,
+            "log_times": self._log_times,
             "facts": self._facts,
             "ping": self._ping,
             "execute": self._execute,
@@ -144,6 +146,10 @@ class Service:
             data, after = b"", offset
         return {"data": base64.b64encode(data).decode(), "offset": after}
 
+    def _log_times(self, connection: Connection, request: Request) -> Any:
+        directory = self.runs.places.path(connection.installation, check_run_name(request.get("run")))
+        return {"marks": log_times.read(directory, str(request["stream"]))}
+
     def _execute(self, connection: Connection, request: Request) -> Any:
         """A command beside a run; answered when it is over."""
         run = self.runs.table.get(f"{connection.installation}/{check_run_name(request.get('run'))}")
@@ -180,6 +186,7 @@ class Service:
         while not self.done.is_set():
             for run in list(self.runs.live.values()):
                 self.runs.trim_logs(run)
+            self._log_times_seen.look([run.directory for run in self.runs.live.values()], proc.now_ms())
             if self._ticks % PRUNE_EVERY_TICKS == 0:
                 self.runs.places.prune(proc.now_ms() / 1000 - self._keep_logs_s, set(self.runs.table))
             if self._ticks % LOOK_EVERY_TICKS == 0:

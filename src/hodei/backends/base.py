@@ -106,6 +106,9 @@ class PlainBackend(ABC):
     async def checkpoint(self, orders: Sequence[SaveWork]) -> None:  # noqa: B027 - nothing to do is what it means
         """Nobody is asked to save his work."""
 
+    async def log_times(self, run: RunId, stream: Stream) -> list[tuple[int, int]]:
+        return []
+
     async def reserve(self, orders: Sequence[Start]) -> None:
         self.cannot("set room aside before a start", "start the runs without it")
 

@@ -79,6 +79,10 @@ class _Log(Struct):
     offset: int
 
 
+class _Times(Struct):
+    marks: list[tuple[int, int]]
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing to set: one more agent on this machine, as one more node with the backend's name."""
 
@@ -292,3 +296,11 @@ class LocalBackend(PlainBackend):
             raise
         log = msgspec.json.decode(answer, type=_Log)
         return base64.b64decode(log.data), log.offset
+
+    async def log_times(self, run: RunId, stream: Stream) -> list[tuple[int, int]]:
+        try:
+            link = await self._reach.agent(patient=False)
+            answer = await link.ask("log_times", timeout_s=LOGS_TIMEOUT_S, run=run, stream=stream)
+        except BackendError:
+            return []  # an agent from before there were times, or none: the log is there without them
+        return msgspec.json.decode(answer, type=_Times).marks

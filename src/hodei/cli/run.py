@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hodei.cli import errors
+from hodei.cli import errors, last_words
 from hodei.cli.documents import checked, document_of, job_options
+from hodei.cli.logs import BOTH, copy_lines, copy_streams
 from hodei.cli.options import client
 from hodei.cli.output import note
 
 if TYPE_CHECKING:
     from hodei.client import Client
-    from hodei.wire.views import JobView
 
 # Most jobs start within this time; only then is it worth saying why one does not.
 PATIENCE_S = 1.0
@@ -31,62 +30,66 @@ _AFTER_CANCEL_S = 20.0
 def run(ctx: click.Context, /, command: tuple[str, ...], detach: bool, **given: Any) -> None:
     """Run a command as a job: its stdout and stderr come out here, and its exit code is the exit code.
 
-    Ctrl-C cancels the job.
+    Ctrl-C cancels the job. With --array every line says which element wrote it; exit code 10 if one did not succeed.
 
     \b
       hodei run -- python -c 'print(6*7)'
       hodei run --cpu 2 --memory 4Gi --timeout 1h -- make all
     """
+    from hodei.client import ArrayId
+
     with client() as server:
         document = checked(document_of(command, given, local=server.loopback))
         handle = server.submit(document)
         if detach:
-            click.echo(handle.id)
+            click.echo(f"{handle.id}[]" if isinstance(handle.id, ArrayId) else handle.id)
             return
         try:
-            view = follow(server, handle.id)
+            code = (
+                _follow_array(server, handle.id) if isinstance(handle.id, ArrayId) else _follow_job(server, handle.id)
+            )
         except KeyboardInterrupt:
-            note(f"cancelling job {handle.id} (Ctrl-C again leaves it to its fate)")
-            server.cancel(handle.id, reason="interrupted at the terminal")
-            server.wait(handle.id, _AFTER_CANCEL_S)
+            what = "array" if isinstance(handle.id, ArrayId) else "job"
+            note(f"cancelling {what} {handle.id} (Ctrl-C again leaves it to its fate)")
+            handle.cancel("interrupted at the terminal")
+            handle.wait(_AFTER_CANCEL_S)
             ctx.exit(130)
-        ctx.exit(exit_code(view))
+        ctx.exit(code)
 
 
-def follow(server: Client, id: int) -> JobView:
+def _follow_array(server: Client, id: int) -> int:
+    """Every element's lines, with its name; 10 if one of them did not succeed."""
+    from hodei.cli.act import wait_for
+    from hodei.cli.refs import Meant
+    from hodei.client.many_logs import Wish
+
+    array = server.array(id)
+    copy_lines(server, array, Wish(follow=True))
+    return wait_for(server, Meant([array], []))
+
+
+def _follow_job(server: Client, id: int) -> int:
     """Copy both streams until the job has ended; say once on stderr why it does not start, if it does not."""
-    from hodei.client.logs import Pause
+    readers = [server.log_reader(id, stream=stream) for stream in BOTH]
+    asked_after, started = time.monotonic() + PATIENCE_S, False
 
-    readers = (
-        (server.log_reader(id, stream="stdout"), sys.stdout.buffer),
-        (server.log_reader(id, stream="stderr"), sys.stderr.buffer),
-    )
-    pause, asked_after, started = Pause(), time.monotonic() + PATIENCE_S, False
-    while not all(reader.at_end for reader, _ in readers):
-        found = False
-        for reader, sink in readers:
-            if data := reader.read():
-                sink.write(data)
-                sink.flush()
-                found = True
-            started = started or bool(reader.run_state)
+    def look() -> None:
+        nonlocal started
+        started = started or any(reader.run_state for reader in readers)
         if not started and time.monotonic() >= asked_after:
             started = True
             _say_why(server, id)
-        time.sleep(pause.after(found))
-    return server.wait(id)[0]
 
-
-def exit_code(view: JobView) -> int:
-    """The job's own code; when it has none (never started, lost, cancelled), a word on stderr and 10."""
+    _, last = copy_streams(readers, look)
+    view = server.wait(id)[0]
     if view.state == "succeeded":
         return errors.OK
-    if view.exit_code:
-        if view.reason_code not in ("", "EXIT_CODE"):  # a command that simply failed has said so itself
-            note(f"job {view.id} {view.state}: {view.reason}")
-        return view.exit_code
-    note(f"job {view.id} {view.state}: {view.reason or view.reason_code or 'no reason was given'}")
-    return errors.JOB_FAILED
+    # What it said on stderr is what people look for; it is said again only if other output came after it.
+    if last == BOTH.index("stdout") and last_words.tail(server, view, "stderr"):
+        last_words.say(server, view)
+    else:
+        note(last_words.ended(view))
+    return view.exit_code or errors.JOB_FAILED
 
 
 def _say_why(server: Client, id: int) -> None:

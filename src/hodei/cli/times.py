@@ -27,6 +27,31 @@ def ms_of(text: str) -> int:
         return 0
 
 
+def since_ms(text: str) -> int:
+    """Milliseconds since the epoch of `10m` (ago) or of an ISO time; 0 if there is none."""
+    if not text:
+        return 0
+    if text[:1].isdigit() and (moment := ms_of(text)):
+        return moment
+    from hodei.cli.errors import UsageProblem
+    from hodei.model.errors import InvalidInput
+    from hodei.model.quantity import parse_duration_ms
+
+    try:
+        return now_ms() - parse_duration_ms(text)
+    except InvalidInput as error:
+        raise UsageProblem(f"--since: {error.message}", hint="write 10m, 2h or 2026-01-31T08:00Z") from None
+
+
+def stamp(ms: int) -> str:
+    """`14:05:01`, with the day if it is not today; in this machine's zone."""
+    if not ms:
+        return "-"
+    then = datetime.fromtimestamp(ms / 1000).astimezone()
+    today = datetime.fromtimestamp(now_ms() / 1000).astimezone().date()
+    return then.strftime("%H:%M:%S" if then.date() == today else "%Y-%m-%d %H:%M:%S")
+
+
 def short(ms: int) -> str:
     """A span in its largest unit or two: `45s`, `3m`, `2h10m`, `5d`."""
     seconds = max(0, ms) // 1000

@@ -19,6 +19,7 @@ from hodei.client.errors import ServerUnreachable, WaitTimedOut
 from hodei.client.finding import ArrayId, Found, find
 from hodei.client.handle import JobHandle
 from hodei.client.logs import LogReader, Pause
+from hodei.client.many_logs import Line, Wish, lines_of
 from hodei.client.sse import sse_events
 from hodei.client.transport import LOST, Reply, Transport
 from hodei.model.config import SchedulingConfig
@@ -43,6 +44,7 @@ from hodei.wire.views import (
     JobDetail,
     JobList,
     JobView,
+    LogTimes,
     MigrateRequest,
     NodeHistoryView,
     NodeList,
@@ -291,9 +293,15 @@ class Client(BackendCalls):
         return place.first
 
     def logs(
-        self, id: int, follow: bool = False, stream: str = "stdout", member: int = 0, attempt: int = 0
+        self, id: Reference, follow: bool = False, stream: str = "stdout", member: int = 0, attempt: int = 0
     ) -> Iterator[bytes]:
-        """The output so far, and with `follow` what comes until the job ends, later attempts included."""
+        """The output so far, and with `follow` what comes until the job ends, later attempts included. Of an array: line
+        by line, each with the element that wrote it (`log_lines` tells more)."""
+        array, id = self._meant(id)
+        if array is not None:
+            for line in lines_of(self, array, Wish((stream,), (member,), attempt, follow=follow)):
+                yield b"%s | %s" % (line.who.encode(), line.text)
+            return
         reader, pause = self.log_reader(id, stream=stream, member=member, attempt=attempt, follow=follow), Pause()
         while not reader.at_end:
             data = reader.read()
@@ -301,6 +309,16 @@ class Client(BackendCalls):
                 yield data
             if not reader.at_end:
                 time.sleep(pause.after(bool(data)))
+
+    def log_times(self, id: int, *, stream: str = "stdout", member: int = 0, attempt: int = 0) -> LogTimes:
+        """When a run wrote what, as far as its backend tells."""
+        query = {"stream": stream, "member": str(member), "attempt": str(attempt)}
+        return self._patiently(partial(self._get, f"/jobs/{int(id)}/logs/times", LogTimes, query))
+
+    def log_lines(self, id: Reference, wish: Wish = Wish()) -> Iterator[Line]:  # noqa: B008 - it is frozen
+        """What the elements of an array or the members of a gang write, line by line, with who wrote it and when."""
+        array, one = self._meant(id)
+        return lines_of(self, array if array is not None else self.job(one).job, wish)
 
     def log_reader(
         self, id: int, *, stream: str = "stdout", member: int = 0, attempt: int = 0, follow: bool = True

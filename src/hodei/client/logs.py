@@ -18,7 +18,7 @@ class LogReader:
     """One stream of one member. `attempt` 0 reads the newest attempt, and in `follow` every later one too.
 
     `read` gives the next bytes, b"" when there are none for now; `at_end` tells whether any can still come.
-    `run_state` is empty until a run has been placed.
+    `run_state` is empty until a run has been placed; `attempt` and `offset` say how far it has read.
     """
 
     def __init__(
@@ -32,19 +32,19 @@ class LogReader:
     ) -> None:
         self._get = get
         self._where = {"stream": stream, "member": str(member), "limit": str(CHUNK)}
-        self._attempt = attempt
+        self.attempt = attempt
         self._one_attempt = attempt > 0
         self._follow = follow
-        self._offset = 0
+        self.offset = 0
         self.run_state = ""
         self.at_end = False
 
     def read(self) -> bytes:
         if self.at_end:
             return b""
-        reply = self._ask(self._attempt)
-        self._attempt = self._attempt or _attempt_of(reply)
-        self._offset = int(reply.headers.get("Hodei-Next-Offset") or self._offset + len(reply.body))
+        reply = self._ask(self.attempt)
+        self.attempt = self.attempt or _attempt_of(reply)
+        self.offset = int(reply.headers.get("Hodei-Next-Offset") or self.offset + len(reply.body))
         self.run_state = reply.headers.get("Hodei-Run-State") or ""
         if not reply.body:
             self.at_end = not self._more_to_come(reply)
@@ -56,16 +56,16 @@ class LogReader:
             return False
         if self.run_state and self.run_state not in RUN_ENDED:
             return True
-        if not self._attempt or self._one_attempt:
+        if not self.attempt or self._one_attempt:
             return not self.run_state and reply.headers.get("Hodei-Job-State") not in JOB_ENDED
         newest = self._ask(0)
-        if _attempt_of(newest) > self._attempt:
-            self._attempt, self._offset = _attempt_of(newest), 0
+        if _attempt_of(newest) > self.attempt:
+            self.attempt, self.offset = _attempt_of(newest), 0
             return True
         return newest.headers.get("Hodei-Job-State") not in JOB_ENDED
 
     def _ask(self, attempt: int) -> Reply:
-        return self._get(self._where | {"offset": str(self._offset), "attempt": str(attempt)})
+        return self._get(self._where | {"offset": str(self.offset), "attempt": str(attempt)})
 
 
 class Pause:

@@ -384,6 +384,9 @@ class Fleet:
                 raise
             return b"", offset
 
+    async def log_times(self, run: Run, stream: Any) -> list[tuple[int, int]]:
+        return await self._bounded(self._of(run, "the logs").log_times(run.id, stream), CALL_TIMEOUT_S)
+
     async def execute(self, run: Run, command: tuple[str, ...], timeout_ms: int) -> Executed:
         work = self._of(run, "the place").execute(run.id, command, timeout_ms)
         return await self._bounded(work, timeout_ms / 1000 + CALL_TIMEOUT_S)

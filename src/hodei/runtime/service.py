@@ -487,6 +487,9 @@ class Service:
     async def logs(self, run: Run, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
         return await self.fleet.logs(run, stream, offset, limit)
 
+    async def log_times(self, run: Run, stream: Any) -> list[tuple[int, int]]:
+        return await self.fleet.log_times(run, stream)
+
     async def _stored(self, job: JobId) -> Job:
         found = await self.read(self.store.job, job)
         if found is None:

@@ -207,6 +207,16 @@ class NodePatch(Struct, frozen=True, forbid_unknown_fields=True):
     drain: bool = False
 
 
+class LogTimes(Struct, frozen=True):
+    """When a run wrote what. `marks`: (place, time in ms), both growing: what is before the place had been written by
+    then; none where the backend does not tell. `finished_ms` is 0 while it runs."""
+
+    run: str = ""
+    started_ms: int = 0
+    finished_ms: int = 0
+    marks: list[tuple[int, int]] = []
+
+
 class RequeueRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """`jobs` by number, `arrays` by the number of any element. `failed`: only those that have failed, and the jobs that
     gave up waiting for them."""

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from hodei.cli import run as run_module
-from hodei.cli.logs import last_lines
-from unit.cli.stub import Answer, Request, job
+from hodei.cli.last_words import last_lines
+from unit.cli.stub import Answer, Request, detail, job
 
 API = "/api/v1"
 OUTPUT = {"stdout": b"out\x00\xff\x1b[1m\n", "stderr": b"err\n"}
@@ -33,6 +33,7 @@ def ended(stub):
         stub.on("POST", f"{API}/jobs", Answer({"ids": [1]}, 201))
         stub.on("GET", f"{API}/jobs/1/logs", log_of)
         stub.on("GET", f"{API}/jobs/1/wait", job(1, **how))
+        stub.on("GET", f"{API}/jobs/1", detail(job(1, **how)))
         return stub
 
     return end
@@ -49,18 +50,19 @@ def test_run_copies_both_streams_byte_for_byte_and_succeeds(hodei, ended):
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     [
-        ({"state": "failed", "exit_code": 3, "reason_code": "EXIT_CODE", "reason": "exit code 3"}, 3, None),
+        ({"state": "failed", "exit_code": 3, "reason_code": "EXIT_CODE", "reason": "exit code 3"}, 3, "exit code 3"),
         ({"state": "failed", "exit_code": 137, "reason_code": "oom", "reason": "out of memory"}, 137, "out of memory"),
-        ({"state": "failed", "reason_code": "lost", "reason": "node gone"}, 10, "job 1 failed: node gone"),
-        ({"state": "cancelled", "reason": "by admin"}, 10, "job 1 cancelled: by admin"),
+        ({"state": "failed", "reason_code": "lost", "reason": "node gone"}, 10, "job 1 (job-1) failed: node gone"),
+        ({"state": "cancelled", "reason": "by admin"}, 10, "job 1 (job-1) cancelled: by admin"),
     ],
     ids=["its own code", "a signal", "no code", "cancelled by someone"],
 )
-def test_run_ends_with_the_jobs_own_code(hodei, ended, how, code: int, said: str | None):
+def test_run_ends_with_the_jobs_own_code(hodei, ended, how, code: int, said: str):
     ended(**how)
     result = hodei("run", "false")
     assert result.exit_code == code
-    assert said in result.stderr if said else result.stderr_bytes == OUTPUT["stderr"]
+    assert result.stderr.startswith("err\njob 1 (job-1) ")
+    assert said in result.stderr
 
 
 def test_options_behind_the_command_belong_to_the_command(hodei, ended):
@@ -123,25 +125,27 @@ def test_ctrl_c_cancels_the_job(stub):
 
 def test_logs_are_raw_and_say_where_they_end(hodei, ended):
     ended(state="succeeded")
-    assert hodei("logs", "1").stdout_bytes == OUTPUT["stdout"]
-    assert hodei("logs", "1", "--stderr").stdout_bytes == OUTPUT["stderr"]
-    assert hodei("logs", "-f", "1").stdout_bytes == OUTPUT["stdout"]
+    for follow in ((), ("-f",)):
+        both = hodei("logs", *follow, "1")
+        assert (both.stdout_bytes, both.stderr_bytes) == (OUTPUT["stdout"], OUTPUT["stderr"])
+        for stream in ("stdout", "stderr"):
+            one = hodei("logs", *follow, "1", f"--{stream}")
+            assert (one.stdout_bytes, one.stderr_bytes) == (OUTPUT[stream], b"")
 
 
 def test_an_empty_log_is_explained_on_stderr(hodei, stub):
-    from unit.cli.stub import detail
-
     stub.on("GET", f"{API}/jobs/1/logs", Answer(b"", headers={"Hodei-Job-State": "pending"}))
     stub.on("GET", f"{API}/jobs/1", detail(job(1, "pending")))
     result = hodei("logs", "1")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "job 1 (pending) has written nothing to stdout\n"
+    assert result.stderr == "job 1 (pending) has written nothing\n"
+    assert hodei("logs", "1", "--stderr").stderr == "job 1 (pending) has written nothing to stderr\n"
 
 
 def test_options_choose_member_attempt_and_stream(hodei, ended):
     stub = ended(state="succeeded")
     hodei("logs", "1", "--member", "2", "--attempt", "3", "--stderr")
-    query = stub.requests[0].query
+    query = stub.sent("GET", f"{API}/jobs/1/logs")[0].query
     assert (query["member"], query["attempt"], query["stream"]) == ("2", "3", "stderr")
 
 
@@ -150,11 +154,12 @@ def test_the_tail_is_the_last_lines_then_what_follows(hodei, stub):
 
     def logs(request: Request) -> Answer:
         offset = int(request.query["offset"])
-        data = text[offset : offset + 1000]
+        data = text[offset : offset + 1000] if request.query["stream"] == "stdout" else b""
         headers = {"Hodei-Run": "1.0.1", "Hodei-Run-State": "succeeded", "Hodei-Job-State": "succeeded"}
         return Answer(data, headers=headers)
 
     stub.on("GET", f"{API}/jobs/1/logs", logs)
+    stub.on("GET", f"{API}/jobs/1", detail(job(1)))
     assert hodei("logs", "--tail", "2", "1").stdout_bytes == b"line 999\nrest"
     assert hodei("logs", "--tail", "2", "-f", "1").stdout_bytes == b"line 999\nrest"
     assert hodei("logs", "--tail", "0", "1").stdout_bytes == b""

@@ -23,7 +23,7 @@ from hodei.server.params import read_since_ms
 from hodei.server.route import API, MIB, READ, SMALL, WRITE, Call, Param, Reply, Route
 from hodei.wire.document import MAX_BODY_BYTES, decode_jobs
 from hodei.wire.render import folded_view, job_document, job_view, run_view
-from hodei.wire.views import CancelRequest, JobDetail, JobList, JobView, PlanReply, SubmitReply
+from hodei.wire.views import CancelRequest, JobDetail, JobList, JobView, LogTimes, PlanReply, SubmitReply
 from hodei.wire.yamlfile import load_yaml
 
 BULK_LIMIT = MAX_BODY_BYTES
@@ -31,6 +31,12 @@ LOG_LIMIT = 4 * MIB
 MOST_PLANNED = 100
 MOST_MEMBERS_PLANNED = 2000
 _ID = Param("id", "the job's number", type=int, where="path", minimum=1)
+_OF_A_LOG = (
+    _ID,
+    Param("stream", "which output", default="stdout", choices=("stdout", "stderr")),
+    Param("member", "which member, from 0", type=int, default=0),
+    Param("attempt", "which attempt, 0 for the latest", type=int, default=0),
+)
 _cancel_request = msgspec.json.Decoder(CancelRequest)
 
 
@@ -181,7 +187,8 @@ async def wait_job(call: Call) -> JobView:
             await asyncio.gather(waiting, closing, return_exceptions=True)
 
 
-async def read_log(call: Call) -> Reply:
+async def _run_of(call: Call) -> tuple[Job, Run | None]:
+    """The run whose log is meant; None if nothing has run yet."""
     args = call.args
     job, runs = await _job(call)
     if args["member"] >= job.spec.size:
@@ -191,11 +198,24 @@ async def read_log(call: Call) -> Reply:
     if not wanted and args["attempt"]:
         known = ", ".join(str(run.attempt) for run in of_member) or "none"
         raise NotFound(f"job {job.id} has no attempt {args['attempt']}", hint=f"known: {known}", code="NO_SUCH_ATTEMPT")
+    return job, max(wanted, key=lambda run: run.attempt) if wanted else None
+
+
+async def log_times(call: Call) -> LogTimes:
+    _, run = await _run_of(call)
+    if run is None:
+        return LogTimes()
+    marks = await call.service.log_times(run, call.args["stream"])
+    return LogTimes(run.id, run.started_ms, run.finished_ms, marks)
+
+
+async def read_log(call: Call) -> Reply:
+    args = call.args
+    job, run = await _run_of(call)
     headers: dict[str, str] = {"hodei-job-state": job.state}
-    if not wanted:  # nothing has run yet: an empty log, to be asked for again
+    if run is None:  # nothing has run yet: an empty log, to be asked for again
         headers |= {"hodei-run": "", "hodei-run-state": "", "hodei-next-offset": str(args["offset"])}
         return Reply(b"", media_type="text/plain; charset=utf-8", headers=headers)
-    run = max(wanted, key=lambda run: run.attempt)
     data, offset = await call.service.logs(run, args["stream"], args["offset"], args["limit"])
     headers |= {"hodei-run": run.id, "hodei-run-state": run.state, "hodei-next-offset": str(offset)}
     return Reply(data, media_type="text/plain; charset=utf-8", headers=headers)
@@ -240,14 +260,13 @@ ROUTES = (
         "GET", f"{API}/jobs/{{id}}/logs", READ, "A piece of a run's output", read_log,
         response=bytes, media_type="text/plain",
         params=(
-            _ID,
-            Param("stream", "which output", default="stdout", choices=("stdout", "stderr")),
-            Param("member", "which member, from 0", type=int, default=0),
-            Param("attempt", "which attempt, 0 for the latest", type=int, default=0),
+            *_OF_A_LOG,
             Param("offset", "from which byte on", type=int, default=0),
             Param("limit", "how many bytes at most", type=int, default=64 * 1024, minimum=1, maximum=LOG_LIMIT),
         ),
     ),
+    Route("GET", f"{API}/jobs/{{id}}/logs/times", READ, "When a run wrote what, as far as its backend tells", log_times,
+          response=LogTimes, params=_OF_A_LOG),
     _change("cancel", "Ask for the job to end", cancel_job, CancelRequest),
     _change("hold", "Keep the job from being placed", hold_job),
     _change("release", "Let a held job be placed again", release_job),

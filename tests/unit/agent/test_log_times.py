@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hodei.agent import log_times, logs
+from hodei.agent.log_times import LogTimes, read
+
+
+def _say(directory, text: bytes, stream: str = "stdout") -> None:
+    with open(directory / stream, "ab") as log:
+        log.write(text)
+
+
+def test_a_mark_is_made_when_a_log_has_grown_and_not_otherwise(tmp_path):
+    times = LogTimes()
+    _say(tmp_path, b"")
+    times.look([str(tmp_path)], 1000)
+    assert read(str(tmp_path), "stdout") == []
+    assert sorted(os.listdir(tmp_path)) == ["stdout"]  # a directory in which nothing was said is used again
+    _say(tmp_path, b"one\n")
+    times.look([str(tmp_path)], 2000)
+    times.look([str(tmp_path)], 3000)
+    _say(tmp_path, b"two\n")
+    _say(tmp_path, b"bad\n", "stderr")
+    times.look([str(tmp_path)], 4000)
+    assert read(str(tmp_path), "stdout") == [(4, 2000), (8, 4000)]
+    assert read(str(tmp_path), "stderr") == [(4, 4000)]
+
+
+def test_an_agent_that_was_restarted_goes_on_where_it_was(tmp_path):
+    _say(tmp_path, b"one\n")
+    LogTimes().look([str(tmp_path)], 2000)
+    again = LogTimes()
+    again.look([str(tmp_path)], 5000)
+    _say(tmp_path, b"two\n")
+    again.look([str(tmp_path)], 6000)
+    assert read(str(tmp_path), "stdout") == [(4, 2000), (8, 6000)]
+
+
+def test_a_long_log_has_a_bounded_number_of_marks_from_its_beginning_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_times, "MOST_MARKS", 10)
+    times = LogTimes()
+    for second in range(1, 101):
+        _say(tmp_path, b"line\n")
+        times.look([str(tmp_path)], second * 1000)
+    found = read(str(tmp_path), "stdout")
+    assert 5 <= len(found) <= 10
+    assert found[0] == (5, 1000)
+    assert found[-1] == (500, 100_000)
+
+
+def test_dropped_bytes_count_as_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "_punch", lambda *_: False)  # as on a file system without holes
+    _say(tmp_path, b"x" * 10_000)
+    logs.trim(str(tmp_path), "stdout", 4096)
+    _say(tmp_path, b"more\n")
+    assert logs.written(str(tmp_path), "stdout") == 10_005
+
+
+@pytest.mark.parametrize("found", [b"", b"\0\xff", b"12", b"-5 3\n", b"9 3\n8 4\n", b"9" * 5000, None, "fifo"])
+def test_garbage_where_the_times_are_is_no_time(tmp_path, found):
+    if found is None:
+        (tmp_path / "stdout.times").mkdir()
+    elif found == "fifo":
+        os.mkfifo(tmp_path / "stdout.times")
+    else:
+        (tmp_path / "stdout.times").write_bytes(found)
+    assert read(str(tmp_path), "stdout") in ([], [(9, 3)])
+    assert read(str(tmp_path), "../secret") == []
+    _say(tmp_path, b"one\n")
+    LogTimes().look([str(tmp_path), str(tmp_path / "gone")], 1000)  # and it stops nobody
