@@ -128,7 +128,7 @@ def test(args: tuple[str, ...]) -> None:
 @click.command(context_settings=_THROUGH, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def sim(args: tuple[str, ...]) -> None:
-    """Try out policies on recorded or invented workloads: hodei sim replay|compare|policies|traces --help."""
+    """Try out policies on recorded or invented workloads: hodei sim replay|compare|forecasts|policies|traces --help."""
     if not find_spec("numpy"):
         raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
     _become("hodei.sim", list(args))

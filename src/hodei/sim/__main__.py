@@ -1,4 +1,4 @@
-"""`python -m hodei.sim replay|compare|policies|traces`, which is what `hodei sim` becomes.
+"""`python -m hodei.sim replay|compare|forecasts|policies|traces`, which is what `hodei sim` becomes.
 
 Exit codes: 0 all is done; 1 something failed on the way; 2 the command line or an input is wrong; 130 Ctrl-C.
 """
@@ -13,13 +13,14 @@ import traceback
 from types import FrameType
 
 from hodei.model.errors import HodeiError, InvalidInput
-from hodei.sim.commands import compare, listing, replay
+from hodei.sim.commands import compare, forecasts, listing, replay
 
 _ABOUT = """\
 Try out scheduling: the scheduler itself, moved through simulated time by a recorded or invented workload.
 
   hodei sim replay kth.swf.gz --policy easy --procs 100
   hodei sim compare 'generate:lublin?jobs=5000' --policies fcfs,easy,conservative --out report
+  hodei sim forecasts kth.swf.gz --policies easy,sjf --procs 100
 """
 
 
@@ -28,7 +29,7 @@ def main(args: list[str] | None = None) -> int:
         prog="hodei sim", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="COMMAND")
-    for module in (replay, compare, listing):
+    for module in (replay, compare, forecasts, listing):
         module.add_arguments(kinds)
     given = parser.parse_args(args)
     try:

@@ -24,7 +24,7 @@ from hodei.sim.results import Result
 def add_arguments(kinds: Any) -> None:
     about = "Run a workload under several policies, side by side, and compare how its jobs fared."
     parser = kinds.add_parser("compare", help="one workload under several policies", description=about)
-    parser.add_argument("--policies", required=True, type=_names, metavar="A,B,C", help="see: hodei sim policies")
+    parser.add_argument("--policies", required=True, type=policy_names, metavar="A,B,C", help="see: hodei sim policies")
     add_run_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="write a report with pictures into this folder")
     parser.add_argument("--workers", type=whole, metavar="N", help="how many at once [default: one for each core]")
@@ -77,7 +77,7 @@ def go(given: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _names(text: str) -> list[str]:
+def policy_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise argparse.ArgumentTypeError("name at least one policy")

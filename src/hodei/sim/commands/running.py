@@ -44,7 +44,7 @@ class Prepared(Struct, frozen=True):
     config: SchedulingConfig
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, *, waits: bool = True) -> None:
     parser.add_argument("trace", metavar="TRACE", help="a file, a folder, or generate:NAME; see: hodei sim traces")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--procs", type=whole, metavar="N", help="one pool of N processors (GPUs for GPU traces)")
@@ -60,9 +60,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the scheduler knows of run times: what users said [default], the truth, or what it learns",
     )  # fmt: skip
     parser.add_argument(
-        "--until", type=_duration, metavar="T", help="stop so long after the first arrival: 30d, 12h, 1h30m"
+        "--until", type=duration, metavar="T", help="stop so long after the first arrival: 30d, 12h, 1h30m"
     )
-    parser.add_argument("--waits", type=Path, metavar="FILE", help="write how long each job waited, as CSV")
+    if waits:
+        parser.add_argument("--waits", type=Path, metavar="FILE", help="write how long each job waited, as CSV")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="neither progress nor notes")
 
@@ -89,18 +90,21 @@ def prepare(order: Order) -> Prepared:
 
 
 def simulate(prepared: Prepared, tell: Tell | None = None) -> Result:
-    workload, until_ms = prepared.workload, prepared.order.until_ms
-    if until_ms is not None:
-        first = next(iter(workload.arrivals), None)
-        until_ms += first.at_ms if first is not None else 0
     return Simulation(
-        workload,
+        prepared.workload,
         make_controller(prepared.config),
         prepared.nodes,
         policy=prepared.order.policy,
-        until_ms=until_ms,
+        until_ms=until_of(prepared),
         tell=tell,
     ).run()
+
+
+def until_of(prepared: Prepared) -> int | None:
+    """When the run is to stop, in the trace's own time; `--until` counts from the first arrival."""
+    until_ms = prepared.order.until_ms
+    first = next(iter(prepared.workload.arrivals), None)
+    return until_ms + first.at_ms if until_ms is not None and first is not None else until_ms
 
 
 def _open_for(nodes: list[Node], order: Order, estimates: Estimates) -> Workload:
@@ -134,7 +138,7 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def _duration(text: str) -> int:
+def duration(text: str) -> int:
     try:
         return parse_duration_ms(text)
     except InvalidInput as error:

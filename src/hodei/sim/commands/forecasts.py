@@ -1,0 +1,154 @@
+"""`hodei sim forecasts TRACE`: replay a workload, forecast the starts of the jobs that wait, and grade the forecasts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from msgspec import to_builtins
+
+from hodei.control.forecasts import FUTURES
+from hodei.model.quantity import format_duration
+from hodei.sim.commands.compare import policy_names
+from hodei.sim.commands.progress import Progress, simulated
+from hodei.sim.commands.replay import tell_notes
+from hodei.sim.commands.running import add_run_arguments, duration, order_of, prepare, until_of, whole
+from hodei.sim.forecasts import Graded, Group, grade
+from hodei.sim.policies import policy
+from hodei.wiring import make_controller
+
+_LEAST_EVERY_MS = 1000
+_ABOUT = """\
+Replay a workload in simulated time. Every so often forecast when each job that waits will start, as a server does, and
+compare with when it starts. BY P90 is the share of forecasts whose job started by the time that nine of ten should:
+ALL of them, the FIRST of each job, the mean PER JOB and PER MOMENT (the moments at which forecasts were made).
+"""
+
+
+def add_arguments(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "forecasts", help="how good forecasts of starts are on a workload", description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "--policies", "--policy", type=policy_names, default=["easy"], metavar="A,B,C",
+        help="one or several, a row for each [default: easy]; see: hodei sim policies",
+    )  # fmt: skip
+    parser.add_argument(
+        "--every", type=duration, default=6 * 3_600_000, metavar="T", help="how often to forecast [default: 6h]"
+    )
+    parser.add_argument(
+        "--futures", type=whole, default=FUTURES, metavar="N", help=f"runs ahead per forecast [default: {FUTURES}]"
+    )
+    parser.add_argument("--by", choices=("job", "moment"), help="show a row for each job or moment as well")
+    add_run_arguments(parser, waits=False)
+    parser.set_defaults(go=go)
+
+
+def go(given: argparse.Namespace) -> int:
+    for name in given.policies:
+        policy(name)
+    progress = Progress(given.policies, sys.stderr, shown=not (given.json or given.quiet))
+    found: list[Graded] = []
+    notes: list[str] = []
+    place = 0
+    try:
+        for place, name in enumerate(given.policies):
+            progress.say(place, "reads the trace")
+            prepared = prepare(order_of(given, name))
+            notes = prepared.workload.notes
+            progress.begin(place)
+            found.append(
+                grade(
+                    prepared.workload,
+                    name,
+                    max(given.every, _LEAST_EVERY_MS),
+                    given.futures,
+                    controller=make_controller(prepared.config),
+                    nodes=prepared.nodes,
+                    until_ms=until_of(prepared),
+                    tell=partial(progress.tell, place),
+                )
+            )
+            progress.say(place, "done")
+    except KeyboardInterrupt:
+        progress.clear()
+        print(f"interrupted: {given.policies[place]}: {progress.how_far(place)}", file=sys.stderr)
+        return 130
+    finally:
+        progress.clear()
+    if not given.quiet and not given.json:
+        tell_notes(notes, None)
+    if given.json:
+        print(json.dumps([_for_json(graded, given.by) for graded in found]))
+        return 0
+    print(f"{found[0].trace}, {found[0].jobs:,} jobs, forecasts every {found[0].every}; BY P90 in percent")
+    print(_table([_row(graded) for graded in found]))
+    for graded in found if given.by else ():
+        print(f"\n{graded.policy}, by {given.by}")
+        print(_table([_group_row(group, given.by) for group in _groups(graded, given.by)]))
+    return 0
+
+
+def _groups(graded: Graded, by: str) -> list[Group]:
+    return graded.by_job if by == "job" else graded.by_moment
+
+
+def _for_json(graded: Graded, by: str | None) -> dict[str, Any]:
+    """The numbers; the rows only if they were asked for."""
+    numbers: dict[str, Any] = to_builtins(graded)
+    for each in ("job", "moment"):
+        if each != by:
+            del numbers[f"by_{each}"]
+    for group in numbers.get("by_moment", ()):
+        del group["job"]
+    return numbers
+
+
+def _row(graded: Graded) -> dict[str, str]:
+    return {
+        "POLICY": graded.policy,
+        "JOBS": f"{graded.starts:,}",
+        "MOMENTS": f"{graded.moments:,}",
+        "FORECASTS": f"{graded.forecasts:,}",
+        "ALL": f"{graded.covered:.1f}",
+        "FIRST": f"{graded.starts_covered:.1f}",
+        "PER JOB": f"{graded.per_job:.1f}",
+        "PER MOMENT": f"{graded.per_moment:.1f}",
+        "WORST MOMENT": f"{graded.worst_moment:.1f}",
+        "P50 ERROR": _time(graded.median_absolute_error_s),
+        "WAIT": _time(graded.median_wait_s),
+        "NONE": f"{graded.untold:,}",
+    }
+
+
+def _group_row(group: Group, by: str) -> dict[str, str]:
+    return {
+        **({"JOB": str(group.job)} if by == "job" else {}),
+        "FIRST AT" if by == "job" else "AT": simulated(group.at_ms),
+        "FORECASTS": f"{group.forecasts:,}",
+        "BY P90": f"{group.by_p90:.1f}",
+        "P50 ERROR": ("-" if group.median_error_s < 0 else "") + _time(abs(group.median_error_s)),
+    }
+
+
+def _time(seconds: float) -> str:
+    """To the minute, which is more than a forecast knows; below that to the second."""
+    whole = round(seconds)
+    return format_duration((whole if whole < 60 else whole // 60 * 60) * 1000)
+
+
+def _table(rows: Sequence[dict[str, str]]) -> str:
+    if not rows:
+        return "no job waited long enough to get a forecast"
+    keys = list(rows[0])
+    widths = [max(len(key), *(len(row[key]) for row in rows)) for key in keys]
+    lines = [keys, *([row[key] for key in keys] for row in rows)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    )

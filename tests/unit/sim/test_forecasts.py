@@ -1,0 +1,94 @@
+"""`hodei sim forecasts`: forecasts are graded by what the replay brings, for each job and for each moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hodei.sim.__main__ import main
+from hodei.sim.forecasts import grade
+from hodei.sim.traces import open_workload
+
+HOUR_MS = 3_600_000
+HEAD = "id,submit_s,run_s,requested_s,procs\n"
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> str:
+    """Three jobs for one processor, of which all is known: they run for an hour each, one after the other."""
+    (path := tmp_path / "line.csv").write_text(HEAD + "".join(f"{n},0,3600,3600,1\n" for n in (1, 2, 3)))
+    return str(path)
+
+
+@pytest.fixture
+def passed_by(tmp_path: Path) -> str:
+    """Job 2 is long; for eight hours a shorter one arrives before there would be room for it."""
+    rows = ["1,0,3600,3600,1\n", "2,1,14400,14400,1\n"]
+    rows += [f"{n},{(n - 2) * 3600 - 2000},3600,3600,1\n" for n in range(3, 11)]
+    (path := tmp_path / "passed.csv").write_text(HEAD + "".join(rows))
+    return str(path)
+
+
+def test_where_all_is_known_every_forecast_comes_true(line: str) -> None:
+    graded = grade(open_workload(line, procs=1), "fcfs", HOUR_MS // 2)
+    assert (graded.covered, graded.starts_covered, graded.per_job, graded.per_moment) == (100, 100, 100, 100)
+    assert (graded.median_absolute_error_s, graded.untold) == (0, 0)
+    # Job 2 starts after one hour, job 3 after two; what is due at a start is forecast after it.
+    assert [(group.job, group.forecasts) for group in graded.by_job] == [(2, 1), (3, 3)]
+    assert [(group.at_ms * 2 // HOUR_MS, group.forecasts) for group in graded.by_moment] == [(1, 2), (2, 1), (3, 1)]
+    assert (graded.starts, graded.moments, graded.forecasts) == (2, 3, 4)
+
+
+def test_a_job_that_is_passed_by_others_counts_once_among_jobs(passed_by: str) -> None:
+    graded = grade(open_workload(passed_by, procs=1), "sjf", HOUR_MS // 2, futures=3)
+    [late] = [group for group in graded.by_job if group.job == 2]
+    assert late.forecasts > graded.forecasts / 3
+    assert late.by_p90 < 90
+    assert graded.covered < graded.per_job, "it has many forecasts, and is one of many jobs"
+    assert graded.starts_covered < 100
+    assert graded.worst_moment <= graded.per_moment <= 100
+
+
+def test_a_job_that_still_waits_at_the_end_after_its_p90_was_not_forecast_well(passed_by: str) -> None:
+    graded = grade(open_workload(passed_by, procs=1), "sjf", HOUR_MS // 2, futures=3, until_ms=6 * HOUR_MS)
+    [late] = [group for group in graded.by_job if group.job == 2]
+    assert (late.by_p90, late.forecasts > 0) == (0, True)
+
+
+def test_the_command_shows_a_row_for_each_policy_and_each_moment(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forecasts", line, "--policies", "fcfs,easy", "--procs", "1", "--every", "30m", "--by", "moment"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{Path(line).parent.name}/line, 3 jobs, forecasts every 30m; BY P90 in percent"
+    assert out[1].split()[:4] == ["POLICY", "JOBS", "MOMENTS", "FORECASTS"]
+    assert [row.split()[0] for row in out[2:4]] == ["fcfs", "easy"]
+    assert out[out.index("fcfs, by moment") + 1].split() == ["AT", "FORECASTS", "BY", "P90", "P50", "ERROR"]
+
+
+def test_the_command_gives_numbers_to_programs(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forecasts", line, "--procs", "1", "--every", "30m", "--by", "job", "--json"]) == 0
+    [numbers] = json.loads(capsys.readouterr().out)
+    assert (numbers["policy"], numbers["covered"], numbers["per_job"]) == ("easy", 100, 100)
+    assert [group["job"] for group in numbers["by_job"]] == [2, 3]
+    assert "by_moment" not in numbers
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["?first=3"], "there is no job 3"),
+        (["", "--policy", "best"], "there is no policy 'best'"),
+    ],
+)
+def test_wrong_input_is_told_before_anything_runs(
+    line: str, args: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forecasts", line + args[0], "--procs", "1", *args[1:]]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_jobs_that_never_wait_get_no_forecast(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forecasts", line, "--procs", "3", "--by", "job", "-q"]) == 0
+    out = capsys.readouterr().out
+    assert "no job waited long enough to get a forecast" in out
