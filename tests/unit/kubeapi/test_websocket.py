@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hodei.backends.kubernetes.beside import execute
+from hodei.kubeapi import websocket
 from hodei.kubeapi.client import ApiError
 from hodei.kubeapi.http import Unreached
 from hodei.kubeapi.websocket import MESSAGE_LIMIT
@@ -157,3 +158,28 @@ def test_a_refusal_is_told_by_what_it_means(status: int, text: bytes, kind: type
                 await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 5000)
 
     asyncio.run(story())
+
+
+def test_a_server_that_never_answers_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(websocket, "CONNECT_S", 0.1)
+
+    async def story() -> None:
+        async with server(lambda writer: None) as scripted, connected(scripted) as api:
+            with pytest.raises(BackendError, match="no connection within"):
+                await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 60_000)
+
+    asyncio.run(story())
+
+
+def test_a_command_that_says_nothing_more_is_given_up_at_its_time_with_what_it_has_said():
+    async def story(api: Any) -> None:
+        done = await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 100)
+        assert (done.exit_code, done.stdout) == (None, b"out")
+
+    async def whole() -> None:
+        async with server() as scripted:
+            scripted.answers.append(lambda writer: writer.write(switching(scripted, frame(b"\x01out"))))
+            async with connected(scripted) as api:
+                await story(api)
+
+    asyncio.run(whole())
