@@ -22,7 +22,7 @@ from hodei.control.estimates import CorrectedEstimates, LearnedEstimates, UserEs
 from hodei.control.from_config import accounts_policy
 from hodei.control.preempting import PreemptionPolicy
 from hodei.control.retry import Backoff, RetryPolicy
-from hodei.control.settings import make_steering, problems_of
+from hodei.control.settings import batch_of, make_steering, problems_of
 from hodei.model.config import Config, EstimatesConfig, HealthConfig, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.data_place import Allowed
 from hodei.model.errors import InvalidInput
@@ -41,13 +41,15 @@ from hodei.runtime.pulse import HealthPolicy
 from hodei.runtime.service import Service
 from hodei.store.sqlite import SqliteStore
 from hodei.wire.check import refuse
-from hodei.wire.config import parse_config
+from hodei.wire.config import parse_config, read_yaml
 from hodei.wire.names import word
 from hodei.wire.numbers import parse_numbers
+from hodei.wire.source_names import uses_source_names
 from hodei.wire.views import Check
 
 MAX_COST = 1_000_000
 _LEAST_DECISION_LOG = 1 << 20
+YAML = (".yaml", ".yml")
 _HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)")
 
@@ -60,7 +62,11 @@ def load_config(path: Path | None) -> Config:
         raw = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read the configuration {path}: {error.strerror}") from error
+    if path.suffix in YAML:
+        return parse_config(*read_yaml(raw, str(path)))[0]
     try:
+        if uses_source_names(found := tomllib.loads(raw.decode())):
+            return parse_config(found)[0]
         return msgspec.toml.decode(raw, type=Config)
     except (msgspec.DecodeError, ValueError) as error:
         raise InvalidInput(f"{path}: {_in_words(str(error))}", hint="docs/reference/configuration.md") from error
@@ -103,7 +109,7 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
         accounts=accounts_policy(config),
         steering=make_steering(config, profiles, broken),
         last_event=last_event,
-        max_tries=1000,
+        max_tries=batch_of(config.parallel_scheduling),
     )
     controller.remake = make_controller  # for `Reconfigured`, also in a replay
     return controller
@@ -222,6 +228,8 @@ def read_config(path: Path | None) -> Config:
     if path is None or not path.exists():
         return load_config(path)
     try:
+        if path.suffix in YAML:
+            return parse_config(*read_yaml(path.read_bytes(), str(path)))[0]
         return parse_config(tomllib.loads(path.read_text("utf-8")))[0]
     except (OSError, ValueError) as error:
         raise InvalidInput(f"cannot read the configuration {path}: {error}") from error

@@ -28,7 +28,7 @@ _LARGE_LOG_BYTES, _OLDER_LOGS = 15 << 20, 3
 @click.option("--home", metavar="DIR", help="Where it keeps its things [env: HODEI_HOME; default: ~/.hodei].")
 @click.option("--host", metavar="ADDRESS", help="Where to listen [default: 127.0.0.1].")
 @click.option("--port", metavar="N", help="Which port; 0 for any free one [default: 7680, or any if taken].")
-@click.option("--config", metavar="FILE", help="A TOML file [default: HOME/config.toml if it is there].")
+@click.option("--config", metavar="FILE", help="A TOML or YAML file [default: HOME/config.toml or HOME/hodei.yaml].")
 @click.option(
     "--decision-log",
     metavar="NAME",

@@ -22,6 +22,8 @@ from hodei.model.selector import parse_selector
 from hodei.model.text import did_you_mean
 
 Problems = list[tuple[str, str]]
+# Jobs that are tried in one step: many, so that one commit starts many; not all, as facts are waiting too.
+BATCH, MAX_BATCH = 1000, 100_000
 
 
 def make_steering(
@@ -80,6 +82,7 @@ def _wait_limits(config: SchedulingConfig, name: str) -> WaitLimits:
         parse_duration_ms(queue_time),
         f"profile {name}" if of_profile[0] else "the server",
         f"profile {name}" if of_profile[1] else "the server",
+        parse_duration_ms(profile.grace) if profile is not None and profile.grace else 0,
     )
 
 
@@ -128,6 +131,18 @@ def _priority(given: str | int) -> int:
     return PRIORITY_CLASSES[given]
 
 
+def batch_of(parallel: bool | int) -> int:
+    """How many jobs are tried in one step; InvalidInput for a number that means nothing."""
+    if isinstance(parallel, bool):
+        return BATCH if parallel else 1
+    if not 1 <= parallel <= MAX_BATCH:
+        raise InvalidInput(
+            f"parallel_scheduling = {parallel} means nothing",
+            hint=f"true, false, or how many jobs at once: 1 to {MAX_BATCH}",
+        )
+    return parallel
+
+
 # ------------------------------------------------------------------------------------------------ mistakes
 
 
@@ -162,7 +177,7 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
     for name, profile in sorted(config.profiles.items()):
         look(f"profiles.{name}.nodes", parse_selector, profile.nodes)
         look(f"profiles.{name}.fallback_after", parse_duration_ms, profile.fallback_after)
-        for key in ("scheduling_timeout", "max_queue_time"):
+        for key in ("scheduling_timeout", "max_queue_time", "grace"):
             if getattr(profile, key):
                 look(f"profiles.{name}.{key}", parse_duration_ms, getattr(profile, key))
         if profile.recovery is not None:
@@ -174,6 +189,7 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         elif profile.fallback_after != "0s":
             out.append((f"profiles.{name}.fallback_after", "needs a fallback: name the profile to go to"))
     recovery("recovery", config.recovery)
+    look("parallel_scheduling", batch_of, config.parallel_scheduling)
     if len(set(config.fallback)) < len(config.fallback) or "" in config.fallback:
         out.append(("fallback", "names a backend twice, or an empty one"))
     for key in ("scheduling_timeout", "max_queue_time"):

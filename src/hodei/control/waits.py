@@ -2,7 +2,8 @@
 
 `scheduling_timeout` bounds every wait, also one after a retry or after it gave up its place. `max_queue_time` bounds the
 wait for its first start only: a job that has run before is not given up for it. The defaults are written into the job when
-it is submitted, as its profile is: a later change of the configuration does not shorten what it was told.
+it is submitted, as its profile is: a later change of the configuration does not shorten what it was told. How long it has
+between TERM and KILL (`grace`) is given in the same way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from hodei.model.quantity import format_duration
 from hodei.model.recourse import Measure
 from hodei.model.text import moment
 
+_USUAL_GRACE_MS = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("grace_ms")].default
+
 
 class WaitLimits(Struct, frozen=True):
     """Milliseconds, 0 for none. `timeout_from` and `queue_time_from`: who has set them, for people."""
@@ -24,6 +27,7 @@ class WaitLimits(Struct, frozen=True):
     max_queue_time_ms: int = 0
     timeout_from: str = ""
     queue_time_from: str = ""
+    grace_ms: int = 0
 
 
 class WaitDefaults:
@@ -31,7 +35,7 @@ class WaitDefaults:
         """`others`: for profiles that are not named."""
         self._of_profile, self._others = dict(of_profile or {}), others or WaitLimits()
         self.any = any(
-            limits.scheduling_timeout_ms or limits.max_queue_time_ms
+            limits.scheduling_timeout_ms or limits.max_queue_time_ms or limits.grace_ms
             for limits in (self._others, *self._of_profile.values())
         )
 
@@ -46,7 +50,11 @@ class WaitDefaults:
         if limits.max_queue_time_ms and not spec.max_queue_time_ms:
             changes["max_queue_time_ms"] = limits.max_queue_time_ms
             said.append(f"max_queue_time from {limits.queue_time_from}")
-        return structs.replace(spec, **changes, waits_by=", ".join(said)) if said else spec
+        if limits.grace_ms and spec.grace_ms == _USUAL_GRACE_MS:
+            changes["grace_ms"] = limits.grace_ms  # asking for just what everyone gets counts as not saying
+        if not changes:
+            return spec
+        return structs.replace(spec, **changes, waits_by=", ".join(said) or spec.waits_by)
 
 
 def due_ms(job: Job) -> int | None:

@@ -18,7 +18,8 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `projects` may use it (with `*`; none named: all), and it may use the `nodes` of this label selector. Jobs that no node
     of it could ever take, or that have waited for `fallback_after`, go to the profile `fallback`. `backend_policy` chooses
     among backends before nodes are chosen. `scheduling_timeout` and `max_queue_time` are for its jobs that do not say how
-    long they may wait; empty: as the server has it. While it is `paused` none of its jobs starts.
+    long they may wait; empty: as the server has it. While it is `paused` none of its jobs starts. Without `preemption` none
+    of them takes the place of others. `grace` is for jobs that say none. `score_plugins`: these scores alone count.
     """
 
     base: str = ""
@@ -41,6 +42,9 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     scheduling_timeout: str = ""
     max_queue_time: str = ""
     paused: bool = False
+    preemption: bool = True
+    grace: str = ""
+    score_plugins: tuple[str, ...] = ()
     backend_policy: Literal["", "cost_optimized", "performance", "locality"] = ""
 
 
@@ -157,6 +161,7 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `unavailable_profile`: what becomes of jobs whose profile is not configured any more, paused, or broken. `fallback`:
     backends in the order in which they are used, the next one when there is no room or, with `fallback_when = "failure"`,
     only when those before it are not available. `fallback_enabled`: whether the chain counts at all.
+    `parallel_scheduling`: how many jobs are placed in one step; true for a thousand, false for one after another.
     """
 
     profiles: dict[str, ProfileConfig] = {}
@@ -166,6 +171,7 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     fallback_enabled: bool = True
     fallback: tuple[str, ...] = ()
     fallback_when: Literal["no_room", "failure"] = "no_room"
+    parallel_scheduling: bool | int = True
     retry: BackoffConfig = BackoffConfig()
     max_losses: int = 3
     admission: AdmissionConfig = AdmissionConfig()

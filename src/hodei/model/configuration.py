@@ -94,6 +94,7 @@ def code_named(scheduling: SchedulingConfig) -> set[str]:
             profile.worker_selection,
             profile.queue,
             profile.secondary,
+            *profile.score_plugins,
             *(profile.scores or {}),
         )
     )

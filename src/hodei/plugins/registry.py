@@ -87,6 +87,8 @@ BASES: dict[str, dict[str, int]] = {
         "cost": 10,
     },
 }
+# What a score is worth that a profile names and its base does not have.
+USUAL = {name: weight for base in reversed(BASES.values()) for name, weight in base.items()}
 _POINTS = ("pre_filter", "layouts", "filter", "post_filter", "score", "reserve", "permit", "bind")
 
 
@@ -118,6 +120,8 @@ def build_profile(
     plugins: tuple[str, ...] = (),
     disabled: tuple[str, ...] = (),
     scores: Mapping[str, int] | None = None,
+    only_scores: tuple[str, ...] = (),
+    preempts: bool = True,
     arguments: Mapping[str, Mapping[str, Any]] | None = None,
     max_pending: int = 1_000_000,
 ) -> Profile:
@@ -127,6 +131,11 @@ def build_profile(
     if base not in BASES:
         raise InvalidInput(f"there is no base {base!r}{did_you_mean(base, BASES)}", hint=f"one of: {', '.join(BASES)}")
     weights = dict(BASES[base] if scores is None else scores)
+    if only_scores:
+        unknown = [name for name in scores or () if name not in only_scores]
+        if unknown:
+            raise InvalidInput(f"a weight for {', '.join(unknown)}, which is not among the score_plugins")
+        weights = {name: weights.get(name, USUAL.get(name, 10)) for name in only_scores}
     made: dict[str, Any] = {}
 
     def add(plugin_name: str) -> str:
@@ -139,10 +148,10 @@ def build_profile(
             added = add(plugin_name)
             if plugin_name in plugins:
                 usual = getattr(made[added], "usual_weight", 10)
-                weights.setdefault(added, weights.pop(plugin_name, usual if scores is None else 0))
-    if scores is None and "gpu_last" not in disabled:  # a setting of a backend, whatever the profile prefers
+                weights.setdefault(added, weights.pop(plugin_name, usual if scores is None and not only_scores else 0))
+    if scores is None and not only_scores and "gpu_last" not in disabled:  # a setting of a backend, whatever the profile prefers
         weights.setdefault(add("gpu_last"), made["gpu_last"].usual_weight)
-    if worker_selection and scores is None:
+    if worker_selection and scores is None and not only_scores:
         weights[add(worker_selection)] = sum(weights.pop(replaced, 0) for replaced in ("resource", "fit", "load"))
     for plugin_name in list(weights):
         if plugin_name not in made and plugin_name not in disabled:
@@ -152,6 +161,8 @@ def build_profile(
         if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 1000:
             raise InvalidInput(f"the weight of {scorer!r} must be a whole number from 0 to 1000, not {weight!r}")
     line = find_queue(queue, secondary, queue_arguments or {}, (arguments or {}).get(secondary, {}))
+    if not preempts:
+        line.preempts = False
     return make_profile(name, line, list(made.values()), weights, max_pending=max_pending)
 
 
@@ -288,6 +299,8 @@ def build_profiles(config: SchedulingConfig, broken: dict[str, str] | None = Non
                 plugins=(*wanted.plugins, *called_for(config, wanted)),
                 disabled=wanted.disable,
                 scores=wanted.scores,
+                only_scores=wanted.score_plugins,
+                preempts=wanted.preemption,
                 arguments=_options(config, wanted),
                 max_pending=wanted.max_pending,
             )

@@ -29,7 +29,7 @@ from hodei.model.quantity import parse_duration_ms
 from hodei.runtime.service import Service
 from hodei.server.app import make_app
 from hodei.server.auth import open_tokens
-from hodei.server.home import ask_about_lost_store, only_one, settle_in
+from hodei.server.home import CONFIG_FILES, ask_about_lost_store, only_one, settle_in
 from hodei.server.logfile import LogFile
 from hodei.server.serving import Limits, Server, make_server, refuse_clear_text
 from hodei.wiring import load_config, make_service, read_config
@@ -63,7 +63,7 @@ def main(args: list[str] | None = None) -> int:
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hodei up", description="Start Hodei: API, scheduler, local agent, SQLite.")
     parser.add_argument("--home", type=Path, help="where everything is kept (HODEI_HOME, else ~/.hodei)")
-    parser.add_argument("--config", type=Path, help="a TOML file (else HOME/config.toml if it is there)")
+    parser.add_argument("--config", type=Path, help="a TOML or YAML file (else HOME/config.toml or HOME/hodei.yaml)")
     parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="the port; 0 for any free one (7680, or any if that is taken)")
     parser.add_argument("--insecure", action="store_true", help="allow a non-loopback address without TLS")
@@ -126,8 +126,13 @@ def _configured(given: argparse.Namespace, home: Path) -> Config:
 
 
 def _config_path(given: argparse.Namespace, home: Path) -> Path | None:
-    path: Path | None = given.config or (home / "config.toml" if (home / "config.toml").exists() else None)
-    return path
+    if given.config is not None:
+        return Path(given.config)
+    found = [home / name for name in CONFIG_FILES if (home / name).exists()]
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise InvalidInput(f"{home} has {names}: which of them counts?", hint="keep one, or name it with --config")
+    return found[0] if found else None
 
 
 def _over(given: argparse.Namespace, config: Config) -> Config:

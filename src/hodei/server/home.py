@@ -14,6 +14,7 @@ from typing import TextIO
 from hodei.model.errors import Conflict, InvalidInput
 
 STORE = "hodei.db"
+CONFIG_FILES = ("config.toml", "hodei.yaml")
 # What a server leaves in a home when it has worked there. Tokens alone do not count: they may be put there beforehand.
 _LEFT = ("agent", "backends")
 _OF_THE_STORE = ("hodei.db-wal", "hodei.db-shm")
@@ -23,7 +24,7 @@ RESTORE = "docs/how-to/run-as-a-service.md#restore"
 def settle_in(home: Path) -> None:
     """A home is closed to others; a directory that holds other things as well keeps its mode (our files have theirs)."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if home.stat().st_mode & 0o077 and {path.name for path in home.iterdir()} <= {"config.toml", "server.log"}:
+    if home.stat().st_mode & 0o077 and {path.name for path in home.iterdir()} <= {*CONFIG_FILES, "server.log"}:
         home.chmod(0o700)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import yaml
 from msgspec import Struct
 
 from hodei.model.config import Config, ProfileConfig, SchedulingConfig
 from hodei.model.configuration import Configuration
 from hodei.model.errors import InvalidInput
 from hodei.wire.check import Problems, convert, refuse
+from hodei.wire.source_names import translated, uses_source_names
+from hodei.wire.yamlfile import MAX_DEPTH, load_yaml
 
 DOCS = "docs/reference/configuration.md"
 _SECTIONS = ("server", "scheduling", "nodes", "backends", "health")
@@ -52,18 +57,63 @@ def read_body(body: bytes, content_type: str) -> dict[str, Any]:
     return found
 
 
-def parse_config(found: dict[str, Any]) -> tuple[Config, bool]:
+def parse_config(found: dict[str, Any], lines: Mapping[str, int] | None = None) -> tuple[Config, bool]:
     """A whole configuration, or (False) the scheduling section alone as one with nothing else; InvalidInput names every
-    mistake with its path."""
-    whole = any(section in found for section in _SECTIONS) or not found
+    mistake with its path, and with its line if `lines` knows it. Other names of settings are understood too."""
+    whole = any(section in found for section in (*_SECTIONS, "scheduler", "schedulers")) or not found
+    given = found if whole else {"scheduling": found}
     problems: Problems = []
-    made = convert(found if whole else {"scheduling": found}, Config, "", problems)
+    origins: dict[str, str] = {}
+    if uses_source_names(given):
+        given, problems, origins = translated(given)
+    made = convert(given, Config, "", problems)
     if problems:
-        error = refuse(problems, "the configuration")
+        error = refuse([_placed(path, text, origins, lines or {}) for path, text in problems], "the configuration")
         error.hint = DOCS
         raise error
     assert isinstance(made, Config)
     return made, whole
+
+
+def _placed(path: str, text: str, origins: Mapping[str, str], lines: Mapping[str, int]) -> tuple[str, str]:
+    """The problem with the path under which it was written, and its line."""
+    for ours in sorted(origins, key=len, reverse=True):
+        if path == ours or path.startswith(f"{ours}."):
+            path = origins[ours] + path[len(ours) :]
+            break
+    at, line = path, lines.get(path)
+    while line is None and (at := re.sub(r"(\.[^.\[]*|\[\d+\])$", "", cut := at)) != cut:
+        line = lines.get(at)
+    return (f"line {line}: {path}" if line else path), text
+
+
+# ------------------------------------------------------------------------------------------------ YAML
+
+
+def read_yaml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """A file as plain values, and for each path in it its line."""
+    found = load_yaml(text, name=name)
+    if not found:
+        return {}, {}
+    if len(found) > 1 or not isinstance(found[0], dict):
+        raise InvalidInput(f"{name}: a configuration is one table of settings", hint=DOCS)
+    lines: dict[str, int] = {}
+    _note_lines(yaml.compose(text.decode("utf-8-sig"), Loader=yaml.SafeLoader), "", lines, 0)
+    return found[0], lines
+
+
+def _note_lines(node: Any, at: str, lines: dict[str, int], depth: int) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = f"{at}.{key.value}" if at else str(key.value)
+            lines.setdefault(path, key.start_mark.line + 1)
+            if depth < MAX_DEPTH:
+                _note_lines(value, path, lines, depth + 1)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            lines.setdefault(f"{at}[{number}]", value.start_mark.line + 1)
+            if depth < MAX_DEPTH:
+                _note_lines(value, f"{at}[{number}]", lines, depth + 1)
 
 
 # ------------------------------------------------------------------------------------------------ as TOML
