@@ -363,3 +363,30 @@ def test_plans_and_answers_are_the_same_object_in_the_api(house: House) -> None:
     same = json.loads(house.request("GET", f"/api/v1/jobs/{id}/why").body)
     for key in ("status", "code", "summary", "blockers", "hint"):
         assert same[key] == told[key]
+
+
+def test_a_job_for_every_node_runs_on_each_survives_a_restart_and_goes_as_one(house: House) -> None:
+    house.configure(THREE).up()
+    command = ("/bin/sh", "-c", "echo here $HODEI_NODE; exec sleep 300")
+    id = house.submit(*command, cpu="100m", memory="16Mi", per_node=True)
+
+    def running() -> dict[str, int]:
+        return {run.node: run.member for run in house.client().job(id).runs if run.state == "running"}
+
+    until(lambda: running().keys() == {"a", "b"} or None, "a run on a and on b")  # c has a taint
+    house.ok("node", "taint", "c", "gpu-")
+    until(lambda: running().keys() == {"a", "b", "c"} or None, "a run on c, which suits it now")
+    before = running()
+    house.kill()
+    house.up()
+    until(lambda: running() == before or None, "the same runs after a restart")
+    said = house.ok("logs", str(id), "--member", str(before["c"])).out
+    assert said == "here c\n"
+    assert why(house, id)["status"] == "running"
+    cancelled(house, id)
+    assert {run.state for run in house.client().job(id).runs} == {"stopped"}
+    # One whose command ends is over when every node has had it.
+    done = house.submit("/bin/true", cpu="100m", memory="16Mi", per_node=True)
+    (detail,) = house.ended(done)
+    assert detail.job.state == "succeeded"
+    assert sorted(run.node for run in detail.runs) == ["a", "b", "c"]

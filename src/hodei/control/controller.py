@@ -7,6 +7,7 @@ on a fact: what no longer applies (a late observation, a second cancel) changes 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from typing import Literal
 
 from msgspec import structs
 
@@ -28,6 +29,7 @@ from hodei.control.lives import Lives
 from hodei.control.moving import Moving
 from hodei.control.overrunning import Overrunning, Windows
 from hodei.control.parts import PART, at_once, parts
+from hodei.control.per_node import PerNode, end_of
 from hodei.control.places import Places
 from hodei.control.placing import bind
 from hodei.control.preempting import Hold, Preempting, PreemptionPolicy, with_past
@@ -128,6 +130,8 @@ class Controller:
         self._asked = Asked(self.world, self._lives, self.moving, self._dequeue, self._afresh)
         self.gangs.given_up = self._give_up_room
         self._lives.backend_failed = self.steering.recourses.backend_failed
+        self.per_node = PerNode(self.world, self.engine, self.retry)
+        self.gangs.spread = self.per_node.look
         self._max_tries = max_tries
         # Those who waited in lines that new settings have taken away.
         self.returning: dict[JobId, Gang] = {}
@@ -184,6 +188,7 @@ class Controller:
         due = [line.next_due_ms() for name, line in self.lines.items() if line.gangs and name not in paused]
         due += [self._timers.next_ms(), self.evictions.next_ms(), self.steering.next_ms(), self.dependencies.next_ms()]
         due += [self.world.book.next_start_ms(now_ms), self._overrunning.next_ms(), self.accounts.next_ms()]
+        due.append(self.per_node.next_ms())
         if self.gangs.repairs:
             due.append(self.gangs.next_ms())
         if self.world.book.bookings:
@@ -271,7 +276,7 @@ class Controller:
             self._enqueue(job, now_ms)
         elif job.state in ("scheduled", "running"):
             self._watch_assembly(job, max((run.placed_ms for run in runs), default=now_ms))
-            if job.spec.size > 1:
+            if job.spec.size > 1 or job.spec.gang.per_node:
                 job = self.gangs.look(job, now_ms, pause_ms=max(job.not_before_ms - now_ms, 0))
             self._lives.conclude(job, now_ms)
 
@@ -392,6 +397,7 @@ class Controller:
                 self._start_elsewhere(hold, plan, view, refused)
         if self.gangs.repairs:
             self._repair_gangs(plan, view, woken)
+        spread_on = self._spread_jobs(plan, view, woken)
         ticked = self.steering.wake(self._triggers, now_ms) if self._triggers else ()
         self._triggers.clear()
         again, self._once_more, self._unfinished = self._once_more, False, False
@@ -435,6 +441,7 @@ class Controller:
                 self.steering.ticked(turn.name, turn.tried, turn.refused, now_ms)
         if self.gangs.growing:
             self._grow_gangs(plan, view, woken or bool(self._triggers))
+        self._unfinished |= self._spread_jobs(plan, view, False) or spread_on  # those that were placed just now
         self.preempting.sparing.ask()
         plan.faults = self.engine.runner.take_faults()
         for fault in plan.faults:
@@ -487,6 +494,23 @@ class Controller:
                 plan.evictions += evictions
             else:
                 plan.refusals.append(result)
+
+    def _spread_jobs(self, plan: Plan, view: View, woken: bool) -> bool:
+        """Jobs that run on every node get to those that have none, before anyone who waits in line."""
+
+        def place(gang: Gang) -> bool:
+            result = self.engine.place(gang, view)
+            if isinstance(result, Refusal):
+                return False
+            self._bind(gang, result, plan, view.now_ms)
+            return True
+
+        def end(job: Job, state: Literal["succeeded", "failed"], failed: Run | None) -> None:
+            code, text = end_of(failed) if failed is not None else ("", "")
+            exit_code = failed.exit_code if failed is not None else 0
+            self._lives.finish(job, state, view.now_ms, code, text, exit_code=exit_code)
+
+        return self.per_node.turn(view, woken, place, end)
 
     def _grow_gangs(self, plan: Plan, view: View, woken: bool) -> None:
         """Elastic gangs take what is left when nobody waits for room."""
@@ -547,6 +571,6 @@ class Controller:
         self._watch_assembly(job, now_ms)
         if gang.kind == "backfill":  # the only ones who are in anyone's way when they take longer
             self._overrunning.watch(job)
-        if gang.joins or any(gang.extra):
+        if gang.joins or any(gang.extra) or job.spec.gang.per_node:
             self.gangs.look(job, now_ms)
         self._wake("run_placed")

@@ -69,6 +69,8 @@ class Gangs:
         self.growing: dict[JobId, None] = {}
         self._grew = False
         self.given_up: Callable[[JobId], None] = lambda id: None
+        # Called with jobs that run on every node, when something has become of them.
+        self.spread: Callable[[JobId], None] = lambda id: None
 
     def take_settings(self, other: Gangs) -> None:
         self._retry = other._retry
@@ -80,7 +82,10 @@ class Gangs:
         spec = job.spec
         runs = latest(self._world.runs.get(job.id, {}).values())
         others = [other for other in runs.values() if other.member != run.member]
-        if spec.size == 1 or job.cancel_requested or job.requeue_requested or job.suspend_requested or fact.permanent:
+        asked = job.cancel_requested or job.requeue_requested or job.suspend_requested
+        if spec.gang.per_node:  # each node is on its own; what becomes of this one is seen in `control.per_node`
+            return "" if asked or any(self._is_going(other) for other in others) else SHRUNK
+        if spec.size == 1 or asked or fact.permanent:
             return ""
         if any(self._is_going(other) for other in others):
             return ""
@@ -115,6 +120,9 @@ class Gangs:
     def look(self, job: Job, now_ms: int, *, pause_ms: int = 0) -> Job:
         """Learn anew which members the gang lacks; said in the job's reason as long as it does."""
         world, spec = self._world, job.spec
+        if spec.gang.per_node:
+            self.spread(job.id)
+            return job
         runs = latest(world.runs.get(job.id, {}).values())
         asked = job.cancel_requested or job.requeue_requested or job.suspend_requested
         if asked or any(self._is_going(run) for run in runs.values()):

@@ -156,6 +156,8 @@ class Lives:
             self._goes_on(job, run, now_ms)
         elif state in ("failed", "lost"):
             self.stop_all(job, "sibling ended", now_ms)
+        elif job.spec.gang.per_node:
+            self._gangs.look(job, now_ms)
         self.conclude(world.jobs[run.job], now_ms)
 
     def _goes_on(self, job: Job, run: Run, now_ms: int) -> None:
@@ -197,7 +199,9 @@ class Lives:
     def leave(self, run: Run, reason: str, now_ms: int) -> None:
         """A run must leave its node: alone if its gang replaces members, else the whole gang moves."""
         job = self._world.jobs[run.job]
-        if job.spec.gang.on_failure != "repair" or job.spec.size == 1:
+        if job.spec.gang.per_node:
+            self.shrink(run, f"{SHRUNK} {reason}", now_ms)
+        elif job.spec.gang.on_failure != "repair" or job.spec.size == 1:
             self.stop_all(job, reason, now_ms)
         elif not run.stop_requested or run.id in self.spared:
             self._stop(job, run, f"{REPAIR} {reason}")
@@ -228,6 +232,9 @@ class Lives:
         """If no run of the attempt is live any more, the job ends or starts again."""
         everyone = self._world.runs.get(job.id, {}).values()
         if not everyone or any(run.state not in RUN_ENDED for run in everyone):
+            return
+        if job.spec.gang.per_node and not self._all_were_stopped(job):
+            self._gangs.look(job, now_ms)  # it is over when no node is left that suits it
             return
         if len(everyone) == 1 and not (job.cancel_requested or job.requeue_requested or job.spec.restart == "always"):
             (alone,) = everyone
@@ -274,6 +281,12 @@ class Lives:
             self.again(job, now_ms, "RESTARTED", "restarted after success (restart: always)", pause_ms=1000)
         else:
             self.finish(job, "succeeded", now_ms, "", "", exit_code=0)
+
+    def _all_were_stopped(self, job: Job) -> bool:
+        """Of a job that runs on every node: whether it was told to go as a whole."""
+        if job.cancel_requested or job.requeue_requested or job.suspend_requested:
+            return True
+        return any(run.stop_requested.partition(" ")[0] in MOVED for run in self._world.runs[job.id].values())
 
     def _after_loss(self, job: Job, code: str, why: str, now_ms: int) -> None:
         losses, wanted = job.losses + 1, may_retry(job.spec.retry_on, class_of(code))

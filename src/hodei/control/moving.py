@@ -75,7 +75,8 @@ class Moving:
             if run is None:
                 continue
             job = world.jobs[run.job]
-            moves_whole = job.spec.size == 1 or job.spec.gang.on_failure != "repair"
+            gang = job.spec.gang
+            moves_whole = not gang.per_node and (job.spec.size == 1 or gang.on_failure != "repair")
             if moves_whole and not run.stop_requested and can_move(job):
                 places = self._trial(job, job.move, now_ms)
                 self._lives.leave(run, f"drained {node}", now_ms)

@@ -104,6 +104,7 @@ class GangRules(Struct, frozen=True, omit_defaults=True, gc=False):
     `on_failure`: when a member is lost or fails, start all again, or only that one, in the place that it had.
     `assembly_timeout_ms`: how long after placing all members may take until they run.
     `elastic`: a gang that started with fewer than all takes in more when there is room, and gives them up first.
+    `per_node`: it runs once on every node that suits it (`control.per_node`); its members are numbered as they come.
     """
 
     topology: str = ""
@@ -111,6 +112,7 @@ class GangRules(Struct, frozen=True, omit_defaults=True, gc=False):
     on_failure: Literal["restart", "repair"] = "restart"
     assembly_timeout_ms: int = 0
     elastic: bool = False
+    per_node: bool = False
 
 
 class TransferCost(Struct, frozen=True, gc=False):
@@ -225,7 +227,12 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     def size(self) -> int:
         return sum(task.count for task in self.tasks)
 
+    def has_member(self, member: int) -> bool:
+        return self.gang.per_node or 0 <= member < self.size
+
     def task_of(self, member: int) -> TaskSpec:
+        if self.gang.per_node:
+            return self.tasks[0]
         for task in self.tasks:
             if member < task.count:
                 return task

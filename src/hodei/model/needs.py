@@ -35,6 +35,7 @@ NEEDS: dict[str, Need] = {
     ),
     "gpu_shares": Need("share a GPU between runs", "ask for whole GPUs, or use another backend"),
     "limits": Need("hold cpu or memory limits", "leave out `limits`, or use another backend"),
+    "per_node": Need("say which machine a run is on, which `per_node` needs", "use a backend that offers its machines"),
     "idle_timeouts": Need("tell whether a run is idle", "leave out `idle_timeout`, or use another backend"),
 }
 
@@ -52,6 +53,8 @@ def needs_of(job: JobSpec, task: TaskSpec) -> tuple[str, ...]:
         out.append("gpu_shares")
     if task.limits and (task.limits.get(CPU) or task.limits.get(MEMORY)):
         out.append("limits")
+    if job.gang.per_node:
+        out.append("per_node")
     if type(job.workload) is Interactive and job.workload.idle_timeout_ms:
         out.append("idle_timeouts")
     return tuple(out)
@@ -72,6 +75,7 @@ def unmet_by(can: Capabilities) -> tuple[str, ...]:
         "checkpoint_commands": can.checkpoint and can.execute,
         "gpu_shares": can.gpu_shares,
         "limits": can.limits,
+        "per_node": not can.delegates,
         "idle_timeouts": can.idle_timeouts,
     }
     return tuple(name for name in NEEDS if not met[name])

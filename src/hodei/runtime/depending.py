@@ -99,7 +99,7 @@ class Depending:
         saves: list[Save] = []
         for job, runs in self._store.active():
             # A run of a member that the job does not have is damage that could not be mended.
-            runs = tuple([run for run in runs if run.member < job.spec.size])
+            runs = tuple([run for run in runs if job.spec.has_member(run.member)])
             kept, kept_runs = not_ahead(job, now_ms), tuple([run_not_ahead(run, now_ms) for run in runs])
             if kept is not job:
                 saves.append(SaveJob(kept))

@@ -309,6 +309,7 @@ Deadline = Annotated[
 Grace = Annotated[Duration, _about("Time between TERM and KILL when it is stopped. Default `10s`.", "30s")]
 Retries = Annotated[int, Meta(ge=0, le=1000), _about("How often a failed job is tried again. Default 0.")]
 Gang = Annotated[GangForm, _about("How the members belong together.", {"topology": "rack", "on_failure": "repair"})]
+PerNode = Annotated[bool, _about("Run once on every node that suits it, also on those that join later.", True)]
 Distribution = Annotated[DistributionForm, _about("How the tasks lie over backends.", {"model": "colocated"})]
 Checkpoint = Annotated[
     CheckpointForm, _about("How a run saves its work before it is stopped.", {"signal": "USR1", "timeout": "30s"})
@@ -346,6 +347,7 @@ class FlatJob(_TaskKeys, frozen=True):
     retries: Retries | None = None
     restart: Restart | None = None
     gang: Gang | None = None
+    per_node: PerNode | None = None
     distribution: Distribution | None = None
     checkpoint: Checkpoint | None = None
     health: HealthKey | None = None
@@ -383,6 +385,7 @@ class JobKeys(_Form, frozen=True):
     retries: Retries | None = None
     restart: Restart | None = None
     gang: Gang | None = None
+    per_node: PerNode | None = None
     distribution: Distribution | None = None
     checkpoint: Checkpoint | None = None
     health: HealthKey | None = None

@@ -42,11 +42,18 @@ def job_rules(
     """`gang`, `distribution` and `checkpoint` of a `JobSpec`, in this order."""
     if keys.backend is not None and keys.backend != "any":
         _check_backends(keys, tasks, at, problems)
-    if keys.gang is None and keys.distribution is None and keys.checkpoint is None:
+    if keys.gang is None and keys.distribution is None and keys.checkpoint is None and not keys.per_node:
         return _NO_JOB_RULES
     gang, distribution, checkpoint = _NO_JOB_RULES
     if keys.gang is not None:
         gang = _gang(keys.gang, tasks, f"{at}gang", problems)
+    if keys.per_node:
+        gang = GangRules(per_node=True)
+        if len(tasks) > 1 or tasks[0].count > 1:
+            problems.append((f"{at}per_node", "is for one task with a count of 1: there is one run on each node"))
+        for key in ("gang", "distribution", "array"):
+            if getattr(keys, key) is not None:
+                problems.append((f"{at}per_node", f"cannot be used together with {key}"))
     if keys.distribution is not None:
         distribution = _distribution(keys.distribution, tasks, f"{at}distribution", problems)
     if keys.checkpoint is not None:

@@ -15,6 +15,7 @@ def task_rules(task: TaskSpec) -> dict[str, Any]:
 def job_rules(spec: JobSpec) -> dict[str, Any]:
     return {
         "gang": _gang(spec.gang),
+        "per_node": spec.gang.per_node,
         "distribution": _distribution(spec.distribution),
         "checkpoint": _checkpoint(spec.checkpoint),
     }

@@ -15,7 +15,7 @@ from hodei.backends.kubernetes.backend import CAPABILITIES as KUBERNETES
 from hodei.backends.local import LocalBackend
 from hodei.engine.view import Member
 from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint, Interactive
+from hodei.model.job import Checkpoint, GangRules, Interactive
 from hodei.model.needs import NEEDS, needs_of, unmet_by
 from hodei.plugins.capabilities import Capabilities
 from unit.plugins.asking import a_member, a_table, refused
@@ -29,6 +29,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "checkpoint_commands": {"checkpoint": Checkpoint(command=("/bin/save",))},
     "gpu_shares": {"gpu": "500m"},
     "limits": {"limits": {"memory": 1 << 30}},
+    "per_node": {"gang": GangRules(per_node=True)},
     "idle_timeouts": {"workload": Interactive(60_000)},
 }
 KINDS = {

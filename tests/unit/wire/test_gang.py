@@ -245,3 +245,20 @@ def test_cores_are_written_as_linux_writes_them(written: Any, numbers: tuple[int
 def test_what_is_no_list_of_cores_is_refused(written: Any) -> None:
     with pytest.raises(InvalidInput):
         parse_numbers(written)
+
+
+def test_a_job_for_every_node_is_read_and_written():
+    spec = parse_job(flat(per_node=True))
+    assert spec.gang == GangRules(per_node=True)
+    assert job_document(spec)["spec"]["per_node"] is True
+    assert parse_job(job_document(spec)) == spec
+    assert "per_node" not in job_document(parse_job(flat()))["spec"]
+    assert parse_job(flat(per_node=False)).gang == GangRules()
+
+
+@pytest.mark.parametrize(
+    "more", [{"count": 2}, {"gang": {"topology": "rack"}}, {"array": 3}, {"distribution": {"model": "colocated"}}]
+)
+def test_a_job_for_every_node_has_one_run_on_each(more: dict[str, Any]):
+    with pytest.raises(InvalidInput, match="per_node"):
+        parse_job(flat(per_node=True, **more))

@@ -191,7 +191,7 @@ async def _run_of(call: Call) -> tuple[Job, Run | None]:
     """The run whose log is meant; None if nothing has run yet."""
     args = call.args
     job, runs = await _job(call)
-    if args["member"] >= job.spec.size:
+    if not job.spec.has_member(args["member"]):
         raise NotFound(f"job {job.id} has {job.spec.size} members, counted from 0", code="NO_SUCH_MEMBER")
     of_member = [run for run in runs if run.member == args["member"]]
     wanted = [run for run in of_member if args["attempt"] in (0, run.attempt)]
