@@ -17,6 +17,10 @@ from hodei.model.node import Node
 from hodei.model.qos import qos
 from hodei.model.resources import CPU, MEMORY
 
+# What is sent ahead to a batch system waits in its queue: nothing is promised twice there.
+_QUEUES = ("slurm", "pbs")
+_ENOUGH = 1 << 62
+
 
 class Overcommit:
     name = "overcommit"
@@ -45,8 +49,8 @@ class Overcommit:
 
 
 def _there(resource: str, node: Node) -> int:
-    return node.capacity.get(resource, 0)
+    return node.capacity.get(resource, 0) if _overcommits(node) else _ENOUGH
 
 
 def _overcommits(node: Node) -> bool:
-    return any(percent > 100 for percent in node.overcommit_percent.values())
+    return node.kind not in _QUEUES and any(percent > 100 for percent in node.overcommit_percent.values())

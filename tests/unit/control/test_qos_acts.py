@@ -62,8 +62,8 @@ def test_a_best_effort_job_goes_before_a_burstable_one_when_something_else_than_
     assert _going(house) == {2}
 
 
-def _overcommitted() -> House:
-    house = House(a_node("n1", 4, "8Gi", overcommit_percent={"cpu": 200}))
+def _overcommitted(kind: str = "local") -> House:
+    house = House(a_node("n1", 4, "8Gi", overcommit_percent={"cpu": 200}, kind=kind))
     house.submit(1, cpu="3", memory="1Gi")
     return house
 
@@ -93,3 +93,9 @@ def test_without_overcommitment_a_guaranteed_job_fills_a_node():
     house.submit(1, cpu="2", memory="1Gi", **GUARANTEED)
     house.submit(2, cpu="2", memory="1Gi", **GUARANTEED)
     assert [house.state(1), house.state(2)] == ["scheduled", "scheduled"]
+
+
+def test_what_is_sent_ahead_to_a_batch_system_waits_there_and_is_for_all():
+    house = _overcommitted("slurm")
+    house.submit(2, cpu="2", memory="1Gi", **GUARANTEED)
+    assert house.state(2) == "scheduled"
