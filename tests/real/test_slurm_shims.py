@@ -201,6 +201,9 @@ def test_sacct_tells_how_jobs_ended(up, call):
     assert plain == [f"{bad}|FAILED|3:0", f"{killed}|FAILED|0:9", f"{late}|TIMEOUT|0:0"]
     assert call("sacct", "-np", "-j", bad, "-o", "jobid").out == f"{bad}|\n"
     assert bad in call("sacct", "-nX", "-s", "F", "-S", "now-1hour", "-o", "JobID").out.split()
+    assert call("sacct", "-nX", "-A", "no-such-project").out == ""
+    assert call("sacct", "-nX", "-S", "2020-01-01", "-E", "2020-01-02").out == ""
+    assert call("sacct", "-S", "never").code == 1
     assert call("sacct", "-o", "nonsense")[0] == 1
     assert call("sacct", "-nj", "999999")[:2] == (0, "")
 

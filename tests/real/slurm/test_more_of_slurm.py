@@ -132,6 +132,9 @@ def test_a_value_of_env_is_neither_in_the_output_nor_in_what_slurm_shows_nor_on_
                 assert (await desk.end_of(f"{number}.0.1")).reason_code == "killed"
                 assert await desk.log(f"{number}.0.1", "stderr") == b""
                 assert await desk.log(f"{number}.0.1") == f"{len(secret)}\n".encode()
+            # Those three were one array for Slurm; this one is handed in alone.
+            (alone,) = await desk.run(structs.replace(orders[1], run=structs.replace(orders[1].run, id="4.0.1", job=4)))
+            assert (alone.reason_code, await desk.log("4.0.1", "stderr")) == ("killed", b"")
 
     asyncio.run(story())
 

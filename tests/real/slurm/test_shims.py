@@ -154,6 +154,14 @@ def test_srun_starts_the_same_tasks(pair):
     assert real == shim == {"slurm-N.out": "once\n0/3\n1/3\n2/3\n3\n"}
 
 
+def test_tasks_on_several_nodes_are_the_same(pair):
+    """Here every member runs the whole script, so all of it is the srun."""
+    body = "srun sh -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURM_NNODES'"
+    real, shim = the_same(pair, "-N2", "--ntasks-per-node=2", "--mem=60M", "-o", "out", "--wrap", body)
+    assert sorted(real["out"].splitlines()) == sorted(shim["out"].splitlines())
+    assert len(real["out"].splitlines()) == 4
+
+
 def same_codes_and_outputs(pair: Both, words: list[str]) -> None:
     real, shim = pair.real(*words), pair.shim(*words)
     assert shim.returncode == real.returncode, (real, shim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hodei.cli.shims.rows import LIVE, STATES, Row
@@ -25,24 +26,36 @@ _ASKED = {
 FILTERS = "u/user= me n/name= t/state= p/partition= A/account="
 
 
-def jobs_of(client: Client, text: str) -> list[JobView]:
+def ids_of(client: Client, text: str) -> list[int]:
     """An array by its number is all its elements. NotFound if there is no such job, Refused if it is no number."""
     found = _JOB.fullmatch(text)
     if found is None:
         raise Refused(f"error: Invalid job id {text[:80]}")
     view = client.job(int(found[1])).job
     if "_" not in text and (view.array is None or view.array.first != view.id):
-        return [view]
+        return [view.id]
     if view.array is None:
         raise NotFound(f"job {found[1]} is not an array")
     from hodei.client.finding import place_of
 
     place = place_of(view.array)
-    indices = read_indices((found[2] or found[3]).partition("%")[0]) if found[2] or found[3] else place.indices
+    if not found[2] and not found[3]:
+        return list(range(place.first, place.last + 1))
     try:
-        return [client.job(place.job_of(index)).job for index in indices]
+        return [place.job_of(index) for index in read_indices((found[2] or found[3]).partition("%")[0])]
     except InvalidInput as error:
         raise NotFound(error.message, hint=error.hint) from None
+
+
+def jobs_of(client: Client, text: str) -> list[JobView]:
+    """The same as they are now; elements that are forgotten already are left out."""
+    ids = ids_of(client, text)
+    if len(ids) == 1:
+        return [client.job(ids[0]).job]
+    wanted, last = set(ids), max(ids)
+    # Newest first from the last on, page by page: thousands of elements are a few questions.
+    views = takewhile(lambda view: view.id >= min(ids), client.jobs(after=last + 1))
+    return [view for view in views if view.id in wanted][::-1]
 
 
 def whole_array(client: Client, text: str) -> int:

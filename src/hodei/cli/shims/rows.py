@@ -9,7 +9,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hodei.cli.times import ms_of, now_ms
+from hodei.cli import times
+from hodei.cli.times import ms_of
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.resources import CPU, GPU, MEMORY
 
@@ -141,7 +142,7 @@ class Row:
     @property
     def elapsed_s(self) -> int:
         began = ms_of(self.view.started_at)
-        return max(0, (ms_of(self.view.finished_at) or now_ms()) - began) // 1000 if began else 0
+        return max(0, (ms_of(self.view.finished_at) or times.now_ms()) - began) // 1000 if began else 0
 
     @property
     def limit_s(self) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 
+from hodei.cli import times
 from hodei.cli.output import clean
 from hodei.cli.shims.finding import jobs_of, rows, states_of
 from hodei.cli.shims.rows import STATES, Row, clock, full_span, midnight
 from hodei.cli.shims.words import Given, Refused, read
+from hodei.cli.times import ms_of
 from hodei.model.errors import NotFound
 
 _USUAL = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
@@ -55,8 +57,8 @@ _FIELDS: dict[str, _Column] = {
 def run(words: list[str]) -> int:
     given = read(
         words,
-        "j/jobs= n/noheader p/parsable P/parsable2 X/allocations o/format= u/user= me s/state= S/starttime= a/allusers b/brief "
-        "A/accounts= name= delimiter= r/partition= l/long e/helpformat D/duplicates",
+        "j/jobs= n/noheader p/parsable P/parsable2 X/allocations o/format= u/user= me s/state= S/starttime= E/endtime= a/allusers "
+        "b/brief A/account= name= delimiter= r/partition= e/helpformat D/duplicates",
     )
     if given.rest:
         raise Refused(f"error: Unknown arguments: {' '.join(given.rest)}")
@@ -77,7 +79,8 @@ def run(words: list[str]) -> int:
                     continue
             found = [row for row in found if row.state in states]
         else:
-            found = list(rows(client, given, states, _since(given.get("starttime"))))[::-1]
+            since, until = _since(given.get("starttime")), _moment(given.get("endtime") or "now")
+            found = [row for row in rows(client, given, states, since) if ms_of(row.view.submitted_at) <= until][::-1]
         _print(found, columns, given)
     return 0
 
@@ -89,8 +92,15 @@ def _since(text: str) -> str:
     if ago := re.fullmatch(r"now-(\d+)(second|minute|hour|day|week)s?", text.lower()):
         unit = {"week": ("d", 7)}.get(ago[2], (ago[2][0], 1))
         return f"{int(ago[1]) * unit[1]}{unit[0]}"
+    return datetime.fromtimestamp(_moment(text) / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _moment(text: str) -> int:
+    """In milliseconds since the epoch; without a zone it is this machine's."""
+    if text.lower() == "now":
+        return times.now_ms()
     try:
-        return datetime.fromisoformat(text).astimezone().isoformat(timespec="seconds")
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise Refused(f"error: Invalid time specification (pos=0): {text[:60]}") from None
 

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hodei.backends.hpc.batch_lines import Option, needs_next_word, parse_words
-from hodei.cli.shims.finding import jobs_of
+from hodei.cli.shims.finding import ids_of, jobs_of
 from hodei.cli.shims.rows import PARTITION, USER
 from hodei.cli.shims.words import Refused
 from hodei.model.errors import HodeiError
@@ -95,7 +95,7 @@ def submission(
     user = getpass.getuser()
     here = Submitted(
         env=os.environ,
-        jobs=lambda one: [view.id for view in jobs_of(client, one)],
+        jobs=lambda one: ids_of(client, one),
         host=socket.gethostname(),
         user=user,
         options=options,

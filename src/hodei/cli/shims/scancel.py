@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hodei.cli.shims.finding import FILTERS, jobs_of, rows, states_of, whole_array
+from hodei.cli.shims.finding import FILTERS, ids_of, jobs_of, rows, states_of, whole_array
 from hodei.cli.shims.words import Refused, read
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.lifecycle import JOB_ENDED
@@ -28,9 +28,9 @@ def run(words: list[str]) -> int:
     with Client() as client:
         if filtered:
             wanted = {row.job: row.view.id for row in rows(client, given, states_of(given, option="state"))}
-            named = {str(view.id) for text in given.rest for view in jobs_of(client, text)}
+            named = {id for text in given.rest for id in ids_of(client, text)}
             for job, id in wanted.items():
-                if not named or str(id) in named:
+                if not named or id in named:
                     if "verbose" in given:
                         say(f"Terminating job {job}")
                     client.cancel(id)

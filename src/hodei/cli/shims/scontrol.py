@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hodei.cli.output import clean
-from hodei.cli.shims.finding import jobs_of, rows, whole_array
+from hodei.cli.shims.finding import ids_of, jobs_of, rows, whole_array
 from hodei.cli.shims.rows import STATES, Row, clock, full_span
 from hodei.cli.shims.words import Given, Refused, read
 from hodei.model.errors import Conflict, NotFound
@@ -90,8 +90,8 @@ def _do(client: Client, verb: str, text: str) -> int:
         if array and verb in ("hold", "release"):
             (client.hold_array if verb == "hold" else client.release_array)(array)
         else:
-            for view in jobs_of(client, text):
-                getattr(client, verb)(view.id)
+            for id in ids_of(client, text):
+                getattr(client, verb)(id)
     except (NotFound, Conflict) as error:
         what = "Invalid job id specified" if isinstance(error, NotFound) else error.message
         sys.stderr.write(f"{what} for job {text}\n")

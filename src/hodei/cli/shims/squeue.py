@@ -81,7 +81,7 @@ def run(words: list[str]) -> int:
     given = read(
         words,
         "h/noheader l/long o/format= O/Format= u/user= me j/jobs= t/states= n/name= p/partition= A/account= r/array "
-        "a/all S/sort= start v/verbose",
+        "a/all v/verbose",
     )
     if given.rest:
         raise Refused(f"error: Unrecognized option: {given.rest[0]}")

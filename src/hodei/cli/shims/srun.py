@@ -34,8 +34,15 @@ _IDLE = (
     "exclusive",
     "overcommit",
 )
-_IDLE_WITH_VALUE = ("mpi", "cpu-bind", "cpu_bind", "mem-bind", "gpu-bind", "distribution", "hint", "accel-bind")
-_LETTERS = {"u": "unbuffered", "K": "kill-on-bad-exit", "E": "preserve-env", "l": "label", "X": "disable-status"}
+_IDLE_WITH_VALUE = ("mpi", "cpu-bind", "cpu_bind", "mem-bind", "gpu-bind", "distribution", "hint", "accel-bind", "wait")
+_LETTERS = {
+    "u": "unbuffered",
+    "K": "kill-on-bad-exit",
+    "E": "preserve-env",
+    "l": "label",
+    "X": "disable-status",
+    "W": "wait",
+}
 _ONCE = 'exec "$@"'
 # One process for each task, and the highest of their exit codes.
 _EACH = (
