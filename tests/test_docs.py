@@ -25,8 +25,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 import pytest
 
+from hodei.backends.registry import KINDS
 from hodei.model.config import Config
 from hodei.model.lifecycle import JOB_ENDED
+from hodei.plugins import registry
 from hodei.runtime.metrics import Metrics
 from hodei.wire.document import parse_job
 from hodei.wire.yamlfile import load_yaml
@@ -387,3 +389,32 @@ def test_every_reason_code_is_in_the_reference_and_no_other() -> None:
     members = {code for code in told if any(code.startswith(family) for family in families)}
     assert {family for family in families if not any(code.startswith(family) for code in members)} == set()
     assert told - members == codes - families
+
+
+def test_the_page_on_scheduling_names_every_point_and_what_profiles_are_made_of() -> None:
+    page = DOCS / "explanation" / "scheduling.md"
+    points = {name for row in first_cells(page, "One gang at a time, through the points") for name in _coded(row[0])}
+    assert points >= {"queue_sort", "choose_gpu", *registry._POINTS}
+    text = words(page)
+    filters = text.partition("Built-in filters:")[2].partition("\n\n")[0]
+    assert set(_coded(filters.partition("Built-in layouts:")[0])) == set(registry.FILTERS)
+    assert set(registry.LAYOUTS) <= set(_coded(filters))
+    weights = {row[0].strip("`"): row[1] for row in first_cells(page) if len(row) == 3 and row[1].isdigit()}
+    assert weights == {name: str(weight) for name, weight in registry.WEIGHTS.items()}
+    assert {name for row in first_cells(page, "More that settings bring along") for name in _coded(row[0])} == {
+        "scope", "quota", "spill", "fallback_chain", "data_rules",
+        "cost_optimized", "performance", "locality", "gpu_last",
+    }  # fmt: skip
+    assert set(registry.QUEUES) <= set(_coded(text.partition("\n## Queues\n")[2].partition("\n## ")[0]))
+
+
+def test_the_glossary_names_every_point_and_kind_of_backend_in_order() -> None:
+    rows = re.findall(r"(?m)^\| ([a-z][^|]*?) \| (.*) \|$", words(DOCS / "reference" / "glossary.md"))
+    told = dict(rows[1:])  # the first is the head
+    assert list(told) == sorted(told), "by the alphabet"
+    assert set(_coded(told["point"])) == {"queue_sort", "choose_gpu", *registry._POINTS}
+    assert set(_coded(told["backend"])) == set(KINDS)
+
+
+def _coded(text: str) -> list[str]:
+    return re.findall(r"`([a-z_]+)`", text)
