@@ -81,8 +81,6 @@ def test_a_job_that_why_calls_placeable_is_placed_by_the_next_step_when_it_is_th
 
 
 def _next_in_line(told: Story) -> int:
-    """The one gang that the next step tries: asked of the line itself, which leaves it where it is."""
-    for line in told.controller.lines.values():
-        for gang in line.ready():
-            return gang.id
-    return 0
+    """The one gang that the next step tries: asked of the lines themselves, which leaves it where it is."""
+    heads = [next(iter(line.ready()), None) for line in told.controller.lines.values()]
+    return min((-gang.priority, gang.queued_ms, gang.id) for gang in heads if gang is not None)[-1]

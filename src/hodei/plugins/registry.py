@@ -149,7 +149,9 @@ def build_profile(
             if plugin_name in plugins:
                 usual = getattr(made[added], "usual_weight", 10)
                 weights.setdefault(added, weights.pop(plugin_name, usual if scores is None and not only_scores else 0))
-    if scores is None and not only_scores and "gpu_last" not in disabled:  # a setting of a backend, whatever the profile prefers
+    if (
+        scores is None and not only_scores and "gpu_last" not in disabled
+    ):  # a setting of a backend, whatever the profile prefers
         weights.setdefault(add("gpu_last"), made["gpu_last"].usual_weight)
     if worker_selection and scores is None and not only_scores:
         weights[add(worker_selection)] = sum(weights.pop(replaced, 0) for replaced in ("resource", "fit", "load"))
