@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_node
+from hodei.control.snapshot import dump, load
 from hodei.control.why import why
 from hodei.model.facts import JobCancelled, NodeJoined, NodeLost, NodeMarked
 from hodei.model.job import GangRules
@@ -206,3 +207,16 @@ def test_many_nodes_are_served_in_parts():
     for _ in range(5):
         house.learn()
     assert len(_live(house)) == 450
+
+
+def test_a_saved_state_goes_on_from_where_it_was():
+    house = _house("a", "b")
+    _submit(house, retries=1)
+    _run_all(house)
+    house.see(_live(house)["a"], "failed", 3)
+    house.controller = load(dump(house.controller))
+    house.learn(NodeJoined(a_node("c", 4)))
+    assert sorted(_live(house)) == ["b", "c"]
+    house.now_ms = house.controller.next_wakeup_ms(house.now_ms)
+    house.learn()
+    assert sorted(_live(house)) == ["a", "b", "c"]
