@@ -134,6 +134,7 @@ def node_offer(config: NodeConfig) -> NodeOffer:
         overcommit = _overcommit(config.overcommit, {*capacity, STORAGE})
         sockets = _sockets(config.sockets, capacity[CPU], capacity[GPU])
         address = _address(config.address)
+        place = Location(config.region, config.zone, config.datacenter, config.rack).at(config.lat, config.lng)
         if not 0 <= config.cost <= MAX_COST:
             raise InvalidInput(f"a cost of {config.cost}", hint=f"what an hour costs, from 0 to {MAX_COST}")
     except InvalidInput as error:
@@ -145,7 +146,7 @@ def node_offer(config: NodeConfig) -> NodeOffer:
         taints=taints,
         arch=config.arch,
         gpu_type=config.gpu_type,
-        location=Location(config.region, config.zone, config.datacenter, config.rack),
+        location=place,
         data=data,
         cost_milli=round(config.cost * 1000),
         overcommit_percent=overcommit,

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from hodei.backends.base import House
 from hodei.model.errors import InvalidInput
-from hodei.model.node import Node
+from hodei.model.node import Location, Node
 from hodei.model.text import did_you_mean
 from hodei.ports import Backend
 
@@ -38,6 +38,8 @@ class Common(Struct, frozen=True, forbid_unknown_fields=True):
     region: str = ""
     zone: str = ""
     datacenter: str = ""
+    lat: float | None = None
+    lng: float | None = None
     cost: float = 0.0
     labels: dict[str, str] = {}
 
@@ -51,6 +53,10 @@ def common_of(name: str, table: Mapping[str, Any]) -> Common:
         found = msgspec.convert({key: value for key, value in table.items() if key in _COMMON}, Common)
     except msgspec.ValidationError as error:
         raise _wrong(name, "", str(error)) from None
+    try:
+        Location().at(found.lat, found.lng)
+    except InvalidInput as error:
+        raise _wrong(name, "lat", error.message) from None
     if not 0 <= found.cost <= MAX_COST:
         raise _wrong(name, "cost", f"what an hour costs is from 0 to {MAX_COST}, not {found.cost:g}")
     return found
@@ -64,6 +70,8 @@ def dress(table: Mapping[str, Any]) -> Callable[[Node], Node]:
 
     def on(node: Node) -> Node:
         place = node.location
+        if place.lat_micro is None:
+            place = place.at(common.lat, common.lng)
         return structs.replace(
             node,
             location=structs.replace(

@@ -83,7 +83,9 @@ def _facts_of(event: Event) -> list[dict[str, Any]]:
 
 def _of_view(view: NodeView) -> dict[str, Any]:
     place: dict[str, Any] = {
-        key: view.location[key] for key in ("region", "zone", "datacenter", "rack") if key in view.location
+        key: view.location[key]
+        for key in ("region", "zone", "datacenter", "rack", "lat", "lng")
+        if key in view.location
     }
     taints = [str(convert(to_builtins(taint), Taint)) for taint in view.taints]
     sockets = [{"cpus": list(socket.cpus), "gpus": list(socket.gpus)} for socket in view.sockets]
@@ -92,7 +94,9 @@ def _of_view(view: NodeView) -> dict[str, Any]:
         "data": view.data, "cost": view.cost, "overcommit": view.overcommit, "sockets": sockets,
         "backend": view.backend if view.backend != "local" else "",
     }  # fmt: skip
-    return {"name": view.name, **_amounts(view.capacity)} | {key: value for key, value in more.items() if value}
+    return {"name": view.name, **_amounts(view.capacity)} | {
+        key: value for key, value in more.items() if value not in ("", 0, [], {}, None) or key in ("lat", "lng")
+    }
 
 
 def _of_event(event: Event) -> dict[str, Any]:

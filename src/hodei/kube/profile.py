@@ -26,7 +26,7 @@ WEIGHTS = {
 # The one line that pods wait in.
 LINE = "default"
 # What pods have no words for: where a job may run, and parts of devices.
-_UNUSED = ("platform", "devices", "overcommit", "distribution")
+_UNUSED = ("platform", "devices", "overcommit", "workload", "distribution")
 
 
 def kube_profile(

@@ -202,7 +202,7 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     `data` names the data sets that it holds, `cost` is what an hour of it costs, `overcommit` how many times over a
     resource may be promised (from 0.1 to 100; 1 if not said). `sockets` are what it is made of, so that cores can be
-    bound; `address` is where members of one gang reach each other.
+    bound; `lat` and `lng` are degrees north and east; `address` is where members of one gang reach each other.
     """
 
     name: str
@@ -219,6 +219,8 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     zone: str = ""
     datacenter: str = ""
     rack: str = ""
+    lat: float | None = None
+    lng: float | None = None
     data: tuple[str, ...] = ()
     cost: float = 0.0
     overcommit: dict[str, float] = {}

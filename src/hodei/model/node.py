@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from hodei.model.errors import InvalidInput
 from hodei.model.ids import NodeName
 from hodei.model.resources import Resources
 
@@ -30,6 +31,17 @@ class Location(Struct, frozen=True, omit_defaults=True):
     rack: str = ""
     lat_micro: int | None = None
     lng_micro: int | None = None
+
+    def at(self, lat: float | None, lng: float | None) -> Location:
+        """The same place with these degrees north and east, if they are given; InvalidInput if they are nowhere."""
+        if lat is None and lng is None:
+            return self
+        if lat is None or lng is None:
+            raise InvalidInput("lat and lng belong together", hint="give both or neither")
+        for name, degrees, most in (("lat", lat, 90), ("lng", lng, 180)):
+            if not -most <= degrees <= most:
+                raise InvalidInput(f"{name} {degrees:g} is no place on earth", hint=f"degrees from -{most} to {most}")
+        return structs.replace(self, lat_micro=round(lat * 1e6), lng_micro=round(lng * 1e6))
 
 
 class Socket(Struct, frozen=True, omit_defaults=True):

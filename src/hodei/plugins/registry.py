@@ -52,11 +52,13 @@ from hodei.plugins.spread import Spread
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
 from hodei.plugins.taints import Taints
 from hodei.plugins.volumes import Volumes
+from hodei.plugins.workload import Workload
 
 PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
         Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Pools, Devices, Overcommit,
+        Workload,
         Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
         FallbackChain, GpuLast, Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
@@ -68,7 +70,7 @@ QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, 
 
 FILTERS = (
     "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "pools",
-    "devices", "overcommit",
+    "devices", "overcommit", "workload",
 )  # fmt: skip
 # Backends are chosen before the places within them.
 LAYOUTS = ("distribution", "gang_topology", "promises")

@@ -49,6 +49,8 @@ class Host(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     zone: str = ""
     datacenter: str = ""
     rack: str = ""
+    lat: float | None = None
+    lng: float | None = None
     address: str = ""
     cost: float = 0.0
 

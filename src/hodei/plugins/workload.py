@@ -1,0 +1,58 @@
+"""Workload: what a job's kind of work asks of a node. A serverless job that accepts no cold start goes where its image is
+already; data processing goes where its input and output have room.
+
+The sizes of data are looked at and not reserved: a job that needs the space for itself asks for `storage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+
+from hodei.engine.nodes import Mask, Nodes
+from hodei.engine.points import SILENT, Reads, Refusals, Trigger
+from hodei.engine.view import Member, View
+from hodei.model.decision import Reason
+from hodei.model.job import DataProcessing, Serverless
+from hodei.model.node import Node
+from hodei.model.resources import STORAGE, human_amount
+from hodei.plugins.image_locality import normalized
+
+
+class Workload:
+    name = "workload"
+    reads: Reads = "usage"
+    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+
+    def key(self, member: Member) -> Hashable:
+        image, size = _wants(member)
+        return (image, size) if image or size else SILENT
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        image, size = _wants(member)
+        out: list[tuple[Mask, Reason]] = []
+        if image:
+            cold = nodes.by(("cold for", image), partial(_is_cold, image)).where(bool)
+            out.append((cold, Reason(self.name, "COLD_START", "its image is not there yet: it would start cold")))
+        if size:
+            # A node that does not say how much storage it has is not judged by it.
+            says = nodes.by("says its storage", lambda node: STORAGE in node.capacity).where(bool)
+            text = f"less than {human_amount(STORAGE, size)} of storage is free for its input and output"
+            # What the task asks for is for the same data, so it is not counted besides.
+            short = says & (nodes.free(STORAGE) < size)
+            out.append((short, Reason(self.name, "NO_ROOM_FOR_DATA", text, evictable=True)))
+        return out
+
+
+def _wants(member: Member) -> tuple[str, int]:
+    """The image that must be there already, and the bytes that this member's part of the data takes."""
+    workload = member.job.workload
+    if type(workload) is Serverless:
+        return ("" if workload.cold_start_acceptable else normalized(member.task.image) if member.task.image else ""), 0
+    if type(workload) is DataProcessing:
+        return "", -(-(workload.input_bytes + workload.output_bytes) // max(member.job.size, 1))
+    return "", 0
+
+
+def _is_cold(image: str, node: Node) -> bool:
+    return image not in node.images

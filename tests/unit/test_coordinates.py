@@ -1,0 +1,56 @@
+"""Latitude and longitude of nodes: from configuration, on every way there, and what they do for `near`."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import a_node
+from hodei.backends.docker.node import node_of
+from hodei.backends.docker.settings import Host
+from hodei.backends.registry import common_of, dress
+from hodei.model.config import NodeConfig
+from hodei.model.errors import InvalidInput
+from hodei.model.node import Location
+from hodei.wire.render import node_view
+from hodei.wiring import instant_node, node_offer
+from unit.control.house import House
+
+BERLIN, PARIS, OSLO = (52.52, 13.405), (48.857, 2.352), (59.913, 10.752)
+
+
+def _node(name: str, place: tuple[float, float]):
+    return instant_node(node_offer(NodeConfig(name, cpu=8, memory="8Gi", lat=place[0], lng=place[1])))
+
+
+def test_a_job_goes_to_the_node_that_is_nearest_by_distance():
+    house = House(_node("oslo", OSLO), _node("paris", PARIS))
+    house.submit(1, near=Location().at(*BERLIN))
+    house.submit(2, near=Location().at(*PARIS))
+    terms = {term.plugin: term.score for term in house.runs["1.0.1"].decision.chosen.terms}
+    assert terms["proximity"] > 2800
+    assert [house.runs[f"{job}.0.1"].node for job in (1, 2)] == ["oslo", "paris"]
+
+
+def test_they_are_shown_with_the_node():
+    view = node_view(_node("paris", PARIS), {}, 0)
+    assert (view.location["lat"], view.location["lng"]) == PARIS
+
+
+def test_docker_hosts_and_whole_backends_have_them_too():
+    docker = node_of(Host("h1", lat=PARIS[0], lng=PARIS[1]), {}, {}, backend="docker", problem="")
+    assert docker.location == Location().at(*PARIS)
+    dressed = dress({"kind": "slurm", "lat": OSLO[0], "lng": OSLO[1]})
+    assert dressed(a_node("n1")).location == Location().at(*OSLO)
+    assert dressed(docker).location == Location().at(*PARIS)  # a node's own word counts
+
+
+@pytest.mark.parametrize(
+    ("lat", "lng", "words"),
+    [(91.0, 0.0, "no place on earth"), (0.0, 181.0, "no place on earth"), (1.0, None, "belong together")],
+)
+def test_half_a_place_and_no_place_on_earth_are_refused(lat, lng, words):
+    with pytest.raises(InvalidInput, match=words):
+        node_offer(NodeConfig("n1", lat=lat, lng=lng))
+    table = {"kind": "slurm", "lat": lat} | ({} if lng is None else {"lng": lng})
+    with pytest.raises(InvalidInput, match=words):
+        common_of("hpc", table)
