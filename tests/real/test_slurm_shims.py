@@ -174,8 +174,12 @@ def test_squeue_shows_what_waits_and_runs_in_slurms_columns(up, call):
     assert call("squeue", "-h", "-j", f"{array}_9", "-o", "%T %r").out == "PENDING JobHeldUser\n"
     assert call("scontrol", "hold", "999999").code == 1
 
+    # The first element has the array's own number, and is meant alone all the same.
+    assert call("scancel", f"{array}_1").code == 0
+    up.until_state(array, "cancelled")
     assert call("scancel", f"{array}_7").code == 0
     up.until_state(array + 2, "cancelled")
+    assert up.until_state(array + 1, "running", "pending").job.cancel_requested is False
     assert call("scancel", str(array)).code == 0
     until(lambda: call("squeue", "-h", "-n", "many").out == "", "the array is gone")
     assert call("scancel", "-n", "behind", "-t", "PD").code == 0
