@@ -66,6 +66,7 @@ bench: venv  ## figures and ratios of this machine
 	$(BIN)/hodei bench queue
 	$(BIN)/hodei bench server
 	$(BIN)/hodei bench server --backend local --jobs 5000
+	$(BIN)/hodei bench targets
 	$(BIN)/hodei bench docker
 	$(BIN)/python tests/slurm_cluster.py $(BIN)/hodei bench slurm
 

@@ -136,6 +136,7 @@ def test_the_log_is_on_by_default_and_bounded_and_all_that_is_kept_is_decided_ag
     assert size < (1 << 20) + 400_000, size
     said = house.ok("replay")
     assert said.out.startswith("identical: "), said
+    assert said.err == "", "no file is left out"
     print(said.out.strip(), size, "bytes")
     listed = house.ok("replay", "--list", str(log)).lines
     assert len(listed) == len(kept) + 1
