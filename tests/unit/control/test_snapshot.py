@@ -1,0 +1,93 @@
+"""The state of a scheduler can be written and read back under every kind of configuration, and decides the same from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from builders import NOW_MS, a_job, a_node
+from hodei.control.snapshot import dump, load, modules_of
+from hodei.model.accounts_config import BudgetConfig, QuotaConfig, SharesConfig
+from hodei.model.config import EstimatesConfig, ProfileConfig, SchedulingConfig, SpillConfig
+from hodei.model.facts import JobSubmitted, NodeJoined, Reconfigured, RunObserved
+from hodei.plugins.registry import PLUGINS, QUEUES
+from hodei.wiring import make_controller
+
+
+class Stranger:
+    """A plugin that is not Hodei's own."""
+
+    name = "stranger"
+
+    def __init__(self, api_token: str = "", words: tuple[str, ...] = ()) -> None:
+        self.api_token, self.words = api_token, words
+
+    def score(self, member: Any, nodes: Any, view: Any) -> Any:
+        return nodes.zeros()
+
+
+def _config(**fields: Any) -> SchedulingConfig:
+    return SchedulingConfig(**fields)
+
+
+CASES = {
+    **{f"queue {name}": _config(profiles={"default": ProfileConfig(queue=name)}) for name in QUEUES},
+    "shares, quotas and budgets": _config(
+        profiles={"default": ProfileConfig(queue="multifactor")},
+        shares=SharesConfig(enabled=True),
+        quotas={"a": QuotaConfig(hard={"cpu": 3}, pending=100)},
+        budgets={"a": BudgetConfig(hours={"cpu": 100})},
+    ),
+    "learned estimates": _config(estimates=EstimatesConfig(source="learned")),
+    "corrected estimates": _config(estimates=EstimatesConfig(source="corrected")),
+    "spill": _config(spill=(SpillConfig(to="cloud", only_if_wait_over="1m"),)),
+    "a stranger's plugin": _config(
+        profiles={"default": ProfileConfig(plugins=(f"{__name__}:Stranger",))},
+    ),
+}
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
+def test_a_scheduler_goes_on_from_its_state_under_every_configuration(config: SchedulingConfig) -> None:
+    one = make_controller(config)
+    one.step(NOW_MS, [NodeJoined(a_node(f"n{number}", 4)) for number in range(3)])
+    one.step(NOW_MS + 1, [_submitted(id) for id in range(1, 12)])
+    one.step(NOW_MS + 2, [RunObserved("1.0.1", "running", NOW_MS + 2)])
+    other = load(dump(one), modules_of(one))
+    other.remake = one.remake
+    for after, facts in enumerate(
+        [
+            [RunObserved("1.0.1", "succeeded", NOW_MS + 50_000, 0), _submitted(20)],
+            [RunObserved("2.0.1", "failed", NOW_MS + 60_000, 1)],
+            [Reconfigured(scheduling=config), _submitted(21)],
+            [NodeJoined(a_node("n9", 8))],
+        ]
+    ):
+        now_ms = NOW_MS + 60_000 * (after + 1)
+        assert one.step(now_ms, facts) == other.step(now_ms, facts), f"step {after}"
+
+
+def test_every_plugin_can_be_written() -> None:
+    for name in PLUGINS:
+        config = _config(profiles={"default": ProfileConfig(plugins=(name,))})
+        controller = make_controller(config)
+        controller.step(NOW_MS, [NodeJoined(a_node("n1", 4)), _submitted(1)])
+        assert load(dump(controller)).world.jobs == controller.world.jobs, name
+
+
+def test_secrets_of_a_strangers_plugin_are_not_written() -> None:
+    profile = ProfileConfig(
+        plugins=(f"{__name__}:Stranger",), options={f"{__name__}:Stranger": {"api_token": "canary", "words": ["a"]}}
+    )
+    controller = make_controller(_config(profiles={"default": profile}))
+    [original] = [each for each in controller.engine.profiles["default"].readers if each.name == "stranger"]
+    assert original.api_token == "canary"
+    again = load(dump(controller), modules_of(controller))
+    [stranger] = [each for each in again.engine.profiles["default"].readers if each.name == "stranger"]
+    assert (stranger.api_token, list(stranger.words)) == ("***", ["a"])
+
+
+def _submitted(id: int) -> JobSubmitted:
+    fields = {"project": "ab"[id % 2], "user": "u", "cpu": 1 + id % 3, "estimate_ms": 60_000 * (1 + id % 4)}
+    return JobSubmitted(a_job(id, at_ms=NOW_MS, queued_ms=NOW_MS, **fields))
