@@ -1,4 +1,4 @@
-"""`python -m hodei.bench docker|engine|fragmentation|gpu|queue|server|sharing|slurm|viewers`."""
+"""`python -m hodei.bench docker|engine|fragmentation|gpu|queue|server|sharing|slurm|targets|viewers`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import platform
 import sys
 from typing import Any
 
-from hodei.bench import docker, engine, fragmentation, gpu, queue, server, sharing, slurm, viewers
+from hodei.bench import docker, engine, fragmentation, gpu, queue, server, sharing, slurm, targets, viewers
 
 
 def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hodei bench", description="Measure Hodei on this machine.")
     kinds = parser.add_subparsers(dest="kind", required=True)
-    for module in (engine, fragmentation, queue, server, gpu, sharing, docker, slurm, viewers):
+    for module in (engine, fragmentation, queue, server, gpu, sharing, docker, slurm, viewers, targets):
         module.add_arguments(kinds)
     given = parser.parse_args(args)
     result: dict[str, Any] = given.measure(given)
     if given.json:
         print(json.dumps(result))
+    elif hasattr(given, "show"):
+        given.show(result)
     else:
         print(f"{platform.machine()}, Python {platform.python_version()}")
         for name, value in result.items():
             print(f"  {name:<46}{value}")
-    return 0
+    return 1 if result.get("failed") else 0
 
 
 if __name__ == "__main__":
