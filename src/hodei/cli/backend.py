@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hodei.cli.errors import UsageProblem
-from hodei.cli.executed import show_executed
-from hodei.cli.options import client, headers_option, output_option
+from hodei.cli.executed import show_executed, timeout_seconds
+from hodei.cli.groups import Group
+from hodei.cli.options import client, headers_option, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
+from hodei.cli.refs import resolve_job
 from hodei.cli.times import ago
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ USAGE = (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def backend() -> None:
     """Show, add, disable, enable and remove the systems that jobs run on."""
 
@@ -123,22 +125,26 @@ def usage(name: str, output: str, no_headers: bool) -> None:
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("job", metavar="JOB", type=int)
+@job_argument
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 @click.option("--member", type=click.IntRange(0), default=0, show_default=True, help="Which member of the job.")
-@click.option("--timeout", "timeout_s", type=click.IntRange(1, 300), default=30, show_default=True, help="In seconds.")
-def execute(job: int, command: tuple[str, ...], member: int, timeout_s: int) -> None:
+@click.option(
+    "--timeout", default="30s", show_default=True, metavar="TIME", help="How long it may take: 30s, 2m; up to 5m."
+)
+def execute(job: str, command: tuple[str, ...], member: int, timeout: str) -> None:
     """Run a command beside a running job, where it is and as whom it is; exit with its code (124: not over in time).
 
     \b
-      hodei exec 42 -- ps aux
+      hodei exec train -- ps aux
+      hodei exec --timeout 2m 'sweep[3]' -- du -sh .
       hodei exec --member 3 42 -- nvidia-smi
     """
     command = command[1:] if command[0] == "--" else command
     if not command:
         raise UsageProblem("name a command", hint=f"hodei exec {job} -- ps aux")
+    timeout_s = timeout_seconds(timeout)
     with client(timeout_s + 30) as server:
-        show_executed(server.execute(job, command, member=member, timeout_s=timeout_s))
+        show_executed(server.execute(resolve_job(server, job), command, member=member, timeout_s=timeout_s))
 
 
 def _amount(usage: NodeUsageView, resource: str) -> str:

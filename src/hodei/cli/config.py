@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hodei.cli.errors import UsageProblem
+from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, indent
 from hodei.cli.times import clock, ms_of
@@ -43,7 +44,7 @@ def reload(dry_run: bool, output: str) -> None:
     _tell(change, output)
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
     """Show, change and take back the scheduling configuration of a running server."""
 

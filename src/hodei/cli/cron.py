@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hodei.cli.errors import UsageProblem
+from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, output_option
 from hodei.cli.output import Column, emit_list, emit_one, fields
 from hodei.cli.times import ago
@@ -29,7 +30,7 @@ COLUMNS = (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def cron() -> None:
     """Jobs that come again and again, by the five fields of cron."""
 

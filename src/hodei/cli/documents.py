@@ -32,17 +32,19 @@ def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
     hint = ""
     for path in paths:
         name = "stdin" if path == "-" else path
-        found = _documents_in(_read_text(path, name), name)
+        text = _read_text(path, name)
+        found, lines = _documents_in(text, name), None
         if not found:
             raise UsageProblem(f"{name} holds no job", hint="an example: hodei job init")
         for number, document in enumerate(found, 1):
-            where = name if len(found) == 1 else f"{name}, job {number}"
             try:
                 parse_job(document, now_ms=now_ms())
             except InvalidInput as error:
                 hint = hint or error.hint
                 places = error.problems or (("", error.message),)
-                problems += [(f"{where}: {place}" if place else where, text) for place, text in places]
+                lines = _lines_of(text) if lines is None else lines
+                of_job = lines[number - 1] if len(lines) == len(found) else {}
+                problems += [(_where(name, number, len(found), place, of_job), what) for place, what in places]
             else:
                 documents.append(document)
     if problems:
@@ -52,12 +54,36 @@ def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
     return documents
 
 
+def _lines_of(text: str) -> list[dict[str, int]]:
+    from hodei.wire.key_lines import key_lines
+
+    rows = _one_per_line(text)
+    if rows:
+        return [{"": number} for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return key_lines(text)
+
+
+def _where(name: str, number: int, count: int, place: str, lines: dict[str, int]) -> str:
+    """`job.yaml:3: memroy`: the line of the key, or of the nearest one around it."""
+    at = place
+    while at and at not in lines:
+        at = at[: max(at.rfind("."), at.rfind("["), 0)]
+    line = f":{lines[at]}" if at in lines and (at or count > 1) else ""
+    job = f", job {number}" if count > 1 and not line else ""
+    return f"{name}{line}{job}" + (f": {place}" if place else "")
+
+
+def _one_per_line(text: str) -> list[str]:
+    """The lines, if each is a JSON object of its own."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines if len(lines) > 1 and all(line[0] == "{" and line.rstrip()[-1] == "}" for line in lines) else []
+
+
 def _documents_in(text: str, name: str) -> list[Any]:
     """YAML or JSON documents, a list of jobs, `{"jobs": [...]}`, or one JSON object per line."""
     from hodei.wire.yamlfile import load_yaml
 
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) > 1 and all(line[0] == "{" and line.rstrip()[-1] == "}" for line in lines):
+    if lines := _one_per_line(text):
         return [load_yaml(line, name=f"{name}:{number}")[0] for number, line in enumerate(lines, 1)]
     found: list[Any] = []
     for document in load_yaml(text, name=name, max_bytes=LARGEST_FILE, max_values=MOST_VALUES):

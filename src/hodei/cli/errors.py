@@ -7,7 +7,7 @@ import traceback
 
 import click
 
-from hodei.cli.output import clean
+from hodei.cli.output import clean, colourful
 from hodei.model.errors import Conflict, HodeiError, InvalidInput, NotFound
 
 OK, ERROR, USAGE, NOT_FOUND, DENIED, UNSCHEDULABLE = 0, 1, 2, 3, 4, 5
@@ -28,9 +28,23 @@ def report(error: BaseException) -> int:
         traceback.print_exception(error)
     if isinstance(error, click.Abort):
         return 130
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        # A bare `hodei` or `hodei job` asks what there is.
+        click.echo(error.format_message())
+        return OK
     for line in describe(error):
-        click.echo(line, err=True)
+        click.echo(_painted(line), err=True)
     return exit_code_of(error)
+
+
+def _painted(line: str) -> str:
+    """`error:` in red, `next:` in cyan and the code pale, if this terminal wants colours."""
+    if not colourful(err=True):
+        return line
+    for start, style in (("error: ", {"fg": "red", "bold": True}), ("  next: ", {"fg": "cyan"})):
+        if line.startswith(start):
+            return click.style(start, **style) + line.removeprefix(start)
+    return click.style(line, fg="bright_black") if line.startswith("[") else line
 
 
 def describe(error: BaseException) -> list[str]:

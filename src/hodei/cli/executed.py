@@ -9,6 +9,8 @@ import click
 
 from hodei.wire.backends import ExecutedView, NodeExecutedView
 
+MOST_TIMEOUT_S = 300
+
 
 def show_executed(done: ExecutedView | NodeExecutedView) -> NoReturn:
     click.echo(done.stdout, nl=False)
@@ -16,3 +18,14 @@ def show_executed(done: ExecutedView | NodeExecutedView) -> NoReturn:
     if done.cut:
         click.echo("hodei: more was said than is shown", err=True)
     sys.exit(124 if done.exit_code is None else done.exit_code)
+
+
+def timeout_seconds(text: str) -> int:
+    """What `--timeout` says, in whole seconds; a bare number is seconds."""
+    from hodei.cli.errors import UsageProblem
+    from hodei.model.quantity import parse_duration_ms
+
+    timeout_s = -(-parse_duration_ms(text) // 1000)
+    if not 1 <= timeout_s <= MOST_TIMEOUT_S:
+        raise UsageProblem(f"--timeout {text[:40]}: from 1s to 5m", hint="write it as 30s or 2m")
+    return timeout_s

@@ -10,6 +10,7 @@ import click
 
 from hodei.cli import arrays, gang_words
 from hodei.cli.graph import graph
+from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
 from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, paint, table
 from hodei.cli.refs import ACTIVE, look_up, only, resolve_job
@@ -111,7 +112,7 @@ def jobs(
             draw(fetch())
 
 
-@click.group()
+@click.group(cls=Group)
 def job() -> None:
     """Show one job, its history or an example job file, or export an incident."""
 
@@ -217,7 +218,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
     if detail.runs:
         alone = not any(run.rank for run in detail.runs)
         columns = [column for column in RUN_COLUMNS if column.header != "RANK" or wide or not alone]
-        head += "\n\nruns\n" + indent(table(detail.runs, columns, wide=wide))
+        head += "\n\nruns\n" + indent(table(detail.runs, columns, wide=wide, inset=2))
     return head + f"\n\nmore: hodei why {view.id}, hodei logs {view.id}, hodei job show {view.id} -o yaml"
 
 

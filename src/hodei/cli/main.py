@@ -74,6 +74,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str, str]]] = {
 _WHERE = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
 
 
+def names() -> list[str]:
+    return list(_WHERE)
+
+
 class Root(click.Group):
     """Finds commands by the table above; turns every error into text on stderr and a documented exit code."""
 
@@ -94,8 +98,10 @@ class Root(click.Group):
         if args and not ctx.resilient_parsing and args[0] not in _WHERE and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], _WHERE, n=1)
-            ctx.fail(f"no such command: {args[0][:60]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            from hodei.cli.groups import ELSEWHERE
+
+            found = ELSEWHERE.get(args[0]) or next(iter(get_close_matches(args[0], _WHERE, n=1)), "")
+            ctx.fail(f"no such command: {args[0][:60]!r}" + (f"; did you mean {found!r}?" if found else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

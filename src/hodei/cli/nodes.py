@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from hodei.cli.errors import UsageProblem
-from hodei.cli.executed import show_executed
+from hodei.cli.executed import show_executed, timeout_seconds
+from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, node_argument, output_option, watch_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
 from hodei.cli.times import clock, ms_of
@@ -64,7 +65,7 @@ def nodes(output: str, no_headers: bool, watch: bool) -> None:
             draw(server.nodes())
 
 
-@click.group()
+@click.group(cls=Group)
 def node() -> None:
     """Show, cordon, drain, taint or label a node."""
 
@@ -72,8 +73,10 @@ def node() -> None:
 @node.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @node_argument
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
-@click.option("--timeout", "timeout_s", type=click.IntRange(1, 300), default=30, show_default=True, help="In seconds.")
-def execute(name: str, command: tuple[str, ...], timeout_s: int) -> None:
+@click.option(
+    "--timeout", default="30s", show_default=True, metavar="TIME", help="How long it may take: 30s, 2m; up to 5m."
+)
+def execute(name: str, command: tuple[str, ...], timeout: str) -> None:
     """Run a command on a node, for administrators; exit with its code (124: not over in time).
 
     \b
@@ -84,6 +87,7 @@ def execute(name: str, command: tuple[str, ...], timeout_s: int) -> None:
     command = command[1:] if command[0] == "--" else command
     if not command:
         raise UsageProblem("name a command", hint=f"hodei node exec {name} -- uptime")
+    timeout_s = timeout_seconds(timeout)
     with client(timeout_s + 30) as server:
         show_executed(server.execute_on(name, command, timeout_s=timeout_s))
 

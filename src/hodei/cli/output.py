@@ -27,6 +27,9 @@ _COLOURS = {
     "pending": "yellow", "waiting": "yellow", "held": "magenta", "warning": "yellow", "cordoned": "yellow",
     "draining": "yellow", "cancelled": "bright_black", "stopped": "bright_black",
 }  # fmt: skip
+# Columns that are of no use in part: what one copies into the next command, and how it stands.
+_WHOLE = ("ID", "RUN", "STATE", "STATUS", "CODE")
+_NARROWEST = 4
 
 
 class Column(NamedTuple):
@@ -98,8 +101,11 @@ def emit_one(item: Any, output: str, *, name: Callable[[Any], str], text: Callab
         click.echo(text(item))
 
 
-def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False, headers: bool = True) -> str:
-    """Rows in aligned columns. On a terminal the last column gives way, unless `wide`."""
+def table(
+    rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False, headers: bool = True, inset: int = 0
+) -> str:
+    """Rows in aligned columns. On a terminal they are as narrow as it is, unless `wide`: the widest columns give way, but
+    never what a thing is called by or how it stands. `inset`: so much to the left of it is taken."""
     silent = {c.header for c in columns if c.if_any and headers and all(c.cell(row) == "-" for row in rows)}
     shown = [column for column in columns if wide or not (column.wide or column.header in silent)]
     cells = [[clean(column.cell(row)) for column in shown] for row in rows]
@@ -108,11 +114,12 @@ def table(rows: Sequence[Any], columns: Sequence[Column], *, wide: bool = False,
     if not cells:
         return ""
     widths = [max(_width(line[i]) for line in cells) for i in range(len(shown))]
-    room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(shown) - 1)
+    if not wide and sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns - inset - 2 * (len(shown) - 1)
+        widths = _narrowed(widths, room, [column.header in _WHOLE for column in shown])
     lines = []
     for number, line in enumerate(cells):
-        if not wide and sys.stdout.isatty() and room >= 10:
-            line[-1] = shorten(line[-1], room)
+        line[:] = [shorten(text, width) for text, width in zip(line, widths, strict=True)]
         padded = [text + " " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
         if number or not headers:
             padded = [
@@ -130,8 +137,24 @@ def fields(pairs: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in kept)
 
 
+def _narrowed(widths: list[int], room: int, whole: Sequence[bool]) -> list[int]:
+    """The widest give way first, the later one of two, and none below a few letters."""
+    widths = list(widths)
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=lambda i: (0 if whole[i] else widths[i], i))
+        if whole[widest] or widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+    return widths
+
+
 def shorten(text: str, width: int) -> str:
-    return text if _width(text) <= width else text[: max(1, width - 1)] + "…"
+    if _width(text) <= width:
+        return text
+    kept = text
+    while kept and _width(kept) > width - 1:
+        kept = kept[:-1]
+    return (kept or text[:1]) + "…"
 
 
 def indent(text: str, by: str = "  ") -> str:

@@ -9,6 +9,7 @@ import click
 
 from hodei.cli import times
 from hodei.cli.errors import UsageProblem
+from hodei.cli.groups import Group
 from hodei.cli.nodes import short_amount
 from hodei.cli.options import client, complete_nodes, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields, note
@@ -31,7 +32,7 @@ COLUMNS = (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def reserve() -> None:
     """Reserve capacity for a project and a window of time: nobody else's job starts that would still hold it then."""
 

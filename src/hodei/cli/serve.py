@@ -61,8 +61,7 @@ def up(
     **given: str | None,
 ) -> None:
     """Start a server with its scheduler, store and local agent: one command, one process tree, one directory."""
-    if not all(find_spec(name) for name in ("starlette", "uvicorn", "numpy")):
-        raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
+    need_server()
     home = given.pop("home") or settings()["home"]
     args = [f"--home={home}"] if home else []
     args += [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
@@ -112,6 +111,7 @@ def down(home: str | None, timeout: float, output: str) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def replay(args: tuple[str, ...]) -> None:
     """Replay a decision log and say whether the plans are the same: hodei replay [FILE] [--all] [--list]."""
+    need_server()
     home = settings()["home"]
     _become("hodei.sim.replay", [*([f"--home={home}"] if home else []), *args])
 
@@ -120,8 +120,7 @@ def replay(args: tuple[str, ...]) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def test(args: tuple[str, ...]) -> None:
     """Play scenario files with the real scheduler and check what they expect: hodei test --help."""
-    if not find_spec("numpy"):
-        raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
+    need_server()
     _become("hodei.sim.scenario", list(args))
 
 
@@ -129,8 +128,7 @@ def test(args: tuple[str, ...]) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def sim(args: tuple[str, ...]) -> None:
     """Try out policies on recorded or invented workloads: hodei sim replay|compare|forecasts|policies|traces --help."""
-    if not find_spec("numpy"):
-        raise UsageProblem("this installation has only the client", hint="pip install 'hodei[server]'")
+    need_server()
     _become("hodei.sim", list(args))
 
 
@@ -151,7 +149,15 @@ def ask_kube(args: list[str]) -> NoReturn:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def bench(args: tuple[str, ...]) -> None:
     """Measure the engine or a server: hodei bench engine|server --help."""
+    need_server()
     _become("hodei.bench", list(args))
+
+
+def need_server() -> None:
+    """UsageProblem, with what to install, if this is only the client."""
+    if not all(find_spec(name) for name in ("starlette", "uvicorn", "numpy", "prometheus_client")):
+        what = "this installation has only the client; this command needs the extra 'server'"
+        raise UsageProblem(what, hint="pip install 'hodei[server]'")
 
 
 def is_alive(pid: int) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hodei.cli.errors import UsageProblem
+from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, indent, table
 from hodei.cli.times import clock
@@ -71,7 +72,7 @@ QUOTAS = (
 )
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 @output_option
 def share(ctx: click.Context, output: str) -> None:

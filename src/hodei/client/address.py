@@ -80,8 +80,11 @@ def find_server(
 
 def split_address(address: str, token: str = "") -> Target:
     text = address.strip()
-    parts = urlsplit(text if "://" in text else f"http://{text}")
     hint = "write it as http://127.0.0.1:8443 or https://hodei.example.com"
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+    except ValueError:  # half an IPv6 address
+        raise InvalidInput(f"{text[:200]!r} is not the address of a server", hint=hint) from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise InvalidInput(f"{text[:200]!r} is not the address of a server", hint=hint)
     try:

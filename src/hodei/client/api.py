@@ -534,7 +534,12 @@ def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]
         return job
     from hodei.wire.yamlfile import load_yaml
 
-    documents = load_yaml(Path(job).read_text(), name=str(job))
+    try:
+        text = Path(job).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"cannot read the job file {job}: {reason}", hint="an example: hodei job init") from None
+    documents = load_yaml(text, name=str(job))
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise InvalidInput(f"{job} holds {len(documents)} documents", hint="read them yourself and use submit_all")
     return documents[0]

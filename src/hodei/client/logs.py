@@ -44,7 +44,8 @@ class LogReader:
             return b""
         reply = self._ask(self.attempt)
         self.attempt = self.attempt or _attempt_of(reply)
-        self.offset = int(reply.headers.get("Hodei-Next-Offset") or self.offset + len(reply.body))
+        told = reply.headers.get("Hodei-Next-Offset") or ""
+        self.offset = int(told) if told.isascii() and told.isdigit() else self.offset + len(reply.body)
         self.run_state = reply.headers.get("Hodei-Run-State") or ""
         if not reply.body:
             self.at_end = not self._more_to_come(reply)

@@ -18,6 +18,8 @@ from hodei.model.errors import InvalidInput
 
 # What http.client and sockets raise when the other side is not there or goes away (ConnectionError and TimeoutError too).
 LOST = (OSError, http.client.HTTPException)
+# A host name that no resolver takes (a label of more than 63 letters), or a header that is not of plain text.
+_UNSENDABLE = (UnicodeError, ValueError)
 
 
 class Reply(NamedTuple):
@@ -81,6 +83,8 @@ class Transport:
                 response = connection.getresponse()
             except LOST as error:
                 raise _unreachable(target, error) from error
+            except _UNSENDABLE as error:
+                raise _unsendable(target, error) from None
             self.met = True
             if response.status >= 400:
                 raise error_of(response.status, response.read(1_000_000))
@@ -116,6 +120,9 @@ class Transport:
         except LOST as error:
             self.close()
             raise _unreachable(target, error) from error
+        except _UNSENDABLE as error:
+            self.close()
+            raise _unsendable(target, error) from None
         except BaseException:
             # Interrupted half-way (Ctrl-C): the rest of this answer must not become the start of the next one.
             self.close()
@@ -137,6 +144,8 @@ class Transport:
 
 
 def _connect(target: Target, timeout_s: float) -> http.client.HTTPConnection:
+    if any(not letter.isprintable() or letter.isspace() for letter in target.host):
+        raise InvalidInput(f"{target.host[:200]!r} is not the name of a host", hint="check HODEI_SERVER")
     if target.scheme == "http":
         return http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
     try:
@@ -156,6 +165,13 @@ def _headers(target: Target, more: Mapping[str, str]) -> dict[str, str]:
     if target.token:
         out["Authorization"] = f"Bearer {target.token}"
     return out
+
+
+def _unsendable(target: Target, error: ValueError) -> InvalidInput:
+    return InvalidInput(
+        f"the request to {target.address[:200]} cannot be sent: {error}",
+        hint="is the address right? keys and tokens are plain ASCII text in one line",
+    )
 
 
 def _unreachable(target: Target, error: BaseException) -> ServerUnreachable:

@@ -123,9 +123,9 @@ def test_all_mistakes_are_named_with_their_place_and_nothing_is_sent(hodei, stub
     result = hodei("submit", path)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: 3 mistakes found, nothing was sent\n")
-    assert f"{path}, job 1: cpu: " in result.stderr
-    assert "did you mean" in result.stderr
-    assert f"{path}, job 3: command" in result.stderr
+    assert f"{path}:2: cpu: " in result.stderr
+    assert f"{path}:3: memroy: unknown key 'memroy'; did you mean 'memory'?" in result.stderr
+    assert f"{path}:7: command" in result.stderr
     assert result.stderr.endswith("[INVALID]\n")
     assert not stub.requests
 
