@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from agent_host import alive
-from real.house import House, pids_in, until
+from real.house import DEADLINE_S, House, pids_in, until
 
 pytestmark = pytest.mark.real
 
@@ -79,27 +80,31 @@ def test_what_job_show_prints_as_yaml_can_be_submitted_again(house: House, tmp_p
     assert house.ended(second)[0].spec == house.job(first).spec
 
 
-def test_logs_are_followed_while_a_slow_job_writes(house: House) -> None:
+def test_logs_are_followed_while_a_slow_job_writes(house: House, tmp_path: Path) -> None:
     house.up()
-    id = house.submit("sh", "-c", "for n in 1 2 3; do echo line $n; sleep 0.4; done; echo bye >&2")
+    # After each line the job waits for the test, so a line that is seen was seen while the job was still at it.
+    script = f"for n in 1 2 3; do echo line $n; while [ ! -e {tmp_path}/$n ]; do sleep 0.02; done; done; echo bye >&2"
+    id = house.submit("sh", "-c", script)
     follower = house.begin("logs", "-f", str(id))
     assert follower.stdout is not None
-    arrived = []
-    for line in follower.stdout:
-        arrived.append((line, house.state(id)))
-    assert [line for line, _ in arrived] == [b"line 1\n", b"line 2\n", b"line 3\n"]
-    assert arrived[0][1] == "running"  # it came while the job was still at it
-    assert follower.wait(10) == 0
+    for number in (1, 2, 3):
+        assert select.select([follower.stdout], [], [], DEADLINE_S)[0], f"line {number} has not come"
+        assert follower.stdout.readline() == f"line {number}\n".encode()
+        assert house.state(id) == "running"
+        (tmp_path / str(number)).touch()
+    house.ended(id)
+    assert follower.wait(DEADLINE_S) == 0
+    assert follower.stdout.read() == b""
     assert house.ok("logs", "--stderr", str(id)).out == "bye\n"
     assert house.ok("logs", "--tail", "1", str(id)).out == "line 3\n"
 
 
 def test_wait_gives_up_when_its_time_is_over(house: House) -> None:
     house.up()
-    slow, bad = house.submit("sleep", "60"), house.submit("sh", "-c", "exit 9")
+    slow, bad = house.submit("sleep", "600"), house.submit("sh", "-c", "exit 9")
     began = time.monotonic()
     assert house.hodei("wait", "--timeout", "500ms", str(slow)).code == 6
-    assert 0.4 < time.monotonic() - began < 30
+    assert 0.4 < time.monotonic() - began < DEADLINE_S
     assert house.hodei("wait", str(bad)).code == 10
     house.ok("cancel", str(slow))
     assert house.hodei("wait", str(slow), "--timeout", "20s").code == 10
@@ -129,13 +134,13 @@ def test_a_job_that_will_not_hear_term_is_killed_after_its_grace(house: House, t
     began = time.monotonic()
     house.ok("cancel", str(id))
     assert house.ended(id)[0].job.exit_code == 128 + 9
-    assert 0.4 < time.monotonic() - began < 30
+    assert 0.4 < time.monotonic() - began < DEADLINE_S
     assert not alive(pid)
 
 
 def test_a_held_job_waits_until_it_is_released(house: House) -> None:
     house.configure(TINY).up()
-    first = house.submit("sleep", "60", cpu=1)
+    first = house.submit("sleep", "600", cpu=1)
     second = house.submit("true", cpu=1)
     house.until_state(first, "running")
     house.ok("hold", str(second))

@@ -121,7 +121,7 @@ def test_who_waits_goes_on_waiting_when_the_server_is_killed(house: House, tmp_p
 
 def test_a_plan_says_what_it_would_wait_for(house: House) -> None:
     house.up()
-    running = house.submit("sleep", "30", name="first")
+    running = house.submit("sleep", "600", name="first")
     until(lambda: house.state(running) == "running", "it runs")
     plans = house.ok("plan", "--after", "first", "-o", "json", "--", "true").json
     assert plans[0]["code"] == "WAITING_FOR"

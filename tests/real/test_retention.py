@@ -14,7 +14,7 @@ from msgspec import structs
 from builders import a_job, a_key, a_record, a_run
 from hodei.model.effects import Save, SaveJob, SaveRun
 from hodei.store import SqliteStore
-from real.house import House, until
+from real.house import DEADLINE_S, House, until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 _DAY_MS = 86_400_000
@@ -48,7 +48,7 @@ def test_all_that_has_expired_is_gone_soon_and_submits_go_on_meanwhile(house: Ho
             asked = time.monotonic()
             client.submit({"command": ["true"], "cpu": "10m", "memory": "1Mi"})
             waits.append(time.monotonic() - asked)
-            assert time.monotonic() - began < 120
+            assert time.monotonic() - began < 4 * DEADLINE_S
             time.sleep(0.01)
     took_s = time.monotonic() - began
     for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job")):
@@ -57,7 +57,7 @@ def test_all_that_has_expired_is_gone_soon_and_submits_go_on_meanwhile(house: Ho
     waits.sort()
     print(f"{count} jobs in {took_s:.1f} s; {len(waits)} submits, median {waits[len(waits) // 2] * 1000:.0f} ms, "
           f"slowest {waits[-1] * 1000:.0f} ms")  # fmt: skip
-    assert waits[-1] < 5
+    assert waits[-1] < max(5, took_s / 2), "no submit waits until all is gone"
     metrics = house.request("GET", "/metrics").body
     assert f'hodei_pruned_total{{what="jobs"}} {float(count)}'.encode() in metrics
     until(lambda: (house.home / "hodei.db").stat().st_size < before + (8 << 20), "the file has not grown without end")

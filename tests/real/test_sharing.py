@@ -111,7 +111,7 @@ def test_an_account_that_nobody_has_seen_is_told_with_those_that_were(house: Hou
 def test_usage_survives_a_server_that_is_killed(house: House) -> None:
     house.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
     use(house, "web", "physics")
-    goes_on = submit(house, "biology", "sleep", "60")
+    goes_on = submit(house, "biology", "sleep", "600")
     house.until_state(goes_on, "running")
     until(lambda: usage(house).get(("science", "biology", "admin")), "what runs counts already")
     before = usage(house)
@@ -142,7 +142,7 @@ def test_without_shares_the_commands_say_what_to_set(house: House) -> None:
 def test_every_term_of_a_priority_is_shown_and_they_add_up(house: House) -> None:
     house.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
     use(house, "web")
-    house.until_state(submit(house, "web", "sleep", "60", cpu=4), "running")
+    house.until_state(submit(house, "web", "sleep", "600", cpu=4), "running")
     waits = submit(house, "web", "true", cpu=4, priority="low")
     told = house.ok("priority", str(waits), "-o", "json").json
     assert [term["name"] for term in told["terms"]] == ["priority", "age", "fair share"]
@@ -173,7 +173,7 @@ min = {memory = "1Mi"}
 def test_a_job_beyond_its_quota_waits_and_is_told_who_holds_it(house: House) -> None:
     house.configure(QUOTAS + NODE).up()
     ann = with_token(house, "ann", "user")
-    first = submit(house, "ml", "sleep", "60", cpu=2, env=ann)
+    first = submit(house, "ml", "sleep", "600", cpu=2, env=ann)
     house.until_state(first, "running")
     waits = submit(house, "ml", "true", cpu=1)
     text = "project ml may hold 2 cpu and holds 2 cpu (ann 2); it asks for 1 cpu"
@@ -219,7 +219,7 @@ hard = {cpu = 2}
 cohort = "lab"
 """
     house.configure(lab + NODE).up()
-    jobs = [submit(house, "a", "sh", "-c", "sleep 60", cpu=1) for _ in range(4)]
+    jobs = [submit(house, "a", "sh", "-c", "sleep 600", cpu=1) for _ in range(4)]
     for job in jobs:
         house.until_state(job, "running")
     assert "lab" in house.ok("quota").out

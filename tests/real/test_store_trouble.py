@@ -14,7 +14,7 @@ import pytest
 
 from hodei.client import ServerUnreachable
 from hodei.model.errors import Unavailable
-from real.house import House, until
+from real.house import DEADLINE_S, House, until, until_told
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -90,11 +90,11 @@ class Callers:
                     time.sleep(0.1)
 
 
-def test_a_full_disk_holds_things_up_and_loses_nothing(small_disk: House) -> None:
+def test_a_full_disk_holds_things_up_and_loses_nothing(small_disk: House, tmp_path: Path) -> None:
     house = small_disk.up("--decision-log", "decisions.jsonl")
     before = [house.submit("sh", "-c", f"exit {n}") for n in range(3)]
     house.ended(*before)
-    running = house.submit("sh", "-c", "sleep 1; exit 33")
+    running = house.submit(*until_told(tmp_path / "go", f"touch {tmp_path}/ended; exit 33"))
     house.until_state(running, "running")
     filler = fill(house.home)
     callers = Callers(house, 5)
@@ -107,10 +107,12 @@ def test_a_full_disk_holds_things_up_and_loses_nothing(small_disk: House) -> Non
     assert (ready.status, ready.json["code"]) == (503, "NOT_READY")
     assert int(ready.headers["retry-after"]) >= 1
     refused = house.request("POST", "/api/v1/jobs", b'{"command": ["true"]}')
-    assert (refused.status, refused.seconds < 5) == (503, True)
+    assert refused.status == 503
+    assert refused.seconds < 30, "it is refused, not kept waiting"
     assert int(refused.headers["retry-after"]) >= 1
     assert house.request("GET", f"/api/v1/jobs/{before[2]}").json["job"]["exit_code"] == 2
-    time.sleep(1.5)  # the running job ends now, and can be written down nowhere
+    (tmp_path / "go").touch()  # the running job ends now, and can be written down nowhere
+    until((tmp_path / "ended").exists, "it has ended")
     assert len(callers.acknowledged) == asked
     filler.unlink()
     callers.join()
@@ -141,9 +143,11 @@ def test_a_full_disk_is_seen_by_readyz_before_anything_is_written(small_disk: Ho
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"], ids=["killed", "told to stop"])
-def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(small_disk: House, how: str) -> None:
+def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(
+    small_disk: House, tmp_path: Path, how: str
+) -> None:
     house = small_disk.up()
-    running = house.submit("sh", "-c", "sleep 1; exit 33")
+    running = house.submit(*until_told(tmp_path / "go", f"touch {tmp_path}/ended; exit 33"))
     house.until_state(running, "running")
     filler = fill(house.home)
     callers = Callers(house, 3)
@@ -151,7 +155,9 @@ def test_a_server_that_goes_down_on_a_full_disk_comes_back_when_there_is_room(sm
     until(lambda: "cannot write to the store" in house.said(), "the server notices")
     began = time.monotonic()
     getattr(house, how)()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < DEADLINE_S
+    (tmp_path / "go").touch()
+    until((tmp_path / "ended").exists, "it has ended")
     house.start()
     server = house.server
     assert server is not None
@@ -191,10 +197,10 @@ def test_a_program_that_holds_the_store_makes_callers_wait_and_readers_do_not(ho
         db.execute("COMMIT")
     finally:
         db.close()
-    caller.join(20)
+    caller.join(DEADLINE_S)
     assert house.ended(*made)[0].job.exit_code == 5
     print(f"slowest read meanwhile {slowest * 1000:.0f} ms")
-    assert slowest < 1
+    assert slowest < 10
 
 
 def test_a_store_that_is_not_one_is_refused_and_left_alone(house: House) -> None:
