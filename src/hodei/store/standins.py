@@ -183,8 +183,9 @@ def run(row: Mapping[str, Any]) -> tuple[Run, bool]:
         if name in bad:
             good[name] = text_of(row[name]) or LOST_NODE
     good.setdefault("placed_ms", good.get("started_ms", 0))
-    key = (row["job"], row["member"], row["attempt"])
-    return Run(id=run_id(*key), **good), not bad & {"grant", "node", "backend"}
+    # Its name stays as it is stored, also out of range: by it the record is found again.
+    key = {name: row[name] if isinstance(row[name], int) else 0 for name in ("job", "member", "attempt")}
+    return Run(id=run_id(*key.values()), **good | key), not bad & {"grant", "node", "backend"}
 
 
 def event(row: Sequence[Any], why: str) -> Event:

@@ -188,6 +188,16 @@ def test_a_running_job_whose_request_can_still_be_read_holds_what_it_held(path: 
     assert not opened.marks()[0].cordoned
 
 
+@pytest.mark.parametrize("column", ["member", "attempt"])
+def test_a_run_whose_name_is_damaged_hinders_nothing(path: Path, opened: SqliteStore, column: str):
+    damage(path, f"UPDATE run SET {column} = -1 WHERE job = ?", 2)  # noqa: S608 (constants)
+    opened.open()
+    (before,) = read_all(opened)["runs"][2]
+    assert (before.id, before.state) == ("2.-1.1" if column == "member" else "2.0.-1", "running")
+    assert opened.mend(NOW_MS)
+    assert len(read_all(opened)["jobs"]) == 4
+
+
 def test_a_waiting_job_is_held_if_its_description_is_whole_and_has_failed_if_not(path: Path, opened: SqliteStore):
     damage(path, "UPDATE job SET attempt = -5 WHERE id = 1")
     damage(path, "UPDATE spec SET body = 'x' WHERE job = 4")
