@@ -162,6 +162,7 @@ def test_an_agent_that_hangs_holds_up_its_own_work_and_nothing_else(house: House
     os.kill(agent, signal.SIGSTOP)
     try:
         logs: list[Answer] = []
+        took: list[float] = []
         reader = threading.Thread(target=lambda: logs.append(house.request("GET", f"/api/v1/jobs/{running}/logs")))
         reader.start()
         waiting = house.submit("sh", "-c", "exit 3")
@@ -169,9 +170,11 @@ def test_an_agent_that_hangs_holds_up_its_own_work_and_nothing_else(house: House
         for path in ("/livez", "/api/v1/jobs", "/api/v1/nodes", f"/api/v1/jobs/{waiting}/why", "/metrics"):
             answer = house.request("GET", path)
             assert answer.status == 200
-            assert answer.seconds < 30, "it does not wait for the agent, which never answers"
+            took.append(answer.seconds)
         reader.join(DEADLINE_S)
         assert (logs[0].status, logs[0].json["code"]) == (503, "BACKEND_ERROR")
+        # Output is the agent's to give, so that call waits until the agent is given up. None of the others may.
+        assert max(took) < logs[0].seconds / 2
     finally:
         os.kill(agent, signal.SIGCONT)
     first, second = house.ended(running, waiting)

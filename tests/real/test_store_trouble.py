@@ -192,7 +192,10 @@ def test_a_program_that_holds_the_store_makes_callers_wait_and_readers_do_not(ho
         ends = time.monotonic() + 1.5
         slowest = 0.0
         while time.monotonic() < ends:
-            slowest = max(slowest, house.request("GET", f"/api/v1/jobs/{known}").seconds)
+            answer = house.request("GET", f"/api/v1/jobs/{known}")
+            # One that waited for the lock would give up: the lock is not let go before the loop ends.
+            assert answer.status == 200
+            slowest = max(slowest, answer.seconds)
         assert made == []
         db.execute("COMMIT")
     finally:
@@ -200,7 +203,6 @@ def test_a_program_that_holds_the_store_makes_callers_wait_and_readers_do_not(ho
     caller.join(DEADLINE_S)
     assert house.ended(*made)[0].job.exit_code == 5
     print(f"slowest read meanwhile {slowest * 1000:.0f} ms")
-    assert slowest < 10
 
 
 def test_a_store_that_is_not_one_is_refused_and_left_alone(house: House) -> None:
