@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
@@ -41,10 +40,9 @@ from hodei.runtime.pulse import HealthPolicy
 from hodei.runtime.service import Service
 from hodei.store.sqlite import SqliteStore
 from hodei.wire.check import refuse
-from hodei.wire.config import parse_config, read_yaml
+from hodei.wire.config import parse_config, read_toml, read_yaml
 from hodei.wire.names import word
 from hodei.wire.numbers import parse_numbers
-from hodei.wire.source_names import uses_source_names
 from hodei.wire.views import Check
 
 MAX_COST = 1_000_000
@@ -55,33 +53,18 @@ _TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>NoSch
 
 
 def load_config(path: Path | None) -> Config:
-    """The file's settings over the defaults; InvalidInput says what is wrong and where."""
+    """The file's settings over the defaults; InvalidInput names all that is wrong, and where."""
     if path is None:
         return Config()
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read the configuration {path}: {error.strerror}") from error
-    if path.suffix in YAML:
-        return parse_config(*read_yaml(raw, str(path)))[0]
+    found, lines = (read_yaml if path.suffix in YAML else read_toml)(raw, str(path))
     try:
-        if uses_source_names(found := tomllib.loads(raw.decode())):
-            return parse_config(found)[0]
-        return msgspec.toml.decode(raw, type=Config)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise InvalidInput(f"{path}: {_in_words(str(error))}", hint="docs/reference/configuration.md") from error
-
-
-def _in_words(error: str) -> str:
-    """msgspec names an unknown field but not the one that was meant."""
-    found = re.search(r"unknown field `([^`]*)`", error)
-    if not found:
-        return error
-    structs = [Config, *(field.type for field in msgspec.structs.fields(Config)), NodeConfig, SocketConfig]
-    known = {
-        name for struct in structs if isinstance(struct, type) for name in getattr(struct, "__struct_fields__", ())
-    }
-    return f"{error}{did_you_mean(found[1], known)}"
+        return parse_config(found, lines, whole=True)[0]
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint, problems=error.problems) from None
 
 
 def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller:
@@ -222,18 +205,6 @@ def instant_node(offer: NodeOffer) -> Node:
         sockets=offer.sockets,
         address=offer.address,
     )
-
-
-def read_config(path: Path | None) -> Config:
-    """As `load_config`, and InvalidInput names all that is wrong."""
-    if path is None or not path.exists():
-        return load_config(path)
-    try:
-        if path.suffix in YAML:
-            return parse_config(*read_yaml(path.read_bytes(), str(path)))[0]
-        return parse_config(tomllib.loads(path.read_text("utf-8")))[0]
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"cannot read the configuration {path}: {error}") from error
 
 
 def check_scheduling(config: SchedulingConfig) -> None:

@@ -103,8 +103,37 @@ def test_half_a_gpu_may_be_a_numbered_one():
 
 def test_an_unknown_key_of_a_socket_is_named_with_the_one_that_was_meant(tmp_path: Path):
     (tmp_path / "config.toml").write_text('[[nodes]]\nname = "a"\nsockets = [{cpuss = "0"}]\n')
-    with pytest.raises(InvalidInput, match=r"unknown field `cpuss`.*did you mean 'cpus'"):
+    with pytest.raises(InvalidInput, match=r"config.toml: line \d+: .*unknown key 'cpuss'.*did you mean 'cpus'"):
         load_config(tmp_path / "config.toml")
+
+
+def test_every_mistake_of_a_toml_file_is_named_with_its_line(tmp_path: Path):
+    text = """# a comment
+[server]
+prot = 1
+
+[scheduling.profiles."a b"]
+queu = "fifo"
+
+[[nodes]]
+name = "a"
+
+[[nodes]]
+name = "b"
+cpus = 3
+[sever]
+"""
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        load_config(tmp_path / "config.toml")
+    places = [place for place, _ in caught.value.problems]
+    assert places == [
+        "line 3: server.prot",
+        "line 6: scheduling.profiles.'a b'.queu",
+        "line 13: nodes[1].cpus",
+        "line 14: sever",
+    ]
+    assert caught.value.message.startswith(f"{tmp_path}/config.toml: ")
 
 
 def test_a_run_is_told_the_class_of_its_own_task():

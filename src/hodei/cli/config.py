@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,9 @@ def history(no_headers: bool, output: str) -> None:
 
 
 @config.command("set")
-@click.option("-f", "--file", "path", required=True, metavar="FILE", help="TOML or JSON; - for stdin.")
+@click.option(
+    "-f", "--file", "path", required=True, metavar="FILE", help="TOML, YAML or JSON; - for stdin (TOML or JSON)."
+)
 @_dry_run
 @output_option
 def set_config(path: str, dry_run: bool, output: str) -> None:
@@ -89,6 +92,12 @@ def set_config(path: str, dry_run: bool, output: str) -> None:
         body = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise UsageProblem(f"cannot read {path}: {error.strerror}", hint="name a file, or - for stdin") from None
+    if path.endswith((".yaml", ".yml")):
+        from hodei.wire.config import parse_config, read_yaml
+
+        found, lines = read_yaml(body, path)
+        parse_config(found, lines)  # mistakes are told with their lines, which the server does not see
+        body = json.dumps(found).encode()
     with client(_TIMEOUT_S) as server:
         change = server.set_config(body, toml=not body.lstrip().startswith(b"{"), dry_run=dry_run)
     _tell(change, output)

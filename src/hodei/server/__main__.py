@@ -32,7 +32,7 @@ from hodei.server.auth import open_tokens
 from hodei.server.home import CONFIG_FILES, ask_about_lost_store, only_one, settle_in
 from hodei.server.logfile import LogFile
 from hodei.server.serving import Limits, Server, make_server, refuse_clear_text
-from hodei.wiring import load_config, make_service, read_config
+from hodei.wiring import load_config, make_service
 
 log = logging.getLogger("hodei.server")
 _READY_TIMEOUT_S = 30.0
@@ -56,7 +56,12 @@ def main(args: list[str] | None = None) -> int:
     try:
         return _serve(given)
     except HodeiError as error:
-        print(f"error: {error.message}\n  next: {error.hint or 'see docs/how-to/troubleshooting.md'}", file=sys.stderr)
+        problems = error.problems if isinstance(error, InvalidInput) else ()
+        others = "".join(f"\n  {place}: {text}" for place, text in problems[1:])
+        print(
+            f"error: {error.message}{others}\n  next: {error.hint or 'see docs/how-to/troubleshooting.md'}",
+            file=sys.stderr,
+        )
         return 2 if isinstance(error, InvalidInput) else 1
 
 
@@ -100,7 +105,7 @@ def _serve(given: argparse.Namespace) -> int:
         gc.set_threshold(50_000, 20, 50)
         sys.setswitchinterval(0.001)  # the store's writer thread should not wait long for its turn
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            reread = lambda: _over(given, read_config(_config_path(given, home)))  # noqa: E731
+            reread = lambda: _over(given, load_config(_config_path(given, home)))  # noqa: E731
             code = runner.run(_live(home, config, listener, reread, given))
     finally:
         listener.close()

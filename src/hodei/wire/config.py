@@ -44,31 +44,38 @@ def config_view(configuration: Configuration, at: str) -> ConfigView:
     return ConfigView(it.number, at, it.by, it.how, it.scheduling, it.restores)
 
 
-def read_body(body: bytes, content_type: str) -> dict[str, Any]:
-    """TOML or JSON as plain values; InvalidInput if it is neither."""
+def read_body(body: bytes, content_type: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """TOML or JSON as plain values, and for TOML the line of each path; InvalidInput if it is neither."""
+    lines: dict[str, int] = {}
     try:
-        found = tomllib.loads(body.decode()) if "toml" in content_type else msgspec.json.decode(body)
-    except (ValueError, msgspec.DecodeError) as error:
-        kind = "TOML" if "toml" in content_type else "JSON"
+        if "toml" in content_type:
+            found, lines = read_toml(body, "the configuration is not TOML")
+        else:
+            found = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
         hint = "send TOML with Content-Type: application/toml, or JSON"
-        raise InvalidInput(f"the configuration is not {kind}: {error}", hint=hint) from None
+        raise InvalidInput(f"the configuration is not JSON: {error}", hint=hint) from None
     if not isinstance(found, dict):
         raise InvalidInput("a configuration is a table of settings", hint=DOCS)
-    return found
+    return found, lines
 
 
-def parse_config(found: dict[str, Any], lines: Mapping[str, int] | None = None) -> tuple[Config, bool]:
-    """A whole configuration, or (False) the scheduling section alone as one with nothing else; InvalidInput names every
-    mistake with its path, and with its line if `lines` knows it. Other names of settings are understood too."""
-    whole = any(section in found for section in (*_SECTIONS, "scheduler", "schedulers")) or not found
+def parse_config(
+    found: dict[str, Any], lines: Mapping[str, int] | None = None, *, whole: bool = False
+) -> tuple[Config, bool]:
+    """A whole configuration, or (False) the scheduling section alone as one with nothing else, unless it must be a `whole`
+    one; InvalidInput names every mistake with its path, and with its line if `lines` knows it. Other names of settings are
+    understood too."""
+    whole = whole or any(section in found for section in (*_SECTIONS, "scheduler", "schedulers")) or not found
     given = found if whole else {"scheduling": found}
+    lines = {path if whole else f"scheduling.{path}": line for path, line in (lines or {}).items()}
     problems: Problems = []
     origins: dict[str, str] = {}
     if uses_source_names(given):
         given, problems, origins = translated(given)
     made = convert(given, Config, "", problems)
     if problems:
-        error = refuse([_placed(path, text, origins, lines or {}) for path, text in problems], "the configuration")
+        error = refuse([_placed(path, text, origins, lines) for path, text in problems], "the configuration")
         error.hint = DOCS
         raise error
     assert isinstance(made, Config)
@@ -81,13 +88,47 @@ def _placed(path: str, text: str, origins: Mapping[str, str], lines: Mapping[str
         if path == ours or path.startswith(f"{ours}."):
             path = origins[ours] + path[len(ours) :]
             break
-    at, line = path, lines.get(path)
+    at = path.replace("'", "")  # quoted where a name has blanks
+    line = lines.get(at)
     while line is None and (at := re.sub(r"(\.[^.\[]*|\[\d+\])$", "", cut := at)) != cut:
         line = lines.get(at)
     return (f"line {line}: {path}" if line else path), text
 
 
-# ------------------------------------------------------------------------------------------------ YAML
+# ------------------------------------------------------------------------------------------------ files
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]#]+?)\s*\]")
+_KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+
+
+def read_toml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """A file as plain values, and for each path in it its line (of a table in a line of its own, that line)."""
+    try:
+        found = tomllib.loads(text.decode("utf-8-sig"))
+    except ValueError as error:
+        raise InvalidInput(f"{name}: {error}", hint=DOCS) from None
+    lines: dict[str, int] = {}
+    table, counts = "", dict[str, int]()
+    for number, line in enumerate(text.decode("utf-8-sig").splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _path(header[2], counts)
+            if header[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                table = f"{table}[{counts[table]}]"
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            lines.setdefault(f"{table}.{_path(key[1], {})}".removeprefix("."), number)
+    return found, lines
+
+
+def _path(written: str, counts: Mapping[str, int]) -> str:
+    """`a . "b"` as `a.b`; the last element of a list of tables that has begun is the one that is meant."""
+    out = ""
+    for part in re.findall(r"[\w-]+|\"[^\"]*\"|'[^']*'", written):
+        if out in counts:
+            out = f"{out}[{counts[out]}]"
+        out = f"{out}.{part.strip(chr(34) + chr(39))}".removeprefix(".")
+    return out
 
 
 def read_yaml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:

@@ -7,6 +7,7 @@ import pytest
 
 from hodei.model.config import Config, SchedulingConfig
 from hodei.model.configuration import Configuration, beyond_scheduling, differences, fingerprint, undone
+from hodei.model.errors import InvalidInput
 from hodei.wire.config import as_toml, parse_config, read_body
 
 
@@ -102,8 +103,13 @@ profile = "plain"
 rounds = 3
 """
     given = config(text).scheduling
-    again, whole = parse_config(read_body(as_toml(given).encode(), "application/toml"))
+    again, whole = parse_config(*read_body(as_toml(given).encode(), "application/toml"))
     assert whole
     assert again.scheduling == given
     assert fingerprint(again.scheduling) == fingerprint(given)
-    assert parse_config(read_body(as_toml(SchedulingConfig()).encode(), "application/toml"))[0] == Config()
+    assert parse_config(*read_body(as_toml(SchedulingConfig()).encode(), "application/toml"))[0] == Config()
+
+
+def test_a_mistake_that_comes_over_the_wire_is_named_with_its_line():
+    with pytest.raises(InvalidInput, match=r"^line 2: scheduling\.profiles\.x\.queu: unknown key"):
+        parse_config(*read_body(b'[profiles.x]\nqueu = "fair"\n', "application/toml"))

@@ -35,7 +35,7 @@ async def history(call: Call) -> ConfigHistory:
 
 
 async def put(call: Call) -> ConfigChange:
-    config, whole = parse_config(read_body(call.body, call.content_type))
+    config, whole = parse_config(*read_body(call.body, call.content_type))
     with call.shared.what_ifs.hold(call.holder):
         return await _configuring(call).put(config, call.who.name, whole=whole, dry_run=bool(call.args["dry_run"]))
 
