@@ -30,9 +30,9 @@ def a_script(
 
 def run(script: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     given = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1", **env}
-    return subprocess.run(
-        ["/bin/bash", "-p"], input=script.encode(), env=given, capture_output=True, timeout=30, check=False
-    )
+    # Under nohup, children would ignore HUP.
+    command = ["/usr/bin/env", "--default-signal=HUP", "/bin/bash", "-p"]
+    return subprocess.run(command, input=script.encode(), env=given, capture_output=True, timeout=30, check=False)
 
 
 @pytest.mark.parametrize(
