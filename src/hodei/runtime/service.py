@@ -321,10 +321,12 @@ class Service:
         if CALLER.get() is None:
             await asyncio.wait({once})
             return
-        either: set[asyncio.Future[Any]] = {once, self.loop.held_up()}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not once.done() and self.loop.trouble is not None:
-            raise held(self.loop.trouble)
+        while not once.done():
+            either: set[asyncio.Future[Any]] = {once, self.loop.held_up()}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            # The trouble may be over before this is heard of it: then its turn has come, and it is waited for again.
+            if not once.done() and self.loop.trouble is not None:
+                raise held(self.loop.trouble)
 
     def _submitted_once(self, key: str, once: asyncio.Task[Submitted]) -> None:
         del self._keys[key]

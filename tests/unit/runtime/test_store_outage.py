@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -65,6 +66,28 @@ def test_a_client_is_told_at_once_and_its_request_is_carried_out_once(key):
                 assert again.repeated
                 assert again.ids == (1,)
             assert [job.id for job in store.jobs(JobQuery()).jobs] == [1]
+
+    asyncio.run(main())
+
+
+def test_trouble_that_is_over_before_a_client_hears_of_it_is_no_answer():
+    class SlowKeys(TalkingStore):
+        looked_up = threading.Event()
+
+        def key(self, key):
+            assert self.looked_up.wait(30)
+            return super().key(key)
+
+    async def main():
+        store = SlowKeys()
+        async with alive(a_service(store, ObedientBackend())) as service:
+            waiting = asyncio.create_task(_submit(service, "k"))
+            await until(lambda: service.loop._held_up is not None)
+            service.loop._in_trouble(Unavailable("the disk is full"))
+            service.loop._in_trouble(None)
+            await asyncio.sleep(0)
+            store.looked_up.set()
+            assert (await waiting).ids == (1,)
 
     asyncio.run(main())
 
