@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from hodei.model.quantity import MAX_DURATION_MS, parse_duration_ms, parse_quant
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, human_amount, parse_resources
 from hodei.model.text import did_you_mean
 from hodei.plugins.registry import BASES, build_profiles
-from hodei.plugins.trial import fit_to_try
+from hodei.plugins.trial import fit_to_try, in_use
 from hodei.ports import Backend, Estimator, Store
 from hodei.runtime.clock import SystemClock
 from hodei.runtime.configuring import Configuring, refuse_unreadable, settle
@@ -67,7 +67,10 @@ def load_config(path: Path | None) -> Config:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint, problems=error.problems) from None
 
 
-def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller:
+def make_controller(
+    config: SchedulingConfig, last_event: int = 0, *, trusted: Collection[str] | None = None
+) -> Controller:
+    """`trusted`: the only plugins besides the built-in ones that it may load, now and later; None for any."""
     retry = Backoff(
         parse_duration_ms(config.retry.base),
         config.retry.factor,
@@ -76,7 +79,7 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
     )
     # With a fallback, one broken profile does not keep the server from its work.
     broken: dict[str, str] = {}
-    profiles = build_profiles(config, broken if config.unavailable_profile == "fallback" else None)
+    profiles = build_profiles(config, broken if config.unavailable_profile == "fallback" else None, trusted=trusted)
     controller = Controller(
         profiles,
         retry=RetryPolicy(failed_run=retry, max_losses=config.max_losses, gang_factor=config.retry.gang_factor),
@@ -94,8 +97,17 @@ def make_controller(config: SchedulingConfig, last_event: int = 0) -> Controller
         last_event=last_event,
         max_tries=batch_of(config.parallel_scheduling),
     )
-    controller.remake = make_controller  # for `Reconfigured`, also in a replay
+
+    def remake(scheduling: SchedulingConfig) -> Controller:  # a function: twins share it, a partial would be copied
+        return make_controller(scheduling, trusted=trusted)
+
+    controller.remake = remake  # for `Reconfigured`, also in a replay
     return controller
+
+
+def trial_controller(policy: SchedulingConfig, live: SchedulingConfig) -> Controller:
+    """For a question about another policy, which any reader may ask: it loads no code that `live` does not name."""
+    return make_controller(fit_to_try(policy, live), trusted=in_use(live))
 
 
 def make_estimator(config: EstimatesConfig) -> Estimator:
@@ -311,7 +323,7 @@ def make_service(
         decision_log=decision_log,
         checks=lambda service: server_checks(service, store),
         scheduling=config.scheduling,
-        trial_controller=lambda policy: make_controller(fit_to_try(policy, service.scheduling)),
+        trial_controller=lambda policy: trial_controller(policy, service.scheduling),
         health=health_policy(config.health),
         fleet=FleetPlan(
             lambda name, table: make_backend(name, table, house),

@@ -114,11 +114,23 @@ def test_a_question_that_makes_no_sense_is_refused_in_words(busy, args, words, c
     assert (said.code, words in said.err) == (code, True), said
 
 
-def test_a_policy_may_not_bring_code_of_its_own(busy, tmp_path):
-    (tmp_path / "evil.toml").write_text('[profiles.default]\nplugins = ["os:system"]\n')
+@pytest.mark.parametrize(
+    "line",
+    [
+        'plugins = ["{}"]',
+        'queue = "{}"\noptions = {{"{}" = {{command = "{}"}}}}',
+        'queue = "fifo"\nsecondary = "{}"\noptions = {{"{}" = {{command = "{}"}}}}',
+        'score_plugins = ["{}"]\noptions = {{"{}" = {{command = "{}"}}}}',
+    ],
+    ids=["as a plugin", "as a queue", "as a second order", "as a score"],
+)
+def test_a_policy_may_not_bring_code_of_its_own(busy, tmp_path, line):
+    command = f"touch {tmp_path / 'ran'}"
+    (tmp_path / "evil.toml").write_text("[profiles.default]\n" + line.format("os:system", "os:system", command) + "\n")
     said = busy.hodei("whatif", "--policy", str(tmp_path / "evil.toml"))
     assert said.code == 1
     assert "not in use on this server" in said.err
+    assert not (tmp_path / "ran").exists()
 
 
 def test_why_tells_when_a_job_will_start_and_forecasts_are_graded_and_kept(busy):

@@ -47,6 +47,18 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     score_plugins: tuple[str, ...] = ()
     backend_policy: Literal["", "cost_optimized", "performance", "locality"] = ""
 
+    def plugin_names(self) -> tuple[str, ...]:
+        """Every name that the loader is asked for: queues, orders, filters, scores. A new key that names one goes here."""
+        named = (
+            self.queue,
+            self.secondary,
+            self.worker_selection,
+            *self.plugins,
+            *self.score_plugins,
+            *(self.scores or {}),
+        )
+        return tuple(name for name in named if name)
+
 
 class RecoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What is done about jobs that wait too long: after `relax_after` their rules named in `relax` count as wishes, after

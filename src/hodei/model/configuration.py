@@ -86,18 +86,7 @@ def beyond_scheduling(before: Config, after: Config) -> tuple[Difference, ...]:
 
 def code_named(scheduling: SchedulingConfig) -> set[str]:
     """The plugins that it names by a path to code (`module:Class`)."""
-    named = (
-        name
-        for profile in scheduling.profiles.values()
-        for name in (
-            *profile.plugins,
-            profile.worker_selection,
-            profile.queue,
-            profile.secondary,
-            *profile.score_plugins,
-            *(profile.scores or {}),
-        )
-    )
+    named = (name for profile in scheduling.profiles.values() for name in profile.plugin_names())
     return {name for name in named if ":" in name}
 
 

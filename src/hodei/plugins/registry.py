@@ -1,13 +1,14 @@
 """Plugins by name: ours, those that installed packages announce, and those that a dotted path points to.
 
 A package announces a plugin under the entry point group `hodei.plugins`; a configuration may also say
-`my_module:MyPlugin`. Either must have a `name` and at least one point.
+`my_module:MyPlugin`. Either must be a class with a `name` and at least one point; nothing else is ever called.
+All that is not built in is loaded by `_class_of` alone, which is also where `trusted` is obeyed.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, cast
 
@@ -68,6 +69,8 @@ PLUGINS: dict[str, type[Any]] = {
 }  # fmt: skip
 QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair, Multifactor, Batch)}
 
+BUILT_IN = frozenset((*PLUGINS, *QUEUES, *SECONDARIES))
+
 FILTERS = (
     "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "pools",
     "devices", "overcommit", "workload",
@@ -94,21 +97,28 @@ USUAL = {name: weight for base in reversed(BASES.values()) for name, weight in b
 _POINTS = ("pre_filter", "layouts", "filter", "post_filter", "score", "reserve", "permit", "bind")
 
 
-def find(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-    """The plugin of that name, made with `arguments`. InvalidInput when there is none, or it does not fit."""
-    made = PLUGINS.get(name) or _dotted(name) or _announced(name)
+def find(name: str, arguments: Mapping[str, Any] | None = None, *, trusted: Collection[str] | None = None) -> Any:
+    """The plugin of that name, made with `arguments`. InvalidInput when there is none, or it does not fit. `trusted`: the
+    only names besides the built-in ones that may be loaded; None for any."""
+    made = _class_of(name, PLUGINS, "hodei.plugins", trusted)
     if made is None:
         raise InvalidInput(
             f"there is no plugin {name!r}{did_you_mean(name, PLUGINS)}",
             hint="name a built-in plugin, an installed one (entry point group hodei.plugins) or module:Class",
         )
+    if not _has_method(made, _POINTS):
+        raise _not_a_plugin(name)
     try:
         plugin = made(**dict(arguments or {}))
     except Exception as error:
         raise InvalidInput(f"plugin {name!r} cannot be made: {error}", hint="check its arguments") from error
-    if not isinstance(getattr(plugin, "name", None), str) or not any(hasattr(plugin, point) for point in _POINTS):
-        raise InvalidInput(f"{name!r} is not a plugin", hint=f"it needs a name and one of: {', '.join(_POINTS)}")
+    if not isinstance(getattr(plugin, "name", None), str):
+        raise _not_a_plugin(name)
     return plugin
+
+
+def _not_a_plugin(name: str) -> InvalidInput:
+    return InvalidInput(f"{name!r} is not a plugin", hint=f"a class with a name and one of: {', '.join(_POINTS)}")
 
 
 def build_profile(
@@ -126,10 +136,11 @@ def build_profile(
     preempts: bool = True,
     arguments: Mapping[str, Mapping[str, Any]] | None = None,
     max_pending: int = 1_000_000,
+    trusted: Collection[str] | None = None,
 ) -> Profile:
     """A profile from its configuration. `base` is the built-in profile whose weights it starts from; `worker_selection`
     takes the place (and the weight) of resource or fit, and load; `scores` replaces all weights; `plugins` adds to the
-    built-in filters and layouts, `disabled` takes from them."""
+    built-in filters and layouts, `disabled` takes from them. `trusted`: see `find`."""
     if base not in BASES:
         raise InvalidInput(f"there is no base {base!r}{did_you_mean(base, BASES)}", hint=f"one of: {', '.join(BASES)}")
     weights = dict(BASES[base] if scores is None else scores)
@@ -141,7 +152,7 @@ def build_profile(
     made: dict[str, Any] = {}
 
     def add(plugin_name: str) -> str:
-        plugin = find(plugin_name, (arguments or {}).get(plugin_name))
+        plugin = find(plugin_name, (arguments or {}).get(plugin_name), trusted=trusted)
         made.setdefault(plugin.name, plugin)
         return str(plugin.name)
 
@@ -164,7 +175,7 @@ def build_profile(
     for scorer, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 1000:
             raise InvalidInput(f"the weight of {scorer!r} must be a whole number from 0 to 1000, not {weight!r}")
-    line = find_queue(queue, secondary, queue_arguments or {}, (arguments or {}).get(secondary, {}))
+    line = find_queue(queue, secondary, queue_arguments or {}, (arguments or {}).get(secondary, {}), trusted=trusted)
     if not preempts:
         line.preempts = False
     return make_profile(name, line, list(made.values()), weights, max_pending=max_pending)
@@ -175,9 +186,11 @@ def find_queue(
     secondary: str = "",
     arguments: Mapping[str, Any] | None = None,
     secondary_arguments: Mapping[str, Any] | None = None,
+    *,
+    trusted: Collection[str] | None = None,
 ) -> QueueSort:
-    """The queue of that name, with the tie-breaker `secondary` if one is named."""
-    line = _made("queue", name, QUEUES, arguments or {}, ("queue_sort", "tenant", "charge", "preempts"))
+    """The queue of that name, with the tie-breaker `secondary` if one is named. `trusted`: see `find`."""
+    line = _made("queue", name, QUEUES, arguments or {}, ("queue_sort", "tenant", "charge"), ("preempts",), trusted)
     if not secondary:
         return cast("QueueSort", line)
     if hasattr(line, "promises") or hasattr(line, "rank_milli"):
@@ -185,49 +198,76 @@ def find_queue(
             "batch has an order of its own (options.batch.order)" if hasattr(line, "promises") else "it adds points up"
         )
         raise InvalidInput(f"the queue {name!r} takes no secondary order: {why}", hint="leave secondary out")
-    return TwoOrders(line, _made("secondary", secondary, SECONDARIES, secondary_arguments or {}, ("keys",)))
+    return TwoOrders(
+        line, _made("secondary", secondary, SECONDARIES, secondary_arguments or {}, ("keys",), (), trusted)
+    )
 
 
 def _made(
-    what: str, name: str, known: Mapping[str, type[Any]], arguments: Mapping[str, Any], parts: tuple[str, ...]
+    what: str,
+    name: str,
+    known: Mapping[str, type[Any]],
+    arguments: Mapping[str, Any],
+    methods: tuple[str, ...],
+    values: tuple[str, ...],
+    trusted: Collection[str] | None,
 ) -> Any:
     """One of ours, one that an installed package announces (entry point group `hodei.queues`), or module:Class."""
-    made = known.get(name) or _dotted(name) or _announced(name, "hodei.queues")
+    made = _class_of(name, known, "hodei.queues", trusted)
     if made is None:
         raise InvalidInput(
             f"there is no {what} {name!r}{did_you_mean(name, known)}",
             hint=f"one of: {', '.join(known)}, or module:Class",
         )
+    _refuse_missing(what, name, [method for method in methods if not _has_method(made, (method,))])
     try:
         plugin = made(**dict(arguments))
     except InvalidInput:
         raise
     except Exception as error:
         raise InvalidInput(f"the {what} {name!r} cannot be made: {error}", hint="check its arguments") from error
-    missing = [part for part in ("name", *parts) if not hasattr(plugin, part)]
+    _refuse_missing(what, name, [value for value in ("name", *values) if not hasattr(plugin, value)])
+    return plugin
+
+
+def _refuse_missing(what: str, name: str, missing: list[str]) -> None:
     if missing:
         raise InvalidInput(
             f"{name!r} cannot be a {what}: it has no {', '.join(missing)}", hint="docs/how-to/write-a-plugin.md"
         )
-    return plugin
 
 
-def _dotted(name: str) -> type[Any] | None:
-    module, colon, attribute = name.partition(":")
-    if not colon:
+def _has_method(made: type[Any], methods: tuple[str, ...]) -> bool:
+    """Asked of the class before it is called: an unrelated class must not be made at all."""
+    return any(callable(getattr(made, method, None)) for method in methods)
+
+
+def _class_of(
+    name: str, known: Mapping[str, type[Any]], group: str, trusted: Collection[str] | None
+) -> type[Any] | None:
+    """The class of that name, not made yet: one of `known`, or from outside if it may be loaded. None if there is none."""
+    if name in known:
+        return known[name]
+    entries = () if ":" in name else tuple(entry_points(group=group, name=name))
+    if ":" not in name and not entries:
         return None
+    if trusted is not None and name not in trusted:
+        raise InvalidInput(
+            f"plugin {name[:80]!r} is not in use on this server",
+            hint="only built-in plugins and those of the server's own configuration may be used here",
+        )
     try:
-        found: type[Any] = getattr(importlib.import_module(module), attribute)
-        return found
+        found = entries[0].load() if entries else _dotted(name)
     except Exception as error:
         raise InvalidInput(f"plugin {name!r} cannot be imported: {error}", hint="check the path") from error
+    if not isinstance(found, type):
+        raise InvalidInput(f"{name!r} is not a class", hint="name a class: module:Class")
+    return found
 
 
-def _announced(name: str, group: str = "hodei.plugins") -> type[Any] | None:
-    for entry in entry_points(group=group, name=name):
-        found: type[Any] = entry.load()
-        return found
-    return None
+def _dotted(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str]:
@@ -287,9 +327,12 @@ def queue_arguments(wanted: ProfileConfig) -> dict[str, Any]:
     return {} if wanted.queue in ("fifo", "priority") else dict(wanted.options.get(wanted.queue, {}))
 
 
-def build_profiles(config: SchedulingConfig, broken: dict[str, str] | None = None) -> dict[str, Profile]:
+def build_profiles(
+    config: SchedulingConfig, broken: dict[str, str] | None = None, *, trusted: Collection[str] | None = None
+) -> dict[str, Profile]:
     """The built-in profiles, and every configured one (over the built-in one of that name, if there is one). One that
-    cannot be made is an error, or with `broken` is left out and told there; `default` must always be there."""
+    cannot be made is an error, or with `broken` is left out and told there; `default` must always be there. `trusted`: see
+    `find`."""
     out = {}
     for name, wanted in {**dict.fromkeys(BASES, ProfileConfig()), **config.profiles}.items():
         try:
@@ -307,6 +350,7 @@ def build_profiles(config: SchedulingConfig, broken: dict[str, str] | None = Non
                 preempts=wanted.preemption,
                 arguments=_options(config, wanted),
                 max_pending=wanted.max_pending,
+                trusted=trusted,
             )
         except InvalidInput as error:
             if broken is None or name == "default":

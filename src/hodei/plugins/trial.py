@@ -9,7 +9,7 @@ from typing import Any
 
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
-from hodei.plugins.registry import PLUGINS
+from hodei.plugins.registry import BUILT_IN
 
 _MOST_PROFILES = 20
 _MOST_ROUTES = 200
@@ -22,9 +22,9 @@ def fit_to_try(config: SchedulingConfig, live: SchedulingConfig) -> SchedulingCo
         raise InvalidInput(f"{len(config.profiles)} profiles", hint=f"try at most {_MOST_PROFILES}")
     if len(config.routes) > _MOST_ROUTES:
         raise InvalidInput(f"{len(config.routes)} routes", hint=f"try at most {_MOST_ROUTES}")
-    known = set(PLUGINS) | {name for profile in live.profiles.values() for name in _named(profile)}
+    known = BUILT_IN | in_use(live)
     for name, profile in config.profiles.items():
-        for plugin in _named(profile):
+        for plugin in profile.plugin_names():
             if plugin not in known:
                 raise InvalidInput(
                     f"profile {name!r}: plugin {plugin[:80]!r} is not in use on this server",
@@ -40,9 +40,9 @@ def fit_to_try(config: SchedulingConfig, live: SchedulingConfig) -> SchedulingCo
     return config
 
 
-def _named(profile: ProfileConfig) -> list[str]:
-    names = (*profile.plugins, profile.worker_selection, *(profile.scores or {}))
-    return [name for name in names if name]
+def in_use(config: SchedulingConfig) -> frozenset[str]:
+    """The plugins that its profiles name."""
+    return frozenset(name for profile in config.profiles.values() for name in profile.plugin_names())
 
 
 def _plain(value: Any) -> bool:

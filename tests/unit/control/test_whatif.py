@@ -113,9 +113,20 @@ def test_a_question_that_can_not_be_answered_is_refused(question, error):
         ProfileConfig(plugins=("os:system",)),
         ProfileConfig(worker_selection="os:system"),
         ProfileConfig(scores={"os:system": 1}),
+        ProfileConfig(queue="os:system"),
+        ProfileConfig(secondary="os:system"),
+        ProfileConfig(score_plugins=("os:system",)),
         ProfileConfig(options={"fgd": {"typical": "x" * 1000}}),
     ],
-    ids=["as a plugin", "as a strategy", "as a score", "as a huge option"],
+    ids=[
+        "as a plugin",
+        "as a strategy",
+        "as a score",
+        "as a queue",
+        "as a second order",
+        "as the only score",
+        "as a huge option",
+    ],
 )
 def test_a_policy_to_try_brings_nothing_that_the_server_does_not_have(profile):
     with pytest.raises(InvalidInput):
