@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from real.house import House, until
+from agent_host import alive
+from real.house import House, pids_in, until
 
 pytestmark = pytest.mark.real
 
@@ -390,3 +391,30 @@ def test_a_job_for_every_node_runs_on_each_survives_a_restart_and_goes_as_one(ho
     (detail,) = house.ended(done)
     assert detail.job.state == "succeeded"
     assert sorted(run.node for run in detail.runs) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_a_restart_leaves_the_runs_of_a_job_for_every_node_as_they_are(house: House, tmp_path: Path, way: str) -> None:
+    house.configure(nodes("a 2 1Gi", "b 2 1Gi", "c 2 1Gi")).up()
+    said = tmp_path / "pids"
+    id = house.submit(
+        "/bin/sh", "-c", f"echo $$ >> {said}; echo here; exec sleep 787", cpu="100m", memory="16Mi", per_node=True
+    )
+
+    def running() -> list[str]:
+        return sorted(run.id for run in house.client().job(id).runs if run.state == "running")
+
+    until(lambda: len(running()) == 3, "a run on each node")
+    before, pids = running(), sorted(pids_in(said, 3))
+    for _ in range(int(os.environ.get("HODEI_ROUNDS") or 1)):
+        getattr(house, way)()
+        house.up()
+        # A job that comes after it is done: whatever the restart sets going has been decided by then.
+        house.ended(house.submit("/bin/true", cpu="100m", memory="16Mi"))
+        until(lambda: running() == before, "the same runs")
+        assert len(house.client().job(id).runs) == 3
+        assert sorted(pids_in(said, 3)) == pids
+        assert all(map(alive, pids))
+        assert house.rows("SELECT name, reason FROM quarantine") == []
+    assert sorted(line.split()[0] for line in house.ok("logs", str(id)).lines) == ["main[0]", "main[1]", "main[2]"]
+    assert "one on each node that suits it; 3 run" in house.ok("job", "show", str(id)).out

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 def members(detail: JobDetail) -> str:
     """`8 in 1 task, 4 are enough; 5 of 8 run`: the last only while some of the members do not."""
     view = detail.job
+    running = len({run.member for run in detail.runs if run.attempt >= view.first_attempt and run.state == "running"})
+    if _keys(detail).get("per_node"):
+        return "one on each node that suits it" + (f"; {running} run" if view.state == "running" else "")
     text = f"{view.members} in {view.tasks} task{'s' if view.tasks != 1 else ''}"
     tasks: list[dict[str, Any]] = _keys(detail).get("tasks") or []
     if any(task.get("min") for task in tasks):
         enough = sum(task.get("min") or task.get("count") or 1 for task in tasks)
         text += f", {enough} {'is' if enough == 1 else 'are'} enough"
-    running = len({run.member for run in detail.runs if run.attempt >= view.first_attempt and run.state == "running"})
     if view.state == "running" and running < view.members:
         text += f"; {running} of {view.members} run"
     return text

@@ -49,8 +49,11 @@ def logs(
     )  # fmt: skip
     with client() as server:
         meant = look_up(server, [job])
-        view = meant.arrays[0] if meant.arrays else server.job(only(meant, job)).job
-        many = bool(meant.arrays) or (view.members > 1 and member is None)
+        detail = None if meant.arrays else server.job(only(meant, job))
+        view = meant.arrays[0] if detail is None else detail.job
+        # A job for every node has as many members as have run.
+        has_many = detail is not None and (view.members > 1 or len({run.member for run in detail.runs}) > 1)
+        many = bool(meant.arrays) or (has_many and member is None)
         wrote = copy_lines(server, view, wish, prefix=many) if many or since else _copy_bytes(server, view.id, wish)
     if not wrote and tail != 0:
         what = f"array {view.id}[]" if meant.arrays else f"job {view.id}"

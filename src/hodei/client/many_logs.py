@@ -83,6 +83,8 @@ def _sources(client: Client, job: JobView, wish: Wish, *, many: bool) -> list[_S
     tasks: dict[int, str] = {}
     if len(members) > 1 or not many:
         tasks = {run.member: run.task for run in client.job(job.id).runs}
+        if wish.members is None:  # a job for every node has more members than it says
+            members = sorted({*members, *tasks})
     out = []
     for member in members:
         if wish.since_ms and _ended_before(client, job, member, wish):

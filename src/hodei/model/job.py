@@ -228,7 +228,8 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
         return sum(task.count for task in self.tasks)
 
     def has_member(self, member: int) -> bool:
-        return self.gang.per_node or 0 <= member < self.size
+        """A job for every node numbers its members as nodes come: there is no last one."""
+        return member >= 0 and (self.gang.per_node or member < self.size)
 
     def task_of(self, member: int) -> TaskSpec:
         if self.gang.per_node:

@@ -61,5 +61,5 @@ async def node_history(
 
 
 def _held(run: Run, job: Job | None) -> Held:
-    known = job is not None and run.member < job.spec.size
+    known = job is not None and job.spec.has_member(run.member)
     return Held(run, job, job.spec.task_of(run.member).request if job is not None and known else {})

@@ -163,7 +163,7 @@ def _active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple
         mine = tuple(runs.get(job.id, ()))
         if job.state in ("scheduled", "running") and not mine:
             suspects.add("job", job.id, "it runs, and no run of it is there")
-        elif any(run.member >= job.spec.size for run in mine):
+        elif not all(job.spec.has_member(run.member) for run in mine):
             suspects.add("job", job.id, "it has a run of a member that it does not have")
         out.append((job, mine))
     return out

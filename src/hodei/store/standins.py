@@ -76,10 +76,10 @@ def job(id: JobId, row: Mapping[str, Any], body: Any, runs: Sequence[Run], why: 
 def strays(body: Any, runs: Sequence[Run]) -> list[Run]:
     """Runs of members that the job does not have, or could not have."""
     try:
-        most = rows.spec_from(body).size
+        spec = rows.spec_from(body)
     except UNREADABLE:
-        most = _MOST_MEMBERS
-    return [run for run in runs if run.member >= most]
+        return [run for run in runs if run.member >= _MOST_MEMBERS]
+    return [run for run in runs if not spec.has_member(run.member)]
 
 
 def _state(
@@ -104,7 +104,7 @@ def _spec(id: JobId, row: Mapping[str, Any], body: Any, members: int) -> tuple[J
     """What is left of a spec, whether that is all of it, and whether the requests are known."""
     try:
         spec = rows.spec_from(body)
-        return spec, True, members <= spec.size
+        return spec, True, spec.has_member(members - 1)
     except UNREADABLE:
         pass
     text = text_of(body)
@@ -126,6 +126,8 @@ def _spec(id: JobId, row: Mapping[str, Any], body: Any, members: int) -> tuple[J
     if any(task.count < 1 for task in tasks) or sum(task.count for task in tasks) < members:
         tasks, known = [TaskSpec(count=members, request=tasks[0].request)], known and len(tasks) == 1
     left |= {"tasks": tuple(tasks), "restart": "never", "retries": 0}
+    if "gang" in left:  # only the runs that it has go on: it starts on no further node
+        left["gang"] = msgspec.structs.replace(left["gang"], per_node=False)
     for name, otherwise in (("name", f"job-{id}"), ("project", "default"), ("user", "")):
         left[name] = left.get(name) or text_of(row.get(name)) or otherwise
     return JobSpec(**left), False, known

@@ -27,6 +27,7 @@ from hodei.model.effects import (
     SaveUsage,
 )
 from hodei.model.errors import Unavailable
+from hodei.model.job import GangRules
 from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
 from hodei.model.usage import UsageRow
@@ -196,6 +197,38 @@ def test_a_run_whose_name_is_damaged_hinders_nothing(path: Path, opened: SqliteS
     assert (before.id, before.state) == ("2.-1.1" if column == "member" else "2.0.-1", "running")
     assert opened.mend(NOW_MS)
     assert len(read_all(opened)["jobs"]) == 4
+
+
+def _of_every_node(path: Path) -> None:
+    store = SqliteStore(path)
+    store.open()
+    job = a_job(5, state="running", attempt=3, first_attempt=1, gang=GangRules(per_node=True))
+    runs = [a_run(5, member, member + 1, node=f"n{member}", state="running") for member in range(3)]
+    store.commit([SaveJob(job, new=True), *(SaveRun(run, new=True) for run in runs)])
+    store.close()
+
+
+def test_a_job_for_every_node_has_as_many_members_as_there_are_nodes(path: Path, opened: SqliteStore):
+    _of_every_node(path)
+    opened.open()
+    ((_, runs),) = [each for each in opened.active() if each[0].id == 5]
+    assert opened.mend(NOW_MS) == []
+    # Also when another part of its record is damaged, its runs are its own.
+    damage(path, "UPDATE job SET submitted_ms = 9000000000000000 WHERE id = 5")
+    opened.active()
+    (found,) = opened.mend(NOW_MS)
+    assert (found.kind, "cordoned" in found.outcome) == ("job", False)
+    assert [run.id for run in opened.runs(5)] == [run.id for run in runs] == ["5.0.1", "5.1.2", "5.2.3"]
+
+
+def test_what_is_left_of_a_job_for_every_node_starts_on_no_other_node(path: Path, opened: SqliteStore):
+    _of_every_node(path)
+    damage(path, """UPDATE spec SET body = replace(body, '"name":"job-5"', '"name":7') WHERE job = 5""")
+    opened.open()
+    opened.active()
+    opened.mend(NOW_MS)
+    ((job, runs),) = [each for each in opened.active() if each[0].id == 5]
+    assert (job.state, job.spec.gang.per_node, job.spec.size, len(runs)) == ("running", False, 3, 3)
 
 
 def test_a_waiting_job_is_held_if_its_description_is_whole_and_has_failed_if_not(path: Path, opened: SqliteStore):
