@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -110,6 +111,13 @@ def test_a_full_disk_holds_things_up_and_loses_nothing(small_disk: House, tmp_pa
     assert refused.status == 503
     assert refused.seconds < 30, "it is refused, not kept waiting"
     assert int(refused.headers["retry-after"]) >= 1
+    # What is no job, and could not go on record, is refused too.
+    (node,) = [node.name for node in house.client().nodes()]
+    made = tmp_path / "made"
+    command = json.dumps({"command": ["touch", str(made)]}).encode()
+    for path in (f"nodes/{node}", f"jobs/{running}"):
+        assert house.request("POST", f"/api/v1/{path}/execute", command).status == 503
+    assert not made.exists()
     assert house.request("GET", f"/api/v1/jobs/{before[2]}").json["job"]["exit_code"] == 2
     (tmp_path / "go").touch()  # the running job ends now, and can be written down nowhere
     until((tmp_path / "ended").exists, "it has ended")

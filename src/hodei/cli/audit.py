@@ -25,6 +25,7 @@ COLUMNS = (
     Column("WHAT", lambda e: e.verb),
     Column("TARGET", lambda e: e.target or "-"),
     Column("OUTCOME", lambda e: _outcome(e)),
+    Column("COMMAND", lambda e: e.detail or "-", if_any=True),
     Column("FROM", lambda e: e.remote or "-", wide=True),
     Column("REQUEST", lambda e: e.request, wide=True),
 )
@@ -54,9 +55,8 @@ def audit(
         entries = _follow(server, found[::-1], who, what, target)
         if output in ("table", "wide"):
             for entry in entries:
-                click.echo(
-                    clean(f"{entry.at}  {entry.who:<12}  {entry.verb:<20}  {entry.target:<12}  {_outcome(entry)}")
-                )
+                line = f"{entry.at}  {entry.who:<12}  {entry.verb:<20}  {entry.target:<12}  {_outcome(entry)}"
+                click.echo(clean(f"{line}  {entry.detail}" if entry.detail else line))
         else:
             emit_list(entries, "jsonl", COLUMNS, name=lambda e: str(e.seq))
 

@@ -22,6 +22,7 @@ class Caller:
     def __init__(self, entry: AuditEntry) -> None:
         self.entry = entry
         self.recorded = False
+        self._begun = False
 
     def sign(self, facts: Sequence[Fact]) -> Sequence[Fact]:
         # Jobs carry the name of their user already, and come by the hundred thousand.
@@ -38,9 +39,14 @@ class Caller:
             self.entry = structs.replace(self.entry, target=_made(facts, saves))
         return (SaveAudit(self.entry),)
 
+    def begin(self, detail: str) -> None:
+        """The row is about to be written before its act. If that then comes to nothing, a second row says so."""
+        self.entry = structs.replace(self.entry, detail=detail)
+        self._begun = True
+
     def refused(self, code: str) -> SaveAudit | None:
         """The row of a call that came to nothing; None if its act had been committed before."""
-        if self.recorded:
+        if self.recorded and not (self._begun and code):
             return None
         self.recorded = True
         self.entry = structs.replace(self.entry, code=code)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
+from hodei.model.audit import command_text
 from hodei.model.backend import Executed, NodeUsage
 from hodei.model.effects import SaveNote, Stop
 from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound
@@ -388,14 +389,17 @@ class Fleet:
         return await self._bounded(self._of(run, "the logs").log_times(run.id, stream), CALL_TIMEOUT_S)
 
     async def execute(self, run: Run, command: tuple[str, ...], timeout_ms: int) -> Executed:
-        work = self._of(run, "the place").execute(run.id, command, timeout_ms)
-        return await self._bounded(work, timeout_ms / 1000 + CALL_TIMEOUT_S)
+        backend = self._of(run, "the place")
+        await self._service.record_before(command_text(command))
+        return await self._bounded(backend.execute(run.id, command, timeout_ms), timeout_ms / 1000 + CALL_TIMEOUT_S)
 
     async def execute_on(self, node: NodeName, command: tuple[str, ...], timeout_ms: int) -> Executed:
         known = self._service.controller.world.nodes
         if node not in known:
             raise NotFound(f"there is no node {node[:80]!r}{did_you_mean(node, known)}", hint="hodei nodes")
-        work = self._known(known[node].backend).backend.execute_on(node, command, timeout_ms)
+        backend = self._known(known[node].backend).backend
+        await self._service.record_before(command_text(command))
+        work = backend.execute_on(node, command, timeout_ms)
         return await self._bounded(work, timeout_ms / 1000 + CALL_TIMEOUT_S)
 
     async def usage(self, name: str) -> dict[str, NodeUsage]:

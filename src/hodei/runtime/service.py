@@ -301,6 +301,14 @@ class Service:
         """One row of its own, durable when it returns."""
         await self.loop.committed((), [save])
 
+    async def record_before(self, detail: str = "") -> None:
+        """For acts that are not commits of the store. The caller's audit row is durable when this returns. Unavailable if
+        that cannot be: the act must not be done then."""
+        caller = CALLER.get()
+        if caller is not None:
+            caller.begin(detail)
+            await self.loop.committed(())
+
     # --------------------------------------------------------------------------------------------- jobs
 
     async def submit(self, specs: Sequence[JobSpec], *, key: str = "", fingerprint: str = "") -> Submitted:
@@ -382,12 +390,16 @@ class Service:
 
     async def cancel(self, job: JobId, reason: str = "") -> Job:
         found = await self._stored(job)
-        strays = self.fleet.stop_spared(job)
         if found.state in JOB_ENDED:
-            if strays:
+            if self.fleet.spared_of(job):
+                self.rights.check_owner(found)
+                await self.record_before()
+                self.fleet.stop_spared(job)
                 return found
             raise Conflict(f"job {job} has {found.state} already", hint="there is nothing left to cancel")
-        return await self._changed(job, JobCancelled(job, reason))
+        cancelled = await self._changed(job, JobCancelled(job, reason))
+        self.fleet.stop_spared(job)
+        return cancelled
 
     async def hold(self, job: JobId) -> Job:
         found = await self._stored(job)

@@ -10,7 +10,7 @@ from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.store import rows, standins
 from hodei.store.damage import Suspects, fetch_json
 
-COLUMNS = ("at_ms", "who", "role", "verb", "target", "code", "request", "remote")
+COLUMNS = ("at_ms", "who", "role", "verb", "target", "code", "request", "remote", "detail")
 TABLE = """CREATE TABLE audit (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         at_ms INTEGER NOT NULL,
@@ -22,6 +22,8 @@ TABLE = """CREATE TABLE audit (
         request TEXT NOT NULL,
         remote TEXT NOT NULL
     ) STRICT"""
+# Which command was run on a machine.
+DETAIL = ("ALTER TABLE audit ADD COLUMN detail TEXT NOT NULL DEFAULT ''",)
 _NAMES = ", ".join(COLUMNS)
 _VALUES = ", ".join(f"value ->> {i}" for i in range(len(COLUMNS)))
 _INSERT = f"INSERT INTO audit ({_NAMES}) SELECT {_VALUES} FROM json_each(?)"  # noqa: S608 (constants)

@@ -128,7 +128,7 @@ _VERSION_1 = (
 # Rows that could not be read, as they were, and what was done about each.
 _VERSION_2 = mending.TABLE
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, audits.DETAIL)
 VERSION = len(MIGRATIONS)
 
 

@@ -9,7 +9,7 @@ from hodei.wire.render import iso
 
 
 class AuditView(Struct, frozen=True):
-    """`outcome`: ok, or refused with a `code`."""
+    """`outcome`: ok, or refused with a `code`. `detail`: the command, if one was run on a machine."""
 
     seq: int
     at: str
@@ -21,6 +21,7 @@ class AuditView(Struct, frozen=True):
     code: str
     request: str
     remote: str
+    detail: str = ""
 
 
 class AuditList(Struct, frozen=True):
@@ -30,5 +31,5 @@ class AuditList(Struct, frozen=True):
 def audit_view(entry: AuditEntry) -> AuditView:
     return AuditView(
         entry.seq, iso(entry.at_ms), entry.who, entry.role, entry.verb, entry.target,
-        "refused" if entry.code else "ok", entry.code, entry.request, entry.remote,
+        "refused" if entry.code else "ok", entry.code, entry.request, entry.remote, entry.detail,
     )  # fmt: skip

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hodei.backends.here import OUTPUT_LIMIT, run_here
-from hodei.model.audit import AuditQuery
+from hodei.model.audit import COMMAND_LIMIT, AuditQuery, command_text
 from hodei.model.backend import Executed
+from hodei.model.errors import Unavailable
 from unit.runtime.living import until
 from unit.server.live_app import LiveApp
 
@@ -40,6 +41,79 @@ def test_only_administrators_may_and_each_try_is_in_the_audit(live: LiveApp):
     assert asked == [("n1", ("uptime",), 5000)]
     rows = [row for row in live.store.audit(AuditQuery(target="n1")) if row.verb == "nodes.execute"]
     assert {(row.who, row.code) for row in rows} == {("ana", "FORBIDDEN"), ("root", "")}
+
+
+def _rows(live: LiveApp, verb: str) -> list[tuple[str, str, str]]:
+    """Oldest first: target, code, command."""
+    rows = live.store.audit(AuditQuery(what=verb, after=0))
+    return [(row.target, row.code, row.detail) for row in rows]
+
+
+def _a_running_job(live: LiveApp) -> int:
+    id = live.submit("ana")
+    live.runs_go_on()
+    return id
+
+
+@pytest.mark.parametrize("where", ["node", "job"])
+def test_the_row_with_the_command_is_stored_before_it_is_run(live: LiveApp, where: str):
+    target = "n1" if where == "node" else str(_a_running_job(live))
+    seen = []
+
+    async def run(*_):
+        seen.extend(_rows(live, f"{where}s.execute"))
+        return Executed(0)
+
+    live.backend.execute = live.backend.execute_on = run
+    asked = {"command": ["sh", "-c", "kill -9 1", "API_TOKEN=s3cret", "--password=s3cret", "if=/dev/zero"]}
+    assert live.ask("root", "POST", f"/{where}s/{target}/execute", asked).status == 200
+    said = "sh -c 'kill -9 1' 'API_TOKEN=***' '--password=***' if=/dev/zero"
+    assert seen == [(target, "", said)]
+    assert _rows(live, f"{where}s.execute") == seen
+    assert live.ask("root", "GET", "/audit?what=execute").json["entries"][0]["detail"] == said
+
+
+@pytest.mark.parametrize("where", ["node", "job"])
+def test_nothing_is_run_if_its_row_cannot_be_stored(live: LiveApp, where: str, monkeypatch: pytest.MonkeyPatch):
+    target = "n1" if where == "node" else str(_a_running_job(live))
+    asked = []
+
+    async def run(*args):
+        asked.append(args)
+        return Executed(0)
+
+    def full(saves):
+        raise Unavailable("the disk is full")
+
+    live.backend.execute = live.backend.execute_on = run
+    with monkeypatch.context() as broken:
+        broken.setattr(live.store, "commit", full)
+        got = live.ask("root", "POST", f"/{where}s/{target}/execute", ASKED)
+    assert (got.status, asked) == (503, [])
+
+
+def test_a_command_that_the_backend_then_refuses_has_a_second_row(live: LiveApp):
+    assert live.ask("root", "POST", "/nodes/n1/execute", ASKED).status == 501
+    assert _rows(live, "nodes.execute") == [("n1", "", "uptime"), ("n1", "BACKEND_CANNOT", "uptime")]
+
+
+def test_the_command_in_a_row_is_of_bounded_length():
+    text = command_text(["x" * 10_000_000, *["y"] * 10_000])
+    assert (len(text), text[-1]) == (COMMAND_LIMIT, "…")
+
+
+def test_a_run_that_is_not_known_any_more_is_stopped_only_by_its_owner_and_after_the_row(live: LiveApp):
+    id = _a_running_job(live)
+    live.runs_go_on()
+    orders = []
+    live.service.fleet.spared[f"{id}.0.9"] = "obedient"
+    live.service.fleet.binder.act = lambda stops: orders.append((list(stops), _rows(live, "jobs.cancel")))
+    assert live.refused("bo", "POST", f"/jobs/{id}/cancel") == "NOT_OWNER"
+    assert orders == []
+    assert live.ask("ana", "POST", f"/jobs/{id}/cancel").status == 200
+    [((stop,), rows)] = orders
+    assert stop.run == f"{id}.0.9"
+    assert [code for _, code, _ in rows] == ["NOT_OWNER", ""]
 
 
 def test_a_backend_that_cannot_answers_501_with_what_to_do_instead(live: LiveApp):

@@ -283,6 +283,7 @@ def test_a_look_over_finds_what_nobody_has_read(path: Path, opened: SqliteStore)
 def test_a_file_of_an_older_version_gets_its_quarantine(path: Path):
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("DROP TABLE quarantine")
+    db.execute("ALTER TABLE audit DROP COLUMN detail")
     db.execute("PRAGMA user_version = 1")
     db.close()
     store = SqliteStore(path)
