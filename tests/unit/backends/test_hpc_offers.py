@@ -72,6 +72,14 @@ def test_a_line_of_gpu_nodes_alone_is_for_gpu_work(setting: Any, effect: Any):
     assert found["hpc-gpu"].taints == ((Taint(GPU_ONLY, effect=effect),) if effect else ())
 
 
+def test_a_line_of_gpu_nodes_stays_for_gpu_work_while_the_others_are_closed():
+    found = _nodes(_offers(structs.replace(MAIN, open=False), GPUS))
+    assert found["hpc-main"].cordoned
+    assert found["hpc-gpu"].taints == (Taint(GPU_ONLY, effect="NoSchedule"),)
+    # A line that can never be ours is no other place to wait for.
+    assert _nodes(_offers(structs.replace(MAIN, usable=False), GPUS))["hpc-gpu"].taints == ()
+
+
 def test_where_all_lines_have_gpus_none_is_kept_for_them():
     assert _nodes(_offers(GPUS))["hpc-gpu"].taints == ()
 

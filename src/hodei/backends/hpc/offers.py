@@ -122,10 +122,11 @@ class Offers:
         return out
 
     def _for_gpus(self, lines: Sequence[Line]) -> set[str]:
-        """The lines in which every node has GPUs; none if there is no other line that takes jobs."""
+        """The lines in which every node has GPUs; none if there is no other line. Another that is closed for a while counts:
+        the jobs without GPUs wait for it, and do not fill the GPU nodes meanwhile."""
         has = {node.name for node in self.cluster.nodes if node.capacity.get(GPU)}
         found = {line.name for line in lines if line.nodes and has.issuperset(line.nodes)}
-        return found if any(line.name not in found and line.open and line.usable for line in lines) else set()
+        return found if any(line.name not in found and line.usable for line in lines) else set()
 
     def _whole(self, line: Line, pool: Pool | None, for_gpus: bool) -> Node:
         """What is out of order counts for nothing."""
