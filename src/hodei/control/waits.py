@@ -1,8 +1,9 @@
 """How long a job may wait before it fails: what the job says, else its profile, else the server.
 
 `scheduling_timeout` bounds every wait, also one after a retry or after it gave up its place. `max_queue_time` bounds the
-wait for its first start only: a job that has run before is not given up for it. The defaults are written into the job when
-it is submitted, as its profile is: a later change of the configuration does not shorten what it was told. How long it has
+wait for its first start only: a job that has run before is not given up for it. Both are about room: waiting outside the
+queue, for `after` or for the `at_most` of an array, does not count. The defaults are written into the job when it is
+submitted, as its profile is: a later change of the configuration does not shorten what it was told. How long it has
 between TERM and KILL (`grace`) is given in the same way.
 """
 

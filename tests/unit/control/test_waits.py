@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from builders import a_job_spec
+import pytest
+from msgspec import structs
+
+from builders import a_job, a_job_spec
 from hodei.control.why import plan, why
+from hodei.model.array import ArrayPlace, expand
+from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
+from hodei.model.facts import JobSubmitted
 from hodei.wiring import check_scheduling
 from unit.control.configured import Configured, scheduling
 from unit.control.house import some_nodes
@@ -58,6 +64,35 @@ def test_the_time_in_the_queue_bounds_the_first_start_only() -> None:
     assert house.state(2) == "scheduled"
     house.until(600_000)
     assert (house.state(1), house.jobs[1].attempt) == ("pending", 1), "it has run before: it may wait on"
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param({"max_queue_time_ms": 60_000}, id="max_queue_time"),
+        pytest.param({"scheduling_timeout_ms": 60_000}, id="scheduling_timeout"),
+    ],
+)
+@pytest.mark.parametrize("outside", ["at_most", "after"])
+def test_waiting_outside_the_queue_is_not_counted(limit: dict[str, int], outside: str) -> None:
+    """The two keys are about room. What a job waits for by its own wish has a limit of its own (`after.timeout`)."""
+    house = Configured("", *some_nodes(1))
+    wish: dict[str, Any] = {"array": ArrayPlace(0, 0, 2, 1)} if outside == "at_most" else {}
+    first, second = expand([a_job_spec("sweep", **wish)], 1) if wish else [a_job_spec("a"), a_job_spec("b")]
+    if outside == "after":
+        second = structs.replace(second, after=Dependencies((Dependency("succeeded", job=1, name="a"),)))
+    second = structs.replace(second, **limit)
+    house.learn(*(JobSubmitted(a_job(id, spec=spec)) for id, spec in ((1, first), (2, second))))
+    house.see("1.0.1", "running")
+    house.until(600_000)
+    assert house.state(2) == "pending", "ten minutes outside the queue"
+    house.submit(3, cpu=1, priority="high")
+    house.see("1.0.1", "succeeded", 0)
+    assert house.state(3) == "scheduled", "it has the room that job 2 now waits for"
+    house.until(59_000)
+    assert house.state(2) == "pending"
+    house.until(1_000)
+    assert house.reason(2)[0] == ("QUEUE_TIME_EXCEEDED" if "max_queue_time_ms" in limit else "SCHEDULING_TIMEOUT")
 
 
 def test_a_restart_and_a_new_configuration_leave_a_job_what_it_was_given() -> None:
