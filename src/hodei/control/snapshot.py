@@ -5,8 +5,10 @@ beginning is known. It is written object by object, so a new part of the control
 made of plain values, objects and methods (a lambda cannot be written: use a method). Values of jobs' variables are left
 out, no decision depends on them.
 
-The format is pickle, but reading runs no code that the bytes choose: only classes of the rooms below (which do no input
-or output) and of the plugins in use are made, and nothing else can be named. Bytes are for the version that wrote them.
+The format is pickle, but bytes may come from others, so the reader is narrow. It knows only the operations that the writer
+uses. It makes objects of the classes of the rooms below (which do no input or output) and of the plugins in use, calls the
+few helpers of this file, and nothing else: no method, no function, no class of another module. It sets attributes only of
+objects that it made. Functions that a controller holds are listed in `_FUNCTIONS`. Bytes are for the version that wrote them.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection
+from functools import partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from msgspec import structs
 
+from hodei.control import admission, lives
 from hodei.control.admission import Gate
 from hodei.control.controller import Controller
 from hodei.engine.cycle import Engine
@@ -38,7 +42,18 @@ _PLAIN: dict[tuple[str, str], Any] = {
     (kind.__module__, kind.__qualname__): kind
     for kind in (set, frozenset, slice, range, bytearray, complex, Counter, OrderedDict, defaultdict, deque)
 } | {("builtins", kind.__name__): kind for kind in (int, float, str, bool, list, dict, tuple)}
+# Those of them that are made by a call with arguments. The others have operations of their own in the format, or are only
+# named (as the factory of a defaultdict): a call could ask for any amount of memory.
+_CALLED = frozenset((slice, range, complex, Counter, OrderedDict, defaultdict, deque))
+# The functions that are no methods and that a controller holds. The writer refuses any other.
+_FUNCTIONS: dict[tuple[str, str], FunctionType] = {
+    (held.__module__, held.__qualname__): cast("FunctionType", held)
+    for held in (lives._nothing, lives._as_it_is, admission._none_unknown)
+}
 _LEVEL = 1
+# A state is some 5 to 20 times as large as its bytes. More than this is a trick to fill the memory.
+_MOST_TIMES = 200
+_LEAST_BOUND = 64 << 20
 # Objects hold each other some hundreds deep, each level being a few calls.
 _DEPTH = 20_000
 
@@ -61,7 +76,7 @@ def dump(controller: Controller) -> bytes:
 def load(state: bytes, plugin_modules: Collection[str] = ()) -> Controller:
     """`plugin_modules`: where plugins come from that are not Hodei's own. InvalidInput if it is not of this version."""
     try:
-        controller = _Reader(io.BytesIO(zlib.decompress(state)), plugin_modules).load()
+        controller = _Reader(io.BytesIO(_unpacked(state)), plugin_modules).load()
     except InvalidInput:
         raise
     except Exception as error:  # bytes of another version fail in any way
@@ -69,6 +84,16 @@ def load(state: bytes, plugin_modules: Collection[str] = ()) -> Controller:
     if not isinstance(controller, Controller):
         raise InvalidInput("a saved state is not that of a scheduler")
     return controller
+
+
+def _unpacked(state: bytes) -> bytes:
+    bound = max(_MOST_TIMES * len(state), _LEAST_BOUND)
+    unpacker = zlib.decompressobj()
+    out = unpacker.decompress(state, bound)
+    if not unpacker.eof:
+        larger = bool(unpacker.unconsumed_tail) or len(out) >= bound
+        raise InvalidInput("a saved state is too large for its file" if larger else "a saved state is cut off")
+    return out
 
 
 def modules_of(controller: Controller) -> set[str]:
@@ -132,27 +157,118 @@ class _Writer(pickle.Pickler):
         if it is self.remake:
             return _nothing, ()  # whoever loads it knows how to make another
         if kind is FunctionType and it not in _HELPERS:
-            if "<" in it.__qualname__ or "." in it.__qualname__:
-                raise pickle.PicklingError(f"{it.__module__}.{it.__qualname__} is no method, it cannot be written")
+            if (it.__module__, it.__qualname__) not in _FUNCTIONS:
+                raise pickle.PicklingError(
+                    f"{it.__module__}.{it.__qualname__} is neither a method nor listed, it cannot be written"
+                )
             return _function, (it.__module__, it.__qualname__)
         return NotImplemented
 
 
-class _Reader(pickle.Unpickler):
+# The operations that the writer uses, without those that name things in other ways or reach outside.
+_OPERATIONS = (
+    pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK, pickle.NONE, pickle.NEWTRUE,
+    pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4, pickle.BINFLOAT,
+    pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8, pickle.BINUNICODE, pickle.SHORT_BINUNICODE,
+    pickle.BINUNICODE8, pickle.BYTEARRAY8, pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3,
+    pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS,
+    pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET,
+    pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.NEWOBJ, pickle.NEWOBJ_EX,
+)  # fmt: skip
+
+
+class _Reader(pickle._Unpickler):
+    """The one written in Python, not the fast one: only here can be said what may be called."""
+
+    dispatch: ClassVar[dict[int, Any]] = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPERATIONS}
+    stack: list[Any]
+    metastack: list[list[Any]]
+
     def __init__(self, file: io.BytesIO, plugin_modules: Collection[str]) -> None:
         super().__init__(file)
         self._modules = frozenset(plugin_modules)
+        # What may be made: classes that were named and found to be parts of a scheduler.
+        self._classes: set[Any] = set()
 
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__ and name in _BY_NAME:
             return _BY_NAME[name]
         if (module, name) in _PLAIN:
             return _PLAIN[module, name]
-        if module.startswith(_ROOMS) or module in self._modules:
+        if module != __name__ and (module.startswith(_ROOMS) or module in self._modules):
             found = vars(_module(module)).get(name)  # no dots: nothing is reached through something else
             if isinstance(found, type) and found.__module__ == module:
+                self._classes.add(found)
                 return found
         raise InvalidInput(f"a saved state names {module}.{name}, which is no part of a scheduler")
+
+    def _reduce(self) -> None:
+        args = self.stack.pop()
+        made = self.stack[-1]
+        if type(made) is FunctionType:
+            allowed = made in _HELPERS
+        else:
+            allowed = isinstance(made, type) and (made in self._classes or made in _CALLED)
+        if not allowed or type(args) is not tuple:
+            raise InvalidInput(f"a saved state calls {_shown(made)}")
+        self.stack[-1] = made(*args)
+
+    def _new(self) -> None:
+        args = self.stack.pop()
+        self._make(args, {})
+
+    def _new_with_names(self) -> None:
+        named = self.stack.pop()
+        args = self.stack.pop()
+        self._make(args, named)
+
+    def _make(self, args: Any, named: Any) -> None:
+        kind = self.stack.pop()
+        if not isinstance(kind, type) or kind not in self._classes:
+            raise InvalidInput(f"a saved state makes {_shown(kind)}")
+        self.stack.append(kind.__new__(kind, *args, **named))
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        it = self.stack[-1]
+        if type(it) not in self._classes:
+            raise InvalidInput(f"a saved state sets attributes of {_shown(it)}")
+        plain, slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+        for names, put in ((plain, it.__dict__.__setitem__ if plain else None), (slots, partial(setattr, it))):
+            if names is None or put is None:
+                continue
+            for name, value in names.items():
+                if type(name) is not str or name.startswith("__"):
+                    raise InvalidInput(f"a saved state sets the attribute {name!r} of {_shown(it)}")
+                put(sys.intern(name), value)
+
+    def _put(self, kinds: tuple[type, ...], place: int | None, act: Callable[[Any], None]) -> None:
+        """An operation that fills what is on the stack, or what was there before the mark."""
+        it = self.stack[place] if place is not None else self.metastack[-1][-1]
+        if not isinstance(it, kinds):
+            raise InvalidInput(f"a saved state fills {_shown(it)}")
+        act(self)
+
+    dispatch[pickle.REDUCE[0]] = _reduce
+    dispatch[pickle.NEWOBJ[0]] = _new
+    dispatch[pickle.NEWOBJ_EX[0]] = _new_with_names
+    dispatch[pickle.BUILD[0]] = _build
+
+
+def _checked(code: bytes, kinds: tuple[type, ...], place: int | None) -> None:
+    act = _Reader.dispatch[code[0]]
+    _Reader.dispatch[code[0]] = lambda reader: reader._put(kinds, place, act)
+
+
+_checked(pickle.APPEND, (list, deque), -2)
+_checked(pickle.APPENDS, (list, deque), None)
+_checked(pickle.SETITEM, (dict,), -3)
+_checked(pickle.SETITEMS, (dict,), None)
+_checked(pickle.ADDITEMS, (set,), None)
+
+
+def _shown(it: Any) -> str:
+    return f"{it.__module__}.{it.__qualname__}" if isinstance(it, type | FunctionType) else f"a {type(it).__name__}"
 
 
 def _module(name: str) -> Any:
@@ -165,7 +281,7 @@ def _array(kind: str, shape: tuple[int, ...], data: bytes) -> Any:
 
 
 def _method(owner: Any, name: str) -> MethodType:
-    for base in type(owner).__mro__:
+    for base in () if name.startswith("__") else type(owner).__mro__:
         if isinstance(found := vars(base).get(name), FunctionType):
             return MethodType(found, owner)
     raise InvalidInput(f"a saved state names a method {name} that {type(owner).__name__} has not")
@@ -176,10 +292,9 @@ def _count(start: int) -> itertools.count[int]:
 
 
 def _function(module: str, name: str) -> FunctionType:
-    found = vars(_module(module)).get(name) if module.startswith(_ROOMS) else None
-    if not isinstance(found, FunctionType) or found.__module__ != module:
+    if (module, name) not in _FUNCTIONS:
         raise InvalidInput(f"a saved state names {module}.{name}, which is no part of a scheduler")
-    return found
+    return _FUNCTIONS[module, name]
 
 
 def _nothing() -> None:

@@ -1,6 +1,7 @@
 """`hodei replay [LOG]`: decide everything in a decision log again, and say whether every plan is the same.
 
 LOG: one file of a log. Without it: all that is kept of the log of the server in HODEI_HOME (or ~/.hodei).
+A log of another place may name only built-in plugins and those of the configuration in that home: see --trust-plugins.
 Exit code 0: identical. 1: the first difference is shown. 2: not a log that can be read.
 """
 
@@ -10,7 +11,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,9 +22,12 @@ from hodei.control.snapshot import load, modules_of
 from hodei.engine.plan import Plan
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import HodeiError, InvalidInput
-from hodei.model.facts import AnyFact
+from hodei.model.facts import AnyFact, Reconfigured
+from hodei.plugins.registry import BUILT_IN
+from hodei.plugins.trial import in_use
 from hodei.runtime.decision_log import CONTINUED, FORMAT, closed_segments, state_path
-from hodei.wiring import make_controller
+from hodei.server.home import CONFIG_FILES
+from hodei.wiring import load_config, make_controller
 
 _NAME = "decisions.jsonl"
 
@@ -114,9 +118,11 @@ def with_its_beginning(path: Path) -> list[Part]:
     return chain
 
 
-def beginning(part: Part) -> Controller:
-    """A scheduler that stands where that of the log stood before the first line of this file."""
-    controller = make_controller(part.header.config, part.header.last_event)
+def beginning(part: Part, trusted: Collection[str] | None = ()) -> Controller:
+    """A scheduler that stands where that of the log stood before the first line of this file. `trusted`: the plugins
+    that the log may name besides the built-in ones; None for any."""
+    refuse_strange_plugins(part.header.config, trusted, str(part.path))
+    controller = make_controller(part.header.config, part.header.last_event, trusted=trusted)
     if not part.header.continues:
         return controller
     try:
@@ -124,16 +130,40 @@ def beginning(part: Part) -> Controller:
     except OSError as error:
         raise InvalidInput(f"cannot read {part.state}: {error.strerror}") from error
     restored = load(state, modules_of(controller))
-    restored.remake = make_controller
+    restored.remake = controller.remake
     return restored
+
+
+def refuse_strange_plugins(config: SchedulingConfig, trusted: Collection[str] | None, where: str) -> None:
+    """InvalidInput if it names a plugin that is neither built in nor trusted: to load one is to run its code."""
+    strange = set() if trusted is None else in_use(config) - BUILT_IN - set(trusted)
+    if strange:
+        names = ", ".join(repr(name[:80]) for name in sorted(strange)[:5])
+        raise InvalidInput(
+            f"{where} names {names}, which is neither built in nor in use here",
+            hint="only if you trust the authors of the log and of that code: --trust-plugins",
+        )
+
+
+def trusted_in(home: Path, log: Path | None) -> frozenset[str] | None:
+    """The plugins that a log may name: any in a log that lies in the home (its server wrote it), else those of the
+    configuration there."""
+    if log is None or log.resolve().parent == home.resolve():
+        return None
+    names = frozenset[str]()
+    for path in (home / name for name in CONFIG_FILES):
+        if path.exists():
+            names |= in_use(load_config(path).scheduling)
+    return names
 
 
 def replay(path: Path) -> Result:
     return replay_parts(with_its_beginning(path))
 
 
-def replay_parts(parts: list[Part]) -> Result:
-    """Each file goes on from the one before it if it can, else from the state that was written down."""
+def replay_parts(parts: list[Part], trusted: Collection[str] | None = ()) -> Result:
+    """Each file goes on from the one before it if it can, else from the state that was written down. `trusted`: as for
+    `beginning`."""
     result, controller, before = Result(), None, None
     for part in parts:
         header = part.header
@@ -143,16 +173,16 @@ def replay_parts(parts: list[Part]) -> Result:
                 result.left_out.append(part.path)
                 controller = None
                 continue
-            controller = beginning(part)
+            controller = beginning(part, trusted)
         before = header.segment
         result.files += 1
-        _decide(part, controller, result)
+        _decide(part, controller, result, trusted)
         if result.difference is not None:
             break
     return result
 
 
-def _decide(part: Part, controller: Controller, result: Result) -> None:
+def _decide(part: Part, controller: Controller, result: Result, trusted: Collection[str] | None) -> None:
     decoder, lines = msgspec.json.Decoder(Line), _lines(part.path)
     next(lines)
     for number, raw in lines:
@@ -160,6 +190,9 @@ def _decide(part: Part, controller: Controller, result: Result) -> None:
             line = decoder.decode(raw)
         except msgspec.DecodeError as error:
             raise InvalidInput(f"{part.path}, line {number}: {error}") from error
+        for fact in line.facts:
+            if isinstance(fact, Reconfigured):
+                refuse_strange_plugins(fact.scheduling, trusted, f"{part.path}, line {number}")
         plan = controller.step(line.now, line.facts).plan
         result.steps += 1
         result.facts += len(line.facts)
@@ -217,6 +250,11 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument("--home", type=Path, help="of which server, without LOG")
     parser.add_argument("--all", action="store_true", help="with LOG: all files of that log, the oldest first")
     parser.add_argument("--list", action="store_true", help="only list the files that are kept")
+    parser.add_argument(
+        "--trust-plugins",
+        action="store_true",
+        help="load whatever plugins the log names: their code runs as you",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     given = parser.parse_args(args)
     home = given.home or Path(os.environ.get("HODEI_HOME") or "~/.hodei").expanduser()
@@ -226,7 +264,8 @@ def main(args: list[str] | None = None) -> int:
         if given.list:
             print("\n".join(_listed(parts)))
             return 0
-        result = replay_parts(parts)
+        trusted = None if given.trust_plugins else trusted_in(home, given.log)
+        result = replay_parts(parts, trusted)
     except HodeiError as error:
         print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return 2
