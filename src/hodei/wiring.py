@@ -48,6 +48,7 @@ from hodei.wire.views import Check
 MAX_COST = 1_000_000
 _LEAST_DECISION_LOG = 1 << 20
 YAML = (".yaml", ".yml")
+_LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.jsonl")
 _HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)")
 
@@ -274,6 +275,7 @@ def make_service(
             f"server.decision_log_size: {config.server.decision_log_size} is less than 1Mi",
             hint='for no log at all: decision_log = ""',
         )
+    log_path = decision_log_path(home, config.server.decision_log)
     clock = SystemClock(follows=True)
     store = SqliteStore(home / "hodei.db")
     opened = store.open()
@@ -304,13 +306,12 @@ def make_service(
         elif name != "local" or instant:
             backends[name] = make_backend(name, table, house)
     decision_log = None
-    if config.server.decision_log:
-        path = home / config.server.decision_log
+    if log_path is not None:
         try:
-            decision_log = DecisionLog(path, config.scheduling, opened.last_event, most_bytes=most_bytes)
+            decision_log = DecisionLog(log_path, config.scheduling, opened.last_event, most_bytes=most_bytes)
         except OSError as error:
             hint = 'name another file, or none: decision_log = ""'
-            raise InvalidInput(f"the decision log {path} cannot be written: {error.strerror}", hint=hint) from error
+            raise InvalidInput(f"the decision log {log_path} cannot be written: {error.strerror}", hint=hint) from error
     service = Service(
         store,
         opened,
@@ -333,6 +334,24 @@ def make_service(
     )
     service.configuring = Configuring(service, history, file, check_scheduling, make_controller, reread)
     return service
+
+
+def decision_log_path(home: Path, name: str) -> Path | None:
+    """Where the log goes, None for nowhere. What is there is renamed when a server starts, so it may only ever be a log:
+    the store, the tokens and all else in a home have other names."""
+    if not name:
+        return None
+    if not _LOG_NAME.fullmatch(name):
+        raise InvalidInput(
+            f"server.decision_log: {name[:100]!r} is not the name of a log",
+            hint='a plain file name that ends in .jsonl, such as "decisions.jsonl"; it lies in the home. "" for none',
+        )
+    path = home / name
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise InvalidInput(
+            f"server.decision_log: {path} is not a plain file", hint="move it away, or choose another name"
+        )
+    return path
 
 
 def health_policy(config: HealthConfig) -> HealthPolicy:

@@ -10,14 +10,14 @@ import pytest
 from builders import a_job_spec, a_run, a_task
 from hodei.backends.local import LocalBackend
 from hodei.backends.local_order import start_order
-from hodei.model.config import NodeConfig
+from hodei.model.config import Config, NodeConfig, ServerConfig
 from hodei.model.config import SocketConfig as S
 from hodei.model.effects import Start
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Socket
 from hodei.wire.render import node_view
 from hodei.wire.views import SocketView
-from hodei.wiring import instant_node, load_config, node_offer
+from hodei.wiring import decision_log_path, instant_node, load_config, make_service, node_offer
 
 TOML = """
 [[nodes]]
@@ -144,3 +144,48 @@ def test_a_run_is_told_the_class_of_its_own_task():
         for i, task in enumerate(spec.tasks)
     ]
     assert told == ["guaranteed", "best-effort"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".", "..", "hodei.db", "tokens", "token", "config.toml", "agent/x.jsonl", "/tmp/x.jsonl", "../x.jsonl", ".jsonl",
+     "x.jsonl/", "x.jsonl\n", "a b.jsonl", "decisions.jsonl.1", "lock"],
+)  # fmt: skip
+def test_the_decision_log_can_not_take_the_place_of_other_files(tmp_path: Path, name: str):
+    (tmp_path / "agent").mkdir()
+    for taken in ("hodei.db", "tokens", "token", "config.toml", "lock"):
+        (tmp_path / taken).write_text("kept")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(InvalidInput, match=r"server\.decision_log: .* is not the name of a log"):
+        make_service(tmp_path, Config(server=ServerConfig(decision_log=name)), instant=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_the_decision_log_is_a_plain_file(tmp_path: Path):
+    assert decision_log_path(tmp_path, "") is None
+    assert decision_log_path(tmp_path, "my-log.2.jsonl") == tmp_path / "my-log.2.jsonl"
+    (tmp_path / "dir.jsonl").mkdir()
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "tokens")
+    for name in ("dir.jsonl", "link.jsonl"):
+        with pytest.raises(InvalidInput, match="is not a plain file"):
+            decision_log_path(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("hodei.yaml", "scheduler:\n  scoring_weights:\n    load_balancing: .inf\n", "line 3: scheduler.scoring_weights.load_balancing"),
+        ("hodei.yaml", "scheduler:\n  scoring_weights:\n    load_balancing: .nan\n", "line 3: scheduler.scoring_weights.load_balancing"),
+        ("hodei.yaml", "nodes:\n- name: a\n  cost: -.inf\n", "line 3: nodes[0].cost"),
+        ("config.toml", "[scheduling.retry]\njitter = nan\n", "line 2: scheduling.retry.jitter"),
+        ("config.toml", "[[nodes]]\nname = 'a'\novercommit = {cpu = inf}\n", "line 3: nodes[0].overcommit.cpu"),
+        ("config.toml", "[scheduling.profiles.default.options.x]\nfactor = inf\n", "line 2: scheduling.profiles.default.options.x.factor"),
+        ("config.toml", "[backends.big]\nkind = 'docker'\nfactor = nan\n", "line 3: backends.big.factor"),
+    ],
+)  # fmt: skip
+def test_a_number_without_end_is_refused_with_its_line(tmp_path: Path, name: str, text: str, place: str):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        load_config(tmp_path / name)
+    assert [at for at, _ in caught.value.problems] == [place]
+    assert "is not a number that can be used here" in caught.value.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -71,15 +72,34 @@ def parse_config(
     lines = {path if whole else f"scheduling.{path}": line for path, line in (lines or {}).items()}
     problems: Problems = []
     origins: dict[str, str] = {}
+    _find_endless(given, "", problems)
+    if problems:  # no arithmetic with them, and the paths are as they were written
+        raise _refused(problems, origins, lines)
     if uses_source_names(given):
         given, problems, origins = translated(given)
     made = convert(given, Config, "", problems)
     if problems:
-        error = refuse([_placed(path, text, origins, lines) for path, text in problems], "the configuration")
-        error.hint = DOCS
-        raise error
+        raise _refused(problems, origins, lines)
     assert isinstance(made, Config)
     return made, whole
+
+
+def _refused(problems: Problems, origins: Mapping[str, str], lines: Mapping[str, int]) -> InvalidInput:
+    error = refuse([_placed(path, text, origins, lines) for path, text in problems], "the configuration")
+    error.hint = DOCS
+    return error
+
+
+def _find_endless(value: Any, at: str, problems: Problems, depth: int = 0) -> None:
+    """Numbers that are none: no setting means anything by them."""
+    if isinstance(value, float) and not isfinite(value):
+        problems.append((at, f"{value} is not a number that can be used here"))
+    elif isinstance(value, dict) and depth < MAX_DEPTH:
+        for key, inner in value.items():
+            _find_endless(inner, f"{at}.{key}" if at else str(key), problems, depth + 1)
+    elif isinstance(value, list) and depth < MAX_DEPTH:
+        for number, inner in enumerate(value):
+            _find_endless(inner, f"{at}[{number}]", problems, depth + 1)
 
 
 def _placed(path: str, text: str, origins: Mapping[str, str], lines: Mapping[str, int]) -> tuple[str, str]:
