@@ -329,11 +329,14 @@ class Service:
         if CALLER.get() is None:
             await asyncio.wait({once})
             return
-        while not once.done():
+        while True:
             either: set[asyncio.Future[Any]] = {once, self.loop.held_up()}
+            # Also if it is done: its key is set free in the next turn of the event loop, which must have one.
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if once.done():
+                return
             # The trouble may be over before this is heard of it: then its turn has come, and it is waited for again.
-            if not once.done() and self.loop.trouble is not None:
+            if self.loop.trouble is not None:
                 raise held(self.loop.trouble)
 
     def _submitted_once(self, key: str, once: asyncio.Task[Submitted]) -> None:

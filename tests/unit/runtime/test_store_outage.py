@@ -92,6 +92,24 @@ def test_trouble_that_is_over_before_a_client_hears_of_it_is_no_answer():
     asyncio.run(main())
 
 
+def test_a_client_that_comes_just_when_its_request_is_done_does_not_stop_the_server():
+    async def main():
+        async with alive(a_service(TalkingStore(), ObedientBackend())) as service:
+            done = asyncio.create_task(asyncio.sleep(0))
+            await done
+            service._keys["k"] = done
+            asyncio.get_running_loop().call_soon(service._submitted_once, "k", done)
+            # Without this the test would never end: the event loop would have no other turn.
+            rescue = threading.Timer(5, service._keys.clear)
+            rescue.start()
+            submitted = await _submit(service, "k")
+            assert rescue.is_alive()
+            rescue.cancel()
+            assert submitted.ids == (1,)
+
+    asyncio.run(main())
+
+
 def test_a_server_with_nothing_to_write_notices_by_trying_and_recovers_without_being_asked():
     async def main():
         store = FullStore()
