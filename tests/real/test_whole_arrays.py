@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from hodei.client import WaitTimedOut
+from hodei.model.errors import InvalidInput
 from real.house import BIN, House, until
 
 pytestmark = pytest.mark.real
@@ -72,6 +73,40 @@ def test_what_the_client_submits_as_an_array_it_waits_for_and_cancels_as_one(hou
     assert "array" in house.ok("cancel", "other").out
     assert house.hodei("wait", "other").code == 10
     assert house.ok("jobs", "-a", "--name", "other", "-o", "json").json[0]["array"]["states"] == {"cancelled": 3}
+
+
+def test_every_call_of_the_client_takes_a_word_a_handle_or_a_view(house: House) -> None:
+    house.configure(NODE).up()
+    go = house.home.parent / "go"
+    small = {"cpu": "10m", "memory": "1Mi"}
+    with house.client() as client:
+        handle = client.submit(name="arr", array=3, command=f"until [ -e {go} ]; do sleep 0.05; done; exit 1", **small)
+        for whole in ("arr", "arr[]", handle, handle.id, client.job("arr"), client.array("arr"), 1, "arr[1]"):
+            assert [view.array.index for view in client.elements(whole)] == [2, 1, 0], whole
+        until(lambda: client.job("arr").job.array.states == {"running": 3}, "all run")
+        for one in ("arr[1]", next(client.elements("arr", "running")), 2):
+            assert client.graph(one).job in (2, 3)
+            assert client.execute(one, ["echo", "hi"]).exit_code == 0
+            assert client.log_times(one).marks is not None
+            assert client.log_reader(one, follow=False).read() == b""
+        for call in (client.suspend, client.resume, client.priority, client.graph, client.checkpoint, client.migrate):
+            for whole in ("arr", handle, client.array("arr")):
+                with pytest.raises(InvalidInput, match="this call takes one") as caught:
+                    call(whole)
+                assert "[0]" in caught.value.hint
+        client.suspend("arr[1]")
+        assert client.job("arr[1]").job.suspend_requested
+        client.resume("arr[1]")
+        assert not client.job("arr[1]").job.suspend_requested
+        go.touch()
+        assert client.wait([handle, "arr[2]", client.job(1)], 60)[0].state == "failed"
+        go.unlink()
+        for again in ({"arrays": ["arr"]}, {"arrays": handle}, {"jobs": "arr"}, {"jobs": [client.job("arr")]}):
+            client.requeue_all(**again, failed=True)
+            assert client.job("arr").job.array.states.get("failed", 0) == 0, again
+            go.touch()
+            assert client.wait("arr", 60)[0].array.states == {"failed": 3}
+            go.unlink()
 
 
 def test_requeue_failed_runs_only_those_and_what_waited_for_them(house: House) -> None:

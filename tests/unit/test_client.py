@@ -240,6 +240,31 @@ def test_many_jobs_go_in_chunks_each_with_a_key_of_its_own_and_survive_a_restart
     assert list(made) == ["batch-7.0", "batch-7.1", "batch-7.2"]
 
 
+@pytest.mark.parametrize("wrong", [None, 1.5, b"x", "", 0, -1, True, object(), {"a": 1}])
+def test_what_can_mean_no_job_is_refused_by_every_call_before_anything_is_sent(
+    stub: Stub, client: Client, wrong: object
+):
+    calls = [
+        client.wait, client.job, client.cancel, client.hold, client.release, client.requeue, client.suspend, client.resume,
+        client.checkpoint, client.migrate, client.why, client.priority, client.graph, client.log_times, client.log_reader,
+        client.log_lines, client.array, client.cancel_array, client.hold_array, client.release_array, client.wait_array,
+        client.elements, client.find, client.requeue_all, lambda one: client.requeue_all(arrays=one),
+        lambda one: client.requeue_all([one]), lambda one: client.wait([one]), lambda one: client.execute(one, ["true"]),
+        lambda one: list(client.logs(one)),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(InvalidInput, match="means no job"):
+            call(wrong)
+    assert not stub.requests
+
+
+def test_a_command_without_its_key_is_refused_with_the_way_to_write_it(stub: Stub, client: Client):
+    with pytest.raises(InvalidInput, match="not a list") as caught:
+        client.submit(["echo", "hi"])
+    assert "submit(command=" in caught.value.hint
+    assert not stub.requests
+
+
 def test_a_document_and_fields_together_are_refused(client: Client):
     with pytest.raises(InvalidInput):
         client.submit({"command": ["true"]}, cpu=2)

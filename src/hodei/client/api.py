@@ -16,7 +16,7 @@ import msgspec
 from hodei.client.address import find_server
 from hodei.client.backend_calls import BackendCalls
 from hodei.client.errors import ServerUnreachable, WaitTimedOut
-from hodei.client.finding import ArrayId, Found, find
+from hodei.client.finding import ArrayId, Found, Reference, find, plain, several, written
 from hodei.client.handle import JobHandle
 from hodei.client.logs import LogReader, Pause
 from hodei.client.many_logs import Line, Wish, lines_of
@@ -60,9 +60,9 @@ CHUNK_OF_JOBS = 500
 MOST_TOGETHER = 10_000
 _JSON = {"Content-Type": "application/json"}
 _LONGEST_POLL_S = 20
+# The keys of `after` that name no jobs.
+_NO_JOBS = ("exists", "need", "timeout")
 T = TypeVar("T")
-# A number is one job; what `submit` gave for an array is the array; a word is what the command line takes it for.
-Reference = int | str
 
 
 class Client(BackendCalls):
@@ -170,10 +170,12 @@ class Client(BackendCalls):
                 return
 
     def find(self, reference: Reference) -> Found:
-        """What is meant: a number is one job, a word what the command line takes it for (`sweep`, `last`, `17[3]`)."""
-        if isinstance(reference, ArrayId):
-            return Found(self.array(reference))
-        return Found(None, (int(reference),)) if isinstance(reference, int) else find(self, reference)
+        """What is meant: a number is one job, a word what the command line takes it for (`sweep`, `last`, `17[3]`), a handle
+        or a view its job or array. InvalidInput for anything else."""
+        meant = plain(reference)
+        if isinstance(meant, ArrayId):
+            return Found(self.array(int(meant)))
+        return Found(None, (meant,)) if isinstance(meant, int) else find(self, meant)
 
     def job(self, id: Reference, *, secrets: bool = False) -> JobDetail:
         """`secrets`: with the values of variables that look secret, for the owner of the job. Of an array: the array as one
@@ -205,19 +207,19 @@ class Client(BackendCalls):
         # Sent twice it could start the job twice, so an answer that was lost is reported, not asked for again.
         return self._post(f"/jobs/{one}/requeue", JobView, again=False)
 
-    def suspend(self, id: int) -> JobView:
-        return self._post(f"/jobs/{int(id)}/suspend", JobView)
+    def suspend(self, id: Reference) -> JobView:
+        return self._post(f"/jobs/{self._one(id)}/suspend", JobView)
 
-    def resume(self, id: int) -> JobView:
-        return self._post(f"/jobs/{int(id)}/resume", JobView)
+    def resume(self, id: Reference) -> JobView:
+        return self._post(f"/jobs/{self._one(id)}/resume", JobView)
 
-    def checkpoint(self, id: int) -> JobView:
+    def checkpoint(self, id: Reference) -> JobView:
         """Have its runs save their work now, and go on."""
-        return self._post(f"/jobs/{int(id)}/checkpoint", JobView)
+        return self._post(f"/jobs/{self._one(id)}/checkpoint", JobView)
 
-    def migrate(self, id: int, to: str = "", force: bool = False) -> JobView:
+    def migrate(self, id: Reference, to: str = "", force: bool = False) -> JobView:
         # Sent twice it could move the job twice.
-        return self._post(f"/jobs/{int(id)}/migrate", JobView, MigrateRequest(to, force), again=False)
+        return self._post(f"/jobs/{self._one(id)}/migrate", JobView, MigrateRequest(to, force), again=False)
 
     def why(self, id: Reference, node: str = "") -> Explanation:
         """`node`: only what that one node says of the job. Of an array: why its first element that waits does so, if none
@@ -227,13 +229,13 @@ class Client(BackendCalls):
             one = self.telling_element(array)
         return self._get(f"/jobs/{one}/why", Explanation, {"node": node} if node else None)
 
-    def priority(self, id: int) -> Standing:
+    def priority(self, id: Reference) -> Standing:
         """What a waiting job's place in line comes from."""
-        return self._get(f"/jobs/{int(id)}/priority", Standing)
+        return self._get(f"/jobs/{self._one(id)}/priority", Standing)
 
-    def graph(self, id: int) -> JobGraph:
+    def graph(self, id: Reference) -> JobGraph:
         """What a job waits for and who waits for it."""
-        return self._get(f"/jobs/{int(id)}/graph", JobGraph)
+        return self._get(f"/jobs/{self._one(id)}/graph", JobGraph)
 
     def shares(self, account: str = "") -> ShareReport:
         """Every account with every term of its fair share; or only those of one name, with those above and below."""
@@ -245,7 +247,7 @@ class Client(BackendCalls):
 
     def plan(self, documents: Iterable[Mapping[str, Any]]) -> list[Explanation]:
         """What would happen to these jobs now, in order; nothing is changed."""
-        return self._post("/plan", PlanReply, {"jobs": list(documents)}).plans
+        return self._post("/plan", PlanReply, {"jobs": [_sendable(one) for one in documents]}).plans
 
     def what_if(self, request: WhatIfRequest) -> WhatIf:
         """Who would start when if something were different; nothing is changed."""
@@ -263,7 +265,7 @@ class Client(BackendCalls):
         An array is one row, which has `succeeded` only if every element has.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        wanted = [self._meant(id) for id in ([ids] if isinstance(ids, int | str) else ids)]
+        wanted = [self._meant(id) for id in several(ids)]
         views: list[JobView] = []
         for array, id in wanted:
             view = self._wait_one(id, deadline) if array is None else self._wait_whole(array.id, deadline)
@@ -310,10 +312,10 @@ class Client(BackendCalls):
             if not reader.at_end:
                 time.sleep(pause.after(bool(data)))
 
-    def log_times(self, id: int, *, stream: str = "stdout", member: int = 0, attempt: int = 0) -> LogTimes:
+    def log_times(self, id: Reference, *, stream: str = "stdout", member: int = 0, attempt: int = 0) -> LogTimes:
         """When a run wrote what, as far as its backend tells."""
         query = {"stream": stream, "member": str(member), "attempt": str(attempt)}
-        return self._patiently(partial(self._get, f"/jobs/{int(id)}/logs/times", LogTimes, query))
+        return self._patiently(partial(self._get, f"/jobs/{self._one(id)}/logs/times", LogTimes, query))
 
     def log_lines(self, id: Reference, wish: Wish = Wish()) -> Iterator[Line]:  # noqa: B008 - it is frozen
         """What the elements of an array or the members of a gang write, line by line, with who wrote it and when."""
@@ -321,10 +323,10 @@ class Client(BackendCalls):
         return lines_of(self, array if array is not None else self.job(one).job, wish)
 
     def log_reader(
-        self, id: int, *, stream: str = "stdout", member: int = 0, attempt: int = 0, follow: bool = True
+        self, id: Reference, *, stream: str = "stdout", member: int = 0, attempt: int = 0, follow: bool = True
     ) -> LogReader:
         """The means to follow several streams side by side, at the caller's own pace."""
-        path = f"{API}/jobs/{int(id)}/logs"
+        path = f"{API}/jobs/{self._one(id)}/logs"
         return LogReader(
             lambda query: self._patiently(lambda: self._transport.request("GET", path, query=query)),
             stream=stream, member=member, attempt=attempt, follow=follow,
@@ -368,8 +370,9 @@ class Client(BackendCalls):
 
     # ----------------------------------------------------------------------------------------- server
 
-    def events(self, after: int = 0, follow: bool = False, *, job: int = 0) -> Iterator[Event]:
+    def events(self, after: int = 0, follow: bool = False, *, job: Reference = 0) -> Iterator[Event]:
         """Events with a number above `after`, oldest first; with `follow` it never ends and misses none."""
+        job = self._one(job) if job else 0
         while True:
             page = self._patiently(partial(self.event_page, after, job=job))
             yield from page.events
@@ -465,7 +468,7 @@ class Client(BackendCalls):
     # ---------------------------------------------------------------------------------------- plumbing
 
     def _submit(self, documents: list[Mapping[str, Any]], key: str) -> list[int]:
-        body, headers = _encode({"jobs": documents}), _JSON | {"Idempotency-Key": key}
+        body, headers = _encode({"jobs": [_sendable(one) for one in documents]}), _JSON | {"Idempotency-Key": key}
         reply = self._transport.request("POST", f"{API}/jobs", body=body, headers=headers)
         made = _decode(reply.body, SubmitReply)
         counts = made.counts or [1] * len(made.ids)
@@ -473,14 +476,23 @@ class Client(BackendCalls):
 
     def _meant(self, reference: Reference) -> tuple[JobView | None, int]:
         """The array and the number of its first job, or None and the number of the one job."""
-        if isinstance(reference, int) and not isinstance(reference, ArrayId):
-            return None, int(reference)
         array, ids = self.find(reference)
         if array is not None:
             return array, array.id
         if len(ids) != 1:
             raise InvalidInput(f"{reference!r} names {len(ids)} jobs, this call takes one")
         return None, ids[0]
+
+    def _one(self, reference: Reference) -> int:
+        """The number of the one job, for calls that cannot take a whole array."""
+        meant = plain(reference)
+        if isinstance(meant, ArrayId):
+            raise InvalidInput(f"{meant}[] is an array, this call takes one job", hint=f"name an element: '{meant}[0]'")
+        array, one = self._meant(meant)
+        if array is not None and array.array is not None:
+            what = f"{meant!r} is an array of {array.array.count} jobs, this call takes one"
+            raise InvalidInput(what, hint=f"name an element: '{array.id}[{array.array.start}]'")
+        return one
 
     def _wait_whole(self, id: int, deadline: float | None) -> JobView:
         return self.wait_array(id, None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -532,6 +544,9 @@ def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]
         raise InvalidInput("give a job document or fields, not both")
     if isinstance(job, Mapping):
         return job
+    if not isinstance(job, str | Path):
+        text = f"a job is a document, the path of a job file, or fields, not a {type(job).__name__}"
+        raise InvalidInput(text, hint='for a command: submit(command=["echo", "hi"])')
     from hodei.wire.yamlfile import load_yaml
 
     try:
@@ -551,8 +566,35 @@ def _name_of(document: Mapping[str, Any]) -> str:
 
 
 def _waits(document: Mapping[str, Any]) -> bool:
-    spec = document.get("spec")
+    spec = document.get("spec") if isinstance(document, Mapping) else None
     return "after" in document or (isinstance(spec, Mapping) and "after" in spec)
+
+
+def _sendable(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With handles and views in `after` as the server reads them. What is no document is left for the server to refuse."""
+    if not isinstance(document, Mapping) or not _waits(document):
+        return document
+    if "after" in document:
+        return {**document, "after": _after(document["after"])}
+    return {**document, "spec": {**document["spec"], "after": _after(document["spec"]["after"])}}
+
+
+def _after(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return {on: value if on in _NO_JOBS else _after(value) for on, value in given.items()}
+    if isinstance(given, list | tuple | set | frozenset):
+        return [_after_one(one) for one in given]
+    return _after_one(given)
+
+
+def _after_one(given: Any) -> Any:
+    # Numbers and words are for the server to judge, which names the place.
+    if given is None or (isinstance(given, int | str) and not isinstance(given, ArrayId)):
+        return given
+    try:
+        return written(given)
+    except InvalidInput as error:
+        raise InvalidInput(f"after: {error.message}", hint=error.hint) from None
 
 
 def _encode(body: object) -> bytes:

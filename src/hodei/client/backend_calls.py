@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from hodei.client.finding import Reference
 from hodei.client.more_calls import MoreCalls
 from hodei.wire.backends import (
     BackendList,
@@ -42,10 +43,10 @@ class BackendCalls(MoreCalls):
     def backend_usage(self, name: str) -> list[NodeUsageView]:
         return self._get(f"/backends/{quote(name, safe='')}/usage", UsageList).nodes
 
-    def execute(self, job: int, command: Sequence[str], *, member: int = 0, timeout_s: int = 30) -> ExecutedView:
+    def execute(self, job: Reference, command: Sequence[str], *, member: int = 0, timeout_s: int = 30) -> ExecutedView:
         """A command beside a running job; no shell reads its words."""
         request = ExecuteRequest(list(command), timeout_s, member)
-        return self._post(f"/jobs/{int(job)}/execute", ExecutedView, request, again=False)
+        return self._post(f"/jobs/{self._one(job)}/execute", ExecutedView, request, again=False)
 
     def execute_on(self, node: str, command: Sequence[str], *, timeout_s: int = 30) -> NodeExecutedView:
         """A command on a node, for administrators; no shell reads its words."""

@@ -7,20 +7,28 @@ whole of it, an index in brackets for an element.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hodei.model.array import ArrayPlace, read_indices
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.wire.views import ArrayView, JobView
+from hodei.wire.views import ArrayView, JobDetail, JobView
 
 if TYPE_CHECKING:
     from hodei.client.api import Client
+    from hodei.client.handle import JobHandle
 
 _REFERENCE = re.compile(r"(?P<job>[^\[\]]+)\[(?P<indices>[^\[\]]*)\]")
 
 
 class ArrayId(int):
     """The number of an array's first job where the whole array is meant: what `submit` gives for an array."""
+
+
+# A number is one job; what `submit` gave for an array is the array; a word is what the command line takes it for; a handle
+# or a view is the job or the array that it is of.
+Reference: TypeAlias = "int | str | JobHandle | JobView | JobDetail"
+_TAKEN = "a number, a name, what `submit` gave, or a view of a job"
 
 
 class Found(NamedTuple):
@@ -40,6 +48,42 @@ def find(client: Client, reference: str) -> Found:
         return _by_number(client, int(reference))
     newest = _newest(client, reference)
     return Found(newest) if is_whole(newest) else Found(None, (newest.id,))
+
+
+def plain(reference: Any) -> int | str:
+    """The same reference as a number, an `ArrayId` or a word. InvalidInput for what can mean no job."""
+    from hodei.client.handle import JobHandle
+
+    if isinstance(reference, JobHandle):
+        return reference.id
+    if isinstance(reference, JobDetail):
+        reference = reference.job
+    if isinstance(reference, JobView):
+        return ArrayId(reference.id) if is_whole(reference) else reference.id
+    if isinstance(reference, str) and reference:
+        return reference
+    # True and False are numbers to Python.
+    if isinstance(reference, int) and not isinstance(reference, bool) and reference > 0:
+        return reference
+    shown = repr(reference)[:80]
+    raise InvalidInput(f"{shown} means no job", hint=f"a job is {_TAKEN}")
+
+
+def written(reference: Any) -> int | str:
+    """How a document tells of it: a whole array as `17[]`, the view of an element as `18[1]`."""
+    if isinstance(reference, JobDetail):
+        reference = reference.job
+    if isinstance(reference, JobView) and reference.array is not None and not is_whole(reference):
+        return f"{reference.id}[{reference.array.index}]"
+    found = plain(reference)
+    return f"{int(found)}[]" if isinstance(found, ArrayId) else found
+
+
+def several(references: Any) -> list[Any]:
+    """One reference or many, as a list."""
+    if isinstance(references, Iterable) and not isinstance(references, str | bytes | Mapping):
+        return list(references)
+    return [references]
 
 
 def is_whole(view: JobView) -> bool:

@@ -9,7 +9,9 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
 
+from hodei.client.finding import Found, Reference, plain, several
 from hodei.client.logs import Pause
+from hodei.model.errors import InvalidInput
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.wire.audit import AuditList, AuditView
 from hodei.wire.periodic import PeriodicList, PeriodicRequest, PeriodicView
@@ -25,22 +27,26 @@ class MoreCalls(ABC):
 
     # ----------------------------------------------------------------------------------------- arrays
 
-    def array(self, id: int) -> JobView:
+    def array(self, id: Reference) -> JobView:
         """The array that this job is an element of, as one row: `array.states` counts its elements."""
-        return self._get(f"/arrays/{int(id)}", JobView)
+        return self._get(f"/arrays/{self._in_array(id)}", JobView)
 
-    def cancel_array(self, id: int, reason: str = "") -> JobView:
-        return self._post(f"/arrays/{int(id)}/cancel", JobView, CancelRequest(reason))
+    def cancel_array(self, id: Reference, reason: str = "") -> JobView:
+        return self._post(f"/arrays/{self._in_array(id)}/cancel", JobView, CancelRequest(reason))
 
-    def hold_array(self, id: int) -> JobView:
-        return self._post(f"/arrays/{int(id)}/hold", JobView)
+    def hold_array(self, id: Reference) -> JobView:
+        return self._post(f"/arrays/{self._in_array(id)}/hold", JobView)
 
-    def release_array(self, id: int) -> JobView:
-        return self._post(f"/arrays/{int(id)}/release", JobView)
+    def release_array(self, id: Reference) -> JobView:
+        return self._post(f"/arrays/{self._in_array(id)}/release", JobView)
 
-    def elements(self, array: JobView, state: str | Sequence[str] = ()) -> Iterator[JobView]:
+    def elements(self, array: Reference, state: str | Sequence[str] = ()) -> Iterator[JobView]:
         """The elements of an array, the last first, page by page as they are read; only those in one of these states."""
-        place = array.array
+        whole = array if isinstance(array, JobView) else self.array(array)
+        return self._elements(whole, state)
+
+    def _elements(self, whole: JobView, state: str | Sequence[str]) -> Iterator[JobView]:
+        place = whole.array
         if place is None:
             return
         for view in self.jobs(state=state, after=place.first + place.count):
@@ -48,24 +54,45 @@ class MoreCalls(ABC):
                 return
             yield view
 
+    def _in_array(self, reference: Reference) -> int:
+        """The number of a job of the array that is meant."""
+        meant = plain(reference)
+        if isinstance(meant, int):
+            return int(meant)
+        array, ids = self.find(meant)
+        if array is not None:
+            return array.id
+        if len(ids) != 1:
+            raise InvalidInput(f"{meant!r} names {len(ids)} jobs, this call takes one array")
+        return ids[0]
+
     def requeue_all(
-        self, jobs: Sequence[int] = (), arrays: Sequence[int] = (), *, failed: bool = False
+        self,
+        jobs: Reference | Sequence[Reference] = (),
+        arrays: Reference | Sequence[Reference] = (),
+        *,
+        failed: bool = False,
     ) -> RequeueReply:
         """Start these jobs and all elements of these arrays again; `failed`: only those that have failed, and with them
         the jobs that had given up waiting for them."""
         # Sent twice it could start them twice.
-        request = RequeueRequest([int(id) for id in jobs], [int(id) for id in arrays], failed)
+        ones, wholes = list[int](), [self._in_array(one) for one in several(arrays)]
+        for one in several(jobs):
+            array, ids = self.find(one)
+            ones += ids
+            wholes += [array.id] if array is not None else []
+        request = RequeueRequest(ones, wholes, failed)
         return self._post("/jobs/requeue", RequeueReply, request, again=False)
 
-    def wait_array(self, id: int, timeout_s: float | None = None) -> JobView:
+    def wait_array(self, id: Reference, timeout_s: float | None = None) -> JobView:
         """When every element has ended, or as it stands after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause = Pause()
+        pause, id = Pause(), self._in_array(id)
         while True:
             left_s = _LONGEST_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
             poll_s = int(min(left_s, _LONGEST_POLL_S))
             query = {"timeout_s": str(poll_s)}
-            view = self._patiently(partial(self._get, f"/arrays/{int(id)}/wait", JobView, query))
+            view = self._patiently(partial(self._get, f"/arrays/{id}/wait", JobView, query))
             over = deadline is not None and time.monotonic() >= deadline
             if over or (view.array is not None and all(state in JOB_ENDED for state in view.array.states)):
                 return view
@@ -122,6 +149,12 @@ class MoreCalls(ABC):
 
     @abstractmethod
     def jobs(self, *, state: str | Sequence[str] = (), after: int = 0) -> Iterator[JobView]: ...
+
+    @abstractmethod
+    def find(self, reference: Reference) -> Found: ...
+
+    @abstractmethod
+    def _one(self, reference: Reference) -> int: ...
 
     @abstractmethod
     def _get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T: ...
