@@ -93,7 +93,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     if given.shapes is None and given.workload == "basic":
         different = _one(workload, nodes, jobs, jobs, given.worker_selection)
         result |= {f"all_different_{name}": value for name, value in different.items()}
-    if workload.floor:
+    if not result["placed"]:
+        there = f"the {workload.before:,} members that are there before fill the nodes"
+        why = there if workload.before else "no node can take one"
+        result["note"] = f"nothing was placed, so there is no rate: {why}; ask for more --nodes"
+    elif workload.floor:
         # Upstream's figure includes a real API server and six cores: a mark on the wall, not a race.
         result["kube_scheduler_floor"] = workload.floor
     result["rss_mb"] = round(_peak_mb(), 1)
@@ -147,6 +151,9 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
         "placed": members,
         "queue_us_per_job": round((queued - began) / jobs * 1e6, 1),
     }
+    if not members:
+        # How fast it says no is another question, and no figure to put beside those of schedulers that place.
+        out = {name: value for name, value in out.items() if name in ("shapes", "placed")}
     return out | ({"evicted": evicted} if evicted else {})
 
 

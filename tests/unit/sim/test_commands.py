@@ -49,6 +49,30 @@ def trace(tmp_path: Path) -> str:
 # ------------------------------------------------------------------------------------------------------ replay
 
 
+def test_a_mean_over_no_jobs_is_a_dash_and_not_0(trace: str, capsys):
+    short = ["replay", trace, "--policy", "easy", "--procs", "10", "--until", "1s"]
+    assert main(short) == 0
+    rows = {line[2:20].strip(): line[20:] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows["bounded slowdown"] == "-"
+    assert main([*short, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bounded_slowdown"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["replay", "--policy", "easy", "--until", "0"], "'0' is no time at all"),
+        (["forecasts", "--every", "0"], "'0' is too often: from 1s on"),
+        (["forecasts", "--every", "500ms"], "'500ms' is too often: from 1s on"),
+    ],
+)
+def test_no_time_is_refused_and_not_taken_for_another(trace: str, words: list[str], said: str, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, trace, "--procs", "10"])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_replay_prints_one_object_with_the_numbers(trace: str, capsys):
     assert main(["replay", trace, "--policy", "easy", "--procs", "10", "--json"]) == 0
     out = capsys.readouterr()

@@ -92,3 +92,13 @@ def test_jobs_that_never_wait_get_no_forecast(line: str, capsys: pytest.CaptureF
     assert main(["forecasts", line, "--procs", "3", "--by", "job", "-q"]) == 0
     out = capsys.readouterr().out
     assert "no job waited long enough to get a forecast" in out
+
+
+def test_shares_of_no_forecasts_are_dashes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["forecasts", line, "--procs", "100", "--every", "30m"]
+    assert main(words) == 0
+    head, row = capsys.readouterr().out.splitlines()[1:]
+    assert head.startswith("POLICY")
+    assert row.split() == ["easy", "0", "0", "0", *["-"] * 7, "0"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["covered"] is None

@@ -22,6 +22,11 @@ from hodei.sim.policies import policy
 from hodei.wiring import make_controller
 
 _LEAST_EVERY_MS = 1000
+# A share or a median of no forecasts is none, not 0.
+_OF_FORECASTS = (
+    "covered", "starts_covered", "per_job", "per_moment", "worst_moment", "median_error_s", "median_absolute_error_s",
+    "median_wait_s",
+)  # fmt: skip
 _ABOUT = """\
 Replay a workload in simulated time. Every so often forecast when each job that waits will start, as a server does, and
 compare with when it starts. BY P90 is the share of forecasts whose job started by the time that nine of ten should:
@@ -39,7 +44,7 @@ def add_arguments(kinds: Any) -> None:
         help="one or several, a row for each [default: easy]; see: hodei sim policies",
     )  # fmt: skip
     parser.add_argument(
-        "--every", type=duration, default=6 * 3_600_000, metavar="T", help="how often to forecast [default: 6h]"
+        "--every", type=_interval, default=6 * 3_600_000, metavar="T", help="how often to forecast [default: 6h]"
     )
     parser.add_argument(
         "--futures", type=whole, default=FUTURES, metavar="N", help=f"runs ahead per forecast [default: {FUTURES}]"
@@ -47,6 +52,13 @@ def add_arguments(kinds: Any) -> None:
     parser.add_argument("--by", choices=("job", "moment"), help="show a row for each job or moment as well")
     add_run_arguments(parser, waits=False)
     parser.set_defaults(go=go)
+
+
+def _interval(text: str) -> int:
+    found = duration(text)
+    if found < _LEAST_EVERY_MS:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is too often: from {format_duration(_LEAST_EVERY_MS)} on")
+    return found
 
 
 def go(given: argparse.Namespace) -> int:
@@ -66,7 +78,7 @@ def go(given: argparse.Namespace) -> int:
                 grade(
                     prepared.workload,
                     name,
-                    max(given.every, _LEAST_EVERY_MS),
+                    given.every,
                     given.futures,
                     controller=make_controller(prepared.config),
                     nodes=prepared.nodes,
@@ -104,13 +116,15 @@ def _for_json(graded: Graded, by: str | None) -> dict[str, Any]:
     for each in ("job", "moment"):
         if each != by:
             del numbers[f"by_{each}"]
+    if not graded.forecasts:
+        numbers |= dict.fromkeys(_OF_FORECASTS)
     for group in numbers.get("by_moment", ()):
         del group["job"]
     return numbers
 
 
 def _row(graded: Graded) -> dict[str, str]:
-    return {
+    row = {
         "POLICY": graded.policy,
         "JOBS": f"{graded.starts:,}",
         "MOMENTS": f"{graded.moments:,}",
@@ -124,6 +138,9 @@ def _row(graded: Graded) -> dict[str, str]:
         "WAIT": _time(graded.median_wait_s),
         "NONE": f"{graded.untold:,}",
     }
+    if not graded.forecasts:
+        row |= dict.fromkeys(("ALL", "FIRST", "PER JOB", "PER MOMENT", "WORST MOMENT", "P50 ERROR", "WAIT"), "-")
+    return row
 
 
 def _group_row(group: Group, by: str) -> dict[str, str]:

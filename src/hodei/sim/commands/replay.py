@@ -14,8 +14,8 @@ from hodei.model.resources import human_amount
 from hodei.sim.commands.outputs import file_for, folder_for, write_waits
 from hodei.sim.commands.progress import Progress
 from hodei.sim.commands.running import add_run_arguments, numbers_for_json, order_of, prepare, simulate
-from hodei.sim.metrics import summary
 from hodei.sim.report import gantt_for_terminal, why_no_pictures, write_report
+from hodei.sim.report.numbers import numbers_of
 from hodei.sim.results import Result
 
 _STARTS = {"head": "first in line", "backfill": "before a promised start", "spill": "beside promised room"}
@@ -53,7 +53,7 @@ def go(given: argparse.Namespace) -> int:
     if not given.quiet and not given.json:
         tell_notes(prepared.workload.notes, given.out)
     if given.json:
-        print(json.dumps(numbers_for_json(summary(result), prepared)))
+        print(json.dumps(numbers_for_json(numbers_of(result), prepared)))
         return 0
     print(describe(result, len(prepared.nodes)))
     if given.gantt:
@@ -71,7 +71,7 @@ def tell_notes(notes: list[str], out: Path | None) -> None:
 
 def describe(result: Result, nodes: int) -> str:
     """The main numbers for a person."""
-    numbers = summary(result)
+    numbers = numbers_of(result)
     has = ", ".join(f"{human_amount(name, amount)} {name}" for name, amount in result.capacity.items())
     starts = ", ".join(f"{numbers['starts'][kind]:,} {words}" for kind, words in _STARTS.items())
     waits = (
@@ -81,7 +81,7 @@ def describe(result: Result, nodes: int) -> str:
     used = ", ".join(f"{part:.1%} {name}" for name, part in numbers["utilisation_of"].items() if part)
     rows = {
         "jobs": f"{numbers['jobs']:,}, of which {numbers['finished']:,} ended",
-        "bounded slowdown": f"{numbers['bounded_slowdown']:.2f}",
+        "bounded slowdown": "-" if numbers["bounded_slowdown"] is None else f"{numbers['bounded_slowdown']:.2f}",
         "waits": waits,
         "utilisation": used or "nothing ran",
         "starts": starts,
@@ -96,8 +96,10 @@ def describe(result: Result, nodes: int) -> str:
     return "\n".join([head, *(f"  {name:<18}{text}" for name, text in rows.items())])
 
 
-def _time(seconds: float) -> str:
-    """Two units are enough for a person: `3d 4h`, `12m 5s`."""
+def _time(seconds: float | None) -> str:
+    """Two units are enough for a person: `3d 4h`, `12m 5s`; `-` for a mean over no jobs."""
+    if seconds is None:
+        return "-"
     whole = format_duration(round(seconds) * 1000)
     parts, number = [], ""
     for letter in whole:

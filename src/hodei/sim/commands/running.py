@@ -60,7 +60,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, waits: bool = True) ->
         help="what the scheduler knows of run times: what users said [default], the truth, or what it learns",
     )  # fmt: skip
     parser.add_argument(
-        "--until", type=duration, metavar="T", help="stop so long after the first arrival: 30d, 12h, 1h30m"
+        "--until", type=some_time, metavar="T", help="stop so long after the first arrival: 30d, 12h, 1h30m"
     )
     if waits:
         parser.add_argument("--waits", type=Path, metavar="FILE", help="write how long each job waited, as CSV")
@@ -143,6 +143,14 @@ def duration(text: str) -> int:
         return parse_duration_ms(text)
     except InvalidInput as error:
         raise argparse.ArgumentTypeError(f"{error.message}; {error.hint}") from error
+
+
+def some_time(text: str) -> int:
+    """A duration that is not 0: nothing happens in no time."""
+    found = duration(text)
+    if found <= 0:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no time at all; write it as 30m, 12h or 30d")
+    return found
 
 
 def numbers_for_json(numbers: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
