@@ -140,6 +140,34 @@ def test_ctrl_c_of_run_cancels_the_job(house: House, tmp_path: Path) -> None:
     assert not alive(pid)
 
 
+@pytest.mark.parametrize("more", [(), ("--array", "0-1")], ids=["a job", "an array"])
+def test_ctrl_c_of_run_shows_what_the_job_still_says(house: House, tmp_path: Path, more: tuple[str, ...]) -> None:
+    house.up()
+    script = f"trap 'sleep 0.5; echo bye; echo sorry >&2; exit 0' TERM; echo $$ >>{tmp_path}/pid; while :; do sleep 0.1; done"
+    command = house.begin("run", "--cpu", "100m", *more, "--", "sh", "-c", script)
+    pids = pids_in(tmp_path / "pid", 2 if more else 1)
+    os.kill(command.pid, signal.SIGINT)
+    out, err = command.communicate(timeout=DEADLINE_S)
+    assert command.returncode == 130
+    assert (out.count(b"bye\n"), err.count(b"sorry\n")) == (len(pids), len(pids)), (out, err)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_second_ctrl_c_of_run_leaves_at_once(house: House, tmp_path: Path) -> None:
+    house.configure('[scheduling.profiles.patient]\ngrace = "1h"\n').up()
+    script = f"trap 'touch {tmp_path}/told' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.1; done"
+    command = house.begin("run", "--profile", "patient", "--", "sh", "-c", script)
+    (pid,) = pids_in(tmp_path / "pid", 1)
+    os.kill(command.pid, signal.SIGINT)
+    until((tmp_path / "told").exists, "the job is told to end")
+    assert command.poll() is None, "it waits for the job's last words"
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait(DEADLINE_S) == 130
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
+    house.ended(1)
+
+
 def test_run_and_logs_sit_out_a_killed_server(house: House, tmp_path: Path) -> None:
     house.up()
     script = f"echo one; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo two; exit 5"

@@ -9,6 +9,7 @@ import click
 
 from hodei.cli import errors, last_words
 from hodei.cli.documents import checked, document_of, job_options
+from hodei.cli.interrupting import CancelOnInterrupt
 from hodei.cli.logs import BOTH, copy_lines, copy_streams
 from hodei.cli.options import client
 from hodei.cli.output import note
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 # Most jobs start within this time; only then is it worth saying why one does not.
 PATIENCE_S = 1.0
-# How long a cancelled job's end is waited for, beyond its own grace period.
-_AFTER_CANCEL_S = 20.0
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -30,7 +29,7 @@ _AFTER_CANCEL_S = 20.0
 def run(ctx: click.Context, /, command: tuple[str, ...], detach: bool, **given: Any) -> None:
     """Run a command as a job: its stdout and stderr come out here, and its exit code is the exit code.
 
-    Ctrl-C cancels the job. With --array every line says which element wrote it; exit code 10 if one did not succeed.
+    Ctrl-C cancels the job; what it still writes is shown until it has ended. With --array every line says which element wrote it; exit code 10 if one did not succeed.
 
     \b
       hodei run -- python -c 'print(6*7)'
@@ -38,26 +37,27 @@ def run(ctx: click.Context, /, command: tuple[str, ...], detach: bool, **given: 
     """
     from hodei.client import ArrayId
 
-    with client() as server:
+    with client() as server, client() as canceller:
         document = checked(document_of(command, given, local=server.loopback))
         handle = server.submit(document)
         if detach:
             click.echo(f"{handle.id}[]" if isinstance(handle.id, ArrayId) else handle.id)
             return
+        interrupt = CancelOnInterrupt(canceller, handle.id)
+        follow = _follow_array if isinstance(handle.id, ArrayId) else _follow_job
         try:
-            code = (
-                _follow_array(server, handle.id) if isinstance(handle.id, ArrayId) else _follow_job(server, handle.id)
-            )
+            with interrupt:
+                code = follow(server, handle.id, interrupt)
         except KeyboardInterrupt:
-            what = "array" if isinstance(handle.id, ArrayId) else "job"
-            note(f"cancelling {what} {handle.id} (Ctrl-C again leaves it to its fate)")
-            handle.cancel("interrupted at the terminal")
-            handle.wait(_AFTER_CANCEL_S)
-            ctx.exit(130)
-        ctx.exit(code)
+            if interrupt.failed is not None:
+                raise interrupt.failed from None
+            if interrupt.too_long:
+                note(f"{handle.id} has not ended yet: hodei job show {handle.id}")
+            code = 130
+        ctx.exit(130 if interrupt.asked else code)
 
 
-def _follow_array(server: Client, id: int) -> int:
+def _follow_array(server: Client, id: int, interrupt: CancelOnInterrupt) -> int:
     """Every element's lines, with its name; 10 if one of them did not succeed."""
     from hodei.cli.act import wait_for
     from hodei.cli.refs import Meant
@@ -65,10 +65,12 @@ def _follow_array(server: Client, id: int) -> int:
 
     array = server.array(id)
     copy_lines(server, array, Wish(follow=True))
+    if interrupt.asked:
+        return errors.OK
     return wait_for(server, Meant([array], []))
 
 
-def _follow_job(server: Client, id: int) -> int:
+def _follow_job(server: Client, id: int, interrupt: CancelOnInterrupt) -> int:
     """Copy both streams until the job has ended; say once on stderr why it does not start, if it does not."""
     readers = [server.log_reader(id, stream=stream) for stream in BOTH]
     asked_after, started = time.monotonic() + PATIENCE_S, False
@@ -76,13 +78,13 @@ def _follow_job(server: Client, id: int) -> int:
     def look() -> None:
         nonlocal started
         started = started or any(reader.run_state for reader in readers)
-        if not started and time.monotonic() >= asked_after:
+        if not started and not interrupt.asked and time.monotonic() >= asked_after:
             started = True
             _say_why(server, id)
 
     _, last = copy_streams(readers, look)
     view = server.wait(id)[0]
-    if view.state == "succeeded":
+    if interrupt.asked or view.state == "succeeded":
         return errors.OK
     # What it said on stderr is what people look for; it is said again only if other output came after it.
     if last == BOTH.index("stdout") and last_words.tail(server, view, "stderr"):

@@ -102,7 +102,13 @@ def test_a_job_that_does_not_start_says_why_once(hodei, ended, monkeypatch):
 @pytest.mark.real
 def test_ctrl_c_cancels_the_job(stub):
     stub.on("POST", f"{API}/jobs", Answer({"ids": [1]}, 201))
-    stub.on("GET", f"{API}/jobs/1/logs", lambda request: log_of(request, "running", "running"))
+
+    def logs(request: Request) -> Answer:
+        cancelled = stub.sent("POST", f"{API}/jobs/1/cancel")
+        return log_of(request, *(("stopped", "cancelled") if cancelled else ("running", "running")))
+
+    stub.on("GET", f"{API}/jobs/1/logs", logs)
+    stub.on("GET", f"{API}/jobs/1", detail(job(1, "running")))
     stub.on("POST", f"{API}/jobs/1/cancel", job(1, "running"))
     stub.on("GET", f"{API}/jobs/1/wait", job(1, "cancelled"))
     process = subprocess.Popen(
