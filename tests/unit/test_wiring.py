@@ -10,14 +10,14 @@ import pytest
 from builders import a_job_spec, a_run, a_task
 from hodei.backends.local import LocalBackend
 from hodei.backends.local_order import start_order
-from hodei.model.config import Config, NodeConfig, ServerConfig
+from hodei.model.config import Config, NodeConfig, ProfileConfig, SchedulingConfig, ServerConfig
 from hodei.model.config import SocketConfig as S
 from hodei.model.effects import Start
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Socket
 from hodei.wire.render import node_view
 from hodei.wire.views import SocketView
-from hodei.wiring import decision_log_path, instant_node, load_config, make_service, node_offer
+from hodei.wiring import check_scheduling, decision_log_path, instant_node, load_config, make_service, node_offer
 
 TOML = """
 [[nodes]]
@@ -189,3 +189,35 @@ def test_a_number_without_end_is_refused_with_its_line(tmp_path: Path, name: str
         load_config(tmp_path / name)
     assert [at for at, _ in caught.value.problems] == [place]
     assert "is not a number that can be used here" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (SchedulingConfig(max_losses=-1), "scheduling.max_losses: -1 is below 0"),
+        (
+            SchedulingConfig(profiles={"a": ProfileConfig(max_pending=0)}),
+            "scheduling.profiles.a.max_pending: 0 is below 1",
+        ),
+        (SchedulingConfig(profiles={"": ProfileConfig()}), "is not a name"),
+        (SchedulingConfig(profiles={"a\u202eb": ProfileConfig()}), r"'a\u202eb' is not a name"),
+        (SchedulingConfig(profiles={"x" * 5000: ProfileConfig()}), "is not a name"),
+    ],
+    ids=["losses", "pending", "an empty name", "a name that turns the line around", "a long name"],
+)
+def test_settings_that_mean_nothing_are_refused(config: SchedulingConfig, words: str):
+    with pytest.raises(InvalidInput) as caught:
+        check_scheduling(config)
+    assert words in caught.value.message
+    assert len(caught.value.message) < 500
+
+
+@pytest.mark.parametrize("section", ["scheduling", "health", "backends"])
+def test_a_section_that_is_no_table_is_refused_beside_other_names(tmp_path: Path, section: str):
+    (tmp_path / "hodei.yaml").write_text(f"scheduler:\n  queue_strategy: fifo\n{section}: 5\n")
+    with pytest.raises(InvalidInput) as caught:
+        load_config(tmp_path / "hodei.yaml")
+    assert [at for at, _ in caught.value.problems] == [f"line 3: {section}"]
+    (tmp_path / "hodei.yaml").write_text("scheduler:\n  queue_strategy: fifo\nscheduling:\n  profiles: 5\n")
+    with pytest.raises(InvalidInput, match=r"line 4: scheduling\.profiles: a table"):
+        load_config(tmp_path / "hodei.yaml")

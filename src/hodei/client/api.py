@@ -451,8 +451,8 @@ class Client(BackendCalls):
     def undo_config(self, to: int = 0, *, dry_run: bool = False) -> ConfigChange:
         """Back to the one before, or to the one numbered `to`."""
         # Sent twice it would go back twice, so an answer that was lost is reported, not asked for again.
-        query = f"?to={int(to)}{'&dry_run=1' if dry_run else ''}"
-        return self._post(f"/config/undo{query}", ConfigChange, again=False)
+        query = "&".join([f"to={int(to)}"] * (to != 0) + ["dry_run=1"] * dry_run)
+        return self._post(f"/config/undo{query and '?' + query}", ConfigChange, again=False)
 
     def checks(self) -> list[Check]:
         return self._get("/checks", CheckList).checks

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from hodei.model.text import did_you_mean
 Problems = list[tuple[str, str]]
 # Jobs that are tried in one step: many, so that one commit starts many; not all, as facts are waiting too.
 BATCH, MAX_BATCH = 1000, 100_000
+# What jobs can name as their profile.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 def make_steering(
@@ -174,7 +177,14 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         if route.when.priority_at_least is not None:
             look(f"routes[{number}].when.priority_at_least", _priority, route.when.priority_at_least)
         look(f"routes[{number}].when.labels", parse_selector, route.when.labels)
+    if config.max_losses < 0:
+        out.append(("max_losses", f"{config.max_losses} is below 0; 0 means that a lost run is not tried again"))
     for name, profile in sorted(config.profiles.items()):
+        if not _NAME.fullmatch(name):
+            text = "is not a name: up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
+            out.append(("profiles", f"{name[:40]!a} {text}"))
+        if profile.max_pending < 1:
+            out.append((f"profiles.{name}.max_pending", f"{profile.max_pending} is below 1: no job could ever wait"))
         look(f"profiles.{name}.nodes", parse_selector, profile.nodes)
         look(f"profiles.{name}.fallback_after", parse_duration_ms, profile.fallback_after)
         for key in ("scheduling_timeout", "max_queue_time", "grace"):

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -105,7 +106,7 @@ def _serve(given: argparse.Namespace) -> int:
         gc.set_threshold(50_000, 20, 50)
         sys.setswitchinterval(0.001)  # the store's writer thread should not wait long for its turn
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            reread = lambda: _over(given, load_config(_config_path(given, home)))  # noqa: E731
+            reread = partial(_reread, given, home, _with_settings(_config_path(given, home)))
             code = runner.run(_live(home, config, listener, reread, given))
     finally:
         listener.close()
@@ -138,6 +139,23 @@ def _config_path(given: argparse.Namespace, home: Path) -> Path | None:
         names = " and ".join(path.name for path in found)
         raise InvalidInput(f"{home} has {names}: which of them counts?", hint="keep one, or name it with --config")
     return found[0] if found else None
+
+
+def _reread(given: argparse.Namespace, home: Path, before: Path | None) -> Config:
+    """For a reload; `before` had settings in it. A file that is gone since, or empty as while it is being written, is no
+    wish for all the defaults."""
+    path = _config_path(given, home)
+    if before is not None and path is None:
+        raise InvalidInput(f"the configuration {before} is gone", hint="put it back; nothing was changed")
+    config = load_config(path)
+    if before is not None and _with_settings(path) is None:
+        hint = "nothing was changed; to have all defaults, write [scheduling] (or scheduling: {} in YAML)"
+        raise InvalidInput(f"the configuration {path} is empty", hint=hint)
+    return _over(given, config)
+
+
+def _with_settings(path: Path | None) -> Path | None:
+    return path if path is not None and path.read_bytes().strip() else None
 
 
 def _over(given: argparse.Namespace, config: Config) -> Config:

@@ -109,7 +109,7 @@ def _one(param: Param, text: str) -> int | str:
     return text
 
 
-def read_since_ms(text: str, now_ms: int) -> int:
+def read_since_ms(text: str, now_ms: int, name: str = "since") -> int:
     """A moment in the past: milliseconds since the epoch, ISO 8601 (UTC if it names no zone), or an age such as `90m`."""
     if not text:
         return 0
@@ -122,7 +122,7 @@ def read_since_ms(text: str, now_ms: int) -> int:
             return max(0, now_ms - parse_duration_ms(text))
         except InvalidInput:
             raise InvalidInput(
-                f"since: {text[:40]!r} is neither a time nor an age", hint="write 2026-01-31T08:00:00Z, 90m or 2d"
+                f"{name}: {text[:40]!r} is neither a time nor an age", hint="write 2026-01-31T08:00:00Z, 90m or 2d"
             ) from None
     return max(0, round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
 

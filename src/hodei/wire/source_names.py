@@ -68,11 +68,20 @@ def translated(found: Mapping[str, Any]) -> tuple[dict[str, Any], Problems, dict
 class _Translation:
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.out = {key: value for key, value in found.items() if key not in ("scheduler", "schedulers")}
+        self.problems: Problems = [
+            (section, "a table of settings")
+            for section in ("scheduling", "health", "backends")
+            if section in found and not isinstance(found[section], Mapping)
+        ]
+        for section, _ in self.problems:
+            del self.out[section]  # told already
         self.scheduling = dict(_table(found.get("scheduling")))
+        if not isinstance(self.scheduling.get("profiles", {}), Mapping):
+            del self.scheduling["profiles"]
+            self.problems.append(("scheduling.profiles", "a table of profiles"))
         self.profiles = dict(_table(self.scheduling.get("profiles")))
         self.health = dict(_table(found.get("health")))
         self.backends = dict(_table(found.get("backends")))
-        self.problems: Problems = []
         self.origins: dict[str, str] = {}
         self.name = ""  # of the profile that is being read
         self._said_at: dict[str, tuple[Any, str]] = {}

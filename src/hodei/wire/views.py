@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from hodei.model.effects import Event
 from hodei.model.explanation import Explanation
@@ -217,12 +217,16 @@ class LogTimes(Struct, frozen=True):
     marks: list[tuple[int, int]] = []
 
 
+# Of a job: as large as a store can hold.
+Number = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+
+
 class RequeueRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """`jobs` by number, `arrays` by the number of any element. `failed`: only those that have failed, and the jobs that
     gave up waiting for them."""
 
-    jobs: list[int] = []
-    arrays: list[int] = []
+    jobs: list[Number] = []
+    arrays: list[Number] = []
     failed: bool = False
 
 

@@ -340,3 +340,21 @@ def test_what_if_takes_jobs_nodes_and_a_policy_from_a_viewer_and_submits_nothing
 def test_a_what_if_that_makes_no_sense_is_refused(ask, service, question):
     assert ask("POST", "/api/v1/whatif", body=body(question)).status in (400, 422)
     assert not service.questions
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "given", "words"),
+    [
+        ("GET", "/api/v1/nodes/n1/history?until=abc", None, "until: 'abc' is neither a time nor an age"),
+        ("GET", "/api/v1/nodes/n1/history?since=abc", None, "since: 'abc' is neither a time nor an age"),
+        ("POST", "/api/v1/jobs/requeue", {"arrays": [10**30]}, "arrays"),
+        ("POST", "/api/v1/jobs/requeue", {"arrays": [2**63]}, "arrays"),
+        ("POST", "/api/v1/jobs/requeue", {"jobs": [0]}, "jobs"),
+        ("POST", "/api/v1/config/undo?to=0", None, "0 is not between 1 and"),
+    ],
+)
+def test_a_number_or_a_time_that_can_not_be_meant_is_named(ask, method, path, given, words):
+    got = ask(method, path, body=b"" if given is None else body(given), role="admin")
+    assert got.status == 422, got.json
+    assert words in json.dumps(got.json)
+    assert "SQLite" not in json.dumps(got.json)

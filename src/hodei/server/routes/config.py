@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from hodei.runtime.configuring import Configuring
 
 _DRY = Param("dry_run", "1: only say what would change, and who would start when", type=int, default=0, maximum=1)
-_TO = Param("to", "the number of the configuration to go back to; 0 for the one before", type=int, default=0)
+_TO = Param("to", "the number of the configuration to go back to; else the one before", type=int, default=0,
+            minimum=1)  # fmt: skip
 
 
 def _configuring(call: Call) -> Configuring:

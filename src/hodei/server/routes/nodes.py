@@ -40,7 +40,7 @@ async def show_node(call: Call) -> NodeView:
 async def show_history(call: Call) -> NodeHistoryView:
     args, now_ms = call.args, call.shared.now_ms()
     since_ms = read_since_ms(args["since"] or "24h", now_ms)
-    until_ms = read_since_ms(args["until"], now_ms) if args["until"] else now_ms
+    until_ms = read_since_ms(args["until"], now_ms, "until") if args["until"] else now_ms
     if until_ms <= since_ms:
         raise InvalidInput("`until` is not after `since`", hint="without `since`: the last 24 hours")
     found = await node_history(call.service, args["name"], since_ms, until_ms, _key(args["after"]), args["limit"])
