@@ -397,7 +397,7 @@ class Controller:
                 self._start_elsewhere(hold, plan, view, refused)
         if self.gangs.repairs:
             self._repair_gangs(plan, view, woken)
-        spread_on = self._spread_jobs(plan, view, woken)
+        self._look_at_per_node(view, woken)
         ticked = self.steering.wake(self._triggers, now_ms) if self._triggers else ()
         self._triggers.clear()
         again, self._once_more, self._unfinished = self._once_more, False, False
@@ -407,6 +407,9 @@ class Controller:
                 self._start_elsewhere(item, plan, view, refused)
                 continue
             line, gang = turn.line, item
+            if gang.joins:
+                self._spread(gang, plan, view)
+                continue
             if tries >= self._max_tries:
                 # Facts are waiting too; the others are tried in the next step, which comes at once.
                 self._unfinished = True
@@ -441,7 +444,7 @@ class Controller:
                 self.steering.ticked(turn.name, turn.tried, turn.refused, now_ms)
         if self.gangs.growing:
             self._grow_gangs(plan, view, woken or bool(self._triggers))
-        self._unfinished |= self._spread_jobs(plan, view, False) or spread_on  # those that were placed just now
+        self._unfinished |= self.per_node.finish(view, self.steering.routing.availability)
         self.preempting.sparing.ask()
         plan.faults = self.engine.runner.take_faults()
         for fault in plan.faults:
@@ -457,9 +460,9 @@ class Controller:
             if name in paused:
                 continue
             holds = self.preempting.awake(name) if self.preempting.holds else []
-            if line.gangs or holds:
+            if line.gangs or holds or self.per_node.first(name) is not None:
                 line.wake_due(now_ms)
-                out.append(Turn(name, line, holds))
+                out.append(Turn(name, line, holds, self.per_node))
         return out
 
     def _take_places(self, plan: Plan, view: View) -> None:
@@ -495,22 +498,23 @@ class Controller:
             else:
                 plan.refusals.append(result)
 
-    def _spread_jobs(self, plan: Plan, view: View, woken: bool) -> bool:
-        """Jobs that run on every node get to those that have none, before anyone who waits in line."""
-
-        def place(gang: Gang) -> bool:
-            result = self.engine.place(gang, view)
-            if isinstance(result, Refusal):
-                return False
-            self._bind(gang, result, plan, view.now_ms)
-            return True
+    def _look_at_per_node(self, view: View, woken: bool) -> None:
+        """Jobs that run on every node end when each has had its run, and want those that have none."""
 
         def end(job: Job, state: Literal["succeeded", "failed"], failed: Run | None) -> None:
             code, text = end_of(failed) if failed is not None else ("", "")
             exit_code = failed.exit_code if failed is not None else 0
             self._lives.finish(job, state, view.now_ms, code, text, exit_code=exit_code)
 
-        return self.per_node.turn(view, woken, place, end)
+        self.per_node.begin(view, woken, end)
+
+    def _spread(self, gang: Gang, plan: Plan, view: View) -> None:
+        """A member of such a job, in its turn. It takes nobody's place."""
+        result = self.engine.place(gang, view)
+        if isinstance(result, Refusal):
+            self.per_node.refused(gang, result)
+        else:
+            self._bind(gang, result, plan, view.now_ms)
 
     def _grow_gangs(self, plan: Plan, view: View, woken: bool) -> None:
         """Elastic gangs take what is left when nobody waits for room."""

@@ -39,6 +39,8 @@ from hodei.model.lifecycle import RUN_ENDED, RunState
 
 # Slurm and PBS tell times in whole seconds.
 _ROUNDING_MS = 2000
+# Why a job for every node leaves nodes and yet goes on: each member that had to go starts again, and no other.
+_OF_EACH = ("preempted", "reclaimed", "cleared", "outstayed")
 
 
 def _nothing(_: Job | JobId) -> None:
@@ -183,6 +185,10 @@ class Lives:
     # ------------------------------------------------------------------------------------------------ ends
 
     def stop_all(self, job: Job, reason: str, now_ms: int) -> None:
+        if job.spec.gang.per_node and reason.partition(" ")[0] in _OF_EACH:
+            for run in self._world.live_runs(job.id):
+                self.shrink(run, f"{SHRUNK} {reason}", now_ms)
+            return
         for run in self._world.live_runs(job.id):
             # A cancel cuts short what those who are going already may be doing to save their work.
             cut_short = reason == "cancelled" and job.spec.checkpoint.hooked

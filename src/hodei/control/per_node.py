@@ -1,29 +1,34 @@
 """Jobs that run once on every node that suits them (`per_node`), like a DaemonSet.
 
 The first run is placed like any job's. From then on the job is looked at whenever something changes: a node that suits it and
-has no run of it gets one, before anyone who waits in line. Each node is on its own: a run that fails is tried again there
-within the job's `retries`, and the others go on; a run whose node is lost, drained or tainted is over. The job is over when
-every node that suits it has had its run, so one that restarts always never is.
+has no run of it is wanted, and the job takes its turn in the line of its profile, in the place that it would have if it
+still waited there. Each node is on its own: a run that fails is tried again there within the job's `retries`, and the others
+go on; a run that must leave its node (lost, drained, tainted, preempted) is over, and starts again when the node has room.
+The job is over when every node that suits it has had its run, so one that restarts always never is.
 
 Which node has had what follows from the runs of the job alone, so that after a crash it is found again.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
 from typing import Literal
 
 from msgspec import Struct
 
+from hodei.control.availability import Availability
 from hodei.control.gangs import SHRUNK, marked
 from hodei.control.retry import RetryPolicy
 from hodei.control.world import World
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import objections
+from hodei.engine.plan import Refusal
+from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, Member, View
 from hodei.model.failure import class_of_run, code_of_run, may_retry
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import Job, Run
+from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.node import Node
 
@@ -32,12 +37,13 @@ _ALWAYS_PAUSE_MS = 1000
 
 
 class Left(Struct):
-    """What is left to do for a job. `open`: nodes that can take a run now; `full`: those that suit it and have no room;
-    `later`: when each of those may be tried that pause; `failed`: the last runs of nodes that are given up; `done`: how many
-    nodes have had their run."""
+    """What is left to do for a job. `open`: nodes that can take a run now; `tried`: those of them that were tried in this
+    step; `full`: those that suit it and have no room, and what they lack; `later`: when each of those may be tried that
+    pause; `failed`: the last runs of nodes that are given up; `done`: how many nodes have had their run."""
 
     open: list[NodeName] = []
-    full: list[NodeName] = []
+    tried: list[NodeName] = []
+    full: dict[NodeName, str] = {}
     later: dict[NodeName, int] = {}
     failed: list[Run] = []
     live: int = 0
@@ -54,6 +60,13 @@ class PerNode:
         self._jobs: dict[JobId, None] = {}
         self._fresh = False
         self._next_ms: int | None = None
+        # Of one step: the jobs looked at, those of each profile that want a node by their place in line, and who said no.
+        self._view: View | None = None
+        self._looked: dict[JobId, Left] = {}
+        self._waiting: dict[str, list[tuple[tuple[int, ...], JobId]]] = {}
+        self._refused: dict[JobId, dict[NodeName, str]] = {}
+        self._new: set[JobId] = set()
+        self._tries = AT_ONCE
 
     def take_settings(self, other: PerNode) -> None:
         self._retry = other._retry
@@ -61,22 +74,30 @@ class PerNode:
     def look(self, job: JobId) -> None:
         """Something has become of the job: it is looked at in this step."""
         self._jobs[job] = None
-        self._fresh = True
+        if self._view is None:
+            self._fresh = True
+        elif job not in self._looked and not self._is_going(self._world.jobs[job]):
+            # Its first run was placed just now: the others take their turn in this very step.
+            self._new.add(job)
+            self._offer(self._world.jobs[job], self._left(self._world.jobs[job], self._view))
 
     def next_ms(self) -> int | None:
         return self._next_ms
 
-    def turn(
+    # ------------------------------------------------------------------------------------------------ one step
+
+    def begin(
         self,
         view: View,
         woken: bool,
-        place: Callable[[Gang], bool],
         end: Callable[[Job, Literal["succeeded", "failed"], Run | None], None],
-    ) -> bool:
-        """Give runs to nodes that want one, and end the jobs that are over. Whether there is more to do at once."""
+    ) -> None:
+        """End the jobs that are over, and learn which nodes the others want. They get them in their turn (`take`)."""
+        self._view, self._tries = view, AT_ONCE
+        self._looked, self._waiting, self._refused, self._new = {}, {}, {}, set()
         if not self._jobs or not (woken or self._fresh or (self._next_ms or view.now_ms + 1) <= view.now_ms):
-            return False
-        self._fresh, self._next_ms, tries = False, None, AT_ONCE
+            return
+        self._fresh, self._next_ms = False, None
         for id in sorted(self._jobs):
             job = self._world.jobs.get(id)
             if job is None or job.state not in ("scheduled", "running"):
@@ -85,18 +106,73 @@ class PerNode:
             if self._is_going(job):
                 continue
             left = self._left(job, view)
-            for node in left.open[:tries]:
-                left.live += place(self._gang(job, node))
-            tries -= min(len(left.open), tries)
-            if left.later:
-                self._next_ms = min([*left.later.values(), *([self._next_ms] if self._next_ms else [])])
             if left.over:
                 failed = min(left.failed, key=lambda run: (run.finished_ms, run.member), default=None)
-                end(self._world.jobs[id], "failed" if failed else "succeeded", failed)
+                end(job, "failed" if failed else "succeeded", failed)
             else:
-                self._tell(self._world.jobs[id], left, view.now_ms)
-        self._fresh = tries <= 0
-        return self._fresh
+                self._offer(job, left)
+
+    def _offer(self, job: Job, left: Left) -> None:
+        self._looked[job.id] = left
+        if left.open:
+            heap = self._waiting.setdefault(self._profile(job.spec).name, [])
+            heapq.heappush(heap, (self._gang(job, left.open[0]).order, job.id))
+
+    def first(self, profile: str) -> tuple[int, ...] | None:
+        """The place in line of the first member that wants a node; None if none does."""
+        heap = self._waiting.get(profile)
+        return heap[0][0] if heap and self._tries > 0 else None
+
+    def first_key(self, profile: str) -> tuple[int, int, int] | None:
+        """The same among the lines of all profiles: by priority, then by who came first."""
+        if self.first(profile) is None:
+            return None
+        job = self._world.jobs[self._waiting[profile][0][1]]
+        return -job.spec.priority, job.submitted_ms, job.id
+
+    def take(self, profile: str) -> Gang:
+        """That member. It must be placed, or be said to be `refused`, before the next."""
+        self._tries -= 1
+        heap = self._waiting[profile]
+        id = heap[0][1]
+        left = self._looked[id]
+        node = left.open.pop(0)
+        left.tried.append(node)
+        if not left.open:
+            heapq.heappop(heap)
+        return self._gang(self._world.jobs[id], node)
+
+    def refused(self, gang: Gang, refusal: Refusal) -> None:
+        said, left = self._refused.setdefault(gang.id, {}), self._looked[gang.id]
+        whole = next((verdict.reason.text for verdict in refusal.verdicts if not verdict.count), "")
+        said[gang.goes_to] = whole or _of_node(refusal, gang.goes_to)
+        if whole and left.open:  # a quota, say: it is the same for every node
+            said.update(dict.fromkeys(left.open, whole))
+            left.tried += left.open
+            left.open.clear()
+            heap = self._waiting[self._profile(gang.job).name]
+            heap.remove(next(entry for entry in heap if entry[1] == gang.id))
+            heapq.heapify(heap)
+
+    def finish(self, view: View, availability: Availability) -> bool:
+        """Say in each job's reason what it lacks. Whether there is more to do at once."""
+        more = any(heap for name, heap in self._waiting.items() if name not in availability.paused)
+        for id, left in self._looked.items():
+            job = self._world.jobs.get(id)
+            if job is None or job.state not in ("scheduled", "running") or self._is_going(job):
+                continue
+            if left.tried or id in self._new:
+                left = self._left(job, view)
+            more |= left.over
+            if left.later:
+                self._next_ms = min([*left.later.values(), *([self._next_ms] if self._next_ms else [])])
+            why = self._refused.get(id, {})
+            if (profile := self._profile(job.spec).name) in availability.paused:
+                why = dict.fromkeys(left.open, availability.problem(profile))
+            self._tell(job, left, why, view.now_ms)
+        self._view, self._looked, self._waiting, self._refused = None, {}, {}, {}
+        self._fresh |= more
+        return more
 
     def _is_going(self, job: Job) -> bool:
         asked = job.cancel_requested or job.requeue_requested or job.suspend_requested
@@ -105,8 +181,7 @@ class PerNode:
     def _left(self, job: Job, view: View) -> Left:
         spec, table = job.spec, self._world.table
         member, out = Member(spec, spec.tasks[0]), Left()
-        profile = self._engine.profiles.get(spec.profile) or self._engine.profiles["default"]
-        found = objections(profile, self._engine.runner, member, table, view)
+        found = objections(self._profile(spec), self._engine.runner, member, table, view)
         shut = table.view().none()
         for mask, reason in found.pairs:
             if not reason.evictable:
@@ -123,7 +198,7 @@ class PerNode:
             if not found.refused[row]:
                 out.open.append(name)
             elif _large_enough(table.nodes[row], member):
-                out.full.append(name)
+                out.full[name] = ", ".join(reason.text for mask, reason in found.pairs if mask[row])
         # A node that pauses and does not suit it any more is not waited for.
         known = {name for row, name in enumerate(table.names) if not shut[row]}
         out.later = {name: at_ms for name, at_ms in out.later.items() if name in known}
@@ -168,13 +243,23 @@ class PerNode:
             queued_ms=job.submitted_ms, joins=True, goes_to=node,
             estimate_ms=self._world.estimates.get(job.id) or self._world.limit_ms(spec),
         )  # fmt: skip
-        (self._engine.profiles.get(spec.profile) or self._engine.profiles["default"]).admit(gang)
+        self._profile(spec).admit(gang)
         return gang
 
-    def _tell(self, job: Job, left: Left, now_ms: int) -> None:
-        parts = []
-        if left.full:
-            parts.append(f"no room now on {_names(left.full)}")
+    def _profile(self, spec: JobSpec) -> Profile:
+        return self._engine.profiles.get(spec.profile) or self._engine.profiles["default"]
+
+    def _tell(self, job: Job, left: Left, refused: dict[NodeName, str], now_ms: int) -> None:
+        """`refused`: nodes that have room for it, and what keeps it from them."""
+        parts, lacking = [], dict[str, list[NodeName]]()
+        for name, why in left.full.items():
+            lacking.setdefault(why, []).append(name)
+        parts += [f"no room now on {_names(names)} ({why})" for why, names in sorted(lacking.items())]
+        lacking = {}
+        for name in left.open:
+            if why := refused.get(name, ""):
+                lacking.setdefault(why, []).append(name)
+        parts += [f"not on {_names(names)} ({why})" for why, names in sorted(lacking.items())]
         if left.later:
             parts.append(f"{len(left.later)} to be tried again after a pause")
         if left.failed:
@@ -194,6 +279,12 @@ def end_of(failed: Run) -> tuple[str, str]:
     """The reason code and the text of a job that failed on a node."""
     said = failed.reason or f"exited with {failed.exit_code}"
     return code_of_run(failed.reason_code), f"on node {failed.node}: {said}"
+
+
+def _of_node(refusal: Refusal, node: NodeName) -> str:
+    """What one node said."""
+    here = [verdict.reason.text for verdict in refusal.verdicts if node in verdict.nodes]
+    return ", ".join(here or [verdict.reason.text for verdict in refusal.verdicts])
 
 
 def _large_enough(node: Node, member: Member) -> bool:

@@ -156,9 +156,10 @@ class Preempting:
             safe = max(since + least_ms, *(run.placed_ms + 1 for run in staying))
             lost = () if spec.checkpoint.hooked else tuple(unsaved)  # who is told to save its work loses none
             safe = safe if job.preemptions < self._policy.max_per_job else FOR_EVER
-            out.append(Tenant(job.id, spec, _places(spec, core), since, unsaved_ms=lost, safe_until_ms=safe))
+            if core:
+                out.append(Tenant(job.id, spec, _places(spec, core), since, unsaved_ms=lost, safe_until_ms=safe))
             for run in spared:
-                safe = (run.started_ms or run.placed_ms) + least_ms
+                safe = max((run.started_ms or run.placed_ms) + least_ms, run.placed_ms + 1)
                 places = _places(spec, [run])
                 out.append(
                     Tenant(job.id, spec, places, since, safe_until_ms=safe, members=(run.member,), order=run.rank)
@@ -462,7 +463,10 @@ def _places(spec: JobSpec, runs: list[Run]) -> tuple[Place, ...]:
 
 
 def _surplus(spec: JobSpec, runs: list[Run]) -> list[Run]:
-    """The members that an elastic gang can do without: of each task those of the highest ranks."""
+    """The members that an elastic gang can do without: of each task those of the highest ranks. Of a job for every node
+    each is on its own."""
+    if spec.gang.per_node:
+        return runs
     if not spec.gang.elastic:
         return []
     out = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from hodei.control.backlog import Line
+from hodei.control.per_node import PerNode
 from hodei.control.preempting import Hold
 from hodei.control.ranked import RankedLine
 from hodei.control.reserving import ReservingLine
@@ -20,12 +21,13 @@ _Key = tuple[int, int, int]
 
 class Turn:
     """One line's part in a step. `holds`: its gangs that have room being made for them and may start elsewhere now, in
-    the line's order. `tried` and `refused` count its gangs in this step."""
+    the line's order. `per_node`: has members of jobs for every node, which stand in the line too. `tried` and `refused`
+    count its gangs in this step."""
 
-    __slots__ = ("holds", "line", "name", "refused", "tried")
+    __slots__ = ("holds", "line", "name", "per_node", "refused", "tried")
 
-    def __init__(self, name: str, line: Line | ReservingLine, holds: list[Hold]) -> None:
-        self.name, self.line, self.holds = name, line, holds
+    def __init__(self, name: str, line: Line | ReservingLine, holds: list[Hold], per_node: PerNode) -> None:
+        self.name, self.line, self.holds, self.per_node = name, line, holds, per_node
         self.tried = self.refused = 0
 
 
@@ -62,6 +64,8 @@ class _Stream:
         if isinstance(turn.line, ReservingLine) and turn.line.gangs:
             # A look at its next gang would make promises. That waits until one of its gangs could be next of all.
             keys = [_key_of(hold.gang) for hold in turn.holds]
+            if (of_member := turn.per_node.first_key(turn.name)) is not None:
+                keys.append(of_member)
             self.key: _Key = min([(-turn.line.highest_priority(), 0, 0), *keys])
         else:
             self._look()
@@ -69,7 +73,8 @@ class _Stream:
     def take(self) -> Gang | Hold | None:
         """The next one, if it is still the first of its line; None: look again which line is first."""
         item, line = self._next, self.turn.line
-        if isinstance(item, Gang) and isinstance(line, RankedLine) and not line.is_ranked(self._view):
+        of_line = isinstance(item, Gang) and not item.joins
+        if of_line and isinstance(line, RankedLine) and not line.is_ranked(self._view):
             # What another line has started has changed the shares, and with them the order of this one.
             self._items.close()
             self._items, item = _of_line(self.turn, self._view), None
@@ -101,15 +106,27 @@ def _key_of(gang: Gang) -> _Key:
 
 def _of_line(turn: Turn, view: View) -> Generator[Gang | Hold, None, None]:
     """What one line has to try, in its own order."""
-    holds = turn.holds
     if turn.line.gangs:
         ready = turn.line.ready(view)
         try:
             for gang in ready:
-                while holds and holds[0].gang.order < gang.order:
-                    yield holds.pop(0)
+                yield from _before(gang.order, turn)
                 yield gang
         finally:
             ready.close()
-    while holds:
-        yield holds.pop(0)
+    yield from _before(None, turn)
+
+
+def _before(order: tuple[int, ...] | None, turn: Turn) -> Generator[Gang | Hold, None, None]:
+    """Holds and members of jobs for every node that come before this place in line; None: all of them."""
+    holds, per_node = turn.holds, turn.per_node
+    while True:
+        first = per_node.first(turn.name)
+        if holds and (first is None or holds[0].gang.order < first):
+            if order is not None and holds[0].gang.order >= order:
+                return
+            yield holds.pop(0)
+        elif first is not None and (order is None or first < order):
+            yield per_node.take(turn.name)
+        else:
+            return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from builders import a_node
+from builders import a_job, a_node
+from hodei.control.availability import Availability
 from hodei.control.snapshot import dump, load
 from hodei.control.why import why
-from hodei.model.facts import JobCancelled, NodeJoined, NodeLost, NodeMarked
+from hodei.model.facts import JobCancelled, JobSubmitted, NodeJoined, NodeLost, NodeMarked
 from hodei.model.job import GangRules
 from hodei.model.node import Taint
 from unit.control.house import House
@@ -83,7 +84,7 @@ def test_a_node_without_room_gets_its_run_when_there_is_some_and_why_says_so():
     _submit(house, 2)
     house.see(house.started()[0] if house.started() else _live(house, 2)[free], "running")
     assert sorted(_live(house, 2)) == [free]
-    assert house.reason(2) == ("PARTIAL", f"runs on 1 node; no room now on {full}")
+    assert house.reason(2) == ("PARTIAL", f"runs on 1 node; no room now on {full} (Insufficient cpu)")
     assert f"no room now on {full}" in why(house.controller, 2, house.now_ms).summary
     house.see("1.0.1", "running")
     house.see("1.0.1", "succeeded", 0)
@@ -220,3 +221,70 @@ def test_a_saved_state_goes_on_from_where_it_was():
     house.now_ms = house.controller.next_wakeup_ms(house.now_ms)
     house.learn()
     assert sorted(_live(house)) == ["a", "b", "c"]
+
+
+def test_while_its_profile_is_paused_it_starts_on_no_further_node():
+    house = _house("a")
+    _submit(house)
+    _run_all(house)
+    house.controller.steering.routing.availability = Availability(paused=["default"])
+    house.learn(NodeJoined(a_node("b", 4)))
+    house.later(60_000)
+    assert sorted(_live(house)) == ["a"]
+    assert house.reason() == ("PARTIAL", "runs on 1 node; not on b (profile default is paused)")
+    assert house.controller.next_wakeup_ms(house.now_ms) != house.now_ms  # it does not spin
+    house.see(_live(house)["a"], "succeeded", 0)
+    assert house.state() == "running"  # b has not had its run
+    house.controller.steering.routing.availability = Availability()
+    house.learn(NodeJoined(a_node("c", 4)))
+    assert sorted(_live(house)) == ["b", "c"]
+    assert house.reason()[0] == "PARTIAL"  # done on 1
+
+
+@pytest.mark.parametrize(("priority", "first"), [("high", 3), ("medium", 1), ("low", 1)])
+def test_a_member_takes_its_turn_by_the_priority_of_its_job(priority, first):
+    """Whoever waits for the room of a node that joins gets it first if it comes first in line."""
+    house = _house("a")
+    _submit(house, cpu="3", priority="medium")
+    house.now_ms += 1000
+    house.submit(2, cpu="1", priority="critical", preempts=False, name="fills a")
+    house.submit(3, cpu="2", priority=priority, preempts=False, name="waits")
+    assert house.state(3) == "pending"
+    house.learn(NodeJoined(a_node("b", 4)))
+    assert ("b" in _live(house)) == (first == 1)
+    assert house.state(3) == ("scheduled" if first == 3 else "pending")
+
+
+def test_the_members_of_a_new_job_come_before_lower_jobs_and_after_higher_ones():
+    house = _house("a", "b", "c")
+    facts = [
+        JobSubmitted(a_job(1, cpu="3", priority="low", name="low", at_ms=house.now_ms)),
+        JobSubmitted(a_job(2, cpu="3", gang=EVERYWHERE, priority="medium", at_ms=house.now_ms)),
+        JobSubmitted(a_job(3, cpu="3", priority="high", name="high", at_ms=house.now_ms)),
+    ]
+    house.learn(*facts)
+    assert (house.state(3), len(_live(house, 2)), house.state(1)) == ("scheduled", 2, "pending")
+
+
+def test_only_the_member_that_lost_its_place_starts_again_after_a_preemption():
+    house = House(*(a_node(name, 4, labels={"name": name}) for name in "abc"))
+    _submit(house, cpu="3", priority="low")
+    _run_all(house)
+    live = _live(house)
+    house.see(live["a"], "succeeded", 0)
+    house.later(1000)
+    house.submit(2, cpu="2", priority="critical", node_selector={"name": "b"})
+    assert house.stopped() == [live["b"]]
+    house.see(live["b"], "stopped")
+    assert (house.state(), house.state(2), _live(house)) == ("running", "scheduled", {"c": live["c"]})
+    assert house.reason() == ("PARTIAL", "runs on 1 node; no room now on b (Insufficient cpu); done on 1")
+    house.see("2.0.1", "running")
+    house.restart(*(a_node(name, 4, labels={"name": name}) for name in "abc"))
+    house.see("2.0.1", "succeeded", 0)
+    now = _live(house)
+    assert (sorted(now), now["c"]) == (["b", "c"], live["c"])
+    assert len([run for run in house.runs.values() if run.job == 1]) == 4
+    for run in now.values():
+        house.see(run, "running")
+        house.see(run, "succeeded", 0)
+    assert house.state() == "succeeded"

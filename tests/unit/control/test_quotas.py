@@ -7,9 +7,11 @@ import pytest
 
 from builders import a_job_spec
 from hodei.control.from_config import accounts_policy
+from hodei.control.why import why
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import InvalidInput, QueueFull
 from hodei.model.facts import JobCancelled, NodeJoined
+from hodei.model.job import GangRules
 from hodei.plugins.registry import build_profile
 from unit.control.house import House, some_nodes
 
@@ -263,3 +265,35 @@ def test_other_quotas_can_be_set_while_jobs_run():
     assert (row.used, row.hard) == (2000, 3000)
     house.learn(NodeJoined(some_nodes(8, 8, 8)[2]))
     assert house.state(3) == "scheduled"
+
+
+def test_a_job_for_every_node_says_where_a_quota_keeps_it_from():
+    house = a_house(cpus=(2, 2), quotas=quotas(ml={"hard": {"cpu": 1}}))
+    house.submit(1, project="ml", user="ann", gang=GangRules(per_node=True))
+    (run,) = house.started()
+    house.see(run, "running")
+    other = "n2" if house.runs[run].node == "n1" else "n1"
+    why_not = "project ml may hold 1 cpu and holds 1 cpu (ann 1); it asks for 1 cpu"
+    assert house.reason() == ("PARTIAL", f"runs on 1 node; not on {other} ({why_not})")
+    told = why(house.controller, 1, house.now_ms)
+    assert (told.code, why_not in told.summary) == ("PARTIAL", True)
+    house.see(run, "succeeded", 0)
+    (second,) = house.started()
+    assert house.runs[second].node == other
+
+
+def test_a_job_for_every_node_that_gives_back_what_it_borrowed_goes_on_with_the_rest_later():
+    house = a_house(cpus=(4, 4), quotas=COHORT)
+    house.submit(1, project="a", cpu="3", gang=GangRules(per_node=True))
+    runs = house.started()
+    for run in runs:
+        house.see(run, "running")
+    house.later(1000)
+    house.submit(10, project="b", cpu="4")
+    gone = house.stopped()
+    assert gone
+    for run in gone:
+        house.see(run, "stopped", 143)
+    assert house.state(10) == "scheduled"
+    assert house.state(1) == "running"
+    assert house.reason(1)[0] == "PARTIAL"

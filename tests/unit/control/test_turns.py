@@ -138,7 +138,7 @@ def test_a_step_looks_at_the_first_of_each_line_and_not_at_all_of_them() -> None
     lines, view = house.controller.lines, house.controller.view(house.now_ms)
     for line in lines.values():
         line.wake("run_ended")
-    turns = [Turn(name, line, []) for name, line in lines.items() if line.gangs]
+    turns = [Turn(name, line, [], house.controller.per_node) for name, line in lines.items() if line.gangs]
     order = in_turn(turns, view)
     turn, gang = next(order)
     assert (turn.name, gang.id) == ("compute", 200)
