@@ -33,6 +33,8 @@ from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.node import Node
 
 AT_ONCE = 200
+# So many runs of a node are kept in memory: enough for the longest pause between two tries.
+ENDED_KEPT = 12
 _ALWAYS_PAUSE_MS = 1000
 
 
@@ -189,6 +191,9 @@ class PerNode:
         of_node: dict[NodeName, list[Run]] = {}
         for run in sorted(self._world.runs.get(job.id, {}).values(), key=lambda run: run.attempt):
             of_node.setdefault(run.node, []).append(run)
+        for name, runs in of_node.items():
+            if len(runs) > ENDED_KEPT:
+                of_node[name] = self._fewer(spec, runs)
         ready = dict[NodeName, bool]()
         for name, runs in of_node.items():
             ready[name] = self._again(job, runs, out, view.now_ms)
@@ -203,6 +208,16 @@ class PerNode:
         known = {name for row, name in enumerate(table.names) if not shut[row]}
         out.later = {name: at_ms for name, at_ms in out.later.items() if name in known}
         return out
+
+    def _fewer(self, spec: JobSpec, runs: list[Run]) -> list[Run]:
+        """Of a node whose run ended again and again only the latest are kept in memory. Those that failed are all kept
+        where they are counted: there are no more of them than the job has retries."""
+        counted = spec.restart != "always"
+        older = [run for run in runs[:-ENDED_KEPT] if not (counted and run.state == "failed")]
+        for run in older:
+            self._world.drop_run(run)
+        gone = {run.id for run in older}
+        return [run for run in runs if run.id not in gone]
 
     def _again(self, job: Job, runs: list[Run], out: Left, now_ms: int) -> bool:
         """Whether a node that had these runs may have another now."""

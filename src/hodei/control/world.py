@@ -170,6 +170,10 @@ class World:
         self._all_moved = False
         return moved
 
+    def drop_run(self, run: Run) -> None:
+        """One that has ended, and that nothing hangs on any more: it lives on in the store alone."""
+        self.runs[run.job].pop(run.id, None)
+
     def drop_runs(self, job: JobId) -> None:
         """The attempt is over: its runs live on in the store alone."""
         self.runs.pop(job, None)

@@ -6,6 +6,7 @@ import pytest
 
 from builders import a_job, a_node
 from hodei.control.availability import Availability
+from hodei.control.per_node import ENDED_KEPT
 from hodei.control.snapshot import dump, load
 from hodei.control.why import why
 from hodei.model.facts import JobCancelled, JobSubmitted, NodeJoined, NodeLost, NodeMarked
@@ -288,3 +289,41 @@ def test_only_the_member_that_lost_its_place_starts_again_after_a_preemption():
         house.see(run, "running")
         house.see(run, "succeeded", 0)
     assert house.state() == "succeeded"
+
+
+@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 3)])
+def test_a_run_that_ends_again_and_again_takes_no_more_and_more_memory(state, code):
+    house = _house("a", "b")
+    _submit(house, restart="always")
+    _run_all(house)
+    other = _live(house)["b"]
+    for _ in range(40):
+        run = _live(house)["a"]
+        house.see(run, "running")
+        house.see(run, state, code)
+        house.later(61_000)
+    assert len(house.runs) == 42
+    assert len(house.controller.world.runs[1]) <= ENDED_KEPT + 3
+    before = _live(house)
+    assert (before["b"], before["a"].split(".")[1]) == (other, run.split(".")[1])
+    house.restart(a_node("a", 4), a_node("b", 4))
+    assert _live(house) == before
+    assert len(house.controller.world.runs[1]) <= ENDED_KEPT + 3
+
+
+def test_retries_are_counted_though_other_ends_lie_between():
+    house = _house("a", "b")
+    _submit(house, retries=2)
+    _run_all(house)
+    for end in ["failed", "failed"] + ["stopped"] * 20:
+        run = _live(house)["a"]
+        house.see(run, "running")
+        if end == "stopped":
+            house.learn(NodeMarked("a", drain=True, cordon=True))
+        house.see(run, end, 3)
+        house.learn(NodeMarked("a", cordon=False))
+        house.later(61_000)
+    house.see(_live(house)["a"], "failed", 3)
+    house.later(61_000)
+    assert sorted(_live(house)) == ["b"]
+    assert "failed on a" in house.reason()[1]
