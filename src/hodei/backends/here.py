@@ -1,4 +1,5 @@
-"""A command on this machine, for an operator: its own process group, a clean environment, an end at its time."""
+"""A command on this machine, for an operator: in a session of its own, with a clean environment, ended at its time or with
+the server. `supervise` sees to the end."""
 
 from __future__ import annotations
 
@@ -6,54 +7,79 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from hodei.backends.supervise import NOT_RUNNABLE
 from hodei.model.backend import Executed
 
 OUTPUT_LIMIT = 1 << 20
 # Not the server's own: that may hold secrets.
 _HANDED_ON = ("PATH", "LANG", "TZ", "HOME", "USER", "LOGNAME")
-NOT_FOUND, NOT_RUNNABLE = 127, 126
+_SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervise.py")))
+# How long the supervisor has to end what is left; and later than ours its own time is over, should we be stopped.
+_ENDING_S = 10.0
+_LAST_WORDS_S = 1.0
+
+
+class _Said:
+    """The beginning of what is said. All of it is read, so that a full pipe stops no program."""
+
+    def __init__(self, stream: asyncio.StreamReader | None) -> None:
+        assert stream is not None
+        self.kept, self.cut = bytearray(), False
+        self.reading = asyncio.create_task(self._read(stream))
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while part := await stream.read(1 << 16):
+            room = OUTPUT_LIMIT - len(self.kept)
+            self.kept += part[:room]
+            self.cut = self.cut or len(part) > room
 
 
 async def run_here(command: Sequence[str], timeout_s: float) -> Executed:
-    """`exit_code` as a shell would tell it: 127 if there is no such program, 126 if it cannot be run."""
+    """`exit_code` as a shell would tell it: 127 if there is no such program, 126 if it cannot be run. None if it was not
+    over in time, with what it had said until then. Nothing that it started is left."""
     env = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
     try:
         process = await asyncio.create_subprocess_exec(
+            *_SUPERVISOR,
+            str(timeout_s + _ENDING_S),
             *command,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=env,
             cwd="/",
             start_new_session=True,
         )
-    except OSError as error:
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
-        return Executed(code, stderr=f"{command[0]}: {error.strerror}\n".encode())
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading = asyncio.gather(_read(process.stdout), _read(process.stderr))
+    except OSError as error:  # more words than the system takes
+        return Executed(NOT_RUNNABLE, stderr=f"{command[0][:80]}: {error.strerror}\n".encode())
+    said = [_Said(process.stdout), _Said(process.stderr)]
+    code = None
     try:
         async with asyncio.timeout(timeout_s):
-            (stdout, cut_out), (stderr, cut_err) = await reading
             code = await process.wait()
     except TimeoutError:
-        return Executed(None)
+        pass
     finally:
-        # Also what it has left behind: nobody waits for that.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    return Executed(128 - code if code < 0 else code, stdout, stderr, cut_out or cut_err)
+        await _end(process)
+        await asyncio.wait([each.reading for each in said], timeout=_LAST_WORDS_S)
+        for each in said:
+            each.reading.cancel()
+    if code is not None and code < 0:
+        code = 128 - code
+    return Executed(code, bytes(said[0].kept), bytes(said[1].kept), said[0].cut or said[1].cut)
 
 
-async def _read(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """The beginning of what is said, and whether there was more; all of it is read, so that nobody is stopped by it."""
-    kept, cut = bytearray(), False
-    while part := await stream.read(1 << 16):
-        room = OUTPUT_LIMIT - len(kept)
-        kept += part[:room]
-        cut = cut or len(part) > room
-    return bytes(kept), cut
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """All of it, by the supervisor; should that fail, at least its process group."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ENDING_S):
+            await process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

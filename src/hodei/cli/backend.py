@@ -144,7 +144,7 @@ def execute(job: str, command: tuple[str, ...], member: int, timeout: str) -> No
         raise UsageProblem("name a command", hint=f"hodei exec {job} -- ps aux")
     timeout_s = timeout_seconds(timeout)
     with client(timeout_s + 30) as server:
-        show_executed(server.execute(resolve_job(server, job), command, member=member, timeout_s=timeout_s))
+        show_executed(server.execute(resolve_job(server, job), command, member=member, timeout_s=timeout_s), timeout_s)
 
 
 def _amount(usage: NodeUsageView, resource: str) -> str:

@@ -12,11 +12,13 @@ from hodei.wire.backends import ExecutedView, NodeExecutedView
 MOST_TIMEOUT_S = 300
 
 
-def show_executed(done: ExecutedView | NodeExecutedView) -> NoReturn:
+def show_executed(done: ExecutedView | NodeExecutedView, timeout_s: int) -> NoReturn:
     click.echo(done.stdout, nl=False)
     click.echo(done.stderr, nl=False, err=True)
     if done.cut:
         click.echo("hodei: more was said than is shown", err=True)
+    if done.exit_code is None:
+        click.echo(f"hodei: it was not over within {timeout_s}s", err=True)
     sys.exit(124 if done.exit_code is None else done.exit_code)
 
 

@@ -89,7 +89,7 @@ def execute(name: str, command: tuple[str, ...], timeout: str) -> None:
         raise UsageProblem("name a command", hint=f"hodei node exec {name} -- uptime")
     timeout_s = timeout_seconds(timeout)
     with client(timeout_s + 30) as server:
-        show_executed(server.execute_on(name, command, timeout_s=timeout_s))
+        show_executed(server.execute_on(name, command, timeout_s=timeout_s), timeout_s)
 
 
 @node.command("show")

@@ -134,20 +134,37 @@ def test_here_a_command_leaves_nothing_behind_and_what_it_says_is_cut(tmp_path: 
 
     async def main() -> None:
         child = f"sleep 300 & echo $! > {pid_file}; sleep 300"
-        assert (await run_here(["/bin/sh", "-c", child], 0.5)).exit_code is None
+        assert (await run_here(["/bin/sh", "-c", child], 2)).exit_code is None
         pid = int(pid_file.read_text())
         await until(lambda: not _lives(pid))
         loud = await run_here(["/bin/sh", "-c", "head -c 3000000 /dev/zero"], 20)
         assert (loud.exit_code, len(loud.stdout), loud.cut) == (0, OUTPUT_LIMIT, True)
-        assert (await run_here(["/no/such/program"], 5)).exit_code == 127
-        assert (await run_here(["/bin/sh", "-c", "kill -9 $$"], 5)).exit_code == 137
+        assert (await run_here(["/no/such/program"], 20)).exit_code == 127
+        assert (await run_here(["/bin/sh", "-c", "kill -9 $$"], 20)).exit_code == 137
 
     asyncio.run(main())
 
 
+def test_here_a_command_that_is_not_over_in_time_has_said_what_it_said():
+    done = asyncio.run(run_here(["/bin/sh", "-c", "echo begin; echo err >&2; sleep 300"], 2))
+    assert (done.exit_code, done.stdout, done.stderr) == (None, b"begin\n", b"err\n")
+
+
+@pytest.mark.parametrize("how", ["", "setsid "])
+def test_here_the_answer_comes_when_the_command_is_over_and_what_it_left_is_ended(tmp_path: Path, how: str):
+    pid_file = tmp_path / "pid"
+    script = (
+        f"{how}sh -c 'echo $$ > {pid_file}; exec sleep 300' & while [ ! -s {pid_file} ]; do sleep 0.01; done; echo bg"
+    )
+    done = asyncio.run(run_here(["/bin/sh", "-c", script], 60))
+    assert (done.exit_code, done.stdout) == (0, b"bg\n")
+    assert not _lives(int(pid_file.read_text()))
+
+
 def test_here_a_command_does_not_get_the_servers_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HODEI_TOKEN", "secret")
-    assert b"secret" not in asyncio.run(run_here(["/usr/bin/env"], 5)).stdout
+    names = {line.split(b"=")[0] for line in asyncio.run(run_here(["/usr/bin/env"], 20)).stdout.splitlines()}
+    assert names <= {b"PATH", b"LANG", b"TZ", b"HOME", b"USER", b"LOGNAME"}
 
 
 def _lives(pid: int) -> bool:

@@ -23,7 +23,7 @@ GRACE_S = 1.0
 
 
 class Done(Struct, frozen=True):
-    """`code` None: it did not end in time, and was killed."""
+    """`code` None: it did not end in time, and was killed; with what it had said until then."""
 
     code: int | None
     stdout: bytes
@@ -85,13 +85,18 @@ class Commands:
                     hint="is it installed on the server's host?",
                     code=NOT_REACHED,
                 ) from None
+            talking = asyncio.create_task(process.communicate(text or None))
             try:
                 async with asyncio.timeout(timeout_s):
-                    stdout, stderr = await process.communicate(text or None)
+                    stdout, stderr = await asyncio.shield(talking)
             except TimeoutError:
                 await _end(process)
-                return Done(None, b"", f"{words[0]} did not answer within {timeout_s:g} s".encode())
+                await asyncio.wait({talking}, timeout=GRACE_S)
+                talking.cancel()
+                stdout, stderr = talking.result() if talking.done() else (b"", b"")
+                return Done(None, stdout, stderr + f"{words[0]} did not answer within {timeout_s:g} s\n".encode())
             except asyncio.CancelledError:
+                talking.cancel()
                 if not changes:
                     await _end(process)
                 raise

@@ -240,10 +240,8 @@ class SlurmCommands:
 
 
 def _executed(done: Done) -> Executed:
-    if done.code is None:
-        return Executed(None)
     cut = len(done.stdout) > OUTPUT_LIMIT or len(done.stderr) > OUTPUT_LIMIT
-    code = 128 - done.code if done.code < 0 else done.code
+    code = 128 - done.code if done.code is not None and done.code < 0 else done.code
     return Executed(code, done.stdout[:OUTPUT_LIMIT], done.stderr[:OUTPUT_LIMIT], cut)
 
 
