@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hodei.cli.errors import UsageProblem
-from hodei.cli.executed import show_executed, timeout_seconds
+from hodei.cli.executed import AS_IT_IS, ExecCommand, show_executed, timeout_seconds
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
@@ -124,7 +124,7 @@ def usage(name: str, output: str, no_headers: bool) -> None:
     emit_list(found, output, USAGE, name=lambda u: u.node, headers=not no_headers, empty="nothing was measured")
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("exec", cls=ExecCommand, context_settings=AS_IT_IS)
 @job_argument
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 @click.option("--member", type=click.IntRange(0), default=0, show_default=True, help="Which member of the job.")

@@ -10,6 +10,22 @@ import click
 from hodei.wire.backends import ExecutedView, NodeExecutedView
 
 MOST_TIMEOUT_S = 300
+AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+class ExecCommand(click.Command):
+    """`exec [OPTIONS] WHERE -- COMMAND`. Words of the command are not ours to read; options between WHERE and `--` are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        words = ctx.params.get("command") or ("",)
+        if not words[0].startswith("-") or words[0] == "--":
+            return rest
+        # No program is called that: it is an option, known or not.
+        ctx.params.clear()
+        ctx.allow_interspersed_args, ctx.ignore_unknown_options = True, False
+        return super().parse_args(ctx, given)
 
 
 def show_executed(done: ExecutedView | NodeExecutedView, timeout_s: int) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from hodei.cli.errors import UsageProblem
-from hodei.cli.executed import show_executed, timeout_seconds
+from hodei.cli.executed import AS_IT_IS, ExecCommand, show_executed, timeout_seconds
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, node_argument, output_option, watch_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
@@ -70,7 +70,7 @@ def node() -> None:
     """Show, cordon, drain, taint or label a node."""
 
 
-@node.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@node.command("exec", cls=ExecCommand, context_settings=AS_IT_IS)
 @node_argument
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 @click.option(
