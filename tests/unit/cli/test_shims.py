@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from hodei.backends.slurm_hosts import counts, folded_hosts, folded_numbers, hosts, hosts_in_order
 from hodei.cli.shims import sbatch, squeue
 from hodei.cli.shims.__main__ import main
 from hodei.cli.shims.columns import lines
-from hodei.cli.shims.rows import Row, folded_hosts, folded_numbers, full_span, span
+from hodei.cli.shims.rows import Row, full_span, span
 from hodei.cli.shims.words import Refused, read
 from unit.cli.stub import job
 
@@ -30,6 +31,37 @@ def test_spans_are_written_as_slurm_does(seconds, short, full):
 )  # fmt: skip
 def test_names_of_hosts_are_folded(names, text):
     assert folded_hosts(names) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n[1-3,5]", "n1 n2 n3 n5"), ("n1", "n1"), ("n[08-10],gpu2", "n08 n09 n10 gpu2"), ("a-b.c,x[1-2]y[3,4]", "a-b.c x1y3 x1y4 x2y3 x2y4"),
+    ],
+)  # fmt: skip
+def test_scontrol_shows_the_names_in_a_list_of_hosts(text, names, capsys, monkeypatch):
+    assert hosts(text) == names.split()
+    monkeypatch.setenv("SLURM_JOB_NODELIST", text)
+    for words in ([], [text]):
+        with pytest.raises(SystemExit) as ended:
+            main(["scontrol", "show", "hostnames", *words])
+        assert not ended.value.code
+        assert capsys.readouterr().out.split() == names.split()
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a]", "n[1-999999999]", ",", "n[1-1000][1-1000]", ""])
+def test_what_is_no_list_of_hosts_is_refused(text, capsys, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["scontrol", "show", "hostnames", text])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("scontrol: error: ")
+
+
+def test_lists_keep_the_order_of_the_nodes():
+    assert hosts_in_order(["n2", "n1"]) == "n2,n1"
+    assert hosts_in_order(["n1", "n2", "n1", "m"]) == "n[1-2],m"
+    assert counts([2, 2, 1, 2]) == "2(x2),1,2"
 
 
 def test_numbers_are_folded():

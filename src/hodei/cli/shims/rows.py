@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hodei.backends.slurm_hosts import folded_hosts
 from hodei.cli import times
 from hodei.cli.times import ms_of
 from hodei.model.lifecycle import JOB_ENDED
@@ -223,36 +223,3 @@ def stamp(seconds: int) -> str:
 def midnight() -> str:
     today = time.localtime()
     return datetime(today.tm_year, today.tm_mon, today.tm_mday).astimezone().isoformat(timespec="seconds")
-
-
-def folded_hosts(names: Iterable[str]) -> str:
-    """`n[1-4],gpu2`: names that differ in their last number alone, together."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    for name in dict.fromkeys(names):
-        found = re.fullmatch(r"(.*?)(\d+)", name)
-        stem, number = (found[1], found[2]) if found else (name, "")
-        groups.setdefault((stem, len(number) if number.startswith("0") else 0 if number else -1), []).append(
-            int(number or 0)
-        )
-    out = []
-    for (stem, width), numbers in groups.items():
-        parts = [f"{first:0{max(width, 1)}}" + (f"-{last:0{max(width, 1)}}" if last > first else "")
-                 for first, last in _runs(sorted(numbers))]  # fmt: skip
-        alone = len(parts) == 1 and "-" not in parts[0]
-        out.append(stem if width < 0 else f"{stem}{parts[0]}" if alone else f"{stem}[{','.join(parts)}]")
-    return ",".join(out)
-
-
-def folded_numbers(numbers: Iterable[int]) -> str:
-    """`1,3,7-9`."""
-    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in _runs(sorted(numbers)))
-
-
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for number in numbers:
-        if out and number == out[-1][1] + 1:
-            out[-1] = (out[-1][0], number)
-        else:
-            out.append((number, number))
-    return out

@@ -1,10 +1,12 @@
-"""`scontrol`: `show job`, and what is done to jobs: hold, release, requeue, suspend, resume."""
+"""`scontrol`: `show job`, `show hostnames`, and what is done to jobs: hold, release, requeue, suspend, resume."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
+from hodei.backends.slurm_hosts import hosts
 from hodei.cli.output import clean
 from hodei.cli.shims.finding import ids_of, jobs_of, rows, whole_array
 from hodei.cli.shims.rows import STATES, Row, clock, full_span
@@ -20,6 +22,8 @@ _VERBS = ("hold", "uhold", "release", "requeue", "suspend", "resume")
 def run(words: list[str]) -> int:
     given = read(words, "o/oneliner d/details v/verbose Q/quiet a/all")
     verb, *rest = given.rest or [""]
+    if verb == "show" and rest and rest[0].lower() in ("hostnames", "hostname") and len(rest) <= 2:
+        return _hostnames(rest[1] if len(rest) == 2 else os.environ.get("SLURM_JOB_NODELIST", ""))
     from hodei.client import Client
 
     if verb == "show" and rest and rest[0].lower() in ("job", "jobs", "jobid") and len(rest) <= 2:
@@ -31,8 +35,20 @@ def run(words: list[str]) -> int:
     if verb in _VERBS and rest:
         with Client() as client:
             return max(_do(client, verb, text) for one in rest for text in one.split(","))
-    known = "show job [N], hold N, release N, requeue N, suspend N, resume N"
+    known = "show job [N], show hostnames [LIST], hold N, release N, requeue N, suspend N, resume N"
     raise Refused(f"{' '.join(given.rest)[:80]!r} is not known here; there is {known}; for nodes: hodei nodes")
+
+
+def _hostnames(text: str) -> int:
+    """One name a line. Without a list those of the job that it is called in. It asks no server."""
+    if not text:
+        raise Refused("error: host list is empty")
+    try:
+        found = hosts(text)
+    except ValueError:
+        raise Refused(f"error: Invalid hostlist: {text[:80]}") from None
+    sys.stdout.writelines(f"{name}\n" for name in found)
+    return 0
 
 
 def _show(client: Client, text: str, one_line: bool) -> int:

@@ -6,8 +6,8 @@ import sys
 import time
 from typing import NamedTuple
 
+from hodei.backends.slurm_hosts import folded_hosts
 from hodei.cli.shims.columns import Fields, lines
-from hodei.cli.shims.rows import folded_hosts
 from hodei.cli.shims.words import Refused, read
 
 _USUAL = "%9P %.5a %.10l %.6D %.6t %N"

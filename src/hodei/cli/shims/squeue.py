@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from hodei.backends.slurm_hosts import folded_numbers
 from hodei.cli.shims.columns import Fields, lines
 from hodei.cli.shims.finding import jobs_of, rows, states_of
-from hodei.cli.shims.rows import Row, clock, folded_numbers, span
+from hodei.cli.shims.rows import Row, clock, span
 from hodei.cli.shims.words import Refused, read
 from hodei.model.errors import NotFound
 
