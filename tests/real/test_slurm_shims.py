@@ -26,7 +26,7 @@ Call = Callable[..., Said]
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory):
     place = House(tmp_path_factory.mktemp("house") / "home")
-    place.configure('[[nodes]]\nname = "n1"\ncpu = "16"\nmemory = "16Gi"\n')
+    place.configure("".join(f'[[nodes]]\nname = "{name}"\ncpu = "16"\nmemory = "16Gi"\n' for name in ("n1", "n2")))
     try:
         yield place.up()
     finally:
@@ -230,20 +230,81 @@ def test_srun_is_a_job_outside_of_jobs_and_tasks_within_one(up, call):
     assert "More processors requested than permitted" in (call.work / "err").read_text()
 
 
-def test_members_of_a_gang_are_the_tasks_of_several_nodes(up, call):
-    body = 'srun sh -c "echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURM_NNODES $SLURM_NTASKS_PER_NODE"'
+def test_tasks_of_several_nodes_lie_on_that_many_nodes(up, call):
+    show = "echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURM_NNODES $SLURM_JOB_NODELIST $HODEI_NODE"
+    body = f"srun sh -c '{show}'; srun -N1 -n1 echo once; scontrol show hostnames | tr '\\n' ' ' >names-$SLURM_NODEID"
     said = call("sbatch", "-W", "-N", "2", "--ntasks-per-node=2", "--mem=100M", "-o", "out", "--wrap", body)
     assert said.code == 0, said
-    assert "4 tasks: each becomes a member" in said.err
-    assert sorted((call.work / "out").read_text().splitlines()) == [
-        "0 0 0 4 2 2", "1 1 0 4 2 2", "2 0 1 4 2 2", "3 1 1 4 2 2",
-    ]  # fmt: skip
+    assert "it asks for 2 nodes" in said.err
+    *lines, once = sorted((call.work / "out").read_text().splitlines())
+    assert once == "once"
+    assert [line.split()[:5] for line in lines] == [
+        text.split() for text in ("0 0 0 4 2", "1 1 0 4 2", "2 0 1 4 2", "3 1 1 4 2")
+    ]
+    places = [line.split()[6] for line in lines]
+    assert places in (["n1", "n1", "n2", "n2"], ["n2", "n2", "n1", "n1"])
+    assert {(call.work / f"names-{node}").read_text() for node in (0, 1)} == {f"{places[0]} {places[2]} "}
+
+
+def test_more_nodes_than_there_are_do_not_become_fewer(up, call):
+    refused = call("sbatch", "--test-only", "-N", "3", "--wrap", "true")
+    assert "would start" not in refused.err
+    id = submitted_or_refused(call("sbatch", "-N", "3", "--wrap", "true"))
+    if id:
+        assert up.until_state(id, "pending").job.state == "pending"
+        assert call("squeue", "-h", "-j", str(id), "-o", "%t").out == "PD\n"
+        assert call("scancel", str(id)).code == 0
+
+
+def submitted_or_refused(said: Said) -> int:
+    return submitted(said) if said.code == 0 else 0
+
+
+def test_srun_gives_a_job_its_standard_input_or_says_that_it_can_not(call):
+    assert call("srun", "cat", input="hello\n")[:2] == (0, "hello\n")
+    assert call("srun", "-n", "2", "cat", input="hello\n")[:2] == (0, "hello\nhello\n")
+    large = "x" * 60_000 + "\n"
+    assert call("srun", "cat", input=large)[:2] == (0, large)
+    said = call("srun", "cat", input="x" * 70_000)
+    assert (said.code, said.out) == (1, "")
+    assert "64 KiB" in said.err
+    assert "--input FILE" in said.err
+    (call.work / "in.txt").write_text("file\n")
+    assert call("srun", "-n", "2", "--input", "in.txt", "cat", input="no\n")[:2] == (0, "file\nfile\n")
+    assert call("srun", "-i", "none", "cat", input="no\n")[:2] == (0, "")
+
+
+def test_srun_writes_files_of_tasks_and_labels_them_outside_of_a_job(call):
+    both = "echo out$SLURM_PROCID; echo err >&2; exit $SLURM_PROCID"
+    assert call("srun", "-n", "2", "-o", "o-%t.txt", "sh", "-c", both).code == 1
+    assert [(call.work / f"o-{rank}.txt").read_text() for rank in (0, 1)] == ["out0\nerr\n", "out1\nerr\n"]
+    assert call("srun", "-n", "2", "-o", "o-%2t-%j", "-e", "e-%t", "sh", "-c", both).out == ""
+    assert [(call.work / f"e-{rank}").read_text() for rank in (0, 1)] == ["err\n", "err\n"]
+    said = call("srun", "-l", "-n", "2", "sh", "-c", both)
+    assert (said.code, sorted(said.lines)) == (1, ["0: out0", "1: out1"])
+    assert {"0: err", "1: err"} <= set(said.err.splitlines())
+
+
+def test_srun_writes_files_of_tasks_within_a_job(call):
+    show = "echo $SLURM_PROCID; echo err >&2"
+    body = (
+        f"srun -o step-%t.txt sh -c '{show}'; srun -o one.txt -e 'e-%j-%t' sh -c '{show}'; srun -o none sh -c 'echo no'; "
+        "echo hi | srun cat; echo two >in; srun -i in cat; srun -o no/such true; echo $?"
+    )
+    said = call("sbatch", "--parsable", "-W", "-n", "2", "-o", "out", "-e", "/dev/null", "--wrap", body)
+    assert said.code == 0, said
+    read = {path.name: path.read_text() for path in call.work.iterdir()}
+    id = said.out.strip()
+    assert (read["step-0.txt"], read["step-1.txt"]) == ("0\nerr\n", "1\nerr\n")
+    assert sorted(read["one.txt"].split()) == ["0", "1"]
+    assert read[f"e-{id}-0"] == read[f"e-{id}-1"] == "err\n"
+    assert read["out"] == "hi\nhi\ntwo\ntwo\n2\n"
 
 
 def test_sinfo_shows_nodes_by_partition_and_state(call):
     head, *rows = call("sinfo").lines
     assert head == "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST"
-    assert re.fullmatch(r"local +up +infinite +1 +(idle|mix) \S+", rows[0])
+    assert re.fullmatch(r"local +up +infinite +2 +(idle|mix) \S+", rows[0])
     assert call("sinfo", "-N").lines[0].split() == ["NODELIST", "NODES", "PARTITION", "STATE"]
-    assert call("sinfo", "-h", "-o", "%P %D").out == "local 1\n"
+    assert call("sinfo", "-h", "-o", "%P %D").out == "local 2\n"
     assert call("sinfo", "--no-such").code == 1

@@ -6,6 +6,9 @@ A job asks for them by an annotation (`hodei convert` and the `sbatch` shim writ
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from hodei.backends.slurm_hosts import counts, hosts_in_order
 from hodei.model.effects import Start
 from hodei.model.job import JobSpec
 from hodei.model.resources import CPU, MEMORY
@@ -25,40 +28,68 @@ OF_ARRAYS = (
 )  # fmt: skip
 
 
+class _Lay(NamedTuple):
+    """How a job lies on its nodes: `tasks` and `members` of each node, in the order of their ids. `first`: the rank of this
+    member's first task, `local`: its number on the node, `node`: the node's id. `names`: none if they are not known."""
+
+    tasks: list[int]
+    members: list[int]
+    first: int
+    local: int
+    node: int
+    names: tuple[str, ...]
+
+
+def _lay_of(order: Start) -> _Lay:
+    """The tasks go to the members in blocks, as evenly as they can. Nodes get their ids in the order of ranks."""
+    world, rank = max(order.world_size, 1), order.run.rank
+    total = max(_number(order.task.env.get("SLURM_NTASKS")), world)
+    each = [total // world + (number < total % world) for number in range(world)]
+    if not 0 <= rank < world:  # a rank beyond the gang's size: nothing but the run itself is known
+        return _Lay([each[0]], [1], 0, 0, 0, ())
+    # In very large gangs the nodes are not told: then each member is taken to have its own, as jobs of several nodes ask for.
+    known = order.nodes if len(order.nodes) == world else ()
+    places = known or ((order.run.node,) if world == 1 else tuple(map(str, range(world))))
+    tasks, members = dict[str, int](), dict[str, int]()
+    local = 0
+    for number, place in enumerate(places):
+        if number == rank:
+            local = tasks.get(place, 0)
+        tasks[place] = tasks.get(place, 0) + each[number]
+        members[place] = members.get(place, 0) + 1
+    names = tuple(tasks) if known or world == 1 else ()
+    node = list(tasks).index(places[rank])
+    return _Lay(list(tasks.values()), list(members.values()), sum(each[:rank]), local, node, names)
+
+
 def slurm_variables(order: Start) -> dict[str, str]:
     """Nothing for jobs that did not ask."""
     if order.spec.annotations.get(ANNOTATION) not in (ALL, STEPS):
         return {}
     run, spec, task = order.run, order.spec, order.task
     given = task.env
-    tasks = given.get("SLURM_NTASKS") or str(max(order.world_size, task.count))
-    nodes = given.get("SLURM_NNODES") or "1"
-    per_node = _number(given.get("SLURM_NTASKS_PER_NODE")) or -(-_number(tasks) // max(1, _number(nodes)))
+    lay = _lay_of(order)
     cpus = max(1, -(-task.request.get(CPU, 1000) // 1000))
-    # In a gang every member is one task; a job of one member has all its tasks on one node.
-    tasks_here = per_node if task.count > 1 else max(1, _number(tasks))
-    cpus_here = cpus * tasks_here if task.count > 1 else cpus
-    places = ",".join(dict.fromkeys(order.addresses)) if task.count > 1 and order.addresses else run.node
-    several = f"(x{nodes})" if _number(nodes) > 1 else ""
     out = {
         **dict.fromkeys(JOB_IDS, str(run.job)),
         "SLURM_JOB_NAME": given.get("SLURM_JOB_NAME") or spec.name,
-        "SLURM_PROCID": str(run.rank),
-        "SLURM_LOCALID": str(run.rank % max(1, per_node)) if task.count > 1 else "0",
-        "SLURM_NODEID": str(run.rank // max(1, per_node)) if task.count > 1 else "0",
-        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), tasks),
-        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes),
-        **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST"), places),
-        "SLURM_TASKS_PER_NODE": f"{tasks_here}{several}",
+        "SLURM_PROCID": str(lay.first),
+        "SLURM_LOCALID": str(lay.local),
+        "SLURM_NODEID": str(lay.node),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(sum(lay.tasks))),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(lay.tasks))),
+        "SLURM_TASKS_PER_NODE": counts(lay.tasks),
         "SLURM_CPUS_PER_TASK": given.get("SLURM_CPUS_PER_TASK") or str(cpus),
-        "SLURM_CPUS_ON_NODE": str(cpus_here),
-        "SLURM_JOB_CPUS_PER_NODE": f"{cpus_here}{several}",
+        "SLURM_CPUS_ON_NODE": str(cpus * lay.members[lay.node]),
+        "SLURM_JOB_CPUS_PER_NODE": counts(cpus * members for members in lay.members),
         "SLURMD_NODENAME": run.node,
         "SLURM_CLUSTER_NAME": run.backend,
         **array_variables(spec),
     }
+    if lay.names:
+        out |= dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST"), hosts_in_order(lay.names))
     if memory := task.request.get(MEMORY, 0):
-        out["SLURM_MEM_PER_NODE"] = str(-(-memory * (tasks_here if task.count > 1 else 1) // (1 << 20)))
+        out["SLURM_MEM_PER_NODE"] = str(-(-memory * lay.members[lay.node] // (1 << 20)))
     if submitted_in := given.get("SLURM_SUBMIT_DIR") or task.workdir:
         out["SLURM_SUBMIT_DIR"] = submitted_in
     if run.attempt > 1:
@@ -81,6 +112,10 @@ def within_slurm(order: Start) -> tuple[dict[str, str], tuple[str, ...]]:
 
     Runs are handed to Slurm in arrays of Hodei's making, whose numbers mean nothing to the job."""
     own = slurm_variables(order)
+    if own and order.nodes:
+        # Slurm knows its nodes by their own names.
+        names = [node.removeprefix(f"{order.run.backend}-") for node in order.nodes]
+        own |= dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST"), hosts_in_order(names))
     kept = OF_THE_NODE if order.task.count == 1 else ("SLURMD_NODENAME", "SLURM_CLUSTER_NAME")
     if order.spec.annotations.get(ANNOTATION) == STEPS and order.task.count == 1:
         kept = (*kept, *JOB_IDS)

@@ -28,7 +28,8 @@ def start_orders(world: World, job: JobId, runs: Iterable[Run], together: Sequen
     nodes = [world.nodes.get(run.node) for run in told]
     known = tuple([node.address for node in nodes if node is not None and node.address])
     addresses = known if len(known) == len(nodes) else ()
-    return [Start(run, spec, spec.task_of(run.member), len(together), addresses) for run in runs]
+    names = tuple([run.node for run in told]) if 1 < len(together) == len(told) else ()
+    return [Start(run, spec, spec.task_of(run.member), len(together), addresses, names) for run in runs]
 
 
 def stop_order(job: Job, run: Run, reason: str) -> Stop:

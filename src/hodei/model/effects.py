@@ -96,7 +96,8 @@ class Start(Struct, frozen=True):
     """Begin `run`. Carries all that a backend needs, so that it need not ask.
 
     `world_size`: how many members start together (or are there once this one has joined), and `addresses`: where they
-    are, in order of rank; only the first is given in very large gangs, none where a node has none.
+    are, in order of rank; only the first is given in very large gangs, none where a node has none. `nodes`: the names of
+    their nodes in the same order; none for a job of one member and in very large gangs.
     """
 
     run: Run
@@ -104,6 +105,7 @@ class Start(Struct, frozen=True):
     task: TaskSpec
     world_size: int = 1
     addresses: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 class Stop(Struct, frozen=True):

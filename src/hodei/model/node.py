@@ -107,6 +107,8 @@ class Node(Struct, frozen=True, omit_defaults=True):
 GPU_ONLY = "hodei.io/gpus"
 # How the label ends that names the partition or queue of a node: `slurm.hodei.io/line`.
 LINE = ".hodei.io/line"
+# Label of a node that stands for many machines, of which another system chooses one.
+DELEGATED = "hodei.io/delegated"
 
 
 class NodeMarks(Struct, frozen=True, omit_defaults=True):

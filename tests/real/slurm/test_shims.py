@@ -63,7 +63,7 @@ def both(request, own_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFact
     folder.chmod(0o755)
     house = House(folder / "house" / "home")
     house.home.parent.mkdir()
-    nodes = '[[nodes]]\nname = "n1"\ncpu = "16"\nmemory = "16Gi"\n'
+    nodes = "".join(f'[[nodes]]\nname = "{name}"\ncpu = "16"\nmemory = "16Gi"\n' for name in ("n1", "n2"))
     if request.param == "slurm":
         nodes = (
             '[backends.local]\nkind = "local"\nenabled = false\n[backends.hpc]\nkind = "slurm"\nmode = "placed"\npoll = "100ms"\n'
@@ -155,7 +155,7 @@ def test_srun_starts_the_same_tasks(pair):
 
 
 def test_tasks_on_several_nodes_are_the_same(pair):
-    """Here every member runs the whole script, so all of it is the srun."""
+    """Here every node runs the whole script, so all of it is the srun."""
     body = "srun sh -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $SLURM_NNODES'"
     real, shim = the_same(pair, "-N2", "--ntasks-per-node=2", "--mem=60M", "-o", "out", "--wrap", body)
     assert sorted(real["out"].splitlines()) == sorted(shim["out"].splitlines())

@@ -32,17 +32,18 @@ def submitted(**fields: Any) -> Submitted:
         ("-n 4 -c 2", {"cpu": 8}),
         ("-N 1 -n 4 --mem=8G", {"cpu": 4, "memory": "8Gi"}),
         ("--ntasks-per-node=16", {"cpu": 16}),
-        ("-N 4 --ntasks-per-node=16", {"count": 64}),
-        ("-N 4 --ntasks-per-node=16 -c 2 --mem=32G", {"count": 64, "cpu": 2, "memory": "2048Mi"}),
-        ("-n 64 --ntasks-per-node=16", {"count": 64}),
+        ("-N 4 --ntasks-per-node=16", {"count": 4, "cpu": 16}),
+        ("-N 4 --ntasks-per-node=16 -c 2 --mem=32G", {"count": 4, "cpu": 32, "memory": "32Gi"}),
+        ("-n 64 --ntasks-per-node=16", {"count": 4, "cpu": 16}),
         ("-N 2", {"count": 2}),
-        ("-N 2-4 -n 6", {"count": 6}),
+        ("-N 2-4 -n 6", {"count": 2, "cpu": 3}),
+        ("-N 2 -n 5", {"count": 2, "cpu": 3}),
         ("-n 4 --mem-per-cpu=2G", {"cpu": 4, "memory": "8Gi"}),
         ("--gpus=2 --cpus-per-gpu=4 --mem-per-gpu=10G", {"gpu": 2, "cpu": 8, "memory": "20Gi"}),
         ("-n 2 --gpus-per-task=a100:2", {"gpu": 4, "gpu_type": "a100", "cpu": 2}),
-        ("-N 2 --ntasks-per-node=4 --gpus-per-node=4", {"count": 8, "gpu": 1}),
-        ("-N 2 --ntasks-per-node=4 --gpus-per-node=2", {"count": 8, "gpu": "500m"}),
-        ("-N 2 -n 4 -G 8", {"count": 4, "gpu": 2}),
+        ("-N 2 --ntasks-per-node=4 --gpus-per-node=4", {"count": 2, "cpu": 4, "gpu": 4}),
+        ("-N 2 --ntasks-per-node=4 --gpus-per-node=2", {"count": 2, "cpu": 4, "gpu": 2}),
+        ("-N 2 -n 4 -G 8", {"count": 2, "cpu": 2, "gpu": 4}),
         ("-N 2 --gpus-per-task=1 --cpus-per-gpu=3", {"count": 2, "gpu": 1, "cpu": 3}),
     ],
 )
@@ -52,11 +53,30 @@ def test_sizes_are_those_of_one_member(options, sizes):
     assert {key: document[key] for key in kept if key in document} == sizes
 
 
-def test_a_script_runs_once_on_one_node_and_once_for_each_task_on_several():
+def test_a_script_runs_once_on_every_node():
     one = document_of("-n 4 -c 2")
     assert one["env"] == {"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}
+    assert "job_anti_affinity" not in one
     several = document_of("-N 4 --ntasks-per-node=16")
-    assert several["env"] == {"SLURM_NNODES": "4", "SLURM_NTASKS_PER_NODE": "16"}
+    assert several["env"] == {"SLURM_NTASKS": "64", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "16"}
+
+
+def test_members_on_several_nodes_keep_off_each_other_and_off_no_other_job():
+    first = document_of("-N 2 -p a,b", submitted=submitted(token="one"))
+    assert first["labels"] == {"slurm.hodei.io/apart": "one"}
+    assert first["job_anti_affinity"]["required"] == [{"match": "slurm.hodei.io/apart=one", "topology": "host"}]
+    # A node that stands for a whole partition can not tell its machines apart.
+    assert first["affinity"]["required"] == ["slurm.hodei.io/line in (a, b), !hodei.io/delegated"]
+    assert document_of("-N 2", submitted=submitted(token="two"))["labels"] != first["labels"]
+    assert document_of("-N 2")["labels"] == document_of("-N 2")["labels"]
+
+
+def test_a_job_has_the_name_of_its_script_as_slurm_gives_it():
+    document = document_of("-o %x.out")
+    assert document["name"] == "job.sh"
+    assert "job.sh.out" in document["command"][2].replace("'", "")
+    other, _ = convert("#!/bin/sh\n#SBATCH -c 1\ntrue\n", "dir/My Train.sh")
+    assert (other["name"], other["env"]["SLURM_JOB_NAME"]) == ("my-train.sh", "My Train.sh")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +174,7 @@ def test_a_submission_takes_variables_along_as_sbatch_does(option, taken):
 def test_arguments_reach_the_script():
     here = submitted(arguments=("a", "b c"))
     words = document_of("-c 1 -o /dev/stdout", body='echo "$0" "$@"', submitted=here)["command"]
-    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout == "job a b c\n"
+    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout == "job.sh a b c\n"
     document, _ = convert("#!/usr/bin/env python3\nimport sys; print(sys.argv[1:])\n", submitted=here)
     assert document["command"][4:7] == ["/usr/bin/env", "python3", "-c"]
     assert document["command"][-2:] == ["a", "b c"]

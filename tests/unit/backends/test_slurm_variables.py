@@ -37,12 +37,45 @@ def test_a_plain_job_knows_its_number_its_place_and_that_it_is_one_task():
     assert not set(OF_ARRAYS) & set(env)
 
 
-@pytest.mark.parametrize(("rank", "local", "node"), [(0, "0", "0"), (15, "15", "0"), (16, "0", "1"), (63, "15", "3")])
-def test_members_of_a_gang_are_tasks(rank, local, node):
-    said = {"SLURM_NNODES": "4", "SLURM_NTASKS_PER_NODE": "16"}
-    env = slurm_of(an_asking_order(rank=rank, count=64, env=said))
-    assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NODEID"]) == (str(rank), local, node)
-    assert (env["SLURM_NTASKS"], env["SLURM_NNODES"], env["SLURM_TASKS_PER_NODE"]) == ("64", "4", "16(x4)")
+def gang(rank: int, nodes: str, **fields: object) -> dict[str, str]:
+    """What the member of that rank is told, in a gang on these nodes."""
+    names = tuple(nodes.split())
+    order = an_asking_order(rank=rank, count=len(names), **fields)
+    return slurm_of(structs.replace(order, run=structs.replace(order.run, node=names[rank]), nodes=names))
+
+
+IDS = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NNODES", "TASKS_PER_NODE", "JOB_NODELIST")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tasks", "rank", "told"),
+    [
+        ("n1 n2 n3 n4", 64, 0, "0 0 0 64 4 16(x4) n[1-4]"),
+        ("n1 n2 n3 n4", 64, 3, "48 0 3 64 4 16(x4) n[1-4]"),
+        ("n2 n1", 5, 1, "3 0 1 5 2 3,2 n2,n1"),
+        ("n1 n1 n2", 3, 1, "1 1 0 3 2 2,1 n[1-2]"),
+        ("n1 n2 n1", 3, 2, "2 1 0 3 2 2,1 n[1-2]"),
+        ("n1 n1", 0, 1, "1 1 0 2 1 2 n1"),
+    ],
+    ids=["first", "last", "uneven, in order of rank", "two on a node", "in turns", "all on one"],
+)
+def test_ids_and_counts_are_those_of_the_real_placement(nodes, tasks, rank, told):
+    env = gang(rank, nodes, env={"SLURM_NTASKS": str(tasks), "SLURM_NNODES": "9"} if tasks else {})
+    assert " ".join(env[f"SLURM_{name}"] for name in IDS) == told
+
+
+def test_all_members_are_told_the_same_nodes_by_name_and_sizes_of_whole_nodes():
+    told = [gang(rank, "a b a", cpu=2, memory="100Mi") for rank in range(3)]
+    assert {env["SLURM_NODELIST"] for env in told} == {"a,b"}
+    assert [env["SLURM_CPUS_ON_NODE"] for env in told] == ["4", "2", "4"]
+    assert {env["SLURM_JOB_CPUS_PER_NODE"] for env in told} == {"4,2"}
+    assert [env["SLURM_MEM_PER_NODE"] for env in told] == ["200", "100", "200"]
+
+
+def test_where_the_nodes_of_a_gang_are_not_told_no_list_is_made_up():
+    env = slurm_of(an_asking_order(rank=2, count=4))
+    assert (env["SLURM_NODEID"], env["SLURM_NNODES"]) == ("2", "4")
+    assert "SLURM_JOB_NODELIST" not in env
 
 
 def test_a_job_of_one_member_may_have_several_tasks():

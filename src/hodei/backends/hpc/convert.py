@@ -1,12 +1,13 @@
 """A batch script as a job document, with a word on everything that could not be taken over. Reads text, does nothing.
 
 A script of Slurm runs once, on the first node, and starts its tasks itself. So a job on one node is one member with the cores
-of all its tasks. On several nodes (`--nodes` above 1) each task is a member of a gang and runs the whole script: there `srun`
-stands for the member's own task.
+of all its tasks. On several nodes (`--nodes` above 1) it is a gang of one member for each node, with the cores of the tasks
+there; no two are ever on one node. Each member runs the whole script, and `srun` starts the tasks of that node.
 """
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
 from collections.abc import Callable, Mapping
@@ -19,13 +20,15 @@ from hodei.backends.hpc.slurm_depends import dependencies
 from hodei.backends.hpc.slurm_options import LET_THROUGH
 from hodei.backends.slurm_variables import ALL, ANNOTATION, STEPS
 from hodei.model.errors import InvalidInput
+from hodei.model.node import DELEGATED
 
 Document = dict[str, Any]
+# The members of a job on several nodes have this label, and keep off each other by it.
+APART = "slurm.hodei.io/apart"
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _GPU = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?")
 _UNITS = {"": "Mi", "K": "Ki", "M": "Mi", "G": "Gi", "T": "Ti"}
-_MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1 << 20}
 _MAIL = ("mail-type", "mail-user")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STARTER = re.compile(r"^[^#\n]*?(?:^|[\s;|&(`!])(srun|mpirun|mpiexec|aprun)\s", re.MULTILINE)
@@ -53,7 +56,7 @@ _VARIABLES = {
 class Submitted(NamedTuple):
     """How a script comes from `sbatch`: who called it, where, with which variables, with options of the command line (they
     count before the script's) and arguments for the script. `jobs` finds the jobs that a dependency means. `files`: the output
-    goes to a file also if nothing is said of it."""
+    goes to a file also if nothing is said of it. `token`: a word that no other submission has."""
 
     env: Mapping[str, str]
     jobs: Callable[[str], list[int]]
@@ -62,15 +65,15 @@ class Submitted(NamedTuple):
     options: tuple[Option, ...] = ()
     arguments: tuple[str, ...] = ()
     files: bool = True
+    token: str = ""
 
 
 class _Shape(NamedTuple):
-    """`here`: the tasks of one member."""
+    """`here`: the tasks of one member, at most; `tasks`: those of all."""
 
     members: int
-    nodes: int
-    per_node: int
     here: int
+    tasks: int
 
 
 def convert(
@@ -138,17 +141,20 @@ class _Job:
     def document(self, name: str) -> Document:
         out = self._out
         slurm = self._script.system == "slurm"
-        called = str(out.pop("name", "") or posixpath.basename(name).split(".")[0])
+        called = str(out.pop("name", "") or posixpath.basename(name))
         shown = re.sub(r"[^a-z0-9.-]+", "-", called.lower()).strip("-.")[:63] or "job"
         shape = self._slurm_shape() if slurm else self._pbs_shape()
         first: Document = {"name": shown, "command": self._command(called or shown, shape.members > 1)}
         if shape.members > 1:
             first["count"] = shape.members
             self.notes.append(
+                f"it asks for {shape.members} nodes: each has a member that runs the whole script, and srun starts its tasks "
+                "of that node; Slurm runs the script on the first node alone" if slurm else
                 f"it has {shape.members} tasks: each becomes a member that runs the whole script, with HODEI_RANK and "
-                "HODEI_WORLD_SIZE" + (" (and SLURM_PROCID); srun starts that one task" if slurm else
-                "; take mpirun out of it, or keep count at 1")
+                "HODEI_WORLD_SIZE; take mpirun out of it, or keep count at 1"
             )  # fmt: skip
+            if slurm:
+                self._keep_apart()
         gpus_milli = self._set_gpus(shape)
         cpus = self._cpus or (self._cpus_per_gpu * gpus_milli // 1000) // shape.here
         if cpus or shape.here > 1:
@@ -179,17 +185,25 @@ class _Job:
         nodes, per_node, tasks = self._nodes, self._per_node, self._tasks
         tasks = tasks or max(nodes, 1) * max(per_node, 1)
         nodes = min(nodes or (-(-tasks // per_node) if per_node else 1), tasks)
-        per_node = per_node if per_node and per_node * nodes >= tasks else -(-tasks // nodes)
-        return _Shape(tasks, nodes, per_node, 1) if nodes > 1 else _Shape(1, 1, tasks, tasks)
+        return _Shape(nodes, -(-tasks // nodes), tasks)
 
     def _pbs_shape(self) -> _Shape:
-        return _Shape(max(self._tasks, self._nodes, 1), max(self._nodes, 1), 1, 1)
+        members = max(self._tasks, self._nodes, 1)
+        return _Shape(members, 1, members)
+
+    def _keep_apart(self) -> None:
+        """Members of one job on nodes of their own: a label that only this script's jobs have, and a rule against it. A node
+        that stands for many machines can not tell them apart, so it is left out."""
+        token = self._submitted.token if self._submitted and self._submitted.token else ""
+        token = token or hashlib.sha256(self._script.body.encode()).hexdigest()[:12]
+        self._out.setdefault("labels", {})[APART] = token
+        self._out["job_anti_affinity"] = {"required": [{"match": f"{APART}={token}", "topology": "host"}]}
+        lines = self._out.get("affinity", {}).get("required", [""])
+        self._out["affinity"] = {"required": [", ".join(filter(None, (line, f"!{DELEGATED}"))) for line in lines]}
 
     def _tell_shape(self, shape: _Shape, cpus: int) -> None:
-        if shape.members > 1:
-            self._env |= {"SLURM_NNODES": str(shape.nodes), "SLURM_NTASKS_PER_NODE": str(shape.per_node)}
-        elif shape.here > 1:
-            self._env |= {"SLURM_NTASKS": str(shape.here), "SLURM_CPUS_PER_TASK": str(max(1, cpus))}
+        if shape.tasks > 1:
+            self._env |= {"SLURM_NTASKS": str(shape.tasks), "SLURM_CPUS_PER_TASK": str(max(1, cpus))}
             if self._per_node:
                 self._env["SLURM_NTASKS_PER_NODE"] = str(self._per_node)
 
@@ -198,12 +212,9 @@ class _Job:
         per, amount = self._gpus
         if not amount:
             return 0
-        if shape.members == 1:
-            milli = amount * 1000 * (shape.here if per == "task" else 1)
-        else:
-            milli = -(-amount * 1000 // {"task": 1, "node": shape.per_node, "job": shape.members}[per])
-        self._out["gpu"] = milli // 1000 if milli % 1000 == 0 else f"{milli}m"
-        return milli
+        each = {"task": amount * shape.here, "node": amount, "job": -(-amount // shape.members)}[per]
+        self._out["gpu"] = each
+        return each * 1000
 
     def _memory_for(self, shape: _Shape, cpus: int, gpus_milli: int) -> str:
         per, text = self._memory
@@ -214,10 +225,7 @@ class _Job:
             return f"{amount * max(cpus, 1) * shape.here}{unit}"
         if per == "gpu":
             return f"{amount * max(1, -(-gpus_milli // 1000))}{unit}"
-        if shape.members == 1 or self._script.system == "pbs":
-            return text
-        mib = amount * _MIB[unit]
-        return f"{max(1, -(-int(mib) // shape.per_node))}Mi"
+        return text
 
     def _command(self, name: str, gang: bool) -> list[str]:
         interpreter = self._script.interpreter.split() or ["/bin/sh"]

@@ -16,7 +16,7 @@ from hodei.backends.hpc.queue import Cluster, Line, Queue
 from hodei.model.backend import NodeUsage
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.ids import NodeName
-from hodei.model.node import GPU_ONLY, LINE, Node, Pool, Taint, TaintEffect
+from hodei.model.node import DELEGATED, GPU_ONLY, LINE, Node, Pool, Taint, TaintEffect
 from hodei.model.resources import GPU
 
 Mode = Literal["placed", "delegate"]
@@ -143,7 +143,7 @@ class Offers:
             backend=self._name,
             kind=self._kind,
             capacity=dict(total),
-            labels={**shared, f"{self._kind}{LINE}": line.name},
+            labels={**shared, f"{self._kind}{LINE}": line.name, DELEGATED: "true"},
             taints=(Taint(GPU_ONLY, effect=effect),) if effect else (),
             pool=pool,
             arch=min({node.arch for node in members}) if len({node.arch for node in members}) == 1 else "",

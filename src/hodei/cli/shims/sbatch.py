@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import secrets
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
@@ -101,10 +102,11 @@ def submission(
         options=options,
         arguments=arguments,
         files=files,
+        token=secrets.token_hex(6),
     )
     document, notes = converted(text, name, directory=os.getcwd(), submitted=here)
     labels = {USER: user, PARTITION: document.get("node_selector", {}).get("slurm.hodei.io/line", "")}
-    document["labels"] = {name: value for name, value in labels.items() if value}
+    document["labels"] = {**document.get("labels", {}), **{name: value for name, value in labels.items() if value}}
     return document, notes
 
 

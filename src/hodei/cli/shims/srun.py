@@ -1,21 +1,25 @@
 """`srun`: outside of a job a command as a job, with its output here; within one, its tasks as processes of this member.
 
-A member of a gang is one task already: there srun starts the command once. Within a job that a real Slurm runs, and which kept
+On several nodes every member runs the script, and srun starts the tasks of its own node. Within a job that a real Slurm runs, and which kept
 Slurm's own job id, the real srun is called if there is one.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from hodei.backends.hpc.batch_lines import Option, needs_next_word, parse_words
+from hodei.cli.shims.step_files import Files, per_task
 from hodei.cli.shims.words import Refused
 from hodei.model.errors import HodeiError
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from hodei.client import Client
 
 _BAD_OPTION = 255
+_FILES = ("output", "error", "input")
 # Options of srun alone that change nothing here, with a value or without.
 _IDLE = (
     "unbuffered",
@@ -43,12 +48,30 @@ _LETTERS = {
     "X": "disable-status",
     "W": "wait",
 }
-_ONCE = 'exec "$@"'
-# One process for each task, and the highest of their exit codes.
-_EACH = (
-    'i=0; while [ "$i" -lt "$SLURM_NTASKS" ]; do SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & p="$p $!"; i=$((i+1)); done; '
-    'r=0; for one in $p; do wait "$one"; c=$?; [ "$c" -le "$r" ] || r=$c; done; exit "$r"'
-)
+# One process for each task of this member, and the highest of their exit codes. The first word is the standard input
+# in base64, empty if there is none. @FILES@ and @START@ are filled in.
+_EACH = r"""
+in=$1; shift
+all=${SLURM_NTASKS:-1}; nodes=${HODEI_WORLD_SIZE:-1}; at=${HODEI_RANK:-0}
+here=$((all / nodes)); more=$((all % nodes)); [ "$at" -ge "$more" ] || here=$((here+1))
+start() { if [ -n "$in" ]; then printf %s "$in" | base64 -d | "$@"; else exec "$@" </dev/fd/3 3<&-; fi; }
+shown() {
+  exec 5>&1
+  code=$({ { { (start "$@") 2>&6 4>&- 5>&- 6>&-; echo $? >&4; } | sed -u "s/^/$SLURM_PROCID: /" >&5; } 6>&1 4>&4 |
+    sed -u "s/^/$SLURM_PROCID: /" >&2; } 4>&1)
+  exit "$code"
+}
+exec 3<&0
+i=0; p=
+while [ "$i" -lt "$here" ]; do
+  (export SLURM_PROCID=$((${SLURM_PROCID:-0} + i)) SLURM_LOCALID=$((${SLURM_LOCALID:-0} + i)); @FILES@; @START@ "$@") &
+  p="$p $!"; i=$((i+1))
+done
+r=0; for one in $p; do wait "$one"; c=$?; [ "$c" -le "$r" ] || r=$c; done; exit "$r"
+"""
+# So much standard input can be given to a job: it travels in its command, which may be 128 KiB in all.
+MOST_INPUT = 64 << 10
+_PATIENCE_S = 3.0
 
 
 def run(words: list[str]) -> int:
@@ -60,7 +83,7 @@ def run(words: list[str]) -> int:
         if os.environ["SLURM_JOB_ID"] != os.environ["HODEI_JOB_ID"]:
             _become_the_real_one(words)
         return _step(said, label, command)
-    return _job(options, said, command)
+    return _job(options, said, label, command)
 
 
 def _read(words: list[str]) -> tuple[tuple[Option, ...], bool, list[str]]:
@@ -92,31 +115,74 @@ def _read(words: list[str]) -> tuple[tuple[Option, ...], bool, list[str]]:
 # ---------------------------------------------------------------------------------------------- within a job
 
 
+class _Part(NamedTuple):
+    """What this member starts of a step: so many tasks, from rank `first` on, of `tasks` in all."""
+
+    here: int
+    first: int
+    tasks: int
+
+
+def _part(said: dict[str, str], here: Mapping[str, str]) -> _Part:
+    """Every member runs the script and so this srun. The tasks go to the first members in blocks, as evenly as they can."""
+    world, rank = _number(here.get("HODEI_WORLD_SIZE", "1")), int(here.get("HODEI_RANK", "0"))
+    of_job = int(here.get("SLURM_NTASKS", "1"))
+    members = _number(said["nodes"].partition("-")[0]) if "nodes" in said else world
+    job = here["SLURM_JOB_ID"]
+    if members > world:
+        raise Refused(f"error: Unable to create step for job {job}: More nodes requested than permitted")
+    if "ntasks" in said:
+        tasks = _number(said["ntasks"])
+    elif "ntasks-per-node" in said:
+        tasks = _number(said["ntasks-per-node"]) * members
+    else:
+        tasks = sum(_share(of_job, world, number) for number in range(members)) or 1
+    members = min(members, tasks)
+    mine = _share(tasks, members, rank) if rank < members else 0
+    each = _number(said.get("cpus-per-task") or "1")
+    if mine * each > _number(here.get("SLURM_CPUS_ON_NODE", str(max(1, mine * each)))):
+        raise Refused(f"error: Unable to create step for job {job}: More processors requested than permitted")
+    return _Part(mine, sum(_share(tasks, members, number) for number in range(min(rank, members))), tasks)
+
+
+def _share(tasks: int, members: int, rank: int) -> int:
+    return tasks // members + (rank < tasks % members)
+
+
 def _step(said: dict[str, str], label: bool, command: list[str]) -> int:
     here = os.environ
-    gang = int(here.get("HODEI_WORLD_SIZE", "1")) > 1
-    tasks = 1 if gang else _number(said.get("ntasks") or said.get("ntasks-per-node") or here.get("SLURM_NTASKS", "1"))
-    each = _number(said.get("cpus-per-task") or "1")
-    if not gang and tasks * each > _number(here.get("SLURM_CPUS_ON_NODE", str(tasks * each))):
-        job = here["SLURM_JOB_ID"]
-        raise Refused(f"error: Unable to create step for job {job}: More processors requested than permitted")
+    part = _part(said, here)
+    files = Files(said, here, several=int(here.get("HODEI_WORLD_SIZE", "1")) > 1)
     threads, running = list[threading.Thread](), list[tuple[int, subprocess.Popen[bytes]]]()
-    for rank in range(tasks):
-        number = int(here.get("SLURM_PROCID", "0")) if gang else rank
-        env = {**here, "SLURM_STEP_ID": "0", "SLURM_STEPID": "0"}
-        env |= {} if gang else {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": str(tasks),
-                                "SLURM_NPROCS": str(tasks), "SLURM_STEP_NUM_TASKS": str(tasks)}  # fmt: skip
+    # As with Slurm's srun, all tasks get what comes in here; one alone reads it itself.
+    shared = part.here > 1 and "input" not in said and not os.isatty(0)
+    for local in range(part.here):
+        rank = part.first + local
+        # On a node with other members of the job, tasks of theirs come before.
+        base = int(here.get("SLURM_LOCALID", "0")) if not ("ntasks" in said or "nodes" in said) else 0
+        env = {**here, "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_PROCID": str(rank),
+               "SLURM_LOCALID": str(base + local), "SLURM_NTASKS": str(part.tasks), "SLURM_NPROCS": str(part.tasks),
+               "SLURM_STEP_NUM_TASKS": str(part.tasks)}  # fmt: skip
         try:
-            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE if label else None,
-                                       stdin=None if rank == 0 else subprocess.DEVNULL)  # fmt: skip
+            opened = files.of(rank)
+            out = opened.stdout if opened.stdout is not None else subprocess.PIPE if label else None
+            err = opened.stderr if opened.stderr is not None else subprocess.PIPE if label else None
+            stdin = opened.stdin if opened.stdin is not None else subprocess.PIPE if shared else None if local == 0 else subprocess.DEVNULL  # fmt: skip
+            process = subprocess.Popen(command, env=env, stdout=out, stderr=err, stdin=stdin)
         except OSError as error:
             for _, one in running:
                 one.kill()
-            raise Refused(f"error: execve(): {command[0]}: {error.strerror}", error.errno or 1) from None
-        running.append((number, process))
-        if label and process.stdout is not None:
-            threads.append(threading.Thread(target=_labelled, args=(number, process.stdout)))
-            threads[-1].start()
+            raise Refused(
+                f"error: execve(): {error.filename or command[0]}: {error.strerror}", error.errno or 1
+            ) from None
+        running.append((rank, process))
+        for stream, sink in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
+            if stream is not None:
+                threads.append(threading.Thread(target=_labelled, args=(rank, stream, sink)))
+                threads[-1].start()
+    if shared:
+        pipes = [one.stdin for _, one in running if one.stdin is not None]
+        threading.Thread(target=_to_all, args=(pipes,), daemon=True).start()
 
     def stop(*signal_and_frame: object) -> None:
         for _, one in running:
@@ -124,11 +190,25 @@ def _step(said: dict[str, str], label: bool, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     code = 0
-    for number, process in running:
-        code = max(code, _ended(number, process.wait()))
+    for rank, process in running:
+        code = max(code, _ended(rank, process.wait()))
     for thread in threads:
         thread.join()
     return code
+
+
+def _to_all(pipes: list[IO[bytes]]) -> None:
+    """Standard input to every task, until it ends or none listens any more."""
+    while pipes and (data := os.read(0, 1 << 16)):
+        for pipe in list(pipes):
+            try:
+                pipe.write(data)
+                pipe.flush()
+            except OSError:
+                pipes.remove(pipe)
+    for pipe in pipes:
+        with contextlib.suppress(OSError):
+            pipe.close()
 
 
 def _ended(number: int, code: int) -> int:
@@ -141,10 +221,10 @@ def _ended(number: int, code: int) -> int:
     return code
 
 
-def _labelled(number: int, stream: IO[bytes]) -> None:
+def _labelled(number: int, stream: IO[bytes], sink: IO[bytes]) -> None:
     for line in stream:
-        sys.stdout.buffer.write(b"%d: " % number + line)
-        sys.stdout.buffer.flush()
+        sink.write(b"%d: " % number + line)
+        sink.flush()
 
 
 def _become_the_real_one(words: list[str]) -> None:
@@ -163,19 +243,28 @@ def _number(text: str) -> int:
 # ------------------------------------------------------------------------------------------- outside of one
 
 
-def _job(options: tuple[Option, ...], said: dict[str, str], command: list[str]) -> int:
+def _job(options: tuple[Option, ...], said: dict[str, str], label: bool, command: list[str]) -> int:
+    from hodei.backends.hpc.batch_files import redirections
     from hodei.cli.shims.sbatch import submission
     from hodei.client import Client
 
     name = said.get("job-name") or os.path.basename(command[0])
+    if said.get("input", "").isdigit() or said.get("output", "").isdigit() or said.get("error", "").isdigit():
+        raise Refused("error: a task's number for --input, --output or --error is not known here", _BAD_OPTION)
+    said = {key: {"none": "/dev/null"}.get(value, value) if key in _FILES else value for key, value in said.items()}
+    # What differs by task is opened by each task, all else once.
+    own = {key: said[key] for key in _FILES if per_task(said.get(key, "")) and said[key] != "all"}
+    opened = redirections(own.get("output", ""), own.get("error", ""), own.get("input", ""), append=False, name=name)
+    kept = tuple(Option(one.name, said[one.name], one.line) for one in options
+                 if one.name not in own and not (one.name in _FILES and said[one.name] == "all"))  # fmt: skip
+    given = "" if "input" in said and said["input"] != "all" else _standard_input()
+    script = _EACH.replace("@FILES@", opened or ":").replace("@START@", "shown" if label else "start")
     with Client() as client:
-        document, notes = submission(client, f"#!/bin/sh\n{_ONCE}\n", name, options, tuple(command), files=False)
+        document, notes = submission(client, f"#!/bin/sh\n{script}", name, kept, (given, *command), files=False)
         if "array" in document:
             raise Refused("error: srun starts no arrays; next: sbatch --array", _BAD_OPTION)
-        if "SLURM_NTASKS" in document.get("env", {}):  # all of them in one member
-            document["command"][document["command"].index(_ONCE)] = _EACH
         for note in notes:
-            if not note.startswith("it has "):
+            if not note.startswith("it asks for "):
                 sys.stderr.write(f"srun: note: {note}\n")
         try:
             id = client.submit_all([document])[0]
@@ -187,6 +276,33 @@ def _job(options: tuple[Option, ...], said: dict[str, str], command: list[str]) 
             sys.stderr.write(f"srun: forcing job termination of {id}\n")
             client.cancel(id, reason="interrupted at the terminal")
             return 130
+
+
+def _standard_input() -> str:
+    """All of it in base64; none from a terminal, which a job can not be given."""
+    try:
+        if os.isatty(0):
+            return ""
+        said = threading.Timer(
+            _PATIENCE_S,
+            lambda: sys.stderr.write(
+                "srun: reading standard input to its end; next: srun --input none, if there is none\n"
+            ),
+        )
+        said.daemon = True
+        said.start()
+        data = b""
+        while len(data) <= MOST_INPUT and (more := os.read(0, 1 << 16)):
+            data += more
+        said.cancel()
+    except OSError:  # closed: there is none
+        return ""
+    if len(data) > MOST_INPUT:
+        raise Refused(
+            f"error: more than {MOST_INPUT >> 10} KiB of standard input can not be given to a job\n"
+            "next: put it into a file that the nodes see, and say srun --input FILE"
+        )
+    return base64.b64encode(data).decode()
 
 
 def _follow(client: Client, id: int, members: int) -> int:
