@@ -107,7 +107,7 @@ def test_a_dependency_on_an_array_waits_for_all_of_it(up, call):
     ("words", "code", "says"),
     [
         (["--no-such", "--wrap", "true"], 255, "no-such"),
-        (["--time=bad", "--wrap", "true"], 1, "--time bad"),
+        (["--time=bad", "--wrap", "true"], 255, "--time bad"),
         (["nofile.sh"], 1, "Unable to open file nofile.sh"),
         (["plain.sh"], 1, "does not look like a batch script"),
         (["het.sh"], 1, "heterogeneous"),

@@ -85,6 +85,10 @@ def test_a_job_has_the_name_of_its_script_as_slurm_gives_it():
         ("--array=5-12", "array", "5-12"),
         ("--array=1,3,7-9:2%2", "array", {"indices": "1,3,7-9:2", "at_most": 2}),
         ("-a 4", "array", "4"),
+        ("--array=[1-3]", "array", "1-3"),
+        ("--array=[1-3]%2", "array", {"indices": "1-3", "at_most": 2}),
+        ("--array=1-3%", "array", "1-3"),
+        ("--array=1-4:2,7", "array", "1-4:2,7"),
         ("-p main,high", "affinity", {"required": ["slurm.hodei.io/line in (main, high)"]}),
         ("-p main", "node_selector", {"slurm.hodei.io/line": "main"}),
         ("-D /data/x", "workdir", "/data/x"),
@@ -94,6 +98,11 @@ def test_a_job_has_the_name_of_its_script_as_slurm_gives_it():
 )  # fmt: skip
 def test_options_become_keys(option, key, value):
     assert document_of(option)[key] == value
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "UNLIMITED", "infinite"])
+def test_no_time_limit_is_none(value):
+    assert "timeout" not in document_of(f"--time={value}", submitted=submitted())
 
 
 def test_a_job_runs_where_it_was_submitted():

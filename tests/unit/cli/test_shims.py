@@ -133,6 +133,19 @@ def test_variables_of_sbatch_count_before_the_scripts_options_and_behind_the_com
     assert "HODEI_TOKEN" not in job["env"]
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [("--time=foo", 255), ("--mem=abc", 255), ("-n many", 255), ("-N 0", 255), ("--burst", 255), ("nonsense", 255), ("-H", 1), ("-a x", 1)],
+)  # fmt: skip
+def test_options_that_make_no_sense_end_with_slurms_code(stub, monkeypatch, tmp_path, options, code):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n#SBATCH {options}\ntrue\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["sbatch", "job.sh"])
+    assert ended.value.code == code
+    assert not stub.sent("POST", "/api/v1/jobs")
+
+
 @pytest.mark.parametrize("words", [[], ["nonsense"]])
 def test_a_command_that_there_is_not_is_refused(words):
     with pytest.raises(SystemExit) as ended:

@@ -53,6 +53,10 @@ _VARIABLES = {
 }
 
 
+class BadOption(InvalidInput):
+    """An option, or its value, that sbatch itself would refuse."""
+
+
 class Submitted(NamedTuple):
     """How a script comes from `sbatch`: who called it, where, with which variables, with options of the command line (they
     count before the script's) and arguments for the script. `jobs` finds the jobs that a dependency means. `files`: the output
@@ -93,7 +97,7 @@ def convert(
     for option in options.values() if script.system == "slurm" else script.options:
         job.take(option)
     if submitted is not None and script.problems and "comes after" not in script.problems[0]:
-        raise InvalidInput(script.problems[0])
+        raise BadOption(script.problems[0])
     return job.document(name), [*script.problems, *job.notes]
 
 
@@ -125,10 +129,10 @@ class _Job:
     def note(self, option: Option, what: str) -> None:
         self.notes.append(f"{self._said(option)} {what}")
 
-    def wrong(self, option: Option, what: str) -> None:
+    def wrong(self, option: Option, what: str, *, malformed: bool = False) -> None:
         """A note in a file that people look at first; a refusal where the job would run at once."""
         if self._submitted is not None:
-            raise InvalidInput(f"{self._said(option)} {what}")
+            raise (BadOption if malformed else InvalidInput)(f"{self._said(option)} {what}")
         self.note(option, f"{what} and was left out")
 
     def _said(self, option: Option) -> str:
@@ -300,10 +304,12 @@ class _Job:
         self.note(option, f"became a selector for {label}, which only that kind of backend has")
 
     def array(self, option: Option) -> None:
-        spec, percent, at_most = option.value.partition("%")
-        if not re.fullmatch(r"[\d,:-]+", spec) or (percent and not at_most.isdigit()):
+        # Slurm takes brackets, and a `%` without a number, which sets no bound.
+        found = re.fullmatch(r"\[?([\d,:-]+)\]?(?:%(\d*)\]?)?", option.value)
+        if found is None:
             return self.wrong(option, "is no list of indices")
-        self._out["array"] = {"indices": spec, "at_most": int(at_most)} if percent and int(at_most) else spec
+        indices, at_most = found[1], int(found[2] or 0)
+        self._out["array"] = {"indices": indices, "at_most": at_most} if at_most else indices
         return None
 
     def output(self, option: Option) -> None:
@@ -317,14 +323,14 @@ class _Job:
     def time(self, option: Option) -> None:
         seconds = slurm_seconds(option.value)
         if seconds is None:
-            self.wrong(option, "is no time limit")
+            self.wrong(option, "is no time limit", malformed=True)
         elif seconds:
             self._out["timeout"] = f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
 
     def mem(self, option: Option) -> None:
         amount = slurm_memory(option.value)
         if not amount and not _MEMORY.fullmatch(option.value.upper()):
-            self.wrong(option, "is no amount of memory")
+            self.wrong(option, "is no amount of memory", malformed=True)
         elif not amount:
             self.note(option, "means all of the node, and was left out")
         else:
@@ -348,12 +354,12 @@ class _Job:
         if re.fullmatch(r"[1-9]\d*(-\d+)?", option.value):
             self._nodes = int(option.value.partition("-")[0])
         else:
-            self.wrong(option, "is no number of nodes")
+            self.wrong(option, "is no number of nodes", malformed=True)
 
     def _number(self, option: Option) -> int:
         if re.fullmatch(r"[1-9]\d{0,8}", option.value):
             return int(option.value)
-        self.wrong(option, "is no number")
+        self.wrong(option, "is no number", malformed=True)
         return 0
 
     def gres(self, option: Option) -> None:
@@ -484,7 +490,7 @@ _PBS: dict[str, Callable[[_Job, Option], None]] = {
 
 def slurm_seconds(text: str) -> int | None:
     """`minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours[:minutes[:seconds]]`; 0 for no limit."""
-    if text.upper() in ("UNLIMITED", "INFINITE", "0"):
+    if text.upper() in ("UNLIMITED", "INFINITE", "0", "-1"):
         return 0
     found = _TIME.fullmatch(text)
     if not found:

@@ -12,6 +12,8 @@ from hodei.model.errors import HodeiError, InvalidInput
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sacct", "sinfo")
 _INTERRUPTED = 130
+# How sbatch and srun end when an option makes no sense.
+BAD_OPTION = 255
 
 
 def main(words: list[str]) -> NoReturn:
@@ -29,13 +31,21 @@ def main(words: list[str]) -> NoReturn:
         if isinstance(error, InvalidInput):
             lines[1:1] = [f"{place}: {text}" if place else text for place, text in error.problems]
         sys.stderr.writelines(f"{name}: error: {line}\n" for line in dict.fromkeys(lines))
-        code = 1
+        code = _code(name, error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 141
     except KeyboardInterrupt:
         code = _INTERRUPTED
     sys.exit(code)
+
+
+def _code(name: str, error: HodeiError) -> int:
+    if name not in ("sbatch", "srun"):
+        return 1
+    from hodei.backends.hpc.convert import BadOption  # the others start faster without it
+
+    return BAD_OPTION if isinstance(error, BadOption) else 1
 
 
 if __name__ == "__main__":
