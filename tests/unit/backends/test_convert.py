@@ -118,7 +118,7 @@ def test_a_heterogeneous_job_is_refused_with_its_line(text):
         convert(f"#!/bin/sh\n{text}")
 
 
-@pytest.mark.parametrize("options", ["-t x", "--mem=lots", "-a x", "-n many", "-N 0", "-d aftercorr:3", "-d singleton", "-H", "-b now"])  # fmt: skip
+@pytest.mark.parametrize("options", ["-t x", "--mem=lots", "-a x", "-n many", "-N 0", "-d aftercorr:3", "-d singleton", "-H", "-b now", "--exclusive", "--exclusive=user", "--mem=0"])  # fmt: skip
 def test_what_makes_no_sense_is_left_out_of_a_file_and_refused_at_submission(options):
     text = f"#!/bin/sh\n#SBATCH {options}\nx\n"
     _, notes = convert(text)
@@ -237,3 +237,10 @@ def test_a_file_is_written_only_if_the_script_says_so_and_a_submission_has_slurm
 )  # fmt: skip
 def test_a_script_that_calls_srun_keeps_slurms_own_job_id_within_slurm(body, value):
     assert document_of("-n 2", body=body)["annotations"]["slurm.hodei.io/variables"] == value
+
+
+def test_a_text_that_is_no_batch_script_is_refused():
+    with pytest.raises(InvalidInput, match="no batch script"):
+        convert("# A project\n\nWords.\n", "README.md")
+    assert convert("#SBATCH -c 2\ntrue\n")[0]["cpu"] == 2
+    assert convert("#!/bin/sh\ntrue\n")[0]["name"] == "job"

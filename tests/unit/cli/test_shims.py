@@ -159,3 +159,11 @@ def test_options_that_are_not_known_are_refused(name, capsys):
         main([name, "--no-such-option"])
     assert ended.value.code == (255 if name in ("srun", "sbatch") else 1)
     assert capsys.readouterr().err.startswith(f"{name}: ")
+
+
+def test_srun_refuses_a_whole_node_outside_of_a_job(monkeypatch, capsys):
+    monkeypatch.delenv("HODEI_JOB_ID", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["srun", "--exclusive", "true"])
+    assert ended.value.code == 1
+    assert "--exclusive" in capsys.readouterr().err

@@ -86,6 +86,11 @@ def convert(
     """The document, and what is not in it or is not the same any more. `name` is the file's, for a job without one.
     `directory`: where sbatch is called, so where the job runs. InvalidInput for what would not be the same job at all; with
     `submitted` also for all that sbatch itself would refuse."""
+    if submitted is None and not re.match(r"#!", text) and not re.search(r"^#(SBATCH|PBS)\b", text, re.MULTILINE):
+        raise InvalidInput(
+            "this is no batch script: it has neither a first line with #! nor a line with #SBATCH or #PBS",
+            hint="a job of a plain command: hodei run -- COMMAND",
+        )
     script = parse_script(text, "slurm" if submitted else None)
     if script.several:
         raise InvalidInput(
@@ -332,7 +337,7 @@ class _Job:
         if not amount and not _MEMORY.fullmatch(option.value.upper()):
             self.wrong(option, "is no amount of memory", malformed=True)
         elif not amount:
-            self.note(option, "means all of the node, and was left out")
+            self.wrong(option, "asks for all memory of a node, which can not be asked for here; next: say how much")
         else:
             self._memory = ({"mem-per-cpu": "cpu", "mem-per-gpu": "gpu"}.get(option.name, "node"), amount)
 
@@ -464,6 +469,7 @@ class _Job:
 
 
 _INSTEAD = {
+    "exclusive": "ask for the cores and the memory of a whole node",
     "hold": "submit it and call `hodei hold`, or let it wait for another job",
     "begin": "`hodei cron`, or at(1)",
     "uid": "jobs run as the account of their backend",

@@ -83,6 +83,8 @@ def run(words: list[str]) -> int:
         if os.environ["SLURM_JOB_ID"] != os.environ["HODEI_JOB_ID"]:
             _become_the_real_one(words)
         return _step(said, label, command)
+    if any(word.partition("=")[0] == "--exclusive" for word in words[: len(words) - len(command)]):
+        raise Refused("error: --exclusive has no like here; next: ask for the cores and the memory of a whole node")
     return _job(options, said, label, command)
 
 
