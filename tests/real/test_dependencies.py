@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hodei.model.errors import InvalidInput
 from real.house import House, until
 
 pytestmark = pytest.mark.real
@@ -67,6 +68,47 @@ def test_a_failure_takes_its_branch_and_ends_the_other(house: House) -> None:
     # Long ended: the answer is in the store.
     assert house.hodei("submit", "--after", "build", "--wait", "--", "true").code == 10
     assert house.hodei("submit", "--after", str(jobs["report"]), "--wait", "--", "true").code == 0
+
+
+def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(house: House) -> None:
+    """Element 1 of 3 fails: what waits for the whole never starts, what waits for another element does."""
+    house.up()
+    (build,) = house.ok(
+        "submit", "-q", "--name", "build", "--array", "3", "--cpu", "10m", "--memory", "1Mi", "--", "sh", "-c",
+        "sleep 0.$HODEI_ARRAY_INDEX; exit $((HODEI_ARRAY_INDEX == 1))",
+    ).out.split()  # fmt: skip
+    assert build.endswith("[]")
+    first = int(build[:-2])
+
+    def ends() -> None:
+        small = ("--cpu", "10m", "--memory", "1Mi", "--wait", "--", "true")
+        for whole in (build, str(first), "build", "build[]", f"{first + 2}[]"):
+            assert house.hodei("submit", "--after", whole, *small).code == 10, whole
+        for one, code in ((f"{first}[0]", 0), ("build[0,2]", 0), ("build[1]", 10), (str(first + 2), 0)):
+            assert house.hodei("submit", "--after", one, *small).code == code, one
+
+    ends()
+    house.ok("wait", "--timeout", "60s", f"{first}[0]")
+    ends()  # the answer is in the store by now
+    text = documents(
+        f"name: deploy\nafter: [{first}]\ncommand: ['true']\n", "name: next\nafter: ['build[2]']\ncommand: ['true']\n"
+    )
+    jobs = by_name(house, text)
+    assert house.ended(jobs["deploy"])[0].job.reason_code == "DEPENDENCY_NEVER_MET"
+    assert house.ended(jobs["next"])[0].job.state == "succeeded"
+    assert "no element 7" in house.hodei("submit", "--after", "build[7]", "--", "true").err
+    with house.client() as client:
+        small_job = {"command": ["true"], "cpu": "10m", "memory": "1Mi"}
+        sweep = client.submit(name="sweep", array=2, **(small_job | {"command": "exit $HODEI_ARRAY_INDEX"}))
+        elements = list(client.elements(sweep.refresh()))
+        for whole in (sweep, sweep.id, int(sweep.id), sweep.refresh(), client.job("sweep"), "sweep"):
+            for after in ([whole], whole, {"succeeded": [whole]}):
+                assert client.submit(**small_job, after=after).wait(60).reason_code == "DEPENDENCY_NEVER_MET"
+        assert client.submit(**small_job, after=[elements[-1]]).wait(60).state == "succeeded"
+        (made,) = client.submit_all([small_job | {"after": {"failed": [sweep], "need": 1}}])
+        assert client.wait(made, 60)[0].reason_code == "DEPENDENCY_NEVER_MET"
+        with pytest.raises(InvalidInput, match="after"):
+            client.submit(**small_job, after=[object()])
 
 
 def test_what_does_not_exist_or_waits_for_itself_is_refused_by_name(house: House) -> None:

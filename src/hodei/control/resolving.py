@@ -1,7 +1,8 @@
 """From names to numbers: which jobs the documents of one submission wait for, before any of them is let in.
 
 A name means a document of the same submission, in whatever order they stand, else the newest job of that name in the
-project. An array is waited for as a whole. Documents that wait for each other in a ring are refused, and the ring is named.
+project. An array is waited for as a whole, be it named or told by the number of its first job; indices in brackets choose
+elements of it. Documents that wait for each other in a ring are refused, and the ring is named.
 Whoever calls looks up first what is outside the submission (`asked`), then everything is decided here at one go.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from hodei.model.array import elements_of, firsts
+from hodei.model.array import ArrayPlace, elements_of, firsts, read_indices
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
 from hodei.model.ids import JobId
@@ -32,12 +33,13 @@ class Asked(Struct):
 
 
 class Found(Struct, frozen=True):
-    """What became of the question: for each name its jobs, for each job its name. `near`: what else there is by project,
-    for those who have mistyped."""
+    """The answer: for each name its jobs, for each job its name. `near`: what else there is by project, to suggest for a
+    mistyped name. `arrays`: of jobs that are elements of an array, their place in it."""
 
     names: Mapping[Name, Sequence[JobId]] = {}
     jobs: Mapping[JobId, str] = {}
     near: Mapping[str, Sequence[str]] = {}
+    arrays: Mapping[JobId, ArrayPlace] = {}
 
 
 def depends(specs: Iterable[JobSpec]) -> bool:
@@ -71,17 +73,27 @@ def resolved(specs: Sequence[JobSpec], first: JobId, found: Found) -> list[JobSp
         if not spec.after.of:
             out.append(spec)
             continue
-        of: dict[Dependency, None] = {}
+        of: dict[tuple[str, JobId, str], Dependency] = {}
         for one in spec.after.of:
             if one.on == "exists":
-                of[one] = None
-            elif one.job:
+                of[one.on, 0, one.what] = one
+                continue
+            name = one.name
+            if one.job:
                 if one.job not in found.jobs:
                     raise _unknown(specs, place, f"there is no job {one.job}", _HINT)
-                of[structs.replace(one, name=found.jobs[one.job])] = None
+                name = found.jobs[one.job]
+                ids, array = _jobs_numbered(one, found)
             else:
-                for id in _jobs_called(specs, place, one.name, own, begins, found):
-                    of[structs.replace(one, job=id)] = None
+                ids, array = _jobs_called(specs, place, one.name, own, begins, found)
+            if not one.elements or one.elements == "[]":
+                if one.elements and array is None:
+                    raise _unknown(specs, place, f"{one.job or name} is not an array", "leave out the brackets")
+                for id in ids:
+                    of.setdefault((one.on, id, ""), Dependency(one.on, id, name))
+                continue
+            for id, index in _elements(specs, place, one, array):
+                of.setdefault((one.on, id, ""), Dependency(one.on, id, name, elements=f"[{index}]"))
         edges += len(of)
         if edges > MOST_EDGES:
             raise InvalidInput(f"more than {MOST_EDGES} dependencies at once", hint="submit the jobs in parts")
@@ -89,8 +101,28 @@ def resolved(specs: Sequence[JobSpec], first: JobId, found: Found) -> list[JobSp
         if need > len(of):
             text = f"after: needs {need} of {len(of)}, as some were named twice"
             raise InvalidInput(f"{_which(specs, place)}: {text}", hint="name each once, or lower need")
-        out.append(structs.replace(spec, after=Dependencies(tuple(of), need, spec.after.timeout_ms)))
+        out.append(structs.replace(spec, after=Dependencies(tuple(of.values()), need, spec.after.timeout_ms)))
     return out
+
+
+def _jobs_numbered(one: Dependency, found: Found) -> tuple[Sequence[JobId], ArrayPlace | None]:
+    """The number of an array's first job means the whole array, as everywhere; with brackets any element's number does."""
+    array = found.arrays.get(one.job)
+    if array is not None and (one.elements or one.job == array.first):
+        return range(array.first, array.last + 1), array
+    return (one.job,), array
+
+
+def _elements(
+    specs: Sequence[JobSpec], place: int, one: Dependency, array: ArrayPlace | None
+) -> list[tuple[JobId, int]]:
+    """The jobs that brackets choose, each with its index."""
+    if array is None:
+        raise _unknown(specs, place, f"{one.job or one.name} is not an array", "leave out the brackets")
+    try:
+        return [(array.job_of(index), index) for index in read_indices(one.elements[1:-1])]
+    except InvalidInput as error:
+        raise _unknown(specs, place, error.message, error.hint) from None
 
 
 def _jobs_called(
@@ -100,20 +132,22 @@ def _jobs_called(
     own: Mapping[Name, Sequence[int]],
     begins: Sequence[JobId],
     found: Found,
-) -> Sequence[JobId]:
+) -> tuple[Sequence[JobId], ArrayPlace | None]:
     project = specs[place].project
     here = own.get((project, name), ())
     if len(here) > 1:
         text = f"after: {len(here)} documents are called {name!r}"
         raise InvalidInput(f"{_which(specs, place)}: {text}", hint="give each of them a name of its own")
     if here:
-        begin = begins[here[0]]
-        return range(begin, begin + elements_of(specs[here[0]]))
+        begin, mould = begins[here[0]], specs[here[0]].array
+        array = structs.replace(mould, first=begin) if mould is not None else None
+        return range(begin, begin + elements_of(specs[here[0]])), array
     if not found.names.get((project, name)):
         known = [*(spec.name for spec in specs), *found.near.get(project, ())]
         text = f"there is no job {name!r} in project {project}{did_you_mean(name, known)}"
         raise _unknown(specs, place, text, _HINT)
-    return found.names[project, name]
+    ids = found.names[project, name]
+    return ids, found.arrays.get(ids[0])
 
 
 # ------------------------------------------------------------------------------------------------ rings

@@ -18,20 +18,22 @@ _OF_A_JOB = {"completed": "to end", "succeeded": "to succeed", "failed": "to fai
 
 class Dependency(Struct, frozen=True, omit_defaults=True):
     """One thing to wait for. `completed`: the job has ended, in whatever way; `succeeded` and `failed`: in that one;
-    `checkpointed`: it has saved its work once, or has succeeded. `exists`: a file or an address, which is `what`."""
+    `checkpointed`: it has saved its work once, or has succeeded. `exists`: a file or an address, which is `what`.
+    `elements`: which elements of an array, in brackets as written: `[3]`, `[0-9]`, or `[]` for all of them."""
 
     on: On = "succeeded"
     job: JobId = 0
     name: str = ""
     what: str = ""
+    elements: str = ""
 
     @property
     def subject(self) -> str:
         if self.on == "exists":
             return self.what
         if not self.job:
-            return f"job {self.name}"
-        return f"job {self.job} ({self.name})" if self.name else f"job {self.job}"
+            return f"job {self.name}{self.elements}"
+        return f"job {self.job} ({self.name}{self.elements})" if self.name else f"job {self.job}"
 
     def __str__(self) -> str:
         return f"{self.subject} {'to appear' if self.on == 'exists' else _OF_A_JOB[self.on]}"

@@ -5,7 +5,9 @@ The controller asks nobody; so whatever it has to know about jobs that it has fo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -13,6 +15,7 @@ from msgspec import Struct
 from hodei.control.controller import Controller
 from hodei.control.resolving import Found, Name, asked, depends, resolved
 from hodei.control.stamps import not_ahead, run_not_ahead
+from hodei.model.array import ArrayPlace
 from hodei.model.data_place import Allowed
 from hodei.model.dependency import Standing
 from hodei.model.effects import Save, SaveJob, SaveRun
@@ -63,7 +66,7 @@ class Depending:
         except InvalidInput as error:
             raise InvalidInput(f"after: {error.message}", hint=error.hint, code="DATA_NOT_ALLOWED") from None
         # Of those that go on now the controller hears the end itself.
-        names = {id: job.spec.name for id in wanted.jobs if (job := self._controller.world.jobs.get(id)) is not None}
+        live = {id: job for id in wanted.jobs if (job := self._controller.world.jobs.get(id)) is not None}
         for_saved = [one.job for spec in specs for one in spec.after.of if one.on == "checkpointed"]
         for_saved_names = {
             (spec.project, one.name) for spec in specs for one in spec.after.of if one.on == "checkpointed"
@@ -71,19 +74,31 @@ class Depending:
 
         def look() -> Known:
             newest: dict[Name, Sequence[JobId]] = {}
+            by_number = live | {job.id: job for job in self._jobs(wanted.jobs - live.keys())}
+            arrays = {
+                id: job.spec.array
+                for id, job in by_number.items()
+                if job.spec.array is not None and job.spec.array.first
+            }
+            whole = {id: _every(place) for id, place in arrays.items()}
             for project, name in sorted(wanted.names):
                 page = self._store.jobs(JobQuery(project=project, name=name, limit=1)).jobs
                 if page:
                     place = page[0].spec.array
-                    newest[project, name] = (
-                        range(place.first, place.last + 1) if place is not None and place.first else (page[0].id,)
-                    )
+                    if place is not None and place.first:
+                        newest[project, name] = _every(place)
+                        arrays[place.first] = place
+                    else:
+                        newest[project, name] = (page[0].id,)
             missing = {project for project, name in wanted.names if (project, name) not in newest}
             near = {project: self._names_in(project) for project in missing}
-            ids = (wanted.jobs - names.keys()).union(*newest.values())
-            saved = set(for_saved).union(*(newest[name] for name in for_saved_names & newest.keys()))
-            known, standings = self._standings(ids, saved)
-            return Known(Found(newest, names | known, near), standings)
+            saved = set(for_saved).union(
+                *(newest[name] for name in for_saved_names & newest.keys()),
+                *(whole[id] for id in whole.keys() & for_saved),
+            )
+            ids = set[JobId]().union(*newest.values(), *whole.values())
+            names, standings = self._standings(ids, saved, by_number)
+            return Known(Found(newest, names, near, arrays), standings)
 
         return await self._read(look)  # type: ignore[no-any-return]
 
@@ -127,22 +142,30 @@ class Depending:
         return self._standings(_awaited(specs), saved)[1]
 
     def _standings(
-        self, ids: Iterable[JobId], ask_saved: Iterable[JobId]
+        self, ids: Iterable[JobId], ask_saved: Iterable[JobId], have: Mapping[JobId, Job] = MappingProxyType({})
     ) -> tuple[dict[JobId, str], dict[JobId, Standing]]:
-        """The names of these jobs; how those stand that have ended or (if asked) have saved their work."""
+        """The names of these jobs; how those stand that have ended or (if asked) have saved their work. `have`: jobs that
+        were read already, which are told of too."""
         names: dict[JobId, str] = {}
         standings: dict[JobId, Standing] = {}
         saved = {id for id in sorted(ask_saved) if any(run.checkpoint_ms for run in self._store.runs(id))}
-        wanted = sorted(set(ids) | saved)
-        for first in range(0, len(wanted), _PAGE):
-            for job in self._store.jobs(JobQuery(ids=tuple(wanted[first : first + _PAGE]), limit=_PAGE)).jobs:
-                names[job.id] = job.spec.name
-                if job.state in JOB_ENDED or job.id in saved:
-                    standings[job.id] = Standing(job.id, job.state, job.id in saved)
+        for job in chain(have.values(), self._jobs((set(ids) | saved) - have.keys())):
+            names[job.id] = job.spec.name
+            if job.state in JOB_ENDED or job.id in saved:
+                standings[job.id] = Standing(job.id, job.state, job.id in saved)
         return names, standings
+
+    def _jobs(self, ids: Iterable[JobId]) -> Iterator[Job]:
+        wanted = sorted(ids)
+        for first in range(0, len(wanted), _PAGE):
+            yield from self._store.jobs(JobQuery(ids=tuple(wanted[first : first + _PAGE]), limit=_PAGE)).jobs
 
     def _names_in(self, project: str) -> list[str]:
         return sorted({job.spec.name for job in self._store.jobs(JobQuery(project=project, limit=_NEAR)).jobs})
+
+
+def _every(place: ArrayPlace) -> range:
+    return range(place.first, place.last + 1)
 
 
 def _awaited(specs: Iterable[JobSpec]) -> list[JobId]:

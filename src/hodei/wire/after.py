@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from hodei.model.array import read_indices
 from hodei.model.data_place import parse_place
 from hodei.model.dependency import ONS, Dependencies, Dependency, On
 from hodei.model.quantity import format_duration
@@ -13,11 +15,12 @@ from hodei.wire.reading import Problems, duration, take
 
 NOTHING = Dependencies()
 _LARGEST = 2**53
+_ELEMENTS = re.compile(r"([^\[\]]+)(\[[^\[\]]*\])")
 _Refs = list[int | str] | int | str
 
 
 def dependencies(given: AfterForm | _Refs, at: str, problems: Problems) -> Dependencies:
-    """Each thing once, in the order given; a name of digits alone is a number."""
+    """Each thing once, in the order given; a name of digits alone is a number; brackets choose elements of an array."""
     of: dict[Dependency, None] = {}
     if not isinstance(given, AfterForm):
         _jobs(given, "succeeded", at, of, problems)
@@ -49,21 +52,27 @@ def _jobs(refs: _Refs, on: On, at: str, of: dict[Dependency, None], problems: Pr
     single = not isinstance(refs, list)
     for i, ref in enumerate([refs] if isinstance(refs, int | str) else refs):
         path = at if single else f"{at}[{i}]"
+        elements = ""
+        if isinstance(ref, str) and (written := _ELEMENTS.fullmatch(ref)) is not None:
+            ref, elements = written[1], written[2].replace(" ", "")
+            if elements != "[]":
+                take(problems, path, read_indices, elements[1:-1], None)
         if isinstance(ref, str) and ref.isdecimal() and ref.isascii():
             ref = int(ref)
             if not 0 < ref <= _LARGEST:
                 problems.append((path, f"{shown(str(ref))} is not the number of a job"))
         if isinstance(ref, int):
-            of[Dependency(on, job=ref)] = None
+            of[Dependency(on, job=ref, elements=elements)] = None
         else:
-            of[Dependency(on, name=take(problems, path, job_name, ref, ref))] = None
+            of[Dependency(on, name=take(problems, path, job_name, ref, ref), elements=elements)] = None
 
 
 def document(after: Dependencies) -> dict[str, Any]:
     """The key's long form; empty if there is nothing to wait for."""
     out: dict[str, Any] = {}
     for one in after.of:
-        out.setdefault(one.on, []).append(one.what or one.job or one.name)
+        job = one.job or one.name
+        out.setdefault(one.on, []).append(one.what or (f"{job}{one.elements}" if one.elements else job))
     if after.need:
         out["need"] = after.need
     if after.timeout_ms:

@@ -6,17 +6,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hodei.wire.kinds import Duration, Form, Line, Word, about
+from hodei.wire.kinds import Duration, Form, Line, about
 
 MAX_AFTER = 10_000
-JobRef = Annotated[int, Meta(ge=1, le=2**53)] | Word
+# A line, as a list of indices may stand behind the name: sweep[1,3,7-9].
+JobRef = Annotated[int, Meta(ge=1, le=2**53)] | Line
 JobRefs = Annotated[list[JobRef], Meta(max_length=MAX_AFTER)] | JobRef
 
 
 class AfterForm(Form, frozen=True):
     """What a job waits for before it may start: jobs by number or name, and data that is to appear."""
 
-    succeeded: Annotated[JobRefs, about("These jobs have succeeded.", ["build", 17])] | None = None
+    succeeded: Annotated[JobRefs, about("These jobs have succeeded.", ["build", 17, "sweep[3]"])] | None = None
     completed: Annotated[JobRefs, about("These jobs have ended, in whatever way.", ["build"])] | None = None
     failed: Annotated[JobRefs, about("These jobs have failed.", ["train"])] | None = None
     checkpointed: (
@@ -41,7 +42,7 @@ class AfterForm(Form, frozen=True):
 AfterKey = Annotated[
     Annotated[list[JobRef], Meta(max_length=MAX_AFTER)] | JobRef | AfterForm,
     about(
-        "What it waits for: jobs that must succeed, by number or name, or more in detail.",
+        "What it waits for: jobs that must succeed, by number or name (of an array: all of it, `sweep[3]` is one element), or more in detail.",
         ["build", 17],
         {"succeeded": ["build"], "exists": ["/data/x.csv"], "timeout": "2h"},
     ),

@@ -12,8 +12,18 @@ from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec
 
 
+def _dependency(written: str | int) -> Dependency:
+    if isinstance(written, int):
+        return Dependency(job=written)
+    word, bracket, indices = written.partition("[")
+    elements = bracket + indices
+    return (
+        Dependency(job=int(word), elements=elements) if word.isdecimal() else Dependency(name=word, elements=elements)
+    )
+
+
 def spec(name: str, *after: str | int, project: str = "default", array: ArrayPlace | None = None) -> JobSpec:
-    of = tuple(Dependency(job=one) if isinstance(one, int) else Dependency(name=one) for one in after)
+    of = tuple(_dependency(one) for one in after)
     return a_job_spec(name, project=project, after=Dependencies(of), array=array)
 
 
@@ -39,6 +49,57 @@ def test_else_it_means_what_was_found_in_the_project() -> None:
 def test_an_array_is_waited_for_as_a_whole() -> None:
     many = spec("many", array=ArrayPlace(0, 0, 3))
     assert waits_for([many, spec("sum", "many"), spec("then", "sum")]) == [[], [100, 101, 102], [103]]
+
+
+ARRAY = ArrayPlace(7, 0, 3, start=10, step=5)
+IN_STORE = Found(
+    {("default", "old"): range(7, 10), ("default", "one"): [5]},
+    {5: "one", 7: "old", 8: "old"},
+    arrays={7: ARRAY, 8: ArrayPlace(7, 15, 3, start=10, step=5)},
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [
+        pytest.param(7, [7, 8, 9], id="the number of its first job is the whole"),
+        pytest.param("7[]", [7, 8, 9], id="brackets"),
+        pytest.param("8[]", [7, 8, 9], id="any number before the brackets"),
+        pytest.param("old[]", [7, 8, 9], id="the name with brackets"),
+        pytest.param("old", [7, 8, 9], id="the name"),
+        pytest.param(8, [8], id="the number of another element is that one"),
+        pytest.param("7[10]", [7], id="its first element alone"),
+        pytest.param("8[20]", [9], id="an index, not a place"),
+        pytest.param("old[10,20]", [7, 9], id="several"),
+    ],
+)
+def test_an_array_of_the_past_is_meant_as_a_whole_or_by_index(written: str | int, means: list[int]) -> None:
+    assert waits_for([spec("next", written)], IN_STORE) == [means]
+
+
+def test_an_element_of_the_same_submission_and_nothing_twice() -> None:
+    many = spec("many", array=ArrayPlace(0, 0, 3))
+    assert waits_for([many, spec("sum", "many[1]", "many", "many[2]")]) == [[], [101, 100, 102]]
+    (_, one) = resolved([many, spec("sum", "many[1]")], 100, Found())
+    # It is written back as this element, not as the whole array or as another one.
+    assert one.after.of == (Dependency(job=101, name="many", elements="[1]"),)
+    assert str(one.after.of[0]) == "job 101 (many[1]) to succeed"
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        pytest.param("7[3]", "array 7 has no element 3", id="no such index"),
+        pytest.param("old[0-9]", "array 7 has no element 0", id="no such indices"),
+        pytest.param("5[]", "5 is not an array", id="not an array"),
+        pytest.param("one[0]", "one is not an array", id="not an array by name"),
+    ],
+)
+def test_elements_that_are_not_there_are_refused(written: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        waits_for([spec("next", written)], IN_STORE)
+    assert refused.value.code == "UNKNOWN_DEPENDENCY"
+    assert says in refused.value.message
 
 
 @pytest.mark.parametrize(

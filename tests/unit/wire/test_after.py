@@ -25,6 +25,12 @@ def after(given: Any) -> Dependencies:
         pytest.param(17, Dependencies((NUMBER,)), id="one number"),
         pytest.param([17, "build"], Dependencies((NUMBER, BUILD)), id="a list of jobs that must succeed"),
         pytest.param(["17", 17], Dependencies((NUMBER,)), id="a number in quotes is a number, and counts once"),
+        pytest.param("17[]", Dependencies((Dependency(job=17, elements="[]"),)), id="a whole array by its number"),
+        pytest.param(
+            ["17[3]", "build[0-2, 5]"],
+            Dependencies((Dependency(job=17, elements="[3]"), Dependency(name="build", elements="[0-2,5]"))),
+            id="elements by their index",
+        ),
         pytest.param({"succeeded": "build"}, Dependencies((BUILD,)), id="one name in the long form"),
         pytest.param(
             {"exists": "/data/x.csv", "timeout": "2h"},
@@ -50,6 +56,9 @@ def test_what_is_written_is_understood_and_written_back(given: Any, means: Depen
     ("given", "says"),
     [
         pytest.param(["No Name"], "is not a job name", id="not a name"),
+        pytest.param(["build[x]"], "is not a range of indices", id="not an index"),
+        pytest.param(["build[3"], "is not a job name", id="half a bracket"),
+        pytest.param(["0[3]"], "is not the number of a job", id="an element of no job"),
         pytest.param([0], "after[0]", id="not a number of a job"),
         pytest.param(True, "after", id="not a job at all"),
         pytest.param({}, "names nothing to wait for", id="nothing"),

@@ -43,6 +43,9 @@ def numbered(jobs: Sequence[ScenarioJob], wrong: Callable[[str, str], object]) -
 
 
 def _within(after: Dependencies, by_id: dict[int, ScenarioJob]) -> Dependencies:
-    of: list[Dependency] = [one for one in after.of if not one.job or one.job in by_id]
+    # In a scenario every element is a job of its own, so a number is that very job, whatever element it was.
+    of: list[Dependency] = [
+        structs.replace(one, elements="") if one.job else one for one in after.of if not one.job or one.job in by_id
+    ]
     need = max(after.needed - (len(after.of) - len(of)), 0)
     return Dependencies(tuple(of) if need else (), 0 if need == len(of) else need, after.timeout_ms)
