@@ -87,6 +87,8 @@ def test_a_command_is_run_beside_a_job_and_its_code_comes_back(house: House):
     done = house.hodei("exec", str(id), "--", "/bin/sh", "-c", 'echo "$MINE $1"; echo no >&2; exit 3', "sh", "$(id)")
     assert (done.code, done.out, done.err) == (3, "yes $(id)\n", "no\n")
     assert house.hodei("exec", "--timeout", "1", str(id), "--", "/bin/sleep", "300").code == 124
+    nobody = house.hodei("exec", "--member", "3", str(id), "--", "/bin/true")
+    assert (nobody.code, f"there is no member 3 in job {id}" in nobody.err) == (3, True)
     house.ok("cancel", str(id))
     house.ended(id)
     assert "NOT_RUNNING" in house.hodei("exec", str(id), "--", "/bin/true").err

@@ -14,6 +14,7 @@ from hodei.cli.jobs import COLUMNS
 from hodei.cli.options import client, headers_option, jobs_argument, output_option
 from hodei.cli.output import clean, emit_list, note
 from hodei.cli.refs import Meant, look_up
+from hodei.cli.times import timeout_ms
 from hodei.model.errors import HodeiError
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def wait(
 
     The name or number of an array means all of its elements.
     """
-    from hodei.model.quantity import parse_duration_ms
-
-    timeout_s = None if timeout is None else parse_duration_ms(timeout) / 1000
+    timeout_s = None if timeout is None else timeout_ms(timeout) / 1000
     with client() as server:
         meant = look_up(server, jobs)
         ctx.exit(wait_for(server, meant, timeout_s, progress=progress, output=output, headers=not no_headers))
@@ -127,7 +126,12 @@ def release(ctx: click.Context, jobs: tuple[str, ...], output: str) -> None:
 @click.option(
     "--failed", is_flag=True, help="Only those that have failed, and the jobs that failed for waiting for them."
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before elements of an array run again that have succeeded.")
+@click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    help="Do not ask: before elements that have succeeded run again, or for `--failed all`.",
+)
 @output_option
 @click.pass_context
 def requeue(ctx: click.Context, jobs: tuple[str, ...], failed: bool, yes: bool, output: str) -> None:
@@ -136,12 +140,16 @@ def requeue(ctx: click.Context, jobs: tuple[str, ...], failed: bool, yes: bool, 
     \b
       hodei requeue --failed sweep     only the elements of an array that have failed
       hodei requeue 'sweep[3]'         one element
+      hodei requeue --failed all       every job that has failed
     """
     with client() as server:
-        meant = look_up(server, jobs)
         if failed:
+            meant = look_up(server, (job for job in jobs if job != "all"))
+            if "all" in jobs:
+                meant = Meant(meant.arrays, [*meant.jobs, *_all_failed(server, meant, yes=yes)])
             _requeue_failed(server, meant, output)
             return
+        meant = look_up(server, jobs)
         if not yes:
             for array in meant.arrays:
                 _confirm_successes(array)
@@ -149,6 +157,14 @@ def requeue(ctx: click.Context, jobs: tuple[str, ...], failed: bool, yes: bool, 
         if meant.jobs or not meant.arrays:
             code = code or each(meant.jobs, server.requeue, output, "requeue requested", "requeued")
     ctx.exit(code)
+
+
+def _all_failed(server: Client, meant: Meant, *, yes: bool) -> list[int]:
+    """`all` means the active jobs elsewhere, and none of those has failed: here it means all that have."""
+    failed = sorted({view.id for view in server.jobs(state=("failed",))} - set(meant.jobs))
+    if failed and not yes:
+        _confirm(f"requeue {len(failed)} failed jobs?", hint="add --yes")
+    return failed
 
 
 def _requeue_array(server: Client, id: int) -> JobView:

@@ -105,6 +105,10 @@ def _read_text(path: str, name: str) -> str:
     if "://" in path:
         hint = f"fetch it yourself, look at it, then: curl -fsS {path} | hodei submit -"
         raise UsageProblem(f"{path[:200]!r} is a URL, and jobs are read from files only", hint=hint)
+    from hodei.wire.yamlfile import why_unreadable
+
+    if unreadable := why_unreadable(path):
+        raise UsageProblem(unreadable, hint="an example to start from: hodei job init > job.yaml")
     try:
         if path == "-":
             data = sys.stdin.buffer.read(LARGEST_FILE + 1)
@@ -207,8 +211,27 @@ def _array(text: str) -> Any:
     which, _, most = text.partition("%")
     if most and not most.isdecimal():
         raise UsageProblem(f"--array {text[:80]!r}: {most[:20]!r} is not a number", hint="write --array 100%10")
+    _refuse_repeated(which)
     key, value = ("count", int(which)) if which.isdecimal() else ("indices", which)
     return {key: value, "at_most": int(most)} if most else {key: value}
+
+
+def _refuse_repeated(indices: str) -> None:
+    """An index that is named twice is a slip of the hand: there would be fewer jobs than were asked for. Job files keep
+    what they were always read as: each index once."""
+    from hodei.model.array import read_indices
+
+    seen: set[int] = set()
+    for part in indices.split(",") if "," in indices else ():
+        try:
+            found = read_indices(part)
+        except InvalidInput:
+            return  # what is wrong with it is told where the whole document is read
+        if again := sorted(seen.intersection(found)):
+            raise UsageProblem(
+                f"--array {indices[:80]!r}: index {again[0]} is named twice", hint="name each index once"
+            )
+        seen.update(found)
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

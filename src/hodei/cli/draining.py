@@ -19,9 +19,9 @@ LOOK_S = 0.5
 
 def until_empty(server: Client, node: NodeView, timeout: str | None) -> tuple[NodeView, int]:
     """The node when nothing runs there any more or the time was up, and the exit code that says which."""
-    from hodei.model.quantity import parse_duration_ms
+    from hodei.cli.times import timeout_ms
 
-    ends = None if timeout is None else time.monotonic() + parse_duration_ms(timeout) / 1000
+    ends = None if timeout is None else time.monotonic() + timeout_ms(timeout) / 1000
     terminal, told = sys.stderr.isatty(), -1
     try:
         while node.runs:

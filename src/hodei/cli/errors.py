@@ -52,7 +52,11 @@ def describe(error: BaseException) -> list[str]:
         hint = ""
         if isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f"{error.ctx.command_path} --help"
-        return _lines(error.format_message(), hint=hint, code="USAGE")
+        text = error.format_message()
+        if isinstance(error, click.NoSuchOption) and error.possibilities:
+            # click sorts them by name; the nearest one belongs first.
+            text = f"{error.message.rstrip('.')}; did you mean {' or '.join(list(error.possibilities)[:3])}?"
+        return _lines(text, hint=hint, code="USAGE")
     if isinstance(error, HodeiError):
         problems = error.problems if isinstance(error, InvalidInput) else ()
         if len(problems) == 1 and error.message.startswith(problems[0][0] or problems[0][1]):

@@ -41,9 +41,9 @@ def show_executed(done: ExecutedView | NodeExecutedView, timeout_s: int) -> NoRe
 def timeout_seconds(text: str) -> int:
     """What `--timeout` says, in whole seconds; a bare number is seconds."""
     from hodei.cli.errors import UsageProblem
-    from hodei.model.quantity import parse_duration_ms
+    from hodei.cli.times import timeout_ms
 
-    timeout_s = -(-parse_duration_ms(text) // 1000)
+    timeout_s = -(-timeout_ms(text) // 1000)
     if not 1 <= timeout_s <= MOST_TIMEOUT_S:
         raise UsageProblem(f"--timeout {text[:40]}: from 1s to 5m", hint="write it as 30s or 2m")
     return timeout_s

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hodei.cli import arrays
 from hodei.cli.last_words import last_lines
 from hodei.cli.options import client, job_argument
 from hodei.cli.output import note
 from hodei.cli.refs import look_up, only
 from hodei.cli.times import since_ms, stamp
+from hodei.model.errors import NotFound
 
 if TYPE_CHECKING:
     from hodei.client import Client
@@ -55,11 +57,23 @@ def logs(
         has_many = detail is not None and (view.members > 1 or len({run.member for run in detail.runs}) > 1)
         many = bool(meant.arrays) or (has_many and member is None)
         wrote = copy_lines(server, view, wish, prefix=many) if many or since else _copy_bytes(server, view.id, wish)
+        if many and attempt and not wrote:
+            _check_attempt(server, view, attempt)
     if not wrote and tail != 0:
         what = f"array {view.id}[]" if meant.arrays else f"job {view.id}"
         note(
             f"{what} ({view.state}) has written nothing{f' to {stream}' if stream else ''}{' since then' if since else ''}"
         )
+
+
+def _check_attempt(server: Client, view: JobView, attempt: int) -> None:
+    """NotFound as for a single job, if none of many has had so many attempts."""
+    whole = arrays.folded(view)
+    newest = max((one.attempt for one in server.elements(view)), default=0) if whole else view.attempt
+    if newest < attempt:
+        who = f"no element of array {view.id}[] has" if whole else f"job {view.id} has no"
+        what = f"{who} {'an ' if whole else ''}attempt {attempt}"
+        raise NotFound(what, hint=f"the newest: {newest or 'none'}", code="NO_SUCH_ATTEMPT")
 
 
 def copy_lines(server: Client, view: JobView, wish: Wish, *, prefix: bool = True) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from hodei.cli.errors import UsageProblem
+from hodei.model.array import read_indices
+from hodei.model.errors import InvalidInput
 from hodei.model.lifecycle import JOB_ENDED, JOB_STEPS
 
 if TYPE_CHECKING:
@@ -93,9 +95,22 @@ def numbers(text: str) -> list[int] | None:
     return out
 
 
+def _check_indices(reference: str) -> None:
+    """`mix[a]` can name no element of any array, so that is a mistake in writing and nothing to look for."""
+    word, bracket, rest = reference.partition("[")
+    if not word or not bracket or not rest.endswith("]") or rest == "]":
+        return
+    try:
+        for part in rest[:-1].split(","):
+            read_indices(part.strip())
+    except InvalidInput as error:
+        raise UsageProblem(f"{reference[:80]!r}: {error.message}", hint=error.hint) from None
+
+
 def _look_up(client: Client, reference: str) -> tuple[JobView | None, tuple[int, ...]]:
     from hodei.client.finding import find
 
+    _check_indices(reference)
     found = numbers(reference)
     if found is not None and len(found) != 1:
         return None, tuple(found)

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -24,10 +25,15 @@ _POLL_S = 0.05
 _LARGE_LOG_BYTES, _OLDER_LOGS = 15 << 20, 3
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command()
 @click.option("--home", metavar="DIR", help="Where it keeps its things [env: HODEI_HOME; default: ~/.hodei].")
 @click.option("--host", metavar="ADDRESS", help="Where to listen [default: 127.0.0.1].")
-@click.option("--port", metavar="N", help="Which port; 0 for any free one [default: 7680, or any if taken].")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="Which port; 0 for any free one [default: 7680, or any if taken].",
+)
 @click.option("--config", metavar="FILE", help="A TOML or YAML file [default: HOME/config.toml or HOME/hodei.yaml].")
 @click.option(
     "--decision-log",
@@ -49,7 +55,8 @@ _LARGE_LOG_BYTES, _OLDER_LOGS = 15 << 20, 3
 @click.option(
     "--timeout", type=float, default=30, show_default=True, metavar="S", help="With -d: how long to wait for it."
 )
-@click.argument("more", nargs=-1, type=click.UNPROCESSED)
+@click.option("--verbose", is_flag=True, hidden=True)
+@click.option("--log-file", metavar="FILE", hidden=True)
 def up(
     detach: bool,
     timeout: float,
@@ -57,8 +64,8 @@ def up(
     instant: bool,
     fresh: bool,
     trust_clock: bool,
-    more: tuple[str, ...],
-    **given: str | None,
+    verbose: bool,
+    **given: Any,
 ) -> None:
     """Start a server with its scheduler, store and local agent: one command, one process tree, one directory."""
     need_server()
@@ -72,13 +79,14 @@ def up(
             ("instant", instant),
             ("fresh", fresh),
             ("trust-clock", trust_clock),
+            ("verbose", verbose),
         )
         if wanted
     ]
     if detach:
-        _start_detached(home, [*args, *more], timeout)
+        _start_detached(home, args, timeout)
     else:
-        _become("hodei.server", [*args, *more])
+        _become("hodei.server", args)
 
 
 @click.command()
@@ -111,7 +119,7 @@ def down(home: str | None, timeout: float, output: str) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def replay(args: tuple[str, ...]) -> None:
     """Replay a decision log and say whether the plans are the same: hodei replay [FILE] [--all] [--list]."""
-    need_server()
+    need_server(args)
     home = settings()["home"]
     _become("hodei.sim.replay", [*([f"--home={home}"] if home else []), *args])
 
@@ -120,7 +128,7 @@ def replay(args: tuple[str, ...]) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def test(args: tuple[str, ...]) -> None:
     """Play scenario files with the real scheduler and check what they expect: hodei test --help."""
-    need_server()
+    need_server(args)
     _become("hodei.sim.scenario", list(args))
 
 
@@ -128,7 +136,7 @@ def test(args: tuple[str, ...]) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def sim(args: tuple[str, ...]) -> None:
     """Try out policies on recorded or invented workloads: hodei sim replay|compare|forecasts|policies|traces --help."""
-    need_server()
+    need_server(args)
     _become("hodei.sim", list(args))
 
 
@@ -141,6 +149,7 @@ def kube(args: tuple[str, ...]) -> None:
 
 def ask_kube(args: list[str]) -> NoReturn:
     if not all(find_spec(name) for name in ("starlette", "uvicorn", "numpy", "kubernetes")):
+        _help_without(args, "hodei[server,kubernetes]")
         raise UsageProblem("this installation cannot talk to Kubernetes", hint="pip install 'hodei[server,kubernetes]'")
     _become("hodei.kube", args)
 
@@ -149,15 +158,25 @@ def ask_kube(args: list[str]) -> NoReturn:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def bench(args: tuple[str, ...]) -> None:
     """Measure the engine or a server: hodei bench engine|server --help."""
-    need_server()
+    need_server(args)
     _become("hodei.bench", list(args))
 
 
-def need_server() -> None:
-    """UsageProblem, with what to install, if this is only the client."""
+def need_server(args: Sequence[str] = ()) -> None:
+    """UsageProblem, with what to install, if this is only the client. Help that `args` ask for can be had all the same."""
     if not all(find_spec(name) for name in ("starlette", "uvicorn", "numpy", "prometheus_client")):
+        _help_without(args, "hodei[server]")
         what = "this installation has only the client; this command needs the extra 'server'"
         raise UsageProblem(what, hint="pip install 'hodei[server]'")
+
+
+def _help_without(args: Sequence[str], extra: str) -> None:
+    """The short help of a command whose program is not installed, if help is what was asked for."""
+    if {"-h", "--help"} & set(args):
+        ctx = click.get_current_context()
+        click.echo(ctx.get_help())
+        click.echo(f"\nIts options are told by its program, which is not installed here: pip install '{extra}'")
+        ctx.exit(0)
 
 
 def is_alive(pid: int) -> bool:

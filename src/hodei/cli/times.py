@@ -43,6 +43,18 @@ def since_ms(text: str) -> int:
         raise UsageProblem(f"--since: {error.message}", hint="write 10m, 2h or 2026-01-31T08:00Z") from None
 
 
+def timeout_ms(text: str) -> int:
+    """What `--timeout` says."""
+    from hodei.cli.errors import UsageProblem
+    from hodei.model.errors import InvalidInput
+    from hodei.model.quantity import parse_duration_ms
+
+    try:
+        return parse_duration_ms(text)
+    except InvalidInput as error:
+        raise UsageProblem(f"--timeout: {error.message}", hint=error.hint or "write it as 90s, 5m or 1h30m") from None
+
+
 def stamp(ms: int) -> str:
     """`14:05:01`, with the day if it is not today; in this machine's zone."""
     if not ms:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # So many elements of a state are looked at, and so many reasons are explained.
 _LOOKED_AT = 1000
 _REASONS = 3
+_HOW = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
 _STATES = ("pending", "held", "failed")
 
 
@@ -37,9 +38,8 @@ def explain_array(server: Client, array: JobView, node: str, output: str) -> Non
         }
         emit_one(answer, output, name=lambda a: arrays.id_text(a["array"]), text=str)
         return
-    head = (
-        f"array {array.id}[] ({clean(array.name)}) is {paint(array.state, array.state)}: {arrays.counts(array.array)}"
-    )
+    state = paint(_HOW.get(array.state, f"is {array.state}"), array.state)
+    head = f"array {array.id}[] ({clean(array.name)}) {state}: {arrays.counts(array.array)}"
     parts = [head]
     for code, members, why in told:
         if members:

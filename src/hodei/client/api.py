@@ -547,8 +547,10 @@ def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]
     if not isinstance(job, str | Path):
         text = f"a job is a document, the path of a job file, or fields, not a {type(job).__name__}"
         raise InvalidInput(text, hint='for a command: submit(command=["echo", "hi"])')
-    from hodei.wire.yamlfile import load_yaml
+    from hodei.wire.yamlfile import load_yaml, why_unreadable
 
+    if unreadable := why_unreadable(str(job)):
+        raise InvalidInput(unreadable, hint="an example: hodei job init")
     try:
         text = Path(job).read_bytes()
     except (OSError, ValueError) as error:

@@ -28,6 +28,8 @@ def waiting_for(controller: Controller, job: Job, now_ms: int, why: Why) -> Expl
         Blocker(WAITING_FOR, f"{one}: {_how(controller, one, now_ms, why if i < _ASKED else None)}", "dependencies")
         for i, one in enumerate(open_ones[:_LISTED])
     ]
+    if len(open_ones) > _LISTED:
+        blockers.append(Blocker(WAITING_FOR, f"… and {len(open_ones) - _LISTED} more, not listed here", "dependencies"))
     of = f"; {met} of {len(progress)} are met" if len(progress) > 1 else ""
     few = f", {job.spec.after.needed} are needed" if job.spec.after.need else ""
     return Explanation(

@@ -174,6 +174,9 @@ def _listen(config: Config, *, asked: bool) -> socket.socket:
         try:
             listener.bind((config.server.host, port))
             return listener
+        except OverflowError:
+            listener.close()
+            raise InvalidInput(f"there is no port {port}", hint="choose one from 0 to 65535") from None
         except OSError as error:
             listener.close()
             failure = error

@@ -42,6 +42,11 @@ _TIPS = (
 )
 
 
+def why_unreadable(name: str) -> str:
+    """What to say of a file whose name tells that it is of another language; "" for all others."""
+    return f"{name} is TOML, and job files are YAML or JSON" if name.lower().endswith(".toml") else ""
+
+
 def load_yaml(
     text: str | bytes, *, name: str = "", max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES
 ) -> list[object]:

@@ -16,7 +16,7 @@ Written from the commands themselves; `hodei COMMAND --help` says the same. See 
 token, `HODEI_CA_FILE` the authority of an `https` server. The token in the home is sent to this machine only.
 
 **Which jobs**: `12`, `last` (the newest), a name (the newest job called so), `1-3`, `1,3,5-8`, `2-10:2`, and `all` (every
-active job).
+active job; with `requeue --failed` every job that has failed).
 
 **Output**: a table for people. `-o wide` shows more columns, `-o json|jsonl|yaml|name` is for programs: field names are
 those of the API and only ever grow, times are ISO 8601 in UTC, a list is a list and one thing is an object.

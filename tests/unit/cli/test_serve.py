@@ -20,7 +20,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.send_header("Content-Length", "3"); self.end_headers(); self.wfile.write(b"ok\\n")
     def log_message(self, *args): pass
-if "--port=bad" in sys.argv:
+if "--host=bad" in sys.argv:
     sys.exit("cannot listen there")
 server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
 home = next(a.split("=", 1)[1] for a in sys.argv if a.startswith("--home="))
@@ -44,9 +44,9 @@ def executed(monkeypatch):
 
 
 def test_up_becomes_the_server_and_passes_everything_on(hodei, executed):
-    hodei("up", "--home", "/x", "--port", "0", "--instant", "--insecure", "--agents", "2", "--log-level=debug")
+    hodei("up", "--home", "/x", "--port", "0", "--instant", "--insecure", "--verbose", "--log-file", "/x/log")
     assert executed == [
-        ["-m", "hodei.server", "--home=/x", "--port=0", "--insecure", "--instant", "--agents", "2", "--log-level=debug"]
+        ["-m", "hodei.server", "--home=/x", "--port=0", "--log-file=/x/log", "--insecure", "--instant", "--verbose"]
     ]
 
 
@@ -132,7 +132,7 @@ def test_a_detached_server_is_awaited_named_and_stopped(hodei, stand_in, tmp_pat
 @pytest.mark.real
 def test_a_server_that_dies_at_once_is_reported_with_its_last_words(hodei, stand_in, tmp_path: Path):
     began = time.monotonic()
-    result = hodei("up", "-d", "--home", str(tmp_path / "home"), "--port", "bad")
+    result = hodei("up", "-d", "--home", str(tmp_path / "home"), "--host", "bad")
     assert result.exit_code == 1
     assert "exit code 1): cannot listen there" in result.stderr
     assert time.monotonic() - began < 20

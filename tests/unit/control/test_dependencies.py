@@ -267,3 +267,12 @@ def test_a_twin_waits_on_its_own() -> None:
     end(other, 1)
     assert (other.state(2), house.state(2)) == ("scheduled", "pending")
     assert house.controller.dependencies.awaited(2) == [1]
+
+
+def test_why_says_how_many_of_what_it_waits_for_are_not_listed() -> None:
+    house = a_house(1)
+    submit(house, *(job(house, id) for id in range(1, 31)), job(house, 99, after(*range(1, 31))))
+    answer = why(house.controller, 99, house.now_ms)
+    assert answer is not None
+    assert len(answer.blockers) == 21
+    assert answer.blockers[-1].text == "… and 10 more, not listed here"

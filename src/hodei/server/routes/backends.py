@@ -76,6 +76,11 @@ async def execute(call: Call) -> ExecutedView:
     if job is None:
         raise NotFound(f"there is no job {id}", hint="hodei jobs --all")
     service.rights.check_owner(job)
+    if not job.spec.has_member(asked.member):
+        raise NotFound(
+            f"there is no member {asked.member} in job {id}",
+            hint=f"it has {job.spec.size}, counted from 0", code="NO_SUCH_MEMBER",
+        )  # fmt: skip
     runs = [run for run in await service.read(service.store.runs, id) if run.member == asked.member]
     if not runs or runs[-1].state in RUN_ENDED:
         raise Conflict(

@@ -1,0 +1,147 @@
+"""What is answered to a mistake on the command line, or to a wish that cannot be met. The server here is a stub."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from hodei.cli import serve
+from hodei.cli.documents import document_of
+from hodei.client import Client
+from hodei.model.errors import InvalidInput
+from hodei.model.explanation import Explanation
+from hodei.wire.views import ArrayView, RequeueReply
+from unit.cli.stub import detail, job, problem
+
+API = "/api/v1"
+
+
+def an_array(**states: int):
+    state = next(iter(states))
+    return structs.replace(job(4, state, name="arr"), array=ArrayView(4, 0, 3, states=states))
+
+
+def test_a_job_file_of_toml_is_told_what_job_files_are(hodei, stub, tmp_path: Path):
+    path = tmp_path / "j.toml"
+    path.write_text('command = ["true"]\n')
+    result = hodei("submit", str(path))
+    assert result.exit_code == 2
+    assert f"error: {path} is TOML, and job files are YAML or JSON\n" in result.stderr
+    with Client() as client, pytest.raises(InvalidInput, match="job files are YAML or JSON"):
+        client.submit(str(path))
+    assert stub.requests == []
+
+
+def test_requeue_failed_all_means_every_job_that_has_failed(hodei, stub):
+    stub.on("GET", f"{API}/jobs", {"jobs": [job(7, "failed"), job(5, "failed")], "next_after": 0})
+    stub.on("POST", f"{API}/jobs/requeue", RequeueReply([5, 7]))
+    for id in (5, 7):
+        stub.on("GET", f"{API}/jobs/{id}", detail(job(id, "pending")))
+    refused = hodei("requeue", "--failed", "all")
+    assert (refused.exit_code, "requeue 2 failed jobs?" in refused.stderr) == (2, True)
+    assert not [request for request in stub.requests if request.method == "POST"]
+    result = hodei("requeue", "--failed", "all", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "job 5 (job-5) requeued\njob 7 (job-7) requeued\n")
+    (sent,) = [request for request in stub.requests if request.method == "POST"]
+    assert sent.json() == {"jobs": [5, 7], "arrays": [], "failed": True}
+    assert "failed" in stub.sent("GET", f"{API}/jobs")[0].query["state"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "99999"], "99999 is not in the range 0<=x<=65535"),
+        (["--port", "http"], "'http' is not a valid integer"),
+        (["extra"], "unexpected extra argument (extra)"),
+        (["--prot", "1"], "did you mean --port"),
+    ],
+)
+def test_up_refuses_what_it_does_not_know_also_where_a_server_runs(
+    hodei, tmp_path: Path, monkeypatch, words: list[str], said: str
+):
+    (tmp_path / "server.json").write_text(json.dumps({"address": "http://127.0.0.1:1", "pid": os.getpid()}))
+    monkeypatch.setattr(serve, "is_our_server", lambda pid: True)
+    monkeypatch.setattr(serve, "_become", lambda *_: pytest.fail("it was started"))
+    result = hodei("up", "-d", "--home", str(tmp_path), *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "already running" in hodei("up", "-d", "--home", str(tmp_path)).stderr
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("failed", "has failed"),
+        ("succeeded", "has succeeded"),
+        ("cancelled", "was cancelled"),
+        ("running", "is running"),
+    ],
+)
+def test_why_says_how_an_array_ended(hodei, stub, state: str, words: str):
+    array = an_array(**{state: 3})
+    stub.on("GET", f"{API}/arrays/4", array)
+    stub.on("GET", f"{API}/jobs", {"jobs": [], "next_after": 0})
+    stub.on("GET", f"{API}/jobs/4/why", Explanation("ended", "X", "over", job=4, state=state))
+    assert hodei("why", "4").stdout.startswith(f"array 4[] (arr) {words}: 3 {state}\n")
+
+
+def test_an_attempt_that_no_element_has_is_not_found(hodei, stub):
+    stub.on("GET", f"{API}/arrays/4", an_array(succeeded=3))
+    elements = [structs.replace(job(4 + n, name="arr"), array=ArrayView(4, n, 3)) for n in range(3)]
+    stub.on("GET", f"{API}/jobs", {"jobs": elements, "next_after": 0})
+    for n in range(3):
+        stub.on("GET", f"{API}/jobs/{4 + n}", detail(elements[n]))
+        stub.on("GET", f"{API}/jobs/{4 + n}/logs", problem(404, "NO_SUCH_ATTEMPT", "no attempt 2"))
+    result = hodei("logs", "4", "--attempt", "2")
+    assert result.exit_code == 3, result.stderr
+    assert "no element of array 4[] has an attempt 2" in result.stderr
+    assert "[NO_SUCH_ATTEMPT]" in result.stderr
+
+
+@pytest.mark.parametrize(("text", "index"), [("1,1", 1), ("1-3,2", 2), ("0,4-8:2,6", 6)])
+def test_an_index_that_is_named_twice_is_refused(hodei, stub, text: str, index: int):
+    result = hodei("submit", "--array", text, "--", "true")
+    assert result.exit_code == 2
+    assert f"index {index} is named twice" in result.stderr
+    assert stub.sent("POST", f"{API}/jobs") == []
+
+
+def test_an_index_that_is_named_once_is_fine():
+    for text in ("1,3", "1-3,5", "0-8:2,1", "7"):
+        assert document_of(("true",), {"array": text}, local=False)["array"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["wait", "mix[a]"], "'mix[a]': 'a' is not a range of indices"),
+        (["cancel", "17[3-1]"], "names no index"),
+        (["wait", "--timeout", "banana", "1"], "--timeout: "),
+        (["exec", "--timeout", "banana", "1", "--", "ps"], "--timeout: "),
+    ],
+)
+def test_what_is_written_wrong_is_a_usage_error(hodei, stub, words: list[str], said: str):
+    result = hodei(*words)
+    assert result.exit_code == 2, result.stderr
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["sim", "-h"], ["bench", "--help"], ["replay", "-h"], ["test", "-h"], ["kube", "-h"]]
+)
+def test_help_can_be_had_where_only_the_client_is_installed(hodei, monkeypatch, words: list[str]):
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    monkeypatch.setattr(serve, "_become", lambda *_: pytest.fail("it was started"))
+    result = hodei(*words)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Usage: hodei {words[0]} ")
+    assert "pip install 'hodei[server" in result.stdout
+
+
+def test_the_nearest_option_is_named_first(hodei):
+    said = hodei("submit", "--memroy", "1Gi", "--", "true").stderr
+    assert "; did you mean --memory or --mem" in said
