@@ -13,7 +13,8 @@ both = pytest.mark.parametrize("command", [exec_beside, exec_on], ids=["exec", "
 
 def words(command: click.Command, *args: str) -> tuple[str, tuple[str, ...]]:
     """The timeout, and the command without its `--`."""
-    params = command.make_context("exec", list(args)).params
+    # As the root has them: click keeps the help option of the first context that a command is seen in.
+    params = command.make_context("exec", list(args), help_option_names=["-h", "--help"]).params
     found = params["command"]
     return params["timeout"], found[1:] if found[0] == "--" else found
 
