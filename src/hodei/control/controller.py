@@ -373,7 +373,10 @@ class Controller:
             if job is not None and job.state in ("scheduled", "running"):
                 self._lives.check_assembly(job, now_ms)
             elif job is not None and job.state == "pending":
-                late = waits.overdue(job, now_ms)
+                line = self.lines.get(job.spec.profile)
+                gang = line.gangs.get(id) if line is not None else None
+                refusal = line.refusal_of(gang) if line is not None and gang is not None else None
+                late = waits.overdue(job, now_ms, refusal)
                 if late is not None:
                     self._dequeue(job)
                     self._lives.finish(job, "failed", now_ms, *late)

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
+from hodei.engine.explain import summary
+from hodei.engine.plan import Refusal
 from hodei.model.job import Job, JobSpec
 from hodei.model.quantity import format_duration
 from hodei.model.recourse import Measure
@@ -64,12 +66,17 @@ def due_ms(job: Job) -> int | None:
     return found[0] if found is not None else None
 
 
-def overdue(job: Job, now_ms: int) -> tuple[str, str] | None:
-    """The code and the text with which a job that waits fails now."""
+def overdue(job: Job, now_ms: int, refusal: Refusal | None = None) -> tuple[str, str] | None:
+    """The code and the text with which a job that waits fails now. `refusal`: what its line last heard of jobs of its
+    shape; of many that are alike only the first is asked about, and only that one has it as its own reason."""
     found = _due(job)
     if found is None or found[0] > now_ms:
         return None
-    last = job.reason or "other jobs were ahead"
+    last = job.reason
+    if (
+        not last or job.reason_code == "REQUEUED"
+    ):  # that it was requeued tells why it is in line, not why it still waits
+        last = summary(refusal.verdicts, refusal.nodes) if refusal is not None else "other jobs were ahead"
     if found[1] == "scheduling_timeout":
         return "SCHEDULING_TIMEOUT", f"not scheduled within its scheduling timeout; {last}"
     longest = format_duration(job.spec.max_queue_time_ms)

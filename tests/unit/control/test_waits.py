@@ -95,6 +95,16 @@ def test_waiting_outside_the_queue_is_not_counted(limit: dict[str, int], outside
     assert house.reason(2)[0] == ("QUEUE_TIME_EXCEEDED" if "max_queue_time_ms" in limit else "SCHEDULING_TIMEOUT")
 
 
+def test_who_was_too_late_is_told_what_stood_in_its_way_and_not_only_the_first_of_its_kind() -> None:
+    house = Configured(DEFAULTS, *some_nodes(1))
+    for id in (1, 2, 3):
+        house.submit(id, cpu=1, node_selector={"pool": "moon"}, profile="quick")
+    house.until(10_000)
+    reasons = {house.reason(id)[1] for id in (1, 2, 3)}
+    assert len(reasons) == 1, reasons
+    assert "pool" in reasons.pop()
+
+
 def test_a_restart_and_a_new_configuration_leave_a_job_what_it_was_given() -> None:
     house = Configured(DEFAULTS, *some_nodes(1))
     house.submit(1, cpu=2, profile="quick")
