@@ -84,7 +84,8 @@ class Routing:
         there = self.availability
         problem = there.problem(spec.profile) if there.mode == "fallback" else ""
         to = there.instead_of(spec.profile) if problem else ""
-        if not to or not self.open_to(to, spec.project):
+        # A profile that is closed to the project stays, and is refused by `check`: a pause gives no rights.
+        if not to or not self.open_to(spec.profile, spec.project) or not self.open_to(to, spec.project):
             return spec
         by = spec.routed_by or "fallback"
         return structs.replace(spec, profile=to, routed_by=f"{by}, as {problem}")

@@ -63,7 +63,8 @@ class Newest:
     name = "newest"
 
     def keys(self, gang: Gang) -> tuple[int, ...]:
-        return (-gang.queued_ms,)
+        # Jobs of one bulk submit have the same time: the higher number came later.
+        return (-gang.queued_ms, -gang.id)
 
 
 class ByPriority:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from builders import a_job_spec, a_node
+from hodei.control.routing import Routing
 from hodei.control.why import plan, why
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import NodeJoined
@@ -228,3 +230,13 @@ def test_fallback_enabled_turns_the_chain_off() -> None:
 def test_a_chain_that_names_a_backend_twice_is_refused() -> None:
     with pytest.raises(InvalidInput, match="twice"):
         make_controller(scheduling('[scheduling]\nfallback = ["a", "b", "a"]\n'))
+
+
+def test_a_pause_does_not_open_a_profile_to_those_it_is_closed_to() -> None:
+    away = SimpleNamespace(mode="fallback", problem=lambda name: "it is paused", instead_of=lambda name: "default")
+    routing = Routing((), projects={"gpu": ("ml",)}, availability=away)  # type: ignore[arg-type]
+    assert routing.routed(a_job_spec("a", project="ml", profile="gpu")).profile == "default"
+    closed = routing.routed(a_job_spec("b", project="web", profile="gpu"))
+    with pytest.raises(InvalidInput) as refusal:
+        routing.check(closed)
+    assert refusal.value.code == "PROFILE_NOT_OPEN"

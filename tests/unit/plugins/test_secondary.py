@@ -52,14 +52,14 @@ class Odd:
         return 0
 
 
-def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, **first: Any) -> list[int]:
+def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, apart_ms: int = 1) -> list[int]:
     """The order in which jobs start on a node that has room for one at a time."""
     house = Configured(
         f"[scheduling.preemption]\nenabled = false\n[scheduling.profiles.default]\n{profile}", *some_nodes(4)
     )
     house.submit(99, cpu=4)
     for id, fields in jobs.items():
-        house.now_ms += 1
+        house.now_ms += apart_ms
         house.submit(id, **{"cpu": 4, **fields, "memory": "40Gi"})
     out, run = [], "99.0.1"
     for _ in jobs:
@@ -84,6 +84,10 @@ def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, **first: Any)
 @pytest.mark.parametrize("queue", ["priority", "fair"])
 def test_jobs_of_equal_priority_go_by_the_second_order(queue: str, secondary: str, expected: list[int]) -> None:
     assert order_of(f'queue = "{queue}"\nsecondary = "{secondary}"\n') == expected
+
+
+def test_of_jobs_of_the_same_moment_the_highest_number_is_the_newest() -> None:
+    assert order_of('secondary = "newest"\n', apart_ms=0) == [4, 3, 2, 1]
 
 
 def test_the_first_order_goes_before_the_second() -> None:
