@@ -12,7 +12,7 @@ from hodei.control.why import plan, why
 from hodei.model.array import ArrayPlace, expand
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
-from hodei.model.facts import JobSubmitted
+from hodei.model.facts import JobRequeued, JobSubmitted
 from hodei.wiring import check_scheduling
 from unit.control.configured import Configured, scheduling
 from unit.control.house import some_nodes
@@ -103,6 +103,20 @@ def test_who_was_too_late_is_told_what_stood_in_its_way_and_not_only_the_first_o
     reasons = {house.reason(id)[1] for id in (1, 2, 3)}
     assert len(reasons) == 1, reasons
     assert "pool" in reasons.pop()
+
+
+def test_who_was_requeued_and_is_too_late_is_not_told_of_the_requeue() -> None:
+    house = Configured(DEFAULTS, *some_nodes(1))
+    for id in (1, 2):
+        house.submit(id, cpu=1, node_selector={"pool": "moon"}, profile="quick")
+    house.until(10_000)
+    house.learn(JobRequeued(1, house.jobs[1]), JobRequeued(2, house.jobs[2]))
+    house.until(10_000)
+    for id in (1, 2):
+        code, text = house.reason(id)
+        assert code == "SCHEDULING_TIMEOUT"
+        assert "requeued" not in text
+        assert "pool" in text
 
 
 def test_a_restart_and_a_new_configuration_leave_a_job_what_it_was_given() -> None:
