@@ -106,6 +106,23 @@ def test_what_was_written_before_is_left_out(house: House) -> None:
     assert house.ok("logs", str(id), "--since", between).out == "late\n"
 
 
+def test_the_last_lines_of_a_run_have_the_time_of_its_end(house: House) -> None:
+    house.configure(NODE).up()
+    go = house.home.parent / "go"
+    script = f"echo early; echo bad >&2; until [ -e {go} ]; do sleep 0.05; done; echo last; echo worse >&2"
+    id = house.submit("sh", "-c", script)
+    with house.client() as client:
+        for stream in ("stdout", "stderr"):
+            until(lambda stream=stream: client.log_times(id, stream=stream).marks, "the agent has seen the first line")
+        go.touch()
+        house.ended(id)
+        for stream, sizes in (("stdout", [6, 11]), ("stderr", [4, 10])):
+            times = client.log_times(id, stream=stream)
+            assert [place for place, _ in times.marks] == sizes
+            last = list(client.log_lines(id, Wish((stream,))))[-1]
+            assert last.at_ms == times.marks[-1][1] > times.marks[0][1]
+
+
 def test_what_failed_ends_with_its_last_lines(house: House) -> None:
     house.configure(NODE).up()
     script = "for n in $(seq 20); do echo err $n >&2; done; sleep 0.3; echo later; exit 3"

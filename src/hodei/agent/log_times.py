@@ -2,7 +2,7 @@
 
 A run writes straight into its files, so nobody sees a line come; a mark says that everything before that place had been
 written by that time. One small file beside each log that has grown while it was watched. What a short run says needs no
-mark: it was said between its start and its end.
+mark: it was said between its start and its end. Any other gets a last mark when it ends, for what it said since the last look.
 """
 
 from __future__ import annotations
@@ -41,6 +41,21 @@ class LogTimes:
                     continue  # it has gone, or the disk is full: a time that is missing harms nobody
                 seen[key] = size
         self._seen, self._marks = seen, marks
+
+    def end(self, directory: str, now_ms: int) -> None:
+        """The run that writes there has ended. One that was never looked at gets no mark, so a short run costs no file."""
+        for stream in logs.STREAMS:
+            key = directory, stream
+            seen = self._seen.pop(key, None)
+            if seen is None:
+                continue
+            try:
+                size = logs.written(directory, stream)
+                if size and size != seen:
+                    _add(directory, stream, size, now_ms, self._marks.get(key, 0))
+            except OSError:
+                pass
+            self._marks.pop(key, None)
 
 
 def read(directory: str, stream: str) -> list[tuple[int, int]]:

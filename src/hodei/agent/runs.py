@@ -23,6 +23,7 @@ from hodei.agent.hook import BadHook, Hook
 from hodei.agent.idle import Idles
 from hodei.agent.journal import Journal, write_copy
 from hodei.agent.limits import Fences
+from hodei.agent.log_times import LogTimes
 from hodei.agent.looks import Looks, Seen
 from hodei.agent.places import Places
 from hodei.agent.run import BadOrder, Observation, Run, check_run_name
@@ -51,6 +52,7 @@ class Runs:
         self.epochs: dict[str, int] = {}
         self.forgotten: dict[str, None] = {}
         self.live: dict[int, Run] = {}
+        self.log_times = LogTimes()
         self.trouble = ""  # what `recovery` could not read, for people
         self._tell = tell
         self.loop = asyncio.get_running_loop()
@@ -270,7 +272,8 @@ class Runs:
         for timer in run.timers:
             timer.cancel()
         run.timers.clear()
-        self.live.pop(run.pid, None)
+        if self.live.pop(run.pid, None) is not None:
+            self.log_times.end(run.directory, at_ms or proc.now_ms())
         self.stops.ended(run)
         self.leave_alone(run)
         if run.pid and (run.watched or run.hook_begun):

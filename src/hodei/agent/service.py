@@ -52,7 +52,6 @@ class Service:
         self._servers: dict[str, Connection] = {}
         self._alone_since_ms = proc.boot_clock_ms()
         self._ticks = 0
-        self._log_times_seen = log_times.LogTimes()
         self._executing = Executing(runs.beside)
         self._ops: dict[str, Callable[[Connection, Request], Any]] = {
             "start": self._start,
@@ -186,7 +185,7 @@ class Service:
         while not self.done.is_set():
             for run in list(self.runs.live.values()):
                 self.runs.trim_logs(run)
-            self._log_times_seen.look([run.directory for run in self.runs.live.values()], proc.now_ms())
+            self.runs.log_times.look([run.directory for run in self.runs.live.values()], proc.now_ms())
             if self._ticks % PRUNE_EVERY_TICKS == 0:
                 self.runs.places.prune(proc.now_ms() / 1000 - self._keep_logs_s, set(self.runs.table))
             if self._ticks % LOOK_EVERY_TICKS == 0:

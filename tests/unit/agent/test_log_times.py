@@ -29,6 +29,26 @@ def test_a_mark_is_made_when_a_log_has_grown_and_not_otherwise(tmp_path):
     assert read(str(tmp_path), "stderr") == [(4, 4000)]
 
 
+def test_the_last_words_of_a_run_are_marked_when_it_ends(tmp_path):
+    times = LogTimes()
+    _say(tmp_path, b"one\n")
+    _say(tmp_path, b"", "stderr")
+    times.look([str(tmp_path)], 2000)
+    _say(tmp_path, b"two\n")
+    _say(tmp_path, b"bad\n", "stderr")
+    times.end(str(tmp_path), 2700)
+    assert read(str(tmp_path), "stdout") == [(4, 2000), (8, 2700)]
+    assert read(str(tmp_path), "stderr") == [(4, 2700)]
+    times.end(str(tmp_path), 2800)
+    assert read(str(tmp_path), "stdout") == [(4, 2000), (8, 2700)]
+
+
+def test_a_run_that_was_over_before_the_first_look_has_no_marks(tmp_path):
+    _say(tmp_path, b"one\n")
+    LogTimes().end(str(tmp_path), 2000)
+    assert sorted(os.listdir(tmp_path)) == ["stdout"]
+
+
 def test_an_agent_that_was_restarted_goes_on_where_it_was(tmp_path):
     _say(tmp_path, b"one\n")
     LogTimes().look([str(tmp_path)], 2000)
