@@ -359,8 +359,8 @@ def _until(client: Client, ids: Sequence[int], *states: str) -> int:
 def simulation(divide: int) -> Iterator[Figure]:
     """Jobs of 1 to 16 cores for some minutes each come at random, as many as fill nine tenths of the cluster."""
     jobs, nodes, load, draw = (
-        10_000 // divide,
-        [_node(number) for number in range(100 // divide)],
+        10_000,  # whatever `divide` is: fewer jobs or nodes would be another question
+        [_node(number) for number in range(100)],
         0.9,
         random.Random(1),
     )
