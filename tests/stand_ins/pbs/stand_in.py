@@ -217,7 +217,8 @@ def mom(home, name):
     where = f"({vnode}:ncpus={wanted['ncpus']})"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     streams = [os.open(job[key].split(":", 1)[1], flags, 0o600) for key in ("Output_Path", "Error_Path")]
-    env = {**os.environ, "PBS_JOBID": name, "PBS_QUEUE": job["queue"], "HOSTNAME": vnode}
+    # A home of its own: the scripts are login shells, and must not wait for what the tester's profile does.
+    env = {**os.environ, "HOME": HOME, "PBS_JOBID": name, "PBS_QUEUE": job["queue"], "HOSTNAME": vnode}
     own = {"stdout": streams[0], "stderr": streams[1], "env": env, "cwd": "/", "start_new_session": True}
     if job["program"]:
         process = subprocess.Popen(job["program"], stdin=subprocess.DEVNULL, **own)
