@@ -58,6 +58,10 @@ _OUTCOMES = {
     "note": "its part of the server began anew",
 }
 Known = Mapping[JobId, tuple[Job, Sequence[Run]]]
+# No server has ever given out so many numbers: a row with a higher one is damaged. As many again are left for new ones.
+LAST_NUMBER = 2**52
+# Where the last number that was given out is not known, so many are left out, and none is given out twice.
+_LEFT_OUT = 1_000_000
 
 
 def mend(db: sqlite3.Connection, suspects: Mapping[Key, str], known: Known, now_ms: int) -> list[Damage]:
@@ -113,6 +117,86 @@ def _raw(db: sqlite3.Connection, table: str, columns: Sequence[str], key: Sequen
 
 def _bytes(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+def renumber(db: sqlite3.Connection, now_ms: int) -> None:
+    """Rows whose own number cannot be. Nobody could ask for them, and the next number would be beyond all numbers: nothing
+    new could be stored. Inside a transaction, before a number is given out."""
+    with lenient(db):
+        # In this order, because what is done about the others is told in the first.
+        for table in ("quarantine", "audit", "event"):
+            _renumber(db, table, now_ms)
+        for id in _beyond(db, "job", "id"):
+            _find_job(db, id, now_ms)
+        for column, table, key in (("last_job", "job", "id"), ("last_event", "event", "seq")):
+            (told,) = db.execute(f"SELECT {column} FROM meta").fetchone()  # noqa: S608 (constants)
+            if not 0 <= told <= LAST_NUMBER:
+                last = _highest(db, table, key) + _LEFT_OUT
+                db.execute(f"UPDATE meta SET {column} = ?", (last,))  # noqa: S608 (constants)
+                outcome = f"new numbers begin behind {last}"
+                _set_aside(db, Damage(now_ms, "counter", column, 0, "a number that cannot be", outcome), told)
+
+
+def _renumber(db: sqlite3.Connection, table: str, now_ms: int) -> None:
+    """The rows of a history, in their order, to its end."""
+    if table == "event":
+        (last,) = db.execute("SELECT last_event FROM meta").fetchone()
+    else:
+        told = db.execute("SELECT CAST(coalesce(max(seq), 0) AS INTEGER) FROM sqlite_sequence WHERE name = ?", (table,))
+        (last,) = told.fetchone()
+        if last > LAST_NUMBER:
+            last = _highest(db, table, "seq") + _LEFT_OUT
+            db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (last, table))
+    last = max(_highest(db, table, "seq"), last if last <= LAST_NUMBER else 0)
+    for place, seq in enumerate(_beyond(db, table, "seq"), last + 1):
+        db.execute(f"UPDATE {table} SET seq = ? WHERE seq = ?", (place, seq))  # noqa: S608 (constants)
+        if table != "quarantine":
+            outcome = f"it stays, as number {place}"
+            _set_aside(db, Damage(now_ms, table, str(seq), 0, "a number that cannot be", outcome), seq)
+
+
+def _beyond(db: sqlite3.Connection, table: str, key: str) -> list[int]:
+    found = db.execute(
+        f"SELECT {key} FROM {table} WHERE {key} < 1 UNION ALL SELECT {key} FROM {table} WHERE {key} > ?",  # noqa: S608 (constants)
+        (LAST_NUMBER,),
+    )
+    return sorted(number for (number,) in found)
+
+
+def _highest(db: sqlite3.Connection, table: str, key: str) -> int:
+    asked = f"SELECT coalesce(max({key}), 0) FROM {table} WHERE {key} BETWEEN 1 AND ?"  # noqa: S608 (constants)
+    return int(db.execute(asked, (LAST_NUMBER,)).fetchone()[0])
+
+
+def _find_job(db: sqlite3.Connection, id: JobId, now_ms: int) -> None:
+    """The job of a damaged number has its old one again if its description, which is kept beside it, tells which that was."""
+    row = _raw(db, "job", ("id",), (id,))[0]
+    body = ([one["body"] for one in _raw(db, "spec", ("job",), (id,))] or [None])[0]
+    mine, alone = (row["name"], row["project"], row["user"]), list[JobId]()
+    for number, text in db.execute(
+        """SELECT job, body FROM spec WHERE job BETWEEN 1 AND ? AND NOT EXISTS
+            (SELECT 1 FROM job WHERE job.id = spec.job)""",
+        (LAST_NUMBER,),
+    ).fetchall():
+        try:
+            spec = rows.spec_from(text)
+        except UNREADABLE:
+            continue
+        if (spec.name, spec.project, spec.user) == mine:
+            alone.append(number)
+    found = alone[0] if len(alone) == 1 else 0
+    if found:
+        db.execute("UPDATE job SET id = ? WHERE id = ?", (found, id))
+        outcome = f"by its description it is job {found}"
+    else:
+        db.execute("DELETE FROM job WHERE id = ?", (id,))
+        db.execute("DELETE FROM spec WHERE job = ?", (id,))
+        outcome = "it is not known which job it was: submit it again, if one is missing"
+    damage = Damage(now_ms, "job", str(id), found, "a number that cannot be", outcome)
+    _set_aside(db, damage, {"job": row, "spec": body})
 
 
 # --------------------------------------------------------------------------------------------------- jobs

@@ -12,6 +12,7 @@ import re
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ _BUSY_MS = 10_000
 _INSTALLATION = re.compile("[a-z2-7]{8}")
 # So large a file is looked at in full when it is opened; it takes about a second. `hodei doctor` looks at any.
 _CHECKED_BYTES = 64 << 20
+_LAST_EPOCH = 2**62
 _WRITER = (
     "PRAGMA synchronous = FULL",
     "PRAGMA cache_size = -65536",  # KiB
@@ -72,11 +74,22 @@ class SqliteStore:
             if self._writer is None:
                 self._writer = self._open_sound()
             with _transaction(self._writer) as db:
+                if db.execute("SELECT NOT EXISTS (SELECT 1 FROM meta) AND EXISTS (SELECT 1 FROM job)").fetchone()[0]:
+                    # Under another name none of its runs would be found again, and all would be run a second time.
+                    raise Unavailable(
+                        f"the store {self.path} is damaged: its own name is gone", hint=_HINTS["SQLITE_CORRUPT"]
+                    )
                 db.execute(
                     """INSERT INTO meta (one, installation, epoch, last_job, last_event) VALUES (1, ?, 0, 0, 0)
                        ON CONFLICT DO NOTHING""",
                     (self._new_installation(),),
                 )
+                if not 0 <= db.execute("SELECT epoch FROM meta").fetchone()[0] <= _LAST_EPOCH:
+                    raise Unavailable(
+                        f"the store {self.path} is damaged: how often it was opened cannot be read",
+                        hint=_HINTS["SQLITE_CORRUPT"],
+                    )
+                mending.renumber(db, time.time_ns() // 1_000_000)
                 db.execute("UPDATE meta SET epoch = epoch + 1")
                 # Numbers are never given out twice, whatever the row says.
                 db.execute(

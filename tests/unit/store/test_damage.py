@@ -280,6 +280,69 @@ def test_a_look_over_finds_what_nobody_has_read(path: Path, opened: SqliteStore)
     assert sorted(kind for kind, _ in opened.suspects) == ["audit", "event", "job", "key", "run"]
 
 
+NUMBERS = {
+    "a job": ("UPDATE job SET id = ? WHERE id = 1",),
+    "a job and its description": ("UPDATE job SET id = ? WHERE id = 1", "UPDATE spec SET job = ? WHERE job = 1"),
+    "an event": ("UPDATE event SET seq = ? WHERE seq = 3",),
+    "a row of the audit": ("UPDATE audit SET seq = ?",),
+    "the last number of the audit": ("UPDATE sqlite_sequence SET seq = ? WHERE name = 'audit'",),
+    "the last job": ("UPDATE meta SET last_job = ?",),
+    "the last event": ("UPDATE meta SET last_event = ?",),
+}
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**62, 2**53 + 1, -1, -(2**63)])
+@pytest.mark.parametrize("what", NUMBERS)
+def test_a_damaged_number_keeps_nothing_new_from_being_stored(path: Path, what: str, number: int):
+    for sql in NUMBERS[what]:
+        damage(path, sql, number)
+    told = []
+    for life in range(3):
+        store = SqliteStore(path)
+        opened = store.open()
+        job, event = opened.last_job + 1, opened.last_event + 1
+        assert 4 < job < 2**53
+        assert 5 < event < 2**53
+        audit = SaveAudit(AuditEntry(NOW_MS, "ada", "user", "jobs.submit", str(job)))
+        store.commit([SaveJob(a_job(job), new=True), a_record(event, job=job), audit])
+        found = read_all(store)
+        assert all(0 < one.id <= job for one in found["jobs"])
+        assert [one.seq for one in found["events"]][-1] == event
+        assert len(found["events"]) == 6 + life
+        assert len(found["audit"]) == 2 + life
+        assert all(0 < one.seq < 2**53 for one in found["audit"])
+        assert not store.suspects
+        told.append(store.damaged())
+        store.close()
+    assert told[0] == told[1] == told[2], "it is told once"
+    if what != "the last number of the audit":
+        assert [one.reason for one in told[0]] == ["a number that cannot be"]
+
+
+def test_a_job_whose_number_is_damaged_is_known_by_its_description(path: Path, opened: SqliteStore):
+    opened.open()
+    before = read_all(opened)
+    opened.commit([SaveJob(a_job(5, name="other"), new=True)])
+    opened.close()
+    damage(path, "UPDATE job SET id = 4611686018427387904 WHERE id = 5")
+    damage(path, "UPDATE job SET id = -7 WHERE id = 2")
+    opened.open()
+    assert [job.id for job in opened.jobs(JobQuery()).jobs] == [5, 4, 3, 2, 1]
+    assert [job for job in opened.jobs(JobQuery()).jobs if job.id < 5] == before["jobs"]
+    assert opened.job(2).state == "running"
+    assert sorted(one.job for one in opened.damaged()) == [2, 5]
+
+
+@pytest.mark.parametrize(
+    "sql", ["UPDATE meta SET epoch = 9223372036854775807", "UPDATE meta SET epoch = -1", "DELETE FROM meta"]
+)
+def test_a_store_that_lost_its_own_name_or_count_is_a_clear_error(path: Path, opened: SqliteStore, sql: str):
+    damage(path, sql)
+    with pytest.raises(Unavailable) as error:
+        opened.open()
+    assert "run-as-a-service.md#restore" in error.value.hint
+
+
 def test_a_file_of_an_older_version_gets_its_quarantine(path: Path):
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("DROP TABLE quarantine")
