@@ -5,6 +5,7 @@ The clock is set for the server and its agent alone, by a module that Python loa
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +38,7 @@ class SetClock:
         directory.mkdir()
         self._offset = directory / "offset"
         (directory / "sitecustomize.py").write_text(_SHIFT.format(path=str(self._offset)))
-        self.env = {"PYTHONPATH": str(directory)}
+        self.env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))}
 
     def set(self, seconds: int) -> None:
         part = self._offset.with_suffix(".part")
@@ -85,12 +86,14 @@ def test_a_wrong_clock_at_the_start_holds_retention_and_says_so(house: House, tm
     clock = SetClock(tmp_path / "clock")
     house.configure('[server]\nretention = "30d"\naudit_retention = "30d"\n')
     house.up(env=clock.env)
-    old = house.submit("sh", "-c", "exit 3")
+    old = house.submit("sh", "-c", "echo hello; exit 3")
     house.ended(old)
     assert house.stop() == 0
     clock.set(_YEAR_S)
     for _ in range(2):  # a restart confirms nothing
+        house.kill_agent()
         house.up(env=clock.env)
+        assert house.log_of(old) == "hello\n"
         found = until(
             lambda: next(
                 (c for c in house.ok("doctor", "-o", "json").json if c["name"] == "retention" and c["fix"]), None

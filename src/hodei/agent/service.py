@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hodei.agent import log_times, logs, proc
+from hodei.agent.aging import Aging
 from hodei.agent.executing import Busy, Executing, Later
 from hodei.agent.limits import enforcement
 from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
@@ -47,7 +48,7 @@ class Service:
     def __init__(self, runs: Runs, linger_s: float, keep_logs_s: float) -> None:
         self.runs = runs
         self.done = asyncio.Event()
-        self._linger_s, self._keep_logs_s = linger_s, keep_logs_s
+        self._linger_s, self._aging = linger_s, Aging(f"{runs.home}/clock", keep_logs_s)
         self._connections: set[Connection] = set()
         self._servers: dict[str, Connection] = {}
         self._alone_since_ms = proc.boot_clock_ms()
@@ -187,7 +188,7 @@ class Service:
                 self.runs.trim_logs(run)
             self.runs.log_times.look([run.directory for run in self.runs.live.values()], proc.now_ms())
             if self._ticks % PRUNE_EVERY_TICKS == 0:
-                self.runs.places.prune(proc.now_ms() / 1000 - self._keep_logs_s, set(self.runs.table))
+                self.runs.places.prune(self._aging.oldest_s(), set(self.runs.table))
             if self._ticks % LOOK_EVERY_TICKS == 0:
                 self.runs.look_at_checkpoints()
             self.runs.idles.look()

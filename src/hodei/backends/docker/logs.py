@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 from collections import OrderedDict
 from pathlib import Path
 
+from hodei.agent.aging import Aging
 from hodei.backends.docker.engine import Engine
 from hodei.backends.docker.frames import STDERR, STDOUT, frames, since, split_time
 from hodei.model.errors import NotFound
@@ -31,7 +31,7 @@ class Logs:
     """`home`: where the logs of runs are kept whose containers are gone; `cap` bytes of each stream at most."""
 
     def __init__(self, home: Path, cap: int | None, keep_s: float) -> None:
-        self._home, self._cap, self._keep_s = home, cap, keep_s
+        self._home, self._cap, self._aging = home, cap, Aging(f"{home}.clock", keep_s)
         self._marks: OrderedDict[tuple[RunId, Stream], tuple[int, bytes]] = OrderedDict()
 
     # ------------------------------------------------------------------------------------- from a daemon
@@ -96,7 +96,7 @@ class Logs:
 
     def prune(self) -> None:
         """Away with those that are older than they are kept for."""
-        before = time.time() - self._keep_s
+        before = self._aging.oldest_s()
         with contextlib.suppress(FileNotFoundError):
             for place in os.scandir(self._home):
                 with contextlib.suppress(OSError):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from hodei.agent.aging import Aging
 from hodei.backends.base import House, PlainBackend
 from hodei.backends.hpc.care import Care
 from hodei.backends.hpc.files import Files
@@ -59,6 +60,7 @@ class HpcBackend(PlainBackend):
         self.house, self.queue, self.offers = house, queue, offers
         self.files = Files(output / house.installation / name)
         self.journal = Journal(house.home / name)
+        self._aging = Aging(str(house.home / name / "clock"), house.keep_logs_s)
         self.prefix = f"hodei:{house.installation}:{name}:"
         self.tickets: dict[RunId, Ticket] = {}
         self._wants, self._poll_s = wants, poll_s
@@ -202,7 +204,8 @@ class HpcBackend(PlainBackend):
             if loop.time() - swept_s >= SWEEP_EVERY_S:
                 swept_s = loop.time()
                 alive = {ticket.files for ticket in self.tickets.values()}
-                await asyncio.to_thread(self.files.sweep, self.house.keep_logs_s, alive)
+                oldest_s = await asyncio.to_thread(self._aging.oldest_s)
+                await asyncio.to_thread(self.files.sweep, oldest_s, alive)
             try:
                 await self._looking.round()
                 self._trouble, pause_s = None, self._poll_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -79,13 +78,13 @@ class Files:
             with contextlib.suppress(OSError):
                 os.unlink(files + ending)
 
-    def sweep(self, older_than_s: float, but: Collection[str]) -> int:
-        """Away with the output of runs that nobody has written to for so long; how many files."""
-        oldest, gone = time.time() - older_than_s, 0
+    def sweep(self, oldest_s: float, but: Collection[str]) -> int:
+        """Away with the output of runs that nobody has written to since; how many files."""
+        gone = 0
         for folder in self.root.glob("[0-9]*"):
             for path in folder.iterdir():
                 with contextlib.suppress(OSError):
-                    if str(path.with_suffix("")) not in but and path.stat().st_mtime < oldest:
+                    if str(path.with_suffix("")) not in but and path.stat().st_mtime < oldest_s:
                         path.unlink()
                         gone += 1
         return gone

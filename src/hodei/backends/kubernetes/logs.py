@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from hodei.agent.aging import Aging
 from hodei.backends.kubernetes.manifest import MAIN
 from hodei.kubeapi.client import Api, ApiError
 from hodei.model.errors import BackendError, NotFound
@@ -29,7 +29,7 @@ class Logs:
     """`home`: where the logs of ended runs are kept, `cap` bytes of each at most, for `keep_s`."""
 
     def __init__(self, home: Path, cap: int | None, keep_s: float) -> None:
-        self._home, self._cap, self._keep_s = home, cap or DEFAULT_CAP, keep_s
+        self._home, self._cap, self._aging = home, cap or DEFAULT_CAP, Aging(f"{home}.clock", keep_s)
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, api: Api, pod_path: str, run: RunId, offset: int, limit: int) -> tuple[bytes, int]:
@@ -78,7 +78,7 @@ class Logs:
 
     def prune(self) -> None:
         """Away with those that are older than they are kept for."""
-        before = time.time() - self._keep_s
+        before = self._aging.oldest_s()
         with contextlib.suppress(FileNotFoundError):
             for place in os.scandir(self._home):
                 with contextlib.suppress(OSError):
