@@ -25,7 +25,7 @@ from agent_host import Desk, a_host, agent_pid, alive, an_order, kill_agent, unt
 from hodei.agent import proc
 from hodei.agent.journal import Journal
 from hodei.backends.local import LocalBackend
-from hodei.model.effects import Forget, Start
+from hodei.model.effects import Forget, Start, Stop
 from hodei.model.errors import StaleEpoch
 from hodei.model.facts import RunObserved
 from real.rot import DAMAGES, flip_anywhere
@@ -211,6 +211,25 @@ def test_a_run_that_is_known_by_its_process_alone_keeps_its_timeout(tmp_path: Pa
             assert (await desk.running("1.0.1")).state == "running"
             end = await desk.end_of("1.0.1")
             assert (end.reason_code, alive(pid)) == ("timeout", False)
+
+    asyncio.run(story())
+
+
+def test_a_run_goes_on_when_the_journal_itself_is_lost(tmp_path: Path) -> None:
+    async def story() -> None:
+        home = tmp_path / "home"
+        async with a_host(home) as desk:
+            await desk.backend.start([an_order(1, "/bin/sh", "-c", "echo $$; exec sleep 300")])
+            pid = int((await desk.log_has("1.0.1", b"\n")).split()[0])
+            await desk.backend.close()
+            await kill_agent(home)
+        (home / "journal").unlink()
+        async with a_host(home, epoch=2) as desk:
+            assert (await desk.running("1.0.1")).state == "running"
+            assert alive(pid)
+            await desk.backend.stop([Stop("1.0.1", "local", 0, "enough")])
+            assert (await desk.end_of("1.0.1")).state == "stopped"
+            assert not alive(pid)
 
     asyncio.run(story())
 

@@ -35,9 +35,11 @@ def recover(runs: Runs) -> None:
     """Fill the table, watch what lives, settle what has ended, drop what was never born. Call once, with the lock of our
     home and before the door opens."""
     damaged = _replay(runs)
-    # Before the status files are read: who ends in between has written its end into them. In a home without a journal no
-    # run is ours: who holds a file there is of a home that was removed.
-    wrappers = {} if runs.journal.fresh else proc.holders(runs.places.root, "status")
+    # Before the status files are read: who ends in between has written its end into them.
+    wrappers = proc.holders(runs.places.root, "status")
+    if runs.journal.fresh:
+        # Who holds a file that is not there is of a home that was removed. Others are ours: only the journal is lost.
+        wrappers = {path: pid for path, pid in wrappers.items() if os.path.exists(path)}
     found = _find_others(runs, wrappers)
     unborn = 0
     groups: dict[int, list[int]] | None = None
