@@ -220,6 +220,11 @@ class Store(Protocol):
         """Note one that the caller could not make sense of: a `job` by its number, a `note` by its name."""
         ...
 
+    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[Damage]:
+        """After a commit of these was refused (NotFound, Conflict): what is gone is written anew, what is in the way set
+        aside, so that it can be tried again. Nothing found: it is the batch that is wrong."""
+        ...
+
     def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[Damage]:
         """Set aside all that was noted: each is kept as it is, and something readable takes its place where there is
         something. Jobs that are `known` from memory are written anew from there. Counts as a commit."""

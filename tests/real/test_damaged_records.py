@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_host import alive
-from real.house import House, pids_in, until
+from real.house import House, pids_in, until, until_told
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "2"))
@@ -189,6 +189,22 @@ def test_damage_that_happens_while_the_server_runs_is_mended_from_memory(house: 
     assert house.state(job) == "running"
     house.ok("cancel", str(job))
     house.ended(job)
+
+
+@pytest.mark.parametrize("sql", [
+    "DELETE FROM job WHERE id = ?", "UPDATE job SET id = -1 WHERE id = ?", "DELETE FROM run WHERE job = ?",
+])  # fmt: skip
+def test_a_record_that_vanishes_while_the_server_runs_does_not_end_it(house: House, tmp_path: Path, sql: str) -> None:
+    house.up()
+    job = house.submit(*until_told(tmp_path / "gate", "exit 5"))
+    house.until_state(job, "running")
+    change(house, sql, job)
+    (tmp_path / "gate").touch()
+    until(lambda: house.request("GET", f"/api/v1/jobs/{job}").status == 200, "it is there again")
+    assert house.until_state(job, "failed").job.exit_code == 5
+    house.works()
+    assert "written anew from memory" in house.hodei("doctor").out
+    assert b"hodei_damaged_records 1.0" in house.request("GET", "/metrics").body
 
 
 def _cut_short(path: Path) -> None:

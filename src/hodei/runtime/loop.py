@@ -18,8 +18,9 @@ from typing import TypeVar
 
 from hodei.control.controller import Controller, Step
 from hodei.control.parts import parts
+from hodei.model.damage import Damage
 from hodei.model.effects import Act, Record, Save, SaveJob
-from hodei.model.errors import HodeiError, StaleEpoch, Unavailable
+from hodei.model.errors import Conflict, HodeiError, NotFound, StaleEpoch, Unavailable
 from hodei.model.facts import Fact
 from hodei.model.ids import JobId
 from hodei.model.lifecycle import JOB_ENDED
@@ -81,6 +82,7 @@ class Loop:
         self._in_a_hurry = asyncio.Event()
         self.waiting_jobs = 0
         self.on_step: Callable[[Step], None] | None = None
+        self.on_damage: Callable[[list[Damage]], None] = lambda found: None
         self.rights: Rights | None = None
         # Held from a decision until it is stored and its acts are given out: whoever compares what is believed with what
         # runs takes it first, so that nothing is ordered that is not stored yet.
@@ -270,7 +272,7 @@ class Loop:
     async def _commit(self, saves: Sequence[Save]) -> None:
         """Held up, not lost, when storage fails: what was decided stays decided and is written when storage is back.
         Callers wait that long; those who give up may ask again with the same key."""
-        loop, pause = asyncio.get_running_loop(), 0.1
+        loop, pause, made_way = asyncio.get_running_loop(), 0.1, False
         while True:
             try:
                 await loop.run_in_executor(self._writer, self._store.commit, saves)
@@ -279,6 +281,15 @@ class Loop:
                 else:
                     self._written_s = time.monotonic()
                 return
+            except (NotFound, Conflict):
+                # The store is not as we left it: rows are gone, or are where others belong.
+                if made_way:
+                    raise
+                now_ms, made_way = self._clock.now_ms(), True
+                found = await loop.run_in_executor(self._writer, self._store.make_way, saves, now_ms)
+                if not found:
+                    raise
+                self.on_damage(found)
             except Unavailable as error:
                 if self._in_a_hurry.is_set():
                     raise

@@ -41,6 +41,12 @@ class Records:
     async def load(self) -> None:
         self._note(await self._service.read(self._service.store.damaged))
 
+    def tell(self, found: list[Damage]) -> None:
+        """These were set aside."""
+        for damage in found:
+            log.error("%s", damage.text)
+        self._note(found)
+
     def _note(self, found: list[Damage]) -> None:
         self.damaged += found
         self._service.controller.world.damaged |= {damage.job for damage in found if damage.job}
@@ -74,9 +80,7 @@ class Records:
             jobs = {job for _, job in service.store.suspects}
             known = {id: (world.jobs[id], tuple(world.runs.get(id, {}).values())) for id in jobs if id in world.jobs}
             found = await service.loop.write(partial(service.store.mend, service.clock.now_ms(), known))
-        for damage in found:
-            log.error("%s", damage.text)
-        self._note(found)
+        self.tell(found)
         told: list[Fact] = [
             Noted("record.damaged", damage.job, {"what": f"{damage.kind} {damage.name}", "reason": damage.reason})
             for damage in found

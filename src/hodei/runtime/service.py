@@ -153,6 +153,7 @@ class Service:
         )
         self.calendar = Calendar(self)
         self.records = Records(self)
+        self.loop.on_damage = self.records.tell
         self.housekeeping = Housekeeping(
             self, retention_ms=retention_ms, audit_retention_ms=audit_retention_ms, trust_clock=trust_clock,
             steady_ms=steady_ms,

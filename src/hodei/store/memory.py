@@ -254,6 +254,9 @@ class MemoryStore:
     def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
         pass  # what is in memory is whole
 
+    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[Damage]:
+        return []
+
     def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[Damage]:
         return []
 

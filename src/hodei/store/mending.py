@@ -17,7 +17,9 @@ from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeMarks
 from hodei.store import audits, rows, standins
+from hodei.store.batch import Batch
 from hodei.store.damage import UNREADABLE, Key, lenient
+from hodei.store.rows import LAST_NUMBER
 from hodei.store.tally import recount
 
 log = logging.getLogger("hodei.store")
@@ -58,10 +60,9 @@ _OUTCOMES = {
     "note": "its part of the server began anew",
 }
 Known = Mapping[JobId, tuple[Job, Sequence[Run]]]
-# No server has ever given out so many numbers: a row with a higher one is damaged. As many again are left for new ones.
-LAST_NUMBER = 2**52
 # Where the last number that was given out is not known, so many are left out, and none is given out twice.
 _LEFT_OUT = 1_000_000
+_WRONG_PLACE = "it is where another belongs"
 
 
 def mend(db: sqlite3.Connection, suspects: Mapping[Key, str], known: Known, now_ms: int) -> list[Damage]:
@@ -74,6 +75,8 @@ def mend(db: sqlite3.Connection, suspects: Mapping[Key, str], known: Known, now_
             try:
                 if kind == "run":
                     found += _mend_run(db, key, why, known, now_ms)
+                elif kind == "job" and not 0 < key <= LAST_NUMBER:
+                    found += _find_job(db, key, now_ms)
                 elif kind == "job":
                     found += _mend_job(db, key, why, known, now_ms)
                 else:
@@ -171,9 +174,11 @@ def _highest(db: sqlite3.Connection, table: str, key: str) -> int:
     return int(db.execute(asked, (LAST_NUMBER,)).fetchone()[0])
 
 
-def _find_job(db: sqlite3.Connection, id: JobId, now_ms: int) -> None:
+def _find_job(db: sqlite3.Connection, id: JobId, now_ms: int) -> list[Damage]:
     """The job of a damaged number has its old one again if its description, which is kept beside it, tells which that was."""
-    row = _raw(db, "job", ("id",), (id,))[0]
+    if not (raw := _raw(db, "job", ("id",), (id,))):
+        return []
+    row = raw[0]
     body = ([one["body"] for one in _raw(db, "spec", ("job",), (id,))] or [None])[0]
     mine, alone = (row["name"], row["project"], row["user"]), list[JobId]()
     for number, text in db.execute(
@@ -196,7 +201,67 @@ def _find_job(db: sqlite3.Connection, id: JobId, now_ms: int) -> None:
         db.execute("DELETE FROM spec WHERE job = ?", (id,))
         outcome = "it is not known which job it was: submit it again, if one is missing"
     damage = Damage(now_ms, "job", str(id), found, "a number that cannot be", outcome)
-    _set_aside(db, damage, {"job": row, "spec": body})
+    return [_set_aside(db, damage, {"job": row, "spec": body})]
+
+
+def make_way(db: sqlite3.Connection, batch: Batch, now_ms: int) -> list[Damage]:
+    """For a batch that was refused, because rows that it changes are gone, or others are where its new ones belong: the first
+    are written anew, the others get another number or are set aside. Inside a transaction."""
+    found = list[Damage]()
+    with lenient(db):
+        for id in batch.new_jobs:
+            found += _find_job(db, id, now_ms)
+            found += _clear(db, "spec", ("job",), (id,), id, now_ms)
+        for run in batch.new_runs.values():
+            found += _clear(db, "run", rows.RUN_KEY, (run.job, run.attempt, run.member), run.job, now_ms)
+        for seq in batch.events:
+            if raw := _raw(db, "event", ("seq",), (seq,)):
+                place = max(_highest(db, "event", "seq"), batch.last_event) + _LEFT_OUT
+                db.execute("UPDATE event SET seq = ? WHERE seq = ?", (place, seq))
+                outcome = f"it stays, as number {place}"
+                found.append(_set_aside(db, Damage(now_ms, "event", str(seq), 0, _WRONG_PLACE, outcome), raw[0]))
+        for job in batch.jobs.values():
+            found += _bring_back(db, job, now_ms)
+        for run in batch.runs.values():
+            if not _raw(db, "run", rows.RUN_KEY, (run.job, run.attempt, run.member)):
+                _put(db, "run", rows.RUN, rows.run_row(run))
+                damage = Damage(now_ms, "run", run.id, run.job, "it is gone", "it was written anew from memory")
+                found.append(_set_aside(db, damage, None))
+        if found:
+            recount(db)
+    return found
+
+
+def _clear(
+    db: sqlite3.Connection, table: str, columns: tuple[str, ...], key: tuple[int, ...], job: JobId, now_ms: int
+) -> list[Damage]:
+    if not (raw := _raw(db, table, columns, key)):
+        return []
+    db.execute(f"DELETE FROM {table} WHERE {' AND '.join(f'{column} = ?' for column in columns)}", key)  # noqa: S608 (constants)
+    name = ".".join(map(str, key))
+    return [_set_aside(db, Damage(now_ms, table, name, job, _WRONG_PLACE, "it does not count any more"), raw[0])]
+
+
+def _bring_back(db: sqlite3.Connection, job: Job, now_ms: int) -> list[Damage]:
+    """A job whose row is gone: it may be there under another number, by which no description is kept."""
+    if _raw(db, "job", ("id",), (job.id,)):
+        return []
+    lost = db.execute(
+        """SELECT id FROM job WHERE name = ? AND project = ? AND user = ? AND submitted_ms = ?
+            AND NOT EXISTS (SELECT 1 FROM spec WHERE spec.job = job.id)""",
+        (job.spec.name, job.spec.project, job.spec.user, job.submitted_ms),
+    ).fetchall()
+    for (id,) in lost if len(lost) == 1 else ():
+        db.execute("DELETE FROM job WHERE id = ?", (id,))
+    _put(db, "job", rows.JOB, rows.job_row(job))
+    db.execute("INSERT OR IGNORE INTO spec (job, body) VALUES (?, ?)", (job.id, rows.spec_text(job.spec)))
+    damage = Damage(now_ms, "job", str(job.id), job.id, "it is gone", "it was written anew from memory")
+    return [_set_aside(db, damage, {"found as": [id for (id,) in lost]})]
+
+
+def _put(db: sqlite3.Connection, table: str, columns: Sequence[str], values: Sequence[Any]) -> None:
+    marks = ", ".join("?" * len(columns))
+    db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", values)  # noqa: S608 (constants)
 
 
 # --------------------------------------------------------------------------------------------------- jobs

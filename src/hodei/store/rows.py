@@ -74,6 +74,8 @@ _decode_detail = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_any = msgspec.json.Decoder().decode
 
 LAST_MS = 253_402_300_799_999  # the end of the year 9999: later times cannot be shown
+# No server has ever given out so many numbers: a row with a higher one is damaged. As many again are left for new ones.
+LAST_NUMBER = 2**52
 _Count = Annotated[int, Meta(ge=0)]
 _Moment = Annotated[int, Meta(ge=0, le=LAST_MS)]
 
@@ -124,7 +126,7 @@ def _values(row: Row) -> list[Any]:
         raise ValueError(
             f"the state {values[_STATE]!r}" if values[_STATE] not in _JOB_STATES else "text that is no text"
         )
-    if min(_job_numbers(values)) < 0 or max(_job_times(values)) > LAST_MS:
+    if min(_job_numbers(values)) < 0 or max(_job_times(values)) > LAST_MS or not 0 < values[0] <= LAST_NUMBER:
         raise ValueError("a number that cannot be")
     for flag in _FLAGS:
         values[flag] = bool(values[flag])

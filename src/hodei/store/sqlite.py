@@ -113,6 +113,11 @@ class SqliteStore:
         with self._writing, _errors_of(self.path), self._fenced(batch.last_job, batch.last_event) as db:
             writing.write(db, batch)
 
+    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[Damage]:
+        batch = sort_saves(saves)
+        with self._writing, _errors_of(self.path), self._fenced() as db:
+            return mending.make_way(db, batch, now_ms)
+
     def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
         with self._writing, _errors_of(self.path), self._fenced() as db:
             return writing.prune(db, ended_before_ms, limit)

@@ -26,7 +26,7 @@ from hodei.model.effects import (
     SaveRun,
     SaveUsage,
 )
-from hodei.model.errors import Unavailable
+from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.job import GangRules
 from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
@@ -331,6 +331,63 @@ def test_a_job_whose_number_is_damaged_is_known_by_its_description(path: Path, o
     assert [job for job in opened.jobs(JobQuery()).jobs if job.id < 5] == before["jobs"]
     assert opened.job(2).state == "running"
     assert sorted(one.job for one in opened.damaged()) == [2, 5]
+
+
+WHILE_IT_RUNS = {
+    "a job that is gone": "DELETE FROM job WHERE id = 2",
+    "a job that is gone with its description": "DELETE FROM job WHERE id = 2; DELETE FROM spec WHERE job = 2",
+    "a job under another number": "UPDATE job SET id = 70 WHERE id = 2",
+    "a job under a number below zero": "UPDATE job SET id = -70 WHERE id = 2",
+    "a job where the next belongs": "UPDATE job SET id = 5 WHERE id = 2",
+    "a description where the next belongs": "UPDATE spec SET job = 5 WHERE job = 3",
+    "a run that is gone": "DELETE FROM run WHERE job = 2",
+    "a run of another job": "UPDATE run SET job = 5 WHERE job = 2",
+    "an event where the next belongs": "UPDATE event SET seq = 6 WHERE seq = 1",
+}
+
+
+@pytest.mark.parametrize("what", WHILE_IT_RUNS)
+def test_a_commit_that_finds_the_store_changed_is_made_way_for(path: Path, opened: SqliteStore, what: str):
+    last = opened.open()
+    (running, (run,)) = next(one for one in opened.active() if one[0].id == 2)
+    db = sqlite3.connect(path, isolation_level=None)
+    db.executescript(WHILE_IT_RUNS[what])
+    db.close()
+    job, ended = a_job(last.last_job + 1), structs.replace(running, state="succeeded", finished_ms=NOW_MS)
+    saves = [
+        SaveJob(job, new=True), SaveRun(a_run(job.id), new=True), a_record(last.last_event + 1, job=job.id),
+        SaveJob(ended), SaveRun(structs.replace(run, state="succeeded", finished_ms=NOW_MS)),
+    ]  # fmt: skip
+    with pytest.raises((NotFound, Conflict)):
+        opened.commit(saves)
+    found = opened.make_way(saves, NOW_MS)
+    assert found
+    opened.commit(saves)
+    assert opened.damaged() == found
+    assert opened.job(2) == ended
+    assert [one.state for one in opened.runs(2)] == ["succeeded"]
+    assert (opened.job(job.id), len(opened.runs(job.id))) == (job, 1)
+    assert len(opened.events()) == 6
+    assert sum(opened.counts().values()) == len(opened.jobs(JobQuery()).jobs)
+    assert opened.counts()["running"] == 0
+
+
+def test_a_batch_that_is_wrong_itself_has_no_way_made_for(opened: SqliteStore):
+    opened.open()
+    with pytest.raises(NotFound):
+        opened.commit([SaveJob(a_job(99))])
+    assert opened.make_way([], NOW_MS) == []
+
+
+def test_a_number_that_is_damaged_while_the_server_runs_is_set_aside_once(path: Path, opened: SqliteStore):
+    opened.open()
+    damage(path, "UPDATE job SET id = -7 WHERE id = 3")
+    damage(path, "UPDATE job SET id = 4611686018427387904 WHERE id = 4")
+    for _ in range(3):
+        assert len(opened.jobs(JobQuery()).jobs) >= 2
+        opened.mend(NOW_MS)
+    assert len(opened.damaged()) == 2
+    assert not opened.suspects
 
 
 @pytest.mark.parametrize(
