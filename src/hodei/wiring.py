@@ -384,6 +384,12 @@ async def server_checks(service: Service, store: Store) -> list[Check]:
     for name, error in service.backend_errors().items():
         fix = "see HOME/agent/agent.log" if error else ""
         out.append(Check(f"backend {name}", "problem" if error else "ok", error or "in reach", fix))
+    scheduling = service.scheduling
+    missing = [name for name in scheduling.fallback if name not in service.fleet.well()]
+    if missing and scheduling.fallback_enabled:
+        there = ", ".join(sorted(service.fleet.well()))
+        found = f"scheduling.fallback names {', '.join(missing)}, and there is no such backend"
+        out.append(Check("fallback", "warning", found, f"add it, or name one of: {there}"))
     for what, by in enforcement().items():
         strong = by.startswith("cgroup")
         fix = "" if strong else "run as root, or delegate a cgroup to this user, for limits that hold"

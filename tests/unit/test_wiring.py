@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,3 +222,17 @@ def test_a_section_that_is_no_table_is_refused_beside_other_names(tmp_path: Path
     (tmp_path / "hodei.yaml").write_text("scheduler:\n  queue_strategy: fifo\nscheduling:\n  profiles: 5\n")
     with pytest.raises(InvalidInput, match=r"line 4: scheduling\.profiles: a table"):
         load_config(tmp_path / "hodei.yaml")
+
+
+def test_doctor_tells_of_backends_in_the_chain_that_are_not_there(tmp_path: Path) -> None:
+    service = make_service(tmp_path, Config(scheduling=SchedulingConfig(fallback=("instant", "clod"))), instant=True)
+
+    async def checks() -> list[Any]:
+        await service.start()
+        try:
+            return await service.checks()
+        finally:
+            await service.stop()
+
+    (said,) = [check for check in asyncio.run(checks()) if check.name == "fallback"]
+    assert (said.level, said.found) == ("warning", "scheduling.fallback names clod, and there is no such backend")

@@ -185,6 +185,11 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
             out.append(("profiles", f"{name[:40]!a} {text}"))
         if profile.max_pending < 1:
             out.append((f"profiles.{name}.max_pending", f"{profile.max_pending} is below 1: no job could ever wait"))
+        out += [
+            (f"profiles.{name}.weights.{tenant}", f"{weight} is below 1: nobody has no turn at all")
+            for tenant, weight in profile.weights.items()
+            if weight < 1
+        ]
         look(f"profiles.{name}.nodes", parse_selector, profile.nodes)
         look(f"profiles.{name}.fallback_after", parse_duration_ms, profile.fallback_after)
         for key in ("scheduling_timeout", "max_queue_time", "grace"):
@@ -199,6 +204,10 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         elif profile.fallback_after != "0s":
             out.append((f"profiles.{name}.fallback_after", "needs a fallback: name the profile to go to"))
     recovery("recovery", config.recovery)
+    if config.preemption.max_per_job < 0:
+        out.append(("preemption.max_per_job", "below 0; 0 means that nobody is ever told to go"))
+    if config.preemption.budget < 0:
+        out.append(("preemption.budget", "below 0; 0 means no limit"))
     look("parallel_scheduling", batch_of, config.parallel_scheduling)
     if len(set(config.fallback)) < len(config.fallback) or "" in config.fallback:
         out.append(("fallback", "names a backend twice, or an empty one"))

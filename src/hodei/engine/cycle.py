@@ -13,7 +13,7 @@ import numpy as np
 
 from hodei.engine.explain import objections, verdicts
 from hodei.engine.moves import MOVES
-from hodei.engine.nodes import Mask, Table
+from hodei.engine.nodes import Ints, Mask, Table
 from hodei.engine.packing import pack
 from hodei.engine.plan import Refusal
 from hodei.engine.points import ANY_TRIGGER, Layout, Layouts, Placed, Trigger, cures_of
@@ -104,12 +104,26 @@ class Engine:
         """The ways in which the gang may lie, best first; None for any way at all, a Reason if there is none."""
         whole: Layouts | None = None
         for plugin in gang.laid_by:
-            found = self.runner.layouts(plugin, gang, self.table, view)
+            more = (self._capacity(gang, view),) if getattr(plugin, "wants_capacity", False) else ()
+            found = self.runner.layouts(plugin, gang, self.table, view, *more)
             if isinstance(found, Reason):
                 return found
+            if plugin is MOVES and gang.joins and found is not None and whole is not None:
+                found.reason = whole.reason  # it is not moved: what keeps it from its node is what the others say
             if found is not None:
                 whole = found if whole is None else _crossed(gang, whole, found)
         return whole
+
+    def _capacity(self, gang: Gang, view: View) -> tuple[Ints, ...]:
+        """For each kind of member how many of them each node would take if nothing else ran there."""
+        nodes, out = self.table.view(), list[Ints]()
+        for member, numbers in zip(gang.members, gang.needed, strict=True):
+            most = np.where(self.open_to(gang, member, view), max(len(numbers), 1), 0)
+            for resource, amount in member.task.request.items():
+                if amount:
+                    most = np.minimum(most, nodes.capacity(resource) // amount)
+            out.append(most)
+        return tuple(out)
 
     def _lay(self, gang: Gang, profile: Profile, view: View, search: bool, extras: bool) -> list[Placed] | Refusal:
         """In the first layout that has room; if none has, but the gang would fit without, that is the reason."""

@@ -9,7 +9,8 @@ queue_sort(gang) -> tuple of ints     Its place in the line, smallest first. One
 pre_filter(gang, view) -> Reason|None Before any node is looked at; a Reason refuses the whole gang.
 layouts(gang, table, view)            For a gang whose members must lie in a certain way to each other: the ways to try,
                                       best first, and what to say if none has room; None for no such wish,
-                                      a Reason if there is no way at all.
+                                      a Reason if there is no way at all. With `wants_capacity = True` it is also given, for
+                                      each kind of member, how many of them each node would take if it were idle.
 still_open(gang, member, within, table, view)  Optional, beside layouts: what of `within` is left to one more member, when
                                       others of its gang are in the table already.
 filter(member, nodes, view)           Which nodes cannot take a member: pairs of (mask, Reason), empty for no objection.

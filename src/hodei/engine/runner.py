@@ -105,10 +105,10 @@ class Runner:
                 self._report(plugin, "choose_gpu", error)
         return None
 
-    def layouts(self, plugin: LayoutPoint, gang: Gang, table: Table, view: View) -> Layouts | Reason | None:
-        """How the gang may lie; a Reason if the plugin failed, which refuses the gang."""
+    def layouts(self, plugin: LayoutPoint, gang: Gang, table: Table, view: View, *more: Any) -> Layouts | Reason | None:
+        """How the gang may lie; a Reason if the plugin failed, which refuses the gang. `more`: what it wants to know besides."""
         try:
-            found = plugin.layouts(gang, table, view)
+            found = plugin.layouts(gang, table, view, *more)
             if isinstance(found, Layouts):
                 for layout in found.options:
                     if len(layout.rows) != len(gang.members) or any(

@@ -85,17 +85,36 @@ class _Translation:
         self.origins: dict[str, str] = {}
         self.name = ""  # of the profile that is being read
         self._said_at: dict[str, tuple[Any, str]] = {}
+        self._of_type: dict[str, list[str]] = {}  # the names of the backends of each type, as they are listed
+        self._chain_at = ""
 
     def wrong(self, at: str, text: str) -> None:
         self.problems.append((at, text))
 
     def done(self) -> dict[str, Any]:
+        if self._chain_at:
+            self._name_chain()
         if self.profiles:
             self.scheduling["profiles"] = self.profiles
         for name, table in (("scheduling", self.scheduling), ("health", self.health), ("backends", self.backends)):
             if table:
                 self.out[name] = table
         return self.out
+
+    def _name_chain(self) -> None:
+        """The chain has names of backends, or types: then all of that type, as they are listed."""
+        chain, known = self.scheduling["fallback"], {"local", *self.backends}
+        if not _is_words(chain):
+            return  # told by the check of the configuration
+        out: list[str] = []
+        for each in chain:
+            if each not in known and each not in self._of_type:
+                there = ", ".join(sorted(known))
+                self.wrong(
+                    self._chain_at, f"there is no backend {shown(each)}{_near(each, tuple(known))}; one of: {there}"
+                )
+            out += [each] if each in known else self._of_type.get(each, [])
+        self.scheduling["fallback"] = out
 
     def for_server(self, section: dict[str, Any], key: str, value: Any, at: str) -> None:
         """A setting that there is one of; two that differ are a mistake."""
@@ -140,6 +159,7 @@ class _Translation:
                 self.for_server(self.health, "interval", _duration(value), here)
             elif key == "fallback_chain":
                 self.for_server(self.scheduling, "fallback", value, here)
+                self._chain_at = here
             elif key == "fallback_enabled":
                 if not isinstance(value, bool):
                     self.wrong(here, "true or false")
@@ -161,17 +181,25 @@ class _Translation:
             if not isinstance(one, Mapping) or not isinstance(one.get("type"), str):
                 self.wrong(here, f"says no type; one of: {', '.join(_KNOWN_KINDS)}")
                 continue
-            made = self._backend(one, here)
+            name = one.get("name") or one["type"].replace("_", "-")
+            if not isinstance(name, str):
+                self.wrong(f"{here}.name", "the name of the backend, which jobs can ask for")
+                continue
+            if name in self.backends and one.get("name"):
+                self.wrong(f"{here}.name", f"there is a backend {shown(name)} already")
+                continue
+            if name in self.backends:
+                name = f"{name}-{number + 1}"
+            made = self._backend(one, name, here)
             if made is None:
                 continue
-            base = str(one.get("name") or one["type"]).replace("_", "-")
-            name = base if base not in self.backends else f"{base}-{number + 1}"
             self.backends[name] = made
+            self._of_type.setdefault(one["type"], []).append(name)
             self.origins[f"backends.{name}"] = here
             names.append(name)
         return names
 
-    def _backend(self, one: Mapping[str, Any], at: str) -> dict[str, Any] | None:
+    def _backend(self, one: Mapping[str, Any], name: str, at: str) -> dict[str, Any] | None:
         kind = _KINDS.get(one["type"], one["type"])
         table = {key: value for key, value in one.items() if key not in ("type", "name")}
         if kind == "hpc_cluster":
@@ -191,7 +219,11 @@ class _Translation:
         if kind == "docker":
             path, most = table.pop("socket_path", None), table.pop("max_containers", None)
             if path is not None or most is not None:
-                host: dict[str, Any] = {"name": str(one.get("name") or "docker")}
+                # Its node needs a name that no other has.
+                plain = (
+                    "docker" if name == "docker-standalone" else re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+                )
+                host: dict[str, Any] = {"name": plain or "docker"}
                 host |= {} if path is None else {"url": path if "://" in str(path) else f"unix://{path}"}
                 table["hosts"] = [host | ({} if most is None else {"max_containers": most})]
         return {"kind": kind, **table}
@@ -315,11 +347,16 @@ def _duration(value: Any) -> Any:
     return f"{value}s" if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _word(value: Any) -> Any:
+    """`Shortest` as `shortest`."""
+    return _snake(value) if isinstance(value, str) else value
+
+
 _KEYS: dict[str, Callable[[_Translation, dict[str, Any], Any, str], None]] = {
     "queue_strategy": _queue_strategy,
-    "primary": _renamed("queue"),
-    "primary_policy": _renamed("queue"),
-    "secondary_policy": _renamed("secondary"),
+    "primary": _renamed("queue", _word),
+    "primary_policy": _renamed("queue", _word),
+    "secondary_policy": _renamed("secondary", _word),
     "worker_selection": _worker_selection,
     "filter_plugins": _filter_plugins,
     "score_plugins": _score_plugins,

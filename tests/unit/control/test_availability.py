@@ -12,7 +12,7 @@ from hodei.control.routing import Routing
 from hodei.control.why import plan, why
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import NodeJoined
-from hodei.model.job import BackendChoice
+from hodei.model.job import BackendChoice, GangRules
 from hodei.wiring import check_scheduling, make_controller
 from unit.control.configured import Configured, scheduling
 from unit.control.house import some_nodes
@@ -217,6 +217,42 @@ def test_a_backend_outside_the_chain_is_used_as_ever_and_one_the_job_cannot_use_
     assert on(house, 1) == "other"
     house.submit(2, cpu=8)
     assert on(house, 2) == "cloud"
+
+
+@pytest.mark.parametrize(
+    ("job", "goes_to"),
+    [
+        ({"cpu": 4}, "cloud"),  # too large for any node of the first
+        ({"cpu": 1, "node_selector": {"tier": "big"}}, "cloud"),
+        ({"cpu": 1, "count": 3}, "cloud"),  # together too large
+        ({"cpu": 1}, ""),  # full is no reason to go on
+    ],
+)
+def test_a_backend_that_could_never_take_a_job_does_not_keep_it_from_one_that_stands_by(
+    job: dict[str, Any], goes_to: str
+) -> None:
+    config = CHAIN + 'fallback_when = "failure"\n'
+    house = Configured(config, a_place("o1", "onprem", 2), a_place("c1", "cloud", 8, labels={"tier": "big"}))
+    house.submit(1, cpu=2)
+    house.submit(2, **job)
+    assert house.state(2) == ("scheduled" if goes_to else "pending")
+    if goes_to:
+        assert on(house, 2) == goes_to
+    else:
+        assert house.reason(2)[0] == "BACKEND_STANDBY"
+
+
+def test_one_run_on_every_node_is_on_those_of_backends_that_stand_by_too() -> None:
+    house = both(CHAIN + 'fallback_when = "failure"\n')
+    house.submit(1, cpu=1, gang=GangRules(per_node=True))
+    assert sorted(run.node for run in house.runs.values()) == ["c1", "o1"]
+
+
+def test_a_member_for_a_node_is_told_what_keeps_it_from_there() -> None:
+    house = both('[[scheduling.spill]]\nto = "cloud"\nmax_cost = 0.01\nonly_if_wait_over = "0s"\n')
+    house.submit(1, cpu=1, gang=GangRules(per_node=True))
+    assert [run.node for run in house.runs.values()] == ["o1"]
+    assert "not on c1 (kept off backend cloud: " in house.reason(1)[1]
 
 
 def test_fallback_enabled_turns_the_chain_off() -> None:

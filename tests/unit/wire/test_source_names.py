@@ -14,7 +14,7 @@ from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import FILTERS, LAYOUTS
 from hodei.wire.config import parse_config, read_yaml
 from hodei.wire.source_names import ALWAYS
-from hodei.wiring import load_config, make_controller
+from hodei.wiring import check_scheduling, load_config, make_controller
 
 BACKENDS = """\
 scheduler:
@@ -80,6 +80,25 @@ def test_the_yaml_form_with_backends_and_policies_is_read() -> None:
     make_controller(config.scheduling)
 
 
+def test_a_chain_has_names_of_backends_or_types_and_names_stay_as_they_are() -> None:
+    listed = """\
+scheduler:
+  backends:
+    - {type: docker_standalone, socket_path: /a.sock, name: my_docker}
+    - {type: docker_standalone, socket_path: /b.sock}
+    - {type: docker_standalone, socket_path: /c.sock}
+  policies: {fallback_chain: [local, docker_standalone]}
+"""
+    config = read(listed)
+    assert list(config.backends) == ["my_docker", "docker-standalone", "docker-standalone-3"]
+    assert config.scheduling.fallback == ("local", "my_docker", "docker-standalone", "docker-standalone-3")
+    hosts = [table["hosts"][0]["name"] for table in config.backends.values()]
+    assert hosts == ["my-docker", "docker", "docker-standalone-3"], "nodes of these names; each has one of its own"
+    for name, table in config.backends.items():
+        settings_of(name, table)
+    assert read(listed.replace("docker_standalone]", "my_docker]")).scheduling.fallback == ("local", "my_docker")
+
+
 def test_every_name_of_a_scheduler_has_its_meaning() -> None:
     scheduling = read(SCHEDULERS).scheduling
     general, gpu = scheduling.profiles["default"], scheduling.profiles["gpu"]
@@ -108,6 +127,28 @@ def test_the_names_are_understood_in_a_toml_profile_too(tmp_path: Path) -> None:
     assert (profile.queue, profile.secondary, profile.scheduling_timeout) == ("fifo", "shortest", "5s")
 
 
+def test_primary_and_secondary_are_written_like_the_other_words() -> None:
+    profile = read("scheduler: {primary_policy: Fifo, secondary_policy: Shortest}").scheduling.profiles["default"]
+    assert (profile.queue, profile.secondary) == ("fifo", "shortest")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("profiles: {x: {queue: fair, weights: {a: 2, b: 0}}}", "scheduling.profiles.x.weights.b"),
+        ("preemption: {max_per_job: -1}", "scheduling.preemption.max_per_job"),
+        ("preemption: {budget: -3}", "scheduling.preemption.budget"),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused(text: str, path: str) -> None:
+    config = read(f"scheduling: {{{text}}}").scheduling
+    with pytest.raises(InvalidInput) as error:
+        check_scheduling(config)
+    assert [at for at, _ in error.value.problems] == [path]
+    with pytest.raises(InvalidInput):
+        make_controller(config)
+
+
 def test_a_file_in_our_own_form_may_be_yaml(tmp_path: Path) -> None:
     file = tmp_path / "hodei.yaml"
     file.write_text(
@@ -130,6 +171,10 @@ def test_a_file_in_our_own_form_may_be_yaml(tmp_path: Path) -> None:
         ("scheduler:\n  backends:\n    - type: cloud_vm\n      provider: aws\n",
          "line 3: scheduler.backends[0].type: there is no backend of type 'cloud_vm' in this version"),
         ("scheduler:\n  backends:\n    - type: dokcer\n", "line 3: scheduler.backends[0].type: there is no backend of type"),
+        ("scheduler:\n  backends: [{type: local}]\n  policies:\n    fallback_chain: [locl]\n",
+         "line 4: scheduler.policies.fallback_chain: there is no backend 'locl'; did you mean 'local'?"),
+        ("scheduler:\n  backends:\n    - {type: slurm, name: a}\n    - {type: pbs, name: a}\n",
+         "line 4: scheduler.backends[1].name: there is a backend 'a' already"),
         ("scheduler:\n  scoring_weights: {load: -1}\n", "line 2: scheduler.scoring_weights: the weight of load"),
         ("scheduler:\n  queue: fair\n  queue_strategy: fifo\n", "line 3: scheduler.queue_strategy: queue is said twice, under two names"),
         ("schedulers:\n  - name: a\n  - name: a\n", "line 3: schedulers[1].name: there is a scheduler 'a' already"),
