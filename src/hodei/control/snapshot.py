@@ -34,6 +34,7 @@ from hodei.engine.cycle import Engine
 from hodei.engine.preempt import Preemptions
 from hodei.engine.profile import Profile
 from hodei.model.errors import InvalidInput
+from hodei.model.facts import Fact
 from hodei.model.job import TaskSpec
 from hodei.model.secrets import MASK, looks_secret, masked
 
@@ -154,6 +155,8 @@ class _Writer(pickle.Pickler):
             return _count, (int(repr(it)[len("count(") : -1]),)
         if kind.__module__ in self.strangers:
             return _without_secrets(it.__reduce_ex__(5))
+        if isinstance(it, Fact):
+            return _by_names, (kind, structs.asdict(it))  # as it has fields that are only ever named
         if it is self.remake:
             return _nothing, ()  # whoever loads it knows how to make another
         if kind is FunctionType and it not in _HELPERS:
@@ -205,7 +208,9 @@ class _Reader(pickle._Unpickler):
     def _reduce(self) -> None:
         args = self.stack.pop()
         made = self.stack[-1]
-        if type(made) is FunctionType:
+        if made is _by_names:
+            allowed = type(args) is tuple and len(args) == 2 and args[0] in self._classes and issubclass(args[0], Fact)
+        elif type(made) is FunctionType:
             allowed = made in _HELPERS
         else:
             allowed = isinstance(made, type) and (made in self._classes or made in _CALLED)
@@ -297,9 +302,13 @@ def _function(module: str, name: str) -> FunctionType:
     return _FUNCTIONS[module, name]
 
 
+def _by_names(kind: type, fields: dict[str, Any]) -> Any:
+    return kind(**fields)
+
+
 def _nothing() -> None:
     return None
 
 
-_HELPERS = (_nothing, _array, _method, _count, _function)
+_HELPERS = (_nothing, _array, _method, _count, _function, _by_names)
 _BY_NAME = {helper.__name__: helper for helper in _HELPERS}

@@ -223,7 +223,14 @@ class DecisionLog:
     def _prune(self) -> None:
         """The oldest go, so that all together, with what is still to come of this segment, stay within the bound."""
         sizes = {}
-        for segment in closed_segments(self._path):
+        closed = closed_segments(self._path)
+        kept = {self._number, *(segment.number for segment in closed)}
+        for each in self._path.parent.glob(f"{self._path.name}.*.state*"):
+            # A state that came when its segment had gone already, or that a server left half written.
+            number = each.name[len(self._path.name) + 1 :].partition(".state")[0]
+            if number.isdecimal() and int(number) not in kept:
+                self._attempt(partial(each.unlink, missing_ok=True))
+        for segment in closed:
             files = (segment.path, state_path(self._path, segment.number))
             sizes[files] = sum(_size(each) for each in files)
         room = self._most_bytes - self._segment_bytes - _size(state_path(self._path, self._number))

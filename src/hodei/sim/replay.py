@@ -266,6 +266,12 @@ def main(args: list[str] | None = None) -> int:
             return 0
         trusted = None if given.trust_plugins else trusted_in(home, given.log)
         result = replay_parts(parts, trusted)
+        if not result.files:
+            raise InvalidInput(
+                f"nothing of the log can be decided again: the state at the beginning of {result.left_out[0].name}"
+                " is not known, nor that of a later file",
+                hint="the server's log says why; a larger server.decision_log_size, or a restart, begins anew",
+            )
     except HodeiError as error:
         print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return 2

@@ -52,6 +52,10 @@ def test_a_state_can_not_open_the_rooms_to_start_a_process(tmp_path: Path) -> No
 
 MADE = _named("hodei.model.config", "BreakerConfig") + b")R"
 HOSTILE = {
+    "a class that is no fact, made by names": _named(SNAPSHOT, "_by_names")
+    + _named("hodei.model.config", "BreakerConfig")
+    + b"}\x86R",
+    "a plain class, made by names": _named(SNAPSHOT, "_by_names") + _named("builtins", "dict") + b"}\x86R",
     "a helper of the reader as a function": _named(SNAPSHOT, "_function")
     + _word(SNAPSHOT)
     + _word("_array")

@@ -8,9 +8,10 @@ import pytest
 
 from builders import NOW_MS, a_job, a_node
 from hodei.control.snapshot import dump, load, modules_of
+from hodei.control.why import why
 from hodei.model.accounts_config import BudgetConfig, QuotaConfig, SharesConfig
 from hodei.model.config import EstimatesConfig, ProfileConfig, SchedulingConfig, SpillConfig
-from hodei.model.facts import JobSubmitted, NodeJoined, Reconfigured, RunObserved
+from hodei.model.facts import BackendReported, JobSubmitted, NodeJoined, Reconfigured, RunObserved
 from hodei.plugins.registry import PLUGINS, QUEUES
 from hodei.wiring import make_controller
 
@@ -42,6 +43,11 @@ CASES = {
     "learned estimates": _config(estimates=EstimatesConfig(source="learned")),
     "corrected estimates": _config(estimates=EstimatesConfig(source="corrected")),
     "spill": _config(spill=(SpillConfig(to="cloud", only_if_wait_over="1m"),)),
+    "a chain of backends": _config(fallback=("onprem", "cloud"), fallback_when="failure"),
+    "profiles that are away": _config(
+        unavailable_profile="fallback", profiles={"x": ProfileConfig(paused=True, secondary="shortest")}
+    ),
+    "limits of waiting": _config(scheduling_timeout="1h", profiles={"default": ProfileConfig(max_queue_time="1m")}),
     "a stranger's plugin": _config(
         profiles={"default": ProfileConfig(plugins=(f"{__name__}:Stranger",))},
     ),
@@ -66,6 +72,19 @@ def test_a_scheduler_goes_on_from_its_state_under_every_configuration(config: Sc
     ):
         now_ms = NOW_MS + 60_000 * (after + 1)
         assert one.step(now_ms, facts) == other.step(now_ms, facts), f"step {after}"
+
+
+def test_backends_that_were_never_reached_are_kept() -> None:
+    one = make_controller(SchedulingConfig())
+    one.step(NOW_MS, [BackendReported("farm", "backend farm is out of reach since 10:00", ("bare",), by="ann")])
+    one.step(NOW_MS + 1, [_submitted(1)])
+    other = load(dump(one), modules_of(one))
+    facts = [_submitted(2), BackendReported("hpc", "backend hpc is out of reach since 10:00")]
+    assert one.step(NOW_MS + 2, facts) == other.step(NOW_MS + 2, facts)
+    said = why(one, 1, NOW_MS + 3)
+    assert said is not None
+    assert said.code == "BACKEND_UNAVAILABLE"
+    assert said == why(other, 1, NOW_MS + 3)
 
 
 def test_every_plugin_can_be_written() -> None:

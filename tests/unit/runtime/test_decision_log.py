@@ -15,8 +15,9 @@ from hodei.control.snapshot import dump, load
 from hodei.engine.plan import Plan
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
-from hodei.model.facts import JobSubmitted, Reconfigured
+from hodei.model.facts import BackendReported, JobSubmitted, Reconfigured
 from hodei.runtime.decision_log import DecisionLog, closed_segments, state_path
+from hodei.sim.replay import main as replay_main
 from hodei.sim.replay import parts_of, replay, replay_parts
 from hodei.sim.traces import open_workload
 from hodei.wiring import make_controller
@@ -61,6 +62,37 @@ def test_a_decision_log_is_kept_in_segments_within_its_size_and_each_is_decided_
     workload = open_workload(parts[0].path)
     assert workload.nodes
     assert len(workload.arrivals) > 10
+
+
+def test_states_without_their_segment_are_deleted_and_nothing_to_decide_is_an_error(tmp_path, capsys):
+    path = tmp_path / "decisions.jsonl"
+    for name in ("decisions.jsonl.3.state", "decisions.jsonl.2.state.part"):
+        (tmp_path / name).write_bytes(b"late")
+    others = ("decisions.jsonl.mine.state", "decisions.jsonl.8")
+    for name in others:
+        (tmp_path / name).write_bytes(b"")
+    DecisionLog(path, SchedulingConfig(), 0).close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["decisions.jsonl", *sorted(others)]
+    (tmp_path / "decisions.jsonl.8").unlink()
+    path.write_bytes(path.read_bytes().replace(b'"hodei_decision_log":1', b'"hodei_decision_log":2'))
+    assert replay_main(["--home", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "nothing of the log can be decided again" in said.err
+    assert "identical" not in said.out
+
+
+def test_a_backend_that_was_never_reached_does_not_keep_a_segment_from_its_state(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+
+    async def main():
+        log = DecisionLog(path, SchedulingConfig(), 0)
+        controller = make_controller(SchedulingConfig())
+        controller.step(NOW_MS, [BackendReported("farm", "backend farm is out of reach")])
+        log.begin_segment(controller)
+        await until(state_path(path, 2).exists)
+        log.close()
+
+    asyncio.run(main())
 
 
 def test_values_of_variables_and_secret_options_are_in_no_segment_and_in_no_state(tmp_path):
