@@ -25,6 +25,7 @@ from hodei.control.gangs import (
     marked,
 )
 from hodei.control.orders import MOVED, stop_order
+from hodei.control.placing import nodes_of
 from hodei.control.retry import Backoff, RetryPolicy
 from hodei.control.stamps import credible, if_late
 from hodei.control.world import World
@@ -180,6 +181,9 @@ class Lives:
             self._world.tell(
                 "gang.member_gone", now_ms, job=job.id, run=run.id, node=run.node, reason=run.stop_requested
             )
+            places = nodes_of({other.node for other in self._world.live_runs(job.id)})
+            if places and places != job.nodes:
+                job = self._world.change_job(job, now_ms, nodes=places)
         self._gangs.look(job, now_ms, pause_ms=pause_ms)
 
     # ------------------------------------------------------------------------------------------------ ends

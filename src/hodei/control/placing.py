@@ -25,7 +25,8 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
     ranks: _Ranks | None = None  # none has one yet: they are numbered through
     if gang.joins:
         ranks = _Ranks(world.runs.get(job.id, {}).values())
-        job = world.change_job(job, now_ms, attempt=attempt, not_before_ms=0)
+        places = nodes_of({*nodes, *(run.node for run in world.live_runs(job.id))})
+        job = world.change_job(job, now_ms, attempt=attempt, not_before_ms=0, nodes=places)
     else:
         job = world.change_job(
             job,
@@ -38,7 +39,7 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
             reason="",
             not_before_ms=0,
             move="",
-            nodes=" ".join(nodes[:20]),
+            nodes=nodes_of(nodes),
         )
         world.drop_runs(job.id)
     runs: list[Run] = []
@@ -70,6 +71,11 @@ def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now
         how = {"start": gang.kind} if gang.kind else {}
         world.tell("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20], **how)
     return job
+
+
+def nodes_of(names: Iterable[str]) -> str:
+    """As a job keeps them: the first of them, in order."""
+    return " ".join(sorted(names)[:20])
 
 
 class _Ranks:

@@ -29,7 +29,7 @@ from hodei.model.dependency import Standing
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
 from hodei.model.quantity import format_duration
 from hodei.model.recourse import measures
 from hodei.model.text import moment
@@ -67,7 +67,8 @@ def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Expl
     """For a job that was placed at least once: where, and why there. Needs the job and its runs alone."""
     gang = list(latest(run for run in runs if run.attempt >= job.first_attempt).values())
     places = tuple(Placement(run.node, run.task, run.member, run.id, run.state, run.decision) for run in gang)
-    nodes = sorted({run.node for run in gang})
+    live = [run for run in gang if run.state not in RUN_ENDED] if job.state == "running" else []
+    nodes = sorted({run.node for run in live or gang})
     where = f" on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}" if nodes else ""
     status: Status
     if job.state in JOB_ENDED:
@@ -283,6 +284,8 @@ def _would_start(spec: JobSpec, placements: Sequence[Placed], now_ms: int) -> Ex
     )
     text = f"would start now on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}"
     feasible = min((p.decision.feasible for p in placements if p.decision), default=0)
+    if spec.gang.per_node and feasible > 1:
+        text = f"would start now on {feasible} nodes, one run on each, {nodes[0]} first"
     return Explanation(
         status="placed",
         code="WOULD_START",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from builders import a_job, a_node
+from builders import a_job, a_job_spec, a_node
 from hodei.control.availability import Availability
 from hodei.control.per_node import ENDED_KEPT
 from hodei.control.snapshot import dump, load
-from hodei.control.why import why
+from hodei.control.why import plan, why
 from hodei.model.facts import JobCancelled, JobSubmitted, NodeJoined, NodeLost, NodeMarked
 from hodei.model.job import GangRules
 from hodei.model.node import Taint
@@ -222,6 +222,21 @@ def test_a_saved_state_goes_on_from_where_it_was():
     house.now_ms = house.controller.next_wakeup_ms(house.now_ms)
     house.learn()
     assert sorted(_live(house)) == ["a", "b", "c"]
+
+
+def test_it_is_said_to_be_on_the_nodes_where_it_runs():
+    house = _house("a", "b")
+    (planned,) = plan(house.controller, [a_job_spec(gang=EVERYWHERE, cpu="1")], house.now_ms)
+    assert planned.summary == "would start now on 2 nodes, one run on each, a first"
+    _submit(house)
+    _run_all(house)
+    assert house.jobs[1].nodes == "a b"
+    house.learn(NodeJoined(a_node("c", 4)))
+    _run_all(house)
+    assert house.jobs[1].nodes == "a b c"
+    house.learn(NodeLost("b"))
+    assert house.jobs[1].nodes == "a c"
+    assert why(house.controller, 1, house.now_ms).summary.startswith("running on a, c")
 
 
 def test_while_its_profile_is_paused_it_starts_on_no_further_node():
