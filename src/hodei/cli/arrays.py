@@ -33,6 +33,13 @@ def name_text(view: JobView) -> str:
     return view.name or "-"
 
 
+def place_text(view: JobView) -> str:
+    """Of an element, which one of which array it is."""
+    if view.array is None or folded(view):
+        return ""
+    return f"{view.array.first}[{view.array.index}], one of {view.array.count} elements"
+
+
 def elements_text(view: JobView) -> str:
     """Of a row that stands for an array, how its elements are doing."""
     return f"{view.array.count} elements: {counts(view.array)}" if view.array is not None and folded(view) else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hodei.cli import arrays, gang_words
+from hodei.cli import arrays, gang_words, last_words
 from hodei.cli.graph import graph
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
@@ -132,7 +132,9 @@ def show_job(job: str, show_secrets: bool, output: str) -> None:
             emit_one(meant.arrays[0], output, name=arrays.id_text, text=arrays.describe)
             return
         detail = server.job(only(meant, job), secrets=show_secrets)
-    emit_one(detail, output, name=lambda d: str(d.job.id), text=lambda d: _describe(d, wide=output == "wide"))
+    emit_one(
+        detail, output, name=lambda d: arrays.reference_text(d.job), text=lambda d: _describe(d, wide=output == "wide")
+    )
 
 
 @job.command("history")
@@ -190,6 +192,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
     head = fields([
         ("id", str(view.id)),
         ("name", view.name),
+        ("array", arrays.place_text(view)),
         ("state", f"{view.state}{' (cancel requested)' if view.cancel_requested else ' (suspend requested)' if view.suspend_requested else ''}"),
         ("reason", f"{view.reason}{f' [{view.reason_code}]' if view.reason_code else ''}" if view.reason or view.reason_code else ""),
         ("record", detail.damage),
@@ -219,7 +222,8 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         alone = not any(run.rank for run in detail.runs)
         columns = [column for column in RUN_COLUMNS if column.header != "RANK" or wide or not alone]
         head += "\n\nruns\n" + indent(table(detail.runs, columns, wide=wide, inset=2))
-    return head + f"\n\nmore: hodei why {view.id}, hodei logs {view.id}, hodei job show {view.id} -o yaml"
+    word = last_words.quoted_reference(view)
+    return head + f"\n\nmore: hodei why {word}, hodei logs {word}, hodei job show {word} -o yaml"
 
 
 def _moment(text: str) -> str:

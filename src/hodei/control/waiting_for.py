@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hodei.control.controller import Controller
 from hodei.control.dependencies import NEVER_MET, WAITING_FOR
+from hodei.model.array import shell_word
 from hodei.model.dependency import Dependency, Standing
 from hodei.model.explanation import Blocker, Explanation
 from hodei.model.ids import JobId
@@ -81,10 +82,15 @@ def _hint(controller: Controller, job: Job, open_ones: list[Dependency]) -> str:
     jobs = [one.job for one in open_ones if one.job]
     held = next((id for id in jobs if (found := controller.world.jobs.get(id)) and found.state == "held"), 0)
     if held:
-        return f"hodei release {held}: it is held, and this job waits for it"
+        return f"hodei release {_word(controller, held)}: it is held, and this job waits for it"
     if jobs:
-        return f"hodei why {jobs[0]} tells more; the whole picture: hodei job graph {job.id}"
+        return f"hodei why {_word(controller, jobs[0])} tells more; the whole picture: hodei job graph {job.id}"
     return "it starts when the data is there; the server looks for it by itself"
+
+
+def _word(controller: Controller, id: JobId) -> str:
+    found = controller.world.jobs.get(id)
+    return shell_word(id, found.spec.array if found is not None else None)
 
 
 def _trigger(open_ones: list[Dependency]) -> str:

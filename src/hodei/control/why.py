@@ -25,6 +25,7 @@ from hodei.engine.points import Placed
 from hodei.engine.preempt import Preemption
 from hodei.engine.tenancy import FOR_EVER
 from hodei.engine.view import Gang, View
+from hodei.model.array import shell_word
 from hodei.model.dependency import Standing
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
 from hodei.model.ids import JobId
@@ -54,7 +55,9 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
         return None
     if known.state == "held":
         text = "held: it is not considered until it is released"
-        return _about(controller, known, now_ms, "held", "HELD", text, hint=f"hodei release {job}")
+        return _about(
+            controller, known, now_ms, "held", "HELD", text, hint=f"hodei release {shell_word(job, known.spec.array)}"
+        )
     if (outside := controller.arrays.explain(known, now_ms, controller.beat_ms)) is not None:
         return outside
     if known.state == "pending":

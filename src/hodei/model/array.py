@@ -61,6 +61,12 @@ class ArrayPlace(Struct, frozen=True, omit_defaults=True, gc=False):
         return f"{self.start} to {self.indices[-1]}" + (f" in steps of {self.step}" if self.step > 1 else "")
 
 
+def shell_word(job: JobId, place: ArrayPlace | None) -> str:
+    """How a command line names this very job: the bare number of an array's first element means the whole array."""
+    first = place is not None and place.count > 1 and place.first == job
+    return f"'{job}[{place.index}]'" if first and place is not None else str(job)
+
+
 @lru_cache(maxsize=256)
 def read_indices(text: str) -> Sequence[int]:
     """`0-99`, `0-98:2`, `7`, and lists of these (`1,3,7-9`): each index once, in ascending order. A range if it is one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hodei.control.moving import can_move
+from hodei.model.array import shell_word
 from hodei.model.errors import Conflict, NotFound, Unsupported
 from hodei.model.facts import Fact, JobCheckpointRequested, JobMigrated, JobReleased, JobSuspended
 from hodei.model.ids import JobId
@@ -36,7 +37,8 @@ async def suspend(service: Service, job: JobId) -> Job:
 async def resume(service: Service, job: JobId) -> Job:
     found = await _stored(service, job)
     if found.state != "held" and not found.suspend_requested:
-        raise Conflict(f"job {job} is {found.state}, not suspended", hint=f"hodei job show {job}")
+        hint = f"hodei job show {shell_word(job, found.spec.array)}"
+        raise Conflict(f"job {job} is {found.state}, not suspended", hint=hint)
     return await _changed(service, job, JobReleased(job))
 
 

@@ -22,7 +22,7 @@ from hodei.control.one_node import on_node
 from hodei.control.parts import parts
 from hodei.control.standing import standing
 from hodei.control.whatif import Question
-from hodei.model.array import count_all, expanding, firsts
+from hodei.model.array import count_all, expanding, firsts, shell_word
 from hodei.model.booking import Booking, Hold, Late, Wish
 from hodei.model.config import SchedulingConfig
 from hodei.model.damage import CODE as DAMAGED
@@ -411,7 +411,10 @@ class Service:
             self.rights.check_owner(found)
             return found
         if found.state != "pending":
-            raise Conflict(f"job {job} is {found.state}; only a pending job can be held", hint=f"hodei cancel {job}")
+            raise Conflict(
+                f"job {job} is {found.state}; only a pending job can be held",
+                hint=f"hodei cancel {shell_word(job, found.spec.array)}",
+            )
         return await self._changed(job, JobHeld(job))
 
     async def release(self, job: JobId) -> Job:
@@ -421,7 +424,7 @@ class Service:
         if self.fleet.spared_of(job):
             raise Conflict(
                 f"a run of job {job} may still be going on: its record is damaged",
-                hint=f"hodei cancel {job}, then requeue it",
+                hint=f"hodei cancel {shell_word(job, found.spec.array)}, then requeue it",
             )
         return await self._changed(job, JobReleased(job))
 

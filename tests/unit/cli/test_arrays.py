@@ -11,7 +11,7 @@ from hodei.cli.errors import UsageProblem
 from hodei.cli.refs import look_up, resolve, resolve_job
 from hodei.client import Client
 from hodei.model.errors import NotFound
-from hodei.wire.views import ArrayView
+from hodei.wire.views import ArrayView, JobDetail
 from unit.cli.stub import job
 
 API = "/api/v1"
@@ -66,6 +66,16 @@ def test_an_element_is_listed_so_that_its_id_means_it_alone():
     assert reference_text(element) == "17[10]"
     assert reference_text(structs.replace(job(17), array=ArrayView(17, 0, 1))) == "17"
     assert (reference_text(SWEEP), reference_text(job(3))) == ("17[]", "3")
+
+
+def test_one_element_is_shown_with_its_place_and_with_commands_that_mean_it_alone(stub, hodei):
+    element = structs.replace(job(17, name="sweep"), array=ArrayView(17, 10, 5, 2, 10, 2))
+    stub.on("GET", f"{API}/arrays/17", SWEEP)
+    stub.on("GET", f"{API}/jobs/17", JobDetail(element, {}, []))
+    shown = hodei("job", "show", "17[10]")
+    assert "array      17[10], one of 5 elements\n" in shown.stdout
+    assert "more: hodei why '17[10]', hodei logs '17[10]', hodei job show '17[10]' -o yaml" in shown.stdout
+    assert hodei("job", "show", "17[10]", "-o", "name").stdout == "17[10]\n"
 
 
 def test_the_liveliest_come_first_and_the_forgotten_last():

@@ -205,3 +205,11 @@ def test_a_mould_that_nobody_expanded_is_a_plain_job():
     house = House(a_node("big", 64, "64Gi"))
     house.learn(JobSubmitted(Job(1, a_job_spec("sweep", array=ArrayPlace(0, 0, 9, 1)), "pending", NOW_MS, NOW_MS)))
     assert states(house) == "s"
+
+
+def test_the_advice_about_a_held_first_element_does_not_mean_the_whole_array():
+    house = House(a_node("small", 1, "1Gi"))
+    house.learn(*an_array(3, cpu=2))
+    house.learn(JobHeld(1), JobHeld(2))
+    said = [why(house.controller, job, NOW_MS) for job in (1, 2)]
+    assert [one.hint for one in said if one is not None] == ["hodei release '1[0]'", "hodei release 2"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hodei.model.array import shell_word
 from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.secrets import without_secrets_in
@@ -84,8 +85,9 @@ async def execute(call: Call) -> ExecutedView:
     runs = [run for run in await service.read(service.store.runs, id) if run.member == asked.member]
     if not runs or runs[-1].state in RUN_ENDED:
         raise Conflict(
-            f"member {asked.member} of job {id} does not run", hint=f"hodei job show {id}", code="NOT_RUNNING"
-        )
+            f"member {asked.member} of job {id} does not run",
+            hint=f"hodei job show {shell_word(id, job.spec.array)}", code="NOT_RUNNING",
+        )  # fmt: skip
     with call.shared.waits.hold(call.holder):
         done = await service.fleet.execute(runs[-1], tuple(asked.command), asked.timeout_s * 1000)
     return ExecutedView(

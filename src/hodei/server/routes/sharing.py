@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hodei.model.array import shell_word
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.priority import Standing
 from hodei.model.quota import QuotaList
@@ -19,7 +20,8 @@ async def priority(call: Call) -> Standing:
         job = await service.read(service.store.job, number)
         if job is None:
             raise NotFound(f"there is no job {number}", hint="hodei jobs --all")
-        raise Conflict(f"job {number} is {job.state}: it has no place in a line", hint=f"hodei why {number}")
+        hint = f"hodei why {shell_word(number, job.spec.array)}"
+        raise Conflict(f"job {number} is {job.state}: it has no place in a line", hint=hint)
     return found
 
 
