@@ -244,3 +244,10 @@ def test_a_text_that_is_no_batch_script_is_refused():
         convert("# A project\n\nWords.\n", "README.md")
     assert convert("#SBATCH -c 2\ntrue\n")[0]["cpu"] == 2
     assert convert("#!/bin/sh\ntrue\n")[0]["name"] == "job"
+
+
+def test_what_is_left_out_is_told_before_what_to_do_instead():
+    _, notes = convert("#!/bin/sh\n#SBATCH --exclusive\nhostname\n")
+    assert notes[0] == (
+        "line 2: --exclusive has no like here and was left out; next: ask for the cores and the memory of a whole node"
+    )

@@ -138,7 +138,8 @@ class _Job:
         """A note in a file that people look at first; a refusal where the job would run at once."""
         if self._submitted is not None:
             raise (BadOption if malformed else InvalidInput)(f"{self._said(option)} {what}")
-        self.note(option, f"{what} and was left out")
+        said, _, advice = what.partition("; ")
+        self.note(option, f"{said} and was left out{'; ' if advice else ''}{advice}")
 
     def _said(self, option: Option) -> str:
         dash = "--" if self._script.system == "slurm" else ""
