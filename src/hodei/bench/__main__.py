@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import sys
 from typing import Any
 
 from hodei.bench import docker, engine, fragmentation, gpu, queue, server, sharing, slurm, targets, viewers
+from hodei.model.subcommands import Parser, or_help
 
 
 def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="hodei bench", description="Measure Hodei on this machine.")
+    parser = Parser(prog="hodei bench", description="Measure Hodei on this machine.")
     kinds = parser.add_subparsers(dest="kind", required=True)
     for module in (engine, fragmentation, queue, server, gpu, sharing, docker, slurm, viewers, targets):
         module.add_arguments(kinds)
-    given = parser.parse_args(args)
+    given = parser.parse_args(or_help(sys.argv[1:] if args is None else args))
     result: dict[str, Any] = given.measure(given)
     if given.json:
         print(json.dumps(result))

@@ -20,6 +20,7 @@ from hodei.kube.reservations import read_file
 from hodei.kube.run import Election, run
 from hodei.kubeapi.client import Access
 from hodei.model.errors import HodeiError, InvalidInput
+from hodei.model.subcommands import Parser, or_help
 
 _ABOUT = """\
 Hodei as a pod scheduler of a Kubernetes cluster: it schedules the pods whose schedulerName is its own.
@@ -32,14 +33,12 @@ _PORT = 10259
 
 
 def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="hodei kube", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="hodei kube", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="COMMAND")
     _run_arguments(kinds.add_parser("run", help="schedule pods until told to stop"))
     _why_arguments(kinds.add_parser("why", help="say why a pod waits, whoever schedules it"))
     _plan_arguments(kinds.add_parser("plan", help="say where pods would go, or why they would wait"))
-    given = parser.parse_args(args)
+    given = parser.parse_args(or_help(sys.argv[1:] if args is None else args))
     logging.basicConfig(
         level=logging.DEBUG if given.verbose else logging.INFO, stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

@@ -13,6 +13,7 @@ import traceback
 from types import FrameType
 
 from hodei.model.errors import HodeiError, InvalidInput
+from hodei.model.subcommands import Parser, or_help
 from hodei.sim.commands import compare, forecasts, listing, replay
 
 _ABOUT = """\
@@ -25,13 +26,11 @@ Try out scheduling: the scheduler itself, moved through simulated time by a reco
 
 
 def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="hodei sim", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="hodei sim", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="COMMAND")
     for module in (replay, compare, forecasts, listing):
         module.add_arguments(kinds)
-    given = parser.parse_args(args)
+    given = parser.parse_args(or_help(sys.argv[1:] if args is None else args))
     try:
         code: int = given.go(given)
         sys.stdout.flush()

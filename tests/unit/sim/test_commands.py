@@ -176,9 +176,8 @@ def test_a_mistake_is_told_with_what_to_do_and_leaves_nothing_behind(mistake: st
         ["replay", SMALL, "--policy", "easy", "--estimates", "guessed"],
         ["compare", SMALL, "--policies", ","],
         ["compare", SMALL, "--policies", "easy,easy"],
-        [],
     ],
-    ids=["no policy", "no processors", "two machines", "no time", "no such estimates", "no policies", "twice", "nothing"],
+    ids=["no policy", "no processors", "two machines", "no time", "no such estimates", "no policies", "twice"],
 )  # fmt: skip
 def test_a_wrong_command_line_ends_with_2(args: list[str], capsys):
     with pytest.raises(SystemExit) as ended:
