@@ -71,7 +71,7 @@ def add(name: str, kind: str, settings: tuple[str, ...], path: str, output: str)
     """Add a backend to the running server; it is kept over restarts.
 
     \b
-      hodei backend add lab --kind docker --set host=unix:///run/docker.sock
+      hodei backend add lab --kind docker --set 'hosts=[{name="h1", url="unix:///run/docker.sock"}]'
       hodei backend add hpc --kind slurm -f slurm.toml
 
     Keys: docs/how-to/backends.md. Secrets belong into a file (-f), not on a command line that others can read.
@@ -170,7 +170,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageProblem(f"{text!r} is no KEY=VALUE", hint="--set host=unix:///run/docker.sock")
+        raise UsageProblem(f"{text!r} is no KEY=VALUE", hint="for example --set image=busybox")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -102,6 +102,9 @@ def _find_endless(value: Any, at: str, problems: Problems, depth: int = 0) -> No
             _find_endless(inner, f"{at}[{number}]", problems, depth + 1)
 
 
+_LAST_PART = re.compile(r"(\.[^.\[]*|\[\d+\])$")
+
+
 def _placed(path: str, text: str, origins: Mapping[str, str], lines: Mapping[str, int]) -> tuple[str, str]:
     """The problem with the path under which it was written, and its line."""
     for ours in sorted(origins, key=len, reverse=True):
@@ -110,7 +113,7 @@ def _placed(path: str, text: str, origins: Mapping[str, str], lines: Mapping[str
             break
     at = path.replace("'", "")  # quoted where a name has blanks
     line = lines.get(at)
-    while line is None and (at := re.sub(r"(\.[^.\[]*|\[\d+\])$", "", cut := at)) != cut:
+    while line is None and (at := _LAST_PART.sub("", cut := at)) != cut:
         line = lines.get(at)
     return (f"line {line}: {path}" if line else path), text
 
@@ -138,6 +141,10 @@ def read_toml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
             lines.setdefault(f"{table}.{_path(key[1], {})}".removeprefix("."), number)
+    for path, number in list(lines.items()):  # what has no line of its own begins where the first of its parts does
+        while (above := _LAST_PART.sub("", path)) not in (path, ""):
+            lines.setdefault(above, number)
+            path = above
     return found, lines
 
 

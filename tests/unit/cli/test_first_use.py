@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import struct
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from fcntl import ioctl
 
 import pytest
 
+from hodei.backends.registry import settings_of
 from hodei.cli import serve
 from hodei.cli.output import Column, _narrowed, shorten, table
 from unit.cli.stub import job
@@ -177,3 +179,11 @@ def test_exec_takes_names_and_durations(hodei, stub):
     for wrong in ("6m", "0s", "soon"):
         assert hodei("exec", "--timeout", wrong, "train", "--", "ls").exit_code in (1, 2)
     assert hodei("exec", "last", "--", "ls").exit_code == 3
+
+
+def test_the_example_of_adding_a_docker_backend_is_one_that_a_server_takes(stub, hodei):
+    shown = hodei("backend", "add", "--help").stdout
+    (words,) = (shlex.split(line) for line in shown.splitlines() if "--kind docker" in line)
+    hodei(*words[1:])
+    sent = stub.sent("POST", f"{API}/backends")[0].json()
+    assert settings_of(sent["name"], {"kind": sent["kind"], **sent["settings"]})

@@ -8,7 +8,7 @@ import pytest
 from hodei.model.config import Config, SchedulingConfig
 from hodei.model.configuration import Configuration, beyond_scheduling, differences, fingerprint, undone
 from hodei.model.errors import InvalidInput
-from hodei.wire.config import as_toml, parse_config, read_body
+from hodei.wire.config import as_toml, parse_config, read_body, read_toml
 
 
 def config(toml: str) -> Config:
@@ -113,3 +113,8 @@ rounds = 3
 def test_a_mistake_that_comes_over_the_wire_is_named_with_its_line():
     with pytest.raises(InvalidInput, match=r"^line 2: scheduling\.profiles\.x\.queu: unknown key"):
         parse_config(*read_body(b'[profiles.x]\nqueu = "fair"\n', "application/toml"))
+
+
+def test_a_table_that_only_its_parts_name_has_the_line_of_the_first_of_them():
+    with pytest.raises(InvalidInput, match=r"^line 3: nodes: expected a list"):
+        parse_config(*read_toml(b"[server]\n\n[nodes.n1]\ncpu = 4\n", "config.toml"), whole=True)
