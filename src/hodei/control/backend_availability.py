@@ -16,7 +16,7 @@ from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang, View
 from hodei.model.facts import BackendReported
 from hodei.model.job import JobSpec
-from hodei.model.needs import needs_of
+from hodei.model.needs import NEEDS, needs_of
 
 UNAVAILABLE = "BACKEND_UNAVAILABLE"
 DISABLED = "BACKEND_DISABLED"
@@ -67,8 +67,24 @@ class BackendAvailability:
             causes = self._suitable(gang)
         causes += self.unknown(spec)
         if not causes:
-            return ""
+            return "; ".join(
+                f"{fact.down}; and backend {fact.backend} cannot {' or '.join(NEEDS[need].what for need in unmet)}"
+                for fact, unmet in self._named_in_vain(spec)
+            )
         return f"every backend that could take it is unavailable: {'; '.join(causes[:5])}"
+
+    def advice(self, spec: JobSpec) -> str:
+        """What to do about a job that would not start either if the backends that it names were reached; "" if it might."""
+        needs = [need for _, unmet in self._named_in_vain(spec) for need in unmet] if not self.unknown(spec) else []
+        return "; ".join(NEEDS[need].hint for need in dict.fromkeys(needs))
+
+    def _named_in_vain(self, spec: JobSpec) -> list[tuple[BackendReported, list[str]]]:
+        """Backends that the job names, that were never reached, and what of its needs is known that they cannot meet."""
+        wanted = set(spec.backend.names) if spec.backend.mode == "specific" else set[str]()
+        wanted = wanted.union(*(task.backends for task in spec.tasks))
+        needs = dict.fromkeys(need for task in spec.tasks for need in needs_of(spec, task))
+        found = [self._unreached[name] for name in sorted(wanted & self._unreached.keys())]
+        return [(fact, unmet) for fact in found if (unmet := [need for need in needs if need in fact.cannot])]
 
     def _suitable(self, gang: Gang) -> list[str]:
         """The causes of the backends that are down and have a node for one of its members."""

@@ -218,7 +218,7 @@ def _refused(
         status="unsatisfiable" if hopeless else "waiting",
         code=code, summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible, blockers=found,
         nearest=misses, next_trigger=trigger, at_ms=now_ms, scheduler_beat_ms=controller.beat_ms, repairs=cures,
-        hint=_DOWN if down else
+        hint=controller.backend_availability.advice(spec) or _DOWN if down else
         _advice(controller, gang, refusal, view, hopeless=hopeless is not None, cures=bool(cures)) if repair else "",
         next_attempt_ms=guarded.until_ms if guarded is not None and guarded.until_ms < FOR_EVER else 0,
     )  # fmt: skip

@@ -121,6 +121,18 @@ def test_a_backend_that_was_never_reached_is_named():
     assert house.reason(1)[0] == _why(house, 1).code == "BACKEND_CANNOT"
 
 
+def test_a_backend_that_was_never_reached_is_named_also_to_a_job_that_it_could_not_run():
+    house = House(a_node("n1", 4))
+    house.learn(BackendReported("farm", "backend farm is out of reach since 10:00: refused", ("bare",)))
+    house.submit(1, backend=BackendChoice("specific", ("farm",)))
+    text = "backend farm is out of reach since 10:00: refused; and backend farm cannot run a task without an image"
+    assert house.reason(1) == ("BACKEND_UNAVAILABLE", text)
+    said = _why(house)
+    assert said.code == "BACKEND_UNAVAILABLE"
+    assert said.summary.startswith(text)
+    assert said.hint == "give the task an `image`, or set a default `image` for the backend"
+
+
 def test_without_any_node_the_backend_that_was_never_reached_is_the_reason():
     house = House()
     house.submit(1)
