@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 from hodei.client import Client, Denied, ServerUnreachable, WaitTimedOut
 from hodei.client.address import find_server, split_address
 from hodei.client.errors import error_of
+from hodei.client.many_logs import Wish
 from hodei.model.errors import Conflict, HodeiError, InvalidInput, NotFound, QueueFull, Unavailable
-from hodei.wire.views import JobList, NodePatch, SubmitReply
+from hodei.wire.views import JobDetail, JobList, LogTimes, NodePatch, SubmitReply
 from unit.cli.stub import Answer, Request, Stub, job, node, problem
 
 API = "/api/v1"
@@ -386,6 +388,15 @@ def test_following_a_job_that_has_not_started_waits_for_it(stub: Stub, client: C
     stub.on("GET", f"{API}/jobs/3/logs", written)
     threading.Timer(0.1, lambda: written.attempts.append(b"here")).start()
     assert b"".join(client.logs(3, follow=True)) == b"here"
+
+
+def test_lines_of_a_run_that_nobody_has_heard_to_begin_are_of_now(stub: Stub, client: Client):
+    before_ms = time.time_ns() // 1_000_000
+    stub.on("GET", f"{API}/jobs/3", JobDetail(job(3), {}, []))
+    stub.on("GET", f"{API}/jobs/3/logs", Written(b"hi\n", running=True))
+    stub.on("GET", f"{API}/jobs/3/logs/times", LogTimes("3.0.1"))
+    (line,) = client.log_lines(3, Wish(("stdout",)))
+    assert (line.text, line.at_ms >= before_ms) == (b"hi\n", True)
 
 
 # ------------------------------------------------------------------------------------------------ events

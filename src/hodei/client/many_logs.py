@@ -181,6 +181,8 @@ class _Source:
         if self._times is None:
             self._times = self._ask_times()
         marks = self._times.marks
+        if not marks and self._times.run and not self._times.started_ms:
+            return _now_ms()  # it writes already, and the server has not heard yet that it began
         if not marks:
             return self._times.started_ms
         mark = bisect_left(marks, end, key=lambda mark: mark[0])
