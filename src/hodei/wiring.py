@@ -382,7 +382,8 @@ async def server_checks(service: Service, store: Store) -> list[Check]:
     fix = "" if well else "if the clock is right: hodei down; hodei up --trust-clock"
     out.append(Check("retention", "ok" if well else "warning", found, fix))
     for name, error in service.backend_errors().items():
-        fix = "see HOME/agent/agent.log" if error else ""
+        own = isinstance(service.fleet.status(name).backend, LocalBackend)
+        fix = "" if not error else "see HOME/agent/agent.log" if own else f"see: hodei backend show {name}"
         out.append(Check(f"backend {name}", "problem" if error else "ok", error or "in reach", fix))
     scheduling = service.scheduling
     missing = [name for name in scheduling.fallback if name not in service.fleet.well()]

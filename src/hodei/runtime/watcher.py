@@ -80,8 +80,11 @@ class Watcher:
 
     @property
     def bar(self) -> Bar | None:
-        """What keeps runs off its nodes now."""
-        return self._barred or self._outage
+        """What keeps runs off its nodes now. Of a backend that cannot be reached that is told, since when it is so; that it
+        does not answer questions about its health either came later."""
+        if self._outage is not None and (self._barred is None or self._barred.code == self._outage.code):
+            return self._outage
+        return self._barred
 
     @property
     def nodes(self) -> int:

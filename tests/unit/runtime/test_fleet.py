@@ -98,6 +98,28 @@ def test_a_backend_that_is_not_well_is_skipped_and_why_says_since_when():
     asyncio.run(main())
 
 
+def test_a_backend_that_was_never_reached_is_said_to_be_out_of_reach_also_when_its_health_is_bad():
+    class Shut(Patient):
+        async def open(self) -> None:
+            raise BackendError("refused")
+
+    async def main():
+        shut, clock = Shut("shut"), StillClock()
+        async with alive(a_service(MemoryStore(), shut, Patient("good"), clock=clock, health=BY_HAND)) as service:
+            await service.submit([on("shut")])
+            await until(lambda: "out of reach" in service.store.job(1).reason)
+            shut.healths = [Health(False, "no answer"), Health(False, "no answer")]
+            clock.ms += 30_000
+            await beat(service, "shut")
+            await beat(service, "shut")
+            await until(lambda: "backend.unhealthy" in [event.kind for event in service.store.events()])
+            why = await service.why(1)
+            assert f"backend shut is out of reach since {moment(NOW_MS)}: refused" in why.summary
+            assert why.code == "BACKEND_UNAVAILABLE"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     "answer",
     [
