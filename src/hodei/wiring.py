@@ -263,7 +263,8 @@ def make_service(
     health_policy(config.health)
     for name, table in config.backends.items():
         if name == "local" and table.get("kind") != "local":
-            raise InvalidInput("backends.local: the name `local` is for this machine", hint="give it another name")
+            hint = 'write kind = "local" there, or give it another name'
+            raise InvalidInput("backends.local: the name `local` is for this machine", hint=hint)
         settings_of(name, table)
     offers = tuple(node_offer(node) for node in config.nodes)
     retention_ms = parse_duration_ms(config.server.retention)

@@ -236,3 +236,9 @@ def test_doctor_tells_of_backends_in_the_chain_that_are_not_there(tmp_path: Path
 
     (said,) = [check for check in asyncio.run(checks()) if check.name == "fallback"]
     assert (said.level, said.found) == ("warning", "scheduling.fallback names clod, and there is no such backend")
+
+
+def test_the_name_of_this_machine_wants_its_kind_and_says_which(tmp_path: Path):
+    with pytest.raises(InvalidInput, match="is for this machine") as refused:
+        make_service(tmp_path, Config(backends={"local": {"enabled": False}}))
+    assert refused.value.hint == 'write kind = "local" there, or give it another name'
