@@ -7,7 +7,7 @@ import pytest
 
 from hodei.backends.slurm_hosts import counts, folded_hosts, folded_numbers, hosts, hosts_in_order
 from hodei.cli.shims import sbatch, squeue
-from hodei.cli.shims.__main__ import main
+from hodei.cli.shims.__main__ import COMMANDS, main
 from hodei.cli.shims.columns import lines
 from hodei.cli.shims.rows import Row, full_span, span
 from hodei.cli.shims.words import Refused, read
@@ -167,3 +167,13 @@ def test_srun_refuses_a_whole_node_outside_of_a_job(monkeypatch, capsys):
         main(["srun", "--exclusive", "true"])
     assert ended.value.code == 1
     assert "--exclusive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_shim_says_what_it_is(name: str, capsys):
+    for word, lines_said in (("--version", 1), ("-V", 1), ("--help", 2), ("--usage", 2)):
+        with pytest.raises(SystemExit) as ended:
+            main([name, word])
+        said = capsys.readouterr()
+        assert (ended.value.code, said.err, said.out.count("\n")) == (0, "", lines_said)
+        assert said.out.startswith(f"{name} for Hodei ")

@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
+from hodei import __version__
 from hodei.cli.shims.words import Refused
 from hodei.model.errors import HodeiError, InvalidInput
 
@@ -20,6 +21,11 @@ def main(words: list[str]) -> NoReturn:
     if not words or words[0] not in COMMANDS:
         sys.exit(f"hodei.cli.shims: say one of {', '.join(COMMANDS)}")
     name, *rest = words
+    if rest and rest[0] in ("--help", "--usage", "--version", "-V"):
+        print(f"{name} for Hodei {__version__}")
+        if rest[0] in ("--help", "--usage"):
+            print(f"It takes {name}'s everyday options and refuses the others: docs/how-to/slurm.md")
+        sys.exit(0)
     try:
         code = import_module(f"hodei.cli.shims.{name}").run(rest)
         sys.stdout.flush()
