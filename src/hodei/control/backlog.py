@@ -260,6 +260,9 @@ class Line:
         group = self._groups.get(key)
         if group is None:
             return
+        # The last of a heap goes at no cost. Arrays go from the last on: else all of them would be popped at the first's end.
+        while group.heap and not self._waits(group.heap[-1], key):
+            group.heap.pop()
         while group.heap and not self._waits(group.heap[0], key):
             heapq.heappop(group.heap)
         if not group.heap:

@@ -66,7 +66,9 @@ async def hold_array(service: Service, id: JobId) -> ArrayStatus:
 
 
 async def release_array(service: Service, id: JobId) -> ArrayStatus:
-    return await _tell_all(service, id, lambda job, by: JobReleased(job.id, by=by), lambda job: job.state == "held")
+    return await _tell_all(
+        service, id, lambda job, by: JobReleased(job.id, by=by), lambda job: job.state == "held", first_to_last=True
+    )
 
 
 async def wait_array(service: Service, id: JobId, timeout_ms: int) -> ArrayStatus:
@@ -84,14 +86,21 @@ async def wait_array(service: Service, id: JobId, timeout_ms: int) -> ArrayStatu
 
 
 async def _tell_all(
-    service: Service, id: JobId, fact: Callable[[Job, str], Fact], concerned: Callable[[Job], bool]
+    service: Service,
+    id: JobId,
+    fact: Callable[[Job, str], Fact],
+    concerned: Callable[[Job], bool],
+    *,
+    first_to_last: bool = False,
 ) -> ArrayStatus:
     status = await array_status(service, id)
     known, facts = service.controller.world.jobs, list[Fact]()
     caller = CALLER.get()
     by = caller.entry.who if caller is not None else ""
-    # From the last on: an element that goes lets the next one in, and that one is about to go too.
-    for part in parts(range(status.place.last, status.place.first - 1, -1)):
+    # From the last on: an element that goes lets the next one in, and that one is about to go too. Those that come back
+    # come as they came: from the last on, each would be the first in line for a moment.
+    elements = range(status.place.first, status.place.last + 1)
+    for part in parts(elements if first_to_last else reversed(elements)):
         facts += [fact(known[job], by) for job in part if job in known and concerned(known[job])]
         await asyncio.sleep(0)
     if not facts:

@@ -21,11 +21,11 @@ from hodei.control.parts import parts
 from hodei.model.damage import Damage
 from hodei.model.effects import Act, Record, Save, SaveJob
 from hodei.model.errors import Conflict, HodeiError, NotFound, StaleEpoch, Unavailable
-from hodei.model.facts import Fact
+from hodei.model.facts import Fact, JobSubmitted
 from hodei.model.ids import JobId
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.ports import Clock, Store
-from hodei.runtime.caller import CALLER
+from hodei.runtime.caller import CALLER, Caller
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.hub import Hub
 from hodei.runtime.metrics import Metrics
@@ -101,16 +101,12 @@ class Loop:
         A call on behalf of a client does not wait for a store that takes nothing. If that is known before, it is refused
         and nothing is done. If it turns out on the way, the client is told that its request is held; unless `patient`:
         the caller then goes on by itself, and must not be left in between."""
-        if self.fatal is not None or self._stopping:
-            raise Unavailable("the server is shutting down", hint="try again when it is back")
-        if (caller := CALLER.get()) is not None:
-            if self.trouble is not None:
-                raise Unavailable(
-                    f"nothing can be stored now, so nothing was done: {self.trouble.message}",
-                    hint=f"{self.trouble.hint or 'run `hodei doctor`'}; then try again",
-                )
+        caller = CALLER.get()
+        self._check_open(caller)
+        if caller is not None:
             if self.rights is not None:
-                self.rights.check(caller, facts, saves)
+                await self._check_rights(self.rights, caller, facts, saves)
+                self._check_open(caller)
             facts, saves = caller.sign(facts), [*saves, *caller.record(facts, saves)]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.append((facts, saves, done))
@@ -123,6 +119,23 @@ class Loop:
             await done
         finally:
             self._impatient.discard(done)
+
+    def _check_open(self, caller: Caller | None) -> None:
+        if self.fatal is not None or self._stopping:
+            raise Unavailable("the server is shutting down", hint="try again when it is back")
+        if caller is not None and self.trouble is not None:
+            raise Unavailable(
+                f"nothing can be stored now, so nothing was done: {self.trouble.message}",
+                hint=f"{self.trouble.hint or 'run `hodei doctor`'}; then try again",
+            )
+
+    async def _check_rights(self, rights: Rights, caller: Caller, facts: Sequence[Fact], saves: Sequence[Save]) -> None:
+        """Changes of very many jobs in parts. New jobs were judged before, and are passed over at once."""
+        rights.check(caller, (), saves)
+        for number, part in enumerate(parts(facts)):
+            if number and type(part[0]) is not JobSubmitted:
+                await asyncio.sleep(0)
+            rights.check(caller, part, ())
 
     async def write(self, call: Callable[[], T]) -> T:
         """Any other write to the store, between two commits."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from hodei.control.dependencies import NEVER_MET, TIMED_OUT
+from hodei.control.parts import parts
 from hodei.model.errors import NotFound, NotPermitted
 from hodei.model.facts import Fact, JobRequeued
 from hodei.model.ids import JobId
@@ -50,13 +52,18 @@ async def requeue_all(
     if missing:
         raise NotFound(f"there is no job {missing[0]}", hint="hodei jobs --all")
     states = ("failed",) if failed else (*JOB_ENDED, "scheduled", "running")
-    chosen = [found[id] for id in dict.fromkeys(wanted) if id in found and found[id].state in states]
+    chosen: list[Job] = []
+    for some in parts(dict.fromkeys(wanted)):
+        chosen += [found[id] for id in some if id in found and found[id].state in states]
+        await asyncio.sleep(0)
     revived, refused = await _gave_up(service, chosen) if failed else ([], [])
     facts: list[Fact] = []
     # What is waited for goes first, so that those who wait for it find it in the line.
-    for job in (*chosen, *revived):
-        record = job if job.state in JOB_ENDED else None
-        facts.append(JobRequeued(job.id, record, await service.depending.of_record(record)))
+    for part in parts((*chosen, *revived)):
+        for job in part:
+            record = job if job.state in JOB_ENDED else None
+            facts.append(JobRequeued(job.id, record, await service.depending.of_record(record)))
+        await asyncio.sleep(0)
     if facts:
         await service.loop.committed(facts)
     return Requeued([job.id for job in chosen], [job.id for job in revived], refused)
@@ -96,6 +103,6 @@ async def _stored(service: Service, ids: Iterable[JobId]) -> dict[JobId, Job]:
         for first in range(0, len(wanted), _PAGE):
             page = service.store.jobs(JobQuery(ids=tuple(wanted[first : first + _PAGE]), limit=_PAGE))
             out |= {job.id: job for job in page.jobs}
-        return out
+        return dict(sorted(out.items()))
 
-    return dict(sorted((await service.read(look)).items()))
+    return await service.read(look)

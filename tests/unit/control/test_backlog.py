@@ -451,3 +451,21 @@ def test_one_whom_only_time_can_help_is_tried_again_every_second():
     house.later(1000)
     assert house.started() == ["1.0.1"]
     assert house.controller.next_wakeup_ms(house.now_ms) is None
+
+
+def test_what_goes_from_the_last_on_leaves_nothing_behind_to_be_cleared_up_at_once():
+    line = _line()
+    _add(line, *(_gang(id, at=id) for id in range(1, 101)))
+    for id in range(100, 1, -1):
+        line.remove(id)
+        assert [len(group.heap) for group in line._groups.values()] == [id - 1]
+    assert _try_all(line) == [1]
+
+
+@pytest.mark.parametrize("gone", [(5, 2, 4), (1, 5, 3), (4, 5), (1, 2), (3,)], ids=str)
+def test_who_goes_changes_nothing_for_those_who_stay(gone):
+    line = _line()
+    _add(line, *(_gang(id, at=id) for id in (3, 1, 5, 2, 4)))
+    for id in gone:
+        line.remove(id)
+    assert _try_all(line) == [id for id in range(1, 6) if id not in gone]

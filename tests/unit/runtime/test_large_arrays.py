@@ -13,14 +13,17 @@ from builders import a_job_spec
 from hodei.control.controller import Controller
 from hodei.control.parts import PART
 from hodei.model.array import ArrayPlace
+from hodei.model.audit import AuditEntry
 from hodei.model.config import SchedulingConfig
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.effects import SaveJob
-from hodei.model.errors import Conflict, QueueFull, Unavailable
+from hodei.model.errors import Conflict, NotPermitted, QueueFull, Unavailable
 from hodei.model.facts import Reconfigured
 from hodei.plugins.registry import build_profile
-from hodei.runtime.arrays import cancel_array, hold_array
+from hodei.runtime.arrays import cancel_array, hold_array, release_array
+from hodei.runtime.caller import CALLER, Caller
 from hodei.runtime.decision_log import DecisionLog
+from hodei.runtime.requeueing import requeue_all
 from hodei.sim.replay import replay
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, TalkingStore, a_service, alive
@@ -102,6 +105,72 @@ def test_all_elements_are_one_commit_and_none_is_seen_before_it():
             assert [count for count in new if count] == [3 * PART]
             await hold_array(service, 1)
             assert store.states_between(1, 3 * PART) == {"held": 3 * PART - 1, "scheduled": 1}
+
+    asyncio.run(main())
+
+
+def test_the_rights_of_a_caller_over_many_jobs_are_checked_in_parts():
+    async def main():
+        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+            await service.submit([an_array(3 * PART, cpu="4", user="ann")])
+            sizes, check = list[int](), service.rights.check
+
+            def counted(caller, facts, saves):
+                sizes.append(len(facts))
+                check(caller, facts, saves)
+
+            service.rights.check = counted
+            CALLER.set(Caller(AuditEntry(1, "ann", "user", "arrays.hold", "1")))
+            for act, least in ((hold_array, 3 * PART - 1), (release_array, 3 * PART - 1)):
+                sizes.clear()
+                await act(service, 1)
+                assert (max(sizes), sum(sizes)) == (PART, least)
+            CALLER.set(Caller(AuditEntry(1, "bob", "user", "arrays.cancel", "1")))
+            with pytest.raises(NotPermitted):
+                await cancel_array(service, 1, "not yours")
+
+    asyncio.run(main())
+
+
+def test_a_stop_while_rights_are_checked_is_told_to_the_caller():
+    async def main():
+        service = a_service(MemoryStore(), ObedientBackend())
+        await service.start()
+        await service.submit([an_array(3 * PART, cpu="4", user="ann")])
+        CALLER.set(Caller(AuditEntry(1, "ann", "user", "arrays.hold", "1")))
+        check = service.rights.check
+
+        def stopped_meanwhile(caller, facts, saves):
+            check(caller, facts, saves)
+            service.loop.stop()
+
+        service.rights.check = stopped_meanwhile
+        with pytest.raises(Unavailable):
+            async with asyncio.timeout(20):
+                await hold_array(service, 1)
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def test_the_loop_has_its_turns_while_many_jobs_are_looked_up_to_run_again():
+    async def main():
+        async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
+            await service.submit([an_array(5 * PART, cpu="4")])
+            await cancel_array(service, 1, "no more")
+            turn, turns = 0, list[int]()
+
+            async def of_record(record):
+                turns.append(turn)
+                return ()
+
+            service.depending.of_record = of_record
+            again = asyncio.create_task(requeue_all(service, (), (1,)))
+            while not again.done():
+                turn += 1
+                await asyncio.sleep(0)
+            assert len((await again).requeued) == len(turns) >= 5 * PART - 1
+            assert max(turns.count(turn) for turn in set(turns)) <= PART
 
     asyncio.run(main())
 
