@@ -14,7 +14,7 @@ from hodei.kube.owners import Owned, Place, says
 from hodei.kube.shelf import Shelf, by_name, by_place
 from hodei.kube.spreading import OF_THE_SYSTEM, Defaults, Owners
 from hodei.kube.translate import Surroundings
-from hodei.kube.volumes import Storage
+from hodei.kube.volumes import Storage, check
 from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
 from hodei.kubeapi.objects import Namespace, PodDisruptionBudget, Service, Workload
 from hodei.kubeapi.requests import PLAIN, Counting
@@ -55,6 +55,7 @@ class Around:
         def storage(key: Any, before: Any, after: Any) -> None:
             self.version += 1
             self.storage_moved(after if isinstance(after, Claim) else None)
+            check(after)
 
         self.claims = Shelf[Claim](by_place, storage, flushed)
         self.volumes = Shelf[Volume](by_name, storage, flushed)

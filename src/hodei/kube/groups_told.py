@@ -1,15 +1,18 @@
 """Writes how groups stand into their objects, and lets in the groups of Volcano's jobs so that their pods are made.
 
 Only groups with a pod of ours are written to, or whose Volcano job names us as its scheduler. What was written last is not
-written again, also if somebody else has changed it since: two controllers must not fight over it.
+written again, also if somebody else has changed it since: two controllers must not fight over it. One group is written to
+once at a time, so that no two statuses arrive in the wrong order; what an API server that is away did not take is written
+when it is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,6 +34,7 @@ from hodei.kubeapi.objects import Pod
 
 _log = logging.getLogger(__name__)
 EVERY_S = 0.25
+AGAIN_S = 5.0
 _AT_ONCE = 8
 _MERGE, _STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 _PATHS = {
@@ -55,6 +59,8 @@ class GroupsTold(Plain):
         self._subresource: dict[str, bool] = {}
         self._own_path = ""
         self._warned: set[str] = set()
+        # Groups that are being written to.
+        self._writing: set[GroupKey] = set()
 
     def stepped(self, step: Step) -> None:
         for refusal in step.plan.refusals:
@@ -71,10 +77,16 @@ class GroupsTold(Plain):
     def look(self) -> None:
         touched, self._pods.touched = self._pods.touched, {}
         for key in touched:
-            self._lane.put(lambda key=key: self._quietly(key[0], self._tell(key)))  # type: ignore[misc]
+            self._lane.put(partial(self._in_turn, key, self._tell, self._touch))
         fresh, self._around.not_let_in = self._around.not_let_in, {}
-        for place in fresh:
-            self._lane.put(lambda place=place: self._quietly("volcano", self._let_in(*place)))  # type: ignore[misc]
+        for namespace, name in fresh:
+            self._lane.put(partial(self._in_turn, ("volcano", namespace, name), self._let_in, self._not_let_in))
+
+    def _touch(self, key: GroupKey) -> None:
+        self._pods.touched[key] = None
+
+    def _not_let_in(self, key: GroupKey) -> None:
+        self._around.not_let_in[key[1], key[2]] = None
 
     async def end(self) -> None:
         self.look()
@@ -149,13 +161,14 @@ class GroupsTold(Plain):
 
     # ------------------------------------------------------------------------------------------- letting in
 
-    async def _let_in(self, namespace: str, name: str) -> None:
+    async def _let_in(self, key: GroupKey) -> None:
         """A group without pods: Volcano makes those of its job when the group is let in."""
+        _, namespace, name = key
         group = self._around.groups.volcano.get((namespace, name))
         if group is None or group.status.phase not in ("", "Pending"):
             return
         owner = next((o for o in group.metadata.owner_references if o.controller and o.kind == "Job"), None)
-        if owner is None or self._pods.members(("volcano", namespace, name)):
+        if owner is None or self._pods.members(key):
             return
         path = f"/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs/{owner.name}"
         job = msgspec.json.decode(await self._api.request("GET", path), type=_Job)
@@ -164,13 +177,24 @@ class GroupsTold(Plain):
 
     # ---------------------------------------------------------------------------------------------- inside
 
-    async def _quietly(self, convention: str, work: Any) -> None:
+    async def _in_turn(
+        self, key: GroupKey, work: Callable[[GroupKey], Awaitable[None]], again: Callable[[GroupKey], None]
+    ) -> None:
+        """`work`, unless the group is being written to: then it is looked at `again` afterwards, as after an outage."""
+        if key in self._writing:
+            again(key)
+            return
+        self._writing.add(key)
         try:
-            await work
+            await work(key)
         except ApiError as error:
-            if error.status not in (404, 409) and convention not in self._warned:
-                self._warned.add(convention)  # once: nobody's start depends on it
-                _log.warning("the status of %s groups cannot be written: %s %s", convention, error.message, error.hint)
+            if error.status not in (404, 409) and key[0] not in self._warned:
+                self._warned.add(key[0])  # once: nobody's start depends on it
+                _log.warning("the status of %s groups cannot be written: %s %s", key[0], error.message, error.hint)
+            if error.passing:
+                asyncio.get_running_loop().call_later(AGAIN_S, again, key)
+        finally:
+            self._writing.discard(key)
 
     def _stamp(self) -> str:
         return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

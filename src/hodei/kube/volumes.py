@@ -25,6 +25,7 @@ from hodei.kubeapi.storage_objects import (
     Volume,
 )
 from hodei.model.decision import Reason
+from hodei.model.errors import InvalidInput
 from hodei.model.job import NodeTerm
 from hodei.model.selector import Requirement, all_match
 from hodei.model.volume import Choice, Reach
@@ -58,6 +59,17 @@ class Refused(Exception):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.reason = Reason("volumes", code, text)
+
+
+def check(thing: object) -> None:
+    """Raises if a volume, or what a driver says of its storage, cannot be read. Such a one is nobody's to be had; those who
+    look for another must not be refused because of it."""
+    if isinstance(thing, Volume):
+        amount(thing.spec.capacity.get("storage", 0))
+        _terms(thing)
+    elif isinstance(thing, StorageCapacity):
+        amount(thing.largest or 0)
+        selector(thing.node_topology)
 
 
 def volumes_of(pod: Pod, storage: Storage) -> tuple[Needed, ...]:
@@ -115,8 +127,8 @@ def volume_on(node: Node, claim: Claim, storage: Storage, taken: Container[str] 
     it does; None if one has to be made."""
 
     def near(volume: Volume) -> bool:
-        nodes = volume.spec.node_affinity.required if volume.spec.node_affinity is not None else None
-        return nodes is None or any(_holds(node_term(term), node) for term in nodes.node_selector_terms)
+        terms = _terms(volume)
+        return terms is None or any(_holds(term, node) for term in terms)
 
     found = [one for one in _candidates(claim, storage) if one.metadata.name not in taken and near(one)]
     return min(found, key=lambda one: (one.metadata.name != first, *_smallest(one)), default=None)
@@ -159,9 +171,8 @@ def _bound(claim: Claim, storage: Storage) -> Needed:
     known = storage.volumes.get(claim.spec.volume_name)
     if known is None:
         raise Refused("VOLUME_MISSING", "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
-    reach = []
-    if known.spec.node_affinity is not None and known.spec.node_affinity.required is not None:
-        reach.append(Reach("there", tuple(node_term(t) for t in known.spec.node_affinity.required.node_selector_terms)))
+    terms = _terms(known)
+    reach = [] if terms is None else [Reach("there", terms)]
     reach += _zones(known)
     csi = known.spec.csi
     limit, handle = (csi.driver, csi.volume_handle) if csi is not None else ("", known.metadata.name)
@@ -186,9 +197,8 @@ def _waiting(claim: Claim, cls: StorageClass, storage: Storage) -> Needed:
     enough storage for it."""
     choices: list[Choice] = []
     for volume in sorted(_candidates(claim, storage), key=_smallest):
-        nodes = volume.spec.node_affinity.required if volume.spec.node_affinity is not None else None
-        terms = tuple(node_term(term) for term in nodes.node_selector_terms) or (NEVER,) if nodes is not None else ()
-        choices.append(Choice(volume.metadata.name, terms))
+        terms = _terms(volume)
+        choices.append(Choice(volume.metadata.name, () if terms is None else terms or (NEVER,)))
     made = _made(claim, cls, storage)
     reach: tuple[Reach, ...] = ()
     if all(choice.terms for choice in choices):  # else it can be had everywhere
@@ -230,15 +240,26 @@ def _places_with(size: int, cls: str, storage: Storage) -> list[tuple[Requiremen
     """Where the drivers say that a volume of that size can be made; one of () means everywhere."""
     out = []
     for one in storage.capacities.values():
-        if one.storage_class_name != cls or one.largest is None or amount(one.largest) < size:
+        if one.storage_class_name != cls or one.largest is None or not _readable(one) or amount(one.largest) < size:
             continue
-        try:
-            where = selector(one.node_topology)
-        except (BadSelector, UnknownOperator):
-            continue
+        where = selector(one.node_topology)
         if where is not None:
             out.append(where)
     return sorted(out, key=repr)
+
+
+def _terms(volume: Volume) -> tuple[NodeTerm, ...] | None:
+    """The nodes that a volume can be reached from; None for all."""
+    nodes = volume.spec.node_affinity.required if volume.spec.node_affinity is not None else None
+    return None if nodes is None else tuple(node_term(term) for term in nodes.node_selector_terms)
+
+
+def _readable(thing: Volume | StorageCapacity) -> bool:
+    try:
+        check(thing)
+    except (BadSelector, UnknownOperator, InvalidInput):
+        return False
+    return True
 
 
 def _smallest(volume: Volume) -> tuple[int, str]:
@@ -252,15 +273,15 @@ def _candidates(claim: Claim, storage: Storage) -> Iterable[Volume]:
         spec = volume.spec
         ref = spec.claim_ref
         meant = ref is not None and (ref.namespace, ref.name) == (claim.metadata.namespace, claim.metadata.name)
-        if meant or (
+        suits = meant or (
             ref is None
             and volume.status.phase in ("", "Available")
             and spec.storage_class_name == claim.class_name
             and set(claim.spec.access_modes) <= set(spec.access_modes)
             and (spec.volume_mode or "Filesystem") == (claim.spec.volume_mode or "Filesystem")
-            and amount(spec.capacity.get("storage", 0)) >= wanted
             and all_match(labels, volume.metadata.labels)
-        ):
+        )
+        if suits and _readable(volume) and (meant or amount(spec.capacity.get("storage", 0)) >= wanted):
             yield volume
 
 

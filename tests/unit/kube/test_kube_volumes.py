@@ -257,6 +257,51 @@ def test_a_free_volume_does_where_there_is_no_storage_left():
     assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n3"]
 
 
+# -------------------------------------------------------------------------------------- what cannot be read
+
+
+def _odd_volume(**spec):
+    plain = {"storageClassName": "fast", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], **spec}
+    return from_plain({"metadata": {"name": "odd"}, "spec": plain}, Volume)
+
+
+def _reached_by(operator, *values):
+    expression = {"key": "disk", "operator": operator, "values": list(values)}
+    return {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        _odd_volume(capacity={"storage": "²"}),
+        _odd_volume(nodeAffinity=_reached_by("Near", "x")),
+        _odd_volume(nodeAffinity=_reached_by("Near", "x"), claimRef={"namespace": "ns", "name": "data-0"}),
+    ],
+    ids=["size", "place", "meant for it"],
+)
+def test_a_volume_that_cannot_be_read_is_named_and_keeps_nobody_from_another(odd):
+    town = _town(odd, _volume("pv", nodes=["n1"]))
+    town.pod("p0", volumes=[_using("data-0")])
+    town.step()
+    assert town.where("p0") == "n1"
+    assert town.house.around.volumes.refusals.now().total() == 1
+    claim = town.house.around.claims.all["ns", "data-0"]
+    there = a_node("n1", labels={"kubernetes.io/hostname": "n1"})
+    assert volume_on(there, claim, town.house.around.surroundings.storage).metadata.name == "pv"
+
+
+@pytest.mark.parametrize(
+    "odd", [_capacity("odd", "a", "²"), _capacity("odd", "a", "1", largest="-1")], ids=["left", "most"]
+)
+def test_storage_that_cannot_be_read_is_not_there_and_keeps_nobody_from_another(odd):
+    storage = _published(odd, _capacity("x", "b", "20Gi"))
+    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    assert not found.refused
+    table = a_table(*(a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()))
+    hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
+    assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n1", "n3"]
+
+
 # --------------------------------------------------------------------------------------- claims that compete
 
 
