@@ -114,6 +114,9 @@ class Calendar:
             except HodeiError as error:
                 log.error("periodic jobs are held up, trying again in %d s: %s", _AFTER_TROUBLE_S, error.message)
                 wait_s = _AFTER_TROUBLE_S
+            except Exception:
+                log.exception("periodic jobs are held up, trying again in %d s", _AFTER_TROUBLE_S)
+                wait_s = _AFTER_TROUBLE_S
             # Not `wait_for`: in Python 3.11 that loses a cancellation that comes together with a change, and a stop of the
             # server would wait for this task for ever.
             with suppress(TimeoutError):

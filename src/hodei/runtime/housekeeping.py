@@ -63,6 +63,8 @@ class Housekeeping:
                 await self.once()
             except Unavailable as error:
                 log.warning("retention could not run: %s", error)
+            except Exception:
+                log.exception("retention has failed; the next try is in %g s", _EVERY_S)
             await asyncio.sleep(_EVERY_S)
 
     async def once(self) -> dict[str, int]:

@@ -112,6 +112,8 @@ class Records:
                     await self.mend()
             except Unavailable as error:
                 log.warning("damaged records could not be set aside: %s", error)
+            except Exception:
+                log.exception("damaged records could not be set aside")
 
     async def look_over(self) -> None:
         """For ever: read everything, slowly."""
@@ -122,6 +124,8 @@ class Records:
                     await self._look_over(kind)
                 except Unavailable as error:
                     log.warning("not all records could be looked at: %s", error)
+                except Exception:
+                    log.exception("not all records could be looked at")
             await asyncio.sleep(_EVERY_S)
 
     async def _look_over(self, kind: str) -> None:

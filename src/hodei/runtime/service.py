@@ -284,7 +284,9 @@ class Service:
             raise Unavailable(reason, hint="try again in a moment", code="NOT_READY")
 
     def _spawn(self, work: Any) -> None:
-        self._tasks.append(asyncio.create_task(work))
+        task = asyncio.create_task(work)
+        task.add_done_callback(_told_if_failed)
+        self._tasks.append(task)
 
     def _act(self, acts: Any) -> None:
         self.fleet.binder.act(acts)
@@ -596,3 +598,9 @@ class Service:
 
     def backend_errors(self) -> dict[str, str]:
         return self.fleet.errors()
+
+
+def _told_if_failed(task: asyncio.Task[None]) -> None:
+    """What should go on for as long as the server does is not missed in silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a part of the server has ended: %s", task.get_coro(), exc_info=error)
