@@ -238,12 +238,14 @@ class Loop:
             await self._decide(facts, saves, waiting)
 
     async def _decide(self, facts: list[Fact], saves: list[Save], waiting: list[asyncio.Future[None]]) -> None:
+        if self._decision_log is not None and self._decision_log.full:
+            # Not right after the step that filled it: all that a large one leaves behind to be freed would be shared with
+            # the process that writes the state down, and copied page by page.
+            self._decision_log.begin_segment(self.controller)
         now = self._clock.now_ms()
         step, seconds = await self._unhurried(self.controller.stepping(now, facts))
         if self._decision_log is not None and (facts or not step.empty):
             await self._unhurried(self._decision_log.writing(now, facts, step.plan))
-            if self._decision_log.full:
-                self._decision_log.begin_segment(self.controller)
         saves += step.saves
         decided = time.perf_counter()
         if saves or self.trouble is not None:

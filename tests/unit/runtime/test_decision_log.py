@@ -147,4 +147,29 @@ def test_a_decision_log_goes_on_with_a_new_segment_after_the_disk_was_full(tmp_p
     parts = parts_of(path)
     assert [part.header.gap for part in parts] == [False, True]
     assert replay_parts(parts).difference is None
-    assert replay(path).binds == 1
+    assert replay(path).binds == 2  # the third is the first after it
+
+
+def test_a_segment_begins_when_what_filled_the_one_before_it_is_stored_and_done_with(tmp_path, monkeypatch):
+    stored = []
+
+    async def main():
+        store, log = TalkingStore(), DecisionLog(tmp_path / "decisions.jsonl", SchedulingConfig(), 0)
+        async with alive(a_service(store, _instant(), decision_log=log)) as service:
+            begin = log.begin_segment
+
+            def begins(controller):
+                stored.append(store.job(1) is not None)
+                log._segment_bytes = 1 << 30
+                begin(controller)
+
+            monkeypatch.setattr(log, "begin_segment", begins)
+            await service.loop.committed([])  # nothing else is on its way
+            monkeypatch.setattr("hodei.runtime.decision_log._BUFFER", 1)
+            log._segment_bytes = log._bytes + 1
+            await service.submit([a_job_spec()])
+            await service.submit([a_job_spec()])
+            await until(lambda: stored)
+
+    asyncio.run(main())
+    assert stored == [True]
