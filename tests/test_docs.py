@@ -26,12 +26,12 @@ import msgspec
 import pytest
 
 from hodei.backends.registry import KINDS
+from hodei.jobfile.document import parse_job
+from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import Config
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.plugins import registry
 from hodei.runtime.metrics import Metrics
-from hodei.wire.document import parse_job
-from hodei.wire.yamlfile import load_yaml
 from hodei.wiring import load_config, make_controller, node_offer
 from real.house import House
 

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
-from hodei.model.booking import Booking
 from hodei.model.damage import Damage
 from hodei.model.effects import Event, Forget, Save, SaveKey, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
@@ -22,6 +21,7 @@ from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node, NodeMarks
 from hodei.model.periodic import Periodic
+from hodei.model.reservation import Booking
 from hodei.model.selector import Requirement
 from hodei.model.usage import UsageRow
 

@@ -32,9 +32,9 @@ class ScenarioFile(pytest.File):
 
 class ScenarioItem(pytest.Item):
     def runtest(self) -> None:
-        from hodei.sim.scenario.checking import run
-        from hodei.sim.scenario.reading import read_scenario
-        from hodei.sim.scenario.telling import told
+        from hodei.sim.scenario.check import run
+        from hodei.sim.scenario.parse import read_scenario
+        from hodei.sim.scenario.report import told
 
         outcome = run(read_scenario(self.path))
         if not outcome.held:

@@ -10,18 +10,23 @@ from pathlib import Path
 import msgspec
 
 from hodei.agent.limits import enforcement
+from hodei.api.config import parse_config, read_toml, read_yaml
+from hodei.api.views import Check
 from hodei.backends.base import House
 from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.backends.registry import common_of, dress, make_backend, settings_of
-from hodei.control.admission import AdmissionPolicy
+from hodei.control.accounting.config import accounts_policy
+from hodei.control.admission.config import batch_of, make_steering, problems_of
+from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.circuit import CircuitPolicy
 from hodei.control.controller import Controller
 from hodei.control.estimates import CorrectedEstimates, LearnedEstimates, UserEstimates
-from hodei.control.from_config import accounts_policy
-from hodei.control.preempting import PreemptionPolicy
-from hodei.control.retry import Backoff, RetryPolicy
-from hodei.control.settings import batch_of, make_steering, problems_of
+from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.control.lifecycle.retry import Backoff, RetryPolicy
+from hodei.jobfile.check import refuse
+from hodei.jobfile.names import word
+from hodei.jobfile.number_lists import parse_numbers
 from hodei.model.config import Config, EstimatesConfig, HealthConfig, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.data_place import Allowed
 from hodei.model.errors import InvalidInput
@@ -32,18 +37,13 @@ from hodei.model.text import did_you_mean
 from hodei.plugins.registry import BASES, build_profiles
 from hodei.plugins.trial import fit_to_try, in_use
 from hodei.ports import Backend, Estimator, Store
+from hodei.runtime.backend_manager import FleetPlan
 from hodei.runtime.clock import SystemClock
-from hodei.runtime.configuring import Configuring, refuse_unreadable, settle
+from hodei.runtime.config_changes import Configuring, refuse_unreadable, settle
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.fleet import FleetPlan
-from hodei.runtime.pulse import HealthPolicy
+from hodei.runtime.health_monitor import HealthPolicy
 from hodei.runtime.service import Service
 from hodei.store.sqlite import SqliteStore
-from hodei.wire.check import refuse
-from hodei.wire.config import parse_config, read_toml, read_yaml
-from hodei.wire.names import word
-from hodei.wire.numbers import parse_numbers
-from hodei.wire.views import Check
 
 MAX_COST = 1_000_000
 _LEAST_DECISION_LOG = 1 << 20

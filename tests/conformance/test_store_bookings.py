@@ -6,8 +6,8 @@ from msgspec import structs
 
 from builders import NOW_MS, amounts
 from conformance.stores import Place, new
-from hodei.model.booking import Booking
 from hodei.model.effects import SaveBooking
+from hodei.model.reservation import Booking
 
 NIGHTLY = Booking(
     "nightly", "ml", NOW_MS, NOW_MS + 1000, (("n1", amounts(2, "1Gi")), ("n2", amounts(1))), "ann", NOW_MS - 5

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from hodei.kube import gangs, reading, translate
-from hodei.kubeapi import storage_objects
-from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
-from hodei.kubeapi.objects import Namespace, Node, Pod, PodDisruptionBudget, Service, Workload
-from hodei.kubeapi.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
+from hodei.kube.api import storage_objects
+from hodei.kube.api.group_objects import GroupedWorkload, MemberGroup, PodGroup
+from hodei.kube.api.objects import Namespace, Node, Pod, PodDisruptionBudget, Service, Workload
+from hodei.kube.api.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
+from hodei.kube.scheduler import gangs, pod_reader, translate
 
 # The path of each collection that is watched, and what its objects are decoded to. Pods are most of what there is.
 KINDS: dict[str, type[Any]] = {
@@ -68,7 +68,7 @@ QUANTITIES = (
 )  # fmt: skip
 _PLAIN_QUANTITIES = ("1", "100m", "64Mi", "2", "0")
 _PLAIN = ("a", "b", "c")
-RESOURCES = ("cpu", "memory", "pods", "ephemeral-storage", "storage", "nvidia.com/gpu", "hugepages-2Mi", "", "²", "cpu~unsaid", reading.SLOT, "gpu", "attachable-volumes-x")  # fmt: skip
+RESOURCES = ("cpu", "memory", "pods", "ephemeral-storage", "storage", "nvidia.com/gpu", "hugepages-2Mi", "", "²", "cpu~unsaid", pod_reader.SLOT, "gpu", "attachable-volumes-x")  # fmt: skip
 INTS = (0, 1, 2, 3, 30, 100, -1, 2**31, -(2**31), 2**53, 2**62, 2**63 - 1, -(2**63), 10**25)
 TEXTS = (
     "a", "b", "c", "ns", "n-0", "n-1", "x" * 300, "", " ", "²", "\u0000", "\ud83d\ude00", "a/b/c", "../..", "%s {0}", "In",

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from builders import NOW_MS, a_job
-from hodei.control.admission import AdmissionPolicy
+from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
-from hodei.control.gangs import START_FAILED
-from hodei.control.preempting import PreemptionPolicy
-from hodei.engine.tenancy import Place
+from hodei.control.lifecycle.gangs import START_FAILED
+from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.engine.preemption.victims import Place
 from hodei.model.facts import (
     Fact,
     JobCancelled,

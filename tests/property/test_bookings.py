@@ -9,16 +9,16 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job, a_job_spec, a_node, amounts
-from hodei.control.admission import AdmissionPolicy
-from hodei.control.bookings import choose
+from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
-from hodei.control.preempting import PreemptionPolicy
-from hodei.model.booking import Booking, Wish
+from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.control.reservations.reservations import choose
 from hodei.model.effects import SaveRun, Start, Stop
 from hodei.model.errors import HodeiError
 from hodei.model.facts import BookingCancelled, BookingMade, Fact, JobCancelled, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.job import Run
 from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.reservation import Booking, Wish
 from hodei.plugins.registry import build_profile
 
 MINUTE = 60_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given, note, settings
 
-from hodei.control import why as explain
+from hodei.control.explain import why as explain
 from hodei.model.facts import JobCancelled, RunObserved
 from property import naive
 from property.auditor import ENDED_JOB

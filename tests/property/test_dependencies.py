@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job, a_node
+from hodei.control.clone import twin
 from hodei.control.controller import Controller
-from hodei.control.copying import twin
 from hodei.model.dependency import Dependencies, Dependency, Standing
 from hodei.model.effects import SaveJob, SaveRun, Start, Stop
 from hodei.model.facts import DataAppeared, Fact, JobCancelled, JobRestored, JobSubmitted, NodeJoined, RunObserved

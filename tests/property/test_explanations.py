@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given, note, settings
 from msgspec import structs
 
-from hodei.control import why as explain
+from hodei.control.explain import why as explain
 from hodei.engine.explain import objections
 from hodei.engine.view import View
 from property import naive

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hodei.kube.attendants import attendants_of
-from hodei.kube.making import Options, furnish, make_driver
-from hodei.kube.watching import Watching
+from hodei.kube.scheduler.background import attendants_of
+from hodei.kube.scheduler.build import Options, furnish, make_driver
+from hodei.kube.scheduler.informers import Watching
 from hodei.model.config import SchedulingConfig
 from property.kube_objects import KINDS, PRIORITY, watched
 

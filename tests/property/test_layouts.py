@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from builders import a_job_spec, a_node, a_task
-from hodei.control.repair import repairs
+from hodei.control.explain.suggestions import repairs
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hodei.control.ledger import Ledger
+from hodei.control.accounting.ledger import Ledger
 
 MINUTE = 60_000
 # Small buckets, so that many are crossed, folded and forgotten in a short story.

@@ -13,8 +13,8 @@ from builders import NOW_MS, a_job_spec, a_node
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Eviction, Refusal
-from hodei.engine.preempt import Preemption, Preemptions
-from hodei.engine.tenancy import FOR_EVER, Place, Tenancy, Tenant, class_of
+from hodei.engine.preemption.search import Preemption, Preemptions
+from hodei.engine.preemption.victims import FOR_EVER, Place, Tenancy, Tenant, class_of
 from hodei.engine.view import Gang, Member, View, gang_of
 from hodei.model.effects import Record
 from hodei.model.facts import RunObserved

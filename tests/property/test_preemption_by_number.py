@@ -11,12 +11,12 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job_spec, a_node
-from hodei.engine import tenancy as tenancy_module
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
-from hodei.engine.preempt import Preemption, Preemptions
-from hodei.engine.tenancy import Going, Place, Tenancy, Tenant
+from hodei.engine.preemption import victims as tenancy_module
+from hodei.engine.preemption.search import Preemption, Preemptions
+from hodei.engine.preemption.victims import Going, Place, Tenancy, Tenant
 from hodei.engine.view import Gang, View, gang_of
 from hodei.plugins.registry import build_profile
 

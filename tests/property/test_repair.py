@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from builders import NOW_MS, a_job
-from hodei.control import why as explain
-from hodei.control.admission import AdmissionPolicy
+from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
-from hodei.control.repair import REPAIRS_SHOWN
+from hodei.control.explain import why as explain
+from hodei.control.explain.suggestions import REPAIRS_SHOWN
 from hodei.engine.changes import readable
 from hodei.model.explanation import Explanation, Patch
 from hodei.model.facts import JobSubmitted, NodeJoined

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
-from hodei.control.accounts import AccountsPolicy
-from hodei.model.recourse import applied
+from hodei.control.accounting.accounts import AccountsPolicy
+from hodei.model.escalation_state import applied
 from unit.server.conftest import Got
 from unit.server.live_app import LiveApp
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from hodei.control.ahead import run_ahead, twin
+from hodei.control.explain.lookahead import run_ahead, twin
 from property.story import Story, calm_stories, stories
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from hodei.api.views import JobDetail
 from hodei.client import ServerUnreachable
 from hodei.model.errors import Unavailable
-from hodei.wire.views import JobDetail
 from real.house import House, until
 from real.rot import DAMAGES
 

@@ -12,21 +12,21 @@ import sys
 import pytest
 from msgspec import structs
 
-from hodei.control import recovery
+from hodei.control import reconcile as recovery
 from hodei.control.controller import Controller
-from hodei.control.gangs import Gangs
-from hodei.control.preempting import Preempting
+from hodei.control.lifecycle.gangs import Gangs
+from hodei.control.lifecycle.preemption import Preempting
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.model.effects import Record, SaveJob, Start
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.plugins.fit import Fit
-from hodei.plugins.promises import Promises
+from hodei.plugins.start_reservations import Promises
 from hodei.plugins.taints import Taints
 from hodei.sim.faults import server
-from hodei.sim.faults.life import Life
-from hodei.sim.faults.scene import FAULTS
+from hodei.sim.faults.fault_run import Life
 from hodei.sim.faults.seeds import main, try_seed
+from hodei.sim.faults.setup import FAULTS
 from hodei.store.memory import MemoryStore
 
 # Seeds that have found something before; each stays for ever.
@@ -60,7 +60,7 @@ def test_a_seed_tells_the_same_story_twice():
 
 @pytest.mark.slow
 def test_it_tells_it_in_another_process_with_other_hashes_too():
-    tell = "from hodei.sim.faults.life import Life; life = Life(7); life.run(); print(life.step, life.now_ms, *life.recent)"
+    tell = "from hodei.sim.faults.fault_run import Life; life = Life(7); life.run(); print(life.step, life.now_ms, *life.recent)"
     told = [
         subprocess.run(
             [sys.executable, "-c", tell], env={"PYTHONHASHSEED": hashes}, capture_output=True, text=True, timeout=60

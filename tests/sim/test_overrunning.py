@@ -7,8 +7,8 @@ import random
 from msgspec import structs
 
 from hodei.control.controller import Controller
-from hodei.model.booking import Booking
 from hodei.model.facts import BookingMade
+from hodei.model.reservation import Booking
 from hodei.model.resources import CPU
 from hodei.sim.driver import Simulation
 from hodei.sim.policies import policy

@@ -8,10 +8,10 @@ from builders import a_node
 from hodei.backends.docker.node import node_of
 from hodei.backends.docker.settings import Host
 from hodei.backends.registry import common_of, dress
+from hodei.jobfile.render import node_view
 from hodei.model.config import NodeConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location
-from hodei.wire.render import node_view
 from hodei.wiring import instant_node, node_offer
 from unit.control.house import House
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from hodei.api.views import NodeView
 from hodei.client.incident_nodes import NodeStory
 from hodei.control.controller import Controller
+from hodei.jobfile.render import node_view
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event, Record
 from hodei.model.facts import Fact, NodeJoined, NodeLost, NodeMarked
 from hodei.model.node import Node, Taint
-from hodei.wire.render import node_view
-from hodei.wire.views import NodeView
 from hodei.wiring import make_controller
 
 BEGAN_MS = 1_000_000

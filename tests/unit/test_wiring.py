@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from builders import a_job_spec, a_run, a_task
+from hodei.api.views import SocketView
 from hodei.backends.local import LocalBackend
 from hodei.backends.local_order import start_order
+from hodei.jobfile.render import node_view
 from hodei.model.config import Config, NodeConfig, ProfileConfig, SchedulingConfig, ServerConfig
 from hodei.model.config import SocketConfig as S
 from hodei.model.effects import Start
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Socket
-from hodei.wire.render import node_view
-from hodei.wire.views import SocketView
 from hodei.wiring import check_scheduling, decision_log_path, instant_node, load_config, make_service, node_offer
 
 TOML = """

@@ -16,11 +16,11 @@ import pytest
 
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
-from hodei.kube import translate
-from hodei.kube.spreading import Defaults, Owners
-from hodei.kube.translate import Surroundings, Wanted
-from hodei.kubeapi.objects import Node, NodeAffinity, Pod, Service, TopologySpread, from_plain
-from hodei.kubeapi.requests import STAND_INS, Counting, resize_is_deferred
+from hodei.kube.api.objects import Node, NodeAffinity, Pod, Service, TopologySpread, from_plain
+from hodei.kube.api.requests import STAND_INS, Counting, resize_is_deferred
+from hodei.kube.scheduler import translate
+from hodei.kube.scheduler.topology_spread import Defaults, Owners
+from hodei.kube.scheduler.translate import Surroundings, Wanted
 
 VECTORS = Path(__file__).resolve().parents[3] / "shared" / "vectors"
 Case = dict[str, Any]

@@ -12,9 +12,9 @@ import pytest
 from hodei.engine.nodes import OneNode, Table
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
-from hodei.kube import wording
-from hodei.kube.translate import CORDON_TAINT, UNSUPPORTED, pinned
-from hodei.kubeapi.objects import Pod, from_plain
+from hodei.kube.api.objects import Pod, from_plain
+from hodei.kube.scheduler import messages
+from hodei.kube.scheduler.translate import CORDON_TAINT, UNSUPPORTED, pinned
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import LeastAllocated, MostAllocated, RequestedToCapacityRatio
 from hodei.plugins.fit import Fit
@@ -63,12 +63,12 @@ def verdicts(case: Case, table: Table) -> dict[str, tuple[str, list[str]]]:
     member, runner = the_pod(case).member, Runner()
     pairs = runner.refusals(the_plugin(case), member, table.view(), VIEW)
     assert not runner.faults
-    found = wording.refusal(pairs, member, table)
+    found = messages.refusal(pairs, member, table)
     out = {}
     for name, row in table.row.items():
         reasons = sorted(found.of_row(row))
         if case["plugin"] == "NodeName" and reasons:
-            reasons = [wording.NODE_NAME]
+            reasons = [messages.NODE_NAME]
         refused = "Unschedulable" if found.curable[row] else "UnschedulableAndUnresolvable"
         out[name] = (refused if reasons else "Success", reasons)
     return out

@@ -3,7 +3,7 @@
 What is believed goes on with a clock that nobody can set, and follows the wall clock as long as the two agree. When that is
 suddenly far ahead (it was set, or nobody was here for long), what is believed stays behind until the wall clock has kept to
 its word for a day of running. It is kept in a file, so that a restart is no confirmation. (The server does the same for its
-history, in `runtime.credible`; the agent stands alone.)
+history, in `runtime.retention_clock`; the agent stands alone.)
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 from hodei.agent.health import BadHealth, Health
 from hodei.agent.hook import BadHook, Hook
 from hodei.agent.limits import Limits
-from hodei.agent.looks import Seen
-from hodei.agent.places import MARK
+from hodei.agent.probes import Seen
+from hodei.agent.run_dirs import MARK
 
 LOG_CAP = 64 << 20
 GRACE_MS = 10_000

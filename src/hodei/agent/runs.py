@@ -16,18 +16,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hodei.agent import ends, logs, proc
-from hodei.agent.beside import Beside, signal_group
-from hodei.agent.checks import Checks
+from hodei.agent import exit_status, logs, proc
+from hodei.agent.checkpoints import Saves
+from hodei.agent.exec import Beside, signal_group
+from hodei.agent.health_checks import Checks
 from hodei.agent.hook import BadHook, Hook
 from hodei.agent.idle import Idles
 from hodei.agent.journal import Journal, write_copy
 from hodei.agent.limits import Fences
 from hodei.agent.log_times import LogTimes
-from hodei.agent.looks import Looks, Seen
-from hodei.agent.places import Places
+from hodei.agent.probes import Looks, Seen
 from hodei.agent.run import BadOrder, Observation, Run, check_run_name
-from hodei.agent.saving import Saves
+from hodei.agent.run_dirs import Places
 from hodei.agent.spawn import base_env, spawn
 from hodei.agent.stops import Stops
 
@@ -244,12 +244,12 @@ class Runs:
                 self.stops.child_ended(dead.si_pid, code)
                 self.beside.child_ended(dead.si_pid, code)
             else:
-                error, at_ms = ends.of_child(run, code)
+                error, at_ms = exit_status.of_child(run, code)
                 self._ended(run, code=code, error=error, at_ms=at_ms)
 
     def ended_elsewhere(self, run: Run) -> None:
         """A run that is not our child is gone: what its wrapper wrote down is all there is to know."""
-        code, error, at_ms = ends.of_stranger(run)
+        code, error, at_ms = exit_status.of_stranger(run)
         self._ended(run, code=code, error=error, at_ms=at_ms)
 
     def never_born(self, run: Run) -> bool:

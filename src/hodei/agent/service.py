@@ -17,7 +17,7 @@ from typing import Any
 
 from hodei.agent import log_times, logs, proc
 from hodei.agent.aging import Aging
-from hodei.agent.executing import Busy, Executing, Later
+from hodei.agent.exec_requests import Busy, Executing, Later
 from hodei.agent.limits import enforcement
 from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
 from hodei.agent.runs import Runs

@@ -10,11 +10,11 @@ import signal
 from typing import TYPE_CHECKING
 
 from hodei.agent import proc
-from hodei.agent.beside import signal_group, surroundings
+from hodei.agent.exec import signal_group, surroundings
 from hodei.agent.hook import Hook
-from hodei.agent.looks import Seen
-from hodei.agent.places import HOOK
+from hodei.agent.probes import Seen
 from hodei.agent.run import Run, signal_name
+from hodei.agent.run_dirs import HOOK
 from hodei.agent.spawn import NOT_TRIED, spawn
 from hodei.agent.status import ERRORS, read_status
 

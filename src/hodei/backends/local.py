@@ -21,9 +21,9 @@ from msgspec import Struct
 from hodei.agent.limits import enforcement
 from hodei.backends import machine
 from hodei.backends.agent_link import Link, Told
-from hodei.backends.agent_reach import Reach, known_to
+from hodei.backends.agent_supervisor import Reach, known_to
 from hodei.backends.base import House, PlainBackend
-from hodei.backends.here import run_here
+from hodei.backends.host_exec import run_here
 from hodei.backends.local_order import COMMAND_LIMIT, LOOPBACK, Order, save_order, start_order, stop_order
 from hodei.model.backend import Capabilities, Executed, NodeUsage
 from hodei.model.effects import Forget, SaveWork, Start, Stop

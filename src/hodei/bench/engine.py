@@ -16,17 +16,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from hodei.control.backlog import Line
+from hodei.control.queue.base import Line
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
-from hodei.engine.preempt import Preemptions, Victim
-from hodei.engine.tenancy import Place, Tenancy, Tenant
+from hodei.engine.preemption.search import Preemptions, Victim
+from hodei.engine.preemption.victims import Place, Tenancy, Tenant
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.job import Affinity, JobSpec, NodeTerm, TaskSpec
+from hodei.model.job_affinity import JobAffinity, JobTerm, SpreadRule
 from hodei.model.node import Node
 from hodei.model.resources import CPU, MEMORY
-from hodei.model.rules import JobAffinity, JobTerm, SpreadRule
 from hodei.model.selector import Requirement
 from hodei.plugins.registry import build_profile
 

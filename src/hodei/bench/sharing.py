@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from hodei.control.controller import Controller, Step
-from hodei.control.standing import standing
-from hodei.control.why import why
+from hodei.control.explain.priority import standing
+from hodei.control.explain.why import why
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.ids import JobId

@@ -142,8 +142,8 @@ def _p99(took: Sequence[float]) -> float:
 
 
 def pods(divide: int) -> Iterator[Figure]:
-    from hodei.kube.making import Options, furnish
-    from hodei.kubeapi import objects
+    from hodei.kube.api import objects
+    from hodei.kube.scheduler.build import Options, furnish
 
     nodes, many, alone = 5000 // divide, 10_000 // divide, 500 // divide
     house = furnish(Options())

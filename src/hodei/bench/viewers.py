@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hodei.api.whatif import WhatIfRequest
 from hodei.client import Client
 from hodei.model.errors import HodeiError
-from hodei.wire.whatif import WhatIfRequest
 
 KINDS = ("nobody", "why", "priority", "whatif", "jobs", "info")
 _WATCHED = Path(__file__).with_name("watched.py")

@@ -45,7 +45,7 @@ def schema() -> None:
     """
     import json
 
-    from hodei.wire.schema import job_schema
+    from hodei.jobfile.json_schema import job_schema
 
     click.echo(json.dumps(job_schema(), indent=2, ensure_ascii=False))
 

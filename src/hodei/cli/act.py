@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hodei.cli import arrays, errors, last_words
+from hodei.cli import arrays, errors, failure_tail
 from hodei.cli.errors import UsageProblem
 from hodei.cli.jobs import COLUMNS
 from hodei.cli.options import client, headers_option, jobs_argument, output_option
@@ -18,8 +18,8 @@ from hodei.cli.times import timeout_ms
 from hodei.model.errors import HodeiError
 
 if TYPE_CHECKING:
+    from hodei.api.views import JobView
     from hodei.client import Client
-    from hodei.wire.views import JobView
 
 
 @click.command()
@@ -77,7 +77,7 @@ def wait_for(
                 note(f"array {view.id}[] ({view.name}): {arrays.counts(view.array)}")
     bad = [view for view in views if view.state != "succeeded"]
     if bad and not output:
-        last_words.of_all(server, bad)
+        failure_tail.of_all(server, bad)
     return errors.JOB_FAILED if bad else errors.OK
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hodei.cli.output import fields
 
 if TYPE_CHECKING:
-    from hodei.wire.views import ArrayView, JobView
+    from hodei.api.views import ArrayView, JobView
 
 # ---------------------------------------------------------------------------------------------- in words
 
@@ -57,7 +57,7 @@ def counts(array: ArrayView) -> str:
 
 
 def describe(view: JobView) -> str:
-    from hodei.client.finding import place_of
+    from hodei.client.job_refs import place_of
 
     assert view.array is not None
     array = view.array

@@ -13,8 +13,8 @@ from hodei.cli.output import Column, clean, emit_list
 from hodei.cli.times import ago
 
 if TYPE_CHECKING:
+    from hodei.api.audit import AuditView
     from hodei.client import Client
-    from hodei.wire.audit import AuditView
 
 COLUMNS = (
     Column("SEQ", lambda e: str(e.seq), wide=True),

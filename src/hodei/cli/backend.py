@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hodei.cli.errors import UsageProblem
-from hodei.cli.executed import AS_IT_IS, ExecCommand, show_executed, timeout_seconds
+from hodei.cli.exec_output import AS_IT_IS, ExecCommand, show_executed, timeout_seconds
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
@@ -16,7 +16,7 @@ from hodei.cli.refs import resolve_job
 from hodei.cli.times import ago
 
 if TYPE_CHECKING:
-    from hodei.wire.backends import BackendView, NodeUsageView
+    from hodei.api.backends import BackendView, NodeUsageView
 
 COLUMNS = (
     Column("NAME", lambda b: b.name),

@@ -16,8 +16,8 @@ from hodei.cli.output import Column, clean, emit_list, emit_one, indent
 from hodei.cli.times import clock, ms_of
 
 if TYPE_CHECKING:
+    from hodei.api.config import ConfigView
     from hodei.model.configuration import ConfigChange, Difference
-    from hodei.wire.config import ConfigView
 
 _TIMEOUT_S = 60
 _CHANGES_SHOWN = 60
@@ -93,7 +93,7 @@ def set_config(path: str, dry_run: bool, output: str) -> None:
     except OSError as error:
         raise UsageProblem(f"cannot read {path}: {error.strerror}", hint="name a file, or - for stdin") from None
     if path.endswith((".yaml", ".yml")):
-        from hodei.wire.config import parse_config, read_yaml
+        from hodei.api.config import parse_config, read_yaml
 
         found, lines = read_yaml(body, path)
         parse_config(found, lines)  # mistakes are told with their lines, which the server does not see
@@ -160,13 +160,13 @@ def _one(change: Difference) -> str:
 
 def render(found: ConfigView) -> str:
     """TOML that can be edited and set again: what differs from the defaults."""
-    from hodei.wire.config import as_toml
+    from hodei.api.config import as_toml
 
     by = f" by {found.by}" if found.by else ""
     return f"# configuration {found.number}, since {found.at} ({found.how}{by})\n{as_toml(found.scheduling)}"
 
 
 def _value(value: Any) -> str:
-    from hodei.wire.config import toml_value
+    from hodei.api.config import toml_value
 
     return "" if value is None else toml_value(value)

@@ -13,7 +13,7 @@ from hodei.cli.output import Column, emit_list, emit_one, fields
 from hodei.cli.times import ago
 
 if TYPE_CHECKING:
-    from hodei.wire.periodic import PeriodicView
+    from hodei.api.cron import PeriodicView
 
 COLUMNS = (
     Column("NAME", lambda p: p.name),
@@ -56,8 +56,8 @@ def add(
     output: str,
 ) -> None:  # fmt: skip
     """Make a periodic job from a job file."""
+    from hodei.api.cron import PeriodicRequest, parse_periodic
     from hodei.cli.documents import read_documents
-    from hodei.wire.periodic import PeriodicRequest, parse_periodic
 
     documents = read_documents([path])
     if len(documents) != 1:

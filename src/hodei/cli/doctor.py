@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import click
 
 from hodei import __version__
+from hodei.api.views import Check
 from hodei.cli import errors
 from hodei.cli.options import client, headers_option, output_option, settings
 from hodei.cli.output import Column, emit_list
 from hodei.cli.times import now_ms, short
 from hodei.model.errors import HodeiError
-from hodei.wire.views import Check
 
 if TYPE_CHECKING:
     from hodei.client import Client

@@ -25,7 +25,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
     """The documents of all files in order, each one checked. UsageProblem or InvalidInput names the file at fault."""
-    from hodei.wire.document import parse_job
+    from hodei.jobfile.document import parse_job
 
     documents: list[dict[str, Any]] = []
     problems: list[tuple[str, str]] = []
@@ -55,7 +55,7 @@ def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _lines_of(text: str) -> list[dict[str, int]]:
-    from hodei.wire.key_lines import key_lines
+    from hodei.jobfile.key_lines import key_lines
 
     rows = _one_per_line(text)
     if rows:
@@ -81,7 +81,7 @@ def _one_per_line(text: str) -> list[str]:
 
 def _documents_in(text: str, name: str) -> list[Any]:
     """YAML or JSON documents, a list of jobs, `{"jobs": [...]}`, or one JSON object per line."""
-    from hodei.wire.yamlfile import load_yaml
+    from hodei.jobfile.yaml_reader import load_yaml
 
     if lines := _one_per_line(text):
         return [load_yaml(line, name=f"{name}:{number}")[0] for number, line in enumerate(lines, 1)]
@@ -95,7 +95,7 @@ def _documents_in(text: str, name: str) -> list[Any]:
 
 def checked(document: dict[str, Any]) -> dict[str, Any]:
     """The document, if a server could take it."""
-    from hodei.wire.document import parse_job
+    from hodei.jobfile.document import parse_job
 
     parse_job(document, now_ms=now_ms())
     return document
@@ -105,7 +105,7 @@ def _read_text(path: str, name: str) -> str:
     if "://" in path:
         hint = f"fetch it yourself, look at it, then: curl -fsS {path} | hodei submit -"
         raise UsageProblem(f"{path[:200]!r} is a URL, and jobs are read from files only", hint=hint)
-    from hodei.wire.yamlfile import why_unreadable
+    from hodei.jobfile.yaml_reader import why_unreadable
 
     if unreadable := why_unreadable(path):
         raise UsageProblem(unreadable, hint="an example to start from: hodei job init > job.yaml")

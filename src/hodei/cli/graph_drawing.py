@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from hodei.api.graph import GraphEdge, GraphJob, JobGraph
 from hodei.cli.output import clean, paint
-from hodei.wire.graph import GraphEdge, GraphJob, JobGraph
 
 # Deeper than this a tree is no picture any more.
 _DEEPEST = 40

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hodei.cli import arrays, gang_words, last_words
+from hodei.cli import arrays, failure_tail, gang_text
 from hodei.cli.graph import graph
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
@@ -18,7 +18,7 @@ from hodei.cli.times import ago, short, span
 from hodei.model.lifecycle import JOB_STEPS
 
 if TYPE_CHECKING:
-    from hodei.wire.views import JobDetail, JobView
+    from hodei.api.views import JobDetail, JobView
 
 COLUMNS = (
     Column("ID", arrays.reference_text),
@@ -42,7 +42,7 @@ RUN_COLUMNS = (
     Column("STATE", lambda r: r.state),
     Column("RANK", lambda r: str(r.rank)),
     Column("NODE", lambda r: r.node),
-    Column("PARTS", lambda r: gang_words.parts(r) or "-", if_any=True),
+    Column("PARTS", lambda r: gang_text.parts(r) or "-", if_any=True),
     Column("EXIT", lambda r: "-" if r.exit_code is None else str(r.exit_code)),
     Column("STARTED", lambda r: ago(r.started_at) or "-"),
     Column("RUNTIME", lambda r: span(r.started_at, r.finished_at) or "-"),
@@ -205,11 +205,11 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         ("qos", view.qos),
         ("expected", f"to run {short(view.expected_ms)} ({view.expected_by})" if view.expected_ms else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
-        ("members", gang_words.members(detail)),
-        ("gang", gang_words.gang(detail)),
-        ("distribution", gang_words.distribution(detail)),
-        ("checkpoint", gang_words.checkpoint(detail)),
-        ("may wait", gang_words.waits(detail)),
+        ("members", gang_text.members(detail)),
+        ("gang", gang_text.gang(detail)),
+        ("distribution", gang_text.distribution(detail)),
+        ("checkpoint", gang_text.checkpoint(detail)),
+        ("may wait", gang_text.waits(detail)),
         ("attempt", str(view.attempt)),
         ("submitted", _moment(view.submitted_at)),
         ("scheduled", _moment(view.scheduled_at)),
@@ -222,7 +222,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         alone = not any(run.rank for run in detail.runs)
         columns = [column for column in RUN_COLUMNS if column.header != "RANK" or wide or not alone]
         head += "\n\nruns\n" + indent(table(detail.runs, columns, wide=wide, inset=2))
-    word = last_words.quoted_reference(view)
+    word = failure_tail.quoted_reference(view)
     return head + f"\n\nmore: hodei why {word}, hodei logs {word}, hodei job show {word} -o yaml"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hodei.cli import arrays
-from hodei.cli.last_words import last_lines
+from hodei.cli.failure_tail import last_lines
 from hodei.cli.options import client, job_argument
 from hodei.cli.output import note
 from hodei.cli.refs import look_up, only
@@ -18,10 +18,10 @@ from hodei.cli.times import since_ms, stamp
 from hodei.model.errors import NotFound
 
 if TYPE_CHECKING:
+    from hodei.api.views import JobView
     from hodei.client import Client
     from hodei.client.logs import LogReader
     from hodei.client.many_logs import Wish
-    from hodei.wire.views import JobView
 
 BOTH = ("stdout", "stderr")
 

@@ -12,7 +12,7 @@ from hodei.cli.output import Column, emit_list, note
 from hodei.cli.times import clock, ms_of, now_ms, short
 
 if TYPE_CHECKING:
-    from hodei.wire.views import NodeRunView
+    from hodei.api.views import NodeRunView
 
 _PAGE = 1000
 COLUMNS = (

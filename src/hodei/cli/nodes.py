@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
+from hodei.api.views import HoldView, NodePatch, NodeView, SocketView, TaintView
 from hodei.cli.errors import UsageProblem
-from hodei.cli.executed import AS_IT_IS, ExecCommand, show_executed, timeout_seconds
+from hodei.cli.exec_output import AS_IT_IS, ExecCommand, show_executed, timeout_seconds
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, node_argument, output_option, watch_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, fields
 from hodei.cli.times import clock, ms_of
+from hodei.jobfile.number_lists import format_numbers
 from hodei.model.node import TaintEffect
-from hodei.wire.numbers import format_numbers
-from hodei.wire.views import HoldView, NodePatch, NodeView, SocketView, TaintView
 
 if TYPE_CHECKING:
     from hodei.client import Client
@@ -126,7 +126,7 @@ def uncordon(name: str, output: str) -> None:
 @click.pass_context
 def drain(ctx: click.Context, name: str, wait: bool, timeout: str | None, output: str) -> None:
     """Cordon it and move its work elsewhere; jobs that can save their work first."""
-    from hodei.cli.draining import until_empty
+    from hodei.cli.drain import until_empty
 
     with client() as server:
         found = server.patch_node(name, NodePatch(cordon=True, drain=True))

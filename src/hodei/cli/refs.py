@@ -1,6 +1,6 @@
 """Which jobs are meant: `12`, `last`, a name, `1-3`, `1,3,5-8`, `2-10:2`, `all`; of an array `17[3]`, `17[0-9]`, `17[]`.
 
-The bare name or number of an array means the whole of it, as `hodei.client.finding` tells.
+The bare name or number of an array means the whole of it, as `hodei.client.job_refs` tells.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hodei.model.errors import InvalidInput
 from hodei.model.lifecycle import JOB_ENDED, JOB_STEPS
 
 if TYPE_CHECKING:
+    from hodei.api.views import JobView
     from hodei.client import Client
-    from hodei.wire.views import JobView
 
 ACTIVE = tuple(state for state in JOB_STEPS if state not in JOB_ENDED)
 _MOST = 100_000
@@ -108,7 +108,7 @@ def _check_indices(reference: str) -> None:
 
 
 def _look_up(client: Client, reference: str) -> tuple[JobView | None, tuple[int, ...]]:
-    from hodei.client.finding import find
+    from hodei.client.job_refs import find
 
     _check_indices(reference)
     found = numbers(reference)

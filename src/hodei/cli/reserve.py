@@ -16,8 +16,8 @@ from hodei.cli.output import Column, clean, emit_list, emit_one, fields, note
 from hodei.cli.times import ago, clock, ms_of, short
 
 if TYPE_CHECKING:
-    from hodei.model.booking import Overstay
-    from hodei.wire.reservations import LateView, ReservationView
+    from hodei.api.reservations import LateView, ReservationView
+    from hodei.model.reservation import Overstay
 
 COLUMNS = (
     Column("NAME", lambda r: r.name),
@@ -71,7 +71,7 @@ def create(
       hodei reserve create nightly --project ml --from 20:00 --for 3h --nodes 4 --gpu 2
       hodei reserve create demo --project sales --from 2026-03-01T09:00:00Z --until 2026-03-01T12:00:00Z --node node7
     """
-    from hodei.wire.reservations import ReservationRequest
+    from hodei.api.reservations import ReservationRequest
 
     if bool(duration) == bool(until):
         raise UsageProblem("say how long it lasts with --for, or when it ends with --until")

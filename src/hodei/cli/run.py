@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hodei.cli import errors, last_words
+from hodei.cli import errors, failure_tail
 from hodei.cli.documents import checked, document_of, job_options
-from hodei.cli.interrupting import CancelOnInterrupt
+from hodei.cli.interrupt import CancelOnInterrupt
 from hodei.cli.logs import BOTH, copy_lines, copy_streams
 from hodei.cli.options import client
 from hodei.cli.output import note
@@ -87,10 +87,10 @@ def _follow_job(server: Client, id: int, interrupt: CancelOnInterrupt) -> int:
     if interrupt.asked or view.state == "succeeded":
         return errors.OK
     # What it said on stderr is what people look for; it is said again only if other output came after it.
-    if last == BOTH.index("stdout") and last_words.tail(server, view, "stderr"):
-        last_words.say(server, view)
+    if last == BOTH.index("stdout") and failure_tail.tail(server, view, "stderr"):
+        failure_tail.say(server, view)
     else:
-        note(last_words.ended(view))
+        note(failure_tail.ended(view))
     return view.exit_code or errors.JOB_FAILED
 
 

@@ -145,8 +145,8 @@ def _elements_of(document: dict[str, Any]) -> dict[str, int]:
     spec = document.get("spec")
     if "array" not in (spec if isinstance(spec, dict) else document):
         return {}
+    from hodei.jobfile.document import parse_job
     from hodei.model.array import elements_of
-    from hodei.wire.document import parse_job
 
     return {"elements": elements_of(parse_job(document))}
 

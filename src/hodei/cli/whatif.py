@@ -62,7 +62,7 @@ def whatif(
     The scheduler itself is run ahead, with and without the change, and jobs are taken to run as long as they are
     expected to. Exit code 5: no node could ever take one of the jobs.
     """
-    from hodei.wire.whatif import WhatIfRequest
+    from hodei.api.whatif import WhatIfRequest
 
     if like and not add_nodes:
         raise UsageProblem("--like says what added nodes are like, and none are added", hint="give --add-nodes N too")

@@ -11,10 +11,10 @@ from hodei.cli.options import client, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_one, fields, indent, paint, table
 from hodei.cli.refs import look_up, only
 from hodei.cli.times import ago, clock
-from hodei.model.booking import Hold
 from hodei.model.decision import Candidate, Decision
+from hodei.model.escalation_state import Measure
 from hodei.model.explanation import Blocker, Explanation, Placement, Repair
-from hodei.model.recourse import Measure
+from hodei.model.reservation import Hold
 
 _NODES_SHOWN = 4
 _PLACEMENTS_SHOWN = 4

@@ -12,9 +12,9 @@ from hodei.cli.output import clean, emit_one, indent, paint
 from hodei.cli.why import render
 
 if TYPE_CHECKING:
+    from hodei.api.views import JobView
     from hodei.client import Client
     from hodei.model.explanation import Explanation
-    from hodei.wire.views import JobView
 
 # So many elements of a state are looked at, and so many reasons are explained.
 _LOOKED_AT = 1000

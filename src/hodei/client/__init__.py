@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hodei.client.api import Client
 from hodei.client.errors import Denied, ServerUnreachable, WaitTimedOut
-from hodei.client.finding import ArrayId
 from hodei.client.handle import JobHandle
+from hodei.client.job_refs import ArrayId
 
 __all__ = ["ArrayId", "Client", "Denied", "JobHandle", "ServerUnreachable", "WaitTimedOut"]

@@ -1,4 +1,4 @@
-"""The calls of the client, each one request or a few. Answers are the typed values of `hodei.wire.views`."""
+"""The calls of the client, each one request or a few. Answers are the typed values of `hodei.api.views`."""
 
 from __future__ import annotations
 
@@ -13,29 +13,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from hodei.client.address import find_server
-from hodei.client.backend_calls import BackendCalls
-from hodei.client.errors import ServerUnreachable, WaitTimedOut
-from hodei.client.finding import ArrayId, Found, Reference, find, plain, several, written
-from hodei.client.handle import JobHandle
-from hodei.client.logs import LogReader, Pause
-from hodei.client.many_logs import Line, Wish, lines_of
-from hodei.client.sse import sse_events
-from hodei.client.transport import LOST, Reply, Transport
-from hodei.model.config import SchedulingConfig
-from hodei.model.configuration import ConfigChange
-from hodei.model.effects import Event
-from hodei.model.errors import HodeiError, InvalidInput, Unavailable
-from hodei.model.explanation import Explanation
-from hodei.model.lifecycle import JOB_ENDED
-from hodei.model.priority import Standing
-from hodei.model.quota import QuotaList, QuotaRow
-from hodei.model.share import ShareReport
-from hodei.model.whatif import WhatIf
-from hodei.wire.config import ConfigHistory, ConfigView
-from hodei.wire.graph import JobGraph
-from hodei.wire.reservations import ReservationList, ReservationRequest, ReservationView
-from hodei.wire.views import (
+from hodei.api.config import ConfigHistory, ConfigView
+from hodei.api.graph import JobGraph
+from hodei.api.reservations import ReservationList, ReservationRequest, ReservationView
+from hodei.api.views import (
     CancelRequest,
     Check,
     CheckList,
@@ -53,7 +34,26 @@ from hodei.wire.views import (
     PlanReply,
     SubmitReply,
 )
-from hodei.wire.whatif import WhatIfRequest
+from hodei.api.whatif import WhatIfRequest
+from hodei.client.address import find_server
+from hodei.client.backend_calls import BackendCalls
+from hodei.client.errors import ServerUnreachable, WaitTimedOut
+from hodei.client.handle import JobHandle
+from hodei.client.job_refs import ArrayId, Found, Reference, find, plain, several, written
+from hodei.client.logs import LogReader, Pause
+from hodei.client.many_logs import Line, Wish, lines_of
+from hodei.client.sse import sse_events
+from hodei.client.transport import LOST, Reply, Transport
+from hodei.model.config import SchedulingConfig
+from hodei.model.configuration import ConfigChange
+from hodei.model.effects import Event
+from hodei.model.errors import HodeiError, InvalidInput, Unavailable
+from hodei.model.explanation import Explanation
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.priority import Standing
+from hodei.model.quota import QuotaList, QuotaRow
+from hodei.model.share import ShareReport
+from hodei.model.whatif import WhatIf
 
 API = "/api/v1"
 CHUNK_OF_JOBS = 500
@@ -547,7 +547,7 @@ def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]
     if not isinstance(job, str | Path):
         text = f"a job is a document, the path of a job file, or fields, not a {type(job).__name__}"
         raise InvalidInput(text, hint='for a command: submit(command=["echo", "hi"])')
-    from hodei.wire.yamlfile import load_yaml, why_unreadable
+    from hodei.jobfile.yaml_reader import load_yaml, why_unreadable
 
     if unreadable := why_unreadable(str(job)):
         raise InvalidInput(unreadable, hint="an example: hodei job init")

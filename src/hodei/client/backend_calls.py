@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from hodei.client.finding import Reference
-from hodei.client.more_calls import MoreCalls
-from hodei.wire.backends import (
+from hodei.api.backends import (
     BackendList,
     BackendRequest,
     BackendView,
@@ -19,6 +17,8 @@ from hodei.wire.backends import (
     NodeUsageView,
     UsageList,
 )
+from hodei.client.job_refs import Reference
+from hodei.client.resource_calls import MoreCalls
 
 
 class BackendCalls(MoreCalls):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from hodei.api.views import JobView, Problem
 from hodei.model.errors import (
     BackendError,
     BackendRefused,
@@ -18,7 +19,6 @@ from hodei.model.errors import (
     Unavailable,
     Unsupported,
 )
-from hodei.wire.views import JobView, Problem
 
 
 class ServerUnreachable(HodeiError):

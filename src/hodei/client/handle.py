@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hodei.client.finding import ArrayId
+from hodei.api.views import JobView
+from hodei.client.job_refs import ArrayId
 from hodei.model.explanation import Explanation
-from hodei.wire.views import JobView
 
 if TYPE_CHECKING:
     from hodei.client.api import Client

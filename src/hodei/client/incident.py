@@ -12,16 +12,16 @@ from typing import Any
 
 from msgspec import structs, to_builtins
 
+from hodei.api.views import JobDetail
 from hodei.client.api import Client
 from hodei.client.incident_jobs import JobStory, millis
 from hodei.client.incident_nodes import NodeStory
+from hodei.jobfile.flow_yaml import flow
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.lifecycle import JOB_ENDED, JOB_STEPS
 from hodei.model.quantity import format_duration
-from hodei.wire.flow import flow
-from hodei.wire.views import JobDetail
 
 MOST_JOBS = 2000
 MOST_EVENTS = 200_000

@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from hodei.api.views import JobDetail, RunView
 from hodei.model.effects import Event
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import format_duration
-from hodei.wire.views import JobDetail, RunView
 
 Timed = tuple[int, dict[str, Any]]
 _LEFT_OUT = ("command", "env", "workdir", "image")

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec import convert, to_builtins
 
+from hodei.api.views import NodeView
 from hodei.client.incident_jobs import whole
 from hodei.model.effects import Event
 from hodei.model.node import Taint
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE
-from hodei.wire.views import NodeView
 
 Timed = tuple[int, dict[str, Any]]
 _TOP = {CPU: "cpu", MEMORY: "memory", GPU: "gpu", STORAGE: "storage"}

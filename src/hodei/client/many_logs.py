@@ -17,8 +17,8 @@ from hodei.model.errors import HodeiError, NotFound
 from hodei.model.lifecycle import JOB_ENDED
 
 if TYPE_CHECKING:
+    from hodei.api.views import JobView, LogTimes
     from hodei.client.api import Client
-    from hodei.wire.views import JobView, LogTimes
 
 STREAMS = ("stdout", "stderr")
 # While an array is followed, so often it is asked which of its elements have started.
@@ -195,7 +195,7 @@ class _Source:
         return line.at_ms >= self._wish.since_ms
 
     def _ask_times(self) -> LogTimes:
-        from hodei.wire.views import LogTimes
+        from hodei.api.views import LogTimes
 
         try:
             return self._client.log_times(self._job, stream=self._stream, member=self._member, attempt=self._attempt)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.control.retry import Backoff
+from hodei.control.lifecycle.retry import Backoff
 
 State = Literal["closed", "open", "half-open"]
 

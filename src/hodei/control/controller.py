@@ -11,38 +11,38 @@ from typing import Literal
 
 from msgspec import structs
 
-from hodei.control import waits
-from hodei.control.accounts import Accounts, AccountsPolicy
-from hodei.control.admission import AdmissionPolicy, Gate
-from hodei.control.arrays import Arrays
-from hodei.control.asked import ASKED, Asked
-from hodei.control.backend_availability import UNAVAILABLE, BackendAvailability
-from hodei.control.backlog import Line
-from hodei.control.bookings import Bookings
-from hodei.control.dependencies import Dependencies
+from hodei.control.accounting.accounts import Accounts, AccountsPolicy
+from hodei.control.admission import wait_limits
+from hodei.control.admission.backend_availability import UNAVAILABLE, BackendAvailability
+from hodei.control.admission.gate import AdmissionPolicy, Gate
+from hodei.control.admission.profile_router import Steering
+from hodei.control.chunks import PART, at_once, parts
 from hodei.control.estimates import UserEstimates
-from hodei.control.evictions import Evictions
-from hodei.control.gangs import Gangs
-from hodei.control.inheriting import Inheriting
-from hodei.control.keeping import Keeping
-from hodei.control.lives import Lives
-from hodei.control.moving import Moving
-from hodei.control.overrunning import Overrunning, Windows
-from hodei.control.parts import PART, at_once, parts
-from hodei.control.per_node import PerNode, end_of
-from hodei.control.places import Places
-from hodei.control.placing import bind
-from hodei.control.preempting import Hold, Preempting, PreemptionPolicy, with_past
-from hodei.control.ranked import RankedLine
-from hodei.control.reconfiguring import reconfigure, returning
-from hodei.control.reserving import ReservingLine, reckons_with_time
-from hodei.control.retry import RetryPolicy
-from hodei.control.steering import Steering
-from hodei.control.steps import Step as Step
-from hodei.control.steps import beyond_help, failed
+from hodei.control.lifecycle.arrays import Arrays
+from hodei.control.lifecycle.binding import bind
+from hodei.control.lifecycle.commands import ASKED, Asked
+from hodei.control.lifecycle.dependencies import Dependencies
+from hodei.control.lifecycle.gangs import Gangs
+from hodei.control.lifecycle.jobs import Lives
+from hodei.control.lifecycle.nodes import Places
+from hodei.control.lifecycle.per_node import PerNode, end_of
+from hodei.control.lifecycle.preemption import Hold, Preempting, PreemptionPolicy, with_past
+from hodei.control.lifecycle.priority_inheritance import Inheriting
+from hodei.control.lifecycle.relocation import Moving
+from hodei.control.lifecycle.retry import RetryPolicy
+from hodei.control.lifecycle.taint_eviction import Evictions
+from hodei.control.queue.backfill import ReservingLine, reckons_with_time
+from hodei.control.queue.base import Line
+from hodei.control.queue.multifactor import RankedLine
+from hodei.control.queue.selection import Turn, in_turn
+from hodei.control.reconfigure import reconfigure, returning
+from hodei.control.reservations.audit import Keeping
+from hodei.control.reservations.overruns import Overrunning, Windows
+from hodei.control.reservations.reservations import Bookings
+from hodei.control.state import World
+from hodei.control.step import Step as Step
+from hodei.control.step import beyond_help, failed
 from hodei.control.timers import Timers
-from hodei.control.turns import Turn, in_turn
-from hodei.control.world import World
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import summary
 from hodei.engine.plan import Plan, Refusal
@@ -307,7 +307,7 @@ class Controller:
             return
         self.lines[job.spec.profile].add(gang, not_before_ms=job.not_before_ms, now_ms=now_ms)
         if job.spec.scheduling_timeout_ms or job.spec.max_queue_time_ms:
-            due_ms = waits.due_ms(job)
+            due_ms = wait_limits.due_ms(job)
             if due_ms is not None:
                 self._timers.set(due_ms, job.id)
         self.steering.recourses.watch(job, now_ms)
@@ -376,7 +376,7 @@ class Controller:
                 line = self.lines.get(job.spec.profile)
                 gang = line.gangs.get(id) if line is not None else None
                 refusal = line.refusal_of(gang) if line is not None and gang is not None else None
-                late = waits.overdue(job, now_ms, refusal)
+                late = wait_limits.overdue(job, now_ms, refusal)
                 if late is not None:
                     self._dequeue(job)
                     self._lives.finish(job, "failed", now_ms, *late)

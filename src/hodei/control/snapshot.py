@@ -27,11 +27,12 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from msgspec import structs
 
-from hodei.control import admission, lives
-from hodei.control.admission import Gate
+from hodei.control.admission import gate
+from hodei.control.admission.gate import Gate
 from hodei.control.controller import Controller
+from hodei.control.lifecycle import jobs
 from hodei.engine.cycle import Engine
-from hodei.engine.preempt import Preemptions
+from hodei.engine.preemption.search import Preemptions
 from hodei.engine.profile import Profile
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import Fact
@@ -49,7 +50,7 @@ _CALLED = frozenset((slice, range, complex, Counter, OrderedDict, defaultdict, d
 # The functions that are no methods and that a controller holds. The writer refuses any other.
 _FUNCTIONS: dict[tuple[str, str], FunctionType] = {
     (held.__module__, held.__qualname__): cast("FunctionType", held)
-    for held in (lives._nothing, lives._as_it_is, admission._none_unknown)
+    for held in (jobs._nothing, jobs._as_it_is, gate._none_unknown)
 }
 _LEVEL = 1
 # A state is some 5 to 20 times as large as its bytes. More than this is a trick to fill the memory.

@@ -1,4 +1,4 @@
-"""Single changes to a job that could let it start: what plugins propose and `control.repair` tries.
+"""Single changes to a job that could let it start: what plugins propose and `control.explain.suggestions` tries.
 
 Nothing is decided here. A plugin that can tell what in a job it objects to has a method
 

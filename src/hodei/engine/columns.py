@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hodei.engine.parts import Parts
+from hodei.engine.device_slots import Parts
 from hodei.model.ids import NodeName
 from hodei.model.node import Node
 from hodei.model.resources import MEMORY, STORAGE, Resources

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from hodei.engine.explain import objections, verdicts
-from hodei.engine.moves import MOVES
 from hodei.engine.nodes import Ints, Mask, Table
 from hodei.engine.packing import pack
 from hodei.engine.plan import Refusal
 from hodei.engine.points import ANY_TRIGGER, Layout, Layouts, Placed, Trigger, cures_of
 from hodei.engine.profile import Profile
 from hodei.engine.ranking import Rankings
+from hodei.engine.relocation import MOVES
 from hodei.engine.runner import Runner
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason, Verdict

@@ -16,8 +16,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from hodei.engine.columns import ALL, LARGE, Interned, Ints, Mask, Nodes, OneNode, Rows
-from hodei.engine.parts import Parts, wants_parts
-from hodei.engine.residents import Kind, Residents
+from hodei.engine.device_slots import Parts, wants_parts
+from hodei.engine.topology_index import Kind, Residents
 from hodei.engine.view import Member
 from hodei.model.ids import NodeName
 from hodei.model.node import Grant, Node

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from hodei.engine.moves import MOVES
 from hodei.engine.points import SILENT, Bind, Filter, LayoutPoint, Permit, PreFilter, QueueSort, Reserve, Score
-from hodei.engine.tenancy import class_of
+from hodei.engine.preemption.victims import class_of
+from hodei.engine.relocation import MOVES
 from hodei.engine.view import Gang, Member
 from hodei.model.array import same_mould
 from hodei.model.job import JobSpec

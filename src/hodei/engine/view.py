@@ -13,7 +13,7 @@ from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JobSpec, TaskSpec
 
 if TYPE_CHECKING:
-    from hodei.engine.book import Book
+    from hodei.engine.availability import Book
 
 Numbers = tuple[tuple[int, ...], ...]
 

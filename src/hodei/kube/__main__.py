@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hodei.kube.commands import main
+from hodei.kube.scheduler.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from hodei.model.accounts_config import BudgetConfig, QuotaConfig, RangeConfig, SharesConfig
+from hodei.model.accounting_config import BudgetConfig, QuotaConfig, RangeConfig, SharesConfig
 
 
 class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """What a job waits for before it may stand in line: other jobs, and data that is to appear.
 
-Names are how people write it; before a job is let in each name has become the number of a job (`control.resolving`).
+Names are how people write it; before a job is let in each name has become the number of a job (`control.admission.dependency_names`).
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from typing import Any
 from msgspec import Struct
 
 from hodei.model.audit import AuditEntry
-from hodei.model.booking import Booking
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Checkpoint, Job, JobSpec, Run, TaskSpec
 from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
+from hodei.model.reservation import Booking
 from hodei.model.usage import UsageRow
 
 

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from msgspec import Struct, convert, structs
 
-from hodei.model.booking import Hold
 from hodei.model.decision import Decision
+from hodei.model.escalation_state import Measure
 from hodei.model.estimate import Estimate
 from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import JobSpec, TaskSpec
-from hodei.model.recourse import Measure
+from hodei.model.reservation import Hold
 
 Status = Literal["waiting", "unsatisfiable", "held", "placed", "running", "ended"]
 RepairKind = Literal["lower", "tolerate", "drop", "members"]

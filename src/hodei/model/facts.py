@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from hodei.model.booking import Booking
 from hodei.model.config import SchedulingConfig
 from hodei.model.dependency import Standing
 from hodei.model.estimate import Ran
@@ -18,6 +17,7 @@ from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RunState
 from hodei.model.node import Node, NodeMarks, Taint
+from hodei.model.reservation import Booking
 from hodei.model.usage import UsageRow
 
 

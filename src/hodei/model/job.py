@@ -13,13 +13,13 @@ from msgspec import Struct
 from hodei.model.array import ArrayPlace
 from hodei.model.decision import Decision
 from hodei.model.dependency import Dependencies
+from hodei.model.escalation import Recovery
 from hodei.model.health import HealthCheck, HealthState
 from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.job_affinity import HostPort, JobAffinity, SpreadRule
 from hodei.model.lifecycle import JobState, RunState
 from hodei.model.node import Grant, Location, Taint, TaintEffect
-from hodei.model.recovery import Recovery
 from hodei.model.resources import Resources
-from hodei.model.rules import HostPort, JobAffinity, SpreadRule
 from hodei.model.selector import Requirement
 from hodei.model.terms import NodeTerm as NodeTerm
 from hodei.model.volume import Volume
@@ -104,7 +104,7 @@ class GangRules(Struct, frozen=True, omit_defaults=True, gc=False):
     `on_failure`: when a member is lost or fails, start all again, or only that one, in the place that it had.
     `assembly_timeout_ms`: how long after placing all members may take until they run.
     `elastic`: a gang that started with fewer than all takes in more when there is room, and gives them up first.
-    `per_node`: it runs once on every node that suits it (`control.per_node`); its members are numbered as they come.
+    `per_node`: it runs once on every node that suits it (`control.lifecycle.per_node`); its members are numbered as they come.
     """
 
     topology: str = ""
@@ -245,7 +245,7 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes;
     `nodes` names where its latest attempt went (the first twenty, separated by spaces). Attempts are counted through;
     those since `first_attempt` make up the gang that runs now: members that joined or were replaced have later ones.
-    `recourse`: what was changed for it while it waited (`model.recourse`).
+    `recourse`: what was changed for it while it waited (`model.escalation_state`).
     `failure`: the class of its latest failure (`model.failure`). `move`: until it is placed again it goes "off" the nodes
     named, or "to" one."""
 

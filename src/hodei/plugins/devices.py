@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from hodei.engine.changes import Change, lowered
+from hodei.engine.device_slots import WHOLE, Parts, gpus_of, wants_parts
 from hodei.engine.nodes import Ints, Mask, Nodes
-from hodei.engine.parts import WHOLE, Parts, gpus_of, wants_parts
 from hodei.engine.points import SILENT, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason

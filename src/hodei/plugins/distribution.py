@@ -21,7 +21,7 @@ from hodei.engine.points import SILENT, Layout, Layouts, Trigger
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.job import Distribution as Rules
-from hodei.plugins.room import Room, several
+from hodei.plugins.free_room import Room, several
 
 CHOICES_TRIED = 256
 _BEGINNINGS_KEPT = 1024

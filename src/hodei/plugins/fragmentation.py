@@ -18,8 +18,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from hodei.engine.device_slots import WHOLE
 from hodei.engine.nodes import Ints, Nodes
-from hodei.engine.parts import WHOLE
 from hodei.engine.points import MAX_SCORE, Reads
 from hodei.engine.view import Member, View
 from hodei.model.errors import InvalidInput

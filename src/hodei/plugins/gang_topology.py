@@ -14,10 +14,10 @@ from msgspec import structs
 from hodei.engine.changes import Change
 from hodei.engine.nodes import Nodes, Table
 from hodei.engine.points import SILENT, Layout, Layouts, Trigger
-from hodei.engine.residents import domain_of, domains
+from hodei.engine.topology_index import domain_of, domains
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
-from hodei.plugins.room import OnePlaceEach, Room, several
+from hodei.plugins.free_room import OnePlaceEach, Room, several
 
 
 class GangTopology:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hodei.engine.device_slots import WHOLE
 from hodei.engine.nodes import Ints, Mask, Nodes
-from hodei.engine.parts import WHOLE
 from hodei.engine.points import MAX_SCORE, SILENT, Reads
 from hodei.engine.view import Member, View
 from hodei.model.resources import CPU, GPU

@@ -1,6 +1,6 @@
 """Company: which jobs a task wants in its topology domain and which it does not, and what those already there say of it.
 
-Semantics are those of Kubernetes' inter-pod affinity. Every count comes from `engine.residents`, which keeps them up
+Semantics are those of Kubernetes' inter-pod affinity. Every count comes from `engine.topology_index`, which keeps them up
 with each placing, so that asking again costs a look-up per node.
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.plan import EXISTING_ANTI_AFFINITY
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
-from hodei.engine.residents import DomainCount, Kind, Residents, Rule
+from hodei.engine.topology_index import DomainCount, Kind, Residents, Rule
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
 from hodei.model.job import TaskSpec
-from hodei.model.rules import JobTerm
+from hodei.model.job_affinity import JobTerm
 
 
 class CompanyRules:

@@ -6,10 +6,10 @@ from collections.abc import Hashable
 
 from hodei.engine.nodes import Mask, Nodes, Table
 from hodei.engine.points import Reads, Refusals, Trigger
-from hodei.engine.residents import EACH_NODE, DomainCount, Kind
+from hodei.engine.topology_index import EACH_NODE, DomainCount, Kind
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
-from hodei.model.rules import HostPort
+from hodei.model.job_affinity import HostPort
 
 
 class Ports:

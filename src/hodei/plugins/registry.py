@@ -42,7 +42,6 @@ from hodei.plugins.overcommit import Overcommit
 from hodei.plugins.platform import Platform
 from hodei.plugins.pools import Pools
 from hodei.plugins.ports import Ports
-from hodei.plugins.promises import Promises
 from hodei.plugins.proximity import LocalityAware, Proximity
 from hodei.plugins.queues import Fair, Fifo, Priority
 from hodei.plugins.quota import Quota
@@ -50,6 +49,7 @@ from hodei.plugins.scope import Scope
 from hodei.plugins.secondary import SECONDARIES, TwoOrders
 from hodei.plugins.spill import Spill, SpillRule
 from hodei.plugins.spread import Spread
+from hodei.plugins.start_reservations import Promises
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
 from hodei.plugins.taints import Taints
 from hodei.plugins.volumes import Volumes

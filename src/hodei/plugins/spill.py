@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from hodei.engine.book import FOREVER
+from hodei.engine.availability import FOREVER
 from hodei.engine.nodes import Mask, Table
 from hodei.engine.points import ANY_TRIGGER, Layout, Layouts, Placed
 from hodei.engine.view import Gang, Member, View

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
-from hodei.engine.residents import EACH_NODE, DomainCount, Kind, domains
+from hodei.engine.topology_index import EACH_NODE, DomainCount, Kind, domains
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
-from hodei.model.rules import SpreadRule
+from hodei.model.job_affinity import SpreadRule
 from hodei.model.selector import Requirement, all_match
 from hodei.plugins.affinity import term_mask
 from hodei.plugins.taints import hard_taints, tolerated

@@ -14,11 +14,11 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from hodei.engine.assumed import Assumed
+from hodei.engine.assumed_volumes import Assumed
 from hodei.engine.attachments import Attachments
 from hodei.engine.nodes import Mask, Nodes, Table
 from hodei.engine.points import SILENT, Placed, Reads, Refusals, Trigger
-from hodei.engine.residents import EACH_NODE, Kind
+from hodei.engine.topology_index import EACH_NODE, Kind
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.node import Node

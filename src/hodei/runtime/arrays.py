@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from hodei.control.parts import parts
+from hodei.control.chunks import parts
 from hodei.model.array import ArrayPlace
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.facts import Fact, JobCancelled, JobHeld, JobReleased

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from hodei.control.gangs import NOT_REACHED_RUN, START_FAILED
+from hodei.control.lifecycle.gangs import NOT_REACHED_RUN, START_FAILED
 from hodei.model.effects import Act, Forget, SaveWork, Spare, Start, Stop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused, StaleEpoch
 from hodei.model.facts import Fact, RunObserved, RunSpared

@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from hodei.control.chunks import PART, at_once, parts
 from hodei.control.controller import Controller
-from hodei.control.parts import PART, at_once, parts
 from hodei.control.snapshot import dump
 from hodei.engine.plan import Plan
 from hodei.model.config import SchedulingConfig
@@ -32,7 +32,7 @@ from hodei.model.errors import HodeiError
 from hodei.model.facts import Fact, JobRequeued, JobRestored, JobSubmitted, Reconfigured
 from hodei.model.job import Job
 from hodei.model.secrets import without_secrets_in, without_values
-from hodei.runtime.aside import Aside
+from hodei.runtime.fork_worker import Aside
 
 log = logging.getLogger("hodei.decision_log")
 FORMAT = 1

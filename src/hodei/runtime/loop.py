@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from hodei.control.chunks import parts
 from hodei.control.controller import Controller, Step
-from hodei.control.parts import parts
 from hodei.model.damage import Damage
 from hodei.model.effects import Act, Record, Save, SaveJob
 from hodei.model.errors import Conflict, HodeiError, NotFound, StaleEpoch, Unavailable
@@ -27,7 +27,7 @@ from hodei.model.lifecycle import JOB_ENDED
 from hodei.ports import Clock, Store
 from hodei.runtime.caller import CALLER, Caller
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.hub import Hub
+from hodei.runtime.event_hub import Hub
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.rights import Rights
 

@@ -16,14 +16,14 @@ from msgspec import structs
 
 from hodei.model.effects import Save, SaveAudit, SaveKey, SavePeriodic
 from hodei.model.errors import NotPermitted
+from hodei.model.escalation_state import read
 from hodei.model.facts import Fact, JobReleased, JobRequeued, JobSubmitted, Noted
 from hodei.model.job import Job, JobSpec
 from hodei.model.periodic import Periodic
-from hodei.model.recourse import read
 from hodei.runtime.caller import CALLER, Caller
 
 if TYPE_CHECKING:
-    from hodei.control.accounts import AccountsPolicy
+    from hodei.control.accounting.accounts import AccountsPolicy
     from hodei.model.ids import JobId
 
 _SUBMITTERS = ("user", "admin")

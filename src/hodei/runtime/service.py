@@ -14,16 +14,15 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-from hodei.control import why as explain
-from hodei.control.bookings import choose, late_runs
+from hodei.control.chunks import parts
 from hodei.control.controller import Controller
-from hodei.control.holds import holds_on
-from hodei.control.one_node import on_node
-from hodei.control.parts import parts
-from hodei.control.standing import standing
-from hodei.control.whatif import Question
+from hodei.control.explain import why as explain
+from hodei.control.explain.priority import standing
+from hodei.control.explain.single_node import on_node
+from hodei.control.explain.time import holds_on
+from hodei.control.explain.whatif import Question
+from hodei.control.reservations.reservations import choose, late_runs
 from hodei.model.array import count_all, expanding, firsts, shell_word
-from hodei.model.booking import Booking, Hold, Late, Wish
 from hodei.model.config import SchedulingConfig
 from hodei.model.damage import CODE as DAMAGED
 from hodei.model.data_place import Allowed
@@ -47,30 +46,31 @@ from hodei.model.facts import (
 )
 from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId
+from hodei.model.interning import Pool
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
 from hodei.model.priority import Standing
+from hodei.model.reservation import Booking, Hold, Late, Wish
 from hodei.model.resources import Resources
-from hodei.model.sharing import Pool
 from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
-from hodei.runtime.answers import Answers
-from hodei.runtime.calendar import Calendar
+from hodei.runtime.backend_manager import Fleet, FleetPlan
 from hodei.runtime.caller import CALLER
 from hodei.runtime.clock import steady_ms
-from hodei.runtime.configuring import Configuring
+from hodei.runtime.config_changes import Configuring
+from hodei.runtime.cron import Calendar
+from hodei.runtime.damaged_records import Records
 from hodei.runtime.data_watch import DataWatch
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.depending import Depending
-from hodei.runtime.fleet import Fleet, FleetPlan
-from hodei.runtime.foresight import Foresight
-from hodei.runtime.housekeeping import Housekeeping
-from hodei.runtime.hub import Hub, Subscription
+from hodei.runtime.dependency_lookup import Depending
+from hodei.runtime.event_hub import Hub, Subscription
+from hodei.runtime.forecast_task import Foresight
+from hodei.runtime.health_monitor import HealthPolicy
 from hodei.runtime.loop import Loop, held
 from hodei.runtime.metrics import Metrics
-from hodei.runtime.pulse import HealthPolicy
-from hodei.runtime.records import Records
+from hodei.runtime.query_queue import Answers
+from hodei.runtime.retention import Housekeeping
 from hodei.runtime.rights import Rights
 
 log = logging.getLogger("hodei.service")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from hodei.control.accounts import Accounts
+from hodei.control.accounting.accounts import Accounts
 
 # More than so many would be too many series: then there are none, and `hodei share` and `hodei quota` have them all.
 _MAX_PROJECTS = 200

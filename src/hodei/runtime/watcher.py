@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct, structs
 
-from hodei.control.backend_availability import DISABLED as DISABLED
-from hodei.control.recovery import NOT_WANTED, reconcile
-from hodei.control.world import World
+from hodei.control.admission.backend_availability import DISABLED as DISABLED
+from hodei.control.reconcile import NOT_WANTED, reconcile
+from hodei.control.state import World
 from hodei.model.effects import Act, Forget, Stop
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import BackendReported, Fact, NodeJoined, NodeLost, RunObserved

@@ -32,9 +32,9 @@ from hodei.server.guard import Guard, check_depth, read_body
 from hodei.server.logins import FailedLogins
 from hodei.server.openapi import openapi
 from hodei.server.params import closest, read_params
+from hodei.server.rate_limits import Rates, Room, Slots, holder
 from hodei.server.route import ANYONE, MIB, SMALL, Call, Principal, Reply, Route, Shared
 from hodei.server.routes import table as route_table
-from hodei.server.slots import Rates, Room, Slots, holder
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service

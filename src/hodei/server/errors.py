@@ -7,6 +7,7 @@ import secrets
 
 import msgspec
 
+from hodei.api.views import Problem
 from hodei.model.errors import (
     BackendError,
     BackendRefused,
@@ -21,7 +22,6 @@ from hodei.model.errors import (
     Unsupported,
 )
 from hodei.server.route import Principal, Reply
-from hodei.wire.views import Problem
 
 log = logging.getLogger("hodei.server")
 _encode = msgspec.json.Encoder().encode

@@ -14,7 +14,6 @@ from functools import lru_cache
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hodei.server.depth import deeper_than
 from hodei.server.errors import (
     Forbidden,
     ForeignHost,
@@ -25,6 +24,7 @@ from hodei.server.errors import (
     TooSlow,
     reply_to,
 )
+from hodei.server.json_depth import deeper_than
 from hodei.server.route import KIB, MIB
 
 MAX_DEPTH = 64

@@ -17,8 +17,8 @@ from hodei.model.effects import SaveAudit
 from hodei.model.errors import HodeiError
 from hodei.server.address import place_of
 from hodei.server.errors import TooFast, Unauthorized
+from hodei.server.rate_limits import Rates
 from hodei.server.route import Route
-from hodei.server.slots import Rates
 
 log = logging.getLogger("hodei.server")
 VERB = "login.failed"

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import UNSET
 
 from hodei import __version__
+from hodei.api.views import Problem
+from hodei.jobfile.json_schema import job_schema
 from hodei.server.route import PUBLIC, Param, Route
-from hodei.wire.schema import job_schema
-from hodei.wire.views import Problem
 
 _REF = "#/components/schemas/{name}"
 

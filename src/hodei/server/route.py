@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hodei.runtime.service import Service
     from hodei.server.auth import Tokens
     from hodei.server.logins import FailedLogins
-    from hodei.server.slots import Rates, Room, Slots
+    from hodei.server.rate_limits import Rates, Room, Slots
 
 Role = Literal["viewer", "user", "admin"]
 RANK: dict[str, int] = {"viewer": 1, "user": 2, "admin": 3}

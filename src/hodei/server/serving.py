@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from hodei.model.errors import InvalidInput
 from hodei.server.address import place_of
 from hodei.server.app import App
-from hodei.server.crowd import Crowd
+from hodei.server.connections import Crowd
 from hodei.server.errors import Malformed, Refused, TooMany, reply_to
 from hodei.server.guard import MAX_HEADER_BYTES, MAX_HEADERS, host_name
 

@@ -14,7 +14,7 @@ from types import FrameType
 
 from hodei.model.errors import HodeiError, InvalidInput
 from hodei.model.subcommands import Parser, or_help
-from hodei.sim.commands import compare, forecasts, listing, replay
+from hodei.sim.commands import compare, forecasts, lists, replay
 
 _ABOUT = """\
 Try out scheduling: the scheduler itself, moved through simulated time by a recorded or invented workload.
@@ -28,7 +28,7 @@ Try out scheduling: the scheduler itself, moved through simulated time by a reco
 def main(args: list[str] | None = None) -> int:
     parser = Parser(prog="hodei sim", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="COMMAND")
-    for module in (replay, compare, forecasts, listing):
+    for module in (replay, compare, forecasts, lists):
         module.add_arguments(kinds)
     given = parser.parse_args(or_help(sys.argv[1:] if args is None else args))
     try:

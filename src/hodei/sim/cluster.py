@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import NodeConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Node
@@ -17,7 +18,6 @@ from hodei.model.quantity import parse_quantity
 from hodei.model.resources import MEMORY
 from hodei.model.text import did_you_mean
 from hodei.sim.traces.workload import BACKEND, machine
-from hodei.wire.yamlfile import load_yaml
 from hodei.wiring import instant_node, node_offer
 
 MOST_NODES = 1_000_000

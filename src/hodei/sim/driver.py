@@ -22,9 +22,9 @@ from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job
 from hodei.model.node import Node
 from hodei.model.resources import Resources
+from hodei.sim.fragmentation import Unusable
 from hodei.sim.results import Outcome, Result, Sample, StartKind
 from hodei.sim.traces import Arrival, Workload
-from hodei.sim.unusable import Unusable
 
 # Samples are thinned out, every other one, when there are so many.
 _SAMPLES_KEPT = 20_000

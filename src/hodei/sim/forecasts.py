@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from hodei.control.ahead import twin
 from hodei.control.controller import Controller, Step
-from hodei.control.forecasts import FUTURES, Forecasts
+from hodei.control.explain.forecasts import FUTURES, Forecasts
+from hodei.control.explain.lookahead import twin
 from hodei.model.effects import SaveJob
 from hodei.model.facts import Fact, JobSubmitted
 from hodei.model.forecast import Forecast

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hodei.model.audit import AuditEntry, AuditQuery
-from hodei.store import rows, standins
+from hodei.store import placeholders, rows
 from hodei.store.damage import Suspects, fetch_json
 
 COLUMNS = ("at_ms", "who", "role", "verb", "target", "code", "request", "remote", "detail")
@@ -63,7 +63,7 @@ def find(db: sqlite3.Connection, query: AuditQuery, suspects: Suspects) -> list[
 
 
 def _instead(row: Sequence[Any], why: str) -> AuditEntry:
-    words = dict(zip(COLUMNS[1:], map(standins.text_of, row[1:-1]), strict=True))
+    words = dict(zip(COLUMNS[1:], map(placeholders.text_of, row[1:-1]), strict=True))
     return AuditEntry(row[0] if 0 <= row[0] <= rows.LAST_MS else 0, seq=row[-1], **words)
 
 

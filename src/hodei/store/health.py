@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hodei.model.errors import Unavailable
 from hodei.model.resources import MEMORY, human_amount
-from hodei.store import room, schema
+from hodei.store import schema, vacuum
 
 LOW_DISK_BYTES = 1 << 30
 # Less than this, and not even one commit fits beside what the file holds already.
@@ -36,7 +36,7 @@ def check(reader: sqlite3.Connection, writer: sqlite3.Connection | None, path: P
         found.append(("store synchronous", synchronous >= 2, _SYNCHRONOUS[synchronous]))
     version = reader.execute("PRAGMA user_version").fetchone()[0]
     found.append(("store schema", version == schema.VERSION, f"version {version}, this program has {schema.VERSION}"))
-    found.append(("store room", *room.told(reader)))
+    found.append(("store room", *vacuum.told(reader)))
     free = shutil.disk_usage(path.parent).free
     found.append(("store disk space", free >= LOW_DISK_BYTES, f"{human_amount(MEMORY, free)} free"))
     mode = stat.S_IMODE(os.stat(path).st_mode)

@@ -11,7 +11,6 @@ from typing import get_args
 from msgspec import structs
 
 from hodei.model.audit import AuditEntry, AuditQuery, matches
-from hodei.model.booking import Booking
 from hodei.model.damage import Damage
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
@@ -20,6 +19,7 @@ from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, JobState
 from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
+from hodei.model.reservation import Booking
 from hodei.model.selector import all_match
 from hodei.model.usage import AccountPath, UsageRow
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened

@@ -18,7 +18,7 @@ from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, JobState
 from hodei.model.selector import all_match
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery
-from hodei.store import audits, rows, standins
+from hodei.store import audits, placeholders, rows
 from hodei.store.damage import UNREADABLE, Suspects, fetch, fetch_json, is_about_text, lenient
 
 MOST_JOBS_IN_A_PAGE = 1000
@@ -55,7 +55,7 @@ def _first(row: Sequence[Any]) -> Any:
 def _job_instead(row: Sequence[Any], why: str) -> Job:
     """For this answer; what is stored in its place later knows of its runs too."""
     raw = dict(zip(rows.STANDING, row[:-1], strict=True))
-    return standins.job(row[0], raw, row[-1], (), why, time.time_ns() // 1_000_000).job
+    return placeholders.job(row[0], raw, row[-1], (), why, time.time_ns() // 1_000_000).job
 
 
 def jobs(db: sqlite3.Connection, query: JobQuery, suspects: Suspects) -> JobPage:
@@ -136,7 +136,7 @@ def active(db: sqlite3.Connection, suspects: Suspects) -> list[tuple[Job, tuple[
         for (state,) in fetch(db, _STATES_THERE):
             if state is not None and state not in _ALL_STATES:
                 for (id,) in db.execute("SELECT id FROM job WHERE CAST(state AS BLOB) = CAST(? AS BLOB)", (state,)):
-                    suspects.add("job", id, f"the state {standins.text_of(state)[:40]!r}")
+                    suspects.add("job", id, f"the state {placeholders.text_of(state)[:40]!r}")
     finally:
         if collecting:
             gc.enable()
@@ -187,7 +187,7 @@ def _run_key(row: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def _run_instead(row: Sequence[Any], why: str) -> Run:
-    return standins.run(dict(zip(rows.RUN, row, strict=True)))[0]
+    return placeholders.run(dict(zip(rows.RUN, row, strict=True)))[0]
 
 
 def dependents(db: sqlite3.Connection, awaited: Sequence[JobId], limit: int) -> list[tuple[JobId, JobId]]:
@@ -286,7 +286,7 @@ def events(db: sqlite3.Connection, after: int, job: JobId, limit: int, suspects:
             (SELECT * FROM event WHERE {of_job}seq > ? ORDER BY seq LIMIT ?)""",  # noqa: S608 (constants)
         (*([job] if job else []), after, max(0, limit)),
     )
-    read = suspects.read("event", found, rows.event_from, _first, standins.event)
+    read = suspects.read("event", found, rows.event_from, _first, placeholders.event)
     return sorted(read, key=lambda event: event.seq)
 
 

@@ -12,17 +12,17 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from hodei.model import recourse
+from hodei.model import escalation_state
 from hodei.model.audit import AuditEntry
-from hodei.model.booking import Booking
 from hodei.model.decision import Decision
 from hodei.model.effects import Event, SaveKey
 from hodei.model.ids import run_id
+from hodei.model.interning import Pool
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JobState
 from hodei.model.node import Grant, NodeMarks
 from hodei.model.periodic import Periodic
-from hodei.model.sharing import Pool
+from hodei.model.reservation import Booking
 
 Row = Sequence[Any]
 
@@ -131,7 +131,7 @@ def _values(row: Row) -> list[Any]:
     for flag in _FLAGS:
         values[flag] = bool(values[flag])
     if values[_RECOURSE]:
-        recourse.read(values[_RECOURSE])
+        escalation_state.read(values[_RECOURSE])
     return values
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 
 from hodei.model.errors import InvalidInput
-from hodei.store import audits, mending
+from hodei.store import audits, quarantine
 
 APPLICATION_ID = 0x484F4445  # "HODE": tells our files from other programs' files
 ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
@@ -126,7 +126,7 @@ _VERSION_1 = (
 )
 
 # Rows that could not be read, as they were, and what was done about each.
-_VERSION_2 = mending.TABLE
+_VERSION_2 = quarantine.TABLE
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, audits.DETAIL)
 VERSION = len(MIGRATIONS)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from hodei.model.audit import AuditEntry, AuditQuery
-from hodei.model.booking import Booking
 from hodei.model.damage import Damage
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import HodeiError, InvalidInput, StaleEpoch, Unavailable
@@ -27,9 +26,11 @@ from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
+from hodei.model.reservation import Booking
 from hodei.model.usage import UsageRow
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened, lost_key
-from hodei.store import audits, health, mending, queries, room, rows, schema, tally, usages, writing
+from hodei.store import audits, health, quarantine, queries, rows, schema, state_counts, vacuum, writing
+from hodei.store import usage as usages
 from hodei.store.batch import sort_saves
 from hodei.store.damage import Suspects, fetch
 
@@ -89,14 +90,14 @@ class SqliteStore:
                         f"the store {self.path} is damaged: how often it was opened cannot be read",
                         hint=_HINTS["SQLITE_CORRUPT"],
                     )
-                mending.renumber(db, time.time_ns() // 1_000_000)
+                quarantine.renumber(db, time.time_ns() // 1_000_000)
                 db.execute("UPDATE meta SET epoch = epoch + 1")
                 # Numbers are never given out twice, whatever the row says.
                 db.execute(
                     """UPDATE meta SET last_job = max(last_job, (SELECT coalesce(max(id), 0) FROM job), 0),
                         last_event = max(last_event, (SELECT coalesce(max(seq), 0) FROM event), 0)"""
                 )
-                tally.recount(db)
+                state_counts.recount(db)
                 opened = Opened(
                     *db.execute("SELECT installation, epoch, last_job, last_event FROM meta").fetchone(),
                 )
@@ -116,7 +117,7 @@ class SqliteStore:
     def make_way(self, saves: Sequence[Save], now_ms: int) -> list[Damage]:
         batch = sort_saves(saves)
         with self._writing, _errors_of(self.path), self._fenced() as db:
-            return mending.make_way(db, batch, now_ms)
+            return quarantine.make_way(db, batch, now_ms)
 
     def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
         with self._writing, _errors_of(self.path), self._fenced() as db:
@@ -128,7 +129,7 @@ class SqliteStore:
 
     def shrink(self, limit: int) -> int:
         with self._writing, _errors_of(self.path):
-            return 0 if self._writer is None else room.shrink(self._writer, limit)
+            return 0 if self._writer is None else vacuum.shrink(self._writer, limit)
 
     def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
         with self._reading() as db:
@@ -218,24 +219,24 @@ class SqliteStore:
 
     @property
     def suspects(self) -> list[tuple[str, JobId]]:
-        return [(kind, mending.job_of_key(kind, key)) for kind, key in list(self._suspects.seen)]
+        return [(kind, quarantine.job_of_key(kind, key)) for kind, key in list(self._suspects.seen)]
 
     def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
         self._suspects.add(kind, key, reason)
 
-    def mend(self, now_ms: int, known: mending.Known | None = None) -> list[Damage]:
+    def mend(self, now_ms: int, known: quarantine.Known | None = None) -> list[Damage]:
         seen = dict(self._suspects.seen)
         if not seen:
             return []
         with self._writing, _errors_of(self.path), self._fenced() as db:
-            found = mending.mend(db, seen, known or {}, now_ms)
+            found = quarantine.mend(db, seen, known or {}, now_ms)
         for key in seen:
             self._suspects.seen.pop(key, None)
         return found
 
     def damaged(self) -> list[Damage]:
         with self._reading() as db:
-            return mending.told(db)
+            return quarantine.told(db)
 
     def look_over(self, kind: str, after: Any, limit: int) -> Any:
         with self._reading() as db:
@@ -292,7 +293,7 @@ class SqliteStore:
         db = self._connect("rw")
         try:
             schema.version_of(db)  # refuses what is not ours before the first change
-            room.prepare(db, self.path)
+            vacuum.prepare(db, self.path)
             if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise Unavailable(
                     f"{self.path} cannot be written ahead (WAL)",

@@ -16,7 +16,7 @@ from typing import Any
 
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.ids import JobId
-from hodei.store import audits, rows, tally, usages
+from hodei.store import audits, rows, state_counts, usage
 from hodei.store.batch import Batch
 from hodei.store.schema import ENDED
 
@@ -57,7 +57,7 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
         if not marks.empty:
             db.execute("INSERT INTO mark (node, body) VALUES (?, ?)", (marks.node, rows.marks_text(marks)))
     if batch.usage:
-        usages.write(db, batch.usage.values())
+        usage.write(db, batch.usage.values())
     for name, body in batch.notes.items():
         db.execute("INSERT OR REPLACE INTO note (name, body) VALUES (?, ?)", (name, body))
     if batch.audits:
@@ -76,7 +76,7 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
                 "INSERT INTO booking (name, body) VALUES (?, ?)",
                 (saved.booking.name, rows.booking_text(saved.booking)),
             )
-    tally.move(db, moves)
+    state_counts.move(db, moves)
 
 
 def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobId]:
@@ -86,7 +86,7 @@ def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobI
     ids = rows.json_text([job for job, _ in gone])
     for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job"), ("awaits", "awaited")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (ids,))  # noqa: S608 (constants)
-    tally.move(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
+    state_counts.move(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
     return [job for job, _ in gone]
 
 

@@ -21,7 +21,7 @@ from agent_host import Desk, until
 from docker_bench import a_docker
 from docker_hosts import IMAGE, Daemon, Farm
 from gate import ABANDON, CUT, DROP, PASS, Gate, freeze
-from hodei.backends.docker import conversation, starting
+from hodei.backends.docker import connection, start
 from hodei.backends.docker.settings import Allow
 from hodei.model.effects import Forget
 from hodei.model.errors import BackendError
@@ -88,9 +88,9 @@ def a_gate(daemon: Daemon, path: Path) -> Gate:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "WORK_S", WORK_S)
-    monkeypatch.setattr(conversation, "PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(conversation, "PING_EVERY_S", 0.1)
+    monkeypatch.setattr(start, "WORK_S", WORK_S)
+    monkeypatch.setattr(connection, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(connection, "PING_EVERY_S", 0.1)
 
 
 @contextlib.asynccontextmanager

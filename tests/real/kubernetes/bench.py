@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from hodei.kubeapi.client import Access, Api
+from hodei.kube.api.client import Access, Api
 from real.kubernetes.cluster import node, pod
 from real.kubernetes.plane import Plane
 from real.kubernetes.pod_scheduler import PodScheduler

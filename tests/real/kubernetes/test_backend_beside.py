@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hodei.backends.kubernetes import backend, keeping
+from hodei.backends.kubernetes import backend, supervision
 from hodei.backends.kubernetes.manifest import pod_name
 from hodei.model.effects import SaveWork, Stop
 from hodei.model.errors import BackendRefused, NotFound, Unsupported
@@ -45,7 +45,7 @@ while True: signal.pause()
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(backend, "CARE_EVERY_S", 0.1)
-    monkeypatch.setattr(keeping, "FILE_LOOK_MS", 300)
+    monkeypatch.setattr(supervision, "FILE_LOOK_MS", 300)
 
 
 @pytest.fixture

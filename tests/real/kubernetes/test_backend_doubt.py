@@ -20,7 +20,7 @@ import pytest
 
 from gate import ABANDON, CUT, PASS, Gate
 from gate import freeze as stand_still
-from hodei.backends.kubernetes import asking, doubts
+from hodei.backends.kubernetes import pod_api, unconfirmed
 from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError
 from real.house import House, until
@@ -122,7 +122,7 @@ async def order_until_answered(bench: Bench, order: Start) -> dict[str, object]:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_run_whose_creation_got_no_answer_is_one_pod(cluster, pods, gate, through, tmp_path: Path, monkeypatch, how):
-    monkeypatch.setattr(asking, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(pod_api, "ANSWER_S", ANSWER_S)
     plane, hangs = cluster.plane, how != "cut"
 
     async def story() -> None:
@@ -175,8 +175,8 @@ def test_a_refusal_counts_when_no_earlier_request_can_come_late_any_more(
     cluster, gate, through, tmp_path: Path, monkeypatch
 ):
     """The same, but the quota is full of another's pod, and the first request never created any."""
-    monkeypatch.setattr(doubts, "DOUBT_S", 1.0)
-    monkeypatch.setattr(doubts, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(unconfirmed, "DOUBT_S", 1.0)
+    monkeypatch.setattr(unconfirmed, "LOOK_EVERY_S", 0.2)
     cluster.apply([{
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": cluster.namespace},
         "spec": {"hard": {"pods": "0"}},

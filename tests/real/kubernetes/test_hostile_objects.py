@@ -227,7 +227,7 @@ def test_a_watch_that_ends_ends_the_process_loudly(cluster: Cluster, plane: Plan
 
     broken = (
         "import asyncio, sys\n"
-        "from hodei.kubeapi import reflector\n"
+        "from hodei.kube.api import reflector\n"
         "whole = reflector.Reflector.run\n"
         "async def run(self):\n"
         "    if self.path.endswith('/nodes'):\n"
@@ -238,7 +238,7 @@ def test_a_watch_that_ends_ends_the_process_loudly(cluster: Cluster, plane: Plan
         "        raise ZeroDivisionError('of all things')\n"
         "    await whole(self)\n"
         "reflector.Reflector.run = run\n"
-        "from hodei.kube.commands import main\n"
+        "from hodei.kube.scheduler.commands import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "-c", broken, "run", f"--kubeconfig={plane.kubeconfig('hodei')}", "--no-leader-elect",

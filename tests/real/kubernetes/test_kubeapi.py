@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from hodei.kubeapi.client import Access, Api, ApiError
-from hodei.kubeapi.discovery import served_path, served_resources, served_versions
-from hodei.kubeapi.lease import Leadership
-from hodei.kubeapi.objects import Namespace, Node, Pod
-from hodei.kubeapi.reflector import Change, Reflector, Resource
+from hodei.kube.api.client import Access, Api, ApiError
+from hodei.kube.api.discovery import served_path, served_resources, served_versions
+from hodei.kube.api.lease import Leadership
+from hodei.kube.api.objects import Namespace, Node, Pod
+from hodei.kube.api.reflector import Change, Reflector, Resource
 from hodei.model.errors import InvalidInput
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.plane import Plane, free_port
@@ -133,7 +133,7 @@ def test_a_pod_s_service_account_is_used_inside_a_cluster(
 ):
     from kubernetes.aio.config import incluster_config
 
-    from hodei.kubeapi import access
+    from hodei.kube.api import access
 
     (tmp_path / "token").write_text(plane.token("hodei"))
     (tmp_path / "ca.crt").write_text(Path(certificate_authority(plane)).read_text())

@@ -16,7 +16,7 @@ from typing import Any
 
 from builders import a_job_spec
 from hodei.backends.base import House
-from hodei.backends.hpc import base, handing_in, pbs_commands, rest_link, slurm_commands, slurm_rest
+from hodei.backends.hpc import base, pbs_commands, rest_link, slurm_commands, slurm_rest, submission
 from hodei.backends.hpc import slurm as slurm_backend
 from hodei.runtime.clock import SystemClock
 from hodei.store.sqlite import SqliteStore
@@ -30,7 +30,7 @@ QUICK = {"window_s": 2.0, "look_s": 0.2, "command_s": 1.5, "lock_s": 3.0}
 
 
 def _shorten(window_s: float, look_s: float, command_s: float, lock_s: float) -> None:
-    handing_in.IN_DOUBT_S, handing_in.LOOK_EVERY_S, base.LOCK_TIMEOUT_S = window_s, look_s, lock_s
+    submission.IN_DOUBT_S, submission.LOOK_EVERY_S, base.LOCK_TIMEOUT_S = window_s, look_s, lock_s
     for module in (slurm_commands, pbs_commands):
         module.SUBMIT_TIMEOUT_S = module.ASK_TIMEOUT_S = command_s  # type: ignore[attr-defined]
     slurm_rest.TIMEOUT_S = rest_link.CONNECT_TIMEOUT_S = command_s

@@ -18,7 +18,7 @@ from hodei.model.array import ArrayPlace
 from hodei.model.effects import SaveWork, Start, Stop
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint
-from hodei.runtime import inquiries
+from hodei.runtime import backend_queries
 from hodei.runtime.clock import SystemClock
 from hodei.store.memory import MemoryStore
 from hpc_bench import a_slurm
@@ -206,7 +206,7 @@ def test_in_slurms_own_line_its_reason_and_its_estimate_are_told(own_slurm, tmp_
 
 
 def test_why_tells_slurms_own_estimate_of_a_job_in_its_line(own_slurm, tmp_path, monkeypatch):
-    monkeypatch.setattr(inquiries, "_LINE_EVERY_S", 0.2)
+    monkeypatch.setattr(backend_queries, "_LINE_EVERY_S", 0.2)
 
     async def story() -> None:
         # Twice as much as fits is handed in, so that the second waits in Slurm's line and not in ours.

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hodei.api.views import RunView
 from hodei.model.decision import Candidate, Decision
 from hodei.model.effects import Event
 from hodei.model.explanation import Explanation
-from hodei.wire.views import RunView
 from real.house import House, until
 
 HOSTNAME = "kubernetes.io/hostname"

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from hodei.agent import looks
+from hodei.agent import probes
 from hodei.agent.hook import SIGNALS, BadHook, Hook
-from hodei.agent.looks import Looks
+from hodei.agent.probes import Looks
 from hodei.agent.run import BadOrder, Run
 from hodei.agent.spawn import SCRIPT
 
@@ -152,27 +152,27 @@ def test_an_end_during_the_hook_is_the_runs_own(hook, code, state, reason):
 
 def test_a_look_sees_every_change(tmp_path):
     file = tmp_path / "saved"
-    assert looks.look(str(file)) is None
+    assert probes.look(str(file)) is None
     file.write_text("1")
-    first = looks.look(str(file))
+    first = probes.look(str(file))
     os.utime(file, ns=(0, first[0]))
     file.with_suffix(".new").write_text("22")
     os.rename(file.with_suffix(".new"), file)
     os.utime(file, ns=(0, first[0]))
-    assert looks.look(str(file)) != first
-    assert looks.look("a\0b") is None
+    assert probes.look(str(file)) != first
+    assert probes.look("a\0b") is None
 
 
 def test_a_disk_that_does_not_answer_holds_up_nobody(tmp_path, monkeypatch):
     answers = threading.Event()
-    monkeypatch.setattr(looks, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(probes, "PATIENCE_S", 0.01)
 
     def look(path: str) -> tuple[int, int, int]:
         if path == "/dead":
             answers.wait(20)
         return (1, 2, 3)
 
-    monkeypatch.setattr(looks, "look", look)
+    monkeypatch.setattr(probes, "look", look)
 
     async def story() -> None:
         eye = Looks(asyncio.get_running_loop())

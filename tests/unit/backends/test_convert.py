@@ -11,8 +11,8 @@ from hodei.backends.hpc.batch_files import file_name, redirections
 from hodei.backends.hpc.batch_lines import Option
 from hodei.backends.hpc.convert import Submitted, convert
 from hodei.backends.hpc.slurm_depends import Depends, dependencies
+from hodei.jobfile.document import parse_job
 from hodei.model.errors import InvalidInput
-from hodei.wire.document import parse_job
 
 
 def document_of(options: str, body: str = "./work", **fields: Any) -> dict[str, Any]:

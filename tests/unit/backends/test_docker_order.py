@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from agent_host import an_order
-from hodei.backends.docker.order import CARE, Care, care_of, prepare
+from hodei.backends.docker.container_spec import CARE, Care, care_of, prepare
 from hodei.backends.docker.settings import Allow, Host, Settings, check
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, InvalidInput

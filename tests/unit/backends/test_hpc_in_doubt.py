@@ -14,12 +14,12 @@ from msgspec import structs
 
 from agent_host import Desk, an_order
 from hodei.backends.base import House
-from hodei.backends.hpc import handing_in, looking
+from hodei.backends.hpc import poll, submission
 from hodei.backends.hpc.base import HpcBackend
-from hodei.backends.hpc.offers import Offers
-from hodei.backends.hpc.queue import Cluster, Doubtful, Line, Queue, Seen, Submission
-from hodei.backends.hpc.record import read_record
-from hodei.backends.hpc.wanted import Wants
+from hodei.backends.hpc.nodes import Offers
+from hodei.backends.hpc.ports import Cluster, Doubtful, Line, Queue, Seen, Submission
+from hodei.backends.hpc.request import Wants
+from hodei.backends.hpc.run_record import read_record
 from hodei.model.backend import Capabilities
 from hodei.model.effects import Forget, Stop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused
@@ -31,10 +31,10 @@ ROOM = {"cpu": 64_000, "memory": 1 << 40}
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr(handing_in, "IN_DOUBT_S", 0.15)
-    monkeypatch.setattr(handing_in, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(looking, "FORGOTTEN_AFTER_MS", 20)
-    monkeypatch.setattr(looking, "LOST_AFTER_MS", 200)
+    monkeypatch.setattr(submission, "IN_DOUBT_S", 0.15)
+    monkeypatch.setattr(submission, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(poll, "FORGOTTEN_AFTER_MS", 20)
+    monkeypatch.setattr(poll, "LOST_AFTER_MS", 200)
 
 
 class Fake(Queue):
@@ -304,7 +304,7 @@ def test_a_run_in_doubt_that_cannot_even_be_sent_again_is_out_of_reach_and_still
 
 
 def test_what_takes_too_long_is_in_doubt_and_others_are_answered(tmp_path, monkeypatch):
-    monkeypatch.setattr(handing_in, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(submission, "START_TIMEOUT_S", 0.05)
 
     async def story() -> None:
         queue = Fake()

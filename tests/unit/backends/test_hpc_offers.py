@@ -13,10 +13,10 @@ from msgspec import structs
 
 from agent_host import an_order
 from builders import a_node
-from hodei.backends.hpc.offers import Offers
-from hodei.backends.hpc.queue import Cluster, Line
+from hodei.backends.hpc.nodes import Offers
+from hodei.backends.hpc.ports import Cluster, Line
+from hodei.backends.hpc.request import Wants
 from hodei.backends.hpc.script import batch_script
-from hodei.backends.hpc.wanted import Wants
 from hodei.model.node import GPU_ONLY, Taint
 
 GIB = 1 << 30

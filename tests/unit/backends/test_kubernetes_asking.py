@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from hodei.backends.kubernetes.asking import Unsure, each, meaning
-from hodei.kubeapi.client import ApiError
+from hodei.backends.kubernetes.pod_api import Unsure, each, meaning
+from hodei.kube.api.client import ApiError
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 
 

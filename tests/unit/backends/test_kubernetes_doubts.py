@@ -13,7 +13,7 @@ from msgspec import structs
 from agent_host import an_order
 from hodei.backends.base import House
 from hodei.backends.kubernetes import KubernetesBackend, Settings
-from hodei.backends.kubernetes.asking import Unsure
+from hodei.backends.kubernetes.pod_api import Unsure
 from hodei.model.effects import Start
 from hodei.model.errors import NOT_REACHED, BackendError
 

@@ -15,8 +15,8 @@ from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, InvalidInput
 from hodei.model.health import HealthCheck
 from hodei.model.job import Checkpoint, Toleration
+from hodei.model.job_affinity import HostPort
 from hodei.model.node import Grant
-from hodei.model.rules import HostPort
 
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?|")
 POD_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

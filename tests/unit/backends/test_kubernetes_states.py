@@ -19,7 +19,7 @@ from hodei.backends.kubernetes.states import (
     unwell,
     vanished,
 )  # fmt: skip
-from hodei.kubeapi.objects import from_plain
+from hodei.kube.api.objects import from_plain
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000

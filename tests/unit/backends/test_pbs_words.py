@@ -13,7 +13,7 @@ from hodei.backends.hpc import pbs_states
 from hodei.backends.hpc.commands import Done
 from hodei.backends.hpc.pbs_commands import PbsCommands, parse, pbs_name, put_script, submit_words
 from hodei.backends.hpc.pbs_states import seconds, seen_of, size
-from hodei.backends.hpc.queue import Doubtful, Submission
+from hodei.backends.hpc.ports import Doubtful, Submission
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused
 
 SAMPLES = Path(__file__).parent / "hpc_samples"

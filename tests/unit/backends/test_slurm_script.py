@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hodei.backends.hpc.record import SEALED, Record, parse_record, read_record, seal
+from hodei.backends.hpc.run_record import SEALED, Record, parse_record, read_record, seal
 from hodei.backends.hpc.script import array_script, batch_script
 from hodei.backends.hpc.slurm_commands import SlurmCommands
 from hodei.model.errors import BackendRefused

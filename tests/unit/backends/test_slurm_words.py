@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from hodei.backends.hpc.commands import Done
-from hodei.backends.hpc.queue import Doubtful, Submission
+from hodei.backends.hpc.ports import Doubtful, Submission
 from hodei.backends.hpc.slurm_commands import SlurmCommands, parse_sacct, parse_squeue, submit_words
 from hodei.backends.hpc.slurm_nodes import cluster, gres, minutes, node_of, rest_node, rest_partition
 from hodei.backends.hpc.slurm_rest import SlurmRest, _Answer, submit_fields

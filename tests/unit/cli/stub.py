@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from hodei.wire.views import JobDetail, JobView, NodeView, RunView, TaintView
+from hodei.api.views import JobDetail, JobView, NodeView, RunView, TaintView
 
 TOKEN = "hod_secret"
 NOW_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from hodei.api.views import ArrayView, JobDetail
 from hodei.cli.arrays import counts, reference_text
 from hodei.cli.documents import document_of
 from hodei.cli.errors import UsageProblem
 from hodei.cli.refs import look_up, resolve, resolve_job
 from hodei.client import Client
 from hodei.model.errors import NotFound
-from hodei.wire.views import ArrayView, JobDetail
 from unit.cli.stub import job
 
 API = "/api/v1"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from hodei.cli.convert import SHIMS
-from hodei.wire.document import parse_job
-from hodei.wire.yamlfile import load_yaml
+from hodei.jobfile.document import parse_job
+from hodei.jobfile.yaml_reader import load_yaml
 
 SCRIPT = "#!/bin/bash\n#SBATCH -J sweep -c 4 --mem=8G\n#SBATCH --mail-type=END\nset -e\n./sweep\n"
 

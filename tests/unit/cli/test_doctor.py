@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hodei.api.views import Check
 from hodei.cli import times
-from hodei.wire.views import Check
 from unit.cli.stub import Answer, problem
 
 API = "/api/v1"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from hodei.api.graph import GraphEdge, GraphJob, JobGraph
 from hodei.cli.graph_drawing import dot, mermaid, svg, tree
-from hodei.wire.graph import GraphEdge, GraphJob, JobGraph
 
 DIAMOND = JobGraph(
     2,

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from hodei.api.views import ArrayView, RequeueReply
 from hodei.cli import serve
 from hodei.cli.documents import document_of
 from hodei.client import Client
 from hodei.model.errors import InvalidInput
 from hodei.model.explanation import Explanation
-from hodei.wire.views import ArrayView, RequeueReply
 from unit.cli.stub import detail, job, problem
 
 API = "/api/v1"

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from hodei.api.views import JobDetail, SocketView
 from hodei.cli import times
 from hodei.cli.output import Column, clean, table
-from hodei.wire.views import JobDetail, SocketView
 from unit.cli.stub import detail, job, node
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hodei.jobfile.document import parse_job
+from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.explanation import Explanation, Placement
-from hodei.wire.document import parse_job
-from hodei.wire.yamlfile import load_yaml
 from unit.cli.stub import Answer, job, problem
 
 API = "/api/v1"

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from builders import NOW_MS, a_job, a_node
-from hodei.control.admission import AdmissionPolicy
+from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
-from hodei.control.retry import Backoff, RetryPolicy
+from hodei.control.lifecycle.retry import Backoff, RetryPolicy
 from hodei.engine.profile import Profile
-from hodei.model.booking import Booking
 from hodei.model.effects import Act, Event, Record, SaveBooking, SaveJob, SaveMarks, SaveRun, Start, Stop
 from hodei.model.facts import BookingMade, Fact, JobRestored, JobSubmitted, MarksRestored, NodeJoined, RunObserved
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeMarks
+from hodei.model.reservation import Booking
 from hodei.plugins.registry import build_profile
 
 EXACT = RetryPolicy(

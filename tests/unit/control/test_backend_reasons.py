@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_node
-from hodei.control.admission import AdmissionPolicy
-from hodei.control.why import plan, why
+from hodei.control.admission.gate import AdmissionPolicy
+from hodei.control.explain.why import plan, why
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import BackendReported, NodeJoined
 from hodei.model.health import HealthCheck

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hodei.control.circuit import Circuit, CircuitPolicy
-from hodei.control.retry import Backoff
+from hodei.control.lifecycle.retry import Backoff
 
 POLICY = CircuitPolicy(failures=3, pauses=Backoff(base_ms=5000, max_ms=20_000, jitter_milli=0))
 

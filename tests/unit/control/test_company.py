@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from builders import a_job_spec
-from hodei.control.backlog import Line
-from hodei.control.why import why
+from hodei.control.explain.why import why
+from hodei.control.queue.base import Line
 from hodei.engine.plan import EXISTING_ANTI_AFFINITY, Refusal
 from hodei.engine.view import gang_of
 from hodei.model.decision import Reason, Verdict
-from hodei.model.rules import JobAffinity, JobTerm
+from hodei.model.job_affinity import JobAffinity, JobTerm
 from hodei.model.selector import parse_selector
 from hodei.plugins.registry import build_profile
 from unit.control.house import a_house

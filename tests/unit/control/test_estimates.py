@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from builders import NOW_MS, a_job, a_job_spec
-from hodei.control import why as explain
 from hodei.control.estimates import LearnedEstimates, UserEstimates
-from hodei.engine.book import corrected_end
+from hodei.control.explain import why as explain
+from hodei.engine.availability import corrected_end
 from hodei.model.errors import InvalidInput
 from hodei.model.estimate import Estimate, Ran, name_of, ran, shape_of
 from hodei.model.facts import HistoryRestored

@@ -62,26 +62,26 @@ HOSTILE = {
     + b"\x86R",
     "a function of a room": _named(SNAPSHOT, "_function") + _word("hodei.plugins.registry") + _word("find") + b"\x86R",
     "a listed function that is called": _named(SNAPSHOT, "_function")
-    + _word("hodei.control.lives")
+    + _word("hodei.control.lifecycle.jobs")
     + _word("_nothing")
     + b"\x86R"
     + b"N\x85R",
     "a method that is called": _named(SNAPSHOT, "_method")
-    + _named("hodei.control.backlog", "Backlog")
+    + _named("hodei.control.queue.base", "Backlog")
     + b")\x81"
     + _word("wake")
     + b"\x86R"
     + b"N\x85R",
     "a special method": _named(SNAPSHOT, "_method")
-    + _named("hodei.control.backlog", "Backlog")
+    + _named("hodei.control.queue.base", "Backlog")
     + b")\x81"
     + _word("__init__")
     + b"\x86R",
     "the reader itself": _named(SNAPSHOT, "_Reader"),
     "attributes of a class": _named("hodei.control.controller", "Controller") + b"}" + _word("step") + b"Nsb",
     "attributes of a helper": _named(SNAPSHOT, "_nothing") + b"}" + _word("__code__") + b"Nsb",
-    "the class of an object": _named("hodei.control.backlog", "Backlog") + b")\x81}" + _word("__class__") + b"Nsb",
-    "a hook of an object": _named("hodei.control.backlog", "Backlog") + b")\x81}" + _word("__setstate__") + b"Nsb",
+    "the class of an object": _named("hodei.control.queue.base", "Backlog") + b")\x81}" + _word("__class__") + b"Nsb",
+    "a hook of an object": _named("hodei.control.queue.base", "Backlog") + b")\x81}" + _word("__setstate__") + b"Nsb",
     "items of an object": MADE + _word("a") + b"Ns",
     "a global in the old form": b"cposix\nsystem\n" + _word("true") + b"\x85R",
     "an object in the old form": b"(" + _word("true") + b"iposix\nsystem\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_node, a_task
-from hodei.control.why import plan, why
+from hodei.control.explain.why import plan, why
 from hodei.model.job import Distribution, GangRules
 from unit.control.house import House
 

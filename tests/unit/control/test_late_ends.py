@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from builders import NOW_MS
-from hodei.control.accounts import AccountsPolicy
+from hodei.control.accounting.accounts import AccountsPolicy
+from hodei.control.accounting.shares import SharesPolicy
 from hodei.control.estimates import LearnedEstimates
-from hodei.control.sharing import SharesPolicy
 from hodei.model.facts import JobCancelled, RunObserved
 from hodei.model.text import moment
 from unit.control.house import House, a_house, some_nodes

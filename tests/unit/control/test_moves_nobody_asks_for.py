@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hodei.control import world
-from hodei.control.preempting import PreemptionPolicy
+from hodei.control import state
+from hodei.control.lifecycle.preemption import PreemptionPolicy
 from unit.control.house import a_house
 
 
 def test_where_nobody_preempts_moves_are_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr(world, "_MOVES_KEPT", 10)
+    monkeypatch.setattr(state, "_MOVES_KEPT", 10)
     house = a_house(1, preemption=PreemptionPolicy(enabled=False))
     for id in range(1, 100):
         house.submit(id, cpu="1")
@@ -18,7 +18,7 @@ def test_where_nobody_preempts_moves_are_not_kept_for_ever(monkeypatch):
 
 
 def test_who_asks_after_that_learns_all_that_has_come_and_gone(monkeypatch):
-    monkeypatch.setattr(world, "_MOVES_KEPT", 10)
+    monkeypatch.setattr(state, "_MOVES_KEPT", 10)
     house = a_house(1, 1)
     house.submit(1, 2, cpu="1", priority="low")
     house.now_ms += 60_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_node
-from hodei.control.preempting import PreemptionPolicy
-from hodei.control.why import plan, why
-from hodei.engine.tenancy import class_of, may_preempt
+from hodei.control.explain.why import plan, why
+from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.engine.preemption.victims import class_of, may_preempt
 from hodei.model.facts import JobCancelled, NodeLost, NodeMarked
 from hodei.model.job import Toleration
 from hodei.model.node import Taint

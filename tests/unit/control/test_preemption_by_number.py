@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from builders import a_job, a_job_spec, a_node
-from hodei.control.preempting import PreemptionPolicy
-from hodei.control.why import plan
-from hodei.engine.tenancy import Going
+from hodei.control.explain.why import plan
+from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.engine.preemption.victims import Going
 from hodei.model.facts import JobCancelled, JobSubmitted, RunObserved
 from hodei.model.job import GangRules
-from hodei.model.rules import HostPort
+from hodei.model.job_affinity import HostPort
 from unit.control.house import House, a_house
 
 BY_NUMBER = PreemptionPolicy(by="number")

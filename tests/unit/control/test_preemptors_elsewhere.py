@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from builders import a_node
-from hodei.control.preempting import PreemptionPolicy
-from hodei.control.why import why
+from hodei.control.explain.why import why
+from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.model.effects import Spare
 from hodei.model.facts import JobCancelled, NodeJoined, NodeMarked, RunSpared
 from hodei.model.job import GangRules

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from builders import a_node
-from hodei.control.preempting import PreemptionPolicy
-from hodei.control.why import why
-from hodei.model.rules import HostPort
+from hodei.control.explain.why import why
+from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.model.job_affinity import HostPort
 from unit.control.house import House, a_house
 
 GUARANTEED = {"limits": {"cpu": 2000, "memory": 1 << 30}}

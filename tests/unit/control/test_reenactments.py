@@ -10,11 +10,11 @@ from __future__ import annotations
 import pytest
 
 from builders import a_node, a_task
-from hodei.control.preempting import PreemptionPolicy
+from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.model.facts import JobCancelled, NodeJoined, NodeLost
 from hodei.model.job import Toleration
+from hodei.model.job_affinity import HostPort
 from hodei.model.node import Taint
-from hodei.model.rules import HostPort
 from unit.control.house import House, a_house, some_nodes
 from unit.control.scenes import evicted, filled, gone, live, running
 

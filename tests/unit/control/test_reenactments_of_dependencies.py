@@ -3,11 +3,11 @@ elsewhere and what is promised. Backends are played by the test."""
 
 from __future__ import annotations
 
-from hodei.control.why import landed
+from hodei.control.explain.why import landed
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.facts import JobCancelled, JobRequeued, NodeLost
 from unit.control.house import a_house
-from unit.control.test_dependencies import after, end, job, submit
+from unit.control.lifecycle.test_dependencies import after, end, job, submit
 
 
 def test_a_dependency_that_can_never_be_met_ends_the_job_at_once_and_says_why():

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from builders import NOW_MS, a_job, a_node
+from hodei.control.explain.why import why
 from hodei.control.snapshot import dump, load, modules_of
-from hodei.control.why import why
-from hodei.model.accounts_config import BudgetConfig, QuotaConfig, SharesConfig
+from hodei.model.accounting_config import BudgetConfig, QuotaConfig, SharesConfig
 from hodei.model.config import EstimatesConfig, ProfileConfig, SchedulingConfig, SpillConfig
 from hodei.model.facts import BackendReported, JobSubmitted, NodeJoined, Reconfigured, RunObserved
 from hodei.plugins.registry import PLUGINS, QUEUES

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from builders import a_node
-from hodei.control.copying import twin
-from hodei.control.why import why
+from hodei.control.clone import twin
+from hodei.control.explain.why import why
 from hodei.model.facts import AnyFact, StartsForetold
 from hodei.model.job import BackendChoice
 from hodei.model.node import Location

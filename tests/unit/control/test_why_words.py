@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from builders import a_node
-from hodei.control.preempting import PreemptionPolicy
-from hodei.control.why import in_doubt, why
+from hodei.control.explain.why import in_doubt, why
+from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.model.text import moment
 from hodei.plugins.registry import build_profile
 from unit.control.house import House, a_house

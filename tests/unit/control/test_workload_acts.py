@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from builders import a_node
-from hodei.control.why import why
+from hodei.control.explain.why import why
 from hodei.model.facts import NodeJoined
 from hodei.model.job import DataProcessing, Serverless
 from unit.control.house import House

@@ -17,9 +17,9 @@ import pytest
 import yaml
 from msgspec import convert
 
-from hodei.kube.gangs import Membership, membership
-from hodei.kube.translate import estimate_ms
-from hodei.kubeapi.objects import Pod
+from hodei.kube.api.objects import Pod
+from hodei.kube.scheduler.gangs import Membership, membership
+from hodei.kube.scheduler.translate import estimate_ms
 from hodei.wiring import load_config
 
 ROOT = Path(__file__).parents[3]

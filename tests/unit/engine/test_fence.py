@@ -9,7 +9,7 @@ import pytest
 
 from builders import NOW_MS, a_job, a_node
 from hodei.control.controller import Controller
-from hodei.control.why import why
+from hodei.control.explain.why import why
 from hodei.engine.points import PerNode, Placed
 from hodei.engine.profile import make_profile
 from hodei.model.decision import Reason

@@ -8,8 +8,8 @@ import pytest
 from builders import NOW_MS, a_job_spec, a_node
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
-from hodei.engine.preempt import Preemptions
-from hodei.engine.tenancy import LEAVING, Place, Tenancy, Tenant
+from hodei.engine.preemption.search import Preemptions
+from hodei.engine.preemption.victims import LEAVING, Place, Tenancy, Tenant
 from hodei.engine.view import Gang, View, gang_of
 from hodei.plugins.registry import build_profile
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hodei.engine.nodes import Table
-from hodei.kube import translate
-from hodei.kube.translate import ALONE, Surroundings, Wanted
-from hodei.kubeapi.objects import Node, Pod, from_plain
+from hodei.kube.api.objects import Node, Pod, from_plain
+from hodei.kube.scheduler import translate
+from hodei.kube.scheduler.translate import ALONE, Surroundings, Wanted
 
 
 def a_pod(name: str = "pod", *, namespace: str = "ns", requests: dict[str, str] | None = None, **spec: Any) -> Pod:

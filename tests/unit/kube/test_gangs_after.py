@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from hodei.kube.gangs import Membership
-from hodei.kubeapi.group_objects import MemberGroup, PodGroup
-from hodei.kubeapi.objects import Meta, PodStatus, from_plain
+from hodei.kube.api.group_objects import MemberGroup, PodGroup
+from hodei.kube.api.objects import Meta, PodStatus, from_plain
+from hodei.kube.scheduler.gangs import Membership
 from hodei.model.effects import Start
 from unit.kube.podding import a_pod
 from unit.kube.town import Town

@@ -3,11 +3,11 @@
 import pytest
 from msgspec import structs
 
-from hodei.kube import translate
-from hodei.kube.gangs import Group, Groups, Membership, group_of, membership, missing
-from hodei.kube.gathering import as_job, gather
-from hodei.kubeapi.group_objects import GroupedWorkload, MemberGroup, PodGroup
-from hodei.kubeapi.objects import from_plain
+from hodei.kube.api.group_objects import GroupedWorkload, MemberGroup, PodGroup
+from hodei.kube.api.objects import from_plain
+from hodei.kube.scheduler import translate
+from hodei.kube.scheduler.gang_assembly import as_job, gather
+from hodei.kube.scheduler.gangs import Group, Groups, Membership, group_of, membership, missing
 from hodei.model.decision import Reason
 from unit.kube.podding import a_pod
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from unit.kube.test_removing import Driven
+from unit.kube.scheduler.test_removals import Driven
 
 
 def test_a_preemption_counts_with_its_victims():

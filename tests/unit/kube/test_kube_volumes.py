@@ -5,14 +5,14 @@ from msgspec import structs
 
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
-from hodei.kube import translate, wording
-from hodei.kube.profile import assumed_in
-from hodei.kube.provisioning import Provisioning
-from hodei.kube.translate import Surroundings
-from hodei.kube.volumes import Storage, to_bind, volume_on
-from hodei.kubeapi.objects import Node as KubeNode
-from hodei.kubeapi.objects import from_plain
-from hodei.kubeapi.storage_objects import BIND_COMPLETED, Claim, CsiDriver, StorageCapacity, StorageClass, Volume
+from hodei.kube.api.objects import Node as KubeNode
+from hodei.kube.api.objects import from_plain
+from hodei.kube.api.storage_objects import BIND_COMPLETED, Claim, CsiDriver, StorageCapacity, StorageClass, Volume
+from hodei.kube.scheduler import messages, translate
+from hodei.kube.scheduler.profile import assumed_in
+from hodei.kube.scheduler.provisioning import Provisioning
+from hodei.kube.scheduler.translate import Surroundings
+from hodei.kube.scheduler.volumes import Storage, to_bind, volume_on
 from hodei.plugins.volumes import Volumes
 from unit.kube.podding import a_node, a_pod, a_table
 from unit.kube.town import Town
@@ -77,7 +77,7 @@ def _refused(pod, storage, *nodes, residents=()):
     assert not wanted.refused
     pairs = runner.refusals(Volumes(), wanted.member, table.view(), View(0))
     assert not runner.faults
-    found = wording.refusal(pairs, wanted.member, table)
+    found = messages.refusal(pairs, wanted.member, table)
     return {name: found.of_row(row) for name, row in table.row.items() if found.of_row(row)}
 
 
@@ -242,7 +242,7 @@ def test_volumes_are_made_where_the_driver_has_enough_storage(storage, told):
     said = {}
     for mask, reason in pairs:
         for row in mask.nonzero()[0]:
-            said.setdefault(table.names[row], []).append(wording._TEXTS[reason.code])
+            said.setdefault(table.names[row], []).append(messages._TEXTS[reason.code])
     assert {name: texts[0] for name, texts in said.items()} == told
 
 

@@ -1,7 +1,7 @@
 """Objects of the API, decoded from its JSON."""
 
-from hodei.kubeapi.objects import Node, Pod, PodDisruptionBudget, decode
-from hodei.kubeapi.storage_objects import Claim, CsiNode
+from hodei.kube.api.objects import Node, Pod, PodDisruptionBudget, decode
+from hodei.kube.api.storage_objects import Claim, CsiNode
 
 
 def test_fields_that_scheduling_does_not_read_are_skipped():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hodei.kubeapi.quantities import amount, amounts
+from hodei.kube.api.quantities import amount, amounts
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import MAX_AMOUNT
 

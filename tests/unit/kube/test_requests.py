@@ -2,7 +2,7 @@
 
 import pytest
 
-from hodei.kubeapi.requests import STAND_INS, Counting, requests_of, resize_is_deferred
+from hodei.kube.api.requests import STAND_INS, Counting, requests_of, resize_is_deferred
 from unit.kube.podding import a_pod
 
 

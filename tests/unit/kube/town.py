@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from hodei.control.controller import Step
-from hodei.kube.making import House, Options, furnish
-from hodei.kubeapi.objects import Pod
+from hodei.kube.api.objects import Pod
+from hodei.kube.scheduler.build import House, Options, furnish
 from hodei.model.effects import Start
 from unit.kube.podding import a_node, a_pod
 

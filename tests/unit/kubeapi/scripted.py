@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from hodei.kubeapi.client import Access, Api
+from hodei.kube.api.client import Access, Api
 
 Answer = bytes | Callable[[asyncio.StreamWriter], object]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hodei.kubeapi.client import Access, Api, ApiError
+from hodei.kube.api.client import Access, Api, ApiError
 from hodei.model.errors import InvalidInput
 from unit.kubeapi.scripted import CLOSE, answer, connected, server
 

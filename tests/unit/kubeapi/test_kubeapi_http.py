@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hodei.kubeapi.http import Origin, Pool, Unreached
+from hodei.kube.api.http import Origin, Pool, Unreached
 from unit.kubeapi.scripted import CLOSE, Server, answer, server
 
 GET = b"GET / HTTP/1.1\r\n\r\n"

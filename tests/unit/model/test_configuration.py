@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from hodei.api.config import as_toml, parse_config, read_body, read_toml
 from hodei.model.config import Config, SchedulingConfig
 from hodei.model.configuration import Configuration, beyond_scheduling, differences, fingerprint, undone
 from hodei.model.errors import InvalidInput
-from hodei.wire.config import as_toml, parse_config, read_body, read_toml
 
 
 def config(toml: str) -> Config:

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
+from hodei.jobfile.sections.health_schema import RetryOnKey
 from hodei.model.failure import CLASSES, FAILURES, RETRIED, FailureClass, class_of, class_of_run, code_of_run, may_retry
-from hodei.wire.life_forms import RetryOnKey
 
 
 def test_no_code_belongs_to_two_classes():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hodei.jobfile.document import parse_job
 from hodei.model.job import JobSpec, TaskSpec
 from hodei.model.qos import cpu_shares, job_qos, oom_score_adj, qos
-from hodei.wire.document import parse_job
 
 FULL = {"cpu": 1000, "memory": 2**30}
 

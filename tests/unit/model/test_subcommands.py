@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hodei.bench.__main__ import main as bench
-from hodei.kube.commands import main as kube
+from hodei.kube.scheduler.commands import main as kube
 from hodei.sim.__main__ import main as sim
 
 PROGRAMS = {"sim": (sim, "repaly", "replay"), "bench": (bench, "enigne", "engine"), "kube": (kube, "wyh", "why")}

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from hodei.engine.residents import domain_of
+from hodei.engine.topology_index import domain_of
 from hodei.engine.view import Member
+from hodei.model.job_affinity import JobTerm, SpreadRule
 from hodei.model.node import Node
-from hodei.model.rules import JobTerm, SpreadRule
 from hodei.model.selector import all_match
 
 Labels = Mapping[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import NOW_MS, a_job_spec, a_node
-from hodei.engine.book import Book
+from hodei.engine.availability import Book
 from hodei.engine.view import View, gang_of
 from hodei.model.config import DataRuleConfig, ProfileConfig, SchedulingConfig, SpillConfig
 from hodei.model.errors import InvalidInput

@@ -12,8 +12,8 @@ from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Member, gang_of
 from hodei.model.job import Toleration
+from hodei.model.job_affinity import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.node import Location, Taint
-from hodei.model.rules import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.selector import parse_selector
 from hodei.plugins.job_affinity import CompanyRules
 from hodei.plugins.ports import Ports

@@ -20,8 +20,8 @@ from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, gang_of
 from hodei.model.job import Affinity, NodeTerm, Toleration
+from hodei.model.job_affinity import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.node import Location, Node, Taint
-from hodei.model.rules import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.selector import Requirement
 from hodei.plugins.job_affinity import CompanyRules
 from hodei.plugins.ports import Ports

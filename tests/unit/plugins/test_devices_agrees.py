@@ -9,8 +9,8 @@ import os
 import random
 
 from builders import a_job_spec, a_node
+from hodei.engine.device_slots import wants_parts
 from hodei.engine.nodes import Table
-from hodei.engine.parts import wants_parts
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, gang_of

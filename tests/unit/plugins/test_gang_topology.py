@@ -8,7 +8,7 @@ from msgspec import structs
 from builders import a_job_spec, a_node, a_task
 from hodei.engine.plan import Refusal
 from hodei.engine.points import SILENT
-from hodei.engine.residents import domain_of
+from hodei.engine.topology_index import domain_of
 from hodei.model.job import Distribution, GangRules
 from hodei.model.node import Location
 from hodei.plugins.gang_topology import GangTopology

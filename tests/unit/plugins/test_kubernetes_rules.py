@@ -8,8 +8,8 @@ from hodei.engine.nodes import Table
 from hodei.engine.profile import Profile
 from hodei.engine.view import Member, gang_of
 from hodei.model.job import Affinity, NodeTerm, PreferredTerm, Toleration
+from hodei.model.job_affinity import SpreadRule
 from hodei.model.node import Node, Taint
-from hodei.model.rules import SpreadRule
 from hodei.model.selector import Requirement
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.health import Health

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hodei.control.standing import standing
+from hodei.control.explain.priority import standing
 from hodei.engine.view import Gang
 from hodei.model.configuration import code_named
 from hodei.model.errors import InvalidInput

@@ -6,7 +6,7 @@ import pytest
 
 from builders import NOW_MS, a_job, a_node
 from hodei.control.controller import Controller
-from hodei.control.why import plan, why
+from hodei.control.explain.why import plan, why
 from hodei.engine.points import MAX_SCORE
 from hodei.model.facts import JobSubmitted, NodeJoined
 from hodei.model.job import BackendChoice

@@ -9,7 +9,7 @@ from typing import Any
 
 from builders import NOW_MS, a_node
 from hodei.backends.base import PlainBackend
-from hodei.control.admission import AdmissionPolicy
+from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.model.effects import Forget, Save, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused

@@ -9,13 +9,13 @@ import pytest
 from msgspec import structs
 
 from builders import NOW_MS, a_job, a_job_spec, a_run
-from hodei.control.stamps import not_ahead, run_not_ahead
+from hodei.control.lifecycle.timestamps import not_ahead, run_not_ahead
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.effects import SaveAudit, SaveJob, SaveRun
 from hodei.model.facts import RunObserved
 from hodei.ports import JobQuery
 from hodei.runtime.clock import SMALL_STEP_MS, SystemClock
-from hodei.runtime.credible import Credible, Kept
+from hodei.runtime.retention_clock import Credible, Kept
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
 

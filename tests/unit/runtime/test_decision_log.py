@@ -111,7 +111,7 @@ def test_values_of_variables_and_secret_options_are_in_no_segment_and_in_no_stat
 
 
 def test_a_state_names_no_code_but_that_of_a_scheduler():
-    for call in (print, asyncio.run, "hodei.runtime.aside:_work", "hodei.plugins.registry:build_profile"):
+    for call in (print, asyncio.run, "hodei.runtime.fork_worker:_work", "hodei.plugins.registry:build_profile"):
 
         class Evil:
             def __reduce__(self, call=call):

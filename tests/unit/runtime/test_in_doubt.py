@@ -17,8 +17,8 @@ from hodei.runtime import binder as binding
 from hodei.runtime.two_phase import start as start_gangs
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, a_service, alive, until
+from unit.runtime.test_backend_manager import BY_HAND, Patient
 from unit.runtime.test_backends_at_work import _binder, _start
-from unit.runtime.test_fleet import BY_HAND, Patient
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from builders import a_job_spec
+from hodei.control.chunks import PART
 from hodei.control.controller import Controller
-from hodei.control.parts import PART
 from hodei.model.array import ArrayPlace
 from hodei.model.audit import AuditEntry
 from hodei.model.config import SchedulingConfig
@@ -23,7 +23,7 @@ from hodei.plugins.registry import build_profile
 from hodei.runtime.arrays import cancel_array, hold_array, release_array
 from hodei.runtime.caller import CALLER, Caller
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.requeueing import requeue_all
+from hodei.runtime.requeue import requeue_all
 from hodei.sim.replay import replay
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, TalkingStore, a_service, alive

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from hodei.runtime import calendar, housekeeping, records
+from hodei.runtime import cron, damaged_records, retention
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, a_service, alive, until
 
@@ -45,10 +45,10 @@ def _looking_over(service, calls):
 
 @pytest.mark.parametrize("part", [_retention, _calendar, _mending, _looking_over], ids=lambda part: part.__name__)
 def test_a_fault_that_nobody_foresaw_is_told_and_it_goes_on(part, monkeypatch, caplog):
-    monkeypatch.setattr(housekeeping, "_EVERY_S", 0.01)
-    monkeypatch.setattr(calendar, "_AFTER_TROUBLE_S", 0.01)
-    monkeypatch.setattr(records, "_LOOK_S", 0.01)
-    monkeypatch.setattr(records, "_EVERY_S", 0.01)
+    monkeypatch.setattr(retention, "_EVERY_S", 0.01)
+    monkeypatch.setattr(cron, "_AFTER_TROUBLE_S", 0.01)
+    monkeypatch.setattr(damaged_records, "_LOOK_S", 0.01)
+    monkeypatch.setattr(damaged_records, "_EVERY_S", 0.01)
 
     async def main():
         service, calls = a_service(MemoryStore(), ObedientBackend()), []

@@ -16,9 +16,9 @@ from typing import Any
 from msgspec import Struct
 
 from builders import NOW_MS
-from hodei.control.whatif import Question
+from hodei.api.views import Check
+from hodei.control.explain.whatif import Question
 from hodei.model.audit import AuditEntry, AuditQuery
-from hodei.model.booking import Booking, Hold, Late, Wish
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event, SaveAudit
 from hodei.model.errors import Conflict, NotFound, Unavailable
@@ -30,11 +30,11 @@ from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
 from hodei.model.periodic import Periodic
+from hodei.model.reservation import Booking, Hold, Late, Wish
 from hodei.model.resources import Resources
 from hodei.model.whatif import Outlook, WhatIf
 from hodei.ports import JobPage, JobQuery
 from hodei.runtime.metrics import Metrics
-from hodei.wire.views import Check
 
 
 class NodeStatus(Struct, frozen=True):

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from builders import a_node
-from hodei.control.accounts import AccountsPolicy
+from hodei.control.accounting.accounts import AccountsPolicy
 from hodei.model.backend import Capabilities
 from hodei.model.facts import RunObserved
 from hodei.model.job import Job

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hodei.server.depth import deeper_than
 from hodei.server.guard import Guard, host_name
+from hodei.server.json_depth import deeper_than
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hodei.backends.here import OUTPUT_LIMIT, run_here
+from hodei.backends.host_exec import OUTPUT_LIMIT, run_here
 from hodei.model.audit import COMMAND_LIMIT, AuditQuery, command_text
 from hodei.model.backend import Executed
 from hodei.model.errors import Unavailable

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hodei.control.accounts import AccountsPolicy
+from hodei.control.accounting.accounts import AccountsPolicy
+from hodei.model.escalation_state import applied
 from hodei.model.facts import RunObserved
-from hodei.model.recourse import applied
 from unit.server.live_app import LiveApp
 
 MINUTE = 60_000
@@ -193,7 +193,7 @@ def test_a_refusal_is_in_the_audit(live: LiveApp):
 def test_nobody_fills_the_calendar_or_makes_the_scheduler_wait_for_a_plan(
     live: LiveApp, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hodei.runtime.calendar.MOST_EACH", 2)
+    monkeypatch.setattr("hodei.runtime.cron.MOST_EACH", 2)
     for number in range(3):
         got = live.ask("ana", "POST", "/periodic", TICK | {"name": f"t{number}", "job": job()})
         assert got.status == (201 if number < 2 else 429), got.body

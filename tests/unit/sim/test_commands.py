@@ -19,11 +19,11 @@ from hodei.model.errors import InvalidInput
 from hodei.sim.__main__ import main
 from hodei.sim.cluster import read_cluster
 from hodei.sim.commands import compare, replay
-from hodei.sim.commands.listing import TRACES
+from hodei.sim.commands.lists import TRACES
 from hodei.sim.commands.outputs import folder_for
+from hodei.sim.commands.parallel import Failure, run_all
 from hodei.sim.commands.progress import Progress
-from hodei.sim.commands.running import Order, prepare, simulate
-from hodei.sim.commands.side_by_side import Failure, run_all
+from hodei.sim.commands.simulate import Order, prepare, simulate
 from hodei.sim.policies import ABOUT, POLICIES, policy
 from hodei.sim.results import Result
 from hodei.sim.traces.generate import NAMES
@@ -470,8 +470,8 @@ def test_no_run_beside_others_hears_of_ctrl_c_not_even_the_first():
     script = """
 import re, signal
 from pathlib import Path
-from hodei.sim.commands.running import Order
-from hodei.sim.commands.side_by_side import _start
+from hodei.sim.commands.simulate import Order
+from hodei.sim.commands.parallel import _start
 if __name__ == "__main__":
     for _ in range(2):
         ours, process = _start(Order("generate:lublin?jobs=1000000", "fcfs"))

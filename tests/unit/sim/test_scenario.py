@@ -13,10 +13,10 @@ import pytest
 from hodei.model.errors import InvalidInput
 from hodei.sim.policies import POLICIES
 from hodei.sim.scenario.__main__ import main
-from hodei.sim.scenario.checking import Finding, Outcome, run
+from hodei.sim.scenario.check import Finding, Outcome, run
 from hodei.sim.scenario.golden import updated
-from hodei.sim.scenario.reading import parse_scenario, read_scenario
-from hodei.sim.scenario.telling import as_data, told
+from hodei.sim.scenario.parse import parse_scenario, read_scenario
+from hodei.sim.scenario.report import as_data, told
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples" / "scenarios").glob("*.yaml"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hodei.model.errors import InvalidInput
-from hodei.sim.scenario.playing import play
-from hodei.sim.scenario.reading import parse_scenario
+from hodei.sim.scenario.parse import parse_scenario
+from hodei.sim.scenario.play import play
 
 CLUSTER = "cluster: [{name: n, cpu: 4, memory: 8Gi}]\n"
 

@@ -13,7 +13,6 @@ from msgspec import structs
 
 from builders import NOW_MS, a_job, a_key, a_record, a_run
 from hodei.model.audit import AuditEntry, AuditQuery
-from hodei.model.booking import Booking
 from hodei.model.decision import Candidate, Decision
 from hodei.model.effects import (
     Save,
@@ -30,6 +29,7 @@ from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.job import GangRules
 from hodei.model.node import NodeMarks
 from hodei.model.periodic import Periodic
+from hodei.model.reservation import Booking
 from hodei.model.usage import UsageRow
 from hodei.ports import JobQuery
 from hodei.store import SqliteStore

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hodei.jobfile.document import decode_jobs, parse_job, parse_jobs
+from hodei.jobfile.schema import FlatJob, FullJob, JobKeys, TaskForm
 from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec
-from hodei.wire.document import decode_jobs, parse_job, parse_jobs
-from hodei.wire.forms import FlatJob, FullJob, JobKeys, TaskForm
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)

@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Sequence
 
 from hodei.backends.base import House, PlainBackend
-from hodei.backends.docker.beside import execute
+from hodei.backends.docker.container_spec import prepare
 from hodei.backends.docker.engine import DaemonError
+from hodei.backends.docker.exec import execute
 from hodei.backends.docker.host import DockerHost
 from hodei.backends.docker.logs import Logs
 from hodei.backends.docker.node import node_of
-from hodei.backends.docker.order import prepare
+from hodei.backends.docker.run_table import Places, Tracked
 from hodei.backends.docker.settings import Settings, check
-from hodei.backends.docker.tracked import Places, Tracked
 from hodei.backends.docker.usage import Meter
 from hodei.model.backend import Capabilities, Executed, NodeUsage
 from hodei.model.effects import Forget, SaveWork, Start, Stop

@@ -15,19 +15,19 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from hodei.backends.docker import care
-from hodei.backends.docker.conversation import SKEW_MS, Conversation
-from hodei.backends.docker.ends import State, end_of, gone, never_ran, state_of
+from hodei.backends.docker import supervision
+from hodei.backends.docker.cleanup import Sweeper
+from hodei.backends.docker.connection import SKEW_MS, Conversation
+from hodei.backends.docker.container_spec import BACKEND, INSTALLATION, RUN, Prepared, care_of
 from hodei.backends.docker.engine import DaemonError, Engine
 from hodei.backends.docker.images import Images
 from hodei.backends.docker.logs import Logs
-from hodei.backends.docker.order import BACKEND, INSTALLATION, RUN, Prepared, care_of
-from hodei.backends.docker.room import Room
+from hodei.backends.docker.run_table import Places, Tracked
 from hodei.backends.docker.settings import Host, Settings
-from hodei.backends.docker.starting import Starting
-from hodei.backends.docker.stopping import Stops
-from hodei.backends.docker.sweeping import Sweeper
-from hodei.backends.docker.tracked import Places, Tracked
+from hodei.backends.docker.slots import Room
+from hodei.backends.docker.start import Starting
+from hodei.backends.docker.states import State, end_of, gone, never_ran, state_of
+from hodei.backends.docker.stop import Stops
 from hodei.backends.docker.usage import held_images
 from hodei.model.errors import BackendError
 from hodei.model.facts import RunObserved
@@ -326,7 +326,7 @@ class DockerHost:
         tracked.started_ms = at_ms
         tracked.seen = RunObserved(tracked.run, "running", at_ms)
         self._tell(tracked.seen)
-        care.begin(self, tracked, self._now_ms())
+        supervision.begin(self, tracked, self._now_ms())
 
     def _ended(self, tracked: Tracked, state: State, *, daemon_went: bool = False) -> None:
         self._finish(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hodei.backends.docker.order import address_of
+from hodei.backends.docker.container_spec import address_of
 from hodei.backends.docker.settings import CONTAINERS, Host
 from hodei.model.node import Location, Node
 from hodei.model.resources import CPU, MEMORY

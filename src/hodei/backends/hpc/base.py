@@ -16,15 +16,15 @@ from msgspec import structs
 
 from hodei.agent.aging import Aging
 from hodei.backends.base import House, PlainBackend
-from hodei.backends.hpc.care import Care
 from hodei.backends.hpc.files import Files
-from hodei.backends.hpc.handing_in import ARRAY, HandingIn
 from hodei.backends.hpc.journal import Journal
-from hodei.backends.hpc.looking import Looking
-from hodei.backends.hpc.offers import Offers
-from hodei.backends.hpc.queue import Doubtful, Queue, Seen
-from hodei.backends.hpc.ticket import Entry, Ticket
-from hodei.backends.hpc.wanted import Wants
+from hodei.backends.hpc.nodes import Offers
+from hodei.backends.hpc.poll import Looking
+from hodei.backends.hpc.ports import Doubtful, Queue, Seen
+from hodei.backends.hpc.request import Wants
+from hodei.backends.hpc.submission import ARRAY, HandingIn
+from hodei.backends.hpc.supervision import Care
+from hodei.backends.hpc.tracked_run import Entry, Ticket
 from hodei.model.backend import Capabilities, Executed, NodeUsage
 from hodei.model.effects import Forget, SaveWork, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound

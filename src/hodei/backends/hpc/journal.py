@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from hodei.backends.hpc.ticket import Entry
+from hodei.backends.hpc.tracked_run import Entry
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Entry).decode

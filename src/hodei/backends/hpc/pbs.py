@@ -9,10 +9,10 @@ from msgspec import Struct
 from hodei.backends.base import House
 from hodei.backends.hpc.base import HpcBackend
 from hodei.backends.hpc.commands import Commands
-from hodei.backends.hpc.offers import CpuJobsOnGpus, Mode, Offers
+from hodei.backends.hpc.nodes import CpuJobsOnGpus, Mode, Offers
 from hodei.backends.hpc.pbs_commands import PbsCommands
 from hodei.backends.hpc.pbs_options import PbsOptions
-from hodei.backends.hpc.wanted import Wants
+from hodei.backends.hpc.request import Wants
 from hodei.model.backend import Capabilities
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms

@@ -20,7 +20,7 @@ import msgspec
 
 from hodei.backends.hpc import pbs_states
 from hodei.backends.hpc.commands import Commands, Done
-from hodei.backends.hpc.queue import Cluster, Doubtful, Seen, Submission
+from hodei.backends.hpc.ports import Cluster, Doubtful, Seen, Submission
 from hodei.backends.hpc.script import SHELL
 from hodei.model.backend import Executed
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hodei.backends.hpc.batch_lines import Option, parse_options
-from hodei.backends.hpc.queue import Line
+from hodei.backends.hpc.ports import Line
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 

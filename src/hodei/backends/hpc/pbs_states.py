@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hodei.backends.hpc.queue import Cluster, Line, Phase, Seen
+from hodei.backends.hpc.ports import Cluster, Line, Phase, Seen
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY, Resources
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from hodei.backends.hpc.queue import Doubtful
+from hodei.backends.hpc.ports import Doubtful
 from hodei.model.errors import NOT_REACHED, BackendError
 
 AT_ONCE = 4

@@ -10,12 +10,12 @@ from msgspec import Struct
 from hodei.backends.base import House
 from hodei.backends.hpc.base import HpcBackend
 from hodei.backends.hpc.commands import Commands
-from hodei.backends.hpc.offers import CpuJobsOnGpus, Mode, Offers
-from hodei.backends.hpc.queue import Queue
+from hodei.backends.hpc.nodes import CpuJobsOnGpus, Mode, Offers
+from hodei.backends.hpc.ports import Queue
+from hodei.backends.hpc.request import Wants
 from hodei.backends.hpc.slurm_commands import SlurmCommands
 from hodei.backends.hpc.slurm_options import SlurmOptions
 from hodei.backends.hpc.slurm_rest import SlurmRest
-from hodei.backends.hpc.wanted import Wants
 from hodei.model.backend import Capabilities
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms

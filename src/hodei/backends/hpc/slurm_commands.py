@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec import structs
 
 from hodei.backends.hpc.commands import Commands, Done
-from hodei.backends.hpc.queue import Cluster, Doubtful, Seen, Submission
+from hodei.backends.hpc.ports import Cluster, Doubtful, Seen, Submission
 from hodei.backends.hpc.script import array_script
 from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, node_of, partition_of, usage
 from hodei.backends.hpc.slurm_states import seen_of

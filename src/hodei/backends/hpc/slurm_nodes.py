@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from hodei.backends.hpc.queue import Cluster, Line
+from hodei.backends.hpc.ports import Cluster, Line
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources
 

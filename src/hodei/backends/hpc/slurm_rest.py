@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from hodei.backends.hpc.commands import clean_environment
-from hodei.backends.hpc.queue import Cluster, Doubtful, Seen, Submission
+from hodei.backends.hpc.ports import Cluster, Doubtful, Seen, Submission
 from hodei.backends.hpc.rest_link import RestLink
 from hodei.backends.hpc.slurm_commands import NEVER, gres_words
 from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, rest_node, rest_partition, usage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hodei.backends.hpc.queue import Phase, Seen
+from hodei.backends.hpc.ports import Phase, Seen
 
 # Those that are not here are taken for alive: a word that we do not know must not end a run.
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}

@@ -14,21 +14,21 @@ import msgspec
 from msgspec import structs
 
 from hodei.backends.base import House, PlainBackend
-from hodei.backends.kubernetes.asking import Gone, Pods, Unsure, each
-from hodei.backends.kubernetes.beside import execute
-from hodei.backends.kubernetes.doubts import Doubts
-from hodei.backends.kubernetes.keeping import Keeper
+from hodei.backends.kubernetes.exec import execute
 from hodei.backends.kubernetes.logs import Logs
 from hodei.backends.kubernetes.manifest import manifest, own_labels
 from hodei.backends.kubernetes.nodes import NodeSink, Picture, PodSink
+from hodei.backends.kubernetes.pod_api import Gone, Pods, Unsure, each
 from hodei.backends.kubernetes.runs import Runs
 from hodei.backends.kubernetes.settings import Settings, check
 from hodei.backends.kubernetes.states import Ending, RunPod, deadline_s, forced, grace_left, hopeless, unwell
+from hodei.backends.kubernetes.supervision import Keeper
+from hodei.backends.kubernetes.unconfirmed import Doubts
 from hodei.backends.kubernetes.usage import node_usage
-from hodei.kubeapi.client import Api, ApiError
-from hodei.kubeapi.objects import Node as KubeNode
-from hodei.kubeapi.objects import Pod
-from hodei.kubeapi.reflector import Reflector, Resource
+from hodei.kube.api.client import Api, ApiError
+from hodei.kube.api.objects import Node as KubeNode
+from hodei.kube.api.objects import Pod
+from hodei.kube.api.reflector import Reflector, Resource
 from hodei.model.backend import Capabilities, Executed, NodeUsage
 from hodei.model.effects import Forget, SaveWork, Start, Stop
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, InvalidInput, NotFound

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hodei.agent.aging import Aging
 from hodei.backends.kubernetes.manifest import MAIN
-from hodei.kubeapi.client import Api, ApiError
+from hodei.kube.api.client import Api, ApiError
 from hodei.model.errors import BackendError, NotFound
 from hodei.model.ids import RunId
 

@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from hodei.backends.kubernetes.care import CHECKPOINT_DIR, CHECKPOINT_FILE, care_for, probe
+from hodei.backends.kubernetes.pod_annotations import CHECKPOINT_DIR, CHECKPOINT_FILE, care_for, probe
 from hodei.backends.kubernetes.settings import Settings
 from hodei.backends.local_order import check_size, check_words, own_env
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 from hodei.model.ids import RunId
 from hodei.model.job import JobSpec, Toleration
+from hodei.model.job_affinity import HostPort
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources
-from hodei.model.rules import HostPort
 
 INSTALLATION, BACKEND, RUN, JOB = (f"hodei.io/{name}" for name in ("installation", "backend", "run", "job"))
 JOB_NAME, TIMEOUT, END, CARE = (f"hodei.io/{name}" for name in ("job-name", "timeout-ms", "end", "care"))

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 from hodei.backends.kubernetes.manifest import WHOLE_GPU
 from hodei.backends.kubernetes.settings import Settings
-from hodei.kubeapi.objects import Node as KubeNode
-from hodei.kubeapi.objects import Pod
-from hodei.kubeapi.quantities import amounts
-from hodei.kubeapi.requests import PODS, requests_of
+from hodei.kube.api.objects import Node as KubeNode
+from hodei.kube.api.objects import Pod
+from hodei.kube.api.quantities import amounts
+from hodei.kube.api.requests import PODS, requests_of
 from hodei.model.errors import InvalidInput
 from hodei.model.ids import NodeName
 from hodei.model.node import Location, Node, Taint

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.kubeapi.client import Access
+from hodei.kube.api.client import Access
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms
 

@@ -13,9 +13,9 @@ from functools import cached_property
 import msgspec
 from msgspec import Struct, field, structs
 
-from hodei.backends.kubernetes.care import Care
 from hodei.backends.kubernetes.manifest import CARE, END, MAIN, RUN, TIMEOUT
-from hodei.kubeapi.objects import Condition, Meta, Slim
+from hodei.backends.kubernetes.pod_annotations import Care
+from hodei.kube.api.objects import Condition, Meta, Slim
 from hodei.model.facts import RunObserved
 from hodei.model.health import HealthState
 from hodei.model.ids import RunId

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import Struct, field
 
-from hodei.kubeapi.client import Api, ApiError
-from hodei.kubeapi.objects import Meta, Quantity, Slim
-from hodei.kubeapi.quantities import readable
+from hodei.kube.api.client import Api, ApiError
+from hodei.kube.api.objects import Meta, Quantity, Slim
+from hodei.kube.api.quantities import readable
 from hodei.model.backend import NodeUsage
 from hodei.model.errors import BackendError, Unsupported
 from hodei.model.ids import NodeName

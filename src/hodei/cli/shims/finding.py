@@ -14,8 +14,8 @@ from hodei.model.array import read_indices
 from hodei.model.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
+    from hodei.api.views import JobView
     from hodei.client import Client
-    from hodei.wire.views import JobView
 
 _JOB = re.compile(r"(\d+)(?:_(?:(\d+)|\*|\[([\d,:%-]+)\]))?(?:\.\w+)?")
 # Hodei's states that can be one of Slurm's.
@@ -36,7 +36,7 @@ def ids_of(client: Client, text: str) -> list[int]:
         return [view.id]
     if view.array is None:
         raise NotFound(f"job {found[1]} is not an array")
-    from hodei.client.finding import place_of
+    from hodei.client.job_refs import place_of
 
     place = place_of(view.array)
     if not found[2] and not found[3]:

@@ -15,9 +15,9 @@ from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.resources import CPU, GPU, MEMORY
 
 if TYPE_CHECKING:
+    from hodei.api.views import JobView
     from hodei.client import Client
     from hodei.model.job import JobSpec
-    from hodei.wire.views import JobView
 
 USER, PARTITION = "slurm.hodei.io/user", "slurm.hodei.io/partition"
 STATES = {
@@ -60,7 +60,7 @@ class Row:
 
     @cached_property
     def spec(self) -> JobSpec:
-        from hodei.wire.document import parse_job
+        from hodei.jobfile.document import parse_job
 
         assert self._client is not None
         return parse_job(self._client.job(self.view.id).spec)

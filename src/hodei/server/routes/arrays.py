@@ -6,13 +6,13 @@ import asyncio
 
 import msgspec
 
+from hodei.api.views import CancelRequest, JobView, RequeueReply, RequeueRequest
+from hodei.jobfile.render import folded_view
 from hodei.model.errors import InvalidInput
 from hodei.runtime import arrays
-from hodei.runtime.requeueing import requeue_all
+from hodei.runtime.requeue import requeue_all
 from hodei.server.errors import Busy
 from hodei.server.route import API, MIB, READ, WRITE, Call, Param, Route
-from hodei.wire.render import folded_view
-from hodei.wire.views import CancelRequest, JobView, RequeueReply, RequeueRequest
 
 _ID = Param("id", "the number of any element's job", type=int, where="path", minimum=1)
 _cancel_request = msgspec.json.Decoder(CancelRequest)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hodei.api.audit import AuditList, audit_view
 from hodei.model.audit import AuditQuery
 from hodei.server.params import read_since_ms
 from hodei.server.route import ADMIN, API, Call, Param, Route
-from hodei.wire.audit import AuditList, audit_view
 
 
 async def list_audit(call: Call) -> AuditList:

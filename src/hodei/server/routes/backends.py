@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hodei.model.array import shell_word
-from hodei.model.errors import Conflict, InvalidInput, NotFound
-from hodei.model.lifecycle import RUN_ENDED
-from hodei.model.secrets import without_secrets_in
-from hodei.server.route import ADMIN, API, READ, WRITE, Call, Param, Route
-from hodei.wire.backends import (
+from hodei.api.backends import (
     BackendList,
     BackendRequest,
     BackendView,
@@ -22,10 +17,15 @@ from hodei.wire.backends import (
     NodeUsageView,
     UsageList,
 )
-from hodei.wire.render import iso
+from hodei.jobfile.render import iso
+from hodei.model.array import shell_word
+from hodei.model.errors import Conflict, InvalidInput, NotFound
+from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.secrets import without_secrets_in
+from hodei.server.route import ADMIN, API, READ, WRITE, Call, Param, Route
 
 if TYPE_CHECKING:
-    from hodei.runtime.fleet import BackendStatus
+    from hodei.runtime.backend_manager import BackendStatus
 
 _NAME = Param("name", "the backend's name", where="path", maximum=63)
 _NODE = Param("name", "the node's name", where="path", maximum=253)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hodei.api.config import ConfigHistory, ConfigView, config_view, parse_config, read_body
+from hodei.jobfile.render import iso
 from hodei.model.config import SchedulingConfig
 from hodei.model.configuration import ConfigChange
 from hodei.model.errors import Unavailable
 from hodei.server.route import ADMIN, API, Call, Param, Route
-from hodei.wire.config import ConfigHistory, ConfigView, config_view, parse_config, read_body
-from hodei.wire.render import iso
 
 if TYPE_CHECKING:
-    from hodei.runtime.configuring import Configuring
+    from hodei.runtime.config_changes import Configuring
 
 _DRY = Param("dry_run", "1: only say what would change, and who would start when", type=int, default=0, maximum=1)
 _TO = Param("to", "the number of the configuration to go back to; else the one before", type=int, default=0,

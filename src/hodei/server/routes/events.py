@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hodei.api.views import EventList
 from hodei.server.route import API, READ, Call, Param, Route
 from hodei.server.stream import EventStream
-from hodei.wire.views import EventList
 
 _JOB = Param("job", "only events of this job", type=int, default=0)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from hodei.api.graph import MOST_EDGES, MOST_JOBS, JobGraph, graph_of
 from hodei.model.errors import NotFound
 from hodei.model.ids import JobId
 from hodei.model.job import Job
 from hodei.ports import JobQuery
 from hodei.server.route import API, READ, Call, Param, Route
-from hodei.wire.graph import MOST_EDGES, MOST_JOBS, JobGraph, graph_of
 
 if TYPE_CHECKING:
     from hodei.ports import Store

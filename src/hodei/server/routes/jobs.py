@@ -10,6 +10,10 @@ from typing import Any, get_args
 import msgspec
 from msgspec import structs
 
+from hodei.api.views import CancelRequest, JobDetail, JobList, JobView, LogTimes, PlanReply, SubmitReply
+from hodei.jobfile.document import MAX_BODY_BYTES, decode_jobs
+from hodei.jobfile.render import folded_view, job_document, job_view, run_view
+from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.array import elements_of
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.explanation import Explanation
@@ -21,10 +25,6 @@ from hodei.runtime.arrays import Row, folded
 from hodei.server.errors import Busy, Forbidden, Malformed
 from hodei.server.params import read_since_ms
 from hodei.server.route import API, MIB, READ, SMALL, WRITE, Call, Param, Reply, Route
-from hodei.wire.document import MAX_BODY_BYTES, decode_jobs
-from hodei.wire.render import folded_view, job_document, job_view, run_view
-from hodei.wire.views import CancelRequest, JobDetail, JobList, JobView, LogTimes, PlanReply, SubmitReply
-from hodei.wire.yamlfile import load_yaml
 
 BULK_LIMIT = MAX_BODY_BYTES
 LOG_LIMIT = 4 * MIB

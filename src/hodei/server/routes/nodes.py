@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hodei.api.views import NodeHistoryView, NodeList, NodePatch, NodeRunView, NodeView, TaintView
+from hodei.jobfile.render import iso, node_view
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.facts import NodeMarked
 from hodei.model.node import Taint
@@ -14,8 +16,6 @@ from hodei.ports import RunKey
 from hodei.runtime.node_history import Held, node_history
 from hodei.server.params import closest, read_since_ms
 from hodei.server.route import ADMIN, API, READ, Call, Param, Route
-from hodei.wire.render import iso, node_view
-from hodei.wire.views import NodeHistoryView, NodeList, NodePatch, NodeRunView, NodeView, TaintView
 
 if TYPE_CHECKING:
     from hodei.runtime.service import NodeStatus

@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hodei.api.reservations import ReservationList, ReservationRequest, ReservationView, parse_wish, reservation_view
 from hodei.server.route import ADMIN, API, READ, Call, Param, Route
-from hodei.wire.reservations import (
-    ReservationList,
-    ReservationRequest,
-    ReservationView,
-    parse_wish,
-    reservation_view,
-)
 
 if TYPE_CHECKING:
     from hodei.runtime.service import ReservationStatus

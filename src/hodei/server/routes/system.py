@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from hodei import __version__
+from hodei.api.views import CheckList, Info
+from hodei.jobfile.json_schema import job_schema
+from hodei.jobfile.render import iso
 from hodei.model.config import SchedulingConfig
 from hodei.server.route import API, PUBLIC, READ, Call, Policy, Reply, Route
-from hodei.wire.render import iso
-from hodei.wire.schema import job_schema
-from hodei.wire.views import CheckList, Info
 
 _TEXT = "text/plain; charset=utf-8"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from hodei.control.whatif import Question
+from hodei.api.whatif import WhatIfRequest
+from hodei.control.explain.whatif import Question
+from hodei.jobfile.document import parse_job
 from hodei.model.errors import InvalidInput
 from hodei.model.whatif import WhatIf
 from hodei.server.route import API, READ, Call, Route
-from hodei.wire.document import parse_job
-from hodei.wire.whatif import WhatIfRequest
 
 _MOST_JOBS = 1000
 _MOST_NODES = 1000

@@ -11,10 +11,10 @@ from typing import Any
 
 from hodei.model.errors import HodeiError
 from hodei.sim.commands.outputs import file_for, folder_for, write_waits
+from hodei.sim.commands.parallel import Failure, cores, run_all
 from hodei.sim.commands.progress import Progress
 from hodei.sim.commands.replay import tell_notes
-from hodei.sim.commands.running import add_run_arguments, numbers_for_json, order_of, prepare, whole
-from hodei.sim.commands.side_by_side import Failure, cores, run_all
+from hodei.sim.commands.simulate import add_run_arguments, numbers_for_json, order_of, prepare, whole
 from hodei.sim.metrics import summary
 from hodei.sim.policies import policy
 from hodei.sim.report import draw_table, write_report

@@ -11,12 +11,12 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from hodei.control.forecasts import FUTURES
+from hodei.control.explain.forecasts import FUTURES
 from hodei.model.quantity import format_duration
 from hodei.sim.commands.compare import policy_names
 from hodei.sim.commands.progress import Progress, simulated
 from hodei.sim.commands.replay import tell_notes
-from hodei.sim.commands.running import add_run_arguments, duration, order_of, prepare, until_of, whole
+from hodei.sim.commands.simulate import add_run_arguments, duration, order_of, prepare, until_of, whole
 from hodei.sim.forecasts import Graded, Group, grade
 from hodei.sim.policies import policy
 from hodei.wiring import make_controller

@@ -13,7 +13,7 @@ from hodei.model.quantity import format_duration
 from hodei.model.resources import human_amount
 from hodei.sim.commands.outputs import file_for, folder_for, write_waits
 from hodei.sim.commands.progress import Progress
-from hodei.sim.commands.running import add_run_arguments, numbers_for_json, order_of, prepare, simulate
+from hodei.sim.commands.simulate import add_run_arguments, numbers_for_json, order_of, prepare, simulate
 from hodei.sim.report import gantt_for_terminal, why_no_pictures, write_report
 from hodei.sim.report.numbers import numbers_of
 from hodei.sim.results import Result

@@ -18,7 +18,7 @@ from hodei.model.resources import Resources
 from hodei.ports import Store
 from hodei.sim.faults import rules
 from hodei.sim.faults.backend import Entry, FakeBackend
-from hodei.sim.faults.chance import Wrong
+from hodei.sim.faults.randomness import Wrong
 from hodei.sim.faults.rules import Marks
 
 

@@ -19,7 +19,7 @@ from hodei.model.ids import NodeName, RunId
 from hodei.model.job import JobSpec, Run, TaskSpec
 from hodei.model.lifecycle import RUN_ENDED, RunState
 from hodei.model.node import Node
-from hodei.sim.faults.chance import Chance, Wrong
+from hodei.sim.faults.randomness import Chance, Wrong
 
 NEVER = 1 << 62
 

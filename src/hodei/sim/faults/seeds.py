@@ -13,9 +13,9 @@ from multiprocessing import get_context
 
 from msgspec import Struct
 
-from hodei.sim.faults.chance import Wrong
-from hodei.sim.faults.life import Life
-from hodei.sim.faults.telling import in_words
+from hodei.sim.faults.fault_run import Life
+from hodei.sim.faults.randomness import Wrong
+from hodei.sim.faults.trace import in_words
 
 _CHUNK = 20
 _TOLD_EVERY_S = 1.0

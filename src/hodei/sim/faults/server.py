@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from hodei.control.admission import AdmissionPolicy
+from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
-from hodei.control.gangs import START_FAILED
-from hodei.control.preempting import PreemptionPolicy
-from hodei.control.recovery import reconcile
+from hodei.control.lifecycle.gangs import START_FAILED
+from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.control.reconcile import reconcile
 from hodei.model.effects import Act, Forget, Save, Spare, Start, Stop
 from hodei.model.errors import BackendRefused, StaleEpoch, Unavailable
 from hodei.model.facts import Fact, JobRestored, MarksRestored, NodeJoined, NodeLost, RunObserved, RunSpared
@@ -21,8 +21,8 @@ from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.plugins.registry import build_profiles
 from hodei.sim.faults.backend import FakeBackend
-from hodei.sim.faults.chance import Chance, Wrong
-from hodei.sim.faults.scene import Scene
+from hodei.sim.faults.randomness import Chance, Wrong
+from hodei.sim.faults.setup import Scene
 from hodei.store.memory import MemoryStore
 
 

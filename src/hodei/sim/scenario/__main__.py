@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from hodei.model.errors import HodeiError, InvalidInput
-from hodei.sim.scenario.checking import Outcome, run
+from hodei.sim.scenario.check import Outcome, run
 from hodei.sim.scenario.golden import difference, updated
-from hodei.sim.scenario.reading import ENDINGS, read_scenario
-from hodei.sim.scenario.telling import as_data, told
+from hodei.sim.scenario.parse import ENDINGS, read_scenario
+from hodei.sim.scenario.report import as_data, told
 
 
 def files_of(paths: list[Path]) -> Iterator[Path]:

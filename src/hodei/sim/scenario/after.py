@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from hodei.control.resolving import Found, depends, refuse_rings, resolved
+from hodei.control.admission.dependency_names import Found, depends, refuse_rings, resolved
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
-from hodei.sim.scenario.form import ScenarioJob
+from hodei.sim.scenario.schema import ScenarioJob
 
 
 def numbered(jobs: Sequence[ScenarioJob], wrong: Callable[[str, str], object]) -> list[ScenarioJob]:

@@ -19,11 +19,11 @@ from hodei.model.facts import (
     RunObserved,
 )
 from hodei.model.lifecycle import JOB_ENDED
-from hodei.sim.scenario.form import NODE_VERBS, Happening
-from hodei.sim.scenario.reading import BEGIN_MS
+from hodei.sim.scenario.parse import BEGIN_MS
+from hodei.sim.scenario.schema import NODE_VERBS, Happening
 
 if TYPE_CHECKING:
-    from hodei.sim.scenario.playing import Play
+    from hodei.sim.scenario.play import Play
 
 
 def facts_of(happening: Happening, play: Play) -> list[Fact]:

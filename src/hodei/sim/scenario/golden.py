@@ -8,11 +8,11 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+from hodei.jobfile.flow_yaml import flow
 from hodei.model.quantity import format_duration
-from hodei.sim.scenario.checking import Finding, Outcome
-from hodei.sim.scenario.marks import piece_at
-from hodei.sim.scenario.story import Story
-from hodei.wire.flow import flow
+from hodei.sim.scenario.check import Finding, Outcome
+from hodei.sim.scenario.history import Story
+from hodei.sim.scenario.yaml_positions import piece_at
 
 
 def updated(outcome: Outcome) -> str:

@@ -1,0 +1,1 @@
+"""Fair share, quotas, budgets and limit ranges on one ledger of usage."""

@@ -1,0 +1,366 @@
+"""Who used how much, over time: the books behind fair share and budgets.
+
+Use is an amount times the time it was held (base units of `model.resources` times milliseconds), kept as exact integers per
+account path, resource and bucket of time. Everything is a sum of integers, so facts may come late and in any order and give
+the same number, and what the users of a project used is what the project used.
+
+Reading forgets, the books do not: with a half-life a bucket's use counts half as much each half-life, by how many buckets
+ago it was (all that happened in one bucket counts alike: at most 2^(bucket / half-life), 0.4 % for an hour in a week);
+what is 32 half-lives old no longer counts. With a window the last so many buckets count in full and others not at all.
+
+So that memory is bounded, buckets older than two half-lives (or the window) are folded together (hours into days), and a
+folded one counts as if all had happened in its middle. That moves what an hour counts by at most 2^(half a day /
+half-life), 5 % of the quarter or less that is left of it; sums without decay stay exact. After `keep_ms` they go.
+
+Nobody's clock is read here: times are arguments, and no time lies in the future of the `now_ms` one reads with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from itertools import repeat
+
+from hodei.control.accounting.ledger_rows import Factors, Kept, Line, OpenRun, Path
+from hodei.model.errors import InvalidInput
+from hodei.model.ids import RunId
+from hodei.model.resources import Resources
+from hodei.model.usage import UsageRow
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+WEEK_MS = 7 * DAY_MS
+# What was used before so many half-lives would count less than a four-billionth: it counts nothing.
+_HALF_LIVES = 32
+# Half-lives before buckets are folded.
+_FINE = 2
+
+
+class Ledger:
+    """Charged with what runs used; read by path, where `()` is everybody and each prefix of a path has the sum below it."""
+
+    def __init__(
+        self, *, half_life_ms: int = WEEK_MS, window_ms: int = 0, bucket_ms: int = HOUR_MS, folds: int = 24,
+        keep_ms: int = 400 * DAY_MS,
+    ) -> None:  # fmt: skip
+        """`window_ms` chooses a rolling window instead of the half-life; `folds` buckets are folded into one."""
+        span_ms = window_ms or half_life_ms
+        if bucket_ms < 1 or folds < 1 or span_ms < bucket_ms or span_ms % bucket_ms:
+            raise InvalidInput(
+                f"a half-life or window of {span_ms} ms in buckets of {bucket_ms} ms", hint="a whole number of buckets"
+            )
+        self._bucket, self._folds = bucket_ms, folds
+        self._window = window_ms // bucket_ms
+        self._places = 0 if window_ms else half_life_ms // bucket_ms
+        self._factors = Factors(max(1, self._places))
+        self._fine = self._window + 1 if self._window else _FINE * self._places
+        # As long as it counts it is kept, so that what was restored reads as what was saved.
+        self._keep = max(keep_ms // bucket_ms, self._fine, (_HALF_LIVES + 1) * self._places) + folds
+        # Buckets before this one are folded, or will be before they are looked at.
+        self._boundary = 0
+        self._forgotten = 0
+        self._lines: dict[Path, dict[str, Line]] = {}
+        # For each path the resource maps of its prefixes and itself, so that a charge builds no paths.
+        self._chains: dict[Path, tuple[dict[str, Line], ...]] = {}
+        # What each path itself used and is over; open runs are not in it, for they are told again after a restart.
+        self._kept: dict[Path, dict[str, Kept]] = {}
+        self._dirty: set[tuple[Path, str, int]] = set()
+        self._open: dict[RunId, OpenRun] = {}
+        self._ended_early: dict[RunId, int] = {}
+        self._to_fold: list[Path] = []
+
+    # Writing
+
+    def charge(self, path: Path, amounts: Resources, from_ms: int, to_ms: int) -> None:
+        """`path` held `amounts` from `from_ms` to `to_ms`; nothing if that is no time at all."""
+        pieces, amounts = self._pieces(from_ms, to_ms), _without_zeros(amounts)
+        if not pieces:
+            return
+        for lines in self._chain(path):
+            for resource, amount in amounts.items():
+                line = self._line(lines, resource)
+                for bucket, ms in pieces:
+                    self._add(line, bucket, amount * ms)
+        self._keep_rows(path, amounts, pieces)
+
+    def opened(self, run_id: RunId, path: Path, amounts: Resources, at_ms: int) -> None:
+        """`path` holds `amounts` from now on. Told twice it changes nothing; its end may have been told before."""
+        if run_id in self._open:
+            return
+        ended_ms = self._ended_early.pop(run_id, None)
+        if ended_ms is not None:
+            self.charge(path, amounts, at_ms, ended_ms)
+            return
+        self._open[run_id] = run = OpenRun(path, _without_zeros(amounts), at_ms)
+        self._step(path, run.amounts, at_ms, 1)
+
+    def closed(self, run_id: RunId, at_ms: int) -> None:
+        """The run has ended. An end of a run that was never opened is remembered until its beginning is told."""
+        run = self._open.pop(run_id, None)
+        if run is None:
+            self._ended_early.setdefault(run_id, at_ms)
+            return
+        at_ms = max(at_ms, run.at_ms)
+        self._step(run.path, run.amounts, at_ms, -1)
+        self._keep_rows(run.path, run.amounts, self._pieces(run.at_ms, at_ms))
+
+    # Reading
+
+    def usage(self, prefix: Path, now_ms: int) -> Resources:
+        """What `prefix` and all below it used, decayed (or within the window), runs that are still open included.
+
+        A resource of which nothing was used is not in it. Rounded down to one base unit times a millisecond; `exact_usage`
+        has the fraction.
+        """
+        return {name: part // whole for name, part, whole in self._readings(prefix, now_ms) if part >= whole}
+
+    def exact_usage(self, prefix: Path, now_ms: int) -> dict[str, Fraction]:
+        """As `usage`, not rounded: the sum over users is exactly the project's."""
+        return {name: Fraction(part, whole) for name, part, whole in self._readings(prefix, now_ms) if part > 0}
+
+    def usage_of(self, resource: str, now_ms: int, depth: int) -> dict[Path, int]:
+        """The decayed use of one resource by every account at that depth (1 organisations, 2 projects, ...), by path."""
+        now = now_ms // self._bucket
+        found: dict[Path, int] = {}
+        for path in sorted(path for path in self._lines if len(path) == depth):
+            line = self._lines[path].get(resource)
+            if line is not None:
+                part, whole = self._read(self._fresh(line, now), now, now_ms)
+                if part >= whole:
+                    found[path] = part // whole
+        return found
+
+    def used_since(self, prefix: Path, since_ms: int, now_ms: int) -> Resources:
+        """Everything used from the bucket of `since_ms` on (its whole day, where hours are folded), nothing decayed."""
+        now, since = now_ms // self._bucket, since_ms // self._bucket
+        lines = self._lines.get(prefix, {})
+        found: Resources = {}
+        for name in sorted(lines):
+            line = self._fresh(lines[name], now)
+            first = since - since % self._folds if since < self._boundary else since
+            past = sum(amount for bucket, amount in line.amounts.items() if bucket >= first)
+            used = past + self._pending(line, now_ms)
+            if used > 0:
+                found[name] = used
+        return found
+
+    # Keeping
+
+    def rows(self) -> list[UsageRow]:
+        """All that is over, ordered. Open runs are not in it: after `restore` they are opened again as they began."""
+        return [
+            self._row(path, resource, bucket * self._bucket)
+            for path, resource in sorted((path, name) for path, kept in self._kept.items() for name in kept)
+            for bucket in sorted(self._kept_of(path, resource).amounts)
+        ]
+
+    def take_dirty(self) -> list[UsageRow]:
+        """The rows that changed since last taken, each with its amount as it is now; 0 means that the row is gone."""
+        for path, resource in {(path, resource) for path, resource, _ in self._dirty}:
+            self._kept_of(path, resource)
+        taken = [self._row(*key) for key in sorted(self._dirty)]
+        self._dirty.clear()
+        return taken
+
+    def restore(self, rows: Iterable[UsageRow]) -> None:
+        """Takes back what `rows` or `take_dirty` gave, into an empty ledger. Rows of other widths (the buckets were changed)
+        go whole where their middle lies, and are dirty so that a store forgets how they were."""
+        given, folded_ms = list(rows), self._bucket * self._folds
+        if self._folds > 1:
+            folded = [row.start_ms for row in given if row.width_ms == folded_ms and row.start_ms % folded_ms == 0]
+            self._boundary = max(self._boundary, (max(folded, default=-folded_ms) + folded_ms) // self._bucket)
+        for row in given:
+            middle = (row.start_ms + row.width_ms // 2) // self._bucket
+            for lines in self._chain(row.path):
+                self._add(self._line(lines, row.resource), middle, row.amount)
+            kept = self._kept_of(row.path, row.resource)
+            bucket = self._place(middle)
+            kept.amounts[bucket] = kept.amounts.get(bucket, 0) + row.amount
+            new = self._row(row.path, row.resource, bucket * self._bucket)
+            if (new.start_ms, new.width_ms) != (row.start_ms, row.width_ms):
+                self._dirty |= {(row.path, row.resource, row.start_ms), (row.path, row.resource, new.start_ms)}
+
+    def fold(self, now_ms: int, at_most: int = 100) -> bool:
+        """Folds what has become old and drops what nobody may ask for; to be called now and then.
+
+        Does so many accounts at a time and says whether there is more to do. What is read in between is as if all were
+        done. Each call makes rows dirty: take them in between.
+        """
+        now = now_ms // self._bucket
+        boundary = (now - self._fine) // self._folds * self._folds
+        if boundary > self._boundary:
+            self._boundary = boundary
+            self._forgotten = max(self._forgotten, (now - self._keep) // self._folds * self._folds)
+            self._to_fold = list(self._lines)
+            self._ended_early = {
+                run: at_ms for run, at_ms in self._ended_early.items() if at_ms >= boundary * self._bucket
+            }  # fmt: skip
+        for path in self._to_fold[-at_most:]:
+            for name in list(self._kept.get(path, ())):
+                if not self._kept_of(path, name).amounts:
+                    del self._kept[path][name]
+            lines = self._lines[path]
+            for name, line in list(lines.items()):
+                if not self._fresh(line, now).amounts and not line.rate:
+                    del lines[name]
+        del self._to_fold[-at_most:]
+        return bool(self._to_fold)
+
+    # Within
+
+    def _chain(self, path: Path) -> tuple[dict[str, Line], ...]:
+        chain = self._chains.get(path)
+        if chain is None:
+            chain = tuple(self._lines.setdefault(path[:depth], {}) for depth in range(len(path) + 1))
+            self._chains[path] = chain
+        return chain
+
+    def _line(self, lines: dict[str, Line], resource: str) -> Line:
+        line = lines.get(resource)
+        if line is None:
+            line = lines[resource] = Line(self._boundary)
+        elif line.folded != self._boundary:
+            self._fold_line(line)
+        return line
+
+    def _pieces(self, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
+        """The buckets of an interval, each with its milliseconds."""
+        if to_ms <= from_ms:
+            return []
+        width = self._bucket
+        first, last = from_ms // width, (to_ms - 1) // width
+        if first == last:
+            return [(first, to_ms - from_ms)]
+        between = [(bucket, width) for bucket in range(first + 1, last)]
+        return [(first, (first + 1) * width - from_ms), *between, (last, to_ms - last * width)]
+
+    def _place(self, bucket: int) -> int:
+        """Where the use of a bucket is kept: where it was, or under the first of those it is folded with."""
+        return bucket - bucket % self._folds if bucket < self._boundary else bucket
+
+    def _add(self, line: Line, bucket: int, amount: int) -> None:
+        """To a line that is folded up to the boundary."""
+        if bucket < self._boundary:
+            if bucket < self._forgotten:
+                return
+            bucket -= bucket % self._folds
+            line.amounts[bucket] = line.amounts.get(bucket, 0) + amount
+            bucket += self._folds // 2
+        else:
+            line.amounts[bucket] = line.amounts.get(bucket, 0) + amount
+        self._weigh(line, bucket, amount)
+
+    def _weigh(self, line: Line, bucket: int, amount: int) -> None:
+        if self._places:
+            era, place = divmod(bucket, self._places)
+            line.eras[era] = line.eras.get(era, 0) + amount * self._factors[place]
+
+    def _step(self, path: Path, amounts: Resources, at_ms: int, sign: int) -> None:
+        """From `at_ms` on so much more (or less) is held. A run is two steps; all else follows because steps add up."""
+        width = self._bucket
+        bucket, into_ms = divmod(at_ms, width)
+        for lines in self._chain(path):
+            for resource, held in amounts.items():
+                line, amount = self._line(lines, resource), sign * held
+                self._settle(line, bucket)
+                if bucket == line.settled:
+                    line.offset += amount * into_ms
+                else:
+                    self._add(line, bucket, amount * (width - into_ms))
+                    for later in range(bucket + 1, line.settled):
+                        self._add(line, later, amount * width)
+                line.rate += amount
+
+    def _settle(self, line: Line, bucket: int) -> None:
+        """Books what is open up to the start of `bucket`; never goes back."""
+        if bucket <= line.settled:
+            return
+        whole = line.rate * self._bucket
+        if whole != line.offset:
+            self._add(line, line.settled, whole - line.offset)
+        if whole:
+            for past in range(line.settled + 1, bucket):
+                self._add(line, past, whole)
+        line.settled, line.offset = bucket, 0
+
+    def _fresh(self, line: Line, now: int) -> Line:
+        if line.folded != self._boundary:
+            self._fold_line(line)
+        self._settle(line, now)
+        return line
+
+    def _pending(self, line: Line, now_ms: int) -> int:
+        """What is open used since the line was settled."""
+        return line.rate * (now_ms - line.settled * self._bucket) - line.offset
+
+    def _readings(self, prefix: Path, now_ms: int) -> Iterator[tuple[str, int, int]]:
+        now = now_ms // self._bucket
+        lines = self._lines.get(prefix, {})
+        for name in sorted(lines):
+            yield name, *self._read(self._fresh(lines[name], now), now, now_ms)
+
+    def _read(self, line: Line, now: int, now_ms: int) -> tuple[int, int]:
+        """The decayed use as a fraction."""
+        pending = self._pending(line, now_ms)
+        if self._window:
+            counted = range(now - self._window + 1, max(now, line.settled) + 1)
+            return pending + sum(map(line.amounts.get, counted, repeat(0))), 1
+        era, place = divmod(now, self._places)
+        factor = self._factors[place]
+        total = pending * factor << _HALF_LIVES
+        for past, weighed in line.eras.items():
+            if era - past <= _HALF_LIVES:
+                total += weighed << (_HALF_LIVES - era + past)
+        return total, factor << _HALF_LIVES
+
+    def _fold_line(self, line: Line) -> None:
+        old = [bucket for bucket in line.amounts if line.folded <= bucket < self._boundary]
+        # All are taken out before any is put back, for they go under the name of one of them.
+        taken = [(bucket, line.amounts.pop(bucket)) for bucket in old]
+        for bucket, amount in taken:
+            self._weigh(line, bucket, -amount)
+            self._add(line, bucket, amount)
+        for bucket in [bucket for bucket in line.amounts if bucket < self._forgotten]:
+            del line.amounts[bucket]
+        if self._places:
+            oldest = self._forgotten // self._places
+            for era in [era for era in line.eras if era < oldest]:
+                del line.eras[era]
+        line.folded = self._boundary
+
+    def _keep_rows(self, path: Path, amounts: Resources, pieces: list[tuple[int, int]]) -> None:
+        for resource, amount in amounts.items():
+            kept = self._kept_of(path, resource).amounts
+            for bucket, ms in pieces:
+                place = self._place(bucket)
+                if place >= self._forgotten:
+                    kept[place] = kept.get(place, 0) + amount * ms
+                    self._dirty.add((path, resource, place * self._bucket))
+
+    def _kept_of(self, path: Path, resource: str) -> Kept:
+        """What a path itself used, folded up to the boundary."""
+        own = self._kept.setdefault(path, {})
+        kept = own.get(resource)
+        if kept is None:
+            kept = own[resource] = Kept({}, self._boundary)
+        if kept.folded != self._boundary:
+            for bucket in [bucket for bucket in kept.amounts if bucket < self._boundary]:
+                place = self._place(bucket)
+                if place != bucket or bucket >= kept.folded or place < self._forgotten:
+                    amount = kept.amounts.pop(bucket)
+                    self._dirty |= {(path, resource, bucket * self._bucket), (path, resource, place * self._bucket)}
+                    if place >= self._forgotten:
+                        kept.amounts[place] = kept.amounts.get(place, 0) + amount
+            kept.folded = self._boundary
+        return kept
+
+    def _row(self, path: Path, resource: str, start_ms: int) -> UsageRow:
+        kept = self._kept.get(path, {}).get(resource)
+        bucket, off = divmod(start_ms, self._bucket)
+        amount = 0 if kept is None or off else kept.amounts.get(bucket, 0)
+        folded = bucket < self._boundary and bucket % self._folds == 0
+        return UsageRow(path, resource, start_ms, self._bucket * (self._folds if folded else 1), amount)
+
+
+def _without_zeros(amounts: Resources) -> Resources:
+    return {name: amount for name, amount in amounts.items() if amount}

@@ -1,0 +1,305 @@
+"""What the projects hold, and what they may hold: hard and soft quotas, lent within cohorts and taken back.
+
+A gang that would pass its project's hard quota waits. In a cohort it may use what others do not, until they want it back:
+then the largest borrower gives first, its youngest and least important jobs. What an owner waits for is not lent again.
+Beyond its soft quota a project starts nothing while someone else, who is within theirs, waits for room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from hodei.control.lifecycle.jobs import Lives
+from hodei.control.state import World
+from hodei.engine.fairness.lending import Quota, allowance, reclaim_from
+from hodei.engine.view import Gang
+from hodei.model.decision import Reason
+from hodei.model.ids import JobId
+from hodei.model.job import Job, JobSpec, Run
+from hodei.model.qos import FIRMNESS, job_qos
+from hodei.model.quota import QuotaRow
+from hodei.model.resources import Resources, human_amount
+
+JOBS = "jobs"
+EVERY_PROJECT = "*"
+NOBODY = "-"  # the user of jobs that were submitted without one
+_USERS_NAMED = 3
+LENT = "QUOTA_LENT"
+
+
+class ProjectQuota(Struct, frozen=True):
+    """`quota` holds the hard amounts and what may be lent and borrowed; without a `cohort` nothing is. `per_user` bounds
+    each user of the project, `pending` how many of its jobs may wait (None: any number)."""
+
+    quota: Quota
+    soft: Resources = {}
+    per_user: Resources = {}
+    cohort: str = ""
+    pending: int | None = None
+
+
+class Quotas:
+    """Keeps account of live runs, for the projects that have a quota. None configured: nothing is kept at all."""
+
+    def __init__(self, quotas: Mapping[str, ProjectQuota], world: World, lives: Lives) -> None:
+        self._quotas = dict(quotas)
+        self._world, self._lives = world, lives
+        self._used: dict[str, Resources] = {}
+        self._of_user: dict[tuple[str, str], Resources] = {}
+        self._live: dict[JobId, int] = {}
+        # Who waits for what its project has lent to others, and who for room that others hold.
+        self._wants: dict[JobId, tuple[str, Resources]] = {}
+        self._for_room: dict[JobId, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._quotas)
+
+    def of(self, project: str) -> ProjectQuota | None:
+        return self._quotas.get(project) or self._quotas.get(EVERY_PROJECT)
+
+    # ------------------------------------------------------------------------------------------ keeping account
+
+    def opened(self, run: Run, spec: JobSpec) -> None:
+        self._count(run, spec, 1)
+
+    def closed(self, run: Run, spec: JobSpec) -> None:
+        self._count(run, spec, -1)
+
+    def _count(self, run: Run, spec: JobSpec, sign: int) -> None:
+        live = self._live.get(run.job, 0) + sign
+        amounts = {name: sign * amount for name, amount in spec.task_of(run.member).request.items()}
+        if live == (1 if sign > 0 else 0):
+            amounts[JOBS] = sign
+        if live:
+            self._live[run.job] = live
+        else:
+            del self._live[run.job]
+        self._wants.pop(run.job, None)
+        self._for_room.pop(run.job, None)
+        for held in (
+            self._used.setdefault(spec.project, {}),
+            self._of_user.setdefault((spec.project, spec.user), {}),
+        ):
+            for name, amount in amounts.items():
+                held[name] = held.get(name, 0) + amount
+
+    def wants_room(self, gang: Gang) -> None:
+        """It was refused because of what others hold."""
+        self._for_room[gang.id] = gang.job.project
+
+    # ------------------------------------------------------------------------------------------------ deciding
+
+    def refusal(self, gang: Gang) -> Reason | None:
+        """Why the gang may not start now, as far as quotas go."""
+        project, user = gang.job.project, gang.job.user
+        mine = self.of(project)
+        if mine is None:
+            return None
+        asked = demand(gang, joins=gang.joins)
+        self._wants.pop(gang.id, None)
+        used, cohort = self._counted(project, mine, gang.id)
+        for resource in sorted(asked.keys() & mine.quota.nominal.keys()):
+            stands = allowance(project, resource, cohort, used)
+            if asked[resource] > stands.more:
+                own = stands.used + asked[resource] <= stands.nominal
+                if own:
+                    self._wants[gang.id] = (project, asked)
+                code = LENT if own else "QUOTA"
+                return Reason("quota", code, self._said(project, resource, asked[resource], mine, own))
+        held = self._of_user.get((project, user), {})
+        for resource in sorted(asked.keys() & mine.per_user.keys()):
+            if held.get(resource, 0) + asked[resource] > mine.per_user[resource]:
+                text = (
+                    f"user {user} of project {project} may hold {_amount(resource, mine.per_user[resource])} and holds"
+                    f" {_amount(resource, held.get(resource, 0))}; it asks for {_amount(resource, asked[resource])}"
+                )
+                return Reason("quota", "QUOTA", text)
+        return self._beyond_soft(gang, asked, mine)
+
+    def _beyond_soft(self, gang: Gang, asked: Resources, mine: ProjectQuota) -> Reason | None:
+        project = gang.job.project
+        held = self._used.get(project, {})
+        over = [
+            resource
+            for resource in sorted(asked.keys() & mine.soft.keys())
+            if held.get(resource, 0) + asked[resource] > mine.soft[resource]
+        ]
+        if not over:
+            return None
+        for job, other in list(self._for_room.items()):
+            known = self._world.jobs.get(job)
+            if known is None or known.state != "pending":
+                del self._for_room[job]
+            elif other != project and not self._is_beyond_soft(other):
+                text = (
+                    f"project {project} is beyond its soft quota of {_amount(over[0], mine.soft[over[0]])} with it, and"
+                    f" job {job} of project {other} waits for room"
+                )
+                return Reason("quota", "SOFT_QUOTA", text)
+        return None
+
+    def _is_beyond_soft(self, project: str) -> bool:
+        theirs, held = self.of(project), self._used.get(project, {})
+        return theirs is not None and any(held.get(name, 0) >= most for name, most in theirs.soft.items())
+
+    def _counted(self, project: str, mine: ProjectQuota, job: JobId) -> tuple[dict[str, Resources], dict[str, Quota]]:
+        """The quotas of the project's cohort, and what their projects hold; what owners wait for counts as theirs."""
+        if not mine.cohort:
+            held = self._used.get(project, {})
+            alone = Quota(mine.quota.nominal, dict.fromkeys(mine.quota.nominal, 0), {}, mine.quota.weight)
+            return {project: held}, {project: alone}
+        cohort = self._cohort(mine.cohort)
+        used = {name: dict(self._used.get(name, {})) for name in cohort}
+        for waiting, (owner, amounts) in list(self._wants.items()):
+            known = self._world.jobs.get(waiting)
+            if known is None or known.state != "pending":
+                del self._wants[waiting]
+            elif waiting != job and owner in used and owner != project:
+                for resource, amount in amounts.items():
+                    most = cohort[owner].nominal.get(resource, 0)
+                    if used[owner].get(resource, 0) < most:
+                        used[owner][resource] = min(used[owner].get(resource, 0) + amount, most)
+        return used, cohort
+
+    def _cohort(self, name: str) -> dict[str, Quota]:
+        return {project: theirs.quota for project, theirs in self._quotas.items() if theirs.cohort == name}
+
+    # --------------------------------------------------------------------------------------------- taking back
+
+    def take_back(self, gang: Gang, now_ms: int) -> list[JobId]:
+        """An owner wants what it has lent: tell borrowers to go, as many as it takes; who was told."""
+        mine = self.of(gang.job.project)
+        if mine is None or not mine.cohort:
+            return []
+        cohort = self._cohort(mine.cohort)
+        used = {name: dict(self._used.get(name, {})) for name in cohort}
+        for project in cohort:
+            for job in self._running_in(project):
+                if any(run.stop_requested for run in self._world.live_runs(job.id)):
+                    for name, amount in _held_by(job, self._world.live_runs(job.id)).items():
+                        used[project][name] = used[project].get(name, 0) - amount  # is on its way back already
+        told: list[JobId] = []
+        for debt in reclaim_from(gang.job.project, demand(gang), cohort, used) or []:
+            short = dict(debt.amounts)
+            for job in self._running_in(debt.project):
+                runs = self._world.live_runs(job.id)
+                gives = _held_by(job, runs)
+                if not any(amount > 0 for amount in short.values()):
+                    break
+                if any(run.stop_requested for run in runs) or not any(
+                    short.get(name, 0) > 0 and amount for name, amount in gives.items()
+                ):
+                    continue
+                owner = gang.job.project
+                gives_back = f"gives back what project {debt.project} borrowed of the quota of {owner}"
+                reason = f"reclaimed for project {owner}: it {gives_back}"
+                self._lives.stop_all(job, reason, now_ms)
+                self._world.tell("job.reclaimed", now_ms, job=job.id, by_job=gang.id, project=owner, reason=reason)
+                told.append(job.id)
+                for name, amount in gives.items():
+                    if name in short:
+                        short[name] -= amount
+        return told
+
+    def _running_in(self, project: str) -> list[Job]:
+        """The jobs of a project that hold something, the least important, least firm (QoS) and youngest first."""
+        live = (self._world.jobs[id] for id in self._live if id in self._world.jobs)
+        mine = [job for job in live if job.spec.project == project]
+        return sorted(
+            mine, key=lambda job: (job.spec.priority, FIRMNESS[job_qos(job.spec)], -job.scheduled_ms, -job.id)
+        )
+
+    # ------------------------------------------------------------------------------------------------- telling
+
+    def _said(self, project: str, resource: str, asked: int, mine: ProjectQuota, own: bool) -> str:
+        hard, held = mine.quota.nominal[resource], self._used.get(project, {}).get(resource, 0)
+        text = f"project {project} may hold {_amount(resource, hard)} and holds {_amount(resource, held)}"
+        by = self._by(project, resource)
+        if by:
+            text += f" ({', '.join(f'{user} {human_amount(resource, amount)}' for user, amount in by)})"
+        text += f"; it asks for {_amount(resource, asked)}"
+        if own:
+            return f"{text}, which others of cohort {mine.cohort} have borrowed and are to give back"
+        return f"{text}, and cohort {mine.cohort} has not so much left to lend" if mine.cohort else text
+
+    def _by(self, project: str, resource: str) -> list[tuple[str, int]]:
+        """The users who hold most of it."""
+        held = [
+            (user or NOBODY, amounts[resource])
+            for (of, user), amounts in self._of_user.items()
+            if of == project and amounts.get(resource, 0) > 0
+        ]
+        return sorted(held, key=lambda entry: (-entry[1], entry[0]))[:_USERS_NAMED]
+
+    def rows(self) -> Iterator[QuotaRow]:
+        """How every project with a quota stands, by name."""
+        named = set(self._quotas) - {EVERY_PROJECT}
+        for project in sorted(named | (set(self._used) if EVERY_PROJECT in self._quotas else set())):
+            mine = self.of(project)
+            assert mine is not None
+            used, cohort = self._counted(project, mine, 0)
+            for resource in sorted(mine.quota.nominal.keys() | mine.soft.keys()):
+                held, hard = self._used.get(project, {}).get(resource, 0), mine.quota.nominal.get(resource)
+                yield QuotaRow(
+                    project, resource, held, hard, mine.soft.get(resource), mine.cohort,
+                    borrowed=max(0, held - hard) if hard is not None and mine.cohort else 0,
+                    may_borrow=mine.quota.borrowing_limit.get(resource) if mine.cohort else 0,
+                    more=allowance(project, resource, cohort, used).more if hard is not None else None,
+                    by=tuple(self._by(project, resource)),
+                )  # fmt: skip
+
+    def never(self, spec: JobSpec) -> str:
+        """Why such a job could not start even if its project held nothing; "" if it could."""
+        mine = self.of(spec.project)
+        if mine is None:
+            return ""
+        asked = _of_tasks(spec)
+        for resource in sorted(asked.keys() & mine.quota.nominal.keys()):
+            most = mine.quota.nominal[resource]
+            if mine.cohort:
+                others = (q.lends(resource) for p, q in self._cohort(mine.cohort).items() if p != spec.project)
+                lent = sum(others)
+                most += min(lent, mine.quota.borrowing_limit.get(resource, lent))
+            if asked[resource] > most:
+                return _too_much(resource, asked[resource], f"project {spec.project}", most)
+        for resource in sorted(asked.keys() & mine.per_user.keys()):
+            if asked[resource] > mine.per_user[resource]:
+                return _too_much(
+                    resource, asked[resource], f"a user of project {spec.project}", mine.per_user[resource]
+                )
+        return ""
+
+
+def demand(gang: Gang, *, joins: bool = False) -> Resources:
+    """What all members ask for, those that are taken along included: a quota holds whatever happens."""
+    out: Resources = {} if joins else {JOBS: 1}
+    for member, needed, extra in zip(gang.members, gang.needed, gang.extra, strict=True):
+        for resource, amount in member.task.request.items():
+            out[resource] = out.get(resource, 0) + amount * (len(needed) + len(extra))
+    return out
+
+
+def _of_tasks(spec: JobSpec) -> Resources:
+    out: Resources = {JOBS: 1}
+    for task in spec.tasks:
+        for resource, amount in task.request.items():
+            out[resource] = out.get(resource, 0) + amount * task.count
+    return out
+
+
+def _held_by(job: Job, runs: Sequence[Run]) -> Resources:
+    out: Resources = {JOBS: 1}
+    for run in runs:
+        for resource, amount in job.spec.task_of(run.member).request.items():
+            out[resource] = out.get(resource, 0) + amount
+    return out
+
+
+def _too_much(resource: str, asked: int, who: str, most: int) -> str:
+    return f"it asks for {_amount(resource, asked)} and {who} may never hold more than {human_amount(resource, most)}"
+
+
+def _amount(resource: str, amount: int) -> str:
+    return f"{human_amount(resource, amount)} {resource}"

@@ -1,0 +1,232 @@
+"""What would happen if things went as expected: the real controller, moved forward through time that has not come yet.
+
+A twin of the live controller (see `control.clone`) is stepped from one expected end to the next. How long runs take is
+for the caller to say. Nothing here knows what time it is, and nothing is done: orders to start and stop are obeyed on paper.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Literal
+
+from msgspec import Struct
+
+from hodei.control.clone import twin
+from hodei.control.controller import Controller, Step
+from hodei.model.effects import Start, Stop
+from hodei.model.facts import Fact, JobSubmitted, RunObserved
+from hodei.model.ids import JobId, NodeName, RunId, job_of
+from hodei.model.job import Job, JobSpec, Run
+from hodei.model.lifecycle import RUN_ENDED
+
+__all__ = ["Ahead", "Gone", "Started", "corrected_ms", "run_ahead", "twin"]
+
+DAY_MS = 86_400_000
+# How often a controller is woken that asks for it without deciding anything then: less and less often, up to this.
+_LONGEST_NAP_MS = 3_600_000
+_SHORTEST_NAP_MS = 1000
+
+# How long a run takes in all that has gone on for `so_far_ms` already; 0 for "nobody knows": then it does not end.
+RunMs = Callable[[Run, JobSpec, int], int]
+
+
+class Started(Struct, frozen=True):
+    """The first start of a job that waited. `nodes`: the first twenty."""
+
+    at_ms: int
+    nodes: tuple[NodeName, ...]
+    kind: str = ""
+
+
+class Gone(Struct, frozen=True):
+    """A job told to go, `by` the one that takes its place (0: not for another's sake)."""
+
+    job: JobId
+    at_ms: int
+    by: JobId = 0
+
+
+class Ahead(Struct):
+    """`end`: nobody waits any more (done), nothing that could help is in sight (stuck), or a limit was reached."""
+
+    starts: dict[JobId, Started] = {}
+    gone: list[Gone] = []
+    end: Literal["done", "stuck", "steps", "horizon", "stopped"] = "done"
+    at_ms: int = 0
+    steps: int = 0
+
+
+def corrected_ms(total_ms: int, so_far_ms: int) -> int:
+    """A run that has outlived its estimate is expected to take twice as long, and twice again, as the book has it."""
+    if total_ms <= 0:
+        return 0
+    while total_ms <= so_far_ms:
+        total_ms *= 2
+    return total_ms
+
+
+def run_ahead(
+    controller: Controller,
+    now_ms: int,
+    run_ms: RunMs,
+    *,
+    facts: Sequence[Fact] = (),
+    arrivals: Iterable[tuple[int, Job]] = (),
+    awaited: Iterable[JobId] | None = None,
+    begins: Mapping[RunId, int] | None = None,
+    max_steps: int = 100_000,
+    horizon_ms: int = 365 * DAY_MS,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Ahead:
+    """Step `controller` (which must be a twin: it is changed) until nobody waits, or as far as the limits allow.
+
+    `facts` happen at once; `arrivals` are jobs still to come, in order of time. If some are `awaited`, it is done as soon as
+    all of these have started, whoever else still waits. `begins`: when runs will begin that are placed and wait in the line
+    of a backend. `go_on` is asked before each step.
+    """
+    return _Walk(controller, now_ms, run_ms, awaited, begins).go(facts, arrivals, max_steps, now_ms + horizon_ms, go_on)
+
+
+class _Walk:
+    def __init__(
+        self,
+        controller: Controller,
+        now_ms: int,
+        run_ms: RunMs,
+        awaited: Iterable[JobId] | None = None,
+        begins: Mapping[RunId, int] | None = None,
+    ) -> None:
+        self._controller, self._now_ms, self._run_ms = controller, now_ms, run_ms
+        self._ends: list[tuple[int, int, RunId]] = []
+        self._numbers = count()
+        self._live: set[RunId] = set()
+        self._stopped: list[RunId] = []
+        self._nap_ms = _SHORTEST_NAP_MS
+        self._awaited = None if awaited is None else set(awaited)
+        self._begins = begins or {}
+        self._out = Ahead({}, [])
+
+    def go(
+        self,
+        facts: Sequence[Fact],
+        arrivals: Iterable[tuple[int, Job]],
+        max_steps: int,
+        until_ms: int,
+        go_on: Callable[[], bool],
+    ) -> Ahead:
+        out, now_ms = self._out, self._now_ms
+        self._see_what_runs()
+        coming = iter(arrivals)
+        arrival = next(coming, None)
+        due: list[Fact] = list(facts)
+        while True:
+            out.at_ms = now_ms
+            if not go_on():
+                return self._over("stopped")
+            if out.steps >= max_steps:
+                return self._over("steps")
+            while arrival is not None and arrival[0] <= now_ms:
+                due.append(JobSubmitted(arrival[1]))
+                arrival = next(coming, None)
+            self._step(now_ms, due)
+            if self._all_started(arrival is None):
+                return self._over("done")
+            due = [RunObserved(run, "stopped", now_ms, 143) for run in self._stopped]
+            self._stopped = []
+            if due:
+                continue  # what is told to stop stops at once
+            then_ms = self._next_ms(now_ms, arrival)
+            if then_ms is None:
+                return self._over("stuck")
+            if then_ms > until_ms:
+                return self._over("horizon")
+            now_ms = then_ms
+            while self._ends and self._ends[0][0] <= now_ms:
+                run = heapq.heappop(self._ends)[2]
+                if run in self._live:
+                    self._live.discard(run)
+                    due.append(RunObserved(run, "succeeded", now_ms, 0))
+
+    def _all_started(self, all_came: bool) -> bool:
+        if self._awaited is not None and not self._awaited:
+            return True
+        return all_came and not self._stopped and not any(self._controller.pending().values())
+
+    def _over(self, end: Literal["done", "stuck", "steps", "horizon", "stopped"]) -> Ahead:
+        self._out.end = end
+        return self._out
+
+    def _see_what_runs(self) -> None:
+        world = self._controller.world
+        for job in sorted(world.runs):
+            for run in world.runs[job].values():
+                if run.state in RUN_ENDED:
+                    continue
+                self._live.add(run.id)
+                if run.stop_requested:
+                    self._stop(run.id)
+                else:
+                    self._expect(run, world.jobs[job].spec, run.started_ms or self._begin_ms(run))
+
+    def _begin_ms(self, run: Run) -> int:
+        """Of a run that is placed: at once, or when its turn comes in the line that it is in."""
+        return max(self._begins[run.id], self._now_ms) if run.id in self._begins else run.placed_ms
+
+    def _expect(self, run: Run, spec: JobSpec, since_ms: int) -> None:
+        so_far_ms = max(self._now_ms - since_ms, 0)
+        total_ms = corrected_ms(self._run_ms(run, spec, so_far_ms), so_far_ms)
+        if total_ms:
+            heapq.heappush(self._ends, (since_ms + total_ms, next(self._numbers), run.id))
+
+    def _step(self, now_ms: int, facts: list[Fact]) -> None:
+        step = self._controller.step(now_ms, facts)
+        out = self._out
+        out.steps += 1
+        self._now_ms = now_ms
+        for act in step.acts:
+            if type(act) is Start:
+                self._live.add(act.run.id)
+                self._expect(act.run, act.spec, now_ms)
+            elif type(act) is Stop and act.run in self._live:
+                self._stop(act.run)
+        self._note(step, now_ms)
+        decided = bool(facts or step.plan.binds or step.plan.evictions)
+        self._nap_ms = _SHORTEST_NAP_MS if decided else min(self._nap_ms * 2, _LONGEST_NAP_MS)
+
+    def _note(self, step: Step, now_ms: int) -> None:
+        placed: dict[JobId, list[NodeName]] = {}
+        kinds: dict[JobId, str] = {}
+        for bind in step.plan.binds:
+            placed.setdefault(bind.job, []).append(bind.node)
+            kinds[bind.job] = bind.kind
+        jobs, starts = self._controller.world.jobs, self._out.starts
+        for job, nodes in placed.items():
+            # Members that join a gang which runs already are no start of it.
+            if job not in starts and jobs[job].scheduled_ms == now_ms:
+                starts[job] = Started(now_ms, tuple(sorted(set(nodes))[:20]), kinds[job])
+                if self._awaited is not None:
+                    self._awaited.discard(job)
+        # Besides those who make room for others: whoever leaves a node that goes, or a window that ends.
+        going = {eviction.job: eviction.preemptor for eviction in step.plan.evictions}
+        for act in step.acts:
+            if type(act) is Stop:
+                going.setdefault(job_of(act.run), 0)
+        self._out.gone += [Gone(job, now_ms, by) for job, by in going.items()]
+
+    def _stop(self, run: RunId) -> None:
+        self._live.discard(run)
+        self._stopped.append(run)
+
+    def _next_ms(self, now_ms: int, arrival: tuple[int, Job] | None) -> int | None:
+        while self._ends and self._ends[0][2] not in self._live:
+            heapq.heappop(self._ends)
+        times = [self._ends[0][0]] if self._ends else []
+        if arrival is not None:
+            times.append(arrival[0])
+        wake_ms = self._controller.next_wakeup_ms(now_ms)
+        if wake_ms is not None:
+            # Those whom only time may help are tried every second in real life; here that would be most of the steps.
+            times.append(wake_ms if wake_ms <= now_ms else max(wake_ms, now_ms + self._nap_ms))
+        return max(min(times), now_ms) if times else None

@@ -1,0 +1,1 @@
+"""Queues of pending gangs: priority, multifactor, backfill; and the order over all of them."""

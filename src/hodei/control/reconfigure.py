@@ -1,0 +1,109 @@
+"""Other profiles and policies for a controller that is at work. Nothing is lost: what runs is not touched, those who wait
+stand in lines again in the order of the new ones, room that is being made for someone stays theirs.
+
+The new settings come as a controller that was made of them; its policies are taken, and it is thrown away. A part of the
+controller that has settings of its own says with `take_settings(other)` how it takes those of its counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from hodei.control.chunks import PART, parts
+from hodei.control.queue.backfill import reckons_with_time
+from hodei.control.queue.base import Line
+from hodei.engine.view import Gang
+from hodei.model.errors import HodeiError
+from hodei.model.facts import Reconfigured
+from hodei.model.job import Job
+
+if TYPE_CHECKING:
+    from hodei.control.controller import Controller
+
+
+def reconfigure(live: Controller, fact: Reconfigured, now_ms: int) -> None:
+    """Take the settings of `fact`; should they not be fit to be used, all stays as it is and the event says why."""
+    if live.remake is None:
+        return
+    try:
+        fresh = live.remake(fact.scheduling)
+    except HodeiError as error:
+        live.world.tell("config.refused", now_ms, reason=error.message)
+        return
+    before = sorted(live.lines)
+    adopt(live, fresh, now_ms)
+    gone = [name for name in before if name not in live.lines]
+    new = [name for name in live.lines if name not in before]
+    live.world.tell("config.changed", now_ms, number=fact.number, how=fact.how, new=new, gone=gone)
+
+
+def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
+    old = dict(live.lines)
+    live.engine.use(fresh.engine.profiles)
+    live.retry = fresh.retry
+    if type(live.estimator) is not type(fresh.estimator):
+        live.estimator = fresh.estimator
+        if live.estimator.learns:
+            live._lives.ended = live._remember
+    for name, part in list(vars(live).items()):
+        if hasattr(part, "take_settings"):
+            part.take_settings(getattr(fresh, name))
+    live.lines.clear()
+    live.lines.update({name: live.line_for(profile) for name, profile in sorted(live.engine.profiles.items())})
+    for name, line in live.lines.items():
+        _keep_turns(old.get(name), line)
+    if any(map(reckons_with_time, live.lines.values())):
+        live.world.keep_book()
+    _keep_holds(live, now_ms)
+    for line in old.values():
+        live.returning.update(line.gangs)
+
+
+def returning(live: Controller, now_ms: int) -> Generator[None, None, None]:
+    """Those who waited in the old lines go into the new ones, in parts; before anything is decided again."""
+    gangs, live.returning = live.returning, {}
+    for part in parts(sorted(gangs)):
+        for id in part:
+            live.world.book.withdraw(id)  # the new lines make their own promises
+            job = live.world.jobs.get(id)
+            if job is None or job.state != "pending" or _waits(live, job) is not None:
+                continue  # it was cancelled, held, or put into its line in the same moment
+            live._enqueue(job, now_ms)
+            again = _waits(live, job)
+            if again is not None:
+                again.attempts, again.last_attempt_ms = gangs[id].attempts, gangs[id].last_attempt_ms
+        if len(gangs) > PART:
+            yield
+
+
+def _waits(live: Controller, job: Job) -> Gang | None:
+    line = live.lines.get(job.spec.profile)
+    return None if line is None else line.gangs.get(job.id)
+
+
+def _keep_turns(before: object, now: object) -> None:
+    """Tenants who take turns go on where they were, if the line is still of that kind."""
+    if not isinstance(before, Line) or not isinstance(now, Line) or type(before) is not type(now):
+        return
+    if _kind_of(before) is _kind_of(now):
+        now.take_turns_of(before)
+
+
+def _kind_of(line: Line) -> type:
+    """Of its queue; a second order beside the first makes no other kind of it."""
+    return type(getattr(line.profile.queue, "primary", line.profile.queue))
+
+
+def _keep_holds(live: Controller, now_ms: int) -> None:
+    """Gangs for which room is being made, and members that running gangs want back, are known to the new profiles by
+    other shapes. Whose profile is gone is held like all others of it."""
+    for id, hold in sorted(live.preempting.holds.items()):
+        if hold.gang.job.profile in live.engine.profiles or hold.gang.joins:
+            live.engine.profile(hold.gang).admit(hold.gang)
+        else:
+            job = live.world.jobs[id]
+            live._give_up_room(id)
+            live._enqueue(job, now_ms)
+    for repair in live.gangs.repairs.values():
+        live.engine.profile(repair.gang).admit(repair.gang)

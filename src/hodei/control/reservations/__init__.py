@@ -1,0 +1,1 @@
+"""Reserved capacity: windows, overrun enforcement, and the audit of promised starts."""

@@ -1,0 +1,205 @@
+"""Reservations: which nodes a new one gets, when its window opens and closes, and who is told.
+
+It decides by the book alone: what other reservations and promises leave of a node. Runs that are there now are expected to
+end; nodes on which they end first are taken first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hodei.control.reservations.overruns import Windows
+from hodei.control.state import World
+from hodei.engine.availability import FOREVER, Book, Claim
+from hodei.engine.nodes import Table
+from hodei.engine.points import Trigger
+from hodei.model.errors import Conflict, InvalidInput, NotFound
+from hodei.model.ids import NodeName
+from hodei.model.reservation import Booking, Late, Wish
+from hodei.model.resources import Resources, human_amount
+
+_NAMED = 5
+MOST_BOOKINGS = 1000
+
+
+class Bookings:
+    def __init__(self, world: World, windows: Windows, wake: Callable[[Trigger], None]) -> None:
+        self._world = world
+        self._windows = windows
+        self._wake = wake
+        self._open: set[str] = set()
+
+    # ------------------------------------------------------------------------------------------- learning
+
+    def made(self, booking: Booking, now_ms: int, *, restored: bool = False) -> None:
+        self._world.put_booking(booking, new=not restored)
+        if not restored:
+            self._world.tell(
+                "reservation.made", now_ms, name=booking.name, project=booking.project, by=booking.by,
+                start_ms=booking.start_ms, end_ms=booking.end_ms, nodes=_nodes(booking),
+            )  # fmt: skip
+        elif booking.start_ms <= now_ms:
+            self._open.add(booking.name)  # it was told before the restart
+            self._windows.begins(booking)
+
+    def cancelled(self, name: str, by: str, now_ms: int) -> None:
+        if self._drop(name) is not None:
+            self._world.tell("reservation.cancelled", now_ms, name=name, by=by)
+
+    def turn(self, now_ms: int) -> None:
+        """Windows that open or close by now. One that closes sets its room free for everyone."""
+        for booking in sorted(self._world.book.bookings.values(), key=lambda booking: booking.name):
+            if booking.end_ms <= now_ms:
+                self._drop(booking.name)
+                self._world.tell("reservation.ended", now_ms, name=booking.name, project=booking.project)
+                self._windows.ends(booking, now_ms)
+            elif booking.start_ms <= now_ms and booking.name not in self._open:
+                self._open.add(booking.name)
+                self._world.tell(
+                    "reservation.started", now_ms, name=booking.name, project=booking.project, nodes=_nodes(booking)
+                )
+                self._windows.begins(booking)
+        self._windows.clear(now_ms)
+
+    def next_ms(self) -> int | None:
+        """When the next window opens or closes."""
+        due = (
+            booking.end_ms if booking.name in self._open else booking.start_ms
+            for booking in self._world.book.bookings.values()
+        )
+        return min(due, default=None)
+
+    def _drop(self, name: str) -> Booking | None:
+        self._open.discard(name)
+        booking = self._world.drop_booking(name)
+        if booking is not None:
+            self._wake("node_changed")
+        return booking
+
+
+# ------------------------------------------------------------------------------------------------ choosing
+
+
+def choose(world: World, wish: Wish, now_ms: int) -> Booking:
+    """The reservation that the wish comes to. Conflict, naming what is in the way, if there is no room for it."""
+    _check(world, wish, now_ms)
+    table, book = world.table, world.drawn_up()
+    found: list[tuple[int, NodeName, Resources]] = []
+    taken: dict[str, int] = {}
+    short: list[str] = []
+    for name in wish.named or table.names:
+        row = table.row[name]
+        node = table.nodes[row]
+        if not wish.named and (not node.ready or node.cordoned):
+            continue
+        request = wish.request or {resource: amount for resource, amount in table.room[row].items() if amount}
+        lacking = _lacking(table, row, request)
+        if lacking:
+            short.append(f"{name} has {lacking}")
+            continue
+        in_the_way = _in_the_way(book, table, name, request, wish)
+        if in_the_way:
+            for claim in in_the_way:
+                taken[_whose(claim)] = taken.get(_whose(claim), 0) + 1
+            continue
+        free_ms = _free_from(book, table, name, request, now_ms)
+        found.append((max(free_ms, wish.start_ms), name, request))
+    wanted = len(wish.named) or wish.count
+    if len(found) < wanted:
+        raise _no_room(wish, len(found), taken, short)
+    places = sorted((name, request) for _, name, request in sorted(found, key=lambda each: each[:2])[:wanted])
+    return Booking(
+        wish.name, wish.project, wish.start_ms, wish.end_ms, tuple(places), wish.by, now_ms, wish.at_start, wish.at_end
+    )  # fmt: skip
+
+
+def late_runs(world: World, booking: Booking, now_ms: int) -> list[Late]:
+    """The runs of others that may still be there when it begins, and without which there would be room for it."""
+    table, book = world.table, world.drawn_up()
+    out = []
+    at_ms = max(booking.start_ms, now_ms)
+    for node, request in booking.places:
+        row = table.row.get(node)
+        if row is None:
+            continue
+        others = [span for span in book.spans(node, now_ms) if span.project != booking.project and span.end_ms > at_ms]
+        room = table.room[row]
+        held = {resource: sum(span.request.get(resource, 0) for span in others) for resource in request}
+        if any(room.get(resource, 0) - held[resource] < amount for resource, amount in request.items()):
+            out += [Late(node, span.run, span.end_ms if span.end_ms < FOREVER else 0) for span in others]
+    return out
+
+
+def _check(world: World, wish: Wish, now_ms: int) -> None:
+    if wish.end_ms <= max(wish.start_ms, now_ms):
+        raise InvalidInput("the reservation would be over before it begins", hint="give it a later end")
+    if len(world.book.bookings) >= MOST_BOOKINGS:
+        raise Conflict(f"there are {MOST_BOOKINGS} reservations already", hint="delete some; see: hodei reserve list")
+    if wish.name in world.book.bookings:
+        raise Conflict(
+            f"there is a reservation {wish.name!r} already", hint=f"choose another name, or: hodei reserve delete {wish.name}"
+        )  # fmt: skip
+    unknown = [name for name in wish.named if name not in world.table.row]
+    if unknown:
+        raise NotFound(f"there is no node {unknown[0]!r}", hint="hodei nodes")
+    if not wish.named and wish.count < 1:
+        raise InvalidInput("the reservation is for no node", hint="say how many nodes, or name them")
+
+
+def _lacking(table: Table, row: int, request: Resources) -> str:
+    room = table.room[row]
+    lacks = [resource for resource, amount in sorted(request.items()) if room.get(resource, 0) < amount]
+    return ", ".join(f"{resource} {human_amount(resource, room.get(resource, 0))}" for resource in lacks)
+
+
+def _in_the_way(book: Book, table: Table, node: NodeName, request: Resources, wish: Wish) -> list[Claim]:
+    """The claims that together with the wish would be more than the node has, at some moment of the window."""
+    room = table.room[table.row[node]]
+    window = [claim for claim in book.claims_on(node) if claim.start_ms < wish.end_ms and claim.end_ms > wish.start_ms]
+    for at_ms in sorted({max(claim.start_ms, wish.start_ms) for claim in window}):
+        now = [claim for claim in window if claim.start_ms <= at_ms < claim.end_ms]
+        for resource, amount in request.items():
+            claims = [claim for claim in now if claim.request.get(resource)]
+            if amount + sum(claim.request[resource] for claim in claims) > room.get(resource, 0):
+                return claims
+    return []
+
+
+def _free_from(book: Book, table: Table, node: NodeName, request: Resources, now_ms: int) -> int:
+    """When the runs that are there have left enough, claims aside."""
+    room, used = table.room[table.row[node]], dict(table.usage(table.row[node]))
+    if all(room.get(resource, 0) - used.get(resource, 0) >= amount for resource, amount in request.items()):
+        return now_ms
+    for span in book.spans(node, now_ms):
+        for resource, amount in span.request.items():
+            used[resource] = used.get(resource, 0) - amount
+        if all(room.get(resource, 0) - used.get(resource, 0) >= amount for resource, amount in request.items()):
+            return span.end_ms
+    return FOREVER
+
+
+def _no_room(wish: Wish, found: int, taken: dict[str, int], short: Sequence[str]) -> Conflict:
+    causes = [f"{whose} takes {_count(nodes)}" for whose, nodes in sorted(taken.items())[:_NAMED]]
+    causes += list(short[:_NAMED])
+    if len(taken) + len(short) > len(causes):
+        causes.append("and more")
+    wanted = len(wish.named) or wish.count
+    text = f"{found} of {wanted} nodes have that room for the whole time" if wanted > 1 else "no node has that room"
+    if len(wish.named) == 1:
+        text = f"node {wish.named[0]} does not have that room for the whole time"
+    return Conflict(
+        text + (f": {'; '.join(causes)}" if causes else ""), code="NO_ROOM_TO_RESERVE",
+        hint="choose another time, fewer nodes or smaller amounts; see: hodei reserve list",
+    )  # fmt: skip
+
+
+def _whose(claim: Claim) -> str:
+    return f"the promise to job {claim.job}" if claim.job else f"reservation {claim.name} of project {claim.project}"
+
+
+def _count(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
+def _nodes(booking: Booking) -> list[NodeName]:
+    return [node for node, _ in booking.places[:20]]

@@ -1,0 +1,1 @@
+"""Preemption: candidates, victims and their cost, and the search that tries a placement before any eviction."""

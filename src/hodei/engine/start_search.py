@@ -1,0 +1,172 @@
+"""When a gang that can not start now is expected to be able to, and where: by the book, and by all filters.
+
+What one request finds on each node is kept from one question to the next, and looked up anew for the nodes where something
+happened, or where a run has outlived what was expected of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+import numpy as np
+
+from hodei.engine.availability import FOREVER, Book, Promise
+from hodei.engine.cycle import Engine
+from hodei.engine.nodes import Ints, Mask, Table
+from hodei.engine.view import Gang, View
+from hodei.model.ids import NodeName
+from hodei.model.resources import Resources
+
+_OUTLOOKS_KEPT = 256
+# Members of one gang may find their nodes at different times; they are asked again until all agree on one.
+_ROUNDS = 50
+# Of so few nodes each is looked at in plain numbers.
+_FEW_NODES = 8
+
+
+class _Outlook:
+    """For one request: when each node has room for it, if nothing more is started; 0 for now, FOREVER for never."""
+
+    __slots__ = ("_engine", "_generation", "_request", "_seen", "_until", "at_ms")
+
+    def __init__(self, engine: Engine, request: Resources) -> None:
+        self._engine, self._request = engine, request
+        self._generation, self._seen = -1, 0
+        self.at_ms: Ints = np.zeros(0, dtype=np.int64)
+        self._until: Ints = np.zeros(0, dtype=np.int64)
+
+    def refresh(self, book: Book, now_ms: int) -> None:
+        table = self._engine.table
+        if self._generation != table.generation:
+            self._generation = table.generation
+            self.at_ms, self._until = np.zeros((2, len(table.names)), dtype=np.int64)
+            rows = set(range(len(table.names)))
+        else:
+            rows = set(table.changes[self._seen :])
+            overdue = self._until < now_ms
+            if overdue.any():
+                rows.update(np.flatnonzero(overdue).tolist())
+        self._seen = len(table.changes)
+        for row in rows:
+            self.at_ms[row], self._until[row] = book.unclaimed(table.names[row], self._request, now_ms)
+
+
+class Outlooks:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: OrderedDict[tuple[tuple[str, int], ...], _Outlook] = OrderedDict()
+
+    def soonest(self, gang: Gang, view: View) -> Promise | None:
+        """The first time at which every needed member has a node by the book; None if no end in sight makes room.
+
+        Members are given the node that is free first, one after another, and start together when the last has one. What
+        rules about company will say by then is not known now; they are asked again when the time has come.
+        """
+        book = view.book
+        assert book is not None, "promises need a book"
+        duration_ms = gang.estimate_ms or FOREVER
+        start_ms = view.now_ms
+        for _ in range(_ROUNDS):
+            found = self._together(gang, view, book, duration_ms, start_ms)
+            if found is None:
+                return None
+            at_ms, taken = found
+            if at_ms <= start_ms or not book.claimed:
+                end_ms = min(at_ms + duration_ms, FOREVER)
+                return Promise(gang.id, at_ms, end_ms, tuple(sorted(taken.items())), view.now_ms)
+            start_ms = at_ms
+        return None
+
+    def _together(
+        self, gang: Gang, view: View, book: Book, duration_ms: int, after_ms: int
+    ) -> tuple[int, dict[NodeName, Resources]] | None:
+        """Nodes for all needed members, none before `after_ms`, and when the last of them is free."""
+        table, start_ms = self._engine.table, after_ms
+        if gang.size == 1 and len(table.names) <= _FEW_NODES:
+            return self._alone(gang, view, book, duration_ms, after_ms)
+        taken: dict[NodeName, Resources] = {}
+        at: dict[int, Ints] = {}
+        for kind, _, member in gang.each():
+            request = {resource: amount for resource, amount in member.task.request.items() if amount}
+
+            def on(row: int, asked: Resources) -> int:
+                name = table.names[row]
+                found = book.earliest(name, asked, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms)
+                return FOREVER if found is None else found
+
+            if kind not in at:
+                at[kind] = self._at(request, self._engine.open_rows(gang, kind, view), view, book, after_ms)
+                for name in book.claimed:
+                    row = table.row.get(name)
+                    if row is not None and at[kind][row] < FOREVER:
+                        at[kind][row] = on(row, request)
+                for name, held in taken.items():
+                    row = table.row[name]
+                    if at[kind][row] < FOREVER:
+                        at[kind][row] = on(row, _plus(request, held))
+            times = at[kind]
+            if not times.size:
+                return None
+            # The first by name of those that are free by then, else the one that is free first.
+            row = int((times <= start_ms).argmax())
+            if times[row] > start_ms:
+                row = int(times.argmin())
+            if times[row] >= FOREVER:
+                return None
+            start_ms = max(start_ms, int(times[row]))
+            name = table.names[row]
+            taken[name] = _plus(request, taken.get(name, {}))
+            if gang.size > 1:
+                for other, column in at.items():
+                    asked = {r: a for r, a in gang.members[other].task.request.items() if a}
+                    if column[row] < FOREVER:
+                        column[row] = on(row, _plus(asked, taken[name]))
+        return start_ms, taken
+
+    def _alone(
+        self, gang: Gang, view: View, book: Book, duration_ms: int, after_ms: int
+    ) -> tuple[int, dict[NodeName, Resources]] | None:
+        """The same for one member and few nodes, in plain numbers: the node that is free first, ties to the first by name."""
+        ((kind, _, member),) = gang.each()
+        request = {resource: amount for resource, amount in member.task.request.items() if amount}
+        open_rows = self._engine.open_rows(gang, kind, view)
+        best: tuple[int, NodeName] | None = None
+        for row, name in enumerate(self._engine.table.names):
+            if open_rows.item(row):
+                at_ms = book.earliest(name, request, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms)
+                if at_ms is not None and (best is None or at_ms < best[0]):
+                    best = (at_ms, name)
+        return None if best is None else (best[0], {best[1]: request})
+
+    def _at(self, request: Resources, open_rows: Mask, view: View, book: Book, after_ms: int) -> Ints:
+        key = tuple(sorted(request.items()))
+        outlook = self._kept.get(key)
+        if outlook is None:
+            outlook = self._kept[key] = _Outlook(self._engine, request)
+            if len(self._kept) > _OUTLOOKS_KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        outlook.refresh(book, view.now_ms)
+        return np.where(open_rows, np.maximum(outlook.at_ms, after_ms), FOREVER)
+
+
+def most_free(table: Table, resource: str, without: Collection[int] = ()) -> int:
+    """The largest amount of it that is free on one node, some rows left out."""
+    if len(table.names) <= _FEW_NODES:
+        most = 0
+        for row, room in enumerate(table.room):
+            if row not in without:
+                most = max(most, room.get(resource, 0) - table.holds[row].used.get(resource, 0))
+        return most
+    column = table.column_of(resource)  # before the array: a new column lays that anew
+    free = table.free[column]
+    if without:
+        free = free.copy()
+        free[list(without)] = 0
+    return int(free.max())
+
+
+def _plus(some: Resources, more: Resources) -> Resources:
+    return {resource: some.get(resource, 0) + more.get(resource, 0) for resource in {**some, **more}}

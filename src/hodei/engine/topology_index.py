@@ -1,0 +1,312 @@
+"""Who lives where: the members placed on the nodes, counted by topology domain for every rule that asks about them.
+
+Members that no rule can tell apart are one `Kind`. A count for a rule is made once from all residents and then kept
+up with each placing and release, so that asking again costs one look-up per node and no walk over members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from itertools import count as counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hodei.engine.attachments import Attachments
+from hodei.engine.view import Member
+from hodei.model.job_affinity import HostPort, JobTerm, Labels
+from hodei.model.node import Node
+from hodei.model.volume import Volume
+
+if TYPE_CHECKING:
+    from hodei.engine.nodes import Table
+
+Ints = NDArray[np.int64]
+Rule = tuple[JobTerm, str]
+_LOCATION = ("region", "zone", "datacenter", "rack")
+NO_DOMAIN = -1
+EACH_NODE = ""  # a topology of its own: every node is a domain, whatever its labels say
+# Rules come and go with their jobs; counts that nobody has asked for since are let go.
+_COUNTS_KEPT = 1024
+# Never the same number twice, so that a count made anew cannot be taken for the one that was let go.
+_versions = counter(1)
+
+
+def domain_of(node: Node, topology: str) -> str | None:
+    """The value of a topology key on a node: a label, or one of the words region, zone, datacenter, rack, host,
+    backend."""
+    label = node.labels.get(topology)
+    if label is not None:
+        return label
+    if topology == "host":
+        return node.name
+    if topology == "backend":
+        return node.backend
+    if topology in _LOCATION:
+        found: str = getattr(node.location, topology)
+        return found or None
+    return None
+
+
+class Kind:
+    """All that rules of others can see of a member, and the rules that it carries itself."""
+
+    __slots__ = ("anti", "attract", "labels", "leaving", "ports", "project", "repel", "required", "volumes", "watched")
+
+    def __init__(self, member: Member) -> None:
+        task, job = member.task, member.job
+        self.project, self.labels = job.project, member.labels
+        self.required = task.job_affinity.required
+        self.anti = task.job_anti_affinity.required
+        self.attract = task.job_affinity.preferred
+        self.repel = task.job_anti_affinity.preferred
+        self.ports: tuple[HostPort, ...] = task.ports
+        self.volumes: tuple[Volume, ...] = task.volumes
+        self.leaving = member.leaving
+        self.watched: list[tuple[DomainCount, int]] | None = None
+
+    @property
+    def has_rules(self) -> bool:
+        return bool(self.required or self.anti or self.attract or self.repel)
+
+
+def kind_key(member: Member) -> Hashable:
+    task, job = member.task, member.job
+    labels = tuple(sorted(member.labels.items())) if job.labels or task.labels else ()
+    near, away = task.job_affinity, task.job_anti_affinity
+    if not (task.ports or near.required or near.preferred or away.required or away.preferred or task.volumes):
+        # the most usual kind, and this is asked for every placing
+        return (job.project, labels, True) if member.leaving else (job.project, labels)
+    return (job.project, labels, near, away, task.ports, task.volumes, member.leaving)
+
+
+class DomainCount:
+    """How many residents for which `counts` says so are in each domain of a topology key. `version` counts the changes.
+
+    `among`: the nodes that are counted, if not all; it may look at what nodes are, not at what they hold. `there`: which
+    of the domains have nodes that are counted.
+    """
+
+    __slots__ = (
+        "_absent", "_among", "by_domain", "counts", "domains", "generation", "ids", "there", "topology", "total", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self, topology: str, counts: Callable[[Kind], int], among: Callable[[Table], NDArray[np.bool_]] | None = None
+    ) -> None:
+        self.topology = topology
+        self.counts = counts
+        self._among = among
+        self.there: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.generation = -1
+        self.version = 0
+        self.total = 0
+        self._absent = NO_DOMAIN
+        self.ids: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+        self.by_domain: Ints = np.zeros(0, dtype=np.int64)
+        self.domains: tuple[str | None, ...] = ()
+
+    def rebuild(self, table: Table) -> None:
+        self.ids, self.domains = domains(self.topology, table)
+        if self._among is not None:
+            if None not in self.domains:
+                self.domains = (*self.domains, None)
+            self.ids = np.where(self._among(table), self.ids, self.domains.index(None))
+        self._absent = self.domains.index(None) if None in self.domains else NO_DOMAIN
+        self.there = np.bincount(self.ids, minlength=len(self.domains)) > 0
+        if self._absent != NO_DOMAIN:
+            self.there[self._absent] = False
+        self.by_domain = np.zeros(len(self.domains), dtype=np.int64)
+        self.total = 0
+        self.generation = table.generation
+        self.version = next(_versions)
+        weights: dict[Kind, int] = {}
+        for row, held in enumerate(table.holds):
+            for kind, number in held.kinds.items():
+                weight = weights.get(kind)
+                if weight is None:
+                    weight = weights[kind] = self.counts(kind)
+                if weight:
+                    self.add(row, weight * number)
+
+    def add(self, row: int, amount: int) -> None:
+        """Residents on nodes without the topology key belong to no domain: they are not counted."""
+        domain = self.ids[row]
+        if domain != self._absent:
+            self.version = next(_versions)
+            self.by_domain[domain] += amount
+            self.total += amount
+
+    def per_node(self, rows: slice | NDArray[np.intp], absent: int = NO_DOMAIN) -> Ints:
+        """The count of each node's own domain; `absent` where a node has none."""
+        values = self.by_domain
+        if self._absent != NO_DOMAIN:
+            values = values.copy()
+            values[self._absent] = absent
+        found: Ints = values[self.ids[rows]]
+        return found
+
+
+def domains(topology: str, table: Table) -> tuple[NDArray[np.intp], tuple[str | None, ...]]:
+    """The number of each node's domain, and what these numbers stand for (None: nodes without the key)."""
+    if topology == EACH_NODE:
+        return np.arange(len(table.names)), tuple(table.names)
+    column = table.interned(("topology", topology), lambda node: domain_of(node, topology))
+    return column.ids, tuple(column.values)
+
+
+class RuleBook:
+    """The terms that residents carry, each with the project of its owner, found by the members that they mean."""
+
+    def __init__(self) -> None:
+        self._carried: dict[Rule, int] = {}
+        # A term that wants one value of one label is looked up by it; all others are under None.
+        self._shelves: dict[tuple[str, str] | None, dict[Rule, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._carried)
+
+    def add(self, term: JobTerm, owner: str) -> None:
+        rule = (term, owner)
+        self._carried[rule] = self._carried.get(rule, 0) + 1
+        if term.selector is not None:
+            self._shelves.setdefault(_shelf(term), {})[rule] = None
+
+    def remove(self, term: JobTerm, owner: str) -> None:
+        rule = (term, owner)
+        self._carried[rule] -= 1
+        if not self._carried[rule]:
+            del self._carried[rule]
+            shelf = self._shelves.get(_shelf(term), {})
+            shelf.pop(rule, None)
+            if not shelf:
+                self._shelves.pop(_shelf(term), None)
+
+    def meaning(self, member: Member, projects: Mapping[str, Labels]) -> list[Rule]:
+        """The rules that mean this member."""
+        labels, project = member.labels, member.job.project
+        return [
+            rule
+            for shelf in (None, *labels.items())
+            for rule in self._shelves.get(shelf, ())
+            if rule[0].matches(rule[1], labels, project, projects)
+        ]
+
+
+def _shelf(term: JobTerm) -> tuple[str, str] | None:
+    for requirement in term.selector or ():
+        if requirement.operator == "In" and len(requirement.values) == 1:
+            return (requirement.key, requirement.values[0])
+    return None
+
+
+class Residents:
+    """The kinds that live on the nodes of a table, and the counts that rules have asked for."""
+
+    def __init__(self) -> None:
+        self.projects: dict[str, Labels] = {}
+        self.repelling = RuleBook()  # required anti-affinity
+        self.pulling = RuleBook()  # whatever makes a place better or worse
+        self.quiet = True  # neither of the two holds anything
+        self._kinds: dict[Hashable, Kind] = {}
+        self._carriers: dict[Kind, int] = {}
+        self._counts: dict[Hashable, DomainCount] = {}
+        self._attachments: Attachments | None = None  # nobody has asked yet
+
+    def attachments_in(self, table: Table) -> Attachments:
+        """Which volumes are attached where, made if need be and up to date."""
+        if self._attachments is None or self._attachments.generation != table.generation:
+            self._attachments = Attachments(table)
+        return self._attachments
+
+    def kind_of(self, member: Member, table: Table) -> Kind:
+        key = kind_key(member)
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) > 100_000:
+                self._forget_kinds(table)
+            kind = self._kinds[key] = Kind(member)
+        return kind
+
+    def _forget_kinds(self, table: Table) -> None:
+        """Let go of the kinds that live nowhere any more."""
+        living = {kind for held in table.holds for kind in held.kinds}
+        self._kinds = {key: kind for key, kind in self._kinds.items() if kind in living}
+
+    def moved(self, kind: Kind, row: int, by: int, table: Table) -> None:
+        """A member of `kind` came to (+1) or left (-1) a row."""
+        if kind.has_rules or kind.ports:
+            self._carried(kind, by)
+        attachments = self._attachments
+        if attachments is not None and kind.volumes and attachments.generation == table.generation:
+            attachments.moved(kind.volumes, row, by)
+        if not self._counts:
+            return
+        if kind.watched is None:
+            kind.watched = [(count, weight) for count in self._counts.values() if (weight := count.counts(kind))]
+        for count, weight in kind.watched:
+            if count.generation == table.generation:
+                count.add(row, by * weight)
+
+    def left(self, kind: Kind, number: int) -> None:
+        """Members that went with their node; counts are made anew in the new generation anyway."""
+        if kind.has_rules or kind.ports:
+            self._carried(kind, -number)
+
+    def _carried(self, kind: Kind, by: int) -> None:
+        before = self._carriers.get(kind, 0)
+        now = before + by
+        if now:
+            self._carriers[kind] = now
+        else:
+            self._carriers.pop(kind, None)
+        if bool(before) != bool(now):
+            for book, terms in (
+                (self.repelling, kind.anti),
+                (self.pulling, (*kind.required, *(wish.term for wish in (*kind.attract, *kind.repel)))),
+            ):
+                for term in terms:
+                    (book.add if now else book.remove)(term, kind.project)
+            self.quiet = not self.repelling and not self.pulling
+
+    def carriers(self) -> Mapping[Kind, int]:
+        """The kinds with rules (or ports) of their own that live somewhere, and how many of each."""
+        return self._carriers
+
+    def count(
+        self,
+        key: Hashable,
+        topology: str,
+        counts: Callable[[Kind], int],
+        table: Table,
+        among: Callable[[Table], NDArray[np.bool_]] | None = None,
+    ) -> DomainCount:
+        """The count of that name, made if need be and up to date. Equal keys must mean equal `counts` and `among`."""
+        found = self._counts.pop((key, topology), None)
+        if found is None:
+            if len(self._counts) >= _COUNTS_KEPT:
+                self._forget_counts()
+            found = DomainCount(topology, counts, among)
+            for kind in self._kinds.values():
+                if kind.watched is not None and (weight := found.counts(kind)):
+                    kind.watched.append((found, weight))
+        self._counts[key, topology] = found  # the last asked for stands last
+        if found.generation != table.generation:
+            found.rebuild(table)
+        return found
+
+    def _forget_counts(self) -> None:
+        """Let go of the older half."""
+        for old in list(self._counts)[: _COUNTS_KEPT // 2]:
+            del self._counts[old]
+        for kind in self._kinds.values():
+            kind.watched = None
+
+    def matching(self, term: JobTerm, owner: str, table: Table) -> DomainCount:
+        """How many members that `term` (of a job in project `owner`) means live in each domain."""
+        projects = self.projects
+        return self.count(
+            ("term", term, owner), term.topology,
+            lambda kind: int(term.matches(owner, kind.labels, kind.project, projects)), table,
+        )  # fmt: skip

@@ -1,0 +1,356 @@
+"""From the model back to what people read: the canonical document of a job, and the views that the API answers with.
+
+Lists are long, so views are cheap. `parse_job(job_document(spec)) == spec` for everything that `parse_job` can make
+(but for `user`, which the server knows and no document says).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from msgspec import structs
+
+from hodei.api.views import ArrayView, HoldView, JobView, NodeView, RunView, SocketView, TaintView
+from hodei.jobfile.sections import affinity_render, after, escalation, gang_render, health
+from hodei.jobfile.sections.array import array_document
+from hodei.model.array import ArrayPlace
+from hodei.model.errors import InvalidInput
+from hodei.model.escalation_state import applied
+from hodei.model.estimate import Estimate
+from hodei.model.forecast import StartForecast
+from hodei.model.job import (
+    PRIORITY_CLASSES,
+    Affinity,
+    BackendChoice,
+    Batch,
+    DataProcessing,
+    Interactive,
+    Job,
+    JobSpec,
+    LongRunning,
+    NodeTerm,
+    Run,
+    Serverless,
+    TaskSpec,
+    Toleration,
+    Workload,
+)  # fmt: skip
+from hodei.model.node import Location, Node
+from hodei.model.qos import job_qos
+from hodei.model.quantity import format_duration, format_quantity
+from hodei.model.reservation import Hold
+from hodei.model.resources import format_resources
+from hodei.model.secrets import Shown, masked
+from hodei.model.selector import Requirement, parse_selector
+
+_MILLIS = tuple(f".{ms:03d}Z" for ms in range(1000))
+_CLASS_OF = {value: name for name, value in PRIORITY_CLASSES.items()}
+
+
+def iso(ms: int) -> str:
+    """UTC in ISO 8601 with milliseconds; empty for 0."""
+    if ms == 0:
+        return ""
+    second, rest = divmod(ms, 1000)
+    return _second(second) + _MILLIS[rest]
+
+
+@lru_cache(maxsize=65_536)
+def _second(second: int) -> str:
+    return f"{_minute(second // 60)}:{second % 60:02d}"
+
+
+@lru_cache(maxsize=4096)
+def _minute(minute: int) -> str:
+    return datetime.fromtimestamp(minute * 60, UTC).strftime("%Y-%m-%dT%H:%M").rjust(16, "0")
+
+
+# ------------------------------------------------------------------------------------------- views
+
+
+def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast | None = None) -> JobView:
+    spec = applied(job.spec, job.recourse) if job.recourse else job.spec
+    tasks = spec.tasks
+    return JobView(
+        job.id,
+        spec.name,
+        spec.project,
+        spec.user,
+        job.state,
+        job.reason_code,
+        job.reason,
+        spec.priority,
+        spec.profile,
+        spec.labels,
+        len(tasks),
+        tasks[0].count if len(tasks) == 1 else spec.size,
+        job.attempt,
+        job.cancel_requested,
+        job.exit_code,
+        iso(job.submitted_ms),
+        iso(job.scheduled_ms),
+        iso(job.started_ms),
+        iso(job.finished_ms),
+        job.version,
+        job.nodes.split(),
+        job_qos(spec),
+        job.first_attempt,
+        expected.expected_ms if expected else 0,
+        expected.basis if expected else "",
+        iso(forecast.p50_ms) if forecast else "",
+        iso(forecast.p90_ms) if forecast else "",
+        array=None if spec.array is None else array_view(spec.array),
+        failure=job.failure,
+        suspend_requested=job.suspend_requested,
+    )
+
+
+def array_view(place: ArrayPlace, states: dict[str, int] | None = None) -> ArrayView:
+    return ArrayView(
+        place.first, place.index, place.count, place.at_most, place.start, place.step, states or {}, place.listed
+    )
+
+
+# What an array as a whole is said to be: the first of these that any element is.
+_SUMMARY = ("running", "scheduled", "suspended", "pending", "held", "failed", "cancelled", "succeeded")
+
+
+def folded_view(job: Job, states: dict[str, int]) -> JobView:
+    """The row of a whole array: named by its first job, in the state of its liveliest element."""
+    assert job.spec.array is not None
+    state = next((state for state in _SUMMARY if states.get(state)), job.state)
+    view = job_view(job)
+    return structs.replace(
+        view, id=job.spec.array.first, state=state, exit_code=None, nodes=[], array=array_view(job.spec.array, states)
+    )
+
+
+def run_view(run: Run) -> RunView:
+    return RunView(
+        id=run.id,
+        job=run.job,
+        task=run.task,
+        member=run.member,
+        attempt=run.attempt,
+        node=run.node,
+        backend=run.backend,
+        state=run.state,
+        exit_code=run.exit_code,
+        reason_code=run.reason_code,
+        reason=run.reason,
+        placed_at=iso(run.placed_ms),
+        started_at=iso(run.started_ms),
+        finished_at=iso(run.finished_ms),
+        rank=run.rank,
+        cpus=list(run.grant.cpus) if run.grant else [],
+        gpus={str(gpu): milli / 1000 for gpu, milli in run.grant.gpus} if run.grant else {},
+        checkpoint_at=iso(run.checkpoint_ms),
+        health=run.health,
+    )
+
+
+def hold_view(hold: Hold) -> HoldView:
+    return HoldView(
+        iso(hold.start_ms), iso(hold.end_ms), format_resources(hold.request), hold.job, hold.name, hold.project
+    )
+
+
+def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Hold] = ()) -> NodeView:
+    """`state`: not-ready (whatever else holds), cordoned, or ready."""
+    state = "not-ready" if not node.ready else "cordoned" if node.cordoned else "ready"
+    return NodeView(
+        name=node.name,
+        backend=node.backend,
+        kind=node.kind,
+        state=state,
+        reason=node.not_ready_reason,
+        arch=node.arch,
+        gpu_type=node.gpu_type,
+        capacity=format_resources(node.capacity),
+        used=format_resources(used),
+        labels=node.labels,
+        taints=[TaintView(taint.key, taint.value, taint.effect) for taint in node.taints],
+        location=_place(node.location),
+        runs=runs,
+        version=node.version,
+        data=list(node.data),
+        cost=node.cost_milli / 1000,
+        overcommit={resource: percent / 100 for resource, percent in node.overcommit_percent.items()},
+        sockets=[SocketView(list(socket.cpus), list(socket.gpus)) for socket in node.sockets],
+        address=node.address,
+        holds=[hold_view(hold) for hold in holds],
+    )
+
+
+# ------------------------------------------------------------------------------------------- documents
+
+
+def job_document(spec: JobSpec, *, env: Shown = "all") -> dict[str, Any]:
+    """The full form of a job, without the keys that have their default value.
+
+    `env`: which values of variables are in it. With fewer than all it no longer means the same job.
+    """
+    metadata = {
+        "name": spec.name,
+        "project": spec.project if spec.project != "default" else "",
+        "labels": spec.labels,
+        "annotations": spec.annotations,
+    }
+    return {
+        "apiVersion": "hodei/v1",
+        "kind": "Job",
+        "metadata": _given(metadata),
+        "spec": {
+            **_given(
+                {
+                    "profile": spec.profile if spec.profile != "default" else "",
+                    "backend": _backend(spec.backend),
+                    "near": _place(spec.near),
+                    "inputs": list(spec.inputs),
+                    "workload": _workload(spec.workload),
+                    "estimate": spec.estimate_ms and format_duration(spec.estimate_ms),
+                    "timeout": spec.timeout_ms and format_duration(spec.timeout_ms),
+                    "scheduling_timeout": spec.scheduling_timeout_ms and format_duration(spec.scheduling_timeout_ms),
+                    "max_queue_time": spec.max_queue_time_ms and format_duration(spec.max_queue_time_ms),
+                    "deadline": iso(spec.deadline_ms),
+                    "retries": spec.retries,
+                }
+                | gang_render.job_rules(spec)
+                | health.job_rules(spec)
+                | {"after": after.document(spec.after)}
+                | {"array": array_document(spec.array)}
+                | {"recovery": escalation.document(spec.recovery)}
+            ),
+            **({} if spec.priority == 500 else {"priority": _CLASS_OF.get(spec.priority, spec.priority)}),
+            **({} if spec.grace_ms == 10_000 else {"grace": format_duration(spec.grace_ms)}),
+            **({} if spec.restart == "on_failure" else {"restart": spec.restart}),
+            "tasks": [_task(task, env) for task in spec.tasks],
+        },
+    }
+
+
+def _task(task: TaskSpec, env: Shown) -> dict[str, Any]:
+    return {"name": task.name, "count": task.count} | _given(
+        {
+            "command": list(task.command),
+            "env": masked(task.env, env),
+            "workdir": task.workdir,
+            "image": task.image,
+            "resources": _given({"requests": format_resources(task.request), "limits": format_resources(task.limits)}),
+            "arch": task.arch,
+            "gpu_type": task.gpu_type,
+            "node_selector": task.node_selector,
+            "affinity": _affinity(task.affinity) | affinity_render.blocks(task),
+            "tolerations": [_toleration(toleration) for toleration in task.tolerations],
+        }
+        | affinity_render.rules(task)
+        | gang_render.task_rules(task)
+    )
+
+
+def _given(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value}
+
+
+def _place(location: Location) -> dict[str, Any]:
+    place: dict[str, Any] = _given(
+        {
+            "region": location.region,
+            "zone": location.zone,
+            "datacenter": location.datacenter,
+            "rack": location.rack,
+        }
+    )
+    if location.lat_micro is not None:
+        place["lat"] = location.lat_micro / 1e6
+    if location.lng_micro is not None:
+        place["lng"] = location.lng_micro / 1e6
+    return place
+
+
+def _workload(workload: Workload) -> Any:
+    match workload:
+        case Batch():
+            return ""
+        case LongRunning(max_duration_ms=0):
+            return "long-running"
+        case LongRunning():
+            return {"type": "long-running", "max_duration": format_duration(workload.max_duration_ms)}
+        case Serverless():
+            return (
+                "serverless"
+                if workload.cold_start_acceptable
+                else {"type": "serverless", "cold_start_acceptable": False}
+            )
+        case DataProcessing():
+            sizes = {"input_size": workload.input_bytes, "output_size": workload.output_bytes}
+            return {"type": "data-processing"} | {key: format_quantity(size) for key, size in sizes.items() if size}
+        case Interactive(idle_timeout_ms=0):
+            return "interactive"
+        case Interactive():
+            return {"type": "interactive", "idle_timeout": format_duration(workload.idle_timeout_ms)}
+
+
+def _toleration(toleration: Toleration) -> dict[str, Any]:
+    out: dict[str, Any] = _given({"key": toleration.key})
+    out["operator"] = toleration.operator
+    out |= _given({"value": toleration.value, "effect": toleration.effect})
+    if toleration.seconds is not None:
+        out["tolerationSeconds"] = toleration.seconds
+    return out
+
+
+def _affinity(affinity: Affinity) -> dict[str, Any]:
+    """Selectors where they say it all, else Kubernetes' block."""
+    terms = [*affinity.required, *(wish.term for wish in affinity.preferred)]
+    if all(map(_fits_a_selector, terms)):
+        return _given(
+            {
+                "required": [str(term) for term in affinity.required],
+                "preferred": [{"weight": wish.weight, "match": str(wish.term)} for wish in affinity.preferred],
+            }
+        )
+    block: dict[str, Any] = {}
+    if affinity.required:
+        block["requiredDuringSchedulingIgnoredDuringExecution"] = {
+            "nodeSelectorTerms": [_term(term) for term in affinity.required]
+        }
+    if affinity.preferred:
+        block["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": wish.weight, "preference": _term(wish.term)} for wish in affinity.preferred
+        ]
+    return {"nodeAffinity": block}
+
+
+def _fits_a_selector(term: NodeTerm) -> bool:
+    try:
+        return not term.fields and len(str(term)) <= 1024 and parse_selector(str(term)) == term.labels
+    except InvalidInput:
+        return False
+
+
+def _term(term: NodeTerm) -> dict[str, Any]:
+    return _given(
+        {
+            "matchExpressions": [_expression(one) for one in term.labels],
+            "matchFields": [_expression(one) for one in term.fields],
+        }
+    )
+
+
+def _expression(requirement: Requirement) -> dict[str, Any]:
+    values = {"values": list(requirement.values)} if requirement.values else {}
+    return {"key": requirement.key, "operator": requirement.operator} | values
+
+
+def _backend(choice: BackendChoice) -> Any:
+    out: dict[str, Any] = {}
+    if choice.mode != "any":
+        weighed = dict(zip(choice.names, choice.weights, strict=False))
+        out[choice.mode] = weighed or list(choice.names)
+    if choice.avoid:
+        out["avoid"] = list(choice.avoid)
+    return out or ""

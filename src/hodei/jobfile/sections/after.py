@@ -1,0 +1,80 @@
+"""What a job waits for, from what was written to the model, and back again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hodei.jobfile.names import job_name, shown
+from hodei.jobfile.sections.after_schema import MAX_AFTER, AfterForm
+from hodei.jobfile.values import Problems, duration, take
+from hodei.model.array import read_indices
+from hodei.model.data_place import parse_place
+from hodei.model.dependency import ONS, Dependencies, Dependency, On
+from hodei.model.quantity import format_duration
+
+NOTHING = Dependencies()
+_LARGEST = 2**53
+_ELEMENTS = re.compile(r"([^\[\]]+)(\[[^\[\]]*\])")
+_Refs = list[int | str] | int | str
+
+
+def dependencies(given: AfterForm | _Refs, at: str, problems: Problems) -> Dependencies:
+    """Each thing once, in the order given; a name of digits alone is a number; brackets choose elements of an array."""
+    of: dict[Dependency, None] = {}
+    if not isinstance(given, AfterForm):
+        _jobs(given, "succeeded", at, of, problems)
+        return Dependencies(tuple(of))
+    for on in ONS:
+        refs = getattr(given, on)
+        if refs is None:
+            continue
+        if on != "exists":
+            _jobs(refs, on, f"{at}.{on}", of, problems)
+            continue
+        for i, what in enumerate([refs] if isinstance(refs, str) else refs):
+            take(problems, f"{at}.exists[{i}]", parse_place, what, None)
+            of[Dependency(on, what=what)] = None
+    if not of:
+        problems.append((at, "names nothing to wait for; name a job or a file, or leave it out"))
+    if len(of) > MAX_AFTER:
+        problems.append((at, f"more than {MAX_AFTER} things to wait for"))
+    if given.need is not None and given.need > len(of):
+        problems.append((f"{at}.need", f"{given.need} is more than the {len(of)} things that it names"))
+    timeout = duration(given.timeout, f"{at}.timeout", problems)
+    if timeout == 0:
+        problems.append((f"{at}.timeout", "no time at all; give at least 1s, or leave it out"))
+    need = 0 if given.need == len(of) else given.need or 0
+    return Dependencies(tuple(of), need, timeout or 0)
+
+
+def _jobs(refs: _Refs, on: On, at: str, of: dict[Dependency, None], problems: Problems) -> None:
+    single = not isinstance(refs, list)
+    for i, ref in enumerate([refs] if isinstance(refs, int | str) else refs):
+        path = at if single else f"{at}[{i}]"
+        elements = ""
+        if isinstance(ref, str) and (written := _ELEMENTS.fullmatch(ref)) is not None:
+            ref, elements = written[1], written[2].replace(" ", "")
+            if elements != "[]":
+                take(problems, path, read_indices, elements[1:-1], None)
+        if isinstance(ref, str) and ref.isdecimal() and ref.isascii():
+            ref = int(ref)
+            if not 0 < ref <= _LARGEST:
+                problems.append((path, f"{shown(str(ref))} is not the number of a job"))
+        if isinstance(ref, int):
+            of[Dependency(on, job=ref, elements=elements)] = None
+        else:
+            of[Dependency(on, name=take(problems, path, job_name, ref, ref), elements=elements)] = None
+
+
+def document(after: Dependencies) -> dict[str, Any]:
+    """The key's long form; empty if there is nothing to wait for."""
+    out: dict[str, Any] = {}
+    for one in after.of:
+        job = one.job or one.name
+        out.setdefault(one.on, []).append(one.what or (f"{job}{one.elements}" if one.elements else job))
+    if after.need:
+        out["need"] = after.need
+    if after.timeout_ms:
+        out["timeout"] = format_duration(after.timeout_ms)
+    return out

@@ -1,0 +1,1 @@
+"""The pod scheduler: cluster objects in, bindings, conditions and events out."""

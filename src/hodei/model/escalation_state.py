@@ -1,0 +1,120 @@
+"""What the scheduler may change for a job that waits too long, what it has changed, and how that reads.
+
+The spec in the store stays what the user wrote; `Job.recourse` says what holds in its place, so that a restart finds it
+again. While a job waits the spec in memory is the changed one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct, structs
+
+from hodei.model.escalation import WISHES, Wish
+from hodei.model.job import PRIORITY_CLASSES, JobSpec
+
+_WORDS = {
+    "spread": "its rule about spreading",
+    "topology": "its rule that all members share one place",
+    "backend": "its choice of backends",
+}
+
+
+class Recourse(Struct, frozen=True, omit_defaults=True):
+    """What was changed, and when; "" , 0 and () for nothing. `cause`: why it was moved to another profile."""
+
+    profile: str = ""
+    profile_before: str = ""
+    moved_ms: int = 0
+    cause: str = ""
+    priority: int = -1
+    priority_before: int = -1
+    promoted_ms: int = 0
+    wishes: tuple[Wish, ...] = ()
+    relaxed_ms: int = 0
+    failed_on: tuple[str, ...] = ()
+    failed_ms: int = 0
+
+
+class Measure(Struct, frozen=True, omit_defaults=True):
+    """Something that was done about a job, for people; `at_ms` 0: when it was submitted."""
+
+    text: str
+    at_ms: int = 0
+
+
+_NONE = Recourse()
+_decode = msgspec.json.Decoder(Recourse).decode
+
+
+def read(text: str) -> Recourse:
+    return _decode(text) if text else _NONE
+
+
+def write(recourse: Recourse) -> str:
+    return msgspec.json.encode(recourse).decode()
+
+
+def applied(spec: JobSpec, text: str) -> JobSpec:
+    """The spec with what was changed for the job; applied again it changes nothing more."""
+    if not text:
+        return spec
+    recourse = read(text)
+    if recourse.profile:
+        spec = structs.replace(spec, profile=recourse.profile)
+    if recourse.priority >= 0:
+        spec = structs.replace(spec, priority=recourse.priority)
+    if recourse.failed_on:
+        spec = structs.replace(spec, failed_on=recourse.failed_on)
+    return relaxed(spec, recourse.wishes)
+
+
+def relaxed(spec: JobSpec, wishes: tuple[Wish, ...]) -> JobSpec:
+    """The spec with these of its rules as wishes; itself if it has none of them."""
+    if "spread" in wishes and any(rule.hard for task in spec.tasks for rule in task.spread):
+        tasks = tuple(
+            structs.replace(task, spread=tuple(structs.replace(rule, hard=False) for rule in task.spread))
+            for task in spec.tasks
+        )
+        spec = structs.replace(spec, tasks=tasks)
+    if "topology" in wishes and spec.gang.topology and spec.gang.topology_required:
+        spec = structs.replace(spec, gang=structs.replace(spec.gang, topology_required=False))
+    if "backend" in wishes and spec.backend.mode == "specific":
+        spec = structs.replace(spec, backend=structs.replace(spec.backend, mode="preferred"))
+    return spec
+
+
+def relaxable(spec: JobSpec, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
+    """Which of these it has a rule for."""
+    return tuple(wish for wish in WISHES if wish in wishes and relaxed(spec, (wish,)) is not spec)
+
+
+def next_class(priority: int, cap: int) -> int:
+    """The next named class above, at most `cap`; the same if there is none."""
+    above = [value for value in PRIORITY_CLASSES.values() if priority < value <= cap]
+    return min(above, default=max(priority, cap) if priority < cap else priority)
+
+
+def class_name(priority: int) -> str:
+    return next((name for name, value in PRIORITY_CLASSES.items() if value == priority), str(priority))
+
+
+def measures(spec: JobSpec, text: str) -> tuple[Measure, ...]:
+    """All that was done about a job, the earliest first."""
+    recourse, out = read(text), list[Measure]()
+    if spec.routed_by:
+        came_to = recourse.profile_before or spec.profile
+        out.append(Measure(f"routed to profile {came_to} by {spec.routed_by}"))
+    if recourse.profile:
+        moved = f"moved from profile {recourse.profile_before} to {recourse.profile}: {recourse.cause}"
+        out.append(Measure(moved, recourse.moved_ms))
+    if recourse.wishes:
+        counts = " and ".join(_WORDS[wish] for wish in recourse.wishes)
+        verb = "counts as a wish" if len(recourse.wishes) == 1 else "count as wishes"
+        out.append(Measure(f"{counts} {verb} since then", recourse.relaxed_ms))
+    if recourse.priority >= 0:
+        step = f"{class_name(recourse.priority_before)} to {class_name(recourse.priority)}"
+        out.append(Measure(f"promoted from {step} for its long wait", recourse.promoted_ms))
+    if recourse.failed_on:
+        failed = ", ".join(recourse.failed_on)
+        out.append(Measure(f"failed on backend {failed}: others of the fallback chain go first", recourse.failed_ms))
+    return tuple(sorted(out, key=lambda measure: measure.at_ms))

@@ -1,0 +1,117 @@
+"""Promises and bookings are kept: nothing starts that would still hold, by then, room that is spoken for.
+
+Whoever ends in time may use it until then (backfill); whoever does not may use what is left beside it (spill).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from hodei.engine.availability import FOREVER, Claim
+from hodei.engine.nodes import Mask, Table
+from hodei.engine.points import Layout, Layouts, Placed, Trigger
+from hodei.engine.view import Gang, Member, View
+from hodei.model.decision import Reason
+from hodei.model.resources import Resources
+from hodei.model.text import moment
+
+
+class Promises:
+    name = "promises"
+    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended")
+
+    def key(self, member: Member) -> Hashable:
+        # Not to the millisecond: those who wait in one group are tried one after another, the shortest of them in time.
+        return member.job.project, (member.job.estimate_ms or member.job.timeout_ms).bit_length()
+
+    def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | Reason | None:
+        """All nodes but those on which a member would stand in the way of a claim."""
+        book = view.book
+        if book is None or not book.claimed:
+            return None
+        until_ms = _until(gang, view)
+        closed: list[list[int]] = [[] for _ in gang.members]
+        claim = None
+        for member, its in zip(gang.members, closed, strict=True):
+            asked = _asked(member)
+            for node in book.claimed:
+                row = table.row.get(node)
+                if row is not None:
+                    hindered = book.hindered(node, asked, view.now_ms, until_ms, gang.id, gang.job.project)
+                    if hindered is not None:
+                        its.append(row)
+                        claim = hindered
+        if claim is None and sum(map(len, (*gang.needed, *gang.extra))) == 1:
+            return None
+        if claim is None:
+            # Each alone stands in nobody's way; together they may.
+            others = (claim for node in book.claimed for claim in book.claims(node, gang.id, gang.job.project))
+            claim = next(others, None)
+        if claim is None:
+            return None
+        reason = self._reason(claim)
+        rows = [_all_but(its, table) for its in closed]
+        options = [Layout(tuple(rows))]
+        own = book.promises.get(gang.id)
+        if own is not None and own.start_ms <= view.now_ms:
+            # Its time has come: what was kept for it is free for it, wherever it would go otherwise.
+            kept = np.zeros(len(table.names), dtype=np.bool_)
+            kept[[table.row[node] for node, _ in own.places if node in table.row]] = True
+            # First as each member alone may lie there: what one of them finds, another may stand in the way of.
+            options[:0] = [Layout(tuple(kept & free for free in rows)), Layout((kept,) * len(rows))]
+        elif any(not free.any() for free in rows):
+            return reason
+        return Layouts(options, reason)
+
+    def still_open(self, gang: Gang, member: Member, within: Mask, table: Table, view: View) -> Mask:
+        """The same for one more member, when others of its gang are laid already."""
+        book = view.book
+        if book is None:
+            return within
+        free = within.copy()
+        for node in book.claimed:
+            row = table.row.get(node)
+            if row is not None and free[row]:
+                until_ms = _until(gang, view)
+                free[row] = (
+                    book.hindered(node, _asked(member), view.now_ms, until_ms, gang.id, gang.job.project) is None
+                )
+        return free
+
+    def permit(self, gang: Gang, placements: Sequence[Placed], view: View) -> Reason | None:
+        """Several members on one node: together they may be too much, where each alone was not."""
+        book = view.book
+        if book is None or not book.claimed or len(placements) == 1:
+            return None
+        for node in sorted({placed.node.name for placed in placements} & set(book.claimed)):
+            together: Resources = {}
+            for placed in placements:
+                if placed.node.name == node:
+                    together |= dict.fromkeys(_asked(placed.member), 0)
+            # They are in the table already, so nothing further may be missing.
+            claim = book.hindered(node, together, view.now_ms, _until(gang, view), gang.id, gang.job.project)
+            if claim is not None:
+                return self._reason(claim)
+        return None
+
+    def _reason(self, claim: Claim) -> Reason:
+        if claim.job:
+            return Reason(self.name, "PROMISED", f"it would delay job {claim.job}, which is promised this room next")
+        until = moment(claim.end_ms)
+        return Reason(self.name, "BOOKED", f"reservation {claim.name} of project {claim.project} has it until {until}")
+
+
+def _all_but(closed: list[int], table: Table) -> Mask:
+    mask = np.zeros(len(table.names), dtype=np.bool_)
+    mask[closed] = True
+    return ~mask
+
+
+def _asked(member: Member) -> Resources:
+    return {resource: amount for resource, amount in member.task.request.items() if amount}
+
+
+def _until(gang: Gang, view: View) -> int:
+    return view.now_ms + gang.estimate_ms if gang.estimate_ms else FOREVER

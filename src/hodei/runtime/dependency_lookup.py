@@ -1,0 +1,172 @@
+"""What jobs wait for, looked up before they are let in: names, numbers, and how those stand that have ended already.
+
+The controller asks nobody; so whatever it has to know about jobs that it has forgotten is told with the fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+from msgspec import Struct
+
+from hodei.control.admission.dependency_names import Found, Name, asked, depends, resolved
+from hodei.control.controller import Controller
+from hodei.control.lifecycle.timestamps import not_ahead, run_not_ahead
+from hodei.model.array import ArrayPlace
+from hodei.model.data_place import Allowed
+from hodei.model.dependency import Standing
+from hodei.model.effects import Save, SaveJob, SaveRun
+from hodei.model.errors import InvalidInput
+from hodei.model.facts import JobRestored
+from hodei.model.ids import JobId
+from hodei.model.job import Job, JobSpec, Run
+from hodei.model.lifecycle import JOB_ENDED
+from hodei.ports import JobQuery, Store
+
+_PAGE = 1000
+# So many names of the project's latest jobs are offered to whoever has mistyped one.
+_NEAR = 200
+
+
+class Known(Struct, frozen=True):
+    """What was found; good for as long as nobody waits in between."""
+
+    found: Found = Found()
+    standings: dict[JobId, Standing] = {}
+
+    def resolved(self, specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
+        return resolved(specs, first, self.found) if depends(specs) else specs
+
+    def of(self, spec: JobSpec) -> tuple[Standing, ...]:
+        if not spec.after.of:
+            return ()
+        return tuple(self.standings[id] for id in _awaited([spec]) if id in self.standings)
+
+
+_NOTHING = Known()
+
+
+class Depending:
+    def __init__(
+        self, controller: Controller, store: Store, read: Callable[..., Awaitable[Any]], allowed: Allowed
+    ) -> None:
+        self._controller, self._store, self._read = controller, store, read
+        self.allowed = allowed
+
+    async def look_up(self, specs: Sequence[JobSpec]) -> Known:
+        """InvalidInput for data that may not be waited for; the rest is refused by `Known.resolved`."""
+        if not depends(specs):
+            return _NOTHING
+        wanted = asked(specs)
+        try:
+            self.allowed.check(sorted(wanted.data))
+        except InvalidInput as error:
+            raise InvalidInput(f"after: {error.message}", hint=error.hint, code="DATA_NOT_ALLOWED") from None
+        # Of those that go on now the controller hears the end itself.
+        live = {id: job for id in wanted.jobs if (job := self._controller.world.jobs.get(id)) is not None}
+        for_saved = [one.job for spec in specs for one in spec.after.of if one.on == "checkpointed"]
+        for_saved_names = {
+            (spec.project, one.name) for spec in specs for one in spec.after.of if one.on == "checkpointed"
+        }
+
+        def look() -> Known:
+            newest: dict[Name, Sequence[JobId]] = {}
+            by_number = live | {job.id: job for job in self._jobs(wanted.jobs - live.keys())}
+            arrays = {
+                id: job.spec.array
+                for id, job in by_number.items()
+                if job.spec.array is not None and job.spec.array.first
+            }
+            whole = {id: _every(place) for id, place in arrays.items()}
+            for project, name in sorted(wanted.names):
+                page = self._store.jobs(JobQuery(project=project, name=name, limit=1)).jobs
+                if page:
+                    place = page[0].spec.array
+                    if place is not None and place.first:
+                        newest[project, name] = _every(place)
+                        arrays[place.first] = place
+                    else:
+                        newest[project, name] = (page[0].id,)
+            missing = {project for project, name in wanted.names if (project, name) not in newest}
+            near = {project: self._names_in(project) for project in missing}
+            saved = set(for_saved).union(
+                *(newest[name] for name in for_saved_names & newest.keys()),
+                *(whole[id] for id in whole.keys() & for_saved),
+            )
+            ids = set[JobId]().union(*newest.values(), *whole.values())
+            names, standings = self._standings(ids, saved, by_number)
+            return Known(Found(newest, names, near, arrays), standings)
+
+        return await self._read(look)  # type: ignore[no-any-return]
+
+    async def of_record(self, record: Job | None) -> tuple[Standing, ...]:
+        """For an ended job that is to begin anew, and may have to wait again."""
+        if record is None or record.attempt or not record.spec.after.of:
+            return ()
+        return tuple((await self._read(self._look, [record])).values())
+
+    def restored(self, now_ms: int) -> tuple[list[JobRestored], list[Save]]:
+        """All that the store remembers as not ended, and what is to be written because its times were ahead. Blocks."""
+        active: list[tuple[Job, tuple[Run, ...]]] = []
+        saves: list[Save] = []
+        for job, runs in self._store.active():
+            # A run of a member that the job does not have is damage that could not be mended.
+            runs = tuple([run for run in runs if job.spec.has_member(run.member)])
+            kept, kept_runs = not_ahead(job, now_ms), tuple([run_not_ahead(run, now_ms) for run in runs])
+            if kept is not job:
+                saves.append(SaveJob(kept))
+            saves += [SaveRun(new) for new, old in zip(kept_runs, runs, strict=True) if new is not old]
+            active.append((kept, kept_runs))
+        return self._facts(active), saves
+
+    def _facts(self, active: list[tuple[Job, tuple[Run, ...]]]) -> list[JobRestored]:
+        waiting = [job for job, _ in active if job.spec.after.of and not (job.queued_ms or job.attempt)]
+        if not waiting:
+            return [JobRestored(job, runs) for job, runs in active]
+        there = {job.id: Standing(job.id, job.state) for job, _ in active} | self._look(waiting)
+        out = []
+        for job, runs in active:
+            waits = bool(job.spec.after.of) and not (job.queued_ms or job.attempt)
+            told = tuple(there[id] for id in _awaited([job.spec]) if id in there) if waits else ()
+            out.append(JobRestored(job, runs, told))
+        return out
+
+    # ------------------------------------------------------------------------------------------- the store
+
+    def _look(self, jobs: Iterable[Job]) -> dict[JobId, Standing]:
+        specs = [job.spec for job in jobs]
+        saved = {one.job for spec in specs for one in spec.after.of if one.on == "checkpointed"}
+        return self._standings(_awaited(specs), saved)[1]
+
+    def _standings(
+        self, ids: Iterable[JobId], ask_saved: Iterable[JobId], have: Mapping[JobId, Job] = MappingProxyType({})
+    ) -> tuple[dict[JobId, str], dict[JobId, Standing]]:
+        """The names of these jobs; how those stand that have ended or (if asked) have saved their work. `have`: jobs that
+        were read already, which are told of too."""
+        names: dict[JobId, str] = {}
+        standings: dict[JobId, Standing] = {}
+        saved = {id for id in sorted(ask_saved) if any(run.checkpoint_ms for run in self._store.runs(id))}
+        for job in chain(have.values(), self._jobs((set(ids) | saved) - have.keys())):
+            names[job.id] = job.spec.name
+            if job.state in JOB_ENDED or job.id in saved:
+                standings[job.id] = Standing(job.id, job.state, job.id in saved)
+        return names, standings
+
+    def _jobs(self, ids: Iterable[JobId]) -> Iterator[Job]:
+        wanted = sorted(ids)
+        for first in range(0, len(wanted), _PAGE):
+            yield from self._store.jobs(JobQuery(ids=tuple(wanted[first : first + _PAGE]), limit=_PAGE)).jobs
+
+    def _names_in(self, project: str) -> list[str]:
+        return sorted({job.spec.name for job in self._store.jobs(JobQuery(project=project, limit=_NEAR)).jobs})
+
+
+def _every(place: ArrayPlace) -> range:
+    return range(place.first, place.last + 1)
+
+
+def _awaited(specs: Iterable[JobSpec]) -> list[JobId]:
+    return list(dict.fromkeys(one.job for spec in specs for one in spec.after.of if one.job))

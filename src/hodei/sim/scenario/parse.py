@@ -1,0 +1,360 @@
+"""From the text of a scenario file to a `Scenario`. Every mistake is told with the file, the line and the path in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from hodei.jobfile.amounts import said
+from hodei.jobfile.check import Problems, convert
+from hodei.jobfile.document import parse_job
+from hodei.jobfile.names import did_you_mean, shown
+from hodei.jobfile.values import take
+from hodei.jobfile.yaml_reader import load_yaml
+from hodei.model.config import NodeConfig, SchedulingConfig
+from hodei.model.errors import HodeiError, InvalidInput
+from hodei.model.node import Node
+from hodei.model.quantity import parse_duration_ms
+from hodei.sim.policies import POLICIES, policy
+from hodei.sim.scenario import schema
+from hodei.sim.scenario.after import numbered
+from hodei.sim.scenario.yaml_positions import line_of
+from hodei.wiring import instant_node, make_controller, node_offer, parse_taint
+
+# Simulated time begins here, so that a deadline in a job is a moment after it and none is before the epoch.
+BEGIN_MS = 1_000_000_000_000
+ENDINGS = (".scenario.yaml", ".scenario.yml")
+_MAX_BYTES = 8 * 2**20
+_MAX_NODES = 10_000
+_KEYS = ("scenario", "policy", "config", "cluster", "jobs", "facts", "expect", "until")
+_NODE_KEYS = ("count", "there", "backend")
+_JOB_KEYS = ("at", "run", "exit", "stopping", "running", "id", "user")
+_FULL_FORM = frozenset({"apiVersion", "api_version", "kind", "metadata", "spec"})
+
+
+def read_scenario(path: Path) -> schema.Scenario:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}") from error
+    return parse_scenario(raw, str(path))
+
+
+def parse_scenario(raw: bytes, name: str) -> schema.Scenario:
+    documents = load_yaml(raw, name=name, max_bytes=_MAX_BYTES)
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        hint = "see docs/reference/scenario-file.md"
+        raise InvalidInput(f"{name}: expected one mapping with the keys {', '.join(_KEYS)}", hint=hint)
+    text = raw.decode("utf-8-sig")
+    problems: Problems = []
+    scenario = _Reader(documents[0], problems).scenario(name, text)
+    if problems:
+        told = tuple((f"{name}:{line_of(text, path)}", f"{path}: {what}" if path else what) for path, what in problems)
+        message = f"{told[0][0]}: {told[0][1]}"
+        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+        raise InvalidInput(message + more, hint="see docs/reference/scenario-file.md", problems=told)
+    return scenario
+
+
+class _Reader:
+    def __init__(self, data: dict[str, Any], problems: Problems) -> None:
+        self.data, self.problems = data, problems
+        self.nodes: dict[str, Node] = {}
+        self.absent: set[str] = set()
+        self.unread: list[str] = []
+
+    def scenario(self, name: str, text: str) -> schema.Scenario:
+        for key in self.data:
+            if key not in _KEYS:
+                self.wrong(str(key), f"unknown key {shown(key)}{did_you_mean(str(key), _KEYS)}")
+        title = self.data.get("scenario")
+        if not isinstance(title, str) or not title.strip():
+            self.wrong("scenario", "missing: say in a sentence what it shows")
+        chosen, config = self.policy()
+        self.cluster()
+        jobs = self.jobs()
+        known = [job.name for job in jobs] + self.unread  # one that has a mistake is not missing as well
+        facts = [fact for place, one in self.entries("facts") for fact in self.fact(one, place, known)]
+        expect = [self.expectation(one, place, known) for place, one in self.entries("expect", needed=False)]
+        until = self.data.get("until")
+        return schema.Scenario(
+            title=str(title).strip(),
+            policy=chosen,
+            config=config,
+            nodes=tuple(self.nodes.values()),
+            absent=frozenset(self.absent),
+            jobs=tuple(jobs),
+            facts=tuple(facts),
+            expect=tuple(one for one in expect if one is not None),
+            until_ms=None if until is None else self.moment(until, "until"),
+            source=name,
+            text=text,
+        )
+
+    def wrong(self, path: str, text: str) -> None:
+        self.problems.append((path, text))
+
+    def entries(self, key: str, *, needed: bool = False) -> Iterable[tuple[int, Any]]:
+        given = self.data.get(key)
+        if given is None:
+            if needed:
+                self.wrong(key, "missing: give at least one")
+            return ()
+        if not isinstance(given, list):
+            self.wrong(key, "expected a list")
+            return ()
+        return enumerate(given)
+
+    # --------------------------------------------------------------------------------------------- policy
+
+    def policy(self) -> tuple[str, SchedulingConfig]:
+        name, config = self.data.get("policy"), self.data.get("config")
+        if name is not None and config is not None:
+            self.wrong("config", "policy and config are both given; keep one of them")
+        if name is not None:
+            if isinstance(name, str) and name in POLICIES:
+                return name, policy(name)
+            guess = did_you_mean(str(name), POLICIES)
+            self.wrong("policy", f"there is no policy {shown(name)}{guess}; one of {', '.join(POLICIES)}")
+            return "", SchedulingConfig()
+        if config is None:
+            return "the server's default", SchedulingConfig()
+        read = self.struct(config, SchedulingConfig, "config")
+        if read is None:
+            return "", SchedulingConfig()
+        take(self.problems, "config", make_controller, read, None)
+        return "config", read
+
+    def struct(self, data: Any, kind: type[Any], path: str) -> Any:
+        try:
+            return msgspec.convert(data, kind)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$")
+            where = where.rstrip("`").replace("[...]", "")
+            self.wrong(path + where, _plainly(what))
+            return None
+
+    # -------------------------------------------------------------------------------------------- cluster
+
+    def cluster(self) -> None:
+        for place, entry in self.entries("cluster", needed=True):
+            path = f"cluster[{place}]"
+            if not isinstance(entry, dict):
+                self.wrong(path, "expected a mapping: {name: n, count: 2, cpu: 4, memory: 8Gi}")
+                continue
+            known = (*NodeConfig.__struct_fields__, *_NODE_KEYS)
+            for key in entry:
+                if key not in known:
+                    self.wrong(f"{path}.{key}", f"unknown key {shown(key)}{did_you_mean(str(key), known)}")
+            own = {key: value for key, value in entry.items() if key in NodeConfig.__struct_fields__}
+            config = self.struct(own, NodeConfig, path)
+            count = entry.get("count")
+            if count is not None and (not isinstance(count, int) or not 1 <= count <= _MAX_NODES):
+                self.wrong(f"{path}.count", f"expected a whole number from 1 to {_MAX_NODES}")
+                count = None
+            if config is not None:
+                offer = take(self.problems, path, node_offer, config, None)
+                if offer is not None:
+                    node = structs.replace(
+                        instant_node(offer), backend=str(entry.get("backend", "local")), kind="local"
+                    )
+                    self.add_nodes(node, count, path, there=entry.get("there", True))
+        if not self.nodes and not self.problems:
+            self.wrong("cluster", "no node: nothing could ever run")
+
+    def add_nodes(self, node: Node, count: int | None, path: str, *, there: bool) -> None:
+        for name in [node.name] if count is None else [f"{node.name}{number}" for number in range(1, count + 1)]:
+            if name in self.nodes:
+                self.wrong(f"{path}.name", f"there are two nodes called {name!r}")
+            self.nodes[name] = structs.replace(node, name=name)
+            if not there:
+                self.absent.add(name)
+
+    # ----------------------------------------------------------------------------------------------- jobs
+
+    def jobs(self) -> list[schema.ScenarioJob]:
+        out: list[schema.ScenarioJob] = []
+        for place, entry in self.entries("jobs", needed=True):
+            path = f"jobs[{place}]"
+            if not isinstance(entry, dict):
+                self.wrong(path, "expected a mapping: {name: a, cpu: 2, at: 0s, run: 10m}")
+                continue
+            job = self.job(entry, path, max((job.id for job in out), default=0) + 1)
+            if job is None:
+                self.unread.append(str(entry.get("name", "")))
+                continue
+            if any(job.name == other.name for other in out):
+                self.wrong(f"{path}.name", f"there are two jobs called {job.name!r}")
+            if any(job.id == other.id for other in out):
+                self.wrong(f"{path}.id", f"there are two jobs with the id {job.id}")
+            out.append(job)
+        return numbered(out, self.wrong)
+
+    def job(self, entry: dict[str, Any], path: str, id: int) -> schema.ScenarioJob | None:
+        own = {key: value for key, value in entry.items() if key in _JOB_KEYS}
+        at_ms = self.moment(own.get("at", 0), f"{path}.at", negative=True)
+        document = with_commands({key: value for key, value in entry.items() if key not in _JOB_KEYS})
+        if not _FULL_FORM & document.keys() and "name" not in document:
+            self.wrong(f"{path}.name", "missing key")
+            return None
+        try:
+            spec = parse_job(document, now_ms=BEGIN_MS + at_ms)
+        except InvalidInput as error:
+            found = error.problems or (("", said(error)),)
+            self.problems += [(f"{path}.{inner}" if inner else path, text) for inner, text in found]
+            return None
+        given = own.get("id", id)
+        if not isinstance(given, int) or given < 1:
+            self.wrong(f"{path}.id", "expected a whole number from 1")
+            given = id
+        runs = self.several(own["run"]) if "run" in own else [spec.estimate_ms / 1000] if spec.estimate_ms else []
+        running = self.names(own.get("running"), f"{path}.running", list(self.nodes), "node")
+        if running and len(running) not in (1, spec.size):
+            self.wrong(f"{path}.running", f"{len(running)} nodes for {spec.size} members; name one, or one for each")
+        if running and at_ms > 0:
+            self.wrong(f"{path}.at", "it runs already when the scenario begins: write 0s or a time before, such as -5m")
+        codes = self.several(own.get("exit", 0))
+        if not all(isinstance(code, int) and 0 <= code <= 255 for code in codes):
+            self.wrong(f"{path}.exit", "expected exit codes from 0 to 255")
+            codes = [0]
+        return schema.ScenarioJob(
+            id=given,
+            name=spec.name,
+            spec=structs.replace(spec, user=str(own.get("user", ""))),
+            at_ms=at_ms,
+            run_ms=tuple(schema.FOREVER_MS if run == "forever" else self.moment(run, f"{path}.run") for run in runs),
+            exit_codes=tuple(codes),
+            stopping_ms=self.moment(own.get("stopping", 0), f"{path}.stopping"),
+            running=tuple(running) * (spec.size if len(running) == 1 else 1),
+        )
+
+    # ---------------------------------------------------------------------------------- facts, expectations
+
+    def fact(self, entry: Any, place: int, jobs: list[str]) -> list[schema.Happening]:
+        path = f"facts[{place}]"
+        read: schema.FactForm | None = convert(entry, schema.FactForm, path, self.problems)
+        if read is None:
+            return []
+        verbs = (*schema.NODE_VERBS, *schema.JOB_VERBS, *schema.DATA_VERBS)
+        said_verbs = [verb for verb in verbs if getattr(read, verb) is not None]
+        if len(said_verbs) != 1:
+            told = f"{' and '.join(said_verbs)} at once" if said_verbs else "nothing happens"
+            self.wrong(path, f"{told}; one of {', '.join(verbs)}")
+            return []
+        verb: Any = said_verbs[0]
+        on_nodes = verb in schema.NODE_VERBS
+        known, kind = (list(self.nodes), "node") if on_nodes else (jobs, "job")
+        taint = None
+        if verb in ("taint", "untaint"):
+            taint = take(self.problems, f"{path}.as", parse_taint, read.taint_as or "", None)
+        elif read.taint_as is not None:
+            self.wrong(f"{path}.as", "only for taint and untaint")
+        at_ms = self.moment(read.at, f"{path}.at")
+        if read.appear is not None:
+            what = [read.appear] if isinstance(read.appear, str) else read.appear
+            return [schema.Happening(place, at_ms, verb, each) for each in what]
+        return [
+            schema.Happening(place, at_ms, verb, who, taint, read.member, read.exit or 1)
+            for who in self.names(getattr(read, verb), f"{path}.{verb}", known, kind)
+        ]
+
+    def expectation(self, entry: Any, place: int, jobs: list[str]) -> schema.Expectation | None:
+        path = f"expect[{place}]"
+        read: schema.ExpectForm | None = convert(entry, schema.ExpectForm, path, self.problems)
+        if read is None:
+            return None
+        subjects = [key for key in ("job", "preempted", "never", "promises_broken") if getattr(read, key) is not None]
+        if len(subjects) != 1:
+            self.wrong(path, "an expectation is about one of job, preempted, never or promises_broken")
+        about_job = (read.state, read.reason, read.starts, read.on, read.not_on, read.ends)
+        if read.job is not None and all(one is None for one in about_job):
+            self.wrong(path, f"nothing is expected of {read.job}; say starts, on, not_on, ends, or state with at")
+        if read.job is None and any(one is not None for one in about_job):
+            self.wrong(path, "which job? add job: NAME")
+        if read.state is not None and read.at is None:
+            self.wrong(f"{path}.state", "when? add at: 1m")
+        if read.at is not None and (read.starts is not None or read.ends is not None):
+            self.wrong(f"{path}.at", "not together with starts or ends, which say their own time")
+        if read.reason is not None and read.at is None and read.ends is None:
+            self.wrong(f"{path}.reason", "when? add at: 1m, or ends")
+        if read.within is not None and read.ends is None:
+            self.wrong(f"{path}.within", "only together with ends")
+        for key in ("job", "preempted", "by"):
+            self.names(getattr(read, key), f"{path}.{key}", jobs, "job")
+        return schema.Expectation(
+            place=place,
+            job=read.job or "",
+            at_ms=None if read.at is None else self.moment(read.at, f"{path}.at"),
+            attempt=read.attempt or 1,
+            state=read.state or "",
+            reason=read.reason or "",
+            starts=None if read.starts is None else self.times(read.starts, f"{path}.starts"),
+            on=tuple(self.names(read.on, f"{path}.on", list(self.nodes), "node")),
+            not_on=tuple(self.names(read.not_on, f"{path}.not_on", list(self.nodes), "node")),
+            ends=read.ends or "",
+            within_ms=None if read.within is None else self.moment(read.within, f"{path}.within"),
+            preempted=read.preempted or "",
+            by=read.by or "",
+            never=read.never or "",
+            promises_broken=read.promises_broken,
+        )
+
+    # --------------------------------------------------------------------------------------------- values
+
+    def times(self, given: Any, path: str) -> schema.Times:
+        if isinstance(given, schema.TimesForm):
+            if given.before is None and given.after is None and given.about is None:
+                self.wrong(path, "expected a time, or before, after or about with one")
+            before, after, about = (
+                None if it is None else self.moment(it, f"{path}.{key}")
+                for key, it in (("before", given.before), ("after", given.after), ("about", given.about))
+            )
+            return schema.Times(before_ms=before, after_ms=after, about_ms=about)
+        if given == "never":
+            return schema.Times(never=True)
+        return schema.Times(exactly_ms=self.moment(given, path))
+
+    def moment(self, given: Any, path: str, *, negative: bool = False) -> int:
+        """Milliseconds since the scenario began, or of a duration."""
+        before = negative and isinstance(given, str) and given.strip().startswith("-")
+        if isinstance(given, bool) or not isinstance(given, str | int | float):
+            self.wrong(path, "expected a time such as 90s, 15m or 1h30m")
+            return 0
+        try:
+            ms = parse_duration_ms(given.strip()[1:] if before and isinstance(given, str) else given)
+        except HodeiError as error:
+            self.wrong(path, f"{error.message}; {error.hint}")
+            return 0
+        return -ms if before else ms
+
+    def names(self, given: Any, path: str, known: list[str], kind: str) -> list[str]:
+        wanted = [] if given is None else self.several(given)
+        for name in wanted:
+            if name not in known:
+                self.wrong(path, f"there is no {kind} {shown(name)}{did_you_mean(str(name), known)}")
+        return [str(name) for name in wanted]
+
+    def several(self, given: Any) -> list[Any]:
+        return given if isinstance(given, list) else [given]
+
+
+def _plainly(text: str) -> str:
+    text = text.replace("Object", "the mapping").replace("`object`", "a mapping").replace("`array`", "a list")
+    return text[:1].lower() + text[1:]
+
+
+def with_commands(document: dict[str, Any]) -> dict[str, Any]:
+    """What a job runs does not matter here, so it need not be said."""
+    spec = document.get("spec")
+    if isinstance(spec, dict) and isinstance(spec.get("tasks"), list):
+        tasks = [_with_command(task) if isinstance(task, dict) else task for task in spec["tasks"]]
+        return document | {"spec": spec | {"tasks": tasks}}
+    return document if _FULL_FORM & document.keys() else _with_command(document)
+
+
+def _with_command(task: dict[str, Any]) -> dict[str, Any]:
+    return task if {"command", "image"} & task.keys() else task | {"command": ["true"]}

@@ -1,0 +1,81 @@
+"""Reservations as callers write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from builders import NOW_MS, amounts
+from hodei.api.reservations import ReservationRequest, parse_moment_ms, parse_wish, reservation_view
+from hodei.model.errors import InvalidInput
+from hodei.model.reservation import Booking, Late, Wish
+
+HOUR = 3_600_000
+
+
+def request(**fields: Any) -> ReservationRequest:
+    given = {"name": "nightly", "project": "ml", "for": "1h", "nodes": 2} | fields
+    return msgspec.convert({key: value for key, value in given.items() if value is not None}, ReservationRequest)
+
+
+def test_a_request_becomes_a_wish():
+    wish = parse_wish(request(**{"from": "+2h"}, cpu=2, memory="1Gi"), NOW_MS, "ann")
+    start = NOW_MS + 2 * HOUR
+    assert wish == Wish("nightly", "ml", start, start + HOUR, 2, request=amounts(2, "1Gi"), by="ann")
+
+
+def test_named_nodes_and_an_end_do_as_well():
+    until = "2023-11-15T01:13:20+01:00"
+    wish = parse_wish(request(**{"for": None}, until=until, nodes=None, node=["n2", "n1"]), NOW_MS, "ann")
+    assert (wish.start_ms, wish.end_ms, wish.named, wish.count) == (NOW_MS, NOW_MS + 2 * HOUR, ("n2", "n1"), 0)
+
+
+def test_a_start_in_the_past_is_now():
+    assert parse_wish(request(**{"from": "2020-01-01T00:00:00Z"}), NOW_MS, "").start_ms == NOW_MS
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        pytest.param({"name": "No Good"}, "name", id="a name that is none"),
+        pytest.param({"project": ""}, "project", id="no project"),
+        pytest.param({"from": "yesterday"}, "from", id="a time that is none"),
+        pytest.param({"for": "soon"}, "for", id="a duration that is none"),
+        pytest.param({"until": "+2h"}, "for", id="both for and until"),
+        pytest.param({"for": None}, "for", id="neither for nor until"),
+        pytest.param({"for": "0s"}, "for", id="no time at all"),
+        pytest.param({"for": "10000d"}, "for", id="longer than a year"),
+        pytest.param({"nodes": None}, "nodes", id="no nodes"),
+        pytest.param({"node": ["n1"]}, "nodes", id="both a number and names"),
+        pytest.param({"nodes": -1}, "nodes", id="fewer than none"),
+        pytest.param({"nodes": None, "node": ["n1", "n1"]}, "node", id="a node twice"),
+        pytest.param({"cpu": "many"}, "resources", id="an amount that is none"),
+    ],
+)
+def test_what_is_wrong_is_named(fields, where):
+    with pytest.raises(InvalidInput) as refused:
+        parse_wish(request(**fields), NOW_MS, "")
+    assert [place for place, _ in refused.value.problems] == [where]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("now", NOW_MS),
+        ("+90m", NOW_MS + 90 * 60_000),
+        (str(NOW_MS), NOW_MS),
+        ("2023-11-14T22:13:20Z", NOW_MS),
+        ("2023-11-14T22:13:20", NOW_MS),
+    ],
+)
+def test_moments_are_read(text, wanted):
+    assert parse_moment_ms(text, NOW_MS) == wanted
+
+
+def test_a_reservation_is_shown_with_what_may_be_late():
+    booking = Booking("nightly", "ml", NOW_MS, NOW_MS + HOUR, (("n1", amounts(2)),), "ann", NOW_MS)
+    view = reservation_view(booking, True, (Late("n1", "7.0.1"),))
+    assert (view.state, view.start_at, view.places[0].resources) == ("active", "2023-11-14T22:13:20.000Z", {"cpu": "2"})
+    assert (view.late[0].run, view.late[0].end_at) == ("7.0.1", "")

@@ -1,0 +1,142 @@
+"""Forecasts: drawn from the past, graded by what happens, stretched by what they lacked."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from builders import NOW_MS, a_job, a_job_spec
+from hodei.control.clone import twin
+from hodei.control.explain.forecasts import Forecasts, Record, RunTimes
+from hodei.model.forecast import Forecast
+from hodei.sim.forecasts import grade
+from hodei.sim.traces import open_workload
+from unit.control.house import a_house
+from unit.control.scenes import running
+
+MINUTE = 60_000
+
+
+def chance() -> random.Random:
+    return random.Random(1)
+
+
+def test_run_times_are_drawn_from_how_past_runs_compared_with_what_was_said():
+    times = RunTimes()
+    for _ in range(5):
+        times.learn(a_job_spec(user="ann", estimate_ms=1000), 500)
+        times.learn(a_job_spec(user="bob", estimate_ms=1000), 900)
+    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 0, chance()) == 30_000
+    assert times.draw(a_job_spec(user="bob", estimate_ms=60_000), 0, chance()) == 54_000
+    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 40_000, chance()) == 54_000, "as others, if longer"
+    assert times.draw(a_job_spec(user="ann", estimate_ms=60_000), 59_000, chance()) == 60_000, "none lasted so long"
+
+
+def test_where_nothing_was_said_run_times_themselves_are_drawn():
+    times = RunTimes()
+    assert times.draw(a_job_spec(), 0, chance()) == 0
+    for ran_ms in (10, 20, 30):
+        times.learn(a_job_spec(), ran_ms)
+    assert times.draw(a_job_spec(), 25, chance()) == 30
+    assert times.usual_ms() == 20
+
+
+def test_without_a_past_the_estimate_is_the_forecast_and_the_same_question_has_the_same_answer():
+    house = a_house(2)
+    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    running(house, "1.0.1")
+    house.submit(2, cpu="2", estimate_ms=MINUTE)
+    forecasts = Forecasts()
+    found = forecasts.foresee(twin(house.controller), house.now_ms, random.Random)
+    assert found[2].p50_ms == found[2].reach_ms == house.now_ms + 10 * MINUTE
+    assert found[2].p90_ms > found[2].p50_ms, "until some were graded there is a margin"
+    assert forecasts.foresee(twin(house.controller), house.now_ms, random.Random) == found
+
+
+def test_no_forecast_is_better_than_a_guess_about_runs_without_an_end():
+    house = a_house(2)
+    house.submit(1, 2, cpu="2")
+    assert Forecasts().foresee(twin(house.controller), house.now_ms, random.Random) == {}
+
+
+def test_a_start_grades_every_forecast_of_the_job():
+    forecasts = Forecasts()
+    forecasts.keep({1: Forecast(NOW_MS, NOW_MS + 100, NOW_MS + 200, NOW_MS + 200)})
+    forecasts.keep({1: Forecast(NOW_MS + 50, NOW_MS + 100, NOW_MS + 120, NOW_MS + 120)})
+    grades = forecasts.started(1, NOW_MS + 150)
+    assert [(grade.error_ms, grade.covered) for grade in grades] == [(50, True), (50, False)]
+    assert (forecasts.graded, forecasts.covered_percent) == (2, 50)
+    assert forecasts.latest(1) is None
+
+
+def test_when_jobs_start_later_than_foretold_the_next_forecasts_are_stretched():
+    forecasts = Forecasts()
+    at_first = forecasts.stretch(NOW_MS)
+    for job in range(100):
+        forecasts.keep({job: Forecast(NOW_MS, NOW_MS, NOW_MS, NOW_MS + 10 * MINUTE)})
+        forecasts.started(job, NOW_MS + 43 * MINUTE)
+    learned = forecasts.stretch(NOW_MS + 43 * MINUTE)
+    assert at_first < learned == 4000, "44 minutes for every 11, the floor of one minute included"
+
+
+def test_those_who_still_wait_stretch_the_next_forecasts_as_well():
+    forecasts = Forecasts()
+    for job in range(100):
+        forecasts.keep({job: Forecast(NOW_MS, NOW_MS, NOW_MS, NOW_MS + 10 * MINUTE)})
+    for job in range(80):
+        forecasts.started(job, NOW_MS + 10 * MINUTE)
+    assert forecasts.stretch(NOW_MS + 10 * MINUTE) == 1000, "as foretold so far"
+    assert forecasts.stretch(NOW_MS + 54 * MINUTE) == 5000, "a fifth has waited five times as long already"
+
+
+def test_newcomers_that_may_pass_are_foreseen_as_they_came_before():
+    house = a_house(2)
+    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    running(house, "1.0.1")
+    house.submit(2, cpu="2", estimate_ms=MINUTE, priority=100)
+    forecasts = Forecasts()
+    alone = forecasts.foresee(twin(house.controller), house.now_ms, random.Random)
+    for number in range(100):  # one of high priority every five minutes, for four minutes each
+        spec = a_job_spec(cpu="2", estimate_ms=4 * MINUTE, priority=750)
+        at_ms = house.now_ms - (100 - number) * 5 * MINUTE
+        forecasts.newcomers.arrived(a_job(1000 + number, spec=spec, submitted_ms=at_ms))
+    among_others = forecasts.foresee(twin(house.controller), house.now_ms, random.Random)
+    assert among_others[2].p50_ms > alone[2].p50_ms
+    assert among_others == forecasts.foresee(twin(house.controller), house.now_ms, random.Random)
+
+
+def test_of_many_forecasts_of_one_job_the_first_and_the_latest_stay():
+    forecasts = Forecasts()
+    for number in range(200):
+        forecasts.keep({1: Forecast(number, number, number, number)})
+    kept = forecasts.of[1]
+    assert (len(kept) <= 16, kept[0].made_ms, kept[-1].made_ms) == (True, 0, 199)
+
+
+def test_forecasts_and_grades_outlive_a_restart():
+    forecasts = Forecasts()
+    forecasts.keep({1: Forecast(1, 2, 3, 3), 2: Forecast(1, 2, 3, 3)})
+    forecasts.started(2, 3)
+    again = Forecasts()
+    again.restore(msgspec.json.decode(msgspec.json.encode(forecasts.record()), type=Record))
+    assert (again.latest(1), again.graded, again.covered_percent) == (forecasts.latest(1), 1, 100)
+
+
+def test_only_work_that_came_to_its_own_end_tells_how_long_it_takes():
+    forecasts = Forecasts()
+    for state in ("failed", "cancelled"):
+        forecasts.ended(a_job(1, state=state, scheduled_ms=NOW_MS, finished_ms=NOW_MS + 5))
+    assert forecasts.run_times.usual_ms() == 0
+    forecasts.ended(a_job(1, state="succeeded", scheduled_ms=NOW_MS, finished_ms=NOW_MS + 5))
+    assert forecasts.run_times.usual_ms() == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["easy", "priority", "sjf"])
+def test_on_a_replayed_trace_at_least_85_percent_of_starts_come_by_their_p90(policy):
+    graded = grade(open_workload("generate:lublin?jobs=600&procs=64&seed=1"), policy, 60 * MINUTE)
+    assert graded.forecasts > 100
+    assert graded.covered >= 85
+    assert graded.starts_covered >= 85

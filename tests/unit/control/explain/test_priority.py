@@ -1,0 +1,53 @@
+"""What a job's place in line comes from, in every kind of line."""
+
+from __future__ import annotations
+
+import pytest
+
+from hodei.control.explain.priority import standing
+from hodei.model.dependency import Dependencies, Dependency
+from hodei.plugins.registry import build_profile
+from unit.control.house import House, some_nodes
+
+
+def a_house(queue, **arguments):
+    profile = build_profile("default", queue=queue, queue_arguments=arguments)
+    house = House(*some_nodes(1), profiles={"default": profile})
+    house.submit(1, estimate_ms=3_600_000)
+    house.submit(2, priority="low", estimate_ms=3_600_000)
+    house.later(7_200_000)
+    return house
+
+
+@pytest.mark.parametrize(
+    ("queue", "arguments", "terms"),
+    [
+        ("fifo", {}, {"age": 0}),
+        ("priority", {}, {"priority": 250_000, "age": 0}),
+        ("fair", {}, {"priority": 250_000, "age": 0}),
+        ("multifactor", {"share": 0}, {"priority": 250_000, "age": 20_000}),
+        ("batch", {}, {"order": 0, "submitted": 0, "age": 0}),
+        ("batch", {"order": "hodei"}, {"order": 0, "submitted": 0, "estimate": 0, "age": 0}),
+    ],
+    ids=["fifo", "priority", "fair", "multifactor", "batch", "batch by estimate"],
+)
+def test_every_term_is_told_and_they_add_up(queue, arguments, terms):
+    house = a_house(queue, **arguments)
+    told = standing(house.controller, 2, house.now_ms)
+    assert {term.name: term.milli for term in told.terms} == terms
+    assert told.milli == sum(terms.values())
+    assert (told.position, told.pending, told.queue) == (1, 1, queue)
+    assert all(term.text for term in told.terms)
+
+
+def test_what_is_inherited_is_told():
+    house = a_house("priority")
+    house.submit(3, priority="critical", after=Dependencies((Dependency("succeeded", 2),)))
+    told = standing(house.controller, 2, house.now_ms)
+    assert {term.name: term.milli for term in told.terms}["inherited"] == 750_000
+
+
+def test_a_job_that_does_not_wait_in_a_line_has_no_place_in_one():
+    house = a_house("priority")
+    assert standing(house.controller, 1, house.now_ms) is None
+    assert standing(house.controller, 99, house.now_ms) is None

@@ -1,0 +1,221 @@
+"""Reservations: which nodes they get, that every line honours them, and that they end by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from builders import NOW_MS, a_node, amounts
+from hodei.control.explain import why as explain
+from hodei.control.explain.time import holds_on
+from hodei.control.reservations.reservations import choose, late_runs
+from hodei.engine.availability import Promise
+from hodei.model.errors import Conflict, InvalidInput, NotFound
+from hodei.model.facts import BookingCancelled, BookingMade, NodeMarked
+from hodei.model.reservation import Booking, Late, Wish
+from hodei.plugins.registry import build_profile
+from unit.control.house import House, a_house, some_nodes
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+
+
+def a_wish(name: str = "nightly", start: int = HOUR, length: int = HOUR, **fields: Any) -> Wish:
+    fields = {"project": "ml", "count": 0 if "named" in fields else 1} | fields
+    return Wish(name, start_ms=NOW_MS + start, end_ms=NOW_MS + start + length, **fields)
+
+
+def reserve(house: House, *args: Any, **fields: Any) -> Booking:
+    booking = choose(house.controller.world, a_wish(*args, **fields), house.now_ms)
+    house.learn(BookingMade(booking))
+    return booking
+
+
+def nodes_of(booking: Booking) -> list[str]:
+    return [node for node, _ in booking.places]
+
+
+# ------------------------------------------------------------------------------------------------ choosing
+
+
+def test_whole_nodes_are_reserved_if_no_amounts_are_named():
+    booking = reserve(a_house(4), count=1)
+    assert booking.places == (("n1", amounts(4, "64Gi")),)
+
+
+def test_nodes_that_are_free_soonest_are_chosen_and_ties_go_by_name():
+    house = House(*[a_node(f"n{i}", 4, "64Gi", labels={"on": f"n{i}"}) for i in range(1, 5)])
+    for id, (node, estimate) in enumerate({"n1": 0, "n2": 5 * HOUR, "n3": 90 * MINUTE}.items(), 1):
+        house.submit(id, cpu=4, estimate_ms=estimate, node_selector={"on": node})
+    world = house.controller.world
+    assert nodes_of(choose(world, a_wish(count=2, request=amounts(4)), NOW_MS)) == ["n3", "n4"]
+    assert nodes_of(choose(world, a_wish(count=3, request=amounts(4)), NOW_MS)) == ["n2", "n3", "n4"]
+    assert not world.keeps_book, "looking changes nothing"
+    assert nodes_of(choose(a_house(4, 4, 4).controller.world, a_wish(count=2), NOW_MS)) == ["n1", "n2"]
+
+
+def test_cordoned_nodes_are_taken_only_by_name():
+    house = a_house(4, 4)
+    house.learn(NodeMarked("n1", cordon=True))
+    world = house.controller.world
+    assert nodes_of(choose(world, a_wish(), NOW_MS)) == ["n2"]
+    assert nodes_of(choose(world, a_wish(named=("n1",)), NOW_MS)) == ["n1"]
+
+
+def test_reservations_share_a_node_as_far_as_it_goes_and_the_one_in_the_way_is_named():
+    house = a_house(4)
+    reserve(house, "first", request=amounts(3))
+    reserve(house, "second", request=amounts(1))
+    with pytest.raises(Conflict) as refused:
+        reserve(house, "third", request=amounts(1))
+    assert refused.value.code == "NO_ROOM_TO_RESERVE"
+    assert "reservation first of project ml takes 1 node" in refused.value.message
+    assert "reservation second of project ml takes 1 node" in refused.value.message
+    reserve(house, "later", start=2 * HOUR, request=amounts(4))
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "says"),
+    [
+        pytest.param({"count": 2}, Conflict, "1 of 2 nodes", id="more nodes than there are"),
+        pytest.param({"request": amounts(8)}, Conflict, "n1 has cpu 4", id="larger than any node"),
+        pytest.param({"named": ("n9",)}, NotFound, "n9", id="a node that is not there"),
+        pytest.param({"start": -2 * HOUR}, InvalidInput, "over before", id="in the past"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_with_the_reason(wish, error, says):
+    with pytest.raises(error, match=says):
+        choose(a_house(4).controller.world, a_wish(**wish), NOW_MS)
+
+
+def test_a_name_is_used_once():
+    house = a_house(4)
+    reserve(house)
+    with pytest.raises(Conflict, match="already"):
+        reserve(house, start=10 * HOUR)
+
+
+def test_what_is_promised_to_a_job_is_not_given_away():
+    house = a_house(4)
+    house.controller.world.keep_book()
+    house.controller.world.book.promise(Promise(7, NOW_MS + HOUR, NOW_MS + 3 * HOUR, (("n1", amounts(2)),)))
+    with pytest.raises(Conflict, match="the promise to job 7 takes 1 node"):
+        reserve(house, request=amounts(3))
+    reserve(house, request=amounts(2))
+
+
+def test_runs_that_may_not_be_over_in_time_are_named():
+    house = a_house(4)
+    house.submit(1, cpu=2)
+    house.submit(2, cpu=2, estimate_ms=90 * MINUTE)
+    booking = reserve(house, request=amounts(3))
+    assert late_runs(house.controller.world, booking, house.now_ms) == [
+        Late("n1", "2.0.1", NOW_MS + 90 * MINUTE), Late("n1", "1.0.1"),
+    ]  # fmt: skip
+    part = reserve(house, "part", start=100 * MINUTE, length=MINUTE, request=amounts(1), project="web")
+    assert late_runs(house.controller.world, part, house.now_ms) == [], "there is room beside job 1"
+
+
+# ------------------------------------------------------------------------------------------------ honouring
+
+
+def lines() -> dict[str, Any]:
+    made = {name: build_profile(name, queue=name) for name in ("fifo", "fair")}
+    for kind in ("easy", "conservative"):
+        made[kind] = build_profile(kind, queue="batch", queue_arguments={"backfill": kind})
+    return {"default": build_profile("default"), **made}
+
+
+@pytest.mark.parametrize("profile", list(lines()))
+def test_every_line_keeps_out_who_would_not_be_over_by_then_and_lets_the_project_in(profile):
+    house = House(*some_nodes(4), profiles=lines())
+    reserve(house)
+    house.submit(1, profile=profile, estimate_ms=2 * HOUR)
+    assert house.started() == []
+    assert house.reason()[0] in ("BOOKED", ""), "or it is promised a time and was not tried"
+    house.submit(2, profile=profile, estimate_ms=30 * MINUTE, name="short")
+    assert house.started() == ["2.0.1"]
+    house.submit(3, profile=profile, estimate_ms=2 * HOUR, project="ml")
+    assert house.started() == ["3.0.1"]
+
+
+def test_a_job_of_unknown_length_does_not_start_where_something_is_reserved_and_why_says_what_to_do():
+    house = a_house(4)
+    reserve(house)
+    house.submit(1)
+    assert house.reason() == ("BOOKED", "reservation nightly of project ml has it until 2023-11-15 00:13:20 UTC")
+    answer = explain.why(house.controller, 1, house.now_ms)
+    assert answer.code == "BOOKED"
+    assert [(hold.node, hold.name, hold.project) for hold in answer.held_for] == [("n1", "nightly", "ml")]
+    assert "timeout or an estimate" in answer.hint
+
+
+def test_who_waited_starts_when_the_window_has_closed_without_anything_else_happening():
+    house = a_house(4)
+    booking = reserve(house, start=0)
+    house.submit(1)
+    assert house.started() == []
+    assert house.controller.next_wakeup_ms(house.now_ms) == booking.end_ms
+    house.now_ms = booking.end_ms
+    house.learn()
+    assert house.started() == ["1.0.1"]
+    assert holds_on(house.controller.world, "n1") == ()
+    assert [kind for kind in house.kinds() if kind.startswith("reservation")] == [
+        "reservation.made", "reservation.started", "reservation.ended",
+    ]  # fmt: skip
+    assert house.controller.next_wakeup_ms(house.now_ms) is None
+
+
+def test_a_reservation_that_is_given_up_lets_those_who_wait_start():
+    house = a_house(4)
+    reserve(house)
+    house.submit(1)
+    house.learn(BookingCancelled("nightly", by="ann"))
+    assert house.started() == ["1.0.1"]
+    assert house.events[-1].kind != "reservation.ended"
+    assert any(event.kind == "reservation.cancelled" and event.detail["by"] == "ann" for event in house.events)
+    house.learn(BookingCancelled("nightly", by="ann"))  # once more changes nothing
+    assert house.kinds().count("reservation.cancelled") == 1
+
+
+def test_the_project_uses_its_own_and_others_what_is_left():
+    house = a_house(4)
+    reserve(house, start=0, request=amounts(2))
+    house.submit(1, cpu=2, project="ml")
+    house.submit(2, cpu=2, project="web")
+    house.submit(3, cpu=1, project="web")
+    assert [house.state(id) for id in (1, 2, 3)] == ["scheduled", "scheduled", "pending"]
+    house.see("1.0.1", "succeeded", 0)
+    assert house.state(3) == "pending", "the two cores are still reserved"
+
+
+def test_it_is_there_again_after_a_restart_with_the_runs_that_were_there():
+    house = a_house(4)
+    house.submit(1, cpu=2, estimate_ms=HOUR)
+    booking = reserve(house, request=amounts(4))
+    again = a_house()
+    again.learn(BookingMade(booking, restored=True))
+    assert again.controller.world.book.bookings == {"nightly": booking}
+    assert "reservation.made" not in again.kinds()
+    again.learn(BookingMade(booking, restored=True))
+    again.now_ms = booking.start_ms
+    again.learn()
+    assert again.kinds().count("reservation.started") == 1
+
+
+def test_a_gang_of_several_members_on_one_node_is_weighed_together():
+    house = a_house(4)
+    reserve(house, request=amounts(3))
+    house.submit(1, cpu=1, count=2)
+    assert house.started() == []
+    house.submit(2, cpu=1, name="alone")
+    assert house.started() == ["2.0.1"]
+
+
+def test_nodes_tell_what_is_held_of_them():
+    house = a_house(4)
+    booking = reserve(house, request=amounts(2))
+    (hold,) = holds_on(house.controller.world, "n1")
+    assert (hold.name, hold.project, hold.request) == ("nightly", "ml", amounts(2))
+    assert (hold.start_ms, hold.end_ms) == (booking.start_ms, booking.end_ms)

@@ -1,0 +1,123 @@
+"""The search for victims on clusters of some size: what it keeps, how far it looks, and that it leaves no mark."""
+
+from __future__ import annotations
+
+from builders import NOW_MS, a_job_spec, a_node
+from hodei.engine.cycle import Engine
+from hodei.engine.nodes import Table
+from hodei.engine.plan import Refusal
+from hodei.engine.preemption.search import Preemptions
+from hodei.engine.preemption.victims import FOR_EVER, Place, Tenancy, Tenant
+from hodei.engine.view import Gang, View, gang_of
+from hodei.model.job import Toleration
+from hodei.model.node import Taint
+from hodei.plugins.registry import build_profile
+
+VIEW = View(NOW_MS)
+
+
+class Rows:
+    """So many nodes of two cores, with two tenants of one core on each."""
+
+    def __init__(self, count: int, **of_node: object) -> None:
+        self.table = Table(a_node(f"n{i:04}", 2, "64Gi", **of_node) for i in range(count))
+        self.table.settle()
+        self.profile = build_profile("default")
+        self.engine = Engine(self.table, {"default": self.profile})
+        self.tenancy = Tenancy(self.table)
+        self.preemptions = Preemptions(self.engine, self.tenancy)
+        for id in range(1, 2 * count + 1):
+            name = self.table.names[(id - 1) // 2]
+            self.put(id, name, safe_until_ms=0)
+
+    def gang(self, id: int, **fields: object) -> Gang:
+        gang = gang_of(id, a_job_spec(**fields), NOW_MS)
+        self.profile.admit(gang)
+        return gang
+
+    def put(self, id: int, name: str, *, priority: str = "low", since_ms: int = 0, **of_tenant: object) -> None:
+        gang = self.gang(id, cpu="1", memory="0", priority=priority)
+        grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
+        places, since = (Place(name, gang.members[0], grant),), since_ms or NOW_MS - 1000 * id
+        self.tenancy.put(id, [Tenant(id, gang.job, places, since, unsaved_ms=(since,), **of_tenant)])
+
+    def send_away(self, id: int) -> None:
+        for name, member, grant in self.tenancy.of_job[id][0].places:
+            self.table.let_go(name, member.task.request, member, grant)
+        self.tenancy.remove(id)
+
+    def protect(self, id: int, until_ms: int) -> None:
+        (tenant,) = self.tenancy.of_job[id]
+        self.tenancy.put(
+            id, [Tenant(id, tenant.job, tenant.places, tenant.since_ms, tenant.unsaved_ms, safe_until_ms=until_ms)]
+        )
+
+
+def test_a_search_that_went_on_for_long_answers_as_one_that_has_just_begun():
+    rows = Rows(400)
+    for number in range(300):
+        gang = rows.gang(10_000 + number, cpu="2", memory="0", priority="high")
+        found = rows.preemptions.find(gang, VIEW)
+        assert found is not None
+        if number % 25 == 0:
+            anew = Preemptions(Engine(rows.table, {"default": rows.profile}), rows.tenancy).find(gang, VIEW)
+            assert anew is not None
+            assert (found.victims, found.leaving) == (anew.victims, anew.leaving)
+        for victim in found.victims:
+            rows.send_away(victim.id)
+        placed = rows.engine.place(gang, VIEW)
+        assert not isinstance(placed, Refusal)
+        assert placed[0].node.name == found.placements[0].node.name
+
+
+def test_the_one_node_that_can_make_room_is_found_among_many_that_can_not():
+    rows = Rows(300)
+    for id in range(1, 600):
+        rows.protect(id, FOR_EVER)
+    found = rows.preemptions.find(rows.gang(1000, cpu="1", memory="0", priority="high"), VIEW)
+    assert found is not None
+    assert [victim.id for victim in found.victims] == [600]
+    assert not rows.preemptions.too_soon
+
+
+def test_it_is_too_soon_only_where_a_protection_runs_out_that_stands_in_the_way():
+    rows = Rows(3)
+    for id in range(1, 7):
+        rows.protect(id, FOR_EVER if id > 2 else NOW_MS + 5000)
+    asked = [rows.gang(1000 + cpu, cpu=str(cpu), memory="0", priority="high") for cpu in (1, 2, 3)]
+    assert [(rows.preemptions.find(gang, VIEW), rows.preemptions.too_soon) for gang in asked] == [
+        (None, True),
+        (None, True),
+        (None, False),  # no node is that large
+    ]
+    later = rows.preemptions.find(asked[1], View(NOW_MS + 5000))
+    assert later is not None
+    assert [victim.id for victim in later.victims] == [1, 2]
+
+
+def test_no_node_is_emptied_that_is_shut_to_the_member_for_good():
+    rows = Rows(2, taints=(Taint("dedicated"),))
+    assert rows.preemptions.find(rows.gang(9, cpu="1", priority="high"), VIEW) is None
+    welcome = rows.gang(10, cpu="1", priority="high", tolerations=(Toleration("dedicated", "Exists"),))
+    assert rows.preemptions.find(welcome, VIEW) is not None
+
+
+def test_nodes_that_come_and_go_between_two_searches_are_known_to_the_next():
+    rows = Rows(3)
+    gang = rows.gang(1000, cpu="2", memory="0", priority="high")
+    assert rows.preemptions.find(gang, VIEW) is not None
+    for name in ("n0000", "n0001"):
+        rows.table.remove(name)
+    rows.table.settle()
+    found = rows.preemptions.find(gang, VIEW)
+    assert found is not None
+    assert [victim.nodes for victim in found.victims] == [("n0002",), ("n0002",)]
+
+
+def test_the_table_is_as_before_whatever_was_tried():
+    rows = Rows(3)
+    before = [(dict(held.used), held.runs, held.last_placed, dict(held.kinds)) for held in rows.table.holds]
+    for count, cpu in ((1, "2"), (3, "2"), (4, "2"), (1, "3")):
+        rows.preemptions.find(rows.gang(1000, cpu=cpu, memory="0", count=count, priority="high"), VIEW)
+        after = [(dict(held.used), held.runs, held.last_placed, dict(held.kinds)) for held in rows.table.holds]
+        assert after == before

@@ -1,0 +1,109 @@
+"""The book of time: what is free when, with claims of promises and bookings in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import a_job_spec, a_node, amounts
+from hodei.engine.availability import Book, Promise
+from hodei.engine.nodes import Table
+from hodei.engine.view import Member
+from hodei.model.reservation import Booking
+
+FOUR, TWO, ONE = amounts(4), amounts(2), amounts(1)
+
+
+class Desk:
+    """One node of 4 cores, its table and its book."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.table.put(a_node("n1", 4))
+        self.table.settle()
+        self.book = Book(self.table)
+
+    def runs(self, run: str, request: dict, start: int, estimate: int, project: str = "p") -> None:
+        spec = a_job_spec()
+        self.table.hold("n1", request, Member(spec, spec.tasks[0]), None)
+        self.book.started(run, "n1", request, start, estimate, project)
+
+    def booked(self, start: int, end: int, request: dict = FOUR, project: str = "ours", name: str = "b") -> None:
+        self.book.book(Booking(name, project, start, end, (("n1", request),)))
+
+    def hindered(self, request: dict, until: int, project: str = "p", now: int = 0) -> bool:
+        return self.book.hindered("n1", request, now, until, 99, project) is not None
+
+    def earliest(self, request: dict, duration: int, project: str = "p", now: int = 0) -> int | None:
+        return self.book.earliest("n1", request, duration, now, 99, project)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.mark.parametrize(
+    ("until", "project", "hindered"),
+    [
+        pytest.param(100, "p", False, id="over when it begins"),
+        pytest.param(101, "p", True, id="a moment too long"),
+        pytest.param(101, "ours", False, id="of the project itself"),
+    ],
+)
+def test_who_is_not_over_by_then_may_not_start_where_room_is_booked(desk, until, project, hindered):
+    desk.booked(100, 200)
+    assert desk.hindered(ONE, until, project) == hindered
+
+
+def test_beside_a_booking_of_a_part_there_is_room_for_as_long_as_one_likes(desk):
+    desk.booked(100, 200, TWO)
+    assert not desk.hindered(TWO, 1000)
+    assert desk.hindered(amounts(3), 1000)
+
+
+def test_what_the_project_holds_already_is_not_set_aside_a_second_time(desk):
+    desk.booked(0, 200, TWO)
+    desk.runs("1.0.1", TWO, 0, 150, "ours")
+    assert not desk.hindered(TWO, 1000), "2 for the project, which has them; 2 for others"
+    assert desk.hindered(amounts(3), 1000)
+
+
+def test_when_the_run_of_the_project_ends_its_room_stays_booked(desk):
+    desk.booked(0, 200, TWO)
+    desk.runs("1.0.1", TWO, 0, 150, "ours")
+    assert desk.earliest(amounts(3), 10) == 200
+    assert desk.earliest(TWO, 10) == 0
+
+
+def test_the_earliest_time_skips_gaps_that_are_too_short(desk):
+    desk.booked(100, 200)
+    assert desk.earliest(ONE, 100) == 0
+    assert desk.earliest(ONE, 101) == 200
+    desk.booked(250, 300, name="c")
+    assert desk.earliest(ONE, 60) == 0
+    assert desk.earliest(ONE, 101) == 300
+
+
+def test_room_of_a_run_that_is_only_thought_away_does_not_count_twice(desk):
+    desk.runs("1.0.1", TWO, 0, 100)
+    desk.runs("2.0.1", TWO, 0, 500)
+    desk.book.promise(Promise(5, 100, 300, (("n1", TWO),)))
+    spec = a_job_spec()
+    desk.table.let_go("n1", TWO, Member(spec, spec.tasks[0]), None)  # a trial without run 1; the book still has it
+    assert desk.hindered(TWO, 200), "at 100 two cores are free, and they are promised"
+
+
+def test_a_promise_whose_time_has_passed_is_named_once(desk):
+    desk.book.promise(Promise(5, 100, 300, (("n1", TWO),)))
+    assert desk.book.overdue(100) == []
+    assert [promise.job for promise in desk.book.overdue(101)] == [5]
+    assert desk.book.overdue(102) == []
+
+
+def test_a_promise_that_was_moved_or_withdrawn_is_not_overdue(desk):
+    desk.book.promise(Promise(5, 100, 300, (("n1", TWO),)))
+    desk.book.promise(Promise(5, 90, 300, (("n1", TWO),)))
+    assert [promise.start_ms for promise in desk.book.overdue(200)] == [90]
+    desk.book.promise(Promise(6, 250, 300, (("n1", TWO),)))
+    desk.book.withdraw(6)
+    assert desk.book.overdue(1000) == []

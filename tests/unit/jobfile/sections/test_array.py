@@ -1,0 +1,77 @@
+"""The key `array`: what may be written, what it means, and how it is written back."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from builders import a_job
+from hodei.jobfile.document import parse_job
+from hodei.jobfile.render import folded_view, job_document, job_view
+from hodei.model.array import ArrayPlace, expand
+from hodei.model.errors import InvalidInput
+
+JOB = {"command": ["true"]}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "canonical"),
+    [
+        pytest.param(100, ArrayPlace(0, 0, 100), {"count": 100}, id="how many"),
+        pytest.param({"count": 9, "at_most": 2}, ArrayPlace(0, 0, 9, 2), {"count": 9, "at_most": 2}, id="with a limit"),
+        pytest.param("0-98:2", ArrayPlace(0, 0, 50, 0, 0, 2), {"indices": "0-98:2"}, id="every second"),
+        pytest.param("0-99:2", ArrayPlace(0, 0, 50, 0, 0, 2), {"indices": "0-98:2"}, id="an end that is not met"),
+        pytest.param("5-7", ArrayPlace(0, 5, 3, 0, 5), {"indices": "5-7"}, id="from five"),
+        pytest.param("7", ArrayPlace(0, 7, 1, 0, 7), {"indices": "7"}, id="one"),
+        pytest.param("0-9", ArrayPlace(0, 0, 10), {"count": 10}, id="from nought is how many"),
+        pytest.param({"indices": "1-4:3", "at_most": 1}, ArrayPlace(0, 1, 2, 1, 1, 3), {"indices": "1-4:3", "at_most": 1}, id="all"),
+        pytest.param("1,3,7-9", ArrayPlace(0, 1, 5, 0, 1, 1, "1,3,7-9"), {"indices": "1,3,7-9"}, id="a list"),
+        pytest.param("9, 3, 3,0-8:4", ArrayPlace(0, 0, 5, 0, 0, 1, "9,3,3,0-8:4"), {"indices": "9,3,3,0-8:4"}, id="out of order"),
+        pytest.param("1,2,3-5", ArrayPlace(0, 1, 5, 0, 1), {"indices": "1-5"}, id="a list that is a range"),
+    ],
+)  # fmt: skip
+def test_what_is_written_is_understood_and_written_back(written, meant: ArrayPlace, canonical):
+    spec = parse_job(JOB | {"array": written})
+    assert spec.array == meant
+    document = job_document(spec)
+    assert document["spec"]["array"] == canonical
+    assert parse_job(document) == spec
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (0, "out of range"), (100_001, "out of range"), ("x", "not a range"), ("5-3", "names no index"),
+        ("1,,2", "not a range"), ("1,5-3", "names no index"), ("0-60000,1-60000", "at most 100000"),
+        ("0-4:0", "names no index"), ("0-100000", "at most 100000"), ({"at_most": 3}, "either count or indices"),
+        ({"count": 1, "indices": "1"}, "either count or indices"), ({"count": 1, "at_most": 0}, "out of range"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_an_array_is_refused(written, says: str):
+    with pytest.raises(InvalidInput, match=says):
+        parse_job(JOB | {"array": written})
+
+
+def test_elements_of_a_list_have_its_indices_and_are_found_by_them():
+    made = expand([parse_job(JOB | {"array": "9,1,3,7-9:2"})], 17)
+    assert [spec.array.index for spec in made] == [1, 3, 7, 9]
+    assert made[2].array.job_of(7) == 19
+    with pytest.raises(InvalidInput, match="no element 2"):
+        made[0].array.job_of(2)
+    assert parse_job(job_document(made[2])).array == ArrayPlace(0, 7, 1, 0, 7)
+
+
+def test_the_document_of_an_element_makes_that_element_again():
+    spec = expand([parse_job(JOB | {"array": "0-8:2"})], 17)[3]
+    again = parse_job(job_document(spec))
+    assert again.array == ArrayPlace(0, 6, 1, 0, 6)
+    assert structs.replace(again, array=None) == structs.replace(spec, array=None)
+
+
+def test_an_array_as_one_row_is_named_by_its_first_job_and_is_as_lively_as_its_liveliest():
+    spec = expand([parse_job(JOB | {"array": 3})], 17)[2]
+    job = a_job(19, spec=spec)
+    assert job_view(job).array.index == 2
+    row = folded_view(job, {"running": 1, "pending": 1, "failed": 1})
+    assert (row.id, row.state, row.array.states) == (17, "running", {"running": 1, "pending": 1, "failed": 1})
+    assert folded_view(job, {"succeeded": 2, "failed": 1}).state == "failed"

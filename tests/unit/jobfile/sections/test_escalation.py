@@ -1,0 +1,55 @@
+"""The key `recovery`: what a job says for the case that it waits too long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hodei.jobfile.document import parse_job
+from hodei.jobfile.render import job_document
+from hodei.model.errors import InvalidInput
+from hodei.model.escalation import Recovery
+
+
+def said(recovery: dict[str, Any]) -> Recovery:
+    return parse_job({"command": ["true"], "recovery": recovery}, now_ms=1).recovery
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        pytest.param({}, Recovery(), id="nothing"),
+        pytest.param(
+            {"relax": ["topology", "spread", "topology"], "relax_after": "10m"},
+            Recovery(("topology", "spread"), 600_000),
+            id="rules, each once",
+        ),
+        pytest.param(
+            {"promote_after": "30m", "promote_to": "high"},
+            Recovery(promote_after_ms=1_800_000, promote_to=750),
+            id="a class by its name",
+        ),
+        pytest.param({"promote_after": 90, "promote_to": 600}, Recovery((), 0, 90_000, 600), id="numbers"),
+    ],
+)
+def test_what_is_written_is_what_is_meant_and_reads_back(written: dict[str, Any], meant: Recovery) -> None:
+    assert said(written) == meant
+    spec = parse_job({"command": ["true"], "recovery": written}, now_ms=1)
+    assert parse_job(job_document(spec), now_ms=1) == spec
+
+
+@pytest.mark.parametrize(
+    ("written", "wrong"),
+    [
+        pytest.param({"relax_after": "10m"}, "recovery.relax", id="after which time, but what"),
+        pytest.param({"relax": ["taints"]}, "recovery.relax", id="a rule that is never relaxed"),
+        pytest.param({"promote_to": "top"}, "recovery.promote_to", id="no such class"),
+        pytest.param({"promote_to": -1}, "recovery.promote_to", id="below all"),
+        pytest.param({"relax_after": "soon", "relax": ["spread"]}, "recovery.relax_after", id="not a duration"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_path(written: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        said(written)
+    assert wrong in str(refused.value) or any(path.startswith(wrong) for path, _ in refused.value.problems)

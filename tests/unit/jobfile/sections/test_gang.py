@@ -1,0 +1,264 @@
+"""What a job file says of members together: gangs, parts of nodes, distribution, checkpoints; and every refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hodei.jobfile.document import parse_job
+from hodei.jobfile.number_lists import format_numbers, parse_numbers
+from hodei.jobfile.render import job_document
+from hodei.jobfile.sections.gang import SIGNALS
+from hodei.jobfile.yaml_reader import load_yaml
+from hodei.model.errors import InvalidInput
+from hodei.model.job import Checkpoint, Distribution, GangRules, JobSpec, TransferCost
+
+WHOLE = """
+apiVersion: hodei/v1
+kind: Job
+metadata: {name: train}
+spec:
+  gang:
+    topology: {key: rack, required: false}
+    on_failure: repair
+    assembly_timeout: 5m
+    elastic: true
+  distribution:
+    model: hub_and_spoke
+    hub: leader
+    transfer_costs:
+      - {between: [a, b], cost: 0.09}
+      - {between: [c, b], cost: 2}
+  checkpoint:
+    signal: SIGUSR1
+    timeout: 45s
+    file: /srv/checkpoint.json
+  tasks:
+    - name: leader
+      command: [./lead]
+    - name: worker
+      count: 8
+      min: 4
+      backends: [a, b, a]
+      binding: numa
+      command: [./work]
+      resources: {requests: {cpu: 2, gpu: 1}}
+"""
+
+
+def flat(**keys: Any) -> dict[str, Any]:
+    return {"name": "job", "command": ["/bin/true"], **keys}
+
+
+def two_tasks(
+    *, first: dict[str, Any] | None = None, second: dict[str, Any] | None = None, **spec: Any
+) -> dict[str, Any]:
+    tasks = [{"name": "leader", "command": "a", **(first or {})}, {"name": "worker", "command": "b", **(second or {})}]
+    return {"apiVersion": "hodei/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": {"tasks": tasks, **spec}}
+
+
+def problems_of(data: object) -> dict[str, str]:
+    with pytest.raises(InvalidInput) as caught:
+        parse_job(data)
+    return dict(caught.value.problems)
+
+
+def whole() -> JobSpec:
+    (document,) = load_yaml(WHOLE)
+    return parse_job(document)
+
+
+def test_every_key_reaches_the_model() -> None:
+    spec = whole()
+    leader, worker = spec.tasks
+    assert (leader.min_count, leader.backends, leader.binding) == (0, (), "")
+    assert (worker.count, worker.min_count, worker.backends, worker.binding) == (8, 4, ("a", "b"), "numa")
+    assert spec.gang == GangRules("rack", False, "repair", 300_000, True)
+    costs = (TransferCost(("a", "b"), 90), TransferCost(("c", "b"), 2000))
+    assert spec.distribution == Distribution("hub_and_spoke", "leader", costs)
+    assert spec.checkpoint == Checkpoint("USR1", (), 45_000, "/srv/checkpoint.json")
+
+
+def test_every_key_is_rendered_and_reads_back() -> None:
+    spec = whole()
+    document = job_document(spec)
+    assert document["spec"]["gang"]["topology"] == {"key": "rack", "required": False}
+    assert document["spec"]["tasks"][1]["min"] == 4
+    assert parse_job(document) == spec
+
+
+def test_the_short_form_has_them_too() -> None:
+    spec = parse_job(
+        flat(
+            count=4,
+            min=2,
+            backends=["a"],
+            binding="cores",
+            gang={"topology": "zone", "elastic": True},
+            checkpoint={"command": "save --now"},
+            distribution={"model": "colocated"},
+        )
+    )
+    (task,) = spec.tasks
+    assert (task.min_count, task.needed, task.backends, task.binding) == (2, 2, ("a",), "cores")
+    assert spec.gang == GangRules("zone", elastic=True)
+    assert spec.checkpoint == Checkpoint(command=("/bin/sh", "-c", "save --now"))
+    assert spec.distribution == Distribution("colocated")
+
+
+def test_nothing_said_is_the_default_and_is_not_rendered() -> None:
+    spec = parse_job(flat())
+    assert (spec.gang, spec.distribution, spec.checkpoint) == (GangRules(), Distribution(), Checkpoint())
+    assert not {"gang", "distribution", "checkpoint"} & job_document(spec)["spec"].keys()
+
+
+def test_a_file_alone_says_when_work_was_saved() -> None:
+    checkpoint = parse_job(flat(checkpoint={"file": "/a"})).checkpoint
+    assert (checkpoint.file, checkpoint.hooked) == ("/a", False)
+
+
+@pytest.mark.parametrize("written", ["USR1", "SIGUSR1", "usr1", "sigusr1"])
+def test_a_signal_in_any_spelling(written: str) -> None:
+    assert parse_job(flat(checkpoint={"signal": written})).checkpoint.signal == "USR1"
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_every_signal_that_is_offered_exists(name: str) -> None:
+    import signal
+
+    assert hasattr(signal, f"SIG{name}")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [(0.5, 500), ("250m", 250), (1, 1000), (3, 3000), (0, 0)],
+    ids=["half", "a quarter", "one", "three", "none"],
+)
+def test_gpus_are_a_part_of_one_or_whole_ones(written: object, meant: int) -> None:
+    assert parse_job(flat(gpu=written)).tasks[0].request["gpu"] == meant
+
+
+TWO = {"between": ["a", "b"], "cost": 1}
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "text"),
+    [
+        (flat(gpu=1.5), "gpu", "more than one GPU, and not whole"),
+        (flat(resources={"requests": {"gpu": "2500m"}}), "resources.requests.gpu", "more than one GPU, and not whole"),
+        (flat(limits={"gpu": 1.5}), "limits.gpu", "more than one GPU, and not whole"),
+        (flat(count=4, min=5), "min", "5 is more than the count, 4"),
+        (flat(min=2), "min", "2 is more than the count, 1"),
+        (flat(min=0), "min", "out of range"),
+        (flat(min=True), "min", "a whole number"),
+        (two_tasks(second={"count": 2, "min": 3}), "spec.tasks[1].min", "3 is more than the count, 2"),
+        (flat(mni=2), "mni", "did you mean 'min'"),
+        (flat(backends=[]), "backends", "empty"),
+        (flat(backends=["a b"]), "backends[0]", "'a b' is not a name"),
+        (flat(backends=["a"], backend="b"), "backends", "allowed by the job's backend, b"),
+        (two_tasks(second={"backends": ["a"]}, backend={"specific": ["b", "c"]}), "spec.tasks[1].backends", "b, c"),
+        (flat(binding="socket"), "binding", "'socket' is not one of cores, numa"),
+        (flat(binding="core"), "binding", "did you mean 'cores'"),
+        (flat(binding="cores", cpu="500m"), "binding", "a whole number of cpus, and it asks for 0.5"),
+        (flat(binding="numa", cpu=1.5), "binding", "it asks for 1.5"),
+        (flat(binding="numa", cpu=0), "binding", "it asks for 0"),
+        (flat(gang={"topolgy": "rack"}), "gang.topolgy", "did you mean 'topology'"),
+        (flat(gang={"topology": "a b"}), "gang.topology", "not a label key"),
+        (flat(gang={"topology": {"key": "-"}}), "gang.topology.key", "not a label key"),
+        (flat(gang={"topology": {"required": True}}), "gang.topology.key", "missing key"),
+        (flat(gang={"topology": 1}), "gang.topology", "expected a string or a mapping"),
+        (flat(gang={"on_failure": "repairs"}), "gang.on_failure", "did you mean 'repair'"),
+        (flat(gang={"assembly_timeout": "soon"}), "gang.assembly_timeout", "not a duration"),
+        (flat(gang={"elastic": "yes"}), "gang.elastic", "true or false"),
+        (flat(count=3, gang={"elastic": True}), "gang.elastic", "a task whose min is below its count"),
+        (flat(count=3, min=3, gang={"elastic": True}), "gang.elastic", "a task whose min is below its count"),
+        (flat(gang="rack"), "gang", "expected a mapping"),
+        (flat(distribution={}), "distribution.model", "missing key"),
+        (flat(distribution={"model": "hub-and-spoke"}), "distribution.model", "did you mean 'hub_and_spoke'"),
+        (two_tasks(distribution={"model": "hub_and_spoke"}), "spec.distribution.hub", "one of leader, worker"),
+        (two_tasks(distribution={"model": "hub_and_spoke", "hub": "leder"}), "spec.distribution.hub",
+         "did you mean 'leader'"),
+        (two_tasks(distribution={"model": "distributed", "hub": "leader"}), "spec.distribution.hub",
+         "needs model: hub_and_spoke"),
+        (two_tasks(distribution={"model": "colocated", "transfer_costs": [TWO]}), "spec.distribution.transfer_costs",
+         "leave them out"),
+        (two_tasks(first={"backends": ["a"]}, second={"backends": ["b"]}, distribution={"model": "colocated"}),
+         "spec.distribution.model", "no backend is among those of every task"),
+        (flat(distribution={"model": "distributed", "transfer_costs": [{"between": ["a"], "cost": 1}]}),
+         "distribution.transfer_costs[0].between", "two different backends"),
+        (flat(distribution={"model": "distributed", "transfer_costs": [{"between": ["a", "a"], "cost": 1}]}),
+         "distribution.transfer_costs[0].between", "two different backends"),
+        (flat(distribution={"model": "distributed", "transfer_costs": [TWO, {"between": ["b", "a"], "cost": 2}]}),
+         "distribution.transfer_costs[1].between", "given twice"),
+        (flat(distribution={"model": "distributed", "transfer_costs": [{"between": ["a", "b"], "cost": -1}]}),
+         "distribution.transfer_costs[0].cost", "out of range"),
+        (flat(distribution={"model": "distributed", "transfer_costs": [{"between": ["a", "b"], "cost": float("nan")}]}),
+         "distribution.transfer_costs[0].cost", "out of range"),
+        (flat(distribution={"model": "distributed", "transfer_costs": [{"between": ["a", "b"]}]}),
+         "distribution.transfer_costs[0].cost", "missing key"),
+        (flat(checkpoint={}), "checkpoint", "say how work is saved"),
+        (flat(checkpoint={"timeout": "1m"}), "checkpoint", "say how work is saved"),
+        (flat(checkpoint={"signal": "USR1", "command": "save"}), "checkpoint", "not both"),
+        (flat(checkpoint={"signal": "KILL"}), "checkpoint.signal", "cannot be heard"),
+        (flat(checkpoint={"signal": "SIGSTOP"}), "checkpoint.signal", "cannot be heard"),
+        (flat(checkpoint={"signal": "USER1"}), "checkpoint.signal", "did you mean 'USR1'"),
+        (flat(checkpoint={"signal": 10}), "checkpoint.signal", "expected a string"),
+        (flat(checkpoint={"command": " "}), "checkpoint.command", "give the program"),
+        (flat(checkpoint={"command": ["a\0"]}), "checkpoint.command", "NUL"),
+        (flat(checkpoint={"signal": "USR1", "timeout": 0}), "checkpoint.timeout", "no time at all"),
+        (flat(checkpoint={"file": "/a", "timeout": "1m"}), "checkpoint.timeout", "needs a signal or a command"),
+        (flat(checkpoint={"signal": "USR1", "timeout": "soon"}), "checkpoint.timeout", "not a duration"),
+        (flat(checkpoint={"file": "model.json"}), "checkpoint.file", "not an absolute path"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_plain_words(document: object, path: str, text: str) -> None:
+    found = problems_of(document)
+    assert text in found[path]
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    found = problems_of(
+        flat(min=2, binding="cores", cpu="1500m", gang={"elastic": True}, checkpoint={"signal": "KILL"})
+    )
+    assert set(found) == {"min", "binding", "gang.elastic", "checkpoint.signal"}
+
+
+@pytest.mark.parametrize(
+    ("written", "numbers", "shown"),
+    [
+        ("0-3", (0, 1, 2, 3), "0-3"),
+        (" 8, 0-1 ", (0, 1, 8), "0-1,8"),
+        ((3, 1, 2), (1, 2, 3), "1-3"),
+        (5, (5,), "5"),
+        ("", (), ""),
+    ],
+    ids=["a range", "ranges and numbers", "a list", "one number", "none"],
+)
+def test_cores_are_written_as_linux_writes_them(written: Any, numbers: tuple[int, ...], shown: str) -> None:
+    assert parse_numbers(written) == numbers
+    assert format_numbers(numbers) == shown
+
+
+@pytest.mark.parametrize("written", ["0-", "a", "1,,2", "-1", "3-1", "0,0-1", "0-99999999", (0, -1)])
+def test_what_is_no_list_of_cores_is_refused(written: Any) -> None:
+    with pytest.raises(InvalidInput):
+        parse_numbers(written)
+
+
+def test_a_job_for_every_node_is_read_and_written():
+    spec = parse_job(flat(per_node=True))
+    assert spec.gang == GangRules(per_node=True)
+    assert job_document(spec)["spec"]["per_node"] is True
+    assert parse_job(job_document(spec)) == spec
+    assert "per_node" not in job_document(parse_job(flat()))["spec"]
+    assert parse_job(flat(per_node=False)).gang == GangRules()
+
+
+@pytest.mark.parametrize(
+    "more", [{"count": 2}, {"gang": {"topology": "rack"}}, {"array": 3}, {"distribution": {"model": "colocated"}}]
+)
+def test_a_job_for_every_node_has_one_run_on_each(more: dict[str, Any]):
+    with pytest.raises(InvalidInput, match="per_node"):
+        parse_job(flat(per_node=True, **more))

@@ -1,0 +1,316 @@
+"""Contenders for a lease in an API that is a dictionary, by a clock that is a number.
+
+It does not prove that a real API server guards versions (tests/real/kubernetes does), nor how long real requests take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hodei.kube.api.client import ApiError
+from hodei.kube.api.lease import Leadership
+
+
+class World:
+    """A lease, a clock that all share, and how each contender reaches the API."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.now = 0.0
+        self.sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self.writes: list[str] = []
+
+    async def sleep(self, seconds: float) -> None:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.sleepers.append((self.now + seconds, len(self.sleepers), woken))
+        await woken
+
+    async def until(self, true: Callable[[], bool], most_s: float = 120.0) -> None:
+        """Time goes on from sleeper to sleeper."""
+        ends = self.now + most_s
+        while True:
+            for _ in range(30):
+                await asyncio.sleep(0)
+            if true():
+                return
+            self.sleepers = [one for one in self.sleepers if not one[2].done()]
+            assert self.sleepers, "nobody waits for anything"
+            at, _, woken = min(self.sleepers, key=lambda one: one[:2])
+            assert at <= ends, f"not within {most_s} s"
+            self.now = max(self.now, at)
+            woken.set_result(None)
+
+    async def passes(self, seconds: float) -> None:
+        ends = self.now + seconds
+        alarm = asyncio.create_task(self.sleep(seconds))
+        await self.until(lambda: self.now >= ends and alarm.done(), seconds + 1)
+
+
+class FakeApi:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.failing: ApiError | None = None
+
+    async def request(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = 30) -> bytes:
+        if self.failing is not None:
+            raise self.failing
+        world = self.world
+        sent = json.loads(body or b"null")
+        if method == "POST":
+            if world.lease is not None:
+                raise ApiError(409, "AlreadyExists", "it exists")
+        elif world.lease is None:
+            raise ApiError(404, "NotFound", "no such lease")
+        if method == "PUT" and sent["metadata"]["resourceVersion"] != world.lease["metadata"]["resourceVersion"]:  # type: ignore[index]
+            raise ApiError(409, "Conflict", "the object has been modified")
+        if method != "GET":
+            world.version += 1
+            sent["metadata"] |= {"uid": "u1", "resourceVersion": str(world.version)}
+            world.lease = sent
+            world.writes.append(sent["spec"]["holderIdentity"])
+        return json.dumps(world.lease).encode()
+
+
+def contender(world: World, name: str, *, clock_off_s: float = 0.0, **how: Any) -> tuple[Leadership, FakeApi]:
+    api = FakeApi(world)
+    start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    leadership = Leadership(
+        api,  # type: ignore[arg-type]
+        "kube-system", "hodei", name,
+        monotonic=lambda: world.now + clock_off_s, sleep=world.sleep, chance=lambda: 0.5,
+        now=lambda: start + datetime.timedelta(seconds=world.now + clock_off_s), **how,
+    )  # fmt: skip
+    return leadership, api
+
+
+def play(story: Callable[[World, list[asyncio.Task[None]]], Any]) -> None:
+    async def whole() -> None:
+        tasks: list[asyncio.Task[None]] = []
+        async with asyncio.timeout(20):
+            await story(World(), tasks)
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert result is None or isinstance(result, asyncio.CancelledError), result
+
+    asyncio.run(whole())
+
+
+def test_one_of_two_leads_and_keeps_the_lead():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        two, _ = contender(world, "two", clock_off_s=1_000_000.0)
+        tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
+        await world.until(lambda: one.leads)
+        await world.passes(100)
+        assert one.leads
+        assert not two.acquired.is_set()
+        assert two.holder == "one"
+        assert set(world.writes) == {"one"}
+
+    play(story)
+
+
+def test_the_lease_reads_as_kubernetes_writes_it():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        assert world.lease is not None
+        assert world.lease["spec"] == {
+            "holderIdentity": "one", "leaseDurationSeconds": 15, "leaseTransitions": 0,
+            "acquireTime": "2026-01-01T00:00:00.000000Z", "renewTime": "2026-01-01T00:00:00.000000Z",
+        }  # fmt: skip
+
+    play(story)
+
+
+def test_a_lead_that_is_given_back_is_taken_over_at_once():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        two, _ = contender(world, "two")
+        tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
+        await world.until(lambda: one.leads)
+        await world.passes(10)
+        began = world.now
+        await one.release()
+        assert one.lost.is_set()
+        await world.until(lambda: two.leads)
+        assert world.now - began < 3
+        assert world.lease is not None
+        assert world.lease["spec"]["leaseTransitions"] == 1
+
+    play(story)
+
+
+def test_a_leader_that_dies_is_followed_when_its_lease_was_seen_unchanged_for_its_time():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        two, _ = contender(world, "two", clock_off_s=-5000.0)
+        tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
+        await world.until(lambda: one.leads)
+        await world.passes(20)
+        tasks[0].cancel()
+        died = world.now
+        await world.until(lambda: two.leads)
+        assert 13 <= world.now - died <= 20
+
+    play(story)
+
+
+def test_a_leader_that_cannot_renew_stops_before_another_starts():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        stopped: list[float] = []
+        one, api = contender(world, "one", on_lost=lambda: stopped.append(world.now))
+        two, _ = contender(world, "two")
+        tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
+        await world.until(lambda: one.leads)
+        await world.passes(20)
+        api.failing = ApiError(0, "Unreached", "cut off")
+        cut = world.now
+        await world.until(lambda: two.leads)
+        assert one.lost.is_set()
+        assert len(stopped) == 1
+        assert 8 <= stopped[0] - cut <= 12.5
+        assert stopped[0] < world.now
+        assert "cut off" in one.problem
+
+    play(story)
+
+
+def test_a_short_outage_costs_nothing():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, api = contender(world, "one")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        api.failing = ApiError(503, "ServiceUnavailable", "later")
+        await world.passes(7)
+        api.failing = None
+        await world.passes(30)
+        assert one.leads
+
+    play(story)
+
+
+@pytest.mark.parametrize("thief", ["another", ""])
+def test_a_leader_whose_lease_was_given_to_another_stops_at_once(thief: str):
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        assert world.lease is not None
+        world.lease["spec"]["holderIdentity"] = thief
+        world.lease["metadata"]["resourceVersion"] = "999"
+        await world.until(one.lost.is_set, 3)
+
+    play(story)
+
+
+def test_a_deleted_lease_is_made_again_by_its_leader_and_nobody_else_is_quicker():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        two, _ = contender(world, "two")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        tasks.append(asyncio.create_task(two.run()))
+        for _ in range(5):
+            await world.passes(3)
+            world.lease = None
+            await world.until(lambda: world.lease is not None, 5)
+            assert world.lease is not None
+            assert world.lease["spec"]["holderIdentity"] == "one"
+        assert one.leads
+        assert not two.acquired.is_set()
+
+    play(story)
+
+
+def test_a_leader_whose_lease_was_deleted_and_made_by_another_stops():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        world.lease = None
+        other, _ = contender(world, "other")  # it has seen no lease at all
+        tasks.append(asyncio.create_task(other.run()))
+        await world.until(lambda: other.leads, 1)
+        await world.until(one.lost.is_set, 3)
+
+    play(story)
+
+
+def test_a_deleted_lease_of_a_dead_leader_is_made_by_the_next_when_its_time_is_over():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, api = contender(world, "one")
+        two, _ = contender(world, "two")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        tasks.append(asyncio.create_task(two.run()))
+        await world.passes(3)
+        api.failing = ApiError(0, "Unreached", "gone")
+        world.lease, began = None, world.now
+        await world.until(lambda: two.leads, 30)
+        assert world.now - began > 10  # not before the other has stopped
+        assert one.lost.is_set()
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {"metadata": {}},
+        {
+            "metadata": {"uid": "u", "resourceVersion": "9"},
+            "spec": {"leaseDurationSeconds": "soon", "holderIdentity": "x"},
+        },
+        [],
+    ],
+)
+def test_a_lease_that_cannot_be_read_ends_nobody(garbage: Any):
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        world.lease = garbage
+        tasks.append(asyncio.create_task(one.run()))
+        await world.passes(5)
+        assert not one.leads
+        assert one.problem
+        world.lease = None
+        await world.until(lambda: one.leads, 60)
+
+    play(story)
+
+
+def test_a_foreign_touch_of_the_lease_does_not_cost_the_lead():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        tasks.append(asyncio.create_task(one.run()))
+        await world.until(lambda: one.leads)
+        assert world.lease is not None
+        world.lease["metadata"] |= {"resourceVersion": "999", "labels": {"touched": "yes"}}
+        await world.passes(10)
+        assert one.leads
+        assert world.lease["metadata"]["labels"] == {"touched": "yes"}
+
+    play(story)
+
+
+def test_whoever_gives_up_before_leading_writes_nothing():
+    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(world, "one")
+        two, _ = contender(world, "two")
+        tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
+        await world.until(lambda: one.leads)
+        await two.release()
+        await world.until(tasks[1].done)
+        assert set(world.writes) == {"one"}
+        assert not two.lost.is_set()
+
+    play(story)

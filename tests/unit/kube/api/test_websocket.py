@@ -1,0 +1,185 @@
+"""The WebSocket client against a scripted server: the handshake, frames in pieces, and what is not a WebSocket. It does not
+prove what a real API server sends: tests/real/kubernetes/test_backend_beside.py does."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hodei.backends.kubernetes.exec import execute
+from hodei.kube.api import websocket
+from hodei.kube.api.client import ApiError
+from hodei.kube.api.http import Unreached
+from hodei.kube.api.websocket import MESSAGE_LIMIT
+from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused, NotFound
+from unit.kubeapi.scripted import Server, answer, connected, server
+
+GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+V5 = "v5.channel.k8s.io"
+
+
+def switching(scripted: Server, then: bytes, *, protocol: str = V5, accept: bytes = b"", close: bool = True) -> bytes:
+    """The head of a good answer to the last request, and what follows it."""
+    key = next(line for line in scripted.requests[-1].split(b"\r\n") if line.startswith(b"Sec-WebSocket-Key"))
+    proof = accept or base64.b64encode(hashlib.sha1(key.split(b": ")[1] + GUID).digest())
+    lines = [b"HTTP/1.1 101 Switching Protocols", b"Upgrade: websocket", b"Connection: Upgrade"]
+    lines += [b"Sec-WebSocket-Accept: " + proof, b"Sec-WebSocket-Protocol: " + protocol.encode()]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + then
+
+
+def frame(data: bytes, kind: int = 2, last: bool = True) -> bytes:
+    size = bytes((len(data),)) if len(data) < 126 else b"\x7e" + len(data).to_bytes(2, "big")
+    return bytes((0x80 * last | kind,)) + size + data
+
+
+def told(sent: bytes, story: Callable[[Any], Any], **how: Any) -> list[bytes]:
+    """`story(api)` while the server answers with a WebSocket that sends this and is closed; what was asked."""
+    asked: list[bytes] = []
+
+    async def whole() -> None:
+        async with server() as scripted:
+
+            async def upgraded(writer: asyncio.StreamWriter) -> None:
+                writer.write(switching(scripted, sent, **how))
+                await writer.drain()
+                writer.close()
+
+            scripted.answers.append(upgraded)
+            async with connected(scripted) as api:
+                await story(api)
+            asked.extend(scripted.requests)
+
+    asyncio.run(whole())
+    return asked
+
+
+def test_messages_come_whole_however_they_are_cut_and_pings_do_not_disturb():
+    sent = frame(b"\x01one") + frame(b"\x01t", last=False) + frame(b"?", kind=9) + frame(b"wo", kind=0)
+    sent += frame(b"\x02" + b"x" * 300) + frame(b"\x03\xe8", kind=8)
+
+    async def story(api: Any) -> None:
+        socket = await api.websocket("/x", [("a", "b c"), ("a", "&")], [V5])
+        found = [await socket.message() for _ in range(4)]
+        assert found == [b"\x01one", b"\x01two", b"\x02" + b"x" * 300, None]
+        await socket.close()
+
+    (asked,) = told(sent, story)
+    assert asked.startswith(b"GET /x?a=b%20c&a=%26 HTTP/1.1\r\n")
+    assert b"Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n" in asked
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\x82\x05ab", id="half a frame"),
+        pytest.param(b"\x82\x7f" + (MESSAGE_LIMIT + 1).to_bytes(8, "big"), id="far too long"),
+        pytest.param(b"\x82\x81\0\0\0\0x", id="masked"),
+        pytest.param(frame(b"x", kind=5), id="an unknown kind"),
+    ],
+)
+def test_what_is_no_frame_breaks_the_connection(sent: bytes):
+    async def story(api: Any) -> None:
+        socket = await api.websocket("/x", [], [V5])
+        with pytest.raises(Unreached):
+            await socket.message()
+        await socket.close()
+
+    told(sent, story)
+
+
+@pytest.mark.parametrize("how", [{"protocol": "v1.other"}, {"accept": b"d3Jvbmc="}], ids=["protocol", "proof"])
+def test_a_server_that_speaks_something_else_is_not_listened_to(how: dict[str, Any]):
+    async def story(api: Any) -> None:
+        with pytest.raises(ApiError) as error:
+            await api.websocket("/x", [], [V5])
+        assert error.value.status == 0
+
+    told(b"", story, **how)
+
+
+EXIT_7 = b'{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}}'
+
+
+@pytest.mark.parametrize(
+    ("last_word", "code"),
+    [
+        (b'{"status":"Success"}', 0),
+        (EXIT_7, 7),
+        (b'{"status":"Failure","message":"exec: \\"x\\": executable file not found in $PATH"}', 127),
+        (b'{"status":"Failure","message":"exec /x: permission denied"}', 126),
+    ],
+)
+def test_the_last_word_is_the_exit_code(last_word: bytes, code: int):
+    sent = frame(b"\x01out") + frame(b"\x02err") + frame(b"\x01put") + frame(b"\x03" + last_word)
+
+    async def story(api: Any) -> None:
+        done = await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 5000)
+        assert (done.exit_code, done.stdout, done.stderr) == (code, b"output", b"err")
+
+    told(sent, story)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(frame(b"\x01out"), id="cut"),
+        pytest.param(frame(b"\x01out") + frame(b"", kind=8), id="closed"),
+        pytest.param(frame(b"\x03not json"), id="no status"),
+        pytest.param(frame(b'\x03{"status":"Failure","message":"connection to the runtime was lost"}'), id="lost"),
+    ],
+)
+def test_a_command_whose_end_was_not_told_is_in_doubt(sent: bytes):
+    async def story(api: Any) -> None:
+        with pytest.raises(BackendError) as error:
+            await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 5000)
+        assert error.value.code == IN_DOUBT
+
+    told(sent, story)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind"),
+    [
+        (403, b"no", BackendRefused), (404, b"no", NotFound), (500, b"container not found", NotFound),
+        (500, b"x", BackendError), (429, b"x", BackendError),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_told_by_what_it_means(status: int, text: bytes, kind: type[Exception]):
+    async def story() -> None:
+        body = b'{"kind":"Status","message":"%b"}' % text
+        async with server(answer(status, body)) as scripted, connected(scripted) as api:
+            with pytest.raises(kind, match=text.decode()):
+                await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 5000)
+
+    asyncio.run(story())
+
+
+def test_a_server_that_never_answers_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(websocket, "CONNECT_S", 0.1)
+
+    async def story() -> None:
+        async with server(lambda writer: None) as scripted, connected(scripted) as api:
+            with pytest.raises(BackendError, match="no connection within"):
+                await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 60_000)
+
+    asyncio.run(story())
+
+
+def test_a_command_that_says_nothing_more_is_given_up_at_its_time_with_what_it_has_said():
+    async def story(api: Any) -> None:
+        done = await execute(api, "/api/v1/namespaces/a/pods/b", ["x"], 100)
+        assert (done.exit_code, done.stdout) == (None, b"out")
+
+    async def whole() -> None:
+        async with server() as scripted:
+            scripted.answers.append(lambda writer: writer.write(switching(scripted, frame(b"\x01out"))))
+            async with connected(scripted) as api:
+                await story(api)
+
+    asyncio.run(whole())

@@ -1,0 +1,138 @@
+"""Which pods would pass a PodDisruptionBudget: kube-scheduler's way of counting, over the selectors of policy/v1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hodei.kube.api.objects import PodDisruptionBudget, decode, from_plain
+from hodei.kube.scheduler.disruption_budgets import Budgets
+from unit.kube.podding import a_pod
+
+WEB = {"matchLabels": {"app": "web"}}
+
+
+def _budget(allowed: int, selector: Any = WEB, *, namespace: str = "ns", disrupted: tuple[str, ...] = ()) -> Any:
+    status = {"disruptionsAllowed": allowed, "disruptedPods": dict.fromkeys(disrupted, "2026-01-01T00:00:00Z")}
+    spec = {} if selector is None else {"selector": selector}
+    return from_plain({"metadata": {"namespace": namespace}, "spec": spec, "status": status}, PodDisruptionBudget)
+
+
+def _budgets(*budgets: PodDisruptionBudget, pods: int = 3, **of_pod: Any) -> Budgets:
+    """With pods p1, p2, ... that are the jobs 1, 2, ..."""
+    out = Budgets()
+    for number, budget in enumerate(budgets):
+        out.put((budget.metadata.namespace, f"budget-{number}"), budget)
+    for id in range(1, pods + 1):
+        out.watch(id, a_pod(f"p{id}", **({"labels": {"app": "web"}} | of_pod)).metadata)
+    return out
+
+
+def _passed(budgets: Budgets, *jobs: int) -> list[int]:
+    return budgets.violations([(job, ()) for job in jobs])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "passed"), [(0, [1, 1, 1]), (1, [0, 1, 1]), (2, [0, 0, 1]), (3, [0, 0, 0]), (-1, [1, 1, 1])]
+)
+def test_so_many_may_go_and_those_after_them_pass_the_budget(allowed, passed):
+    assert _passed(_budgets(_budget(allowed)), 1, 2, 3) == passed
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "covered"),
+    [
+        (WEB, {"app": "web"}, True),
+        (WEB, {"app": "db"}, False),
+        (WEB, {}, False),
+        ({}, {"app": "web"}, True),
+        ({}, {}, True),
+        (None, {"app": "web"}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["db"]}]}, {"app": "web"}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["db"]}]}, {"app": "db"}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": []}]}, {"app": "web"}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "Sounds", "values": ["x"]}]}, {"app": "web"}, False),
+    ],
+    ids=[
+        "its label",
+        "another label",
+        "no labels",
+        "an empty selector picks all",
+        "an empty selector picks pods without labels too",
+        "no selector picks none",
+        "not another",
+        "that other",
+        "one that cannot be read picks none",
+        "an unknown operator picks none",
+    ],
+)
+def test_a_budget_counts_the_pods_that_its_selector_picks(selector, labels, covered):
+    budgets = _budgets(_budget(0, selector), labels=labels)
+    assert budgets.guarded(1) == covered
+    assert _passed(budgets, 1) == [int(covered)]
+
+
+def test_a_budget_of_another_namespace_does_not_count():
+    budgets = _budgets(_budget(0, namespace="other"))
+    assert not budgets.guarded(1)
+    assert _passed(budgets, 1) == [0]
+
+
+def test_a_pod_that_was_counted_already_is_not_counted_again():
+    assert _passed(_budgets(_budget(1, disrupted=("p2",))), 2, 1, 3) == [0, 0, 1]
+
+
+def test_a_pod_under_two_budgets_passes_if_it_passes_one_of_them_and_takes_from_both():
+    two = _budgets(_budget(2), _budget(1, {}))
+    assert _passed(two, 1, 2, 3) == [0, 1, 1]
+
+
+def test_a_gang_passes_once_for_each_of_its_pods():
+    budgets = _budgets(_budget(1), pods=1)
+    for member in (1, 2):
+        budgets.watch(1, a_pod(f"q{member}", labels={"app": "web"}).metadata, member)
+    assert _passed(budgets, 1) == [2]
+    assert budgets.violations([(1, (2,))]) == [0]
+
+
+def test_what_changes_is_known_at_once_and_the_version_says_so():
+    budgets = _budgets(_budget(0))
+    seen = [budgets.version]
+
+    def moved() -> bool:
+        seen.append(budgets.version)
+        return seen[-1] != seen[-2]
+
+    assert _passed(budgets, 1) == [1]
+    budgets.put(("ns", "budget-0"), _budget(1))
+    assert moved()
+    assert _passed(budgets, 1) == [0]
+    budgets.put(("ns", "budget-0"), _budget(0, {"matchLabels": {"app": "db"}}))
+    assert moved()
+    assert not budgets.guarded(1)
+    budgets.watch(1, a_pod("p1", labels={"app": "db"}).metadata)
+    assert moved()
+    assert _passed(budgets, 1, 2) == [1, 0]
+    budgets.watch(1, a_pod("p1", labels={"app": "db"}).metadata)
+    assert not moved()
+    budgets.put(("ns", "budget-0"), None)
+    assert moved()
+    assert _passed(budgets, 1) == [0]
+
+
+def test_a_job_that_is_forgotten_or_was_never_known_passes_nothing():
+    budgets = _budgets(_budget(0))
+    budgets.forget(1)
+    budgets.forget(99)
+    assert _passed(budgets, 1, 99, 2) == [0, 0, 1]
+    assert not budgets.guarded(99)
+
+
+def test_an_empty_selector_and_none_are_told_apart_in_json():
+    for text, covered in ((b'{"spec": {"selector": {}}}', True), (b'{"spec": {"selector": null}}', False)):
+        budget = decode(text, PodDisruptionBudget)
+        budgets = Budgets()
+        budgets.put(("ns", "b"), budget)
+        budgets.watch(1, a_pod().metadata)
+        assert budgets.guarded(1) == covered

@@ -1,0 +1,124 @@
+"""The statuses of groups arrive in order, and what was not taken is written again. What the API makes of them is shown against a
+real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from hodei.kube.api.client import ApiError
+from hodei.kube.api.group_objects import MemberGroup
+from hodei.kube.api.objects import from_plain
+from hodei.kube.scheduler import group_status_writer
+from hodei.kube.scheduler.group_status_writer import GroupsTold
+from unit.kube.town import Town
+
+PLUGINS = "scheduling.x-k8s.io/pod-group"
+
+
+class SlowApi:
+    """Holds every status back until it is let through, and writes down what arrived, in its order."""
+
+    def __init__(self) -> None:
+        self.coming: list[asyncio.Future[None]] = []
+        self.arrived: list[dict[str, Any]] = []
+
+    async def request(self, method: str, path: str, body: bytes | None = None, **options: Any) -> bytes:
+        if method != "PATCH" or body is None:
+            if "batch.volcano.sh" in path:
+                return b'{"spec":{"schedulerName":"hodei"}}'
+            return b'{"resources":[{"name":"podgroups"},{"name":"podgroups/status"}]}'
+        through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.coming.append(through)
+        await through
+        self.arrived.append(msgspec.json.decode(body)["status"])
+        return b"{}"
+
+
+class Told:
+    def __init__(self) -> None:
+        self.town, self.api = Town(), SlowApi()
+        house = self.town.house
+        self.told = GroupsTold(self.api, "hodei", house.pods, house.around, lambda: 1_790_000_000.0)  # type: ignore[arg-type]
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not what():
+                self.told.look()
+                await asyncio.sleep(0.001)
+
+
+def run(scene: Callable[[Told], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scene(Told())
+
+    asyncio.run(main())
+
+
+def a_gang(told: Told) -> None:
+    meta = {"name": "ring", "namespace": "ns", "uid": "group-1"}
+    group = from_plain({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
+    told.town.house.around.plugin_groups.changed("ADDED", group)
+    for name in ("a", "b"):
+        told.town.pod(name, labels={PLUGINS: "ring"})
+    told.town.step()
+
+
+def test_the_next_status_of_a_group_is_sent_when_the_one_before_it_has_arrived() -> None:
+    async def scene(told: Told) -> None:
+        a_gang(told)
+        await told.until(lambda: len(told.api.coming) == 1)
+        told.town.node("n0")
+        told.town.step()  # both are placed now
+        for _ in range(20):
+            told.told.look()
+            await asyncio.sleep(0)
+        assert len(told.api.coming) == 1
+        told.api.coming[0].set_result(None)
+        await told.until(lambda: len(told.api.coming) == 2)
+        told.api.coming[1].set_result(None)
+        await told.until(lambda: len(told.api.arrived) == 2)
+        assert [one["scheduled"] for one in told.api.arrived] == [0, 2]
+
+    run(scene)
+
+
+def test_what_an_api_server_did_not_take_is_written_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_status_writer, "AGAIN_S", 0.01)
+
+    async def scene(told: Told) -> None:
+        a_gang(told)
+        await told.until(lambda: len(told.api.coming) == 1)
+        told.api.coming[0].set_exception(ApiError(503, "ServiceUnavailable", "away"))
+        await told.until(lambda: len(told.api.coming) == 2)
+        told.api.coming[1].set_result(None)
+        await told.until(lambda: len(told.api.arrived) == 1)
+
+    run(scene)
+
+
+def test_a_group_of_volcano_is_let_in_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_status_writer, "AGAIN_S", 0.01)
+    owner = {
+        "kind": "Job",
+        "name": "train",
+        "uid": "job-1",
+        "controller": True,
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+    }
+
+    async def scene(told: Told) -> None:
+        meta = {"name": "ring", "namespace": "ns", "uid": "group-1", "ownerReferences": [owner]}
+        group = from_plain({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
+        told.town.house.around.volcano_groups.changed("ADDED", group)
+        await told.until(lambda: len(told.api.coming) == 1)
+        told.api.coming[0].set_exception(ApiError(0, "Unreachable", "away"))
+        await told.until(lambda: len(told.api.coming) == 2)
+        told.api.coming[1].set_result(None)
+        await told.until(lambda: told.api.arrived == [{"phase": "Inqueue"}])
+
+    run(scene)

@@ -1,0 +1,123 @@
+"""The loop's own part in preemption: who is deleted and who is spared. The cluster is a list of what was asked of it; that
+the API does what it is asked is shown against a real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from hodei.kube.api.objects import Pod
+from hodei.kube.scheduler.loop import DELETIONS, Driver
+from hodei.kube.scheduler.status_reporter import Telling
+from unit.kube.town import Town
+
+
+class Deaf:
+    """An Actor that writes down what it is told and does nothing."""
+
+    reports = "all"
+
+    def __init__(self) -> None:
+        self.deleted: list[str] = []
+        self.bound: dict[str, str] = {}
+
+    async def bind(self, pod: Pod, node: str) -> None:
+        self.bound[pod.metadata.name] = node
+
+    async def preempt(self, victim: Pod) -> None:
+        self.deleted.append(victim.metadata.name)
+
+    def __getattr__(self, name: str) -> Any:
+        async def nothing(*said: Any) -> None:
+            return
+
+        return nothing
+
+
+class Loop:
+    """A town whose decisions a real driver carries out."""
+
+    def __init__(self) -> None:
+        self.town, self.actor = Town(), Deaf()
+        house, actor = self.town.house, cast("Any", self.actor)
+        telling = Telling(house.controller, house.pods, actor, house.explaining)
+        self.driver = Driver(
+            cast("Any", None), house.controller, house.pods, house.around, actor, telling, house.metrics,
+            lambda: self.town.now_ms,
+        )  # fmt: skip
+
+    def step(self) -> None:
+        while self.driver._hurries():
+            self.driver.step()
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            self.step()
+            await asyncio.sleep(0)
+
+    def hold_up(self, held: bool) -> None:
+        """Whether deletions have to wait, as behind many others."""
+        lane = self.driver._deletions
+        lane.width = 0 if held else DELETIONS
+        if not held:
+            lane.put(_nothing)
+
+
+async def _nothing() -> None:
+    return
+
+
+def _run(story: Callable[[Loop], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loop = Loop()
+        loop.town.node("a", cpu="4")
+        loop.town.pod("low", cpu="4", nodeName="a")
+        loop.step()
+        loop.town.now_ms += 60_000
+        await story(loop)
+
+    asyncio.run(main())
+
+
+def test_a_victim_is_deleted() -> None:
+    async def story(loop: Loop) -> None:
+        loop.town.pod("high", cpu="4", priority=5)
+        await loop.settle()
+        assert loop.actor.deleted == ["low"]
+
+    _run(story)
+
+
+def test_a_victim_that_was_not_deleted_yet_stays_when_its_preemptor_finds_other_room() -> None:
+    async def story(loop: Loop) -> None:
+        loop.hold_up(True)
+        loop.town.pod("high", cpu="4", priority=5)
+        await loop.settle()
+        loop.town.node("b", cpu="4")
+        await loop.settle()
+        assert loop.actor.bound == {"high": "b"}
+        loop.hold_up(False)
+        await loop.settle()
+        assert loop.actor.deleted == []
+        run = loop.town.house.controller.world.live_runs(loop.town.job("low"))[0]
+        assert run.stop_requested == ""
+
+    _run(story)
+
+
+def test_one_that_was_spared_goes_when_another_has_come_to_need_its_room() -> None:
+    async def story(loop: Loop) -> None:
+        loop.hold_up(True)
+        loop.town.pod("high", cpu="4", priority=5)
+        await loop.settle()
+        loop.town.node("b", cpu="4")
+        loop.step()
+        loop.town.now_ms += 60_000
+        loop.town.pod("next", cpu="4", priority=4)
+        await loop.settle()
+        loop.hold_up(False)
+        await loop.settle()
+        assert loop.actor.deleted == ["low"]
+
+    _run(story)

@@ -1,0 +1,226 @@
+"""Groups that say no more than their name: the size is that of the one workload that makes the pods, where that is certain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hodei.kube.api.objects import Workload, from_plain
+from hodei.kube.scheduler.build import Options
+from unit.kube.town import Town
+
+API = {"Job": "batch/v1", "StatefulSet": "apps/v1", "ReplicaSet": "apps/v1"}
+
+
+def owner(kind: str, name: str, api: str = "") -> list[dict[str, Any]]:
+    made = {
+        "apiVersion": api or API.get(kind, "example.com/v1"),
+        "kind": kind,
+        "name": name,
+        "uid": f"uid-{kind}-{name}",
+    }
+    return [{**made, "controller": True}]
+
+
+def workload(
+    kind: str, name: str, made_by: list[dict[str, Any]] | None = None, notes: Any = None, **spec: Any
+) -> Workload:
+    meta = {"name": name, "namespace": "ns", "uid": f"uid-{kind}-{name}"}
+    meta |= {"ownerReferences": made_by or [], "annotations": notes or {}}
+    return from_plain({"metadata": meta, "spec": spec}, Workload)
+
+
+class Village(Town):
+    """With room for three pods."""
+
+    def __init__(self, options: Options | None = None) -> None:
+        super().__init__(options)
+        self.node("a", cpu="3")
+
+    def workload(self, kind: str, name: str, *given: Any, **spec: Any) -> None:
+        around = self.house.around
+        shelf = around.jobs if kind == "Job" else around.workloads[kind]
+        shelf.changed("ADDED", workload(kind, name, *given, **spec))
+
+    def member(self, name: str, owners: list[dict[str, Any]] | None, *, label: bool = False, **fields: Any) -> None:
+        said = {"labels" if label else "annotations": {"pod-group": "ring"}}
+        self.pod(name, **({"owners": owners} if owners else {}), **said, **fields)
+
+    def placed(self) -> list[str]:
+        return sorted(uid.removeprefix("uid-") for uid in self.pods if self.where(uid.removeprefix("uid-")))
+
+    def told(self, name: str) -> tuple[str, str]:
+        (reason,) = self.house.pods.entries[f"uid-{name}"].reasons
+        return reason.code, reason.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "spec"),
+    [
+        ("Job", (), {"parallelism": 3}),
+        ("Job", (), {"parallelism": 5, "completions": 3}),
+        ("Job", (owner("CronJob", "nightly", "batch/v1"),), {"parallelism": 3, "completions": 9}),
+        ("StatefulSet", (), {"replicas": 3, "podManagementPolicy": "Parallel"}),
+        ("ReplicaSet", (), {"replicas": 3}),
+        (
+            "ReplicaSet",
+            (owner("Deployment", "web", "apps/v1"), {"deployment.kubernetes.io/desired-replicas": "3"}),
+            {"replicas": 1},
+        ),
+    ],
+    ids=["job", "job with few completions", "cron job", "stateful set", "replica set", "deployment"],
+)
+@pytest.mark.parametrize("first", ["owner", "pods"])
+@pytest.mark.parametrize("label", [False, True], ids=["annotation", "label"])
+def test_a_group_is_as_large_as_its_owner_wants_it(kind, given, spec, first, label):
+    village = Village()
+    if first == "owner":
+        village.workload(kind, "x", *given, **spec)
+    for at in range(2):
+        village.member(f"p{at}", owner(kind, "x"), label=label)
+    village.step()
+    assert village.placed() == []
+    if first == "pods":
+        assert village.told("p0")[0] == "POD_GROUP_MISSING"
+        village.workload(kind, "x", *given, **spec)
+        village.step()
+    assert village.told("p0")[0] == "GANG_INCOMPLETE"
+    village.member("p2", owner(kind, "x"), label=label)
+    village.step()
+    assert village.placed() == ["p0", "p1", "p2"]
+
+
+def test_a_group_waits_whole_if_there_is_room_for_a_part_only():
+    village = Village()
+    village.workload("Job", "x", parallelism=4)
+    for at in range(4):
+        village.member(f"p{at}", owner("Job", "x"))
+    village.step()
+    assert village.placed() == []
+    village.node("b", cpu="1")
+    village.step()
+    assert len(village.placed()) == 4
+
+
+def test_a_group_grows_and_shrinks_with_its_owner():
+    village = Village()
+    village.workload("ReplicaSet", "x", replicas=4)
+    village.member("p0", owner("ReplicaSet", "x"))
+    village.step()
+    assert village.placed() == []
+    village.workload("ReplicaSet", "x", replicas=1)
+    assert village.house.pods.stirred
+    village.step()
+    assert village.placed() == ["p0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "spec", "owners", "why"),
+    [
+        ("", (), {}, None, "has no owner"),
+        ("StatefulSet", (), {"replicas": 3}, owner("StatefulSet", "x"), "StatefulSet/x makes its pods one after the other"),
+        ("", (), {}, owner("DaemonSet", "x", "apps/v1"), "DaemonSet/x (apps/v1) is of a kind that does not tell it"),
+        ("", (), {}, owner("Job", "x", "batch.volcano.sh/v1alpha1"), "Job/x (batch.volcano.sh/v1alpha1) is of a kind"),
+        ("", (), {}, owner("PyTorchJob", "x", "kubeflow.org/v1"), "PyTorchJob/x (kubeflow.org/v1) is of a kind"),
+        ("Job", (owner("JobSet", "s"),), {"parallelism": 1}, owner("Job", "x"), "Job/x is made by JobSet/s"),
+        ("ReplicaSet", (owner("Rollout", "r"),), {"replicas": 1}, owner("ReplicaSet", "x"), "is made by Rollout/r"),
+    ],
+)  # fmt: skip
+def test_where_it_is_not_certain_the_group_is_refused_by_name(kind, given, spec, owners, why):
+    village = Village()
+    if kind:
+        village.workload(kind, "x", *given, **spec)
+    village.member("p0", owners)
+    village.step()
+    assert village.placed() == []
+    code, text = village.told("p0")
+    assert code == "POD_GROUP_SIZE"
+    assert text.startswith('the size of pod group "ring" is not declared (annotation pod-group-size)')
+    assert why in text
+
+
+def test_a_group_of_several_owners_is_refused_and_a_declared_size_helps():
+    village = Village()
+    for name in ("master", "worker"):
+        village.workload("Job", name, parallelism=2)
+    village.member("p0", owner("Job", "master"))
+    village.member("p1", owner("Job", "worker"))
+    village.step()
+    assert "several owners: Job/master, Job/worker" in village.told("p0")[1]
+    village.member("p2", owner("Job", "worker"))
+    village.pod("p3", owners=owner("Job", "master"), annotations={"pod-group": "ring", "pod-group-size": "3"})
+    village.node("b")
+    village.step()
+    assert len(village.placed()) == 4
+
+
+def test_an_owner_of_the_same_name_that_came_later_is_another():
+    village = Village()
+    old = owner("Job", "x")
+    old[0]["uid"] = "uid-before"
+    village.workload("Job", "x", parallelism=1)
+    village.member("p0", old)
+    village.step()
+    assert village.told("p0")[0] == "POD_GROUP_MISSING"
+
+
+def test_pods_of_an_updated_deployment_replace_each_other_one_by_one():
+    village = Village()
+    desired = {"deployment.kubernetes.io/desired-replicas": "3"}
+    deployment = owner("Deployment", "web", "apps/v1")
+    village.workload("ReplicaSet", "old", deployment, desired, replicas=3)
+    for at in range(3):
+        village.member(f"p{at}", owner("ReplicaSet", "old"))
+    village.step()
+    assert len(village.placed()) == 3
+    village.workload("ReplicaSet", "new", deployment, desired, replicas=1)
+    village.member("n0", owner("ReplicaSet", "new"))
+    village.node("b", cpu="1")
+    village.step()
+    assert village.where("n0") == "b"
+
+
+def test_a_later_pod_of_a_job_goes_alone_when_others_have_succeeded():
+    village = Village()
+    village.workload("Job", "x", parallelism=2, completions=3)
+    for at in range(2):
+        village.member(f"p{at}", owner("Job", "x"))
+    village.step()
+    assert village.placed() == ["p0", "p1"]
+    village.member("p2", owner("Job", "x"))
+    village.step()
+    assert village.placed() == ["p0", "p1", "p2"]
+
+
+def test_a_bare_name_on_pods_of_other_schedulers_ties_nobody():
+    village = Village()
+    village.workload("ReplicaSet", "x", replicas=2)
+    village.member("f0", owner("ReplicaSet", "x"), label=True, schedulerName="others", nodeName="a")
+    village.step()
+    assert village.house.pods.entries["uid-f0"].group is None
+
+
+def test_what_is_kept_of_owners_goes_with_the_last_member():
+    village = Village()
+    village.workload("Job", "x", parallelism=2)
+    for at in range(2):
+        village.member(f"p{at}", owner("Job", "x"))
+    village.step()
+    assert village.house.around.sizes_wanted
+    for at in range(2):
+        village.gone(f"p{at}")
+    village.step()
+    assert not village.house.around.sizes_wanted
+
+
+def test_of_a_gangs_spare_pods_those_go_first_that_are_lowest_by_the_preferred_annotation():
+    village = Village(Options(priority_annotation="rank", priority_preferred=True))
+    ties: list[tuple[list[int], list[int]]] = []
+    village.house.pods.tied = lambda key, core, spare: ties.append((list(core), list(spare)))
+    for at, rank in enumerate(("5", "1", "9")):
+        said = {"pod-group": "ring", "pod-group-size": "2", "rank": rank}
+        village.pod(f"p{at}", annotations=said, priority=10 - at)
+    village.step()
+    assert village.placed() == ["p0", "p1", "p2"]
+    assert ties[-1][1] == [village.job("p1")]

@@ -1,0 +1,165 @@
+"""One object's fault stays its own: it is refused by name, and all others are taken in."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from hodei.kube.api.objects import Meta, Node, Pod
+from hodei.kube.scheduler.build import Options
+from hodei.kube.scheduler.indexer import Shelf, by_name, by_uid
+from hodei.kube.scheduler.pods import Entry
+from hodei.kube.scheduler.refused_objects import Refusals, Refused
+from hodei.model.config import SchedulingConfig
+from unit.kube.podding import a_node, a_pod
+from unit.kube.town import Town
+
+BATCH = Options(scheduling=msgspec.convert({"profiles": {"default": {"queue": "batch"}}}, SchedulingConfig))
+MAX_EXEC = "kueue.x-k8s.io/max-exec-time-seconds"
+
+
+def entry(town: Town, name: str) -> Entry:
+    return town.house.pods.entries[f"uid-{name}"]
+
+
+@pytest.mark.parametrize("options", [Options(), BATCH], ids=["priority", "batch"])
+@pytest.mark.parametrize("said", ["²", "٣", "9" * 25, "9" * 400, "-1", "1e3", "NaN"])
+def test_any_limit_of_kueue_leaves_the_scheduler_alive(said: str, options: Options):
+    town = Town(options)
+    town.node("a")
+    town.pod("odd", annotations={MAX_EXEC: said})
+    town.pod("others", annotations={MAX_EXEC: said}, schedulerName="default-scheduler", nodeName="a")
+    town.pod("sane")
+    town.step()
+    assert town.where("sane") == "a"
+    assert town.where("others") == "a"
+    if set(said) == {"9"}:
+        assert town.where("odd") == "a"  # a number: no longer than a century
+    else:
+        assert [reason.code for reason in entry(town, "odd").reasons] == ["INVALID_POD"]
+        assert MAX_EXEC in entry(town, "odd").reasons[0].text
+
+
+@pytest.mark.parametrize("said", ["²", "9" * 25, "--3"])
+def test_a_priority_that_is_no_number_is_none(said: str):
+    town = Town(Options(priority_annotation="p"))
+    town.node("a")
+    town.pod("odd", annotations={"p": said})
+    town.step()
+    assert town.where("odd") == "a"
+
+
+def test_what_cannot_be_read_of_a_node_is_not_there_and_the_rest_is(caplog: pytest.LogCaptureFixture):
+    town = Town()
+    told: list[Refused] = []
+    town.house.refusals.told = told.append
+    room = {"cpu": "4", "memory": "64Gi", "pods": "110", "example.com/fpga": "-1"}
+    with caplog.at_level(logging.WARNING):
+        town.house.pods.node_moved("a", None, a_node("a", allocatable=room))
+        town.house.pods.node_moved("a", None, a_node("a", allocatable=room))
+    town.pod("plain")
+    town.step()
+    assert town.where("plain") == "a"
+    assert [(one.resource, one.name) for one in told] == [("/api/v1/nodes", "a")]
+    assert "example.com/fpga" in told[0].why
+    assert len([line for line in caplog.messages if "cannot be used" in line]) == 1
+    assert town.house.refusals.now() == {"/api/v1/nodes": 1}
+    town.house.pods.node_moved("a", None, a_node("a"))
+    assert town.house.refusals.now() == {}
+
+
+def test_a_node_with_a_million_plain_gpus_is_a_node():
+    town = Town()
+    town.house.pods.node_moved(
+        "a", None, a_node("a", allocatable={"cpu": "4", "memory": "1Gi", "pods": "9", "gpu": "9E"})
+    )
+    town.pod("plain")
+    town.step()
+    assert town.where("plain") == "a"
+
+
+def test_pods_that_ask_for_more_than_all_machines_together_do_not_overflow():
+    """They name their node themselves, as anybody may."""
+    town = Town()
+    town.node("a")
+    for at in range(1100):
+        town.pod(f"huge-{at}", cpu="999999E", nodeName="a", schedulerName="nobody")
+    town.node("b")
+    town.pod("sane")
+    town.step()
+    assert town.where("sane") == "b"
+
+
+@pytest.mark.parametrize("stamp", ["0001-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59Z", "²"])
+def test_no_time_on_a_pod_is_long_ago_or_to_come(stamp: str):
+    town = Town(Options(scheduling=msgspec.convert({"shares": {"enabled": True}}, SchedulingConfig)))
+    town.node("a")
+    town.pod("old", nodeName="a", status={"startTime": stamp, "phase": "Running"})
+    town.pod("sane")
+    town.step()
+    town.gone("old")
+    town.step()
+    assert town.where("sane") == "a"
+
+
+# ------------------------------------------------------------------------------------------------- the shelf
+
+
+def shelf_of(moved: Any, key: Any = by_name) -> tuple[Shelf[Any], Refusals]:
+    made: Shelf[Any] = Shelf(key, moved, lambda: None)
+    made.resource = "/api/v1/nodes"
+    return made, made.refusals
+
+
+def test_an_object_that_cannot_be_taken_in_is_refused_by_name_and_the_next_is_taken():
+    taken: list[str] = []
+
+    def moved(name: str, before: Node | None, after: Node | None) -> None:
+        if name == "bad" and after is not None and after.spec.unschedulable:
+            raise ZeroDivisionError("what nobody foresaw")
+        taken.append(name)
+
+    shelf, refusals = shelf_of(moved)
+    shelf.listed([a_node("bad", unschedulable=True), a_node("good")])
+    shelf.changed("MODIFIED", a_node("bad", unschedulable=True))
+    assert taken == ["good"]
+    assert refusals.total == {"/api/v1/nodes": 1}
+    shelf.changed("MODIFIED", a_node("bad"))
+    assert taken == ["good", "bad"]
+    assert refusals.now() == {}
+
+
+def test_what_can_no_longer_be_decoded_stays_as_it_was_until_it_is_deleted():
+    gone: list[str] = []
+    shelf, refusals = shelf_of(lambda name, before, after: gone.append(name) if after is None else None)
+    shelf.listed([a_node("a"), a_node("b")])
+    shelf.unreadable("MODIFIED", Meta(name="a"), "spec: expected object")
+    assert set(shelf.all) == {"a", "b"}
+    assert refusals.now() == {"/api/v1/nodes": 1}
+    shelf.unreadable("ADDED", Meta(name="a"), "spec: expected object")
+    shelf.listed([])
+    assert gone == ["b"]
+    shelf.unreadable("DELETED", Meta(name="a"), "spec: expected object")
+    assert gone == ["b", "a"]
+    assert refusals.now() == {}
+
+
+def test_an_object_without_a_name_or_a_uid_is_not_taken_in():
+    taken: list[str] = []
+    shelf, refusals = shelf_of(lambda uid, before, after: taken.append(uid), by_uid)
+    shelf.changed("ADDED", Pod())
+    shelf.changed("ADDED", a_pod("nameless", uid=""))
+    shelf.changed("ADDED", a_pod("sane"))
+    assert taken == ["uid-sane"]
+    assert refusals.total == {"/api/v1/nodes": 2}
+
+
+def test_garbage_without_end_is_not_kept_without_end():
+    refusals = Refusals()
+    for at in range(10_050):
+        refusals.put("/api/v1/pods", Meta(name=f"p{at}"), "no")
+    assert refusals.now()["/api/v1/pods"] == 10_000
+    assert refusals.total["/api/v1/pods"] == 10_050

@@ -1,0 +1,132 @@
+"""Reservations of the configuration file: how they are written, and what they keep free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hodei.kube.scheduler.build import Options
+from hodei.kube.scheduler.reservations import Reservations, read_file
+from hodei.model.errors import InvalidInput
+from hodei.model.facts import Fact
+from unit.kube.town import NOW_MS, Town
+
+HOUR_MS = 3_600_000
+DEMO = """
+[[reservations]]
+name = "demo"
+namespace = "owner"
+from = 2026-09-21T15:13:20Z
+for = "2h"
+{more}
+"""
+
+
+def _read(tmp_path: Path, text: str) -> Options:
+    file = tmp_path / "hodei.toml"
+    file.write_text(text)
+    config, reserved = read_file(file)
+    return Options(scheduling=config.scheduling, reserved=reserved)
+
+
+def _begun(options: Options, *nodes: str, labels: dict[str, str] | None = None) -> tuple[Town, Reservations]:
+    town = Town(options)
+    for node in nodes:
+        town.node(node, labels=labels or {})
+    controller, pods = town.house.controller, town.house.pods
+    made = Reservations(options.reserved, controller, pods.take_facts, pods.give, lambda: town.now_ms)
+    return town, made
+
+
+def test_it_is_written_as_hodei_reserve_has_it(tmp_path: Path):
+    options = _read(
+        tmp_path, '[scheduling.profiles.default]\nqueue = "batch"\n' + DEMO.format(more="nodes = 2\ncpu = 1")
+    )
+    (one,) = options.reserved
+    assert (one.wish.name, one.wish.project, one.wish.count, one.wish.request) == ("demo", "owner", 2, {"cpu": 1000})
+    assert (one.wish.start_ms, one.wish.end_ms) == (NOW_MS + HOUR_MS, NOW_MS + 3 * HOUR_MS)
+    assert options.scheduling.profiles["default"].queue == "batch"
+
+
+def test_the_one_in_the_documentation_can_be_read(tmp_path: Path):
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "kubernetes.md").read_text("utf-8")
+    text = page[page.index("[[reservations]]") :].partition("```")[0]
+    (one,) = _read(tmp_path, text).reserved
+    assert (one.wish.name, one.wish.project, one.wish.request) == ("demo", "sales", {"cpu": 8000})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (DEMO.format(more=""), "say how many nodes"),
+        (DEMO.format(more='nodes = 1\nselector = "a=b"'), "give selector, nodes or node"),
+        (DEMO.format(more='nodes = 1\nproject = "x"'), "both namespace and project"),
+        (DEMO.format(more="nodes = 1\nnoodles = 2"), "noodles"),
+        (DEMO.format(more='selector = "in in"'), "selector"),
+        (DEMO.format(more="nodes = 1") * 2, "is there twice"),
+        ('[[reservations]]\nname = "a"\nnamespace = "b"\nfrom = "+1h"\nfor = "1h"\nnodes = 1', "counted from now"),
+        ('[[reservations]]\nname = "a"\nnamespace = "b"\nfor = "1h"\nnodes = 1', "nobody says when it begins"),
+        ("reservations = 3", "[[reservations]]"),
+    ],
+    ids=[
+        "no nodes", "nodes in two ways", "two owners", "an unknown word", "a selector that is none", "a name twice",
+        "from now on", "no beginning", "no tables",
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_one_is_told(tmp_path: Path, text: str, told: str):
+    with pytest.raises(InvalidInput) as error:
+        _read(tmp_path, text)
+    assert told in f"{error.value.message} {error.value.hint} {error.value.problems}"
+
+
+def test_one_that_is_over_stands_in_nobodys_way(tmp_path: Path):
+    past = '[[reservations]]\nname = "old"\nnamespace = "b"\nfrom = 2020-01-01T00:00:00Z\nfor = "1h"\nnodes = 1'
+    town, made = _begun(_read(tmp_path, past), "n1")
+    asyncio.run(made.begin())
+    assert not town.house.controller.world.book.bookings
+
+
+def test_one_without_a_beginning_lasts_from_the_start_of_the_scheduler_on(tmp_path: Path):
+    until = '[[reservations]]\nname = "now"\nnamespace = "b"\nuntil = 2028-01-01T00:00:00Z\nnodes = 1'
+    town, made = _begun(_read(tmp_path, until), "n1")
+    asyncio.run(made.begin())
+    booking = town.house.controller.world.book.bookings["now"]
+    assert booking.start_ms < NOW_MS < booking.end_ms
+
+
+def test_it_is_there_before_anybody_who_waits_is_placed(tmp_path: Path):
+    town, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 1\ncpu = 3")), "n1")
+    town.pod("endless", "2")
+    town.pod("in-time", "2", estimate="30m")
+    town.pod("own", "2", namespace="owner")
+    asyncio.run(made.begin())
+    town.step()
+    assert (town.where("endless"), town.where("in-time"), town.where("own")) == ("", "n1", "n1")
+
+
+def test_nodes_that_a_selector_picks_may_come_later(tmp_path: Path):
+    town, made = _begun(_read(tmp_path, DEMO.format(more='selector = "pool=gpu"')), "n1", labels={"pool": "gpu"})
+    asyncio.run(made.begin())
+    town.step()
+    bookings = town.house.controller.world.book.bookings
+    assert [node for node, _ in bookings["demo"].places] == ["n1"]
+    assert made.look() == []
+    town.node("n2", labels={"pool": "gpu"})
+    town.step()
+    facts: Sequence[Fact] = made.look()
+    town.step(*facts)
+    assert [node for node, _ in bookings["demo"].places] == ["n1", "n2"]
+    assert made.look() == []
+
+
+def test_one_that_finds_no_room_yet_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    town, made = _begun(_read(tmp_path, DEMO.format(more="nodes = 2\ncpu = 1")), "n1")
+    asyncio.run(made.begin())
+    assert "reservation demo cannot be made yet" in caplog.text
+    town.node("n2")
+    town.step()
+    town.step(*made.look())
+    assert "demo" in town.house.controller.world.book.bookings

@@ -1,0 +1,112 @@
+"""Tasks that end when they should not: the process hears of it, or they begin again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from hodei.kube.scheduler import background_task
+from hodei.kube.scheduler.background_task import Plain, attended
+from hodei.kube.scheduler.http import Health
+from hodei.kube.scheduler.supervisor import Supervisor
+
+
+async def fails() -> None:
+    raise ZeroDivisionError("of all things")
+
+
+async def returns() -> None:
+    return
+
+
+async def told_to_end() -> None:
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("work", "may_return", "closing", "ends"),
+    [
+        (fails, False, False, True),
+        (fails, True, False, True),
+        (fails, False, True, True),
+        (returns, False, False, True),
+        (returns, True, False, False),
+        (returns, False, True, False),
+        (told_to_end, False, False, False),
+    ],
+)
+def test_a_task_that_ends_by_itself_ends_the_process(
+    work: Any, may_return: bool, closing: bool, ends: bool, caplog: pytest.LogCaptureFixture
+):
+    async def story() -> tuple[bool, str]:
+        stopping = asyncio.Event()
+        supervisor = Supervisor(stopping.set)
+        supervisor.closing = closing
+        task = asyncio.create_task(work())
+        supervisor.watch(task, "the watch of pods", may_return=may_return)
+        if work is told_to_end:
+            await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0)
+        return stopping.is_set(), supervisor.failure
+
+    stopped, failure = asyncio.run(story())
+    assert stopped is ends
+    assert ("the watch of pods has ended" in failure) is ends
+    assert any(record.levelno == logging.CRITICAL for record in caplog.records) is ends
+
+
+def test_an_attendant_that_fails_is_named_and_begins_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(background_task, "FIRST_PAUSE_S", 0.001)
+
+    class Fragile(Plain):
+        began = 0
+
+        async def run(self) -> None:
+            self.began += 1
+            if self.began < 3:
+                raise ZeroDivisionError("of all things")
+            whole.set()
+
+    whole, failed, one = asyncio.Event(), list[str](), Fragile()
+
+    async def story() -> None:
+        async with attended([one], failed.append):
+            await asyncio.wait_for(whole.wait(), 10)
+
+    asyncio.run(story())
+    assert one.began == 3
+    assert failed == ["Fragile", "Fragile"]
+    assert "Fragile has failed" in caplog.text
+
+
+def asked(health: Health, path: str, query: str = "") -> tuple[int, str]:
+    sent: list[Any] = []
+
+    async def story() -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": []}
+        await health.app()(scope, receive, send)
+
+    asyncio.run(story())
+    return sent[0]["status"], sent[1]["body"].decode()
+
+
+def test_livez_says_what_is_wrong_and_how_old_the_watches_are():
+    health = Health()
+    assert asked(health, "/livez") == (200, "ok")
+    health.ages = lambda: {"/api/v1/pods": 3.2}
+    assert asked(health, "/livez", "verbose") == (200, "/api/v1/pods: heard 3 s ago\nok")
+    health.troubles = lambda: ["the watch of /api/v1/pods has done nothing for 1000 s"]
+    assert asked(health, "/livez") == (500, "not ok: the watch of /api/v1/pods has done nothing for 1000 s")

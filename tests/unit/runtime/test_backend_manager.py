@@ -1,0 +1,388 @@
+"""Backends of a running server: health, circuits, disabling, adding, and one that hangs beside others that do not.
+
+The backends are fakes that keep the contract by word alone: nothing here proves how a real system fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from builders import NOW_MS, a_job_spec, a_node, a_run
+from hodei.control.circuit import CircuitPolicy
+from hodei.control.lifecycle.retry import Backoff
+from hodei.model.backend import Capabilities, Executed, Health
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Conflict, InvalidInput, NotFound, Unsupported
+from hodei.model.facts import RunObserved
+from hodei.model.job import BackendChoice, Checkpoint
+from hodei.model.text import moment
+from hodei.runtime import job_actions
+from hodei.runtime.backend_manager import FleetPlan
+from hodei.runtime.health_monitor import HealthPolicy
+from hodei.store.memory import MemoryStore
+from unit.runtime.living import ObedientBackend, StillClock, a_service, alive, until
+
+# Beats come when a test makes them.
+BY_HAND = HealthPolicy(every_ms=0, timeout_ms=50, circuit=CircuitPolicy(failures=2))
+
+
+class Patient(ObedientBackend):
+    """How it is is set by the test; it can also hang, in any call, until it is let go."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, [a_node(f"{name}-1", 8, backend=name)], **options)
+        self.healths: list[Health | Exception] = []
+        self.hung: asyncio.Event | None = None
+        self.hang_open = False
+
+    async def _maybe_hang(self) -> None:
+        if self.hung is not None:
+            await self.hung.wait()
+
+    async def open(self) -> None:
+        if self.hang_open:
+            await asyncio.Event().wait()
+        await super().open()
+
+    async def health(self) -> Health:
+        await self._maybe_hang()
+        answer = self.healths.pop(0) if self.healths else Health(True, "fine", 3)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def start(self, orders: Any) -> Any:
+        await self._maybe_hang()
+        return await super().start(orders)
+
+    async def execute(self, run: str, command: Any, timeout_ms: int) -> Executed:
+        return Executed(0, " ".join(command).encode())
+
+
+def on(name: str, **fields: Any) -> Any:
+    return a_job_spec(backend=BackendChoice("specific", (name,)), **fields)
+
+
+def beat(service: Any, name: str) -> Any:
+    return service.fleet._members[name].pulse.beat()
+
+
+def test_a_backend_that_is_not_well_is_skipped_and_why_says_since_when():
+    async def main():
+        bad, clock = Patient("bad"), StillClock()
+        async with alive(a_service(MemoryStore(), bad, Patient("good"), clock=clock, health=BY_HAND)) as service:
+            bad.healths = [Health(False, "disk on fire"), Health(False, "still on fire")]
+            await beat(service, "bad")
+            assert service.fleet.status("bad").state == "ok"
+            clock.ms += 5000
+            await beat(service, "bad")
+            status = service.fleet.status("bad")
+            assert (status.state, status.since_ms, status.text) == ("unhealthy", NOW_MS, "disk on fire")
+            await service.submit([on("bad"), a_job_spec()])
+            await until(lambda: ("start", ["2.0.1"]) in service.fleet.backends["good"].diary.lines)
+            why = await service.why(1)
+            text = f"backend bad is not well since {moment(NOW_MS)}: disk on fire"
+            assert text in repr(why)
+            assert "BACKEND_UNHEALTHY" in repr(why)
+            assert service.backend_errors() == {"bad": "disk on fire", "good": ""}
+            clock.ms += 5000
+            await beat(service, "bad")
+            await until(lambda: ("start", ["1.0.1"]) in bad.diary.lines)
+            kinds = [event.kind for event in service.store.events()]
+            assert "backend.unhealthy" in kinds
+            assert "backend.healthy" in kinds
+
+    asyncio.run(main())
+
+
+def test_a_backend_that_was_never_reached_is_said_to_be_out_of_reach_also_when_its_health_is_bad():
+    class Shut(Patient):
+        async def open(self) -> None:
+            raise BackendError("refused")
+
+    async def main():
+        shut, clock = Shut("shut"), StillClock()
+        async with alive(a_service(MemoryStore(), shut, Patient("good"), clock=clock, health=BY_HAND)) as service:
+            await service.submit([on("shut")])
+            await until(lambda: "out of reach" in service.store.job(1).reason)
+            shut.healths = [Health(False, "no answer"), Health(False, "no answer")]
+            clock.ms += 30_000
+            await beat(service, "shut")
+            await beat(service, "shut")
+            await until(lambda: "backend.unhealthy" in [event.kind for event in service.store.events()])
+            why = await service.why(1)
+            assert f"backend shut is out of reach since {moment(NOW_MS)}: refused" in why.summary
+            assert why.code == "BACKEND_UNAVAILABLE"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(RuntimeError("a bug"), id="it raises"),
+        pytest.param(None, id="it says nothing at all"),
+    ],
+)
+def test_what_is_no_answer_is_a_bad_one(answer):
+    async def main():
+        bad = Patient("bad")
+        async with alive(a_service(MemoryStore(), bad, health=BY_HAND)) as service:
+            if answer is None:
+                bad.hung = asyncio.Event()
+            bad.healths = [answer, answer] if answer else []
+            assert not (await beat(service, "bad")).ok
+            await beat(service, "bad")
+            assert service.fleet.status("bad").state == "unhealthy"
+
+    asyncio.run(main())
+
+
+def test_a_backend_that_comes_back_from_an_outage_is_asked_at_once_not_after_its_pause():
+    async def main():
+        # With a clock that stands still the pause never ends.
+        bad = Patient("bad")
+        policy = HealthPolicy(every_ms=3_600_000, circuit=CircuitPolicy(2, Backoff(3_600_000, 2, 3_600_000, 0)))
+        async with alive(a_service(MemoryStore(), bad, health=policy)) as service:
+            bad.healths = [Health(False, "away"), Health(False, "away")]
+            await beat(service, "bad")
+            await beat(service, "bad")
+            assert service.fleet.status("bad").state == "unhealthy"
+            bad.fall_over()
+            await until(lambda: bad.opened == 2)
+            await until(lambda: service.fleet.status("bad").state == "ok")
+
+    asyncio.run(main())
+
+
+def test_a_backend_that_hangs_holds_up_nobody_else():
+    async def main():
+        hung, good = Patient("hung"), Patient("good")
+        async with alive(a_service(MemoryStore(), hung, good, health=BY_HAND)) as service:
+            hung.hung = asyncio.Event()
+            await service.submit([on("hung"), on("good")])
+            await until(lambda: ("start", ["2.0.1"]) in good.diary.lines)
+            good.say(RunObserved("2.0.1", "succeeded", NOW_MS, 0))
+            assert (await service.wait(2, 5000)).state == "succeeded"
+            assert service.store.job(1).state == "scheduled"
+            hung.hung.set()
+            await until(lambda: ("start", ["1.0.1"]) in hung.diary.lines)
+
+    asyncio.run(main())
+
+
+def test_a_server_is_ready_without_a_backend_that_does_not_let_it_in(monkeypatch):
+    monkeypatch.setattr("hodei.runtime.watcher.FIRST_LOOK_S", 0.05)
+
+    async def main():
+        shut = Patient("shut")
+        shut.hang_open = True
+        async with alive(a_service(MemoryStore(), shut, Patient("good"), health=BY_HAND)) as service:
+            assert service.ready
+            assert {status.backend.name: status.state for status in service.fleet.all()} == {
+                "good": "ok",
+                "shut": "connecting",
+            }
+
+    asyncio.run(main())
+
+
+def test_starts_that_cannot_have_arrived_go_to_another_backend_and_the_others_wait():
+    async def main():
+        bad, good = Patient("bad"), Patient("good")
+        async with alive(a_service(MemoryStore(), bad, good, health=BY_HAND)) as service:
+            bad.start_errors = [
+                BackendError("who knows"),
+                *(BackendError("refused", code=NOT_REACHED) for _ in range(9)),
+            ]
+            prefers = a_job_spec(backend=BackendChoice("preferred", ("bad", "good")))
+            await service.submit([prefers])
+            await until(lambda: len(bad.diary.lines) >= 2)  # nobody knows of this one whether it arrived
+            await until(lambda: service.fleet.status("bad").state == "unhealthy")
+            await service.submit([prefers])
+            await until(lambda: any(what == "start" for what, _ in good.diary.lines))
+            assert good.diary.lines[-1][1][0].startswith("2.")
+            assert service.store.job(1).state == "scheduled"
+
+    asyncio.run(main())
+
+
+def test_a_disabled_backend_starts_nothing_more_and_stays_disabled_over_a_restart():
+    async def main():
+        store, clock = MemoryStore(), StillClock()
+        backend = Patient("one")
+        async with alive(a_service(store, backend, clock=clock, health=BY_HAND)) as service:
+            await service.submit([a_job_spec()])
+            await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
+            backend.say(RunObserved("1.0.1", "running", NOW_MS))
+            assert (await service.fleet.disable("one")).state == "disabled"
+            await service.submit([a_job_spec()])
+            why = await service.why(2)
+            assert why.code == "BACKEND_DISABLED"
+            assert f"backend one is disabled since {moment(NOW_MS)}" in repr(why)
+            await until(lambda: service.store.job(1).state == "running")
+        backend = Patient("one")
+        backend.remembers = {"1.0.1": RunObserved("1.0.1", "running", NOW_MS)}
+        clock.ms += 1000
+        async with alive(a_service(MemoryStore(of=store), backend, clock=clock, health=BY_HAND)) as service:
+            assert service.fleet.status("one").since_ms == NOW_MS
+            assert (await service.why(2)).code == "BACKEND_DISABLED"
+            assert (await service.fleet.enable("one")).state == "ok"
+            await until(lambda: ("start", ["2.0.1"]) in backend.diary.lines)
+
+    asyncio.run(main())
+
+
+def a_plan(made: list[Patient], **tables: Any) -> FleetPlan:
+    def make(name: str, table: Any) -> Patient:
+        if table.get("kind") != "patient":
+            raise InvalidInput("no such kind")
+        made.append(Patient(name))
+        return made[-1]
+
+    def dress(table: Any) -> Any:
+        return lambda node: structs.replace(node, cost_milli=table.get("cost", 0))
+
+    return FleetPlan(make, dress, tables)
+
+
+def test_a_backend_is_added_at_run_time_kept_over_a_restart_and_removed():
+    async def main():
+        store, made = MemoryStore(), []
+        plan = a_plan(made, first={})
+        async with alive(a_service(store, Patient("first"), health=BY_HAND, fleet=plan)) as service:
+            await service.fleet.add("second", {"kind": "patient", "cost": 7, "password": "hush"})
+            await until(lambda: service.fleet.status("second").state == "ok")
+            await service.submit([on("second")])
+            await until(lambda: ("start", ["1.0.1"]) in made[0].diary.lines)
+            assert {status.node.name: status.node.cost_milli for status in service.nodes()} == {
+                "first-1": 0,
+                "second-1": 7,
+            }
+            with pytest.raises(Conflict):
+                await service.fleet.add("second", {"kind": "patient"})
+            with pytest.raises(InvalidInput):
+                await service.fleet.add("third", {"kind": "other"})
+            with pytest.raises(InvalidInput):
+                await service.fleet.add("a/b", {"kind": "patient"})
+        store = MemoryStore(of=store)
+        async with alive(a_service(store, Patient("first"), health=BY_HAND, fleet=plan)) as service:
+            assert service.fleet.status("second").source == "added"
+            made[1].say(RunObserved("1.0.1", "running", NOW_MS))
+            with pytest.raises(Conflict, match="1 runs are on backend second"):
+                await service.fleet.remove("second")
+            with pytest.raises(Conflict, match="configuration file"):
+                await service.fleet.remove("first")
+            with pytest.raises(NotFound, match="did you mean 'second'"):
+                await service.fleet.remove("secnd")
+            await service.fleet.remove("second", force=True)
+            await until(lambda: [status.node.name for status in service.nodes()] == ["first-1"])
+            await until(lambda: service.store.job(1).reason_code == "LOST")
+            assert service.backends == ("first",)
+        async with alive(a_service(MemoryStore(of=store), Patient("first"), health=BY_HAND, fleet=plan)) as service:
+            assert service.backends == ("first",)
+
+    asyncio.run(main())
+
+
+def test_a_node_with_the_name_of_anothers_is_left_out():
+    async def main():
+        first, second = Patient("first"), Patient("second")
+        second.offered = [a_node("first-1", backend="second"), a_node("own", backend="second")]
+        async with alive(a_service(MemoryStore(), first, second, health=BY_HAND)) as service:
+            assert {s.node.name: s.node.backend for s in service.nodes()} == {"first-1": "first", "own": "second"}
+
+    asyncio.run(main())
+
+
+def test_a_command_goes_to_the_backend_of_its_run():
+    async def main():
+        async with alive(a_service(MemoryStore(), Patient("one"), health=BY_HAND)) as service:
+            await service.submit([a_job_spec()])
+            await until(lambda: service.store.runs(1))
+            done = await service.fleet.execute(service.store.runs(1)[0], ("echo", "$HOME"), 1000)
+            assert done.stdout == b"echo $HOME"
+
+    asyncio.run(main())
+
+
+def test_a_job_whose_backend_cannot_let_it_save_its_work_is_told_so_and_nothing_is_asked_of_it():
+    async def main():
+        plain = ObedientBackend()
+        plain.capabilities = Capabilities(checkpoint=True)
+        async with alive(a_service(MemoryStore(), plain, health=BY_HAND)) as service:
+            await service.submit([a_job_spec(checkpoint=Checkpoint(signal="USR1"))])
+            await until(lambda: plain.diary.lines)
+            plain.say(RunObserved("1.0.1", "running", NOW_MS))
+            await until(lambda: service.store.job(1).state == "running")
+            plain.capabilities = Capabilities()  # its settings have changed since the job was placed
+            with pytest.raises(Unsupported, match=r"obedient .* cannot let a run save its work") as told:
+                await job_actions.save_work(service, 1)
+            assert "hodei backend show" in told.value.hint
+            plain.capabilities = Capabilities(checkpoint=True)
+            await job_actions.save_work(service, 1)
+            await until(lambda: ("checkpoint", ["1.0.1"]) in plain.diary.lines)
+
+    asyncio.run(main())
+
+
+class Setter(Patient):
+    """Can set room aside; `full` are those for whom there is none."""
+
+    capabilities = Capabilities(reserve=True)
+    full: frozenset[str] = frozenset()
+
+    async def reserve(self, orders: Any) -> None:
+        self.diary.write("reserve", [order.run.id for order in orders])
+        if any(order.run.id in self.full for order in orders):
+            raise BackendError("no room")
+
+    async def unreserve(self, runs: Any) -> None:
+        self.diary.write("unreserve", list(runs))
+
+
+def test_a_gang_starts_when_room_is_set_aside_for_all_of_it_and_single_runs_need_none():
+    async def main():
+        backend = Setter("one")
+        async with alive(a_service(MemoryStore(), backend, health=BY_HAND)) as service:
+            backend.full = frozenset({"2.1.1"})
+            await service.submit([a_job_spec(), a_job_spec(count=2), a_job_spec(count=2)])
+            await until(lambda: any(what == "start" and "3.0.1" in runs for what, runs in backend.diary.lines))
+            started = [run for what, runs in backend.diary.lines if what == "start" for run in runs]
+            assert sorted(started) == ["1.0.1", "3.0.1", "3.1.1"]
+            assert [runs for what, runs in backend.diary.lines if what == "reserve"][:2] == [
+                ["2.0.1", "2.1.1"],
+                ["3.0.1", "3.1.1"],
+            ]
+            await until(lambda: service.store.job(2).reason_code == "START_FAILED")
+
+    asyncio.run(main())
+
+
+def test_room_is_given_back_for_members_that_are_refused_after_all():
+    async def main():
+        backend = Setter("one")
+        backend.refuse = {"1.1.1": BackendRefused("never")}
+        async with alive(a_service(MemoryStore(), backend, health=BY_HAND)) as service:
+            await service.submit([a_job_spec(count=2)])
+            await until(lambda: ("unreserve", ["1.1.1"]) in backend.diary.lines)
+
+    asyncio.run(main())
+
+
+def test_a_run_that_has_not_begun_has_an_empty_log_and_one_that_has_begun_must_have_one():
+    class Forgetful(Patient):
+        async def logs(self, run: str, stream: Any, offset: int, limit: int) -> tuple[bytes, int]:
+            raise NotFound(f"there is no output of run {run}")
+
+    async def main():
+        async with alive(a_service(MemoryStore(), Forgetful("one"), health=BY_HAND)) as service:
+            placed = a_run(7, backend="one", node="one-1")
+            assert await service.logs(placed, "stdout", 5, 100) == (b"", 5)
+            with pytest.raises(NotFound):
+                await service.logs(structs.replace(placed, state="running"), "stdout", 0, 100)
+
+    asyncio.run(main())

@@ -1,0 +1,201 @@
+"""What backends are asked for people to see: when those in their own lines begin, and what is used on their nodes.
+
+The backend is a fake that answers what the test wrote down: nothing here proves that a real queueing system can tell, that
+its estimates are any good, or what it costs to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from builders import NOW_MS, a_job_spec, a_node
+from hodei.control.circuit import CircuitPolicy
+from hodei.model.backend import Capabilities, NodeUsage
+from hodei.model.errors import BackendError
+from hodei.model.explanation import InLine
+from hodei.model.facts import RunObserved
+from hodei.model.job import GangRules
+from hodei.runtime import backend_queries
+from hodei.runtime.backend_queries import Inquiry
+from hodei.runtime.health_monitor import HealthPolicy
+from hodei.store.memory import MemoryStore
+from unit.runtime.living import ObedientBackend, a_service, alive, until
+
+MINUTE = 60_000
+NEVER_ASKED = HealthPolicy(every_ms=0, circuit=CircuitPolicy(failures=1))
+
+
+class Queue(ObedientBackend):
+    """Has a line of its own, and measures its nodes."""
+
+    capabilities = Capabilities(delegates=True, expects=True, usage=True)
+
+    def __init__(self, name: str = "hpc", **options: Any) -> None:
+        super().__init__(name, [a_node(f"{name}-main", 4, backend=name)], **options)
+        self.starts: dict[str, int] = {}
+        self.used: dict[str, NodeUsage] = {}
+        self.asked: list[str] = []
+
+    async def expected(self) -> dict[str, int]:
+        self.asked.append("expected")
+        return dict(self.starts)
+
+    async def usage(self) -> dict[str, NodeUsage]:
+        self.asked.append("usage")
+        return dict(self.used)
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(backend_queries, "_LINE_EVERY_S", 0.005)
+    monkeypatch.setattr(backend_queries, "_USAGE_EVERY_S", 0.005)
+
+
+def test_why_tells_what_the_backend_expects_of_a_run_in_its_own_line(often):
+    async def main():
+        backend = Queue()
+        backend.starts = {"1.0.1": NOW_MS + MINUTE}
+        backend.remembers = {"1.0.1": RunObserved("1.0.1", "placed", NOW_MS, reason="Slurm: Resources")}
+        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+            await service.submit([a_job_spec()])
+            await until(service.fleet.begins)
+            answer = await service.why(1)
+            assert answer.in_line == InLine("hpc", NOW_MS + MINUTE, "Slurm: Resources")
+            assert answer.summary == "placed on hpc-main, waits in hpc's own line"
+            backend.say(RunObserved("1.0.1", "running", NOW_MS))
+            await until(lambda: not service.fleet.begins())
+            answer = await service.why(1)
+            assert (answer.status, answer.in_line) == ("running", None)
+
+    asyncio.run(main())
+
+
+def test_nobody_is_asked_when_no_run_is_in_line_or_no_metrics_are_read(often):
+    async def main():
+        backend = Queue()
+        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+            for _ in range(10):
+                await asyncio.sleep(0.005)
+            assert backend.asked == []
+            await service.submit([a_job_spec()])
+            await until(lambda: "expected" in backend.asked)
+            assert "usage" not in backend.asked
+
+    asyncio.run(main())
+
+
+def test_a_backend_that_has_not_told_is_said_to_have_a_line_all_the_same():
+    async def main():
+        async with alive(a_service(MemoryStore(), Queue(), health=NEVER_ASKED)) as service:
+            await service.submit([a_job_spec()])
+            await until(lambda: service.controller.world.runs.get(1))
+            assert (await service.why(1)).in_line == InLine("hpc")
+
+    asyncio.run(main())
+
+
+def test_without_a_line_of_its_own_nothing_is_said_of_one():
+    async def main():
+        async with alive(a_service(MemoryStore(), ObedientBackend(), health=NEVER_ASKED)) as service:
+            await service.submit([a_job_spec()])
+            await until(lambda: service.controller.world.runs.get(1))
+            answer = await service.why(1)
+            assert (answer.status, answer.in_line) == ("placed", None)
+            assert answer.summary.endswith("about to start")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("starts", "begins_ms"),
+    [
+        pytest.param({"1.0.1": NOW_MS + MINUTE, "1.1.1": NOW_MS + 5 * MINUTE}, NOW_MS + 5 * MINUTE, id="of all"),
+        pytest.param({"1.0.1": NOW_MS + MINUTE}, 0, id="of some only"),
+    ],
+)
+def test_a_gang_begins_with_the_last_of_its_members(often, starts, begins_ms):
+    async def main():
+        backend = Queue()
+        backend.starts = starts
+        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+            await service.submit([a_job_spec(count=2, gang=GangRules())])
+            await until(service.fleet.begins)
+            assert (await service.why(1)).in_line == InLine("hpc", begins_ms)
+
+    asyncio.run(main())
+
+
+def test_those_behind_a_run_in_line_are_foretold_a_start_after_its_turn(often):
+    async def main():
+        backend = Queue()
+        backend.starts = {"1.0.1": NOW_MS + 20 * MINUTE}
+        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+            await service.submit([a_job_spec(cpu="4", estimate_ms=10 * MINUTE) for _ in range(2)])
+            await until(service.fleet.begins)
+            await service.foresight._foretell()
+            forecast = (await service.why(2)).forecast
+            assert forecast is not None
+            assert forecast.p50_ms == NOW_MS + 30 * MINUTE
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("trouble", [BackendError("no"), ValueError("odd"), None], ids=["refuses", "is odd", "hangs"])
+def test_an_answer_that_does_not_come_is_none_and_the_next_one_counts(monkeypatch, trouble):
+    monkeypatch.setattr(backend_queries, "_TIMEOUT_S", 0.01)
+    answers: list[Any] = [{"1.0.1": 5}, trouble, {"1.0.1": 7}]
+
+    async def ask() -> dict[str, int]:
+        answer = answers.pop(0)
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def main():
+        inquiry = Inquiry[int]("it", ask, lambda: True, 60)
+        seen = []
+        for _ in range(3):
+            await inquiry.once()
+            seen.append(inquiry.answer)
+        assert seen == [{"1.0.1": 5}, {}, {"1.0.1": 7}]
+
+    asyncio.run(main())
+
+
+def test_what_is_used_is_a_metric_in_whole_cores_and_bytes(often):
+    async def main():
+        backend = Queue()
+        backend.used = {"hpc-main": NodeUsage({"cpu": 1500, "memory": 1024})}
+        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+            assert b"hodei_node_used{" not in service.metrics()
+            await until(lambda: b"hodei_node_used{" in service.metrics())
+            text = service.metrics().decode()
+            assert 'hodei_node_used{backend="hpc",node="hpc-main",resource="cpu"} 1.5\n' in text
+            assert 'hodei_node_used{backend="hpc",node="hpc-main",resource="memory"} 1024.0\n' in text
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("of", ["nodes in all", "nodes that were measured"])
+def test_with_more_nodes_than_a_person_can_look_at_there_is_no_such_metric(often, monkeypatch, of):
+    async def main():
+        backend = Queue()
+        monkeypatch.setattr(backend_queries, "MAX_NODES", 1)
+        if of == "nodes in all":
+            backend.offered = [a_node(name, 4, backend="hpc") for name in ("a", "b")]
+        backend.used = {name: NodeUsage({"cpu": 1}) for name in ("a", "b")}
+        async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
+            service.metrics()
+            if of == "nodes that were measured":
+                await until(lambda: backend.asked.count("usage") > 1)
+            else:
+                await asyncio.sleep(0.05)
+                assert backend.asked == []
+            assert b"hodei_node_used{" not in service.metrics()
+
+    asyncio.run(main())

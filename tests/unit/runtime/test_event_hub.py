@@ -1,0 +1,80 @@
+"""Those who listen: in order, after the commit, and cut off rather than let grow."""
+
+from __future__ import annotations
+
+import asyncio
+
+from builders import an_event
+from hodei.runtime.event_hub import Hub
+
+
+def test_every_reader_hears_everything_in_order():
+    async def main():
+        hub = Hub()
+        one, other = hub.subscribe(), hub.subscribe()
+        hub.publish([an_event(1), an_event(2)], [])
+        hub.publish([an_event(3)], [])
+        for reader in (one, other):
+            heard = []
+            async for event in reader:
+                heard.append(event.seq)
+                if event.seq == 3:
+                    break
+            assert heard == [1, 2, 3]
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_lags_is_cut_off_and_told_so():
+    async def main():
+        hub = Hub()
+        slow, quick = hub.subscribe(), hub.subscribe()
+        heard = []
+
+        async def read():
+            async for event in quick:
+                heard.append(event.seq)
+
+        reading = asyncio.create_task(read())
+        for first in range(0, 12_000, 1000):
+            hub.publish([an_event(seq) for seq in range(first, first + 1000)], [])
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            assert [event async for event in slow] == []
+            assert slow.lagged
+            while len(heard) < 12_000:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert not quick.lagged
+            hub.close()
+            await reading
+
+    asyncio.run(main())
+
+
+def test_a_closed_reader_ends_and_hears_no_more():
+    async def main():
+        hub = Hub()
+        reader = hub.subscribe()
+        reader.close()
+        hub.publish([an_event(1)], [])
+        async with asyncio.timeout(5):
+            assert [event async for event in reader] == []
+
+    asyncio.run(main())
+
+
+def test_those_who_wait_for_an_end_are_told_once_and_those_who_gave_up_are_forgotten():
+    async def main():
+        hub = Hub()
+        first, second, other = hub.end_of(1), hub.end_of(1), hub.end_of(2)
+        hub.give_up(1, second)
+        hub.publish([], [1, 1, 99])
+        assert first.done()
+        assert not second.done()
+        assert not other.done()
+        hub.give_up(2, other)
+        hub.give_up(2, other)
+        hub.publish([], [2])
+        assert not other.done()
+
+    asyncio.run(main())

@@ -1,0 +1,144 @@
+"""Shares of the server, in all and for each caller."""
+
+from __future__ import annotations
+
+import pytest
+
+from hodei.server.address import place_of
+from hodei.server.connections import Crowd
+from hodei.server.errors import Busy, TooFast, TooMany
+from hodei.server.rate_limits import Rates, Room, Slots, holder
+from hodei.server.route import ANYONE, Principal
+
+
+def test_places_are_bounded_for_each_and_for_all():
+    slots = Slots("streams", total=3, each=2)
+    give_back = slots.take("ann")
+    slots.take("ann")
+    with pytest.raises(TooMany):
+        slots.take("ann")
+    slots.take("bob")
+    with pytest.raises(Busy):
+        slots.take("cid")
+    give_back()
+    give_back()
+    slots.take("cid")
+    assert slots.count == 3
+    with pytest.raises(Busy):
+        Slots("requests", total=0).take("ann")
+
+
+def test_each_caller_has_a_bucket_that_fills_again():
+    now = 100.0
+    rates = Rates(per_s=10, burst=5, monotonic=lambda: now)
+    for _ in range(5):
+        rates.spend("ann")
+    with pytest.raises(TooFast) as refused:
+        rates.spend("ann")
+    assert refused.value.headers == {"retry-after": "1"}
+    rates.spend("bob")
+    now += 0.1
+    rates.spend("ann")
+    with pytest.raises(TooFast):
+        rates.spend("ann")
+    now += 3600
+    for _ in range(5):
+        rates.spend("ann")
+    with pytest.raises(TooFast):
+        rates.spend("ann")
+
+
+def test_buckets_of_callers_who_are_gone_are_forgotten():
+    now = 100.0
+    rates = Rates(per_s=10, burst=5, monotonic=lambda: now)
+    for number in range(10_000):
+        now += 0.2
+        rates.spend(f"address:{number}")
+    assert len(rates._full_at) <= 4096
+
+
+def test_no_rate_is_no_limit():
+    rates = Rates(per_s=0, burst=0)
+    for _ in range(10_000):
+        rates.spend("ann")
+
+
+def test_bytes_are_bounded_for_each_and_for_all():
+    room = Room("bodies", total=100, each=60)
+    with room.hold("ann") as take, room.hold("ann") as also, room.hold("bob") as other:
+        take(50)
+        with pytest.raises(TooMany):
+            also(20)
+        also(10)
+        with pytest.raises(Busy):
+            other(50)
+        other(40)
+        assert room.count == 100
+    assert room.count == 0
+    assert not room.held
+
+
+@pytest.mark.parametrize(
+    ("client", "place"),
+    [
+        (("127.0.0.1", 1), "127.0.0.1"), (("::ffff:10.0.0.1", 1), "10.0.0.1"), (None, ""),
+        (("2001:db8:1:2:3:4:5:6", 1), "2001:db8:1:2::/64"), (("fe80::1%eth0", 1), "fe80::/64"), (("odd", 1), "odd"),
+    ],
+)  # fmt: skip
+def test_addresses_of_one_host_are_one_place(client, place):
+    assert place_of(client) == place
+
+
+def test_a_caller_without_a_token_is_known_by_the_address():
+    assert holder(Principal("ann", "user"), {"client": ("10.0.0.1", 1)}) == "ann"
+    assert holder(ANYONE, {"client": ("10.0.0.1", 1)}) == "address:10.0.0.1"
+
+
+class Line:
+    def __init__(self, idle: bool = True) -> None:
+        self.idle, self.dropped = idle, False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_a_full_place_drops_its_longest_idle_connection_and_no_others():
+    crowd = Crowd(100, 2)
+    other, first, second, third = Line(), Line(), Line(), Line()
+    assert crowd.enter(other, "b")
+    assert crowd.enter(first, "a")
+    assert crowd.enter(second, "a")
+    crowd.worked(first, "a")
+    assert crowd.enter(third, "a")
+    assert (first.dropped, second.dropped, other.dropped) == (False, True, False)
+    crowd.leave(second, "a")  # as it does by itself, a little later
+    assert crowd.count == 3
+
+
+def test_a_full_place_that_works_turns_the_new_connection_away():
+    crowd = Crowd(100, 2)
+    busy = [Line(idle=False), Line(idle=False)]
+    assert all(crowd.enter(line, "a") for line in busy)
+    late = Line()
+    assert not crowd.enter(late, "a")
+    assert crowd.enter(late, "b")
+    assert not any(line.dropped for line in busy)
+    crowd.leave(busy[0], "a")
+    assert crowd.enter(Line(), "a")
+
+
+def test_a_full_house_takes_the_room_from_the_largest_place():
+    crowd = Crowd(5, 4)
+    many = [Line() for _ in range(4)]
+    few = Line()
+    assert all(crowd.enter(line, "a") for line in many)
+    assert crowd.enter(few, "b")
+    assert crowd.enter(Line(), "c")
+    assert (many[0].dropped, few.dropped, crowd.count) == (True, False, 5)
+
+
+def test_clients_without_an_address_share_no_limit():
+    crowd = Crowd(100, 2)
+    lines = [Line() for _ in range(10)]
+    assert all(crowd.enter(line, "") for line in lines)
+    assert not any(line.dropped for line in lines)
