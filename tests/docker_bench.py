@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docker_hosts import IMAGE, Daemon, Farm
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.docker import DockerBackend, Settings
 from hodei.backends.docker.settings import Host
 from hodei.model.effects import Stop
@@ -29,7 +29,7 @@ def a_docker(
         hosts=tuple(Host(daemon.name, **{"url": daemon.url, **more.get(daemon.name, {})}) for daemon in daemons),
         **{"image": IMAGE, "network": "none", "answer_within": "2s", **fields},
     )
-    return DockerBackend("docker", settings, House(installation or a_name(), 1, home, SystemClock(), 1 << 20))
+    return DockerBackend("docker", settings, BackendContext(installation or a_name(), 1, home, SystemClock(), 1 << 20))
 
 
 def a_name() -> str:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.hpc import pbs as pbs_backend
 from hodei.backends.hpc import slurm as slurm_backend
 from hodei.backends.hpc.base import HpcBackend
@@ -45,7 +45,7 @@ def slurm_settings(
 def a_slurm(
     cluster: SlurmCluster, home: Path, mode: str, transport: str, *, installation: str = "", **fields: Any
 ) -> HpcBackend:
-    house = House(installation or an_installation(), 1, home / "backends", SystemClock())
+    house = BackendContext(installation or an_installation(), 1, home / "backends", SystemClock())
     return slurm_backend.make("hpc", slurm_settings(cluster, home / "output", mode, transport, **fields), house)
 
 
@@ -84,7 +84,7 @@ class PbsStandIn:
             (home / name).write_text(f"#!{sys.executable} -IS\n{text}")
             (home / name).chmod(0o755)
 
-    def backend(self, house: House, output: Path, mode: str) -> HpcBackend:
+    def backend(self, house: BackendContext, output: Path, mode: str) -> HpcBackend:
         settings = pbs_backend.Settings(
             output=str(output),
             mode=mode,
@@ -110,7 +110,9 @@ def open_pbs(mode: str):
         system, installation = PbsStandIn(home / "pbs"), an_installation()
 
         def again() -> HpcBackend:
-            return system.backend(House(installation, 1, home / "backends", SystemClock()), home / "output", mode)
+            return system.backend(
+                BackendContext(installation, 1, home / "backends", SystemClock()), home / "output", mode
+            )
 
         kind = next(kind for kind in KINDS if kind.name == f"pbs-{mode}")
         backend = again()

@@ -13,15 +13,15 @@ from msgspec import Struct
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
 from hodei.model.damage import Damage
-from hodei.model.effects import Event, Forget, Save, SaveKey, SaveWork, Start, Stop
+from hodei.model.effects import Event, Forget, Save, SaveKey, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.estimate import Estimate, Ran
 from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, JobSpec, Run
-from hodei.model.node import Node, NodeMarks
+from hodei.model.node import Node, NodeOverrides
 from hodei.model.periodic import Periodic
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 from hodei.model.selector import Requirement
 from hodei.model.usage import UsageRow
 
@@ -133,9 +133,9 @@ class Store(Protocol):
         """Every job that has not ended, in order of id, with the runs since its `first_attempt`."""
         ...
 
-    def marks(self) -> list[NodeMarks]: ...
+    def marks(self) -> list[NodeOverrides]: ...
 
-    def bookings(self) -> list[Booking]:
+    def bookings(self) -> list[Reservation]:
         """Every reservation that is not over, by name."""
         ...
 
@@ -307,7 +307,7 @@ class Backend(Protocol):
         shortens what is left. Unknown runs are ignored."""
         ...
 
-    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         """Let these runs save their work, and go on. Returns at once: `observe` tells when they did (`checkpoint_ms`), or
         that they did not (`checkpoint_error`). An order for a run that is at it joins in; runs that are unknown, ended
         or being stopped are left alone. A backend that can not do it says so by that error, or does nothing."""

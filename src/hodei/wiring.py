@@ -12,7 +12,7 @@ import msgspec
 from hodei.agent.limits import enforcement
 from hodei.api.config import parse_config, read_toml, read_yaml
 from hodei.api.views import Check
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.backends.registry import common_of, dress, make_backend, settings_of
@@ -37,9 +37,9 @@ from hodei.model.text import did_you_mean
 from hodei.plugins.registry import BASES, build_profiles
 from hodei.plugins.trial import fit_to_try, in_use
 from hodei.ports import Backend, Estimator, Store
-from hodei.runtime.backend_manager import FleetPlan
+from hodei.runtime.backend_manager import BackendChanges
 from hodei.runtime.clock import SystemClock
-from hodei.runtime.config_changes import Configuring, refuse_unreadable, settle
+from hodei.runtime.config_changes import ConfigChanges, refuse_unreadable, settle
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.health_monitor import HealthPolicy
 from hodei.runtime.service import Service
@@ -297,7 +297,7 @@ def make_service(
             keep_logs_s=(retention_ms or MAX_DURATION_MS) / 1000,  # no retention: kept for ever, output too
             log_cap_bytes=log_cap_bytes,
         )
-    house = House(
+    house = BackendContext(
         opened.installation, opened.epoch, home / "backends", clock, log_cap_bytes,
         (retention_ms or MAX_DURATION_MS) / 1000,
     )  # fmt: skip
@@ -327,13 +327,13 @@ def make_service(
         scheduling=config.scheduling,
         trial_controller=lambda policy: trial_controller(policy, service.scheduling),
         health=health_policy(config.health),
-        fleet=FleetPlan(
+        fleet=BackendChanges(
             lambda name, table: make_backend(name, table, house),
             dress,
             {name: config.backends.get(name, {}) for name in backends},
         ),
     )
-    service.configuring = Configuring(service, history, file, check_scheduling, make_controller, reread)
+    service.configuring = ConfigChanges(service, history, file, check_scheduling, make_controller, reread)
     return service
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conformance.backends import Bench, Told, kinds
-from hodei.model.effects import Forget, SaveWork, Stop
+from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused, NotFound, Unsupported
 from hodei.model.health import HealthCheck
 from hodei.model.job import Checkpoint, Interactive
@@ -124,7 +124,7 @@ def test_unknown_and_ended_runs_are_not_asked_to_save_their_work(backend_kind: T
     async def story(bench: Bench) -> None:
         (end,) = await bench.run(await bench.order(1))
         hook = Checkpoint(signal="USR1")
-        await bench.backend.checkpoint([SaveWork(run, bench.backend.name, hook) for run in ("1.0.1", "77.0.1")])
+        await bench.backend.checkpoint([TakeCheckpoint(run, bench.backend.name, hook) for run in ("1.0.1", "77.0.1")])
         assert await bench.backend.known() == {"1.0.1": end}
 
     backend_kind(story)

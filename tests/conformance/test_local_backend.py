@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from agent_host import Desk, a_host, alive, an_order, until
-from hodei.model.effects import Forget, SaveWork, Stop
+from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused, NotFound
 from hodei.model.health import HealthCheck
 from hodei.model.job import Checkpoint
@@ -216,7 +216,7 @@ def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tmp_path):
         script = "trap 'touch \"$HODEI_CHECKPOINT_FILE\"' USR1; echo ready; while :; do sleep 0.02; done"
         await desk.backend.start([an_order(1, "/bin/sh", "-c", script, checkpoint=hook)])
         await desk.log_has("1.0.1", b"ready")
-        order = SaveWork("1.0.1", desk.backend.name, hook)
+        order = TakeCheckpoint("1.0.1", desk.backend.name, hook)
         await desk.backend.checkpoint([order, order])
         async with asyncio.timeout(20):
             while not any(seen.checkpoint_ms for seen in desk.heard):

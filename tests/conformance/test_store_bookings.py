@@ -6,10 +6,10 @@ from msgspec import structs
 
 from builders import NOW_MS, amounts
 from conformance.stores import Place, new
-from hodei.model.effects import SaveBooking
-from hodei.model.reservation import Booking
+from hodei.model.effects import SaveReservation
+from hodei.model.reservation import Reservation
 
-NIGHTLY = Booking(
+NIGHTLY = Reservation(
     "nightly", "ml", NOW_MS, NOW_MS + 1000, (("n1", amounts(2, "1Gi")), ("n2", amounts(1))), "ann", NOW_MS - 5
 )
 
@@ -18,7 +18,7 @@ def test_reservations_come_back_as_they_were_by_name_and_survive_a_restart(place
     store = place.store()
     store.open()
     demo = structs.replace(NIGHTLY, name="demo", places=())
-    store.commit([SaveBooking(NIGHTLY), SaveBooking(demo), *new(1)])
+    store.commit([SaveReservation(NIGHTLY), SaveReservation(demo), *new(1)])
     assert store.bookings() == [demo, NIGHTLY]
     store.close()
     again = place.store()
@@ -30,10 +30,10 @@ def test_the_last_word_on_a_reservation_counts(place: Place):
     store = place.store()
     store.open()
     longer = structs.replace(NIGHTLY, end_ms=NOW_MS + 9000)
-    store.commit([SaveBooking(NIGHTLY), SaveBooking(longer)])
+    store.commit([SaveReservation(NIGHTLY), SaveReservation(longer)])
     assert store.bookings() == [longer]
-    store.commit([SaveBooking(longer, gone=True)])
+    store.commit([SaveReservation(longer, gone=True)])
     assert store.bookings() == []
-    store.commit([SaveBooking(longer, gone=True)])  # forgotten twice is forgotten
-    store.commit([SaveBooking(NIGHTLY, gone=True), SaveBooking(NIGHTLY)])
+    store.commit([SaveReservation(longer, gone=True)])  # forgotten twice is forgotten
+    store.commit([SaveReservation(NIGHTLY, gone=True), SaveReservation(NIGHTLY)])
     assert store.bookings() == [NIGHTLY]

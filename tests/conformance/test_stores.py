@@ -11,7 +11,7 @@ from msgspec import structs
 from builders import NOW_MS, a_job, a_key, a_record, a_run, an_event
 from conformance.stores import Place, all_pages, new
 from hodei.model.decision import Candidate, Decision, Reason, Term, Verdict
-from hodei.model.effects import Record, Save, SaveJob, SaveMarks, SaveNote, SaveRun
+from hodei.model.effects import Record, Save, SaveJob, SaveNote, SaveOverrides, SaveRun
 from hodei.model.errors import Conflict, InvalidInput, NotFound, StaleEpoch, Unavailable
 from hodei.model.job import (
     Affinity,
@@ -25,7 +25,7 @@ from hodei.model.job import (
     Serverless,
     Toleration,
 )
-from hodei.model.node import Location, NodeMarks, Taint
+from hodei.model.node import Location, NodeOverrides, Taint
 from hodei.model.selector import Requirement, parse_selector
 from hodei.ports import JobQuery, NodeRunsQuery, Store
 
@@ -72,9 +72,9 @@ def test_writing_before_opening_is_refused(place: Place):
 def test_a_closed_store_can_be_opened_again_and_remembers_everything(place: Place):
     store = place.store()
     store.open()
-    marks = NodeMarks("n1", cordoned=True)
+    marks = NodeOverrides("n1", cordoned=True)
     key = a_key(jobs=(1, 2))
-    store.commit([*new(1, 2), SaveRun(a_run(1), new=True), a_record(7, job=1), SaveMarks(marks), key])
+    store.commit([*new(1, 2), SaveRun(a_run(1), new=True), a_record(7, job=1), SaveOverrides(marks), key])
     store.close()
     with pytest.raises(Unavailable):
         store.commit(new(3))
@@ -160,9 +160,9 @@ def test_events_marks_and_keys_come_back_as_they_were(store: Store):
     event = an_event(
         1, "job.refused", job=1, run="1.0.1", node="n1", detail={"verdicts": [{"code": verdict.reason.code}]}
     )
-    marks = NodeMarks("n1", True, {"a": "b"}, ("c",), (Taint("k", "v", "NoExecute"),), (Taint("old"),))
+    marks = NodeOverrides("n1", True, {"a": "b"}, ("c",), (Taint("k", "v", "NoExecute"),), (Taint("old"),))
     store.commit(
-        [Record(event), Record(an_event(2, "node.joined", node="n1")), SaveMarks(marks), a_key("k", (1, 2, 3))]
+        [Record(event), Record(an_event(2, "node.joined", node="n1")), SaveOverrides(marks), a_key("k", (1, 2, 3))]
     )
     assert store.events() == [event, an_event(2, "node.joined", node="n1")]
     assert store.marks() == [marks]
@@ -170,10 +170,12 @@ def test_events_marks_and_keys_come_back_as_they_were(store: Store):
 
 
 def test_the_last_marks_of_a_node_count_and_empty_ones_are_forgotten(store: Store):
-    store.commit([SaveMarks(NodeMarks("b", cordoned=True)), SaveMarks(NodeMarks("a", labels={"x": "1"}))])
+    store.commit(
+        [SaveOverrides(NodeOverrides("b", cordoned=True)), SaveOverrides(NodeOverrides("a", labels={"x": "1"}))]
+    )
     assert [marks.node for marks in store.marks()] == ["a", "b"]
-    store.commit([SaveMarks(NodeMarks("b", labels={"y": "2"})), SaveMarks(NodeMarks("a"))])
-    assert store.marks() == [NodeMarks("b", labels={"y": "2"})]
+    store.commit([SaveOverrides(NodeOverrides("b", labels={"y": "2"})), SaveOverrides(NodeOverrides("a"))])
+    assert store.marks() == [NodeOverrides("b", labels={"y": "2"})]
 
 
 @pytest.mark.parametrize("id", ["", "x", "1", "1.0", "1.0.x", "1.0.1.1", "1.0.99"])
@@ -240,7 +242,7 @@ def test_a_batch_that_fails_half_way_leaves_nothing(place: Place, store: Store, 
         SaveRun(a_run(50), new=True),
         SaveRun(a_run(1, state="running")),
         a_record(2),
-        SaveMarks(NodeMarks("n1", cordoned=True)),
+        SaveOverrides(NodeOverrides("n1", cordoned=True)),
         a_key("fresh"),
     ]
     with pytest.raises(error):

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from hodei.model.effects import Act, Forget, Record, Save, SaveJob, SaveMarks, SaveRun, Start, Stop
-from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeMarked
+from hodei.model.effects import Act, Forget, Record, Save, SaveJob, SaveOverrides, SaveRun, Start, Stop
+from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.job import Job, Run
-from hodei.model.node import Node, NodeMarks, Taint
+from hodei.model.node import Node, NodeOverrides, Taint
 from property import naive
 
 LIVE = ("placed", "running")
@@ -28,7 +28,7 @@ class Marks:
         self.labels: dict[str, str | None] = {}
         self.taints: dict[tuple[str, str], Taint | None] = {}
 
-    def hear(self, fact: NodeMarked) -> None:
+    def hear(self, fact: NodeOverridden) -> None:
         if fact.cordon is not None:
             self.cordoned = fact.cordon
         if fact.drain:
@@ -54,7 +54,7 @@ class Auditor:
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
         self.runs: dict[str, Run] = {}
-        self.saved_marks: dict[str, NodeMarks] = {}
+        self.saved_marks: dict[str, NodeOverrides] = {}
         self.offered: dict[str, Node] = {}
         self.marks: dict[str, Marks] = {}
         self.ends: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Auditor:
         for save in jobs.values():
             self._job(save, again)
         for save in saves:
-            if isinstance(save, SaveMarks):
+            if isinstance(save, SaveOverrides):
                 self.saved_marks[save.marks.node] = save.marks
             elif isinstance(save, Record):
                 assert save.event.seq == self.last_event + 1, f"event {save.event.seq} follows {self.last_event}"
@@ -117,7 +117,7 @@ class Auditor:
                 self.offered[fact.node.name] = fact.node
             elif isinstance(fact, NodeLost):
                 self.offered.pop(fact.node, None)
-            elif isinstance(fact, NodeMarked):
+            elif isinstance(fact, NodeOverridden):
                 self.marks.setdefault(fact.node, Marks()).hear(fact)
             elif isinstance(fact, JobSubmitted):
                 assert fact.job.id not in self.jobs

@@ -28,10 +28,10 @@ from hodei.model.facts import (
     JobRestored,
     JobSubmitted,
     JobSuspended,
-    MarksRestored,
     NodeJoined,
     NodeLost,
-    NodeMarked,
+    NodeOverridden,
+    OverridesRestored,
     RunObserved,
 )
 from hodei.model.node import Node
@@ -114,7 +114,7 @@ class Story:
         self.controller = self._new()
         auditor.restarted()
         active = [job for job in sorted(auditor.jobs.values(), key=lambda job: job.id) if not job.finished_ms]
-        facts: list[Fact] = [MarksRestored(marks) for marks in auditor.saved_marks.values()]
+        facts: list[Fact] = [OverridesRestored(marks) for marks in auditor.saved_marks.values()]
         self.step(facts + [JobRestored(job, tuple(auditor.attempt(job.id))) for job in active])
         self.step([NodeJoined(node) for node in offered])
 
@@ -176,13 +176,13 @@ class Story:
         taint = worlds.TAINTS[which % len(worlds.TAINTS)]
         marks: dict[str, Fact] = {
             "lose": NodeLost(name, "unplugged"),
-            "cordon": NodeMarked(name, cordon=True),
-            "uncordon": NodeMarked(name, cordon=False),
-            "taint": NodeMarked(name, add_taints=(taint,)),
-            "untaint": NodeMarked(name, remove_taints=(taint,)),
-            "label": NodeMarked(name, labels={"disk": "ssd", "zone": "a"}),
-            "unlabel": NodeMarked(name, labels={"disk": None}),
-            "drain": NodeMarked(name, drain=True),
+            "cordon": NodeOverridden(name, cordon=True),
+            "uncordon": NodeOverridden(name, cordon=False),
+            "taint": NodeOverridden(name, add_taints=(taint,)),
+            "untaint": NodeOverridden(name, remove_taints=(taint,)),
+            "label": NodeOverridden(name, labels={"disk": "ssd", "zone": "a"}),
+            "unlabel": NodeOverridden(name, labels={"disk": None}),
+            "drain": NodeOverridden(name, drain=True),
         }
         return [marks[what]]
 

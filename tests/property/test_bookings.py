@@ -15,10 +15,18 @@ from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.reservations.reservations import choose
 from hodei.model.effects import SaveRun, Start, Stop
 from hodei.model.errors import HodeiError
-from hodei.model.facts import BookingCancelled, BookingMade, Fact, JobCancelled, JobSubmitted, NodeJoined, RunObserved
+from hodei.model.facts import (
+    Fact,
+    JobCancelled,
+    JobSubmitted,
+    NodeJoined,
+    ReservationCancelled,
+    ReservationMade,
+    RunObserved,
+)
 from hodei.model.job import Run
 from hodei.model.lifecycle import RUN_ENDED
-from hodei.model.reservation import Booking, Wish
+from hodei.model.reservation import Reservation, ReservationSpec
 from hodei.plugins.registry import build_profile
 
 MINUTE = 60_000
@@ -122,7 +130,7 @@ class Tale:
                 self.step([JobCancelled(alive[which % len(alive)])] if alive else [])
             else:
                 booked = sorted(self.controller.world.book.bookings)
-                self.step([BookingCancelled(booked[which % len(booked)])] if booked else [])
+                self.step([ReservationCancelled(booked[which % len(booked)])] if booked else [])
         self.wait(self.now_ms + 300 * MINUTE)
         return self
 
@@ -131,11 +139,11 @@ class Tale:
         end_ms = start_ms + wanted["length"] * MINUTE
         request = amounts(wanted["cpu"])
         try:
-            wish = Wish(name, wanted["project"], start_ms, end_ms, wanted["count"], request=request)
+            wish = ReservationSpec(name, wanted["project"], start_ms, end_ms, wanted["count"], request=request)
             made = choose(self.controller.world, wish, self.now_ms)
         except HodeiError:
             return
-        self.step([BookingMade(made)])
+        self.step([ReservationMade(made)])
 
     # -------------------------------------------------------------------------------------------------- checks
 
@@ -149,7 +157,7 @@ class Tale:
         assert not missed["broken"], f"a promise was broken: {missed}"
         assert not missed["overrun"], f"nothing here outlives its estimate, but: {missed}"
 
-    def check_place(self, booking: Booking, node: str, cpu: int) -> None:
+    def check_place(self, booking: Reservation, node: str, cpu: int) -> None:
         """Work of others that began after the reservation was made leaves it its room."""
         world = self.controller.world
         table = world.table

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job, a_node
-from hodei.control.clone import twin
+from hodei.control.clone import clone_controller
 from hodei.control.controller import Controller
-from hodei.model.dependency import Dependencies, Dependency, Standing
+from hodei.model.dependency import Dependencies, Dependency, DependencyStatus
 from hodei.model.effects import SaveJob, SaveRun, Start, Stop
 from hodei.model.facts import DataAppeared, Fact, JobCancelled, JobRestored, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.job import Job, Run
@@ -79,7 +79,7 @@ class Life:
     def restart(self) -> None:
         """As a server would: what has not ended comes back, with a word on what it waits for."""
         self.controller = Controller({"default": build_profile("default")})
-        standings = {job.id: Standing(job.id, job.state, job.id in self.saved) for job in self.jobs.values()}
+        standings = {job.id: DependencyStatus(job.id, job.state, job.id in self.saved) for job in self.jobs.values()}
         facts: list[Fact] = []
         for id, job in sorted(self.jobs.items()):
             if job.state not in JOB_ENDED:
@@ -145,7 +145,7 @@ def test_nobody_starts_too_early_waits_in_vain_or_is_given_up_too_soon(
             case "restart":
                 life.restart()
             case "twin":
-                life.controller = twin(life.controller)
+                life.controller = clone_controller(life.controller)
     assert not life.live
     for job in life.jobs.values():
         assert job.state in JOB_ENDED, f"job {job.id} waits in vain: {job.reason}"

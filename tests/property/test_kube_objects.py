@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hodei.kube.scheduler.background import attendants_of
 from hodei.kube.scheduler.build import Options, furnish, make_driver
-from hodei.kube.scheduler.informers import Watching
+from hodei.kube.scheduler.informers import Informers
 from hodei.model.config import SchedulingConfig
 from property.kube_objects import KINDS, PRIORITY, watched
 
@@ -89,7 +89,7 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
     house = furnish(options)
     driver = make_driver(api, house, options)  # type: ignore[arg-type]
     driver.attendants = attendants_of(api, house, options, driver)  # type: ignore[arg-type]
-    watching = Watching.of(api, house.pods, house.around, driver.stir, house.refusals)  # type: ignore[arg-type]
+    watching = Informers.of(api, house.pods, house.around, driver.stir, house.refusals)  # type: ignore[arg-type]
     house.metrics.watches = watching
     await asyncio.wait_for(watching.start(), 20)
     stopping = asyncio.Event()
@@ -129,7 +129,7 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
 
 def test_every_kind_that_is_watched_is_among_them() -> None:
     house = furnish(Options())
-    watching = Watching.of(PlayedApi([]), house.pods, house.around, lambda: None)  # type: ignore[arg-type]
+    watching = Informers.of(PlayedApi([]), house.pods, house.around, lambda: None)  # type: ignore[arg-type]
     known = {re.sub(r"scheduling\.k8s\.io/v1alpha2", "scheduling.k8s.io", path) for path in KINDS}
     assert {one.path for one in watching.reflectors} == known
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from builders import a_job_spec, a_node, a_task
-from hodei.control.explain.suggestions import repairs
+from hodei.control.explain.suggestions import suggestions
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
@@ -223,7 +223,7 @@ def test_every_repair_of_a_refused_gang_lets_it_start():
         if not isinstance(refusal, Refusal):
             continue
         with scene.table.trial():
-            found = repairs(scene.engine, gang, refusal, VIEW)
+            found = suggestions(scene.engine, gang, refusal, VIEW)
         if refusal.verdicts[0].reason.code == "GANG_TOPOLOGY" and not spec.distribution.model:
             assert any("wish" in repair.change for repair in found), f"seed {seed}"
         for repair in found:

@@ -14,7 +14,7 @@ from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Eviction, Refusal
 from hodei.engine.preemption.search import Preemption, Preemptions
-from hodei.engine.preemption.victims import FOR_EVER, Place, Tenancy, Tenant, class_of
+from hodei.engine.preemption.victims import FOR_EVER, Place, VictimCandidate, VictimIndex, class_of
 from hodei.engine.view import Gang, Member, View, gang_of
 from hodei.model.effects import Record
 from hodei.model.facts import RunObserved
@@ -74,7 +74,7 @@ class Cluster:
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
-        self.tenancy = Tenancy(self.table)
+        self.tenancy = VictimIndex(self.table)
         self.preemptions = Preemptions(self.engine, self.tenancy)
         for id, wanted in enumerate(tenants, 1):
             self._let_in(id, **wanted)
@@ -95,14 +95,14 @@ class Cluster:
         core = tuple(place for number, place in homes.items() if number < count - spared)
         safe = {"is safe": NOW_MS + 1, "is safe for ever": FOR_EVER}.get(state, 0)
         units = [
-            Tenant(
+            VictimCandidate(
                 id, gang.job, core if state != "stops" else tuple(homes.values()), since, unsaved_ms=(since,) * len(homes),
                 stopping=state == "stops", safe_until_ms=safe,
             )
         ]  # fmt: skip
         if state != "stops":
             units += [
-                Tenant(id, gang.job, (place,), since, members=(number,), order=number)
+                VictimCandidate(id, gang.job, (place,), since, members=(number,), order=number)
                 for number, place in homes.items()
                 if number >= count - spared
             ]
@@ -110,10 +110,10 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------- by brute force
 
-    def units(self) -> dict[Unit, Tenant]:
+    def units(self) -> dict[Unit, VictimCandidate]:
         return {(t.id, t.members[0] if t.members else -1): t for ts in self.tenancy.of_job.values() for t in ts}
 
-    def movable(self, rank: int) -> dict[Unit, Tenant]:
+    def movable(self, rank: int) -> dict[Unit, VictimCandidate]:
         return {
             unit: tenant
             for unit, tenant in self.units().items()
@@ -240,7 +240,7 @@ def test_what_is_kept_from_one_search_to_the_next_changes_no_answer(nodes, there
         result = cluster.engine.place(gang, VIEW)
         if not isinstance(result, Refusal):
             homes = tuple(Place(each.node.name, each.member, each.grant) for each in result)
-            cluster.tenancy.put(gang.id, [Tenant(gang.id, gang.job, homes, NOW_MS, safe_until_ms=NOW_MS + 1)])
+            cluster.tenancy.put(gang.id, [VictimCandidate(gang.id, gang.job, homes, NOW_MS, safe_until_ms=NOW_MS + 1)])
             continue
         kept = cluster.preemptions.find(gang, VIEW)
         anew = Preemptions(Engine(cluster.table, {"default": cluster.profile}), cluster.tenancy).find(gang, VIEW)

@@ -16,7 +16,7 @@ from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.preemption import victims as tenancy_module
 from hodei.engine.preemption.search import Preemption, Preemptions
-from hodei.engine.preemption.victims import Going, Place, Tenancy, Tenant
+from hodei.engine.preemption.victims import Going, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
 from hodei.plugins.registry import build_profile
 
@@ -45,7 +45,7 @@ class Cluster:
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
-        self.tenancy = Tenancy(self.table, "number")
+        self.tenancy = VictimIndex(self.table, "number")
         self.preemptions = Preemptions(self.engine, self.tenancy)
         self.pods: dict[int, dict[str, Any]] = {}
         self.version, self.allowed = 0, allowed
@@ -68,7 +68,7 @@ class Cluster:
         gang = self.gang(id, pod["cpu"], pod["memory"], pod["priority"])
         member, since = gang.members[0], NOW_MS - 60_000 * pod["minutes"]
         grant = self.table.hold(f"n{row}", member.task.request, member)
-        self.tenancy.put(id, [Tenant(id, gang.job, (Place(f"n{row}", member, grant),), since)])
+        self.tenancy.put(id, [VictimCandidate(id, gang.job, (Place(f"n{row}", member, grant),), since)])
 
     # ----------------------------------------------------------------------------------------- the guard
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from hodei.control.explain.lookahead import run_ahead, twin
+from hodei.control.explain.lookahead import clone_controller, look_ahead
 from property.story import Story, calm_stories, stories
 
 
 def _go_on_as_a_twin(story: Story) -> None:
-    story.controller = twin(story.controller)
+    story.controller = clone_controller(story.controller)
 
 
 def _look_ahead(story: Story) -> None:
-    run_ahead(twin(story.controller), story.now_ms, lambda run, spec, so_far_ms: 60_000, max_steps=20)
+    look_ahead(clone_controller(story.controller), story.now_ms, lambda run, spec, so_far_ms: 60_000, max_steps=20)
 
 
 @settings(max_examples=40, deadline=None)

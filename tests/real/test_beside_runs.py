@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_host import DEADLINE_S, Desk, a_host, alive, an_order, kill_agent, until
-from hodei.model.effects import Forget, SaveWork, Stop
+from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.facts import RunObserved
 from hodei.model.health import HealthCheck
 from hodei.model.job import Checkpoint, Interactive
@@ -210,14 +210,14 @@ def test_a_run_saves_its_work_when_asked_and_goes_on(tmp_path, hook):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, sys.executable, "-S", "-c", SAVES, checkpoint=hook)
-            await desk.backend.checkpoint([SaveWork(RUN, "local", hook), SaveWork("77.0.1", "local", hook)])
+            await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hook), TakeCheckpoint("77.0.1", "local", hook)])
             first = await until_heard(desk, lambda seen: seen.checkpoint_ms > 0)
             assert first.state == "running"
             await desk.log_has(RUN, b"saved")
             # An order for a run that is still at it joins in, so it may take a few until it is a second time.
             again = first
             while again.checkpoint_ms == first.checkpoint_ms:
-                await desk.backend.checkpoint([SaveWork(RUN, "local", hook)])
+                await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hook)])
                 again = (await desk.backend.known())[RUN]
             assert (again.state, again.checkpoint_ms > first.checkpoint_ms) == ("running", True)
 
@@ -259,7 +259,7 @@ def test_work_that_is_not_saved_is_told_and_the_run_goes_on(tmp_path, hook, why)
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, *sh("trap '' USR2; echo ready; while :; do sleep 0.02; done"), checkpoint=hook)
-            await desk.backend.checkpoint([SaveWork(RUN, "local", hook)])
+            await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hook)])
             seen = await until_heard(desk, lambda seen: bool(seen.checkpoint_error))
             assert (seen.checkpoint_error, seen.state) == (why, "running")
 
@@ -272,7 +272,7 @@ def test_a_stop_goes_before_saving_in_between(tmp_path):
         hangs = Checkpoint(command=sh(f"echo $$ >> {pids}; exec sleep 300"), timeout_ms=HOUR_MS)
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, *WAITS, checkpoint=hangs)
-            await desk.backend.checkpoint([SaveWork(RUN, "local", hangs)])
+            await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hangs)])
             await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
             saves = Checkpoint(command=sh("echo saved"), timeout_ms=HOUR_MS)
             await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", saves)])

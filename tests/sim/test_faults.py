@@ -15,16 +15,16 @@ from msgspec import structs
 from hodei.control import reconcile as recovery
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.gangs import Gangs
-from hodei.control.lifecycle.preemption import Preempting
+from hodei.control.lifecycle.preemption import PreemptionControl
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.model.effects import Record, SaveJob, Start
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.plugins.fit import Fit
-from hodei.plugins.start_reservations import Promises
+from hodei.plugins.start_reservations import StartReservations
 from hodei.plugins.taints import Taints
 from hodei.sim.faults import server
-from hodei.sim.faults.fault_run import Life
+from hodei.sim.faults.fault_run import FaultRun
 from hodei.sim.faults.seeds import main, try_seed
 from hodei.sim.faults.setup import FAULTS
 from hodei.store.memory import MemoryStore
@@ -47,7 +47,7 @@ def test_a_seed_that_once_found_something_finds_nothing_any_more(seed):
 
 
 def story_of(seed: int) -> list[str]:
-    life = Life(seed)
+    life = FaultRun(seed)
     life.recent = type(life.recent)()
     life.run()
     return [f"{step} {at_ms} {what}" for step, at_ms, what in life.recent]
@@ -74,7 +74,7 @@ def test_it_tells_it_in_another_process_with_other_hashes_too():
 def test_every_kind_of_fault_comes_up_in_some_seed():
     seen: set[str] = set()
     for seed in range(40):
-        seen |= Life(seed).scene.odds.keys()
+        seen |= FaultRun(seed).scene.odds.keys()
     assert seen == FAULTS.keys()
 
 
@@ -132,7 +132,7 @@ def forgotten_repairs(monkeypatch):
 
 def holds_kept_for_ever(monkeypatch):
     """A hold that is given up keeps its room."""
-    monkeypatch.setattr(Preempting, "drop", lambda preempting, job: preempting.holds.pop(job, None) is not None)
+    monkeypatch.setattr(PreemptionControl, "drop", lambda preempting, job: preempting.holds.pop(job, None) is not None)
 
 
 def lost_jobs(monkeypatch):
@@ -178,8 +178,8 @@ def no_fence(monkeypatch):
 
 
 def promises_ignored(monkeypatch):
-    monkeypatch.setattr(Promises, "layouts", lambda plugin, gang, table, view: None)
-    monkeypatch.setattr(Promises, "permit", lambda plugin, gang, placements, view: None)
+    monkeypatch.setattr(StartReservations, "layouts", lambda plugin, gang, table, view: None)
+    monkeypatch.setattr(StartReservations, "permit", lambda plugin, gang, placements, view: None)
 
 
 def lost_wakeups(monkeypatch):

@@ -7,8 +7,8 @@ import random
 from msgspec import structs
 
 from hodei.control.controller import Controller
-from hodei.model.facts import BookingMade
-from hodei.model.reservation import Booking
+from hodei.model.facts import ReservationMade
+from hodei.model.reservation import Reservation
 from hodei.model.resources import CPU
 from hodei.sim.driver import Simulation
 from hodei.sim.policies import policy
@@ -28,9 +28,9 @@ def controller(overrun: str, name: str = "easy") -> Controller:
     return make_controller(structs.replace(config, profiles={"default": structs.replace(profile, options=options)}))
 
 
-def run(jobs: list[Job], procs: int, overrun: str, name: str = "easy", *bookings: Booking) -> Result:
+def run(jobs: list[Job], procs: int, overrun: str, name: str = "easy", *bookings: Reservation) -> Result:
     made = controller(overrun, name)
-    made.step(0, [BookingMade(booking) for booking in bookings])
+    made.step(0, [ReservationMade(booking) for booking in bookings])
     return Simulation(pool(jobs, procs), made, policy=name).run()
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_lost_or_broken_however_wrong_estimates_are():
 def test_a_window_clears_its_room_and_whoever_had_to_go_runs_after_it():
     jobs = [Job(1, 0, 100, 100, 4)]
     window = (50_000, 80_000, (("pool", {CPU: 4000}),))
-    kept = Booking("demo", "sales", *window)
+    kept = Reservation("demo", "sales", *window)
     assert [o.ended_ms for o in run(jobs, 4, "let", "easy", kept).outcomes] == [180_000], "it would not be over by then"
     unknown = [Job(1, 0, 100, 40, 4)]
     assert [o.ended_ms for o in run(unknown, 4, "let", "easy", kept).outcomes] == [100_000], "it runs into the window"

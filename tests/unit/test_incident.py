@@ -10,7 +10,7 @@ from hodei.control.controller import Controller
 from hodei.jobfile.render import node_view
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event, Record
-from hodei.model.facts import Fact, NodeJoined, NodeLost, NodeMarked
+from hodei.model.facts import Fact, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.node import Node, Taint
 from hodei.wiring import make_controller
 
@@ -73,7 +73,7 @@ def test_a_node_that_joined_only_later_is_no_part_of_it():
 
 
 def test_a_cordon_of_before_is_there_at_the_beginning():
-    _, facts = story([NodeJoined(node("a")), NodeMarked("a", cordon=True)], (20, NodeMarked("a", cordon=False)))
+    _, facts = story([NodeJoined(node("a")), NodeOverridden("a", cordon=True)], (20, NodeOverridden("a", cordon=False)))
     assert facts == [(0, {"cordon": "a"}), (20, {"uncordon": "a"})]
 
 
@@ -81,8 +81,8 @@ def test_marks_that_came_after_the_end_are_taken_back():
     late = 70_000
     cluster, facts = story(
         [NodeJoined(node("a", taints=(BAD,)))],
-        (late, NodeMarked("a", drain=True)),
-        (late, NodeMarked("a", add_taints=(DOWN,), remove_taints=(BAD,))),
+        (late, NodeOverridden("a", drain=True)),
+        (late, NodeOverridden("a", add_taints=(DOWN,), remove_taints=(BAD,))),
     )
     assert cluster["a"]["taints"] == ["disk=bad:NoSchedule"]
     assert facts == []
@@ -91,8 +91,8 @@ def test_marks_that_came_after_the_end_are_taken_back():
 def test_drains_and_taints_are_facts_even_of_a_node_that_was_cordoned_already():
     _, facts = story(
         [NodeJoined(node("a"))],
-        (1, NodeMarked("a", cordon=True)),
-        (2, NodeMarked("a", drain=True)),
-        (3, NodeMarked("a", add_taints=(DOWN,))),
+        (1, NodeOverridden("a", cordon=True)),
+        (2, NodeOverridden("a", drain=True)),
+        (3, NodeOverridden("a", add_taints=(DOWN,))),
     )
     assert facts == [(1, {"cordon": "a"}), (2, {"drain": "a"}), (3, {"taint": "a", "as": "down:NoExecute"})]

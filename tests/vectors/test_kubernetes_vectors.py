@@ -19,7 +19,7 @@ from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import LeastAllocated, MostAllocated, RequestedToCapacityRatio
 from hodei.plugins.fit import Fit
 from hodei.plugins.health import Health
-from hodei.plugins.job_affinity import CompanyRules
+from hodei.plugins.job_affinity import JobAffinityPlugin
 from hodei.plugins.ports import Ports
 from hodei.plugins.spread import Spread
 from hodei.plugins.taints import Taints
@@ -37,7 +37,7 @@ from vectors.kubernetes_cases import (
 
 VIEW = View(0)
 PLUGINS: dict[str, Any] = {
-    "InterPodAffinity": CompanyRules,
+    "InterPodAffinity": JobAffinityPlugin,
     "PodTopologySpread": Spread,
     "NodePorts": Ports,
     "TaintToleration": Taints,
@@ -54,7 +54,7 @@ def the_plugin(case: Case) -> Any:
         return NodeAffinity(pinned(from_plain(case["pod"], Pod)))
     if case["plugin"] == "InterPodAffinity":
         hard = re.search(r"HardPodAffinityWeight:(\d+)", str(case.get("cfg")))
-        return CompanyRules(hard_weight=int(hard[1]) if hard else 1)
+        return JobAffinityPlugin(hard_weight=int(hard[1]) if hard else 1)
     return PLUGINS[case["plugin"]]()
 
 

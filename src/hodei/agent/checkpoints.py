@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hodei.agent.runs import Runs
 
 
-class Saves:
+class Checkpoints:
     """Has all runs in the table of `runs` save their work in between."""
 
     def __init__(self, runs: Runs) -> None:

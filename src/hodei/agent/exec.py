@@ -36,7 +36,7 @@ class _Command:
         self.run, self.purpose, self.done, self.timer, self.over = run, purpose, done, timer, over
 
 
-class Beside:
+class ExecSessions:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._commands: dict[int, _Command] = {}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hodei.agent.exec import EXECUTE, Beside
+from hodei.agent.exec import EXECUTE, ExecSessions
 from hodei.agent.run import Run
 
 SAID_LIMIT = 1 << 20
@@ -24,8 +24,8 @@ class Later:
         self.then: Callable[[Any], None] = lambda _: None
 
 
-class Executing:
-    def __init__(self, beside: Beside) -> None:
+class ExecRequests:
+    def __init__(self, beside: ExecSessions) -> None:
         self._beside = beside
         self._taken: set[tuple[str, str]] = set()
 

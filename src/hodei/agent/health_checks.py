@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hodei.agent.runs import Runs
 
 
-class Checks:
+class HealthChecks:
     """Looks at all runs in the table of `runs` that asked for it."""
 
     def __init__(self, runs: Runs) -> None:

@@ -19,7 +19,7 @@ PATIENCE_S = 0.05
 Seen = tuple[int, int, int]
 
 
-class Looks:
+class ProbeThread:
     """One thread, started with the first look."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -23,7 +23,7 @@ MARK, HOOK = "checkpoint", "hook"
 _KEPT = {"status", *logs.STREAMS, *(f"{stream}.{what}" for stream in logs.STREAMS for what in ("gap", "times"))}
 
 
-class Places:
+class RunDirs:
     """The directories of the runs below `root`, by installation and name."""
 
     def __init__(self, root: str) -> None:

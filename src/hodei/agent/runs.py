@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hodei.agent import exit_status, logs, proc
-from hodei.agent.checkpoints import Saves
-from hodei.agent.exec import Beside, signal_group
-from hodei.agent.health_checks import Checks
+from hodei.agent.checkpoints import Checkpoints
+from hodei.agent.exec import ExecSessions, signal_group
+from hodei.agent.health_checks import HealthChecks
 from hodei.agent.hook import BadHook, Hook
 from hodei.agent.idle import Idles
 from hodei.agent.journal import Journal, write_copy
 from hodei.agent.limits import Fences
 from hodei.agent.log_times import LogTimes
-from hodei.agent.probes import Looks, Seen
+from hodei.agent.probes import ProbeThread, Seen
 from hodei.agent.run import BadOrder, Observation, Run, check_run_name
-from hodei.agent.run_dirs import Places
+from hodei.agent.run_dirs import RunDirs
 from hodei.agent.spawn import base_env, spawn
 from hodei.agent.stops import Stops
 
@@ -46,7 +46,7 @@ class Runs:
 
     def __init__(self, home: str, journal: Journal, fences: Fences, tell: Tell) -> None:
         self.home, self.journal, self.fences = home, journal, fences
-        self.places, self.epochs_path = Places(f"{home}/runs"), f"{home}/epochs"
+        self.places, self.epochs_path = RunDirs(f"{home}/runs"), f"{home}/epochs"
         self.boot = proc.boot_id()
         self.table: dict[str, Run] = {}
         self.epochs: dict[str, int] = {}
@@ -61,10 +61,10 @@ class Runs:
         self._when_durable: list[Callable[[], None]] = []
         self._looking: set[str] = set()
         self._flush_due = False
-        self.looks = Looks(self.loop)
-        self.beside = Beside(self.loop)
-        self.stops, self.saves = Stops(self), Saves(self)
-        self.checks, self.idles = Checks(self), Idles(self)
+        self.looks = ProbeThread(self.loop)
+        self.beside = ExecSessions(self.loop)
+        self.stops, self.saves = Stops(self), Checkpoints(self)
+        self.checks, self.idles = HealthChecks(self), Idles(self)
         self.base_env = base_env()
 
     @property

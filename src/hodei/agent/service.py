@@ -17,7 +17,7 @@ from typing import Any
 
 from hodei.agent import log_times, logs, proc
 from hodei.agent.aging import Aging
-from hodei.agent.exec_requests import Busy, Executing, Later
+from hodei.agent.exec_requests import Busy, ExecRequests, Later
 from hodei.agent.limits import enforcement
 from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
 from hodei.agent.runs import Runs
@@ -53,7 +53,7 @@ class Service:
         self._servers: dict[str, Connection] = {}
         self._alone_since_ms = proc.boot_clock_ms()
         self._ticks = 0
-        self._executing = Executing(runs.beside)
+        self._executing = ExecRequests(runs.beside)
         self._ops: dict[str, Callable[[Connection, Request], Any]] = {
             "start": self._start,
             "stop": self._stop,

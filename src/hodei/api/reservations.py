@@ -12,7 +12,7 @@ from hodei.jobfile.names import plain_name
 from hodei.jobfile.render import iso
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms
-from hodei.model.reservation import Booking, Late, Overstay, Wish
+from hodei.model.reservation import LateRun, Overstay, Reservation, ReservationSpec
 from hodei.model.resources import format_resources, parse_resources
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class ReservationList(Struct, frozen=True):
     reservations: list[ReservationView]
 
 
-def parse_wish(request: ReservationRequest, now_ms: int, by: str) -> Wish:
+def parse_wish(request: ReservationRequest, now_ms: int, by: str) -> ReservationSpec:
     """InvalidInput names each place that is wrong."""
     problems: list[tuple[str, str]] = []
 
@@ -114,7 +114,7 @@ def parse_wish(request: ReservationRequest, now_ms: int, by: str) -> Wish:
         raise InvalidInput(f"{problems[0][0]}: {problems[0][1]}", problems=tuple(problems))
     assert end is not None
     assert wanted is not None
-    return Wish(
+    return ReservationSpec(
         request.name, request.project, start_ms, end, request.nodes, tuple(request.node), wanted, by,
         request.at_start, request.at_end,
     )  # fmt: skip
@@ -138,7 +138,7 @@ def parse_moment_ms(text: str | int, now_ms: int) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def reservation_view(booking: Booking, active: bool, late: tuple[Late, ...] = ()) -> ReservationView:
+def reservation_view(booking: Reservation, active: bool, late: tuple[LateRun, ...] = ()) -> ReservationView:
     return ReservationView(
         booking.name,
         booking.project,

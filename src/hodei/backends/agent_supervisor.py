@@ -38,7 +38,7 @@ class _Known(Struct):
     more: bool
 
 
-class Reach:
+class AgentSupervisor:
     """`hear` is told of all that the agent says of runs, and of every run that it knows after each new connection; `outage`
     that it is gone or silent, before it is back. `over`: a newer server has taken over, and nothing more will come."""
 

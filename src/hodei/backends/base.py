@@ -16,7 +16,7 @@ from typing import NoReturn
 from msgspec import Struct
 
 from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
-from hodei.model.effects import Forget, SaveWork, Start, Stop
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused, Unsupported
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
@@ -26,7 +26,7 @@ from hodei.ports import Clock, Stream
 HEALTH_TIMEOUT_S = 10.0
 
 
-class House(Struct, frozen=True):
+class BackendContext(Struct, frozen=True):
     """Whose backend it is. `installation` is the same for ever and marks what is ours in a system that others use too;
     `epoch` counts the servers that it has had. `home` is a directory for the backends' own files, one below it for each
     by its name, made by whoever needs it."""
@@ -103,7 +103,7 @@ class PlainBackend(ABC):
 
     # -------------------------------------------------------------------------- what not all can do
 
-    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:  # noqa: B027 - nothing to do is what it means
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:  # noqa: B027 - nothing to do is what it means
         """Nobody is asked to save his work."""
 
     async def log_times(self, run: RunId, stream: Stream) -> list[tuple[int, int]]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from hodei.backends.base import House, PlainBackend
+from hodei.backends.base import BackendContext, PlainBackend
 from hodei.model.backend import Capabilities
-from hodei.model.effects import Forget, SaveWork, Start, Stop
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
@@ -28,7 +28,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: int = 1
 
 
-def make(name: str, settings: Settings, house: House) -> InstantBackend:
+def make(name: str, settings: Settings, house: BackendContext) -> InstantBackend:
     huge = {CPU: 2**38, MEMORY: 2**48, STORAGE: 2**48}
     names = [name] if settings.nodes == 1 else [f"{name}-{number}" for number in range(settings.nodes)]
     return InstantBackend(name, [Node(each, name, "instant", huge) for each in names], house.clock)
@@ -70,7 +70,7 @@ class InstantBackend(PlainBackend):
     async def stop(self, orders: Sequence[Stop]) -> None:
         """Too late by nature: whatever is to be stopped has ended."""
 
-    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         """Too late as well."""
 
     async def observe(self) -> list[RunObserved]:

@@ -21,12 +21,12 @@ from msgspec import Struct
 from hodei.agent.limits import enforcement
 from hodei.backends import machine
 from hodei.backends.agent_link import Link, Told
-from hodei.backends.agent_supervisor import Reach, known_to
-from hodei.backends.base import House, PlainBackend
+from hodei.backends.agent_supervisor import AgentSupervisor, known_to
+from hodei.backends.base import BackendContext, PlainBackend
 from hodei.backends.host_exec import run_here
 from hodei.backends.local_order import COMMAND_LIMIT, LOOPBACK, Order, save_order, start_order, stop_order
 from hodei.model.backend import Capabilities, Executed, NodeUsage
-from hodei.model.effects import Forget, SaveWork, Start, Stop
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
@@ -87,7 +87,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing to set: one more agent on this machine, as one more node with the backend's name."""
 
 
-def make(name: str, settings: Settings, house: House) -> LocalBackend:
+def make(name: str, settings: Settings, house: BackendContext) -> LocalBackend:
     return LocalBackend(
         name,
         home=house.home / name,
@@ -130,7 +130,9 @@ class LocalBackend(PlainBackend):
         self._home = home
         self._offers = {offer.name: offer for offer in nodes}
         self._log_cap_bytes = log_cap_bytes
-        self._reach = Reach(name, home, installation, epoch, (linger_s, keep_logs_s), self._hear, self._hear_of_outage)
+        self._reach = AgentSupervisor(
+            name, home, installation, epoch, (linger_s, keep_logs_s), self._hear, self._hear_of_outage
+        )
         self._outage: BackendError | None = None
         self._news: list[RunObserved] = []
         self._something_new = asyncio.Event()
@@ -255,7 +257,7 @@ class LocalBackend(PlainBackend):
         if orders:
             await (await self._reach.agent()).ask("stop", runs=[stop_order(order) for order in orders])
 
-    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         if orders:
             await (await self._reach.agent()).ask("checkpoint", runs=[save_order(order) for order in orders])
 

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 
 from hodei.backends.slurm_variables import slurm_variables
 from hodei.model import array
-from hodei.model.effects import SaveWork, Start, Stop
+from hodei.model.effects import Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused
 from hodei.model.health import NODE_HOST, HealthCheck
 from hodei.model.job import Checkpoint, Interactive
@@ -187,5 +187,5 @@ def stop_order(order: Stop) -> dict[str, Any]:
     return wire
 
 
-def save_order(order: SaveWork) -> dict[str, Any]:
+def save_order(order: TakeCheckpoint) -> dict[str, Any]:
     return {"run": order.run, "checkpoint": _hook(order.checkpoint)}

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location, Node
 from hodei.model.text import did_you_mean
@@ -111,7 +111,7 @@ def settings_of(name: str, table: Mapping[str, Any]) -> msgspec.Struct:
         raise _wrong(name, "", str(error)) from None
 
 
-def make_backend(name: str, table: Mapping[str, Any], house: House) -> Backend:
+def make_backend(name: str, table: Mapping[str, Any], house: BackendContext) -> Backend:
     """Made, and not yet open. InvalidInput if its table is wrong, or the library that its kind needs is missing."""
     settings = settings_of(name, table)
     return _module(name, table["kind"]).make(name, settings, house)  # type: ignore[no-any-return]

@@ -16,12 +16,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from hodei.control.queue.base import Line
+from hodei.control.queue.base import SchedulingQueue
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.preemption.search import Preemptions, Victim
-from hodei.engine.preemption.victims import Place, Tenancy, Tenant
+from hodei.engine.preemption.victims import Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.job import Affinity, JobSpec, NodeTerm, TaskSpec
 from hodei.model.job_affinity import JobAffinity, JobTerm, SpreadRule
@@ -109,8 +109,8 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
     table = Table(_node(i) for i in range(nodes))
     table.settle()
     profile = build_profile("default", worker_selection=strategy)
-    engine, line, view = Engine(table, {"default": profile}), Line(profile), View(10_000_000)
-    tenancy = Tenancy(table)
+    engine, line, view = Engine(table, {"default": profile}), SchedulingQueue(profile), View(10_000_000)
+    tenancy = VictimIndex(table)
     preemptions = Preemptions(engine, tenancy)
     for i in range(workload.before):
         gang = _gang(i + 1, 1, workload.earlier or _nothing, 100)
@@ -118,7 +118,9 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
         placed = engine.place(gang, view)
         if not isinstance(placed, Refusal):
             places = tuple(Place(each.node.name, each.member, each.grant) for each in placed)
-            tenancy.put(gang.id, [Tenant(gang.id, gang.job, places, since_ms=i, unsaved_ms=(i,) * len(places))])
+            tenancy.put(
+                gang.id, [VictimCandidate(gang.id, gang.job, places, since_ms=i, unsaved_ms=(i,) * len(places))]
+            )
     began = time.perf_counter()
     for i in range(jobs):
         line.add(_gang(workload.before + i + 1, shapes, workload.task, workload.priority))
@@ -157,7 +159,7 @@ def _one(workload: Workload, nodes: int, jobs: int, shapes: int, strategy: str) 
     return out | ({"evicted": evicted} if evicted else {})
 
 
-def _take(engine: Engine, tenancy: Tenancy, gang: Gang, victims: list[Victim], view: View) -> None:
+def _take(engine: Engine, tenancy: VictimIndex, gang: Gang, victims: list[Victim], view: View) -> None:
     """The victims go at once, and the gang gets its place: what a cluster would do over a grace period."""
     for victim in victims:
         places = [place for tenant in tenancy.of_job[victim.id] for place in tenant.places]
@@ -167,7 +169,7 @@ def _take(engine: Engine, tenancy: Tenancy, gang: Gang, victims: list[Victim], v
     placed = engine.place(gang, view)
     assert not isinstance(placed, Refusal), "a trial by all plugins said that it fits"
     places = [Place(each.node.name, each.member, each.grant) for each in placed]
-    tenancy.put(gang.id, [Tenant(gang.id, gang.job, tuple(places), since_ms=view.now_ms)])
+    tenancy.put(gang.id, [VictimCandidate(gang.id, gang.job, tuple(places), since_ms=view.now_ms)])
 
 
 def _node(i: int) -> Node:

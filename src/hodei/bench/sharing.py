@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from hodei.control.controller import Controller, Step
-from hodei.control.explain.priority import standing
+from hodei.control.explain.priority import priority_breakdown
 from hodei.control.explain.why import why
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
@@ -66,7 +66,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "factors_worked_out_anew_ms": _middle(rounds),
         "share_report_ms": _middle(_asked(lambda: msgspec.json.encode(controller.accounts.share_report(now_ms)))),
         "why_ms": _middle(_asked(lambda: why(controller, last, now_ms))),
-        "priority_ms": _middle(_asked(lambda: standing(controller, last, now_ms))),
+        "priority_ms": _middle(_asked(lambda: priority_breakdown(controller, last, now_ms))),
     }
 
 

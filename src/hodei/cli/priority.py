@@ -7,7 +7,7 @@ import click
 from hodei.cli.options import client, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_one, indent, table
 from hodei.cli.refs import resolve_job
-from hodei.model.priority import Standing, Term
+from hodei.model.priority import PriorityBreakdown, Term
 
 COLUMNS = (
     Column("TERM", lambda term: clean(term.name)),
@@ -26,7 +26,7 @@ def priority(job: str, output: str) -> None:
     emit_one(answer, output, name=lambda a: str(a.job), text=render)
 
 
-def render(answer: Standing) -> str:
+def render(answer: PriorityBreakdown) -> str:
     head = f"job {answer.job} is number {answer.position} of {answer.pending} in its line ({clean(answer.queue)})"
     rows = [*answer.terms, Term("together", answer.milli, "")]
     return f"{head}\n\n{indent(table(rows, COLUMNS))}"

@@ -50,7 +50,7 @@ from hodei.model.effects import Event
 from hodei.model.errors import HodeiError, InvalidInput, Unavailable
 from hodei.model.explanation import Explanation
 from hodei.model.lifecycle import JOB_ENDED
-from hodei.model.priority import Standing
+from hodei.model.priority import PriorityBreakdown
 from hodei.model.quota import QuotaList, QuotaRow
 from hodei.model.share import ShareReport
 from hodei.model.whatif import WhatIf
@@ -229,9 +229,9 @@ class Client(BackendCalls):
             one = self.telling_element(array)
         return self._get(f"/jobs/{one}/why", Explanation, {"node": node} if node else None)
 
-    def priority(self, id: Reference) -> Standing:
+    def priority(self, id: Reference) -> PriorityBreakdown:
         """What a waiting job's place in line comes from."""
-        return self._get(f"/jobs/{self._one(id)}/priority", Standing)
+        return self._get(f"/jobs/{self._one(id)}/priority", PriorityBreakdown)
 
     def graph(self, id: Reference) -> JobGraph:
         """What a job waits for and who waits for it."""

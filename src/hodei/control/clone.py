@@ -36,7 +36,7 @@ _VALUES: tuple[type, ...] = (
 )  # fmt: skip
 
 
-def twin(controller: Controller) -> Controller:
+def clone_controller(controller: Controller) -> Controller:
     """A copy that decides as the original would, and whose doings leave no mark on it. Plugins are shared, as they are
     pure; those with a `reserve` may keep accounts and are copied."""
     collecting = gc.isenabled()

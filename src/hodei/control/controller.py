@@ -15,31 +15,31 @@ from hodei.control.accounting.accounts import Accounts, AccountsPolicy
 from hodei.control.admission import wait_limits
 from hodei.control.admission.backend_availability import UNAVAILABLE, BackendAvailability
 from hodei.control.admission.gate import AdmissionPolicy, Gate
-from hodei.control.admission.profile_router import Steering
+from hodei.control.admission.profile_router import ProfileRouter
 from hodei.control.chunks import PART, at_once, parts
 from hodei.control.estimates import UserEstimates
 from hodei.control.lifecycle.arrays import Arrays
 from hodei.control.lifecycle.binding import bind
-from hodei.control.lifecycle.commands import ASKED, Asked
+from hodei.control.lifecycle.commands import ASKED, UserCommands
 from hodei.control.lifecycle.dependencies import Dependencies
 from hodei.control.lifecycle.gangs import Gangs
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.lifecycle.nodes import Places
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.lifecycle.nodes import NodeEvents
 from hodei.control.lifecycle.per_node import PerNode, end_of
-from hodei.control.lifecycle.preemption import Hold, Preempting, PreemptionPolicy, with_past
-from hodei.control.lifecycle.priority_inheritance import Inheriting
-from hodei.control.lifecycle.relocation import Moving
+from hodei.control.lifecycle.preemption import Hold, PreemptionControl, PreemptionPolicy, with_past
+from hodei.control.lifecycle.priority_inheritance import PriorityInheritance
+from hodei.control.lifecycle.relocation import Relocation
 from hodei.control.lifecycle.retry import RetryPolicy
-from hodei.control.lifecycle.taint_eviction import Evictions
-from hodei.control.queue.backfill import ReservingLine, reckons_with_time
-from hodei.control.queue.base import Line
-from hodei.control.queue.multifactor import RankedLine
-from hodei.control.queue.selection import Turn, in_turn
+from hodei.control.lifecycle.taint_eviction import TaintEviction
+from hodei.control.queue.backfill import BackfillQueue, reckons_with_time
+from hodei.control.queue.base import SchedulingQueue
+from hodei.control.queue.multifactor import MultifactorQueue
+from hodei.control.queue.selection import ProfileQueue, next_gangs
 from hodei.control.reconfigure import reconfigure, returning
-from hodei.control.reservations.audit import Keeping
-from hodei.control.reservations.overruns import Overrunning, Windows
-from hodei.control.reservations.reservations import Bookings
-from hodei.control.state import World
+from hodei.control.reservations.audit import StartReservationAudit
+from hodei.control.reservations.overruns import OverrunEnforcement, ReservationWindows
+from hodei.control.reservations.reservations import Reservations
+from hodei.control.state import ClusterState
 from hodei.control.step import Step as Step
 from hodei.control.step import beyond_help, failed
 from hodei.control.timers import Timers
@@ -53,8 +53,6 @@ from hodei.model.config import SchedulingConfig
 from hodei.model.estimate import Ran, ran
 from hodei.model.facts import (
     BackendReported,
-    BookingCancelled,
-    BookingMade,
     DataAppeared,
     Fact,
     HistoryRestored,
@@ -62,12 +60,14 @@ from hodei.model.facts import (
     JobRequeued,
     JobRestored,
     JobSubmitted,
-    MarksRestored,
     NodeJoined,
     NodeLost,
-    NodeMarked,
+    NodeOverridden,
     Noted,
+    OverridesRestored,
     Reconfigured,
+    ReservationCancelled,
+    ReservationMade,
     RunObserved,
     RunSpared,
     UsageRestored,
@@ -89,18 +89,18 @@ class Controller:
         admission: AdmissionPolicy | None = None,
         preemption: PreemptionPolicy | None = None,
         estimator: Estimator | None = None,
-        steering: Steering | None = None,
+        steering: ProfileRouter | None = None,
         accounts: AccountsPolicy | None = None,
         last_event: int = 0,
         max_tries: int = 5000,
     ) -> None:
-        self.world = World(last_event)
+        self.world = ClusterState(last_event)
         self.engine = Engine(self.world.table, profiles)
         self.lines = {name: self.line_for(profile) for name, profile in sorted(profiles.items())}
         self.world.keeps_book = any(map(reckons_with_time, self.lines.values()))
         self.estimator: Estimator = estimator or UserEstimates()
         self.world.limit_ms = self._limit_ms
-        self.keeping = Keeping(self.world)
+        self.keeping = StartReservationAudit(self.world)
         self.gate = Gate(self.engine, admission or AdmissionPolicy())
         self.backend_availability = BackendAvailability(self.engine, self.gate)
         self.gate.unknown = self.backend_availability.unknown
@@ -108,26 +108,28 @@ class Controller:
         self.beat_ms = 0
         self._timers = Timers()
         self.gangs = Gangs(self.world, self.engine.profiles, self.retry)
-        self._lives = Lives(self.world, self.retry, self.gangs, self._enqueue, self._wake)
+        self._lives = JobLifecycle(self.world, self.retry, self.gangs, self._enqueue, self._wake)
         if self.estimator.learns:
             self._lives.ended = self._remember
         self.arrays = Arrays(self.world, self._enqueue)
         self.dependencies = Dependencies(self.world, self._lives, self._enqueue)
-        self.inheriting = Inheriting(self.world, self.dependencies, self.lines)
-        self.evictions = Evictions(self.world, self._lives)
-        self.bookings = Bookings(self.world, Windows(self.world, self._lives), self._wake)
-        self._overrunning = Overrunning(self.world, self._lives, self._overrun)
+        self.inheriting = PriorityInheritance(self.world, self.dependencies, self.lines)
+        self.evictions = TaintEviction(self.world, self._lives)
+        self.bookings = Reservations(self.world, ReservationWindows(self.world, self._lives), self._wake)
+        self._overrunning = OverrunEnforcement(self.world, self._lives, self._overrun)
         self.accounts = Accounts(accounts or AccountsPolicy(), self.world, self._lives)
-        self.preempting = Preempting(self.world, self.engine, self._lives, preemption or PreemptionPolicy(), self._void)
-        self.steering = steering or Steering()
+        self.preempting = PreemptionControl(
+            self.world, self.engine, self._lives, preemption or PreemptionPolicy(), self._void
+        )
+        self.steering = steering or ProfileRouter()
         self.steering.bind(self.world, self.lines, self.gate, self._enqueue, self._dequeue)
         self.remake: Remake | None = None
-        self.moving = Moving(self.world, self.engine, self._lives, self.preempting, self.gang, self.view)
+        self.moving = Relocation(self.world, self.engine, self._lives, self.preempting, self.gang, self.view)
         self.moving.queueing(self._dequeue, self._enqueue, self._timers.set)
-        self._places = Places(
+        self._places = NodeEvents(
             self.world, self._lives, self.gangs, self.evictions, self.preempting, self.moving, self._void, self._wake
         )
-        self._asked = Asked(self.world, self._lives, self.moving, self._dequeue, self._afresh)
+        self._asked = UserCommands(self.world, self._lives, self.moving, self._dequeue, self._afresh)
         self.gangs.given_up = self._give_up_room
         self._lives.backend_failed = self.steering.recourses.backend_failed
         self.per_node = PerNode(self.world, self.engine, self.retry)
@@ -138,10 +140,10 @@ class Controller:
         self._triggers: set[Trigger] = set()
         self._unfinished = self._once_more = False
 
-    def line_for(self, profile: Profile) -> Line | ReservingLine:
+    def line_for(self, profile: Profile) -> SchedulingQueue | BackfillQueue:
         if hasattr(profile.queue, "promises"):
-            return ReservingLine(profile, self.engine)
-        return RankedLine(profile) if hasattr(profile.queue, "rank_milli") else Line(profile)
+            return BackfillQueue(profile, self.engine)
+        return MultifactorQueue(profile) if hasattr(profile.queue, "rank_milli") else SchedulingQueue(profile)
 
     def view(self, now_ms: int) -> View:
         accounts = self.accounts
@@ -240,18 +242,18 @@ class Controller:
             case BackendReported():
                 self.backend_availability.reported(fact)
                 self._wake("node_changed")  # those who wait are told why
-            case NodeMarked():
+            case NodeOverridden():
                 self._places.marked(fact, now_ms)
             case JobRestored(job=job, runs=runs):
                 self.dependencies.restored(job, fact.standings)
                 self._restore(job, runs, now_ms)
-            case MarksRestored(marks=marks):
+            case OverridesRestored(marks=marks):
                 world.put_marks(marks, new=False)
-            case BookingMade():
+            case ReservationMade():
                 self.bookings.made(fact.booking, now_ms, restored=fact.restored)
             case Noted():
                 world.tell(fact.kind, now_ms, job=fact.job, **fact.detail)
-            case BookingCancelled():
+            case ReservationCancelled():
                 self.bookings.cancelled(fact.name, fact.by, now_ms)
             case UsageRestored(rows=rows):
                 self.accounts.restore(rows)
@@ -317,7 +319,7 @@ class Controller:
         gang, estimate = gang_of(id, spec, submitted_ms), self.estimator.estimate(spec)
         gang.estimate_ms, gang.expected_ms = estimate.limit_ms, estimate.expected_ms
         line = self.lines.get(spec.profile)
-        if not gang.estimate_ms and isinstance(line, ReservingLine):
+        if not gang.estimate_ms and isinstance(line, BackfillQueue):
             gang.estimate_ms = line.queue.estimate_ms(gang)
         gang.expected_ms = gang.expected_ms or gang.estimate_ms
         return gang
@@ -327,7 +329,7 @@ class Controller:
         if told is not None:
             self.estimator.learn(told)
             for line in self.lines.values():
-                if isinstance(line, ReservingLine):
+                if isinstance(line, BackfillQueue):
                     line.reconsider(told.user, self.estimator.estimate)
 
     def _limit_ms(self, spec: JobSpec) -> int:
@@ -405,7 +407,7 @@ class Controller:
         self._triggers.clear()
         again, self._once_more, self._unfinished = self._once_more, False, False
         turns = self._turns(now_ms)
-        for turn, item in in_turn(turns, view):
+        for turn, item in next_gangs(turns, view):
             if isinstance(item, Hold):
                 self._start_elsewhere(item, plan, view, refused)
                 continue
@@ -421,7 +423,7 @@ class Controller:
             turn.tried += 1
             gang.attempts += 1
             gang.last_attempt_ms = now_ms
-            if isinstance(line, ReservingLine):
+            if isinstance(line, BackfillQueue):
                 line.begin(gang, view)
             result = self.preempting.try_gang(gang, view)
             if isinstance(result, Refusal):
@@ -435,10 +437,10 @@ class Controller:
                 turn.refused += 1
             else:
                 line.started(gang)
-                gang.kind = line.kind if isinstance(line, ReservingLine) else ""
+                gang.kind = line.kind if isinstance(line, BackfillQueue) else ""
                 self._bind(gang, result, plan, now_ms)
         for turn in turns:
-            if isinstance(turn.line, ReservingLine) and turn.line.lapsed and len(self.lines) > 1:
+            if isinstance(turn.line, BackfillQueue) and turn.line.lapsed and len(self.lines) > 1:
                 # That promise may be all that kept someone waiting in a line that has had its turn.
                 self._wake("job_ended")
                 self._once_more = not again
@@ -456,7 +458,7 @@ class Controller:
             )
         return plan
 
-    def _turns(self, now_ms: int) -> list[Turn]:
+    def _turns(self, now_ms: int) -> list[ProfileQueue]:
         """The lines in which there is something to try."""
         out, paused = [], self.steering.routing.availability.paused
         for name, line in self.lines.items():
@@ -465,7 +467,7 @@ class Controller:
             holds = self.preempting.awake(name) if self.preempting.holds else []
             if line.gangs or holds or self.per_node.first(name) is not None:
                 line.wake_due(now_ms)
-                out.append(Turn(name, line, holds, self.per_node))
+                out.append(ProfileQueue(name, line, holds, self.per_node))
         return out
 
     def _take_places(self, plan: Plan, view: View) -> None:
@@ -536,7 +538,7 @@ class Controller:
         self._unfinished = True  # the line that it stands in again may have had its turn
         (self.gangs.look if gang.joins else self._enqueue)(job, now_ms)
 
-    def _refused(self, line: Line | ReservingLine, gang: Gang, refusal: Refusal, now_ms: int) -> None:
+    def _refused(self, line: SchedulingQueue | BackfillQueue, gang: Gang, refusal: Refusal, now_ms: int) -> None:
         job = self.world.jobs[gang.id]
         text = summary(refusal.verdicts, refusal.nodes)
         code = refusal.verdicts[0].reason.code if refusal.verdicts else "NO_NODES"
@@ -560,7 +562,7 @@ class Controller:
             if "time" in refusal.cured_by:
                 self.steering.call_again(gang.job.profile, now_ms, known_ms)
 
-    def _left_broken_profile(self, line: Line | ReservingLine, job: Job, text: str, now_ms: int) -> bool:
+    def _left_broken_profile(self, line: SchedulingQueue | BackfillQueue, job: Job, text: str, now_ms: int) -> bool:
         """A plugin of its profile fails again and again: it goes to another profile, if it may; whether it did."""
         if not self.steering.is_broken(job.spec.profile):
             return False

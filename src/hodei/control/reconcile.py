@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hodei.control.lifecycle.run_orders import start_orders, stop_order
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
@@ -20,7 +20,7 @@ NOT_WANTED = "not wanted"
 
 
 def reconcile(
-    world: World, backend: str, known: Mapping[RunId, RunObserved], now_ms: int
+    world: ClusterState, backend: str, known: Mapping[RunId, RunObserved], now_ms: int
 ) -> tuple[list[RunObserved], list[Start | Stop | Forget]]:
     """Facts to learn and orders to give, so that both sides agree again."""
     facts: list[RunObserved] = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hodei.control.chunks import PART, parts
 from hodei.control.queue.backfill import reckons_with_time
-from hodei.control.queue.base import Line
+from hodei.control.queue.base import SchedulingQueue
 from hodei.engine.view import Gang
 from hodei.model.errors import HodeiError
 from hodei.model.facts import Reconfigured
@@ -84,13 +84,13 @@ def _waits(live: Controller, job: Job) -> Gang | None:
 
 def _keep_turns(before: object, now: object) -> None:
     """Tenants who take turns go on where they were, if the line is still of that kind."""
-    if not isinstance(before, Line) or not isinstance(now, Line) or type(before) is not type(now):
+    if not isinstance(before, SchedulingQueue) or not isinstance(now, SchedulingQueue) or type(before) is not type(now):
         return
     if _kind_of(before) is _kind_of(now):
         now.take_turns_of(before)
 
 
-def _kind_of(line: Line) -> type:
+def _kind_of(line: SchedulingQueue) -> type:
     """Of its queue; a second order beside the first makes no other kind of it."""
     return type(getattr(line.profile.queue, "primary", line.profile.queue))
 

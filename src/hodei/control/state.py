@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from hodei.control.chunks import PART, parts
-from hodei.engine.availability import Book
+from hodei.engine.availability import AvailabilityProfile
 from hodei.engine.nodes import Table
-from hodei.model.effects import Act, Event, Record, Save, SaveBooking, SaveJob, SaveMarks, SaveRun
+from hodei.model.effects import Act, Event, Record, Save, SaveJob, SaveOverrides, SaveReservation, SaveRun
 from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED, JobState, RunState, advance_job, advance_run
-from hodei.model.node import Node, NodeMarks
-from hodei.model.reservation import Booking
+from hodei.model.node import Node, NodeOverrides
+from hodei.model.reservation import Reservation
 
 # Past this many moves that nobody has asked for they are not told one by one any more.
 _MOVES_KEPT = 50_000
@@ -32,10 +32,10 @@ class Accountant(Protocol):
     def closed(self, run: Run, spec: JobSpec) -> None: ...
 
 
-class World:
+class ClusterState:
     def __init__(self, last_event: int = 0) -> None:
         self.table = Table()
-        self.book = Book(self.table)
+        self.book = AvailabilityProfile(self.table)
         self.keeps_book = False
         # How long jobs may hold what they got, and what to think of one that was not asked about when it started.
         self.estimates: dict[JobId, int] = {}
@@ -44,7 +44,7 @@ class World:
         self.runs: dict[JobId, dict[RunId, Run]] = {}
         self.on_node: dict[NodeName, set[RunId]] = {}
         self.nodes: dict[NodeName, Node] = {}
-        self.marks: dict[NodeName, NodeMarks] = {}
+        self.marks: dict[NodeName, NodeOverrides] = {}
         self.last_event = last_event
         # Who keeps account of what runs hold (quotas, fair share); nobody, in most houses.
         self.accountants: tuple[Accountant, ...] = ()
@@ -62,8 +62,8 @@ class World:
         self._new_runs: set[RunId] = set()
         self._jobs: dict[JobId, Job] = {}
         self._runs: dict[RunId, Run] = {}
-        self._marks: dict[NodeName, NodeMarks] = {}
-        self._bookings: dict[str, SaveBooking] = {}
+        self._marks: dict[NodeName, NodeOverrides] = {}
+        self._bookings: dict[str, SaveReservation] = {}
         self._events: list[Event] = []
         self._acts: list[Act] = []
 
@@ -109,7 +109,7 @@ class World:
             self._new_runs.add(run.id)
             self._runs[run.id] = run
 
-    def _enter(self, run: Run, book: Book) -> None:
+    def _enter(self, run: Run, book: AvailabilityProfile) -> None:
         spec = self.jobs[run.job].spec
         limit_ms = self.estimates.get(run.job)
         if limit_ms is None:
@@ -117,13 +117,13 @@ class World:
         request = spec.task_of(run.member).request
         book.started(run.id, run.node, request, run.started_ms or run.placed_ms, limit_ms, spec.project)
 
-    def drawn_up(self) -> Book:
+    def drawn_up(self) -> AvailabilityProfile:
         """The book as it would be if it had been kept all the time."""
         if self.keeps_book:
             return self.book
-        return self._fill(Book(self.table))
+        return self._fill(AvailabilityProfile(self.table))
 
-    def _fill(self, book: Book) -> Book:
+    def _fill(self, book: AvailabilityProfile) -> AvailabilityProfile:
         for job in sorted(self.runs):
             for run in self.live_runs(job):
                 self._enter(run, book)
@@ -190,7 +190,7 @@ class World:
         self.nodes.pop(name, None)
         self.table.remove(name)
 
-    def put_marks(self, marks: NodeMarks, *, new: bool) -> None:
+    def put_marks(self, marks: NodeOverrides, *, new: bool) -> None:
         self.marks[marks.node] = marks
         if new:
             self._marks[marks.node] = marks
@@ -199,16 +199,16 @@ class World:
 
     # ------------------------------------------------------------------------------------------- bookings
 
-    def put_booking(self, booking: Booking, *, new: bool) -> None:
+    def put_booking(self, booking: Reservation, *, new: bool) -> None:
         self.keep_book()
         self.book.book(booking)
         if new:
-            self._bookings[booking.name] = SaveBooking(booking)
+            self._bookings[booking.name] = SaveReservation(booking)
 
-    def drop_booking(self, name: str) -> Booking | None:
+    def drop_booking(self, name: str) -> Reservation | None:
         booking = self.book.unbook(name)
         if booking is not None:
-            self._bookings[name] = SaveBooking(booking, gone=True)
+            self._bookings[name] = SaveReservation(booking, gone=True)
         return booking
 
     # ------------------------------------------------------------------------------------------- effects
@@ -230,7 +230,7 @@ class World:
             if len(self._jobs) > PART:
                 yield
         saves += [SaveRun(run, id in self._new_runs) for id, run in self._runs.items()]
-        saves += [SaveMarks(marks) for marks in self._marks.values()]
+        saves += [SaveOverrides(marks) for marks in self._marks.values()]
         saves += self._bookings.values()
         for events in parts(self._events):
             saves += [Record(event) for event in events]

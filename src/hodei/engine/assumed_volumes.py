@@ -5,7 +5,7 @@ from __future__ import annotations
 from hodei.model.volume import Volume
 
 
-class Assumed:
+class AssumedVolumes:
     """`version` counts the changes."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from hodei.engine.nodes import Table
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 from hodei.model.resources import Resources
 
 FOREVER = 1 << 62
@@ -33,7 +33,7 @@ class Span(NamedTuple):
     project: str = ""
 
 
-class Promise(Struct, frozen=True):
+class StartReservation(Struct, frozen=True):
     """From `start_ms` on `job` is to have `request` of each of these nodes, until `end_ms`."""
 
     job: JobId
@@ -54,7 +54,7 @@ class Claim(NamedTuple):
     name: str = ""
 
 
-class Book:
+class AvailabilityProfile:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._spans: dict[NodeName, list[Span]] = {}
@@ -64,8 +64,8 @@ class Book:
         self._due: list[tuple[int, JobId]] = []
         self._claims: dict[NodeName, list[Claim]] = {}
         self.version = 0  # counts what may bring a promise forward: ends, and bookings that come or go
-        self.promises: dict[JobId, Promise] = {}
-        self.bookings: dict[str, Booking] = {}
+        self.promises: dict[JobId, StartReservation] = {}
+        self.bookings: dict[str, Reservation] = {}
         self.forecasts: dict[JobId, int] = {}  # when those who wait will probably start, as far as anyone foretold it
 
     # ------------------------------------------------------------------------------------------------ runs
@@ -116,7 +116,7 @@ class Book:
 
     # -------------------------------------------------------------------------------------------- claims
 
-    def promise(self, promise: Promise) -> None:
+    def promise(self, promise: StartReservation) -> None:
         self.withdraw(promise.job)
         self.promises[promise.job] = promise
         heapq.heappush(self._due, (promise.start_ms, promise.job))
@@ -124,7 +124,7 @@ class Book:
             claim = Claim(promise.start_ms, promise.end_ms, request, promise.job)
             self._claims.setdefault(node, []).append(claim)
 
-    def withdraw(self, job: JobId) -> Promise | None:
+    def withdraw(self, job: JobId) -> StartReservation | None:
         promise = self.promises.pop(job, None)
         if promise is not None:
             self._drop(promise.places, lambda claim: claim.job == job)
@@ -136,11 +136,11 @@ class Book:
             return None
         return min([promise.start_ms for promise in self.promises.values() if promise.start_ms > now_ms], default=None)
 
-    def overdue(self, now_ms: int) -> list[Promise]:
+    def overdue(self, now_ms: int) -> list[StartReservation]:
         """The promises that stand and whose time has passed; each is named once."""
         if not self._due or self._due[0][0] >= now_ms:
             return []
-        late = dict[JobId, Promise]()
+        late = dict[JobId, StartReservation]()
         while self._due and self._due[0][0] < now_ms:
             start_ms, job = heapq.heappop(self._due)
             promise = self.promises.get(job)
@@ -148,7 +148,7 @@ class Book:
                 late[job] = promise
         return list(late.values())
 
-    def book(self, booking: Booking) -> None:
+    def book(self, booking: Reservation) -> None:
         self.unbook(booking.name)
         self.bookings[booking.name] = booking
         self.version += 1
@@ -156,7 +156,7 @@ class Book:
             claim = Claim(booking.start_ms, booking.end_ms, request, 0, booking.project, booking.name)
             self._claims.setdefault(node, []).append(claim)
 
-    def unbook(self, name: str) -> Booking | None:
+    def unbook(self, name: str) -> Reservation | None:
         booking = self.bookings.pop(name, None)
         if booking is not None:
             self._drop(booking.places, lambda claim: claim.name == name)
@@ -227,7 +227,7 @@ class Book:
         steps = _steps(self.spans(node, now_ms), claims, now_ms)
         return _first_gap(steps, free, request, duration_ms, now_ms, max(now_ms, after_ms))
 
-    def most_spare(self, promise: Promise, resource: str, now_ms: int) -> int:
+    def most_spare(self, promise: StartReservation, resource: str, now_ms: int) -> int:
         """How much of a resource is left at most on one of its nodes when the promised job has its part of it."""
         at_ms, most = max(promise.start_ms, now_ms), 0
         for node, request in promise.places:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hodei.engine.device_slots import Parts
+from hodei.engine.device_slots import DeviceSlots
 from hodei.model.ids import NodeName
 from hodei.model.node import Node
 from hodei.model.resources import MEMORY, STORAGE, Resources
@@ -103,7 +103,7 @@ class Nodes:
         found: Ints = self.table.gpus[self._rows]
         return found
 
-    def parts(self) -> list[Parts | None]:
+    def parts(self) -> list[DeviceSlots | None]:
         """The cores and GPUs of each node; None where nothing is known of them."""
         holds = self.table.holds
         rows = range(len(holds))[self._rows] if isinstance(self._rows, slice) else self._rows

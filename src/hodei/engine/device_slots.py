@@ -20,7 +20,7 @@ def wants_parts(task: TaskSpec) -> bool:
     return bool(task.binding or task.request.get(GPU))
 
 
-class Parts:
+class DeviceSlots:
     """`gpus` holds what is free of each GPU, `cores` the free cores of each socket, `sizes` how many runs hold a share of a
     GPU (0) or so many GPUs; changed by `take` and `give` alone."""
 
@@ -32,8 +32,8 @@ class Parts:
         self.gpus: dict[int, int] = gpus_of(node)
         self.sizes: dict[int, int] = {}
 
-    def copy(self) -> Parts:
-        twin = object.__new__(Parts)
+    def copy(self) -> DeviceSlots:
+        twin = object.__new__(DeviceSlots)
         twin.cores = [set(cores) for cores in self.cores]
         twin._socket_of, twin.gpus, twin.sizes = self._socket_of, dict(self.gpus), dict(self.sizes)
         return twin

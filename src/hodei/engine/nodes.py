@@ -16,8 +16,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from hodei.engine.columns import ALL, LARGE, Interned, Ints, Mask, Nodes, OneNode, Rows
-from hodei.engine.device_slots import Parts, wants_parts
-from hodei.engine.topology_index import Kind, Residents
+from hodei.engine.device_slots import DeviceSlots, wants_parts
+from hodei.engine.topology_index import Kind, TopologyIndex
 from hodei.engine.view import Member
 from hodei.model.ids import NodeName
 from hodei.model.node import Grant, Node
@@ -49,7 +49,7 @@ class _Holding:
         self.runs = 0
         self.last_placed = 0
         self.kinds: dict[Kind, int] = {}
-        self.parts: Parts | None = None
+        self.parts: DeviceSlots | None = None
         self.grants: dict[Grant, int] = {}  # how often each is held now, to lay the parts anew when the node changes
 
 
@@ -75,7 +75,7 @@ class Table:
         self.holds: list[_Holding] = []
         self._gpus: Ints = np.zeros((0, 0), dtype=np.int64)
         self._unwritten: set[int] = set()
-        self.residents = Residents()
+        self.residents = TopologyIndex()
         self.room: list[Resources] = []
         self._interned: dict[Hashable, Interned] = {}
         self._scales: dict[str, tuple[int, NDArray[np.float64]]] = {}
@@ -135,7 +135,7 @@ class Table:
         """The cores and GPUs of every node, without those that are held."""
         most = 0
         for node, held in zip(self.nodes, self.holds, strict=True):
-            held.parts = Parts(node) if node.sockets or GPU in node.capacity else None
+            held.parts = DeviceSlots(node) if node.sockets or GPU in node.capacity else None
             if held.parts is not None:
                 most = max(most, len(held.parts.gpus))
                 for grant, times in held.grants.items():

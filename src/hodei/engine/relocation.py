@@ -13,7 +13,7 @@ from hodei.engine.view import Gang, View
 from hodei.model.decision import Reason
 
 
-class Moves:
+class RelocationFilter:
     name = "move"
     cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
@@ -34,4 +34,4 @@ def _text(gang: Gang) -> str:
     return f"it is being moved off {names}, and no other node has room for it"
 
 
-MOVES = Moves()
+MOVES = RelocationFilter()

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from hodei.engine.availability import FOREVER, Book, Promise
+from hodei.engine.availability import FOREVER, AvailabilityProfile, StartReservation
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Ints, Mask, Table
 from hodei.engine.view import Gang, View
@@ -36,7 +36,7 @@ class _Outlook:
         self.at_ms: Ints = np.zeros(0, dtype=np.int64)
         self._until: Ints = np.zeros(0, dtype=np.int64)
 
-    def refresh(self, book: Book, now_ms: int) -> None:
+    def refresh(self, book: AvailabilityProfile, now_ms: int) -> None:
         table = self._engine.table
         if self._generation != table.generation:
             self._generation = table.generation
@@ -52,12 +52,12 @@ class _Outlook:
             self.at_ms[row], self._until[row] = book.unclaimed(table.names[row], self._request, now_ms)
 
 
-class Outlooks:
+class StartSearch:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._kept: OrderedDict[tuple[tuple[str, int], ...], _Outlook] = OrderedDict()
 
-    def soonest(self, gang: Gang, view: View) -> Promise | None:
+    def soonest(self, gang: Gang, view: View) -> StartReservation | None:
         """The first time at which every needed member has a node by the book; None if no end in sight makes room.
 
         Members are given the node that is free first, one after another, and start together when the last has one. What
@@ -74,12 +74,12 @@ class Outlooks:
             at_ms, taken = found
             if at_ms <= start_ms or not book.claimed:
                 end_ms = min(at_ms + duration_ms, FOREVER)
-                return Promise(gang.id, at_ms, end_ms, tuple(sorted(taken.items())), view.now_ms)
+                return StartReservation(gang.id, at_ms, end_ms, tuple(sorted(taken.items())), view.now_ms)
             start_ms = at_ms
         return None
 
     def _together(
-        self, gang: Gang, view: View, book: Book, duration_ms: int, after_ms: int
+        self, gang: Gang, view: View, book: AvailabilityProfile, duration_ms: int, after_ms: int
     ) -> tuple[int, dict[NodeName, Resources]] | None:
         """Nodes for all needed members, none before `after_ms`, and when the last of them is free."""
         table, start_ms = self._engine.table, after_ms
@@ -125,7 +125,7 @@ class Outlooks:
         return start_ms, taken
 
     def _alone(
-        self, gang: Gang, view: View, book: Book, duration_ms: int, after_ms: int
+        self, gang: Gang, view: View, book: AvailabilityProfile, duration_ms: int, after_ms: int
     ) -> tuple[int, dict[NodeName, Resources]] | None:
         """The same for one member and few nodes, in plain numbers: the node that is free first, ties to the first by name."""
         ((kind, _, member),) = gang.each()
@@ -139,7 +139,7 @@ class Outlooks:
                     best = (at_ms, name)
         return None if best is None else (best[0], {best[1]: request})
 
-    def _at(self, request: Resources, open_rows: Mask, view: View, book: Book, after_ms: int) -> Ints:
+    def _at(self, request: Resources, open_rows: Mask, view: View, book: AvailabilityProfile, after_ms: int) -> Ints:
         key = tuple(sorted(request.items()))
         outlook = self._kept.get(key)
         if outlook is None:

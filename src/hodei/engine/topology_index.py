@@ -201,7 +201,7 @@ def _shelf(term: JobTerm) -> tuple[str, str] | None:
     return None
 
 
-class Residents:
+class TopologyIndex:
     """The kinds that live on the nodes of a table, and the counts that rules have asked for."""
 
     def __init__(self) -> None:

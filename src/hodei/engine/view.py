@@ -13,7 +13,7 @@ from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JobSpec, TaskSpec
 
 if TYPE_CHECKING:
-    from hodei.engine.availability import Book
+    from hodei.engine.availability import AvailabilityProfile
 
 Numbers = tuple[tuple[int, ...], ...]
 
@@ -139,6 +139,6 @@ class View(Struct, frozen=True):
     `shares`: who has had how much so far, `bounds`: who may hold how much (None: nobody keeps account)."""
 
     now_ms: int
-    book: Book | None = None
+    book: AvailabilityProfile | None = None
     shares: Shares | None = None
     bounds: Bounds | None = None

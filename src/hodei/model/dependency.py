@@ -59,7 +59,7 @@ class Dependencies(Struct, frozen=True, omit_defaults=True):
         return self.need or len(self.of)
 
 
-class Standing(Struct, frozen=True, omit_defaults=True):
+class DependencyStatus(Struct, frozen=True, omit_defaults=True):
     """How a job stands that someone waits for, as the store knows it. `saved`: it has saved its work at least once."""
 
     job: JobId

@@ -12,9 +12,9 @@ from msgspec import Struct
 from hodei.model.audit import AuditEntry
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Checkpoint, Job, JobSpec, Run, TaskSpec
-from hodei.model.node import NodeMarks
+from hodei.model.node import NodeOverrides
 from hodei.model.periodic import Periodic
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 from hodei.model.usage import UsageRow
 
 
@@ -42,14 +42,14 @@ class SaveRun(Struct, frozen=True, gc=False):
     new: bool = False
 
 
-class SaveMarks(Struct, frozen=True):
-    marks: NodeMarks
+class SaveOverrides(Struct, frozen=True):
+    marks: NodeOverrides
 
 
-class SaveBooking(Struct, frozen=True):
+class SaveReservation(Struct, frozen=True):
     """`gone`: it is over or was given up, and need not be remembered."""
 
-    booking: Booking
+    booking: Reservation
     gone: bool = False
 
 
@@ -134,7 +134,7 @@ class Spare(Struct, frozen=True):
     backend: str
 
 
-class SaveWork(Struct, frozen=True):
+class TakeCheckpoint(Struct, frozen=True):
     """The run is to save its work as its checkpoint's hook says, and to go on."""
 
     run: RunId
@@ -149,6 +149,17 @@ class Forget(Struct, frozen=True):
     backend: str
 
 
-Save = SaveJob | SaveRun | SaveMarks | SaveBooking | SaveKey | SaveNote | SaveUsage | SavePeriodic | SaveAudit | Record
-Act = Start | Stop | Spare | SaveWork | Forget
+Save = (
+    SaveJob
+    | SaveRun
+    | SaveOverrides
+    | SaveReservation
+    | SaveKey
+    | SaveNote
+    | SaveUsage
+    | SavePeriodic
+    | SaveAudit
+    | Record
+)
+Act = Start | Stop | Spare | TakeCheckpoint | Forget
 Effect = Save | Act

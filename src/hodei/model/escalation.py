@@ -10,7 +10,7 @@ Wish = Literal["spread", "topology", "backend"]
 WISHES: tuple[Wish, ...] = ("spread", "topology", "backend")
 
 
-class Recovery(Struct, frozen=True, omit_defaults=True):
+class Escalation(Struct, frozen=True, omit_defaults=True):
     """After `relax_after_ms` of waiting its rules named in `relax` count as wishes; after every `promote_after_ms` it goes
     up one class, as far as `promote_to`. What is 0 or empty is as the profile says."""
 

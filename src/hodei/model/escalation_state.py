@@ -19,7 +19,7 @@ _WORDS = {
 }
 
 
-class Recourse(Struct, frozen=True, omit_defaults=True):
+class EscalationState(Struct, frozen=True, omit_defaults=True):
     """What was changed, and when; "" , 0 and () for nothing. `cause`: why it was moved to another profile."""
 
     profile: str = ""
@@ -42,15 +42,15 @@ class Measure(Struct, frozen=True, omit_defaults=True):
     at_ms: int = 0
 
 
-_NONE = Recourse()
-_decode = msgspec.json.Decoder(Recourse).decode
+_NONE = EscalationState()
+_decode = msgspec.json.Decoder(EscalationState).decode
 
 
-def read(text: str) -> Recourse:
+def read(text: str) -> EscalationState:
     return _decode(text) if text else _NONE
 
 
-def write(recourse: Recourse) -> str:
+def write(recourse: EscalationState) -> str:
     return msgspec.json.encode(recourse).decode()
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from msgspec import Struct
 
 from hodei.model.config import SchedulingConfig
-from hodei.model.dependency import Standing
+from hodei.model.dependency import DependencyStatus
 from hodei.model.estimate import Ran
 from hodei.model.health import HealthState
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RunState
-from hodei.model.node import Node, NodeMarks, Taint
-from hodei.model.reservation import Booking
+from hodei.model.node import Node, NodeOverrides, Taint
+from hodei.model.reservation import Reservation
 from hodei.model.usage import UsageRow
 
 
@@ -31,7 +31,7 @@ class JobSubmitted(Fact, frozen=True, gc=False):
     """`standings`: how the jobs stand that it waits for, as far as they had ended before."""
 
     job: Job
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[DependencyStatus, ...] = ()
 
 
 class JobRestored(Fact, frozen=True, gc=False):
@@ -39,11 +39,11 @@ class JobRestored(Fact, frozen=True, gc=False):
 
     job: Job
     runs: tuple[Run, ...] = ()
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[DependencyStatus, ...] = ()
 
 
-class MarksRestored(Fact, frozen=True):
-    marks: NodeMarks
+class OverridesRestored(Fact, frozen=True):
+    marks: NodeOverrides
 
 
 class JobCancelled(Fact, frozen=True, gc=False):
@@ -87,7 +87,7 @@ class JobRequeued(Fact, frozen=True):
 
     job: JobId
     record: Job | None = None
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[DependencyStatus, ...] = ()
 
 
 class RunObserved(Fact, frozen=True):
@@ -148,7 +148,7 @@ class NodeLost(Fact, frozen=True):
     reason: str = ""
 
 
-class NodeMarked(Fact, frozen=True):
+class NodeOverridden(Fact, frozen=True):
     """An operator said something about a node. `labels` with None removes; `drain` moves its work elsewhere."""
 
     node: NodeName
@@ -159,15 +159,15 @@ class NodeMarked(Fact, frozen=True):
     drain: bool = False
 
 
-class BookingMade(Fact, frozen=True):
+class ReservationMade(Fact, frozen=True):
     """Someone has reserved capacity; the nodes are chosen and it was checked that there is room. Also read from the store
     at start-up (`restored`)."""
 
-    booking: Booking
+    booking: Reservation
     restored: bool = False
 
 
-class BookingCancelled(Fact, frozen=True):
+class ReservationCancelled(Fact, frozen=True):
     """A reservation was given up, or is no longer wanted while it lasts."""
 
     name: str
@@ -193,7 +193,7 @@ class Reconfigured(Fact, frozen=True):
     how: str = ""
 
 
-class StartsForetold(Fact, frozen=True):
+class StartsForecast(Fact, frozen=True):
     """When those who wait will probably start, in ms since the epoch; whoever is not named, nobody knows of."""
 
     starts: dict[JobId, int]
@@ -210,7 +210,7 @@ class Noted(Fact, frozen=True):
 AnyFact = (
     JobSubmitted
     | JobRestored
-    | MarksRestored
+    | OverridesRestored
     | JobCancelled
     | JobHeld
     | JobReleased
@@ -224,10 +224,10 @@ AnyFact = (
     | NodeJoined
     | NodeLost
     | BackendReported
-    | NodeMarked
-    | BookingMade
-    | BookingCancelled
-    | StartsForetold
+    | NodeOverridden
+    | ReservationMade
+    | ReservationCancelled
+    | StartsForecast
     | Noted
     | HistoryRestored
     | UsageRestored

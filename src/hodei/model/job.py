@@ -13,7 +13,7 @@ from msgspec import Struct
 from hodei.model.array import ArrayPlace
 from hodei.model.decision import Decision
 from hodei.model.dependency import Dependencies
-from hodei.model.escalation import Recovery
+from hodei.model.escalation import Escalation
 from hodei.model.health import HealthCheck, HealthState
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job_affinity import HostPort, JobAffinity, SpreadRule
@@ -215,7 +215,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     health: HealthCheck = HealthCheck()
     retry_on: tuple[str, ...] = ()
     array: ArrayPlace | None = None
-    recovery: Recovery = Recovery()
+    recovery: Escalation = Escalation()
     routed_by: str = ""
     after: Dependencies = Dependencies()
     preempts: bool = True

@@ -111,7 +111,7 @@ LINE = ".hodei.io/line"
 DELEGATED = "hodei.io/delegated"
 
 
-class NodeMarks(Struct, frozen=True, omit_defaults=True):
+class NodeOverrides(Struct, frozen=True, omit_defaults=True):
     """What operators have said of a node; it outlives the node's own comings and goings."""
 
     node: NodeName
@@ -123,7 +123,7 @@ class NodeMarks(Struct, frozen=True, omit_defaults=True):
 
     @property
     def empty(self) -> bool:
-        return self == NodeMarks(self.node)
+        return self == NodeOverrides(self.node)
 
     def over(self, node: Node) -> Node:
         """`node` as it counts for scheduling."""

@@ -15,7 +15,7 @@ class Term(Struct, frozen=True, omit_defaults=True):
     text: str = ""
 
 
-class Standing(Struct, frozen=True, omit_defaults=True):
+class PriorityBreakdown(Struct, frozen=True, omit_defaults=True):
     """What a job's place in line comes from. `terms` add up to `milli`; who has more of it is ahead."""
 
     job: JobId

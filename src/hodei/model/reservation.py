@@ -13,7 +13,7 @@ from hodei.model.resources import Resources
 Overstay = Literal["let", "stop"]
 
 
-class Booking(Struct, frozen=True, omit_defaults=True):
+class Reservation(Struct, frozen=True, omit_defaults=True):
     """From `start_ms` until `end_ms` the amounts in `places` are for jobs of `project` alone, whoever else asks.
 
     `by` and `made_ms`: who made it, and when. `at_start`: what becomes of others' runs that are still in the way when it
@@ -31,7 +31,7 @@ class Booking(Struct, frozen=True, omit_defaults=True):
     at_end: Overstay = "let"
 
 
-class Wish(Struct, frozen=True):
+class ReservationSpec(Struct, frozen=True):
     """What someone wants to reserve: `count` nodes of the scheduler's choice, or those `named`; of each the amounts
     in `request`, or all of it if none are given."""
 
@@ -47,7 +47,7 @@ class Wish(Struct, frozen=True):
     at_end: Overstay = "let"
 
 
-class Late(Struct, frozen=True):
+class LateRun(Struct, frozen=True):
     """A run that is not expected to be over when a reservation begins that needs its room; `end_ms` 0: nobody knows."""
 
     node: NodeName

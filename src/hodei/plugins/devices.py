@@ -1,7 +1,7 @@
 """Devices: refuses nodes that have enough in sum but not in one piece: GPUs that are free only in parts, cores that are
 taken or lie in different sockets.
 
-It says nothing where the plain amounts do not fit: that is said by `fit`. What it lets pass, `Parts.find` finds.
+It says nothing where the plain amounts do not fit: that is said by `fit`. What it lets pass, `DeviceSlots.find` finds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from hodei.engine.changes import Change, lowered
-from hodei.engine.device_slots import WHOLE, Parts, gpus_of, wants_parts
+from hodei.engine.device_slots import WHOLE, DeviceSlots, gpus_of, wants_parts
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import SILENT, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
@@ -60,7 +60,7 @@ class Devices:
             code = _objection(task, parts) if node.sockets and parts is not None else "NO_TOPOLOGY"
             if code:
                 # Nothing that others do helps where the empty node would not do.
-                evictable = code != "NO_TOPOLOGY" and Parts(node).fits(task)
+                evictable = code != "NO_TOPOLOGY" and DeviceSlots(node).fits(task)
                 masks.setdefault((code, evictable), nodes.none())[place] = True
         return [(mask, self._reason(code, evictable)) for (code, evictable), mask in sorted(masks.items())]
 
@@ -136,7 +136,7 @@ def _gpus_when_empty(node: Node) -> tuple[int, ...]:
     return tuple(gpus_of(node).values())
 
 
-def _objection(task: TaskSpec, parts: Parts) -> str:
+def _objection(task: TaskSpec, parts: DeviceSlots) -> str:
     """Why the cores (and with them the GPUs) of a node cannot be bound to; "" if they can, or if only GPUs are missing."""
     cores, amount = _cores(task), task.request.get(GPU, 0)
     if sum(map(len, parts.cores)) < cores:

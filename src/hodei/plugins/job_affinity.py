@@ -13,14 +13,14 @@ import numpy as np
 from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.plan import EXISTING_ANTI_AFFINITY
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
-from hodei.engine.topology_index import DomainCount, Kind, Residents, Rule
+from hodei.engine.topology_index import DomainCount, Kind, Rule, TopologyIndex
 from hodei.engine.view import Member, View
 from hodei.model.decision import Reason
 from hodei.model.job import TaskSpec
 from hodei.model.job_affinity import JobTerm
 
 
-class CompanyRules:
+class JobAffinityPlugin:
     """`hard_weight`: how much a resident's required affinity pulls those that it means (0: not at all)."""
 
     name = "job_affinity"
@@ -121,7 +121,7 @@ def _has_rules(task: TaskSpec) -> bool:
     return bool(near.required or away.required or near.preferred or away.preferred)
 
 
-def _means(terms: tuple[JobTerm, ...], member: Member, residents: Residents) -> bool:
+def _means(terms: tuple[JobTerm, ...], member: Member, residents: TopologyIndex) -> bool:
     """Whether a member meets all of its own terms."""
     job, labels = member.job, member.labels
     return all(term.matches(job.project, labels, job.project, residents.projects) for term in terms)

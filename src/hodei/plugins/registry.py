@@ -36,7 +36,7 @@ from hodei.plugins.gpu_last import GpuLast
 from hodei.plugins.gpu_packing import GpuBestfit, GpuClustering, GpuDotprod, GpuPacking, GpuRandom
 from hodei.plugins.health import Health
 from hodei.plugins.image_locality import ImageLocality
-from hodei.plugins.job_affinity import CompanyRules
+from hodei.plugins.job_affinity import JobAffinityPlugin
 from hodei.plugins.multifactor import Multifactor
 from hodei.plugins.overcommit import Overcommit
 from hodei.plugins.platform import Platform
@@ -49,7 +49,7 @@ from hodei.plugins.scope import Scope
 from hodei.plugins.secondary import SECONDARIES, TwoOrders
 from hodei.plugins.spill import Spill, SpillRule
 from hodei.plugins.spread import Spread
-from hodei.plugins.start_reservations import Promises
+from hodei.plugins.start_reservations import StartReservations
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
 from hodei.plugins.taints import Taints
 from hodei.plugins.volumes import Volumes
@@ -58,9 +58,9 @@ from hodei.plugins.workload import Workload
 PLUGINS: dict[str, type[Any]] = {
     plugin.name: plugin
     for plugin in (
-        Health, Platform, Capabilities, NodeAffinity, Taints, CompanyRules, Spread, Ports, Fit, Pools, Devices, Overcommit,
+        Health, Platform, Capabilities, NodeAffinity, Taints, JobAffinityPlugin, Spread, Ports, Fit, Pools, Devices, Overcommit,
         Workload,
-        Distribution, GangTopology, Promises, Scope, Quota, Volumes, ImageLocality,
+        Distribution, GangTopology, StartReservations, Scope, Quota, Volumes, ImageLocality,
         FallbackChain, GpuLast, Resource, Load, Proximity, Spill, DataRules, CostOptimized, Performance, Locality,
         LeastLoaded, MostFree, ResourceBalance, BinPacking, RoundRobin, LocalityAware,
         LeastAllocated, MostAllocated, RequestedToCapacityRatio, BalancedAllocation, DataLocality, Cost,

@@ -18,7 +18,7 @@ from hodei.model.resources import Resources
 from hodei.model.text import moment
 
 
-class Promises:
+class StartReservations:
     name = "promises"
     cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended")
 

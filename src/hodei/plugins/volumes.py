@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from hodei.engine.assumed_volumes import Assumed
+from hodei.engine.assumed_volumes import AssumedVolumes
 from hodei.engine.attachments import Attachments
 from hodei.engine.nodes import Mask, Nodes, Table
 from hodei.engine.points import SILENT, Placed, Reads, Refusals, Trigger
@@ -46,7 +46,7 @@ class Volumes:
     cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def __init__(self) -> None:
-        self.assumed = Assumed()
+        self.assumed = AssumedVolumes()
 
     def key(self, member: Member) -> Hashable:
         return member.task.volumes or SILENT
@@ -95,7 +95,7 @@ class Volumes:
                     self.assumed.release(volume.handle)
 
 
-def _each_has_one(claims: Sequence[Volume], assumed: Assumed, nodes: Nodes) -> Mask:
+def _each_has_one(claims: Sequence[Volume], assumed: AssumedVolumes, nodes: Nodes) -> Mask:
     """Nodes where every claim finds a free volume of its own, or one can be made for it."""
     made = [_made(claim, nodes) for claim in claims]
     choices = {choice.name: choice for claim in claims for choice in claim.choices}
@@ -115,7 +115,7 @@ def _each_has_one(claims: Sequence[Volume], assumed: Assumed, nodes: Nodes) -> M
     return enough
 
 
-def _chosen(claims: Sequence[Volume], assumed: Assumed, node: Node) -> dict[str, str] | None:
+def _chosen(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> dict[str, str] | None:
     """The volume that each claim takes on a node, by handle; None if there are not enough. Not named: one has to be made."""
     options: list[list[str]] = []
     for claim in claims:

@@ -28,9 +28,9 @@ from hodei.model.node import Node
 from hodei.model.resources import scale_of
 from hodei.model.text import did_you_mean, moment
 from hodei.ports import Backend, Store
-from hodei.runtime.backend_queries import Foretold, Inquiries, in_line
+from hodei.runtime.backend_queries import BackendQueries, StartEstimates, in_line
 from hodei.runtime.binder import Binder
-from hodei.runtime.health_monitor import HealthPolicy, Pulse
+from hodei.runtime.health_monitor import HealthMonitor, HealthPolicy
 from hodei.runtime.watcher import CALL_TIMEOUT_S, DISABLED, UNHEALTHY, Bar, Watcher
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Remembered(Struct, frozen=True):
     disabled: dict[str, int] = {}
 
 
-class FleetPlan(Struct, frozen=True):
+class BackendChanges(Struct, frozen=True):
     """Where backends come from. `make` makes one from its table (InvalidInput if it cannot be); `dress` adds to its nodes
     what the table says of all of them; `tables` are those of the configuration file."""
 
@@ -75,7 +75,9 @@ class BackendStatus(Struct, frozen=True):
 
 
 class _Member:
-    def __init__(self, backend: Backend, table: Table, watcher: Watcher, pulse: Pulse, inquiries: Inquiries) -> None:
+    def __init__(
+        self, backend: Backend, table: Table, watcher: Watcher, pulse: HealthMonitor, inquiries: BackendQueries
+    ) -> None:
         self.backend, self.table, self.watcher, self.pulse = backend, table, watcher, pulse
         self.inquiries = inquiries
         self.tasks: list[asyncio.Task[None]] = []
@@ -91,9 +93,13 @@ def recall(store: Store) -> Remembered:
         return Remembered()
 
 
-class Fleet:
+class BackendManager:
     def __init__(
-        self, service: Service, backends: Mapping[str, Backend], health: HealthPolicy, plan: FleetPlan | None = None
+        self,
+        service: Service,
+        backends: Mapping[str, Backend],
+        health: HealthPolicy,
+        plan: BackendChanges | None = None,
     ) -> None:
         self._service, self._health, self._plan = service, health, plan
         self._one_at_a_time = asyncio.Lock()
@@ -131,9 +137,9 @@ class Fleet:
             backend, service.controller.world, service.clock, service.prometheus, service.loop.tell, self.binder.act_again,
             service.loop.quiet, self._owners, dress, partial(self._spare, name),
         )  # fmt: skip
-        pulse = Pulse(backend, service.clock, self._health, lambda: self._turned(name))
+        pulse = HealthMonitor(backend, service.clock, self._health, lambda: self._turned(name))
         watcher.came_back = pulse.look_now
-        inquiries = Inquiries(
+        inquiries = BackendQueries(
             backend,
             service.controller.world,
             lambda: watcher.up.is_set() and not watcher.last_error and not pulse.circuit.broken,
@@ -413,7 +419,7 @@ class Fleet:
         runs = self._service.controller.world.runs.get(job, {}).values()
         return in_line(answer, runs, self.backends, self._foretold()) if answer.status == "placed" else answer
 
-    def _foretold(self) -> dict[RunId, Foretold]:
+    def _foretold(self) -> dict[RunId, StartEstimates]:
         return {run: told for member in self._members.values() for run, told in member.inquiries.line.answer.items()}
 
     def show_usage(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.model.backend import NodeUsage
 from hodei.model.explanation import Explanation, InLine
 from hodei.model.ids import NodeName, RunId
@@ -32,14 +32,14 @@ _LOOKED_AT_S = 600.0
 T = TypeVar("T")
 
 
-class Foretold(Struct, frozen=True):
+class StartEstimates(Struct, frozen=True):
     """Of a run in a backend's own line: when it will begin (0 if nobody can tell), and why it waits."""
 
     start_ms: int = 0
     reason: str = ""
 
 
-class Inquiry(Generic[T]):
+class BackendQuery(Generic[T]):
     """One question to one backend. There is no answer while it is not `wanted`, nor after one that came to nothing."""
 
     def __init__(
@@ -69,16 +69,16 @@ class Inquiry(Generic[T]):
             self._in_vain = True
 
 
-class Inquiries:
+class BackendQueries:
     """All that one backend is asked, as far as it says that it can tell. `well`: whether it is worth asking now."""
 
-    def __init__(self, backend: Backend, world: World, well: Callable[[], bool]) -> None:
+    def __init__(self, backend: Backend, world: ClusterState, well: Callable[[], bool]) -> None:
         self._backend, self._world, self._well = backend, world, well
         self._looked_s = -_LOOKED_AT_S
-        self.line = Inquiry[Foretold](
+        self.line = BackendQuery[StartEstimates](
             f"when runs in the line of backend {backend.name} will begin", self._ask_line, self._has_line, _LINE_EVERY_S
         )
-        self.used = Inquiry[NodeUsage](
+        self.used = BackendQuery[NodeUsage](
             f"what is used on the nodes of backend {backend.name}", backend.usage, self._is_looked_at, _USAGE_EVERY_S
         )
 
@@ -103,14 +103,14 @@ class Inquiries:
         lately = time.monotonic() - self._looked_s < _LOOKED_AT_S
         return lately and len(self._world.nodes) <= MAX_NODES and self._well()
 
-    async def _ask_line(self) -> dict[RunId, Foretold]:
+    async def _ask_line(self) -> dict[RunId, StartEstimates]:
         starts, known = await self._backend.expected(), await self._backend.known()
         reasons = {run: said.reason for run, said in known.items() if said.state == "placed"}
-        return {run: Foretold(starts.get(run, 0), reasons.get(run, "")) for run in starts.keys() | reasons.keys()}
+        return {run: StartEstimates(starts.get(run, 0), reasons.get(run, "")) for run in starts.keys() | reasons.keys()}
 
 
 def in_line(
-    answer: Explanation, runs: Iterable[Run], backends: Mapping[str, Backend], foretold: Mapping[RunId, Foretold]
+    answer: Explanation, runs: Iterable[Run], backends: Mapping[str, Backend], foretold: Mapping[RunId, StartEstimates]
 ) -> Explanation:
     """The answer for a job that is placed, if the backend that it was handed to has a line of its own. Its gang begins when
     the last of those who wait does."""
@@ -118,7 +118,7 @@ def in_line(
     waiting = [run for run in runs if run.state == "placed" and run.backend in lines]
     if answer.status != "placed" or not waiting:
         return answer
-    told = {run.id: foretold.get(run.id, Foretold()) for run in waiting}
+    told = {run.id: foretold.get(run.id, StartEstimates()) for run in waiting}
     # Those of whom nobody can tell come last of all.
     last = max(waiting, key=lambda run: (not told[run.id].start_ms, told[run.id].start_ms, run.id))
     line = InLine(last.backend, told[last.id].start_ms, told[last.id].reason)

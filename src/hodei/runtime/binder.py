@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from hodei.control.lifecycle.gangs import NOT_REACHED_RUN, START_FAILED
-from hodei.model.effects import Act, Forget, SaveWork, Spare, Start, Stop
+from hodei.model.effects import Act, Forget, Spare, Start, Stop, TakeCheckpoint
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused, StaleEpoch
 from hodei.model.facts import Fact, RunObserved, RunSpared
 from hodei.model.ids import RunId
@@ -147,7 +147,7 @@ class Binder:
         """What is done is taken off `acts`, so that only the rest is sent again should something fail. What is left without
         a failure is in doubt."""
         starts = [act for act in acts if isinstance(act, Start) and act.run.id not in self._failed]
-        saves = [act for act in acts if isinstance(act, SaveWork)]
+        saves = [act for act in acts if isinstance(act, TakeCheckpoint)]
         stops = [act for act in acts if isinstance(act, Stop)]
         forgets = [act for act in acts if isinstance(act, Forget)]
         again: dict[RunId, BackendError] = {}

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from hodei.model.audit import AuditEntry
 from hodei.model.effects import Save, SaveAudit, SavePeriodic
-from hodei.model.facts import BookingMade, Fact, JobSubmitted, Noted
+from hodei.model.facts import Fact, JobSubmitted, Noted, ReservationMade
 
 
 class Caller:
@@ -61,7 +61,7 @@ def _made(facts: Sequence[Fact], saves: Sequence[Save]) -> str:
     ids = [fact.job.id for fact in facts if isinstance(fact, JobSubmitted)]
     if ids:
         return str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}"
-    names = [fact.booking.name for fact in facts if isinstance(fact, BookingMade)]
+    names = [fact.booking.name for fact in facts if isinstance(fact, ReservationMade)]
     names += [save.periodic.name for save in saves if isinstance(save, SavePeriodic)]
     names += [fact.detail["backend"] for fact in facts if isinstance(fact, Noted) and fact.kind == "backend.added"]
     return ", ".join(names)

@@ -74,7 +74,7 @@ def _note(history: tuple[Configuration, ...]) -> SaveNote:
     return SaveNote(_NOTE, msgspec.json.encode(history).decode())
 
 
-class Configuring:
+class ConfigChanges:
     """`check` raises InvalidInput with everything that is wrong; `reread` reads the server's own file again; `started`
     is what the file said when the server came up."""
 

@@ -32,7 +32,7 @@ MOST_EACH = 1000
 MOST = 10_000
 
 
-class Calendar:
+class CronTask:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._periodics: dict[str, Periodic] = {}

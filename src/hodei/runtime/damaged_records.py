@@ -33,7 +33,7 @@ _EVERY_S = 86_400.0
 _MOST_SHOWN = 3
 
 
-class Records:
+class DamagedRecords:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.damaged: list[Damage] = []

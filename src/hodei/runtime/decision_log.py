@@ -32,7 +32,7 @@ from hodei.model.errors import HodeiError
 from hodei.model.facts import Fact, JobRequeued, JobRestored, JobSubmitted, Reconfigured
 from hodei.model.job import Job
 from hodei.model.secrets import without_secrets_in, without_values
-from hodei.runtime.fork_worker import Aside
+from hodei.runtime.fork_worker import ForkWorker
 
 log = logging.getLogger("hodei.decision_log")
 FORMAT = 1
@@ -81,7 +81,7 @@ class DecisionLog:
         self._bytes = 0
         self._closed = False
         self._broken_s: float | None = None
-        self._aside = Aside(1, nice=10, limit_s=600)
+        self._aside = ForkWorker(1, nice=10, limit_s=600)
         self._writing_state: asyncio.Task[None] | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
         self._number = 1 + max((segment.number for segment in closed_segments(path)), default=0)

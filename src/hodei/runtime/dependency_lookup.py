@@ -17,7 +17,7 @@ from hodei.control.controller import Controller
 from hodei.control.lifecycle.timestamps import not_ahead, run_not_ahead
 from hodei.model.array import ArrayPlace
 from hodei.model.data_place import Allowed
-from hodei.model.dependency import Standing
+from hodei.model.dependency import DependencyStatus
 from hodei.model.effects import Save, SaveJob, SaveRun
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobRestored
@@ -35,12 +35,12 @@ class Known(Struct, frozen=True):
     """What was found; good for as long as nobody waits in between."""
 
     found: Found = Found()
-    standings: dict[JobId, Standing] = {}
+    standings: dict[JobId, DependencyStatus] = {}
 
     def resolved(self, specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
         return resolved(specs, first, self.found) if depends(specs) else specs
 
-    def of(self, spec: JobSpec) -> tuple[Standing, ...]:
+    def of(self, spec: JobSpec) -> tuple[DependencyStatus, ...]:
         if not spec.after.of:
             return ()
         return tuple(self.standings[id] for id in _awaited([spec]) if id in self.standings)
@@ -49,7 +49,7 @@ class Known(Struct, frozen=True):
 _NOTHING = Known()
 
 
-class Depending:
+class DependencyLookup:
     def __init__(
         self, controller: Controller, store: Store, read: Callable[..., Awaitable[Any]], allowed: Allowed
     ) -> None:
@@ -102,7 +102,7 @@ class Depending:
 
         return await self._read(look)  # type: ignore[no-any-return]
 
-    async def of_record(self, record: Job | None) -> tuple[Standing, ...]:
+    async def of_record(self, record: Job | None) -> tuple[DependencyStatus, ...]:
         """For an ended job that is to begin anew, and may have to wait again."""
         if record is None or record.attempt or not record.spec.after.of:
             return ()
@@ -126,7 +126,7 @@ class Depending:
         waiting = [job for job, _ in active if job.spec.after.of and not (job.queued_ms or job.attempt)]
         if not waiting:
             return [JobRestored(job, runs) for job, runs in active]
-        there = {job.id: Standing(job.id, job.state) for job, _ in active} | self._look(waiting)
+        there = {job.id: DependencyStatus(job.id, job.state) for job, _ in active} | self._look(waiting)
         out = []
         for job, runs in active:
             waits = bool(job.spec.after.of) and not (job.queued_ms or job.attempt)
@@ -136,23 +136,23 @@ class Depending:
 
     # ------------------------------------------------------------------------------------------- the store
 
-    def _look(self, jobs: Iterable[Job]) -> dict[JobId, Standing]:
+    def _look(self, jobs: Iterable[Job]) -> dict[JobId, DependencyStatus]:
         specs = [job.spec for job in jobs]
         saved = {one.job for spec in specs for one in spec.after.of if one.on == "checkpointed"}
         return self._standings(_awaited(specs), saved)[1]
 
     def _standings(
         self, ids: Iterable[JobId], ask_saved: Iterable[JobId], have: Mapping[JobId, Job] = MappingProxyType({})
-    ) -> tuple[dict[JobId, str], dict[JobId, Standing]]:
+    ) -> tuple[dict[JobId, str], dict[JobId, DependencyStatus]]:
         """The names of these jobs; how those stand that have ended or (if asked) have saved their work. `have`: jobs that
         were read already, which are told of too."""
         names: dict[JobId, str] = {}
-        standings: dict[JobId, Standing] = {}
+        standings: dict[JobId, DependencyStatus] = {}
         saved = {id for id in sorted(ask_saved) if any(run.checkpoint_ms for run in self._store.runs(id))}
         for job in chain(have.values(), self._jobs((set(ids) | saved) - have.keys())):
             names[job.id] = job.spec.name
             if job.state in JOB_ENDED or job.id in saved:
-                standings[job.id] = Standing(job.id, job.state, job.id in saved)
+                standings[job.id] = DependencyStatus(job.id, job.state, job.id in saved)
         return names, standings
 
     def _jobs(self, ids: Iterable[JobId]) -> Iterator[Job]:

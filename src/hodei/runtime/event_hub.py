@@ -15,7 +15,7 @@ _BUFFER = 10_000
 class Subscription:
     """New events, in order. A reader too slow for its buffer is cut off with `lagged` rather than let it grow."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: EventHub) -> None:
         self._hub = hub
         self._events: deque[Event] = deque()
         self._more = asyncio.Event()
@@ -49,7 +49,7 @@ class Subscription:
         self._hub.leave(self)
 
 
-class Hub:
+class EventHub:
     def __init__(self) -> None:
         self._readers: set[Subscription] = set()
         self._waiting: dict[JobId, list[asyncio.Future[None]]] = {}

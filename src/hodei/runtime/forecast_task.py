@@ -22,7 +22,7 @@ from hodei.control.explain.whatif import Question, what_if
 from hodei.model.config import ForecastConfig, SchedulingConfig
 from hodei.model.effects import Save, SaveJob, SaveNote
 from hodei.model.errors import InvalidInput, Unavailable
-from hodei.model.facts import Fact, StartsForetold
+from hodei.model.facts import Fact, StartsForecast
 from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job
@@ -30,7 +30,7 @@ from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import parse_duration_ms
 from hodei.model.whatif import WhatIf
 from hodei.ports import Clock, JobQuery, Store
-from hodei.runtime.fork_worker import Aside
+from hodei.runtime.fork_worker import ForkWorker
 from hodei.runtime.metrics import Metrics
 
 log = logging.getLogger("hodei.foresight")
@@ -56,7 +56,7 @@ _WAITING = ("pending", "held")
 Commit = Callable[[Sequence[Save]], Awaitable[None]]
 
 
-class Foresight:
+class ForecastTask:
     def __init__(
         self,
         controller: Controller,
@@ -69,8 +69,8 @@ class Foresight:
         self._controller, self._store, self._clock, self._make = controller, store, clock, make
         self._every_s = max(parse_duration_ms(config.every), 1000) / 1000
         self.enabled, self._max_jobs = config.enabled, config.max_jobs
-        self.aside = Aside(_AT_ONCE, nice=_AFTER_THE_SERVER, limit_s=_TOO_LONG_S)
-        self._foretelling = Aside(1, nice=_AFTER_ALL_OTHERS, limit_s=self._every_s + _TOO_LONG_S)
+        self.aside = ForkWorker(_AT_ONCE, nice=_AFTER_THE_SERVER, limit_s=_TOO_LONG_S)
+        self._foretelling = ForkWorker(1, nice=_AFTER_ALL_OTHERS, limit_s=self._every_s + _TOO_LONG_S)
         self._forecasts = Forecasts()
         self._metrics = metrics
         # Told when they will start, where a rule wants to know.
@@ -139,7 +139,7 @@ class Foresight:
         self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
         self._forecasts.forget(still)
         if self.tell is not None and any("spill" in names for names in self._plugins()):
-            self.tell([StartsForetold({id: found[id].p50_ms for id in sorted(still & found.keys())})])
+            self.tell([StartsForecast({id: found[id].p50_ms for id in sorted(still & found.keys())})])
         return True
 
     def _plugins(self) -> Iterator[set[str]]:

@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Aside:
+class ForkWorker:
     """At most `places` children at once. Whoever asks what is being waited for already gets that answer too."""
 
     def __init__(self, places: int, *, nice: int = 0, limit_s: float = 60.0) -> None:

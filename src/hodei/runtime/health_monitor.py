@@ -26,7 +26,7 @@ class HealthPolicy(Struct, frozen=True):
     circuit: CircuitPolicy = CircuitPolicy()
 
 
-class Pulse:
+class HealthMonitor:
     """`turned` is called when the circuit breaks or is whole again."""
 
     def __init__(self, backend: Backend, clock: Clock, policy: HealthPolicy, turned: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ from hodei.model.lifecycle import JOB_ENDED
 from hodei.ports import Clock, Store
 from hodei.runtime.caller import CALLER, Caller
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.event_hub import Hub
+from hodei.runtime.event_hub import EventHub
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.rights import Rights
 
@@ -56,7 +56,7 @@ class Loop:
         controller: Controller,
         store: Store,
         clock: Clock,
-        hub: Hub,
+        hub: EventHub,
         metrics: Metrics,
         act: Callable[[Sequence[Act]], None],
         decision_log: DecisionLog | None = None,

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _SHORT_S = 0.0005
 
 
-class Answers:
+class QueryQueue:
     def __init__(self) -> None:
         self._waiting: deque[tuple[Hashable, Callable[[], Any]]] = deque()
         self._asked: dict[Hashable, asyncio.Future[Any]] = {}

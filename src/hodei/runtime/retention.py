@@ -22,7 +22,7 @@ from hodei.model.quantity import format_duration
 from hodei.model.text import moment
 from hodei.ports import JobQuery
 from hodei.runtime.clock import steady_ms
-from hodei.runtime.retention_clock import Credible, Kept
+from hodei.runtime.retention_clock import Kept, RetentionClock
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
@@ -36,7 +36,7 @@ _BITE_S = 0.02
 _SMALLEST, _FIRST, _LARGEST = 20, 200, 2000
 
 
-class Housekeeping:
+class Retention:
     """`retention_ms` and `audit_retention_ms`: 0 keeps for ever. `trust_clock`: the wall clock is right, whatever it says."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Housekeeping:
         self._service, self._steady_ms, self._trust = service, steady_ms, trust_clock
         self._retention_ms, self._audit_retention_ms = retention_ms, audit_retention_ms
         self._shortest_ms = min((ms for ms in (retention_ms, audit_retention_ms) if ms), default=0)
-        self.credible: Credible | None = None
+        self.credible: RetentionClock | None = None
 
     @property
     def needed(self) -> bool:
@@ -107,11 +107,11 @@ class Housekeeping:
             await asyncio.sleep(took_s)  # as long as this has kept others waiting, they have the store for themselves
             limit = min(max(int(limit * _BITE_S / max(took_s, 0.0001)), _SMALLEST, limit // 2), _LARGEST, limit * 2)
 
-    def _recall(self) -> Credible:
+    def _recall(self) -> RetentionClock:
         """From what the store knows of the time. Blocks."""
         bound_ms, hold_ms = min(_DAY_MS, self._shortest_ms // 4), min(_DAY_MS, self._shortest_ms)
         kept = None if self._trust else self._kept()
-        return Credible(
+        return RetentionClock(
             kept or Kept(self._service.clock.now_ms()), self._steady_ms(), bound_ms=bound_ms, hold_ms=hold_ms
         )
 

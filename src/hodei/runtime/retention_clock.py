@@ -26,7 +26,7 @@ class Kept(Struct, frozen=True):
     ahead_ms: int = 0
 
 
-class Credible:
+class RetentionClock:
     """`bound_ms`: how far the wall clock may be ahead without doubt."""
 
     def __init__(self, kept: Kept, steady_ms: int, *, bound_ms: int, hold_ms: int) -> None:

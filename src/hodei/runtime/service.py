@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from hodei.control.chunks import parts
 from hodei.control.controller import Controller
 from hodei.control.explain import why as explain
-from hodei.control.explain.priority import standing
+from hodei.control.explain.priority import priority_breakdown
 from hodei.control.explain.single_node import on_node
 from hodei.control.explain.time import holds_on
 from hodei.control.explain.whatif import Question
@@ -31,8 +31,6 @@ from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.estimate import Estimate, Ran, ran
 from hodei.model.explanation import Explanation
 from hodei.model.facts import (
-    BookingCancelled,
-    BookingMade,
     Fact,
     HistoryRestored,
     JobCancelled,
@@ -40,8 +38,10 @@ from hodei.model.facts import (
     JobReleased,
     JobRequeued,
     JobSubmitted,
-    MarksRestored,
-    NodeMarked,
+    NodeOverridden,
+    OverridesRestored,
+    ReservationCancelled,
+    ReservationMade,
     UsageRestored,
 )
 from hodei.model.forecast import StartForecast
@@ -50,27 +50,27 @@ from hodei.model.interning import Pool
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
-from hodei.model.priority import Standing
-from hodei.model.reservation import Booking, Hold, Late, Wish
+from hodei.model.priority import PriorityBreakdown
+from hodei.model.reservation import Hold, LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources
 from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
-from hodei.runtime.backend_manager import Fleet, FleetPlan
+from hodei.runtime.backend_manager import BackendChanges, BackendManager
 from hodei.runtime.caller import CALLER
 from hodei.runtime.clock import steady_ms
-from hodei.runtime.config_changes import Configuring
-from hodei.runtime.cron import Calendar
-from hodei.runtime.damaged_records import Records
+from hodei.runtime.config_changes import ConfigChanges
+from hodei.runtime.cron import CronTask
+from hodei.runtime.damaged_records import DamagedRecords
 from hodei.runtime.data_watch import DataWatch
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.dependency_lookup import Depending
-from hodei.runtime.event_hub import Hub, Subscription
-from hodei.runtime.forecast_task import Foresight
+from hodei.runtime.dependency_lookup import DependencyLookup
+from hodei.runtime.event_hub import EventHub, Subscription
+from hodei.runtime.forecast_task import ForecastTask
 from hodei.runtime.health_monitor import HealthPolicy
 from hodei.runtime.loop import Loop, held
 from hodei.runtime.metrics import Metrics
-from hodei.runtime.query_queue import Answers
-from hodei.runtime.retention import Housekeeping
+from hodei.runtime.query_queue import QueryQueue
+from hodei.runtime.retention import Retention
 from hodei.runtime.rights import Rights
 
 log = logging.getLogger("hodei.service")
@@ -95,9 +95,9 @@ class NodeStatus(Struct, frozen=True):
 class ReservationStatus(Struct, frozen=True):
     """A reservation, what its project holds of it now, and the runs that may not make way for it in time."""
 
-    booking: Booking
+    booking: Reservation
     active: bool = False
-    late: tuple[Late, ...] = ()
+    late: tuple[LateRun, ...] = ()
 
 
 class Submitted(Struct, frozen=True):
@@ -123,7 +123,7 @@ class Service:
         scheduling: SchedulingConfig | None = None,
         trial_controller: Callable[[SchedulingConfig], Controller] | None = None,
         health: HealthPolicy | None = None,
-        fleet: FleetPlan | None = None,
+        fleet: BackendChanges | None = None,
     ) -> None:
         self.store = store
         self.installation, self.epoch = opened.installation, opened.epoch
@@ -133,7 +133,7 @@ class Service:
         self.scheduling = scheduling or SchedulingConfig()
         self.profiles = tuple(sorted(controller.engine.profiles))
         self.prometheus = Metrics()
-        self.hub = Hub()
+        self.hub = EventHub()
         self._last_job = opened.last_job
         self._checks = checks
         self._decision_log = decision_log
@@ -141,24 +141,24 @@ class Service:
         self._keys: dict[str, asyncio.Task[Submitted]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._reserving = asyncio.Lock()
-        self._answers = Answers()
+        self._answers = QueryQueue()
         self._pool = Pool()
         self._browsing = asyncio.Semaphore(_BROWSING)
-        self.configuring: Configuring | None = None
-        self.depending = Depending(controller, store, self.read, Allowed(self.scheduling.data.allow))
+        self.configuring: ConfigChanges | None = None
+        self.depending = DependencyLookup(controller, store, self.read, Allowed(self.scheduling.data.allow))
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
         self.rights = self.loop.rights = Rights(lambda: controller.accounts.policy, controller.world.jobs)
-        self.foresight = Foresight(
+        self.foresight = ForecastTask(
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
-        self.calendar = Calendar(self)
-        self.records = Records(self)
+        self.calendar = CronTask(self)
+        self.records = DamagedRecords(self)
         self.loop.on_damage = self.records.tell
-        self.housekeeping = Housekeeping(
+        self.housekeeping = Retention(
             self, retention_ms=retention_ms, audit_retention_ms=audit_retention_ms, trust_clock=trust_clock,
             steady_ms=steady_ms,
         )  # fmt: skip
-        self.fleet = Fleet(self, backends, health or HealthPolicy(), fleet)
+        self.fleet = BackendManager(self, backends, health or HealthPolicy(), fleet)
         self.foresight.begins = self.fleet.begins
 
     # --------------------------------------------------------------------------------------------- life
@@ -195,7 +195,7 @@ class Service:
 
     async def _remembered(self) -> tuple[list[Fact], list[Save]]:
         """What the store knows, as facts; and what is to be written because its times were ahead of the clock."""
-        facts: list[Fact] = [MarksRestored(marks) for marks in await self.read(self.store.marks)]
+        facts: list[Fact] = [OverridesRestored(marks) for marks in await self.read(self.store.marks)]
         if self.controller.estimator.learns:
             facts.append(HistoryRestored(await self.read(self._history)))
         restored, saves = await self.read(self.depending.restored, self.clock.now_ms())
@@ -203,7 +203,7 @@ class Service:
         # After the runs: a window that has closed meanwhile may mean something to them.
         if self.controller.accounts.sharing is not None:
             facts.append(UsageRestored(tuple(await self.read(self.store.usage))))
-        facts += [BookingMade(booking, restored=True) for booking in await self.read(self.store.bookings)]
+        facts += [ReservationMade(booking, restored=True) for booking in await self.read(self.store.bookings)]
         return facts, saves
 
     def _history(self) -> tuple[Ran, ...]:
@@ -476,11 +476,13 @@ class Service:
         live, doubtful = self.controller.world.live_runs(job), self.fleet.binder.doubtful
         return sorted({run.backend for run in live if run.placed_ms <= since_ms and doubtful(run.id)})
 
-    async def standing(self, job: JobId) -> Standing | None:
+    async def standing(self, job: JobId) -> PriorityBreakdown | None:
         """None for a job that does not wait in a line."""
         if job not in self.controller.world.jobs:
             return None
-        return await self._answers.ask(("priority", job), lambda: standing(self.controller, job, self.clock.now_ms()))
+        return await self._answers.ask(
+            ("priority", job), lambda: priority_breakdown(self.controller, job, self.clock.now_ms())
+        )
 
     def forecast(self, job: Job) -> StartForecast | None:
         """When it will probably start; None if it does not wait or nobody can tell."""
@@ -534,7 +536,7 @@ class Service:
             for row, node in enumerate(table.nodes)
         ]
 
-    async def mark_node(self, change: NodeMarked) -> NodeStatus:
+    async def mark_node(self, change: NodeOverridden) -> NodeStatus:
         if change.node not in self.controller.world.nodes:
             raise NotFound(f"there is no node {change.node!r}", hint="hodei nodes")
         await self.loop.committed([change])
@@ -553,21 +555,21 @@ class Service:
             raise NotFound(f"there is no reservation {name!r}", hint="hodei reserve list")
         return self._reserved(booking)
 
-    async def reserve(self, wish: Wish) -> ReservationStatus:
+    async def reserve(self, wish: ReservationSpec) -> ReservationStatus:
         """Durable when it returns. One after another, so that no two are given the same room."""
         async with self._reserving:
             self.controller.world.table.settle()
             booking = choose(self.controller.world, wish, self.clock.now_ms())
-            await self.loop.committed([BookingMade(booking)])
+            await self.loop.committed([ReservationMade(booking)])
         return self._reserved(booking)
 
     async def unreserve(self, name: str, by: str) -> ReservationStatus:
         async with self._reserving:
             gone = self.reservation(name)
-            await self.loop.committed([BookingCancelled(name, by=by)])
+            await self.loop.committed([ReservationCancelled(name, by=by)])
         return gone
 
-    def _reserved(self, booking: Booking) -> ReservationStatus:
+    def _reserved(self, booking: Reservation) -> ReservationStatus:
         now_ms = self.clock.now_ms()
         late = tuple(late_runs(self.controller.world, booking, now_ms))
         return ReservationStatus(booking, booking.start_ms <= now_ms < booking.end_ms, late)

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from hodei.control.admission.backend_availability import DISABLED as DISABLED
 from hodei.control.reconcile import NOT_WANTED, reconcile
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.model.effects import Act, Forget, Stop
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import BackendReported, Fact, NodeJoined, NodeLost, RunObserved
@@ -42,7 +42,7 @@ class Watcher:
     def __init__(
         self,
         backend: Backend,
-        world: World,
+        world: ClusterState,
         clock: Clock,
         metrics: Metrics,
         tell: Callable[[Sequence[Fact]], None],

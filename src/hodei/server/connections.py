@@ -18,7 +18,7 @@ class Connected(Protocol):
         """Close it now. It leaves the crowd by itself, a little later."""
 
 
-class Crowd:
+class OpenConnections:
     """`each` 0: no limit for one place; the place "" (a Unix socket) has none."""
 
     def __init__(self, total: int, each: int) -> None:

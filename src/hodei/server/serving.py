@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from hodei.model.errors import InvalidInput
 from hodei.server.address import place_of
 from hodei.server.app import App
-from hodei.server.connections import Crowd
+from hodei.server.connections import OpenConnections
 from hodei.server.errors import Malformed, Refused, TooMany, reply_to
 from hodei.server.guard import MAX_HEADER_BYTES, MAX_HEADERS, host_name
 
@@ -47,7 +47,7 @@ class Connection(HttpToolsProtocol):
     """One client's connection. Subclassed with its limits and the crowd that it is one of by `make_server`."""
 
     limits = Limits()
-    crowd = Crowd(limits.connections, limits.connections_each)
+    crowd = OpenConnections(limits.connections, limits.connections_each)
     _clock: asyncio.TimerHandle | None = None
     _header_bytes = 0
     _place = ""
@@ -173,7 +173,7 @@ def make_server(
     if uds is None:
         refuse_clear_text(host, tls=bool(certificate), insecure=insecure)
     limits = limits or Limits()
-    crowd = Crowd(limits.connections, limits.connections_each)
+    crowd = OpenConnections(limits.connections, limits.connections_each)
     config = uvicorn.Config(
         app,
         host=host,

@@ -22,7 +22,7 @@ from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job
 from hodei.model.node import Node
 from hodei.model.resources import Resources
-from hodei.sim.fragmentation import Unusable
+from hodei.sim.fragmentation import Fragmentation
 from hodei.sim.results import Outcome, Result, Sample, StartKind
 from hodei.sim.traces import Arrival, Workload
 
@@ -77,7 +77,7 @@ class Simulation:
         self._stride, self._steps, self._busy = 1, 0, 0
         self._used: Resources = {}
         self._preemptions = 0
-        self._unusable = Unusable(workload, controller.world.table)
+        self._unusable = Fragmentation(workload, controller.world.table)
 
     def run(self) -> Result:
         began = time.process_time()

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from hodei.control.controller import Controller, Step
 from hodei.control.explain.forecasts import FUTURES, Forecasts
-from hodei.control.explain.lookahead import twin
+from hodei.control.explain.lookahead import clone_controller
 from hodei.model.effects import SaveJob
 from hodei.model.facts import Fact, JobSubmitted
 from hodei.model.forecast import Forecast
@@ -143,7 +143,10 @@ class Watched(Simulation):
         waiting = sum(self._watching.pending().values())
         if waiting:
             found = self.forecasts.foresee(
-                twin(self._watching), at_ms, lambda number: random.Random(at_ms * 1000 + number), futures=self._futures
+                clone_controller(self._watching),
+                at_ms,
+                lambda number: random.Random(at_ms * 1000 + number),
+                futures=self._futures,
             )
             self.untold += waiting - len(found)
             self.forecasts.keep(found)

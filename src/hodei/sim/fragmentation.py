@@ -24,7 +24,7 @@ _REQUESTS = 16
 _PART = 250
 
 
-class Unusable:
+class Fragmentation:
     """Measures when asked, but not each time: between measurements the last one is the answer."""
 
     def __init__(self, workload: Workload, table: Table) -> None:

@@ -16,19 +16,19 @@ from hodei.model.effects import (
     Record,
     Save,
     SaveAudit,
-    SaveBooking,
     SaveJob,
     SaveKey,
-    SaveMarks,
     SaveNote,
+    SaveOverrides,
     SavePeriodic,
+    SaveReservation,
     SaveRun,
     SaveUsage,
 )
 from hodei.model.errors import Conflict, InvalidInput
 from hodei.model.ids import JobId, NodeName, RunId, run_id
 from hodei.model.job import Job, Run
-from hodei.model.node import NodeMarks
+from hodei.model.node import NodeOverrides
 from hodei.model.usage import AccountPath, UsageRow
 
 
@@ -55,8 +55,8 @@ class Batch:
         self.jobs: dict[JobId, Job] = {}
         self.new_runs: dict[RunId, Run] = {}
         self.runs: dict[RunId, Run] = {}
-        self.marks: dict[NodeName, NodeMarks] = {}
-        self.bookings: dict[str, SaveBooking] = {}
+        self.marks: dict[NodeName, NodeOverrides] = {}
+        self.bookings: dict[str, SaveReservation] = {}
         self.keys: dict[str, SaveKey] = {}
         self.notes: dict[str, str] = {}
         self.events: dict[int, Event] = {}
@@ -87,13 +87,13 @@ def sort_saves(saves: Sequence[Save]) -> Batch:
             _add_job(batch, save)
         elif isinstance(save, SaveRun):
             _add_run(batch, save)
-        elif isinstance(save, SaveMarks):
+        elif isinstance(save, SaveOverrides):
             batch.marks[save.marks.node] = save.marks
         elif isinstance(save, SaveAudit):
             batch.audits.append(save.entry)
         elif isinstance(save, SavePeriodic):
             batch.periodics[save.periodic.name] = save
-        elif isinstance(save, SaveBooking):
+        elif isinstance(save, SaveReservation):
             batch.bookings[save.booking.name] = save
         elif isinstance(save, SaveUsage):
             batch.usage |= {(row.path, row.resource, row.start_ms): row for row in save.rows}

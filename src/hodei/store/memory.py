@@ -17,9 +17,9 @@ from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, JobState
-from hodei.model.node import NodeMarks
+from hodei.model.node import NodeOverrides
 from hodei.model.periodic import Periodic
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 from hodei.model.selector import all_match
 from hodei.model.usage import AccountPath, UsageRow
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened
@@ -43,8 +43,8 @@ class _Memory:
         self.awaits: dict[JobId, set[JobId]] = {}
         self.events: list[Event] = []
         self.events_of: dict[JobId, list[Event]] = {}
-        self.marks: dict[NodeName, NodeMarks] = {}
-        self.bookings: dict[str, Booking] = {}
+        self.marks: dict[NodeName, NodeOverrides] = {}
+        self.bookings: dict[str, Reservation] = {}
         self.keys: dict[str, SaveKey] = {}
         self.notes: dict[str, str] = {}
         self.usage: dict[tuple[AccountPath, str, int], UsageRow] = {}
@@ -152,11 +152,11 @@ class MemoryStore:
             jobs = [memory.jobs[id] for id in sorted(memory.active)]
             return [(job, tuple(run for run in self.runs(job.id) if run.attempt >= job.first_attempt)) for job in jobs]
 
-    def marks(self) -> list[NodeMarks]:
+    def marks(self) -> list[NodeOverrides]:
         with self._memory.lock:
             return [self._memory.marks[node] for node in sorted(self._memory.marks)]
 
-    def bookings(self) -> list[Booking]:
+    def bookings(self) -> list[Reservation]:
         with self._memory.lock:
             return [self._memory.bookings[name] for name in sorted(self._memory.bookings)]
 

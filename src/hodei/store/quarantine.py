@@ -15,7 +15,7 @@ from msgspec import structs
 from hodei.model.damage import Damage
 from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
-from hodei.model.node import NodeMarks
+from hodei.model.node import NodeOverrides
 from hodei.store import audits, placeholders, rows
 from hodei.store.batch import Batch
 from hodei.store.damage import UNREADABLE, Key, lenient
@@ -331,7 +331,7 @@ def _runs_left(db: sqlite3.Connection, id: JobId) -> list[Run]:
 
 def _cordon(db: sqlite3.Connection, node: str) -> None:
     found = db.execute("SELECT node, body FROM mark WHERE node = ?", (node,)).fetchone()
-    marks = NodeMarks(node)
+    marks = NodeOverrides(node)
     if found is not None:
         try:
             marks = rows.marks_from(found)

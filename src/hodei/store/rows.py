@@ -20,9 +20,9 @@ from hodei.model.ids import run_id
 from hodei.model.interning import Pool
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JobState
-from hodei.model.node import Grant, NodeMarks
+from hodei.model.node import Grant, NodeOverrides
 from hodei.model.periodic import Periodic
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 
 Row = Sequence[Any]
 
@@ -66,8 +66,8 @@ _encode = msgspec.json.Encoder().encode
 _decode_spec = msgspec.json.Decoder(JobSpec).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_grant = msgspec.json.Decoder(Grant).decode
-_decode_marks = msgspec.json.Decoder(NodeMarks).decode
-_decode_booking = msgspec.json.Decoder(Booking).decode
+_decode_marks = msgspec.json.Decoder(NodeOverrides).decode
+_decode_booking = msgspec.json.Decoder(Reservation).decode
 _decode_periodic = msgspec.json.Decoder(Periodic).decode
 _decode_jobs = msgspec.json.Decoder(tuple[int, ...]).decode
 _decode_detail = msgspec.json.Decoder(dict[str, Any]).decode
@@ -203,13 +203,13 @@ def audit_from(row: Row) -> AuditEntry:
     return AuditEntry(*_astuple(msgspec.convert(row, _AuditRow)))
 
 
-def marks_text(marks: NodeMarks) -> str:
+def marks_text(marks: NodeOverrides) -> str:
     return _encode(marks).decode()
 
 
-def marks_from(row: Row) -> NodeMarks:
+def marks_from(row: Row) -> NodeOverrides:
     """From the node's name and the body."""
-    marks: NodeMarks = _named(row[0], _decode_marks(row[1]), "node")
+    marks: NodeOverrides = _named(row[0], _decode_marks(row[1]), "node")
     return marks
 
 
@@ -219,12 +219,12 @@ def _named(name: Any, value: Any, field: str = "name") -> Any:
     return value
 
 
-def booking_text(booking: Booking) -> str:
+def booking_text(booking: Reservation) -> str:
     return _encode(booking).decode()
 
 
-def booking_from(row: Row) -> Booking:
-    booking: Booking = _named(row[0], _decode_booking(row[1]))
+def booking_from(row: Row) -> Reservation:
+    booking: Reservation = _named(row[0], _decode_booking(row[1]))
     if not 0 <= booking.start_ms <= booking.end_ms <= LAST_MS:
         raise ValueError("a window that cannot be")
     return booking

@@ -24,9 +24,9 @@ from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import HodeiError, InvalidInput, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, Run
-from hodei.model.node import NodeMarks
+from hodei.model.node import NodeOverrides
 from hodei.model.periodic import Periodic
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 from hodei.model.usage import UsageRow
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened, lost_key
 from hodei.store import audits, health, quarantine, queries, rows, schema, state_counts, vacuum, writing
@@ -135,12 +135,12 @@ class SqliteStore:
         with self._reading() as db:
             return queries.active(db, self._suspects)
 
-    def marks(self) -> list[NodeMarks]:
+    def marks(self) -> list[NodeOverrides]:
         with self._reading() as db:
             found = fetch(db, "SELECT node, body FROM mark ORDER BY node")
             return list(self._suspects.read("node mark", found, rows.marks_from, _first))
 
-    def bookings(self) -> list[Booking]:
+    def bookings(self) -> list[Reservation]:
         with self._reading() as db:
             found = fetch(db, "SELECT name, body FROM booking ORDER BY name")
             return list(self._suspects.read("reservation", found, rows.booking_from, _first))

@@ -16,7 +16,7 @@ from agent_host import an_order as a_plain_order
 from docker_bench import a_docker, a_name
 from docker_hosts import Farm
 from hodei.backends.docker.settings import Allow
-from hodei.model.effects import Forget, SaveWork, Start, Stop
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError
 from hodei.model.health import HealthCheck
 from hodei.model.job import Checkpoint
@@ -263,7 +263,7 @@ def test_a_run_saves_its_work_and_goes_on_and_says_when_that_was(tell):
         script = "trap 'touch \"$HODEI_CHECKPOINT_FILE\"' USR1; echo ready; while :; do sleep 0.02; done"
         await desk.backend.start([an_order(1, *sh(script), checkpoint=hook)])
         await desk.log_has("1.0.1", b"ready")
-        order = SaveWork("1.0.1", desk.backend.name, hook)
+        order = TakeCheckpoint("1.0.1", desk.backend.name, hook)
         await desk.backend.checkpoint([order, order])
         async with asyncio.timeout(30):
             while not any(seen.checkpoint_ms for seen in desk.heard):

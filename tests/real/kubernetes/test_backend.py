@@ -18,7 +18,7 @@ import yaml
 from msgspec import structs
 
 from agent_host import Desk, an_order
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.kubernetes import KubernetesBackend, Settings, backend
 from hodei.backends.kubernetes.manifest import FINALIZER, pod_name
 from hodei.model.effects import Forget, Start
@@ -51,7 +51,7 @@ class Bench(Desk):
         super().__init__(self._made(), 30)
 
     def _made(self) -> KubernetesBackend:
-        return KubernetesBackend(self._name, self._settings, House(self.installation, 1, self._home, Wall()))
+        return KubernetesBackend(self._name, self._settings, BackendContext(self.installation, 1, self._home, Wall()))
 
     def order(self, job: int, *command: str, node: str = "", **fields: Any) -> Start:
         """`exit_code`, `runs_for`, `starts_after`, `stops_after` are for kwok."""

@@ -18,7 +18,7 @@ import pytest
 
 from hodei.backends.kubernetes import backend, supervision
 from hodei.backends.kubernetes.manifest import pod_name
-from hodei.model.effects import SaveWork, Stop
+from hodei.model.effects import Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused, NotFound, Unsupported
 from hodei.model.health import HealthCheck
 from hodei.model.job import Checkpoint
@@ -156,12 +156,12 @@ def test_work_is_saved_by_a_command_on_request_and_a_failure_is_told(tell, kubel
         saved = tmp_path / "work"
         name = await running(bench, checkpoint=Checkpoint(command=("touch", str(saved))))
         before_ms = int(time.time() * 1000)
-        await bench.backend.checkpoint([SaveWork(RUN, "prod", Checkpoint(command=("touch", str(saved))))])
+        await bench.backend.checkpoint([TakeCheckpoint(RUN, "prod", Checkpoint(command=("touch", str(saved))))])
         told = await heard(bench, lambda seen: seen.checkpoint_ms)
         assert saved.exists()
         assert told.checkpoint_ms >= before_ms
         assert ["touch", str(saved)] in kubelet.commands(name)
-        await bench.backend.checkpoint([SaveWork(RUN, "prod", Checkpoint(command=("false",)))])
+        await bench.backend.checkpoint([TakeCheckpoint(RUN, "prod", Checkpoint(command=("false",)))])
         told = await heard(bench, lambda seen: seen.checkpoint_error)
         assert (told.checkpoint_error, told.state) == ("its checkpoint command failed: exit code 1", "running")
 
@@ -178,7 +178,7 @@ def test_work_is_saved_by_a_signal_and_seen_by_its_file(tell, kubelet, tmp_path)
         assert env["HODEI_CHECKPOINT_FILE"] == str(file)
         with a_saver(file) as pid:
             kubelet.main[name] = pid
-            await bench.backend.checkpoint([SaveWork(RUN, "prod", hook)])
+            await bench.backend.checkpoint([TakeCheckpoint(RUN, "prod", hook)])
             await heard(bench, lambda seen: seen.checkpoint_ms)
         assert file.read_text() == "saved"
 

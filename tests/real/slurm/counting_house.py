@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from builders import a_job_spec
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.hpc import base, pbs_commands, rest_link, slurm_commands, slurm_rest, submission
 from hodei.backends.hpc import slurm as slurm_backend
 from hodei.runtime.clock import SystemClock
@@ -41,7 +41,7 @@ async def serve(home: Path, installation: str, system: dict[str, Any], short: di
     if short:
         _shorten(**short)
     store = SqliteStore(home / "store.db")
-    house = House(installation, 1, home / "backends", SystemClock())
+    house = BackendContext(installation, 1, home / "backends", SystemClock())
     if system["kind"] == "pbs":
         stand_in = object.__new__(PbsStandIn)
         stand_in.home = Path(system["commands"])

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from agent_host import Desk, an_order
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.runtime.clock import SystemClock
 from hpc_bench import PbsStandIn
 
@@ -27,7 +27,7 @@ def an_order_for(home: Path):
 
 
 def a_backend(home: Path):
-    house = House("kill9", 1, home / "backends", SystemClock())
+    house = BackendContext("kill9", 1, home / "backends", SystemClock())
     system = object.__new__(PbsStandIn)
     system.home = home / "pbs"
     return system.backend(house, home / "output", "delegate")

@@ -15,7 +15,7 @@ from msgspec import structs
 from agent_host import Desk, an_order
 from builders import a_job_spec
 from hodei.model.array import ArrayPlace
-from hodei.model.effects import SaveWork, Start, Stop
+from hodei.model.effects import Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint
 from hodei.runtime import backend_queries
@@ -174,7 +174,7 @@ def test_work_is_saved_in_between_and_before_a_stop(own_slurm, tmp_path, how):
         async with a_desk(own_slurm, tmp_path, "placed") as desk:
             await desk.backend.start([on("n1", an_order(1, "/bin/sh", "-c", script, checkpoint=hook))])
             await desk.log_has("1.0.1", b"ready")
-            await desk.backend.checkpoint([SaveWork("1.0.1", "hpc", hook)])
+            await desk.backend.checkpoint([TakeCheckpoint("1.0.1", "hpc", hook)])
             async with asyncio.timeout(30):
                 while not any(seen.checkpoint_ms for seen in desk.heard):
                     await desk.hear()

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from agent_host import Desk, an_order
 from builders import a_job_spec
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.hpc import pbs as pbs_backend
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
@@ -34,7 +34,7 @@ async def a_desk(home: Path, **fields: Any) -> AsyncIterator[tuple[Desk, PbsStan
     settings = pbs_backend.Settings(
         output=str(home / "output"), commands=str(system.home), poll="100ms", **{"queues": ("workq",), **fields}
     )
-    backend = pbs_backend.make("hpc", settings, House(an_installation(), 1, home / "backends", SystemClock()))
+    backend = pbs_backend.make("hpc", settings, BackendContext(an_installation(), 1, home / "backends", SystemClock()))
     await backend.open()
     try:
         yield Desk(backend, 60), system
@@ -133,7 +133,7 @@ def test_a_server_that_is_down_for_long_costs_a_new_job_nothing_but_time(tmp_pat
 
     async def story() -> None:
         system = PbsStandIn(tmp_path / "pbs")
-        house = House(an_installation(), 1, tmp_path / "backends", SystemClock())
+        house = BackendContext(an_installation(), 1, tmp_path / "backends", SystemClock())
         service = a_service(MemoryStore(), system.backend(house, tmp_path / "output", "delegate"), clock=SystemClock())  # type: ignore[arg-type]
         await service.start()
         try:

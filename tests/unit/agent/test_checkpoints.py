@@ -11,7 +11,7 @@ import pytest
 
 from hodei.agent import probes
 from hodei.agent.hook import SIGNALS, BadHook, Hook
-from hodei.agent.probes import Looks
+from hodei.agent.probes import ProbeThread
 from hodei.agent.run import BadOrder, Run
 from hodei.agent.spawn import SCRIPT
 
@@ -175,7 +175,7 @@ def test_a_disk_that_does_not_answer_holds_up_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(probes, "look", look)
 
     async def story() -> None:
-        eye = Looks(asyncio.get_running_loop())
+        eye = ProbeThread(asyncio.get_running_loop())
         told: list[object] = []
         try:
             assert eye.now("/alive") == (1, 2, 3)

@@ -6,17 +6,17 @@ import os
 
 import pytest
 
-from hodei.agent.run_dirs import HOOK, MARK, Places
+from hodei.agent.run_dirs import HOOK, MARK, RunDirs
 from hodei.agent.status import read_status
 
 
 @pytest.fixture
 def places(tmp_path):
     (tmp_path / "i").mkdir()
-    return Places(str(tmp_path))
+    return RunDirs(str(tmp_path))
 
 
-def born(places: Places, name: str, said: bytes = b"") -> str:
+def born(places: RunDirs, name: str, said: bytes = b"") -> str:
     path = places.path("i", name)
     places.make(path)
     for file in ("stdout", "stderr", "status"):

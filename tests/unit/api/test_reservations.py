@@ -10,7 +10,7 @@ import pytest
 from builders import NOW_MS, amounts
 from hodei.api.reservations import ReservationRequest, parse_moment_ms, parse_wish, reservation_view
 from hodei.model.errors import InvalidInput
-from hodei.model.reservation import Booking, Late, Wish
+from hodei.model.reservation import LateRun, Reservation, ReservationSpec
 
 HOUR = 3_600_000
 
@@ -23,7 +23,7 @@ def request(**fields: Any) -> ReservationRequest:
 def test_a_request_becomes_a_wish():
     wish = parse_wish(request(**{"from": "+2h"}, cpu=2, memory="1Gi"), NOW_MS, "ann")
     start = NOW_MS + 2 * HOUR
-    assert wish == Wish("nightly", "ml", start, start + HOUR, 2, request=amounts(2, "1Gi"), by="ann")
+    assert wish == ReservationSpec("nightly", "ml", start, start + HOUR, 2, request=amounts(2, "1Gi"), by="ann")
 
 
 def test_named_nodes_and_an_end_do_as_well():
@@ -75,7 +75,7 @@ def test_moments_are_read(text, wanted):
 
 
 def test_a_reservation_is_shown_with_what_may_be_late():
-    booking = Booking("nightly", "ml", NOW_MS, NOW_MS + HOUR, (("n1", amounts(2)),), "ann", NOW_MS)
-    view = reservation_view(booking, True, (Late("n1", "7.0.1"),))
+    booking = Reservation("nightly", "ml", NOW_MS, NOW_MS + HOUR, (("n1", amounts(2)),), "ann", NOW_MS)
+    view = reservation_view(booking, True, (LateRun("n1", "7.0.1"),))
     assert (view.state, view.start_at, view.places[0].resources) == ("active", "2023-11-14T22:13:20.000Z", {"cpu": "2"})
     assert (view.late[0].run, view.late[0].end_at) == ("7.0.1", "")

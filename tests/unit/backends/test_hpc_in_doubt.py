@@ -13,12 +13,12 @@ import pytest
 from msgspec import structs
 
 from agent_host import Desk, an_order
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.hpc import poll, submission
 from hodei.backends.hpc.base import HpcBackend
-from hodei.backends.hpc.nodes import Offers
+from hodei.backends.hpc.nodes import ClusterNodes
 from hodei.backends.hpc.ports import Cluster, Doubtful, Line, Queue, Seen, Submission
-from hodei.backends.hpc.request import Wants
+from hodei.backends.hpc.request import RequestBuilder
 from hodei.backends.hpc.run_record import read_record
 from hodei.model.backend import Capabilities
 from hodei.model.effects import Forget, Stop
@@ -107,9 +107,9 @@ class Fake(Queue):
 
 
 def a_backend(home: Path, queue: Fake) -> HpcBackend:
-    house = House("inst", 1, home / "backends", SystemClock())
-    offers = Offers("hpc", "slurm", queue, "placed", ())
-    wants = Wants(
+    house = BackendContext("inst", 1, home / "backends", SystemClock())
+    offers = ClusterNodes("hpc", "slurm", queue, "placed", ())
+    wants = RequestBuilder(
         offers, lambda order, line: (), job_variable="JOB", node_variable="NODE", element="", system="Fake", beside=False
     )  # fmt: skip
     return HpcBackend(

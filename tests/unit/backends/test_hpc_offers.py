@@ -13,9 +13,9 @@ from msgspec import structs
 
 from agent_host import an_order
 from builders import a_node
-from hodei.backends.hpc.nodes import Offers
+from hodei.backends.hpc.nodes import ClusterNodes
 from hodei.backends.hpc.ports import Cluster, Line
-from hodei.backends.hpc.request import Wants
+from hodei.backends.hpc.request import RequestBuilder
 from hodei.backends.hpc.script import batch_script
 from hodei.model.node import GPU_ONLY, Taint
 
@@ -36,12 +36,12 @@ class _Queue:
         return self._cluster
 
 
-def _offers(*lines: Line, mode: str = "delegate", **more: Any) -> Offers:
+def _offers(*lines: Line, mode: str = "delegate", **more: Any) -> ClusterNodes:
     nodes = (*NODES, a_node("n4", 2))
-    return Offers("hpc", "slurm", _Queue(*lines, nodes=nodes), mode, (), **more)  # type: ignore[arg-type]
+    return ClusterNodes("hpc", "slurm", _Queue(*lines, nodes=nodes), mode, (), **more)  # type: ignore[arg-type]
 
 
-def _nodes(offers: Offers) -> dict[str, Any]:
+def _nodes(offers: ClusterNodes) -> dict[str, Any]:
     return {node.name: node for node in asyncio.run(offers.refresh())}
 
 
@@ -61,7 +61,7 @@ def test_a_pool_promises_ahead_as_its_lines_do():
 
 def test_machines_that_are_out_of_order_count_for_nothing_in_a_pool():
     nodes = (structs.replace(NODES[2], ready=False), *NODES[:2])
-    found = _nodes(Offers("hpc", "slurm", _Queue(MAIN, HIGH, nodes=nodes), "delegate", ()))  # type: ignore[arg-type]
+    found = _nodes(ClusterNodes("hpc", "slurm", _Queue(MAIN, HIGH, nodes=nodes), "delegate", ()))  # type: ignore[arg-type]
     assert dict(found["hpc-main"].pool.capacity)["cpu"] == 8000
 
 
@@ -90,7 +90,7 @@ def test_where_all_lines_have_gpus_none_is_kept_for_them():
 def _asked(node: str, mode: str, **fields: Any) -> Any:
     offers = _offers(MAIN, mode=mode)
     asyncio.run(offers.refresh())
-    wants = Wants(offers, lambda order, line: (), job_variable="J", node_variable="N", element="", system="Slurm",
+    wants = RequestBuilder(offers, lambda order, line: (), job_variable="J", node_variable="N", element="", system="Slurm",
                   beside=True)  # fmt: skip
     order = an_order(1, **fields)
     order = structs.replace(order, run=structs.replace(order.run, node=node))

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from agent_host import an_order
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.kubernetes import KubernetesBackend, Settings
 from hodei.backends.kubernetes.pod_api import Unsure
 from hodei.model.effects import Start
@@ -55,7 +55,7 @@ CUT = Unsure(BackendError("no answer"))
 )
 def test_it_is_certain_that_nothing_arrived_only_if_nothing_at_all_was_sent(tmp_path: Path, answers, code):
     async def story() -> None:
-        backend = KubernetesBackend("prod", Settings(image="busybox"), House("test", 1, tmp_path, Clock()))
+        backend = KubernetesBackend("prod", Settings(image="busybox"), BackendContext("test", 1, tmp_path, Clock()))
         backend._pods = Api(**answers)  # type: ignore[assignment]
         with pytest.raises(BackendError) as failure:
             await backend.start([an(an_order(1)), an(an_order(2))])

@@ -9,13 +9,13 @@ import pytest
 
 from builders import a_node
 from hodei.backends import registry
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.registry import dress, make_backend, settings_of
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location
 from unit.runtime.living import StillClock
 
-HOUSE = House("here", 1, Path("/nowhere"), StillClock())
+HOUSE = BackendContext("here", 1, Path("/nowhere"), StillClock())
 
 
 @pytest.mark.parametrize(

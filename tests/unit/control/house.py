@@ -10,11 +10,19 @@ from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
 from hodei.control.lifecycle.retry import Backoff, RetryPolicy
 from hodei.engine.profile import Profile
-from hodei.model.effects import Act, Event, Record, SaveBooking, SaveJob, SaveMarks, SaveRun, Start, Stop
-from hodei.model.facts import BookingMade, Fact, JobRestored, JobSubmitted, MarksRestored, NodeJoined, RunObserved
+from hodei.model.effects import Act, Event, Record, SaveJob, SaveOverrides, SaveReservation, SaveRun, Start, Stop
+from hodei.model.facts import (
+    Fact,
+    JobRestored,
+    JobSubmitted,
+    NodeJoined,
+    OverridesRestored,
+    ReservationMade,
+    RunObserved,
+)
 from hodei.model.job import Job, Run
-from hodei.model.node import NodeMarks
-from hodei.model.reservation import Booking
+from hodei.model.node import NodeOverrides
+from hodei.model.reservation import Reservation
 from hodei.plugins.registry import build_profile
 
 EXACT = RetryPolicy(
@@ -30,8 +38,8 @@ class House:
         self.now_ms = NOW_MS
         self.jobs: dict[int, Job] = {}
         self.runs: dict[str, Run] = {}
-        self.marks: dict[str, NodeMarks] = {}
-        self.bookings: dict[str, Booking] = {}
+        self.marks: dict[str, NodeOverrides] = {}
+        self.bookings: dict[str, Reservation] = {}
         self.events: list[Event] = []
         self.acts: list[Act] = []
         self.last = Step(None, [], [])  # type: ignore[arg-type]
@@ -45,9 +53,9 @@ class House:
                 self.jobs[save.job.id] = save.job
             elif isinstance(save, SaveRun):
                 self.runs[save.run.id] = save.run
-            elif isinstance(save, SaveMarks):
+            elif isinstance(save, SaveOverrides):
                 self.marks[save.marks.node] = save.marks
-            elif isinstance(save, SaveBooking):
+            elif isinstance(save, SaveReservation):
                 self.bookings.pop(save.booking.name, None)
                 if not save.gone:
                     self.bookings[save.booking.name] = save.booking
@@ -71,12 +79,12 @@ class House:
         """A new process reads what was saved, then the nodes join again."""
         last_event = self.events[-1].seq if self.events else 0
         self.controller = Controller(self._profiles, last_event=last_event, **self._options)
-        facts: list[Fact] = [MarksRestored(marks) for marks in self.marks.values()]
+        facts: list[Fact] = [OverridesRestored(marks) for marks in self.marks.values()]
         for id, job in sorted(self.jobs.items()):
             if not job.finished_ms:
                 runs = [run for run in self.runs.values() if run.job == id and run.attempt >= job.first_attempt]
                 facts.append(JobRestored(job, tuple(runs)))
-        facts += [BookingMade(booking, restored=True) for booking in self.bookings.values()]
+        facts += [ReservationMade(booking, restored=True) for booking in self.bookings.values()]
         self.learn(*facts)
         return self.learn(*(NodeJoined(node) for node in nodes))
 

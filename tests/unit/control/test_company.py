@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import a_job_spec
 from hodei.control.explain.why import why
-from hodei.control.queue.base import Line
+from hodei.control.queue.base import SchedulingQueue
 from hodei.engine.plan import EXISTING_ANTI_AFFINITY, Refusal
 from hodei.engine.view import gang_of
 from hodei.model.decision import Reason, Verdict
@@ -14,14 +14,14 @@ from hodei.plugins.registry import build_profile
 from unit.control.house import a_house
 
 
-def _line(*labels: dict[str, str]) -> Line:
-    line = Line(build_profile("default"))
+def _line(*labels: dict[str, str]) -> SchedulingQueue:
+    line = SchedulingQueue(build_profile("default"))
     for number, own in enumerate(labels, 1):
         line.add(gang_of(number, a_job_spec(f"job-{number}", labels=own), number))
     return line
 
 
-def _try_all(line: Line, code: str, kept_off: str) -> list[int]:
+def _try_all(line: SchedulingQueue, code: str, kept_off: str) -> list[int]:
     """Refuses every job with that label value; the others start. Returns who was tried."""
     tried = []
     for gang in line.ready():

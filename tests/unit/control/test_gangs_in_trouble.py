@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from builders import a_node
-from hodei.model.facts import JobRequeued, NodeJoined, NodeLost, NodeMarked
+from hodei.model.facts import JobRequeued, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.job import GangRules, Run
 from unit.control.house import EXACT, House, a_house
 from unit.control.scenes import is_empty, running
@@ -78,9 +78,9 @@ class Story:
             case "restart":
                 house.restart(*(a_node(name, 1, "64Gi") for name in NODES if name not in self.down))
             case "drain":
-                house.learn(NodeMarked(node, drain=True))
+                house.learn(NodeOverridden(node, drain=True))
             case "uncordon":
-                house.learn(NodeMarked(node, cordon=False))
+                house.learn(NodeOverridden(node, cordon=False))
             case _:
                 house.learn()
 
@@ -99,7 +99,7 @@ class Story:
         for name in NODES:
             if name in self.down:
                 self.house.learn(NodeJoined(a_node(name, 1, "64Gi")))
-            self.house.learn(NodeMarked(name, cordon=False))
+            self.house.learn(NodeOverridden(name, cordon=False))
         for _ in range(400):
             self.house.later(5000)
             self.start()

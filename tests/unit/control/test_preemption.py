@@ -8,7 +8,7 @@ from builders import a_job_spec, a_node
 from hodei.control.explain.why import plan, why
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.engine.preemption.victims import class_of, may_preempt
-from hodei.model.facts import JobCancelled, NodeLost, NodeMarked
+from hodei.model.facts import JobCancelled, NodeLost, NodeOverridden
 from hodei.model.job import Toleration
 from hodei.model.node import Taint
 from unit.control.house import House, a_house, some_nodes
@@ -244,9 +244,9 @@ def test_a_no_execute_taint_sends_away_what_does_not_tolerate_it():
     house.submit(1, cpu="2")
     house.submit(2, cpu="2", tolerations=(Toleration("fire", "Exists"),))
     on = {run.job: run.node for run in house.runs.values()}
-    house.learn(NodeMarked(on[1], add_taints=(Taint("fire", effect="NoExecute"),)))
+    house.learn(NodeOverridden(on[1], add_taints=(Taint("fire", effect="NoExecute"),)))
     assert house.stopped() == ["1.0.1"]
-    house.learn(NodeMarked(on[2], add_taints=(Taint("fire", effect="NoExecute"),)))
+    house.learn(NodeOverridden(on[2], add_taints=(Taint("fire", effect="NoExecute"),)))
     assert house.stopped() == []
     _goes(house, "1.0.1")
     assert house.state(1) == "pending"
@@ -259,8 +259,8 @@ def test_a_toleration_with_seconds_runs_out_unless_the_taint_goes_first():
         house.submit(id, cpu="2", tolerations=(Toleration("fire", "Exists", seconds=30),))
     on = {run.job: run.node for run in house.runs.values()}
     for node in on.values():
-        house.learn(NodeMarked(node, add_taints=(Taint("fire", effect="NoExecute"),)))
+        house.learn(NodeOverridden(node, add_taints=(Taint("fire", effect="NoExecute"),)))
     assert house.controller.next_wakeup_ms(house.now_ms) == house.now_ms + 30_000
-    house.learn(NodeMarked(on[2], remove_taints=(Taint("fire", effect="NoExecute"),)))
+    house.learn(NodeOverridden(on[2], remove_taints=(Taint("fire", effect="NoExecute"),)))
     house.later(30_000)
     assert house.stopped() == ["1.0.1"]

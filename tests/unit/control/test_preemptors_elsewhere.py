@@ -9,7 +9,7 @@ from builders import a_node
 from hodei.control.explain.why import why
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.model.effects import Spare
-from hodei.model.facts import JobCancelled, NodeJoined, NodeMarked, RunSpared
+from hodei.model.facts import JobCancelled, NodeJoined, NodeOverridden, RunSpared
 from hodei.model.job import GangRules
 from unit.control.house import House, a_house
 from unit.control.scenes import filled, gone
@@ -80,10 +80,10 @@ def test_the_room_made_for_one_that_went_elsewhere_is_for_others():
 
 def test_a_node_that_is_opened_again_counts_too():
     house = filled(1)
-    house.learn(NodeMarked("n2", cordon=True), NodeJoined(a_node("n2", 1, "64Gi")))
+    house.learn(NodeOverridden("n2", cordon=True), NodeJoined(a_node("n2", 1, "64Gi")))
     house.submit(9, cpu="1", priority="high")
     assert house.stopped() == ["1.0.1"]
-    house.learn(NodeMarked("n2", cordon=False))
+    house.learn(NodeOverridden("n2", cordon=False))
     assert house.started() == ["9.0.1"]
 
 
@@ -141,7 +141,7 @@ def test_a_member_that_a_gang_wants_back_takes_any_room_too():
         house.see(f"9.{member}.1", "running")
     house.submit(8, cpu="1", priority="critical", node_selector={"no": "where"})
     lost = house.runs["9.1.1"].node
-    house.learn(NodeMarked(lost, cordon=True))
+    house.learn(NodeOverridden(lost, cordon=True))
     house.see("9.1.1", "failed", 1)
     house.later(120_000)
     assert house.stopped() == ["1.0.1"]
@@ -235,7 +235,7 @@ def test_a_victim_that_is_cancelled_or_drained_before_it_is_spared_goes_all_the_
     assert len(house.stopped()) == 2
     house.learn(JobCancelled(8), JobCancelled(9))
     assert len(_spared(house)) == 2
-    house.learn(JobCancelled(1), NodeMarked(house.runs["2.0.1"].node, drain=True))
+    house.learn(JobCancelled(1), NodeOverridden(house.runs["2.0.1"].node, drain=True))
     assert sorted(house.stopped()) == ["1.0.1", "2.0.1"]
     house.learn(RunSpared("1.0.1"), RunSpared("2.0.1"))
     assert all(house.runs[run].stop_requested for run in ("1.0.1", "2.0.1"))

@@ -6,7 +6,7 @@ import pytest
 
 from builders import NOW_MS, a_job, a_run
 from hodei.control.reconcile import reconcile
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
 
@@ -16,7 +16,7 @@ LOST = RunObserved("1.0.1", "lost", NOW_MS, reason_code="lost", reason="backend 
 
 
 def _world(state, stop="", backend="local", spec_grace=10_000):
-    world = World()
+    world = ClusterState()
     world.add_job(a_job(1, state="scheduled", attempt=1, grace_ms=spec_grace), new=False)
     if state is not None:
         world.add_run(a_run(1, state=state, stop_requested=stop, backend=backend), new=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from builders import a_node
-from hodei.control.clone import twin
+from hodei.control.clone import clone_controller
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import AnyFact, Reconfigured
 from unit.control.configured import Configured, scheduling
@@ -141,10 +141,10 @@ def test_a_decision_log_can_carry_it() -> None:
 def test_a_twin_made_before_does_not_notice() -> None:
     house = Configured(TWO, a_node("n1", 1))
     house.submit(1, 2, profile="gpu")
-    before = twin(house.controller)
+    before = clone_controller(house.controller)
     house.reconfigure("")
     assert set(before.lines) == {"compute", "default", "gpu", "lab"}
     assert list(before.lines["gpu"].gangs) == [2]
-    after = twin(house.controller)
+    after = clone_controller(house.controller)
     after.step(house.now_ms, [Reconfigured(SchedulingConfig())])
     assert set(after.lines) == {"compute", "default"}

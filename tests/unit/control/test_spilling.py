@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from builders import a_node
-from hodei.control.clone import twin
+from hodei.control.clone import clone_controller
 from hodei.control.explain.why import why
-from hodei.model.facts import AnyFact, StartsForetold
+from hodei.model.facts import AnyFact, StartsForecast
 from hodei.model.job import BackendChoice
 from hodei.model.node import Location
 from unit.control.configured import Configured
@@ -103,22 +103,22 @@ def test_one_far_back_in_line_spills_by_its_forecast_while_those_before_it_wait(
     house.submit(2, cpu="4", estimate_ms=20 * MINUTE_MS)
     house.submit(3, cpu="4", estimate_ms=25 * MINUTE_MS)
     assert where(house, 2) == where(house, 3) == ""
-    house.learn(StartsForetold({2: house.now_ms + 20 * MINUTE_MS, 3: house.now_ms + 40 * MINUTE_MS}))
+    house.learn(StartsForecast({2: house.now_ms + 20 * MINUTE_MS, 3: house.now_ms + 40 * MINUTE_MS}))
     house.until(1000)
     assert (where(house, 2), where(house, 3)) == ("", "cloud-1")
 
 
 def test_a_twin_knows_the_forecasts_and_its_own_do_not_come_back():
     house = a_full_house(20 * MINUTE_MS)
-    house.learn(StartsForetold({7: 1}))
-    other = twin(house.controller)
+    house.learn(StartsForecast({7: 1}))
+    other = clone_controller(house.controller)
     assert other.world.book.forecasts == {7: 1}
-    other.step(house.now_ms, [StartsForetold({8: 2})])
+    other.step(house.now_ms, [StartsForecast({8: 2})])
     assert house.controller.world.book.forecasts == {7: 1}
 
 
 def test_what_was_foretold_can_be_read_back_from_a_decision_log():
-    fact = StartsForetold({7: 1})
+    fact = StartsForecast({7: 1})
     assert msgspec.json.decode(msgspec.json.encode(fact), type=AnyFact) == fact
 
 

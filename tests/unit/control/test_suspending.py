@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.model.effects import SaveWork, Stop
+from hodei.model.effects import Stop, TakeCheckpoint
 from hodei.model.facts import (
     JobCancelled,
     JobCheckpointRequested,
@@ -145,7 +145,7 @@ def test_a_node_that_goes_takes_nobody_out_of_suspension():
 def test_every_run_is_told_to_save_its_work_and_goes_on():
     house = a_running(1, 1, cpu="1", count=2, checkpoint=SAVES)
     house.learn(JobCheckpointRequested(1))
-    assert house.acts == [SaveWork(f"1.{member}.1", "local", SAVES) for member in (0, 1)]
+    assert house.acts == [TakeCheckpoint(f"1.{member}.1", "local", SAVES) for member in (0, 1)]
     house.see("1.0.1", "running", checkpoint_ms=house.now_ms)
     assert house.runs["1.0.1"].checkpoint_ms == house.now_ms
     house.see("1.1.1", "running", checkpoint_error="no checkpoint was seen within 30s")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_node, amounts
-from hodei.engine.availability import Book, Promise
+from hodei.engine.availability import AvailabilityProfile, StartReservation
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 
 FOUR, TWO, ONE = amounts(4), amounts(2), amounts(1)
 
@@ -20,7 +20,7 @@ class Desk:
         self.table = Table()
         self.table.put(a_node("n1", 4))
         self.table.settle()
-        self.book = Book(self.table)
+        self.book = AvailabilityProfile(self.table)
 
     def runs(self, run: str, request: dict, start: int, estimate: int, project: str = "p") -> None:
         spec = a_job_spec()
@@ -28,7 +28,7 @@ class Desk:
         self.book.started(run, "n1", request, start, estimate, project)
 
     def booked(self, start: int, end: int, request: dict = FOUR, project: str = "ours", name: str = "b") -> None:
-        self.book.book(Booking(name, project, start, end, (("n1", request),)))
+        self.book.book(Reservation(name, project, start, end, (("n1", request),)))
 
     def hindered(self, request: dict, until: int, project: str = "p", now: int = 0) -> bool:
         return self.book.hindered("n1", request, now, until, 99, project) is not None
@@ -87,23 +87,23 @@ def test_the_earliest_time_skips_gaps_that_are_too_short(desk):
 def test_room_of_a_run_that_is_only_thought_away_does_not_count_twice(desk):
     desk.runs("1.0.1", TWO, 0, 100)
     desk.runs("2.0.1", TWO, 0, 500)
-    desk.book.promise(Promise(5, 100, 300, (("n1", TWO),)))
+    desk.book.promise(StartReservation(5, 100, 300, (("n1", TWO),)))
     spec = a_job_spec()
     desk.table.let_go("n1", TWO, Member(spec, spec.tasks[0]), None)  # a trial without run 1; the book still has it
     assert desk.hindered(TWO, 200), "at 100 two cores are free, and they are promised"
 
 
 def test_a_promise_whose_time_has_passed_is_named_once(desk):
-    desk.book.promise(Promise(5, 100, 300, (("n1", TWO),)))
+    desk.book.promise(StartReservation(5, 100, 300, (("n1", TWO),)))
     assert desk.book.overdue(100) == []
     assert [promise.job for promise in desk.book.overdue(101)] == [5]
     assert desk.book.overdue(102) == []
 
 
 def test_a_promise_that_was_moved_or_withdrawn_is_not_overdue(desk):
-    desk.book.promise(Promise(5, 100, 300, (("n1", TWO),)))
-    desk.book.promise(Promise(5, 90, 300, (("n1", TWO),)))
+    desk.book.promise(StartReservation(5, 100, 300, (("n1", TWO),)))
+    desk.book.promise(StartReservation(5, 90, 300, (("n1", TWO),)))
     assert [promise.start_ms for promise in desk.book.overdue(200)] == [90]
-    desk.book.promise(Promise(6, 250, 300, (("n1", TWO),)))
+    desk.book.promise(StartReservation(6, 250, 300, (("n1", TWO),)))
     desk.book.withdraw(6)
     assert desk.book.overdue(1000) == []

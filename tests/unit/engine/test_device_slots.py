@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from builders import a_node, a_task
-from hodei.engine.device_slots import Parts, wants_parts
+from hodei.engine.device_slots import DeviceSlots, wants_parts
 from hodei.model.node import Grant, Socket
 
 TWO_SOCKETS = (Socket((0, 1, 2, 3), (0, 1)), Socket((4, 5, 6, 7), (2, 3)))
 
 
 def _parts(gpu="4", sockets=TWO_SOCKETS, taken=(), **fields):
-    parts = Parts(a_node("n1", 8, gpu=gpu, sockets=sockets, **fields))
+    parts = DeviceSlots(a_node("n1", 8, gpu=gpu, sockets=sockets, **fields))
     for grant in taken:
         parts.take(grant)
     return parts
@@ -100,7 +100,7 @@ def test_all_that_a_numa_task_gets_is_of_one_socket():
 
 def test_what_is_given_back_is_free_again():
     node = a_node("n1", 8, gpu="4", sockets=TWO_SOCKETS)
-    parts, untouched = Parts(node), Parts(node)
+    parts, untouched = DeviceSlots(node), DeviceSlots(node)
     for task in (a_task(cpu="3", gpu="2.5", binding="cores"), a_task(gpu="0.2"), a_task(cpu="2", binding="numa")):
         grant = parts.find(task)
         parts.take(grant)

@@ -9,7 +9,7 @@ from builders import NOW_MS, a_job_spec, a_node
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.preemption.search import Preemptions
-from hodei.engine.preemption.victims import LEAVING, Place, Tenancy, Tenant
+from hodei.engine.preemption.victims import LEAVING, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
 from hodei.plugins.registry import build_profile
 
@@ -24,7 +24,7 @@ class Rows:
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
-        self.tenancy = Tenancy(self.table, "number")
+        self.tenancy = VictimIndex(self.table, "number")
         self.preemptions = Preemptions(self.engine, self.tenancy)
         for id, priority in enumerate(priorities):
             self.put(id, priority)
@@ -37,7 +37,9 @@ class Rows:
     def put(self, id: int, priority: int, **of_tenant: object) -> None:
         gang, name = self.gang(id, priority), f"n{id:04}"
         grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
-        self.tenancy.put(id, [Tenant(id, gang.job, (Place(name, gang.members[0], grant),), NOW_MS - 1000, **of_tenant)])
+        self.tenancy.put(
+            id, [VictimCandidate(id, gang.job, (Place(name, gang.members[0], grant),), NOW_MS - 1000, **of_tenant)]
+        )
 
     def send_away(self, id: int) -> None:
         for name, member, grant in self.tenancy.of_job[id][0].places:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hodei.control.controller import Step
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.build import House, Options, furnish
+from hodei.kube.scheduler.build import Options, PodSchedulerParts, furnish
 from hodei.model.effects import Start
 from unit.kube.podding import a_node, a_pod
 
@@ -18,7 +18,7 @@ NOW_MS = 1_790_000_000_000  # 2026-09-21T14:13:20Z
 
 class Town:
     def __init__(self, options: Options | None = None) -> None:
-        self.house: House = furnish(options or Options())
+        self.house: PodSchedulerParts = furnish(options or Options())
         self.now_ms = NOW_MS
         self.house.pods._now_ms = lambda: self.now_ms
         self.pods: dict[str, Pod] = {}

@@ -20,7 +20,7 @@ from hodei.model.lifecycle import (
     advance_job,
     advance_run,
 )
-from hodei.model.node import NodeMarks, Taint
+from hodei.model.node import NodeOverrides, Taint
 from hodei.model.text import did_you_mean
 
 TAINT = Taint("dedicated", "team", "NoSchedule")
@@ -48,7 +48,7 @@ def test_tolerations_follow_kubernetes(toleration, tolerates):
 
 def test_marks_are_laid_over_what_the_backend_says():
     node = a_node(labels={"disk": "hdd", "old": "yes"}, taints=(Taint("spot"), TAINT))
-    marks = NodeMarks(
+    marks = NodeOverrides(
         "n1", True, labels={"disk": "ssd"}, removed_labels=("old",), taints=(Taint("new"),), removed_taints=(TAINT,)
     )
     seen = marks.over(node)
@@ -58,13 +58,13 @@ def test_marks_are_laid_over_what_the_backend_says():
 
 
 def test_a_marked_taint_takes_the_place_of_one_with_the_same_key_and_effect():
-    seen = NodeMarks("n1", taints=(Taint("dedicated", "others"),)).over(a_node(taints=(TAINT,)))
+    seen = NodeOverrides("n1", taints=(Taint("dedicated", "others"),)).over(a_node(taints=(TAINT,)))
     assert seen.taints == (Taint("dedicated", "others"),)
 
 
 def test_empty_marks_change_nothing():
     node = a_node()
-    assert NodeMarks("n1").over(node) is node
+    assert NodeOverrides("n1").over(node) is node
 
 
 def test_a_member_knows_its_task():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import NOW_MS, a_job_spec, a_node
-from hodei.engine.availability import Book
+from hodei.engine.availability import AvailabilityProfile
 from hodei.engine.view import View, gang_of
 from hodei.model.config import DataRuleConfig, ProfileConfig, SchedulingConfig, SpillConfig
 from hodei.model.errors import InvalidInput
@@ -121,7 +121,7 @@ def a_gang(*, waited_ms: int = 0, estimate_ms: int = HOUR_MS, **fields):
 def open_to(rule: SpillRule, gang, *, busy_ms: int = 0, forecasts=None, nodes=(HOME, CLOUD)) -> tuple[list[str], str]:
     """On which nodes the gang may lie in the last of its ways, and what keeps it off others."""
     table = a_table(list(nodes))
-    book = Book(table)
+    book = AvailabilityProfile(table)
     if busy_ms:
         table.place(table.row["home-1"], {"cpu": 4000})
         book.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, busy_ms)
@@ -182,7 +182,7 @@ def test_a_job_that_never_fits_elsewhere_need_not_wait():
 def test_only_the_backends_that_a_rule_is_from_are_asked_how_long():
     busy, other = a_node("home-1", 4, backend="home"), a_node("home-2", 4, backend="other")
     table = a_table([busy, other, CLOUD], {"home-1": {"cpu": "4"}})
-    book = Book(table)
+    book = AvailabilityProfile(table)
     book.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, HOUR_MS)
     for home, ways in (((), 1), (("home",), 2)):
         rule = SpillRule("cloud", 30 * MINUTE_MS, None, home)

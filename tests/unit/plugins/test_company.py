@@ -15,7 +15,7 @@ from hodei.model.job import Toleration
 from hodei.model.job_affinity import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.node import Location, Taint
 from hodei.model.selector import parse_selector
-from hodei.plugins.job_affinity import CompanyRules
+from hodei.plugins.job_affinity import JobAffinityPlugin
 from hodei.plugins.ports import Ports
 from hodei.plugins.registry import build_profile
 from hodei.plugins.spread import Spread
@@ -71,34 +71,34 @@ def refused_nodes(plugin: Any, member: Member, table: Table) -> list[str]:
 )
 def test_required_affinity_wants_a_job_that_meets_all_its_terms_in_the_same_place(wants, neighbour, expected):
     table = living(a1=web(**neighbour))
-    assert refused_nodes(CompanyRules(), a_member(job_affinity=wants), table) == expected
+    assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=wants), table) == expected
 
 
 def test_the_first_of_its_kind_may_go_wherever_there_is_a_place():
     rules = needs(term("app=web"))
-    assert refused_nodes(CompanyRules(), web(job_affinity=rules), living()) == ["x1"]
-    assert refused_nodes(CompanyRules(), a_member(job_affinity=rules), living()) == ["a1", "a2", "b1", "b2", "x1"]
-    assert refused_nodes(CompanyRules(), web(job_affinity=rules), living(b1=web())) == ["a1", "a2", "x1"]
+    assert refused_nodes(JobAffinityPlugin(), web(job_affinity=rules), living()) == ["x1"]
+    assert refused_nodes(JobAffinityPlugin(), a_member(job_affinity=rules), living()) == ["a1", "a2", "b1", "b2", "x1"]
+    assert refused_nodes(JobAffinityPlugin(), web(job_affinity=rules), living(b1=web())) == ["a1", "a2", "x1"]
 
 
 def test_anti_affinity_refuses_the_place_and_lets_nodes_without_one_pass():
     member = a_member(job_anti_affinity=needs(term("app=web")))
-    assert refused(CompanyRules(), member, living(a1=web())) == {
+    assert refused(JobAffinityPlugin(), member, living(a1=web())) == {
         "JOB_ANTI_AFFINITY: job anti-affinity [app=web] by zone not met": ["a1", "a2"]
     }
-    assert refused(CompanyRules(), member, living(x1=web())) == {}
+    assert refused(JobAffinityPlugin(), member, living(x1=web())) == {}
 
 
 def test_anti_affinity_of_those_who_are_there_keeps_off_whom_it_means():
     guard = a_member(job_anti_affinity=needs(term("app=web")))
     table = living(a1=guard)
-    assert refused(CompanyRules(), web(), table) == {
+    assert refused(JobAffinityPlugin(), web(), table) == {
         "EXISTING_ANTI_AFFINITY: anti-affinity [app=web] by zone of jobs already there": ["a1", "a2"]
     }
-    assert refused(CompanyRules(), a_member(), table) == {}
-    assert refused(CompanyRules(), web(project="other"), table) == {}
+    assert refused(JobAffinityPlugin(), a_member(), table) == {}
+    assert refused(JobAffinityPlugin(), web(project="other"), table) == {}
     table.release(table.row["a1"], {}, guard)
-    assert refused(CompanyRules(), web(), table) == {}
+    assert refused(JobAffinityPlugin(), web(), table) == {}
 
 
 def test_regions_of_the_location_are_places_too():
@@ -106,7 +106,7 @@ def test_regions_of_the_location_are_places_too():
     table = a_table(nodes)
     table.place(0, {}, web())
     member = a_member(job_affinity=needs(term("app=web", "region")))
-    assert refused_nodes(CompanyRules(), member, table) == ["n2"]
+    assert refused_nodes(JobAffinityPlugin(), member, table) == ["n2"]
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,18 @@ def test_regions_of_the_location_are_places_too():
 )
 def test_wishes_pull_and_push_both_ways(incoming, resident, best):
     table = living(a1=web(**resident))
-    found = scores(CompanyRules(), a_member(labels={"app": "new"}, **incoming), table)
+    found = scores(JobAffinityPlugin(), a_member(labels={"app": "new"}, **incoming), table)
     assert found is not None
     assert {name: found[name] for name in best} == best
 
 
 def test_it_has_no_opinion_where_no_rule_is_about_the_member():
-    assert scores(CompanyRules(), web(), living(a1=web())) is None
-    assert scores(CompanyRules(hard_weight=0), web(), living(a1=a_member(job_affinity=needs(term("app=web"))))) is None
-    assert CompanyRules().stamp(web(), living(a1=web())) == CompanyRules().stamp(a_member(), living()) == 0
+    assert scores(JobAffinityPlugin(), web(), living(a1=web())) is None
+    assert (
+        scores(JobAffinityPlugin(hard_weight=0), web(), living(a1=a_member(job_affinity=needs(term("app=web")))))
+        is None
+    )
+    assert JobAffinityPlugin().stamp(web(), living(a1=web())) == JobAffinityPlugin().stamp(a_member(), living()) == 0
 
 
 # ------------------------------------------------------------------------------------------------ spreading

@@ -23,7 +23,7 @@ from hodei.model.job import Affinity, NodeTerm, Toleration
 from hodei.model.job_affinity import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.node import Location, Node, Taint
 from hodei.model.selector import Requirement
-from hodei.plugins.job_affinity import CompanyRules
+from hodei.plugins.job_affinity import JobAffinityPlugin
 from hodei.plugins.ports import Ports
 from hodei.plugins.registry import build_profile
 from hodei.plugins.spread import Spread
@@ -166,14 +166,14 @@ def _refused(plugin: Any, member: Member, table: Table, codes: tuple[str, ...] =
     ],
 )
 def test_the_same_nodes_are_refused(number, code, rule):
-    plugin: Any = {"SPREAD": Spread, "PORT_TAKEN": Ports}.get(code, CompanyRules)()
+    plugin: Any = {"SPREAD": Spread, "PORT_TAKEN": Ports}.get(code, JobAffinityPlugin)()
     for story, member in _stories(number):
         expected = {node.name for node in story.nodes if rule(member, node, story.world)}
         assert _refused(plugin, member, story.table, (code,)) == expected
 
 
 def test_company_scores_the_same():
-    plugin = CompanyRules(hard_weight=3)
+    plugin = JobAffinityPlugin(hard_weight=3)
     for story, member in _stories(6):
         runner = Runner()
         raw = runner.score(plugin, member, story.table.view(), VIEW)
@@ -199,7 +199,7 @@ def test_spread_scores_the_same_whichever_nodes_are_left():
         assert got == naive.spread_points(member, left, story.world)
 
 
-@pytest.mark.parametrize("plugin", [CompanyRules(), Spread(), Ports()], ids=lambda plugin: plugin.name)
+@pytest.mark.parametrize("plugin", [JobAffinityPlugin(), Spread(), Ports()], ids=lambda plugin: plugin.name)
 def test_an_equal_stamp_means_an_equal_answer(plugin):
     seen: dict[Any, Any] = {}
     for story, member in _stories(8):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hodei.control.explain.priority import standing
+from hodei.control.explain.priority import priority_breakdown
 from hodei.engine.view import Gang
 from hodei.model.configuration import code_named
 from hodei.model.errors import InvalidInput
@@ -111,7 +111,7 @@ def test_the_place_in_line_counts_the_second_order_and_says_so() -> None:
     house.submit(9, cpu=1)
     for id, fields in JOBS.items():
         house.submit(id, **{**fields, "cpu": 1})
-    found = standing(house.controller, 3, house.now_ms)
+    found = priority_breakdown(house.controller, 3, house.now_ms)
     assert found is not None
     assert found.position == 1
     assert found.terms[-1].text == "shortest, among those of equal priority"

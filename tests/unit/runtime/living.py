@@ -11,7 +11,7 @@ from builders import NOW_MS, a_node
 from hodei.backends.base import PlainBackend
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
-from hodei.model.effects import Forget, Save, SaveWork, Start, Stop
+from hodei.model.effects import Forget, Save, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 from hodei.model.node import Node
@@ -98,7 +98,7 @@ class ObedientBackend(PlainBackend):
     async def stop(self, orders: Sequence[Stop]) -> None:
         self.diary.write("stop", [order.run for order in orders])
 
-    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         self.diary.write("checkpoint", [order.run for order in orders])
 
     async def observe(self) -> list[RunObserved]:

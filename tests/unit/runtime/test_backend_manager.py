@@ -20,7 +20,7 @@ from hodei.model.facts import RunObserved
 from hodei.model.job import BackendChoice, Checkpoint
 from hodei.model.text import moment
 from hodei.runtime import job_actions
-from hodei.runtime.backend_manager import FleetPlan
+from hodei.runtime.backend_manager import BackendChanges
 from hodei.runtime.health_monitor import HealthPolicy
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, a_service, alive, until
@@ -236,7 +236,7 @@ def test_a_disabled_backend_starts_nothing_more_and_stays_disabled_over_a_restar
     asyncio.run(main())
 
 
-def a_plan(made: list[Patient], **tables: Any) -> FleetPlan:
+def a_plan(made: list[Patient], **tables: Any) -> BackendChanges:
     def make(name: str, table: Any) -> Patient:
         if table.get("kind") != "patient":
             raise InvalidInput("no such kind")
@@ -246,7 +246,7 @@ def a_plan(made: list[Patient], **tables: Any) -> FleetPlan:
     def dress(table: Any) -> Any:
         return lambda node: structs.replace(node, cost_milli=table.get("cost", 0))
 
-    return FleetPlan(make, dress, tables)
+    return BackendChanges(make, dress, tables)
 
 
 def test_a_backend_is_added_at_run_time_kept_over_a_restart_and_removed():

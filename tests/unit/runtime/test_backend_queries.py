@@ -19,7 +19,7 @@ from hodei.model.explanation import InLine
 from hodei.model.facts import RunObserved
 from hodei.model.job import GangRules
 from hodei.runtime import backend_queries
-from hodei.runtime.backend_queries import Inquiry
+from hodei.runtime.backend_queries import BackendQuery
 from hodei.runtime.health_monitor import HealthPolicy
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, a_service, alive, until
@@ -157,7 +157,7 @@ def test_an_answer_that_does_not_come_is_none_and_the_next_one_counts(monkeypatc
         return answer
 
     async def main():
-        inquiry = Inquiry[int]("it", ask, lambda: True, 60)
+        inquiry = BackendQuery[int]("it", ask, lambda: True, 60)
         seen = []
         for _ in range(3):
             await inquiry.once()

@@ -8,7 +8,7 @@ import pytest
 
 from builders import NOW_MS, a_job, a_job_spec, a_node, a_run
 from hodei.model.backend import Capabilities
-from hodei.model.effects import Forget, SaveWork, Spare, Start, Stop
+from hodei.model.effects import Forget, Spare, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.facts import RunObserved, RunSpared
 from hodei.model.job import Checkpoint
@@ -241,7 +241,10 @@ def test_an_order_that_is_not_taken_holds_up_no_order_of_another_kind(kind, erro
         backend = Particular(**{kind: [error("it cannot be done")]})
         binder, told = _binder(backend)
         serving = asyncio.create_task(binder.serve("obedient"))
-        stop, save = Stop("7.0.1", "obedient", 0, "cancelled"), SaveWork("8.0.1", "obedient", Checkpoint(signal="USR1"))
+        stop, save = (
+            Stop("7.0.1", "obedient", 0, "cancelled"),
+            TakeCheckpoint("8.0.1", "obedient", Checkpoint(signal="USR1")),
+        )
         binder.act([stop, save, Forget("9.0.1", "obedient")])
         await until(lambda: ("forget", ["9.0.1"]) in backend.diary.lines)
         assert {what for what, _ in backend.diary.lines} == {"stop", "checkpoint", "forget"}

@@ -15,7 +15,7 @@ from hodei.model.effects import SaveAudit, SaveJob, SaveRun
 from hodei.model.facts import RunObserved
 from hodei.ports import JobQuery
 from hodei.runtime.clock import SMALL_STEP_MS, SystemClock
-from hodei.runtime.retention_clock import Credible, Kept
+from hodei.runtime.retention_clock import Kept, RetentionClock
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
 
@@ -126,8 +126,8 @@ def test_an_end_that_is_told_with_an_earlier_time_than_the_beginning_gives_no_ne
 # ------------------------------------------------------------------------------------------- credibility
 
 
-def a_judge(kept: Kept | None = None, steady_ms: int = 0) -> Credible:
-    return Credible(kept or Kept(NOW_MS), steady_ms, bound_ms=DAY_MS, hold_ms=DAY_MS)
+def a_judge(kept: Kept | None = None, steady_ms: int = 0) -> RetentionClock:
+    return RetentionClock(kept or Kept(NOW_MS), steady_ms, bound_ms=DAY_MS, hold_ms=DAY_MS)
 
 
 def test_a_clock_that_goes_on_as_time_passes_is_believed():

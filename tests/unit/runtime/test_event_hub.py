@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from builders import an_event
-from hodei.runtime.event_hub import Hub
+from hodei.runtime.event_hub import EventHub
 
 
 def test_every_reader_hears_everything_in_order():
     async def main():
-        hub = Hub()
+        hub = EventHub()
         one, other = hub.subscribe(), hub.subscribe()
         hub.publish([an_event(1), an_event(2)], [])
         hub.publish([an_event(3)], [])
@@ -27,7 +27,7 @@ def test_every_reader_hears_everything_in_order():
 
 def test_a_reader_that_lags_is_cut_off_and_told_so():
     async def main():
-        hub = Hub()
+        hub = EventHub()
         slow, quick = hub.subscribe(), hub.subscribe()
         heard = []
 
@@ -53,7 +53,7 @@ def test_a_reader_that_lags_is_cut_off_and_told_so():
 
 def test_a_closed_reader_ends_and_hears_no_more():
     async def main():
-        hub = Hub()
+        hub = EventHub()
         reader = hub.subscribe()
         reader.close()
         hub.publish([an_event(1)], [])
@@ -65,7 +65,7 @@ def test_a_closed_reader_ends_and_hears_no_more():
 
 def test_those_who_wait_for_an_end_are_told_once_and_those_who_gave_up_are_forgotten():
     async def main():
-        hub = Hub()
+        hub = EventHub()
         first, second, other = hub.end_of(1), hub.end_of(1), hub.end_of(2)
         hub.give_up(1, second)
         hub.publish([], [1, 1, 99])

@@ -15,15 +15,15 @@ from hodei.control import clone
 from hodei.control.explain.whatif import Question
 from hodei.model.errors import InvalidInput, NotFound, Unavailable
 from hodei.runtime import query_queue as answering
-from hodei.runtime.fork_worker import Aside
-from hodei.runtime.query_queue import Answers
+from hodei.runtime.fork_worker import ForkWorker
+from hodei.runtime.query_queue import QueryQueue
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, a_service, alive, until
 
 
 def test_a_child_sees_the_moment_and_changes_nothing_here():
     async def main():
-        aside, state = Aside(1), {"number": 1}
+        aside, state = ForkWorker(1), {"number": 1}
 
         def work():
             time.sleep(0.05)
@@ -47,7 +47,7 @@ def test_what_a_child_raises_is_raised_here_with_its_hint_and_code():
         raise InvalidInput("not so", hint="so", code="ODD", problems=(("a", "b"),))
 
     async def main():
-        aside = Aside(1)
+        aside = ForkWorker(1)
         with pytest.raises(InvalidInput) as refused:
             await aside.ask(refuse)
         assert (refused.value.message, refused.value.hint, refused.value.code) == ("not so", "so", "ODD")
@@ -61,7 +61,7 @@ def test_what_a_child_raises_is_raised_here_with_its_hint_and_code():
 
 def test_equal_questions_that_wait_share_one_child():
     async def main():
-        aside = Aside(1)
+        aside = ForkWorker(1)
         first = asyncio.create_task(aside.ask(lambda: time.sleep(0.1)))
         await until(lambda: aside._children)
         pids = await asyncio.gather(*(aside.ask(os.getpid, "same") for _ in range(8)), aside.ask(os.getpid, "other"))
@@ -76,7 +76,7 @@ def test_equal_questions_that_wait_share_one_child():
 
 def test_one_who_gives_up_leaves_the_answer_to_the_others():
     async def main():
-        aside = Aside(1)
+        aside = ForkWorker(1)
         busy = asyncio.create_task(aside.ask(lambda: time.sleep(0.1)))
         await until(lambda: aside._children)
         one, other = (asyncio.create_task(aside.ask(lambda: 5, "same")) for _ in range(2))
@@ -92,7 +92,7 @@ def test_one_who_gives_up_leaves_the_answer_to_the_others():
 @pytest.mark.parametrize("end", ["killed", "too long"])
 def test_a_child_that_comes_to_no_end_is_an_answer_too(end):
     async def main():
-        aside = Aside(1, limit_s=0.05 if end == "too long" else 60)
+        aside = ForkWorker(1, limit_s=0.05 if end == "too long" else 60)
         asked = asyncio.create_task(aside.ask(lambda: time.sleep(60)))
         await until(lambda: aside._children)
         if end == "killed":
@@ -107,7 +107,7 @@ def test_a_child_that_comes_to_no_end_is_an_answer_too(end):
 
 def test_closing_ends_the_children():
     async def main():
-        aside = Aside(1)
+        aside = ForkWorker(1)
         asked = asyncio.create_task(aside.ask(lambda: time.sleep(60)))
         await until(lambda: aside._children)
         (child,) = aside._children
@@ -124,7 +124,7 @@ def test_closing_ends_the_children():
 
 def test_a_connection_that_is_closed_here_does_not_stay_open_in_a_child():
     async def main():
-        aside, (ours, theirs) = Aside(1), socket.socketpair()
+        aside, (ours, theirs) = ForkWorker(1), socket.socketpair()
         asked = asyncio.create_task(aside.ask(lambda: time.sleep(60)))
         await until(lambda: aside._children)
         ours.close()
@@ -166,7 +166,7 @@ def test_no_copy_of_the_controller_is_made_on_the_loop(tmp_path, monkeypatch):
 
 def test_equal_questions_that_wait_are_answered_once():
     async def main():
-        answers, asked = Answers(), []
+        answers, asked = QueryQueue(), []
 
         def answer(what):
             asked.append(what)
@@ -183,7 +183,7 @@ def test_equal_questions_that_wait_are_answered_once():
 
 def test_an_answer_that_fails_fails_for_those_who_asked_alone():
     async def main():
-        answers = Answers()
+        answers = QueryQueue()
         one, two = await asyncio.gather(
             answers.ask("a", lambda: 1 / 0), answers.ask("b", lambda: 5), return_exceptions=True
         )
@@ -211,7 +211,7 @@ def test_after_each_answer_the_loop_rests_as_long_as_it_took(monkeypatch):
     monkeypatch.setattr(answering, "asyncio", _Asyncio())
 
     async def main():
-        answers = Answers()
+        answers = QueryQueue()
         await asyncio.gather(*(answers.ask(s, lambda s=s: answer(s)) for s in (0.25, 0.0001, 0.5)))
         await sleep(0.01)
 

@@ -13,7 +13,7 @@ from hodei.backends.instant import InstantBackend
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import SaveJob, SaveRun
 from hodei.model.errors import Conflict, StaleEpoch, Unavailable
-from hodei.model.facts import NodeMarked, RunObserved
+from hodei.model.facts import NodeOverridden, RunObserved
 from hodei.runtime.decision_log import DecisionLog
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import Diary, ObedientBackend, StillClock, TalkingStore, a_service, alive, until
@@ -233,7 +233,7 @@ def test_a_restart_finds_what_was_stored_and_what_goes_on():
             await until(lambda: ("start", ["1.0.1"]) in backend.diary.lines)
             backend.say(RunObserved("1.0.1", "running", NOW_MS))
             await until(lambda: store.job(1).state == "running")
-            await service.mark_node(NodeMarked("n1", labels={"seen": "yes"}))
+            await service.mark_node(NodeOverridden("n1", labels={"seen": "yes"}))
         second, later = TalkingStore(of=store), ObedientBackend()
         later.remembers = {"1.0.1": RunObserved("1.0.1", "succeeded", NOW_MS, 0)}
         async with alive(a_service(second, later)) as service:

@@ -24,13 +24,13 @@ from hodei.model.effects import Event, SaveAudit
 from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.estimate import Estimate
 from hodei.model.explanation import Explanation
-from hodei.model.facts import NodeMarked
+from hodei.model.facts import NodeOverridden
 from hodei.model.forecast import StartForecast
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.node import Node
 from hodei.model.periodic import Periodic
-from hodei.model.reservation import Booking, Hold, Late, Wish
+from hodei.model.reservation import Hold, LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources
 from hodei.model.whatif import Outlook, WhatIf
 from hodei.ports import JobPage, JobQuery
@@ -45,9 +45,9 @@ class NodeStatus(Struct, frozen=True):
 
 
 class ReservationStatus(Struct, frozen=True):
-    booking: Booking
+    booking: Reservation
     active: bool = False
-    late: tuple[Late, ...] = ()
+    late: tuple[LateRun, ...] = ()
 
 
 class Submitted(Struct, frozen=True):
@@ -223,7 +223,7 @@ class FakeService:
         self.told.append(("requeue", job))
         return self._known(job)
 
-    async def mark_node(self, change: NodeMarked) -> NodeStatus:
+    async def mark_node(self, change: NodeOverridden) -> NodeStatus:
         self.told.append(("mark", change))
         return next((status for status in self.node_list if status.node.name == change.node), self.node_list[0])
 
@@ -248,10 +248,10 @@ class FakeService:
             raise NotFound(f"there is no reservation {name!r}")
         return self.reserved[name]
 
-    async def reserve(self, wish: Wish) -> ReservationStatus:
+    async def reserve(self, wish: ReservationSpec) -> ReservationStatus:
         places = tuple((node, wish.request) for node in wish.named or ("n1",))
-        made = Booking(wish.name, wish.project, wish.start_ms, wish.end_ms, places, wish.by, NOW_MS)
-        self.reserved[wish.name] = ReservationStatus(made, late=(Late("n1", "7.0.1"),))
+        made = Reservation(wish.name, wish.project, wish.start_ms, wish.end_ms, places, wish.by, NOW_MS)
+        self.reserved[wish.name] = ReservationStatus(made, late=(LateRun("n1", "7.0.1"),))
         return self.reserved[wish.name]
 
     async def unreserve(self, name: str, by: str) -> ReservationStatus:

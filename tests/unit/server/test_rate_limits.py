@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hodei.server.address import place_of
-from hodei.server.connections import Crowd
+from hodei.server.connections import OpenConnections
 from hodei.server.errors import Busy, TooFast, TooMany
 from hodei.server.rate_limits import Rates, Room, Slots, holder
 from hodei.server.route import ANYONE, Principal
@@ -103,7 +103,7 @@ class Line:
 
 
 def test_a_full_place_drops_its_longest_idle_connection_and_no_others():
-    crowd = Crowd(100, 2)
+    crowd = OpenConnections(100, 2)
     other, first, second, third = Line(), Line(), Line(), Line()
     assert crowd.enter(other, "b")
     assert crowd.enter(first, "a")
@@ -116,7 +116,7 @@ def test_a_full_place_drops_its_longest_idle_connection_and_no_others():
 
 
 def test_a_full_place_that_works_turns_the_new_connection_away():
-    crowd = Crowd(100, 2)
+    crowd = OpenConnections(100, 2)
     busy = [Line(idle=False), Line(idle=False)]
     assert all(crowd.enter(line, "a") for line in busy)
     late = Line()
@@ -128,7 +128,7 @@ def test_a_full_place_that_works_turns_the_new_connection_away():
 
 
 def test_a_full_house_takes_the_room_from_the_largest_place():
-    crowd = Crowd(5, 4)
+    crowd = OpenConnections(5, 4)
     many = [Line() for _ in range(4)]
     few = Line()
     assert all(crowd.enter(line, "a") for line in many)
@@ -138,7 +138,7 @@ def test_a_full_house_takes_the_room_from_the_largest_place():
 
 
 def test_clients_without_an_address_share_no_limit():
-    crowd = Crowd(100, 2)
+    crowd = OpenConnections(100, 2)
     lines = [Line() for _ in range(10)]
     assert all(crowd.enter(line, "") for line in lines)
     assert not any(line.dropped for line in lines)

@@ -19,7 +19,7 @@ from hodei.model.errors import (
     Unavailable,
     Unsupported,
 )
-from hodei.model.facts import NodeMarked
+from hodei.model.facts import NodeOverridden
 from hodei.model.node import Taint
 
 JOB = {"name": "train", "command": ["python", "train.py"], "cpu": 1}
@@ -259,7 +259,7 @@ def test_an_operator_marks_a_node(ask, service):
     assert service.told == [
         (
             "mark",
-            NodeMarked(
+            NodeOverridden(
                 "n1", cordon=True, labels={"a": "b", "c": None}, add_taints=(Taint("k", "", "NoExecute"),), drain=True
             ),
         )

@@ -10,7 +10,7 @@ from hodei.engine.view import gang_of
 from hodei.model.job import JobSpec, TaskSpec
 from hodei.model.node import Node
 from hodei.sim.driver import Simulation
-from hodei.sim.fragmentation import Unusable
+from hodei.sim.fragmentation import Fragmentation
 from hodei.sim.policies import policy
 from hodei.sim.traces import Arrival, Workload, open_workload
 from hodei.wiring import make_controller
@@ -33,17 +33,19 @@ def two_nodes() -> Table:
 
 def test_on_empty_nodes_all_is_of_use_and_on_full_ones_nothing_is_lost():
     table = two_nodes()
-    assert Unusable(a_workload({"cpu": 2000}), table).share(1) == 0
+    assert Fragmentation(a_workload({"cpu": 2000}), table).share(1) == 0
     for row in (0, 1):
         table.place(row, {"cpu": 4000})
-    assert Unusable(a_workload({"cpu": 2000}), table).share(1) == 0
+    assert Fragmentation(a_workload({"cpu": 2000}), table).share(1) == 0
 
 
 def test_cpu_that_is_free_where_a_job_does_not_fit_is_of_no_use_to_it():
     table = two_nodes()
     table.place(0, {"cpu": 3000})  # 1 of 5 free cores is alone
-    assert Unusable(a_workload({"cpu": 2000}), table).share(1) == 200
-    assert Unusable(a_workload({"cpu": 2000}, {"cpu": 1000}), table).share(1) == 100, "half of the jobs could use it"
+    assert Fragmentation(a_workload({"cpu": 2000}), table).share(1) == 200
+    assert Fragmentation(a_workload({"cpu": 2000}, {"cpu": 1000}), table).share(1) == 100, (
+        "half of the jobs could use it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,15 +60,15 @@ def test_where_jobs_ask_for_gpus_it_is_about_gpus(request_: dict[str, int], shar
     half = next(iter(a_workload({"cpu": 1000, "gpu": 500}).arrivals)).spec
     member = gang_of(1, half, 0).members[0]
     assert table.place(table.row["a"], member.task.request, member) is not None
-    assert Unusable(a_workload(request_), table).share(1) == share
+    assert Fragmentation(a_workload(request_), table).share(1) == share
 
 
 def test_a_single_node_has_no_pieces_and_between_measurements_the_last_one_holds():
     table = a_table(a_node("a", cpu="4"))
     table.place(0, {"cpu": 3000})
-    assert Unusable(a_workload({"cpu": 2000}), table).share(1) == 0
+    assert Fragmentation(a_workload({"cpu": 2000}), table).share(1) == 0
     table = two_nodes()
-    measure = Unusable(a_workload({"cpu": 2000}), table)
+    measure = Fragmentation(a_workload({"cpu": 2000}), table)
     assert measure.share(1000) == 0
     table.place(0, {"cpu": 3000})
     assert [measure.share(step) for step in (1001, 1003, 1004)] == [0, 0, 200]

@@ -17,19 +17,19 @@ from hodei.model.decision import Candidate, Decision
 from hodei.model.effects import (
     Save,
     SaveAudit,
-    SaveBooking,
     SaveJob,
-    SaveMarks,
     SaveNote,
+    SaveOverrides,
     SavePeriodic,
+    SaveReservation,
     SaveRun,
     SaveUsage,
 )
 from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.job import GangRules
-from hodei.model.node import NodeMarks
+from hodei.model.node import NodeOverrides
 from hodei.model.periodic import Periodic
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 from hodei.model.usage import UsageRow
 from hodei.ports import JobQuery
 from hodei.store import SqliteStore
@@ -50,8 +50,8 @@ def everything() -> list[Save]:
           for id, state in ((2, "running"), (3, "succeeded"))),
         *(a_record(seq, job=seq % 4, detail={"a": 1}) for seq in range(1, 6)),
         SaveAudit(AuditEntry(NOW_MS, "ada", "user", "jobs.submit", "1")),
-        SaveMarks(NodeMarks("n1", labels={"a": "b"})),
-        SaveBooking(Booking("b1", "p", NOW_MS, NOW_MS + 1000, (("n1", {"cpu": 1000}),))),
+        SaveOverrides(NodeOverrides("n1", labels={"a": "b"})),
+        SaveReservation(Reservation("b1", "p", NOW_MS, NOW_MS + 1000, (("n1", {"cpu": 1000}),))),
         SavePeriodic(Periodic("nightly", "0 3 * * *", spec)),
         SaveUsage((UsageRow(("org", "p"), "cpu", 0, 3_600_000, 5),)),
         SaveNote("backends", "{}"),
@@ -174,7 +174,7 @@ def test_a_running_job_whose_description_is_lost_goes_on_and_its_node_takes_noth
     ((job, (run,)),) = [each for each in opened.active() if each[0].id == 2]
     assert (job.state, job.spec.restart, run.id, run.state) == ("running", "never", "2.0.1", "running")
     assert "cordoned" in found.outcome
-    assert opened.marks() == [NodeMarks("n1", cordoned=True, labels={"a": "b"})]
+    assert opened.marks() == [NodeOverrides("n1", cordoned=True, labels={"a": "b"})]
 
 
 def test_a_running_job_whose_request_can_still_be_read_holds_what_it_held(path: Path, opened: SqliteStore):

@@ -11,10 +11,10 @@ import pytest
 
 from builders import a_job, a_key, a_record, a_run
 from hodei.model.decision import Candidate, Decision
-from hodei.model.effects import SaveJob, SaveMarks, SaveRun
+from hodei.model.effects import SaveJob, SaveOverrides, SaveRun
 from hodei.model.errors import InvalidInput, Unavailable
 from hodei.model.job import Job, Run
-from hodei.model.node import NodeMarks
+from hodei.model.node import NodeOverrides
 from hodei.store import SqliteStore, rows, schema, writing
 
 
@@ -65,7 +65,7 @@ def test_a_file_of_version_1_is_brought_up_to_date_and_keeps_everything(path: Pa
     assert (job.id, job.spec.name, job.cancel_requested, job.version) == (7, "train", True, 5)
     assert (run.id, run.decision) == ("7.0.1", Decision(Candidate("n1", 5)))
     assert store.events()[0].detail == {"pid": 12}
-    assert store.marks() == [NodeMarks("n1", cordoned=True)]
+    assert store.marks() == [NodeOverrides("n1", cordoned=True)]
     assert store.key("k").jobs == (7,)
     assert store.counts()["running"] == 1
 
@@ -171,7 +171,7 @@ def test_a_batch_written_today_is_read_by_name_in_any_sqlite_shell(path: Path):
     store = SqliteStore(path)
     store.open()
     store.commit([SaveJob(a_job(1), new=True), SaveRun(a_run(1), new=True), a_record(1, job=1), a_key()])
-    store.commit([SaveMarks(NodeMarks("n1", cordoned=True))])
+    store.commit([SaveOverrides(NodeOverrides("n1", cordoned=True))])
     with raw(path) as db:
         found = db.execute("SELECT name, state, json_extract(body, '$.name') FROM job JOIN spec ON job = id").fetchall()
     assert found == [("job-1", "pending", "job-1")]

@@ -28,7 +28,7 @@ class Mount(Struct, frozen=True):
     writable: bool = False
 
 
-class Wishes(Struct, frozen=True):
+class DockerOptions(Struct, frozen=True):
     network: str = ""
     user: str = ""
     mounts: tuple[Mount, ...] = ()
@@ -38,11 +38,11 @@ class Wishes(Struct, frozen=True):
     host_namespaces: tuple[str, ...] = ()
 
 
-def wishes_of(annotations: Mapping[str, str], settings: Settings, host: Host) -> Wishes:
+def wishes_of(annotations: Mapping[str, str], settings: Settings, host: Host) -> DockerOptions:
     """BackendRefused for what is not allowed, or makes no sense."""
     asked = {key.removeprefix(PREFIX): value for key, value in annotations.items() if key.startswith(PREFIX)}
     if not asked:
-        return Wishes(settings.network, settings.user, pull=settings.pull)
+        return DockerOptions(settings.network, settings.user, pull=settings.pull)
     for key in sorted(asked):
         if key not in KEYS:
             raise BackendRefused(f"there is no annotation {PREFIX}{key[:60]}{did_you_mean(key, KEYS)}")
@@ -75,7 +75,7 @@ def wishes_of(annotations: Mapping[str, str], settings: Settings, host: Host) ->
     targets = [mount.target for mount in mounts]
     if len(set(targets)) < len(targets):
         raise BackendRefused("two mounts go to the same place")
-    return Wishes(network, user, mounts, pull, privileged == "true", devices, namespaces)  # type: ignore[arg-type]
+    return DockerOptions(network, user, mounts, pull, privileged == "true", devices, namespaces)  # type: ignore[arg-type]
 
 
 def _demand(allowed: bool, what: str) -> None:

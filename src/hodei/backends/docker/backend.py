@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from hodei.backends.base import House, PlainBackend
+from hodei.backends.base import BackendContext, PlainBackend
 from hodei.backends.docker.container_spec import prepare
 from hodei.backends.docker.engine import DaemonError
 from hodei.backends.docker.exec import execute
@@ -20,7 +20,7 @@ from hodei.backends.docker.run_table import Places, Tracked
 from hodei.backends.docker.settings import Settings, check
 from hodei.backends.docker.usage import Meter
 from hodei.model.backend import Capabilities, Executed, NodeUsage
-from hodei.model.effects import Forget, SaveWork, Start, Stop
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
@@ -48,7 +48,7 @@ CAPABILITIES = Capabilities(
 class DockerBackend(PlainBackend):
     kind = "docker"
 
-    def __init__(self, name: str, settings: Settings, house: House) -> None:
+    def __init__(self, name: str, settings: Settings, house: BackendContext) -> None:
         super().__init__(name)
         check(name, settings)
         self.capabilities = Capabilities(**{**_fields(CAPABILITIES), "bare": bool(settings.image)})
@@ -190,7 +190,7 @@ class DockerBackend(PlainBackend):
                 host, tracked = found
                 host.stop(tracked, "", order.reason, order.grace_ms, order.checkpoint)
 
-    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         for order in orders:
             found = self._find(order.run)
             if found and found[1].running and found[1].stopping is None and not found[1].saving:
@@ -275,5 +275,5 @@ def _fields(capabilities: Capabilities) -> dict[str, bool]:
     return {name: getattr(capabilities, name) for name in capabilities.__struct_fields__}
 
 
-def make(name: str, settings: Settings, house: House) -> DockerBackend:
+def make(name: str, settings: Settings, house: BackendContext) -> DockerBackend:
     return DockerBackend(name, settings, house)

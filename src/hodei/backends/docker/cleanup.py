@@ -19,7 +19,7 @@ AT_ONCE = 2
 REMOVE_S = 60.0
 
 
-class Sweeper:
+class Cleanup:
     """`at_work`: runs that are forgotten, with their containers, which are still there."""
 
     def __init__(

@@ -31,7 +31,7 @@ SKEW_MS = 1000
 EVENTS = ["create", "start", "die", "destroy", "health_status", "health_status: healthy", "health_status: unhealthy"]
 
 
-class Conversation:
+class DaemonConnection:
     """`up` while the daemon answers; `problem` says why it does not; `tried` once it is known either way.
 
     `hear` takes each event that has all of `labels`; `settle` is called after every silence, before it counts as up: what

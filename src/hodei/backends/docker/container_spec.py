@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from hodei.backends.docker.annotations import Wishes, wishes_of
+from hodei.backends.docker.annotations import DockerOptions, wishes_of
 from hodei.backends.docker.settings import Host, Settings
 from hodei.backends.local_order import LOOPBACK, check_size, check_words, health_at, own_env
 from hodei.model.effects import Start
@@ -55,7 +55,7 @@ class Prepared(Struct, frozen=True):
     name: str
     body: dict[str, Any]
     image: str
-    wishes: Wishes
+    wishes: DockerOptions
     care: Care
     start: Start
 
@@ -126,7 +126,7 @@ def prepare(
 
 
 def _host_config(
-    order: Start, settings: Settings, wishes: Wishes, cpus: tuple[int, ...], log_cap: int | None
+    order: Start, settings: Settings, wishes: DockerOptions, cpus: tuple[int, ...], log_cap: int | None
 ) -> dict[str, Any]:
     task, run = order.task, order.run
     config: dict[str, Any] = {

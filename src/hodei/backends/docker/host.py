@@ -16,16 +16,16 @@ import msgspec
 from msgspec import structs
 
 from hodei.backends.docker import supervision
-from hodei.backends.docker.cleanup import Sweeper
-from hodei.backends.docker.connection import SKEW_MS, Conversation
+from hodei.backends.docker.cleanup import Cleanup
+from hodei.backends.docker.connection import SKEW_MS, DaemonConnection
 from hodei.backends.docker.container_spec import BACKEND, INSTALLATION, RUN, Prepared, care_of
 from hodei.backends.docker.engine import DaemonError, Engine
 from hodei.backends.docker.images import Images
 from hodei.backends.docker.logs import Logs
 from hodei.backends.docker.run_table import Places, Tracked
 from hodei.backends.docker.settings import Host, Settings
-from hodei.backends.docker.slots import Room
-from hodei.backends.docker.start import Starting
+from hodei.backends.docker.slots import ContainerSlots
+from hodei.backends.docker.start import ContainerStarts
 from hodei.backends.docker.states import State, end_of, gone, never_ran, state_of
 from hodei.backends.docker.stop import Stops
 from hodei.backends.docker.usage import held_images
@@ -64,7 +64,7 @@ class DockerHost:
         self._now_ms = now_ms
         self._tell, self._places = tell, places
         self._ours = [f"{INSTALLATION}={installation}", f"{BACKEND}={backend}"]
-        self.talk = Conversation(
+        self.talk = DaemonConnection(
             self.engine,
             self._ours,
             parse_duration_ms(settings.answer_within) / 1000,
@@ -75,7 +75,7 @@ class DockerHost:
         )
         self._lost_after_s = parse_duration_ms(settings.lost_after) / 1000
         self.images = Images(self.engine, parse_duration_ms(settings.pull_timeout) / 1000, settings.registry_auth)
-        self._starting = Starting(
+        self._starting = ContainerStarts(
             self.engine,
             self.images,
             installation,
@@ -87,11 +87,11 @@ class DockerHost:
         )
         self.stops = Stops(self.engine, self.saved, now_ms, lambda: self.skew_ms)
         self.runs: dict[RunId, Tracked] = {}
-        self.sweeper = Sweeper(self.engine, logs, places, self.talk.up, self.spawn_own)
+        self.sweeper = Cleanup(self.engine, logs, places, self.talk.up, self.spawn_own)
         self.held_images: dict[str, int] = {}
         self._vouched = self._given_up = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._room = Room(host.max_containers)
+        self._room = ContainerSlots(host.max_containers)
         # Runs whose containers are not wanted, should they be made yet; and containers that are being removed for that.
         self._unwanted: set[RunId] = set()
         self._strays: set[str] = set()
@@ -112,7 +112,7 @@ class DockerHost:
         # Whoever opens it again finds out anew.
         self.runs.clear()
         self.sweeper.at_work.clear()
-        self._room = Room(self.host.max_containers)
+        self._room = ContainerSlots(self.host.max_containers)
 
     @property
     def up(self) -> bool:

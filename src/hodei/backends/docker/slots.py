@@ -8,7 +8,7 @@ from collections import deque
 from hodei.backends.docker.run_table import Tracked
 
 
-class Room:
+class ContainerSlots:
     """`most` places, 0 for no limit."""
 
     def __init__(self, most: int) -> None:

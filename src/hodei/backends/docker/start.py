@@ -41,7 +41,7 @@ class _Refusal(Exception):
         self.seen = seen
 
 
-class Starting:
+class ContainerStarts:
     """Begins runs on one host. `reachable` waits until the host answers again, or raises BackendError when it has been
     silent for too long; `answers` waits however long it takes. `skew_ms`: how far the host's clock is ahead."""
 

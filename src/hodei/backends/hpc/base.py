@@ -15,18 +15,18 @@ from pathlib import Path
 from msgspec import structs
 
 from hodei.agent.aging import Aging
-from hodei.backends.base import House, PlainBackend
+from hodei.backends.base import BackendContext, PlainBackend
 from hodei.backends.hpc.files import Files
 from hodei.backends.hpc.journal import Journal
-from hodei.backends.hpc.nodes import Offers
-from hodei.backends.hpc.poll import Looking
+from hodei.backends.hpc.nodes import ClusterNodes
+from hodei.backends.hpc.poll import QueuePoll
 from hodei.backends.hpc.ports import Doubtful, Queue, Seen
-from hodei.backends.hpc.request import Wants
-from hodei.backends.hpc.submission import ARRAY, HandingIn
-from hodei.backends.hpc.supervision import Care
-from hodei.backends.hpc.tracked_run import Entry, Ticket
+from hodei.backends.hpc.request import RequestBuilder
+from hodei.backends.hpc.submission import ARRAY, Submissions
+from hodei.backends.hpc.supervision import RunSupervision
+from hodei.backends.hpc.tracked_run import Entry, TrackedRun
 from hodei.model.backend import Capabilities, Executed, NodeUsage
-from hodei.model.effects import Forget, SaveWork, Start, Stop
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
@@ -44,10 +44,10 @@ class HpcBackend(PlainBackend):
     def __init__(
         self,
         name: str,
-        house: House,
+        house: BackendContext,
         queue: Queue,
-        wants: Wants,
-        offers: Offers,
+        wants: RequestBuilder,
+        offers: ClusterNodes,
         *,
         kind: str,
         system: str,
@@ -62,10 +62,10 @@ class HpcBackend(PlainBackend):
         self.journal = Journal(house.home / name)
         self._aging = Aging(str(house.home / name / "clock"), house.keep_logs_s)
         self.prefix = f"hodei:{house.installation}:{name}:"
-        self.tickets: dict[RunId, Ticket] = {}
+        self.tickets: dict[RunId, TrackedRun] = {}
         self._wants, self._poll_s = wants, poll_s
-        self._handing_in = HandingIn(self, wants)
-        self._care, self._looking = Care(self), Looking(self)
+        self._handing_in = Submissions(self, wants)
+        self._care, self._looking = RunSupervision(self), QueuePoll(self)
         self._open = False
         self._watcher: asyncio.Task[None] | None = None
         self._something_to_see = asyncio.Event()
@@ -108,7 +108,7 @@ class HpcBackend(PlainBackend):
             await asyncio.sleep(0.1)
         if self.queue.by_commands and self.journal.lock is not None:
             self.queue.inherit(self.journal.lock)
-        self.tickets = {run: Ticket(entry) for run, entry in entries.items() if entry.job}
+        self.tickets = {run: TrackedRun(entry) for run, entry in entries.items() if entry.job}
         self._handing_in.remember(entry for entry in entries.values() if not entry.job)
 
     async def _adopt(self, found: list[Seen], asked_s: float) -> None:
@@ -125,9 +125,9 @@ class HpcBackend(PlainBackend):
                 files = self.files.of(run)
                 at_ms, saved = seen.submit_s * 1000, f"{files}.saved"
                 # There may have been more than one.
-                self.take(Ticket(Entry(run, seen.mark, files, at_ms, seen.job, saved=saved, times=2)))
+                self.take(TrackedRun(Entry(run, seen.mark, files, at_ms, seen.job, saved=saved, times=2)))
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: TrackedRun) -> None:
         """It is in the system, and ours."""
         self.tickets[ticket.run] = ticket
         self._care.check(ticket)
@@ -222,7 +222,7 @@ class HpcBackend(PlainBackend):
         self.must_be_open()
         return await self._handing_in.start(orders)
 
-    async def hand_in_again(self, ticket: Ticket) -> None:
+    async def hand_in_again(self, ticket: TrackedRun) -> None:
         """The system has forgotten a job that had not begun."""
         order = ticket.order
         assert order is not None
@@ -243,12 +243,12 @@ class HpcBackend(PlainBackend):
         ticket.missing_since_ms = 0
         self.renumber(ticket, job)
 
-    async def cancel_others(self, ticket: Ticket) -> None:
+    async def cancel_others(self, ticket: TrackedRun) -> None:
         """A run that was handed in more than once is over: what is left of it in the system has nothing to do any more."""
         marked = [seen for seen in await self.queue.ours(self.prefix) if seen.mark in ticket.entry.marks]
         await self.queue.cancel([seen.job for seen in marked if seen.phase != "ended"])
 
-    def renumber(self, ticket: Ticket, job: str) -> None:
+    def renumber(self, ticket: TrackedRun, job: str) -> None:
         ticket.job, ticket.entry = job, structs.replace(ticket.entry, job=job)
         self.journal.write(ticket.entry)
 
@@ -257,12 +257,12 @@ class HpcBackend(PlainBackend):
         for order in orders:
             self._care.stop(order, being_handed_in=self._handing_in.under_way(order.run))
 
-    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         await self._running([order.run for order in orders])
         for order in orders:
             self._care.save(order.run, order.checkpoint)
 
-    def watch_over(self, ticket: Ticket) -> None:
+    def watch_over(self, ticket: TrackedRun) -> None:
         """It runs: its time and its saves are looked after."""
         self._care.look_after(ticket)
 

@@ -28,7 +28,7 @@ CpuJobsOnGpus = Literal["never", "last", "any"]
 _EFFECTS: dict[str, TaintEffect] = {"never": "NoSchedule", "last": "PreferNoSchedule"}
 
 
-class Offers:
+class ClusterNodes:
     """`lines` are those that may be used, in this order of preference; none named: all. A line that is closed takes nothing
     new: its nodes are cordoned, unless they are in another that is open. `ahead_percent`: how
     much may be promised of a line, so that the system has something to choose from."""

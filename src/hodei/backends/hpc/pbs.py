@@ -6,13 +6,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.hpc.base import HpcBackend
 from hodei.backends.hpc.commands import Commands
-from hodei.backends.hpc.nodes import CpuJobsOnGpus, Mode, Offers
+from hodei.backends.hpc.nodes import ClusterNodes, CpuJobsOnGpus, Mode
 from hodei.backends.hpc.pbs_commands import PbsCommands
 from hodei.backends.hpc.pbs_options import PbsOptions
-from hodei.backends.hpc.request import Wants
+from hodei.backends.hpc.request import RequestBuilder
 from hodei.model.backend import Capabilities
 from hodei.model.errors import InvalidInput
 from hodei.model.quantity import parse_duration_ms
@@ -44,7 +44,7 @@ def capabilities(mode: Mode) -> Capabilities:
     return Capabilities(gpus=True, limits=True, checkpoint=True, suspend=True, delegates=delegate, expects=delegate)
 
 
-def make(name: str, settings: Settings, house: House) -> HpcBackend:
+def make(name: str, settings: Settings, house: BackendContext) -> HpcBackend:
     """InvalidInput if the settings make no sense."""
     if not settings.output.startswith("/"):
         path = f"backends.{name}.output"
@@ -52,7 +52,7 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
         raise InvalidInput(f"{path}: {text}", hint="docs/how-to/pbs.md", problems=((path, text),))
     env = {"PBS_CONF_FILE": settings.conf} if settings.conf else {}
     queue = PbsCommands(Commands(settings.commands, env), requeue=settings.requeue)
-    offers = Offers(
+    offers = ClusterNodes(
         name, "pbs", queue, settings.mode, settings.queues, round(settings.ahead * 100), settings.cpu_jobs_on_gpus
     )  # fmt: skip
     options = PbsOptions(
@@ -60,7 +60,7 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
         allowed={"account": settings.allow_accounts, "project": settings.allow_projects},
     )
     can = capabilities(settings.mode)
-    wants = Wants(
+    wants = RequestBuilder(
         offers,
         options.of,
         job_variable=queue.job_variable,

@@ -14,7 +14,7 @@ from hodei.backends.hpc.ports import Seen
 from hodei.backends.hpc.run_record import Record, read_record, seal
 from hodei.backends.hpc.script import NOT_TRIED
 from hodei.backends.hpc.submission import the_one
-from hodei.backends.hpc.tracked_run import Ticket, end_of
+from hodei.backends.hpc.tracked_run import TrackedRun, end_of
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 
@@ -29,7 +29,7 @@ RECORD_LATE_MS = 5_000
 SAME_WITHIN_MS = 60_000
 
 
-class Looking:
+class QueuePoll:
     """Looks at the jobs of one backend, whoever asks for it."""
 
     def __init__(self, backend: HpcBackend) -> None:
@@ -46,7 +46,7 @@ class Looking:
         if not open_ones:
             return
         found = {seen.job: seen for seen in await self._of.queue.look([ticket.job for ticket in open_ones])}
-        ended: list[tuple[Ticket, Seen]] = []
+        ended: list[tuple[TrackedRun, Seen]] = []
         missing = []
         for ticket in open_ones:
             seen = found.get(ticket.job)
@@ -61,14 +61,14 @@ class Looking:
         if ended:
             await self._end(ended)
 
-    async def _is_another(self, ticket: Ticket, seen: Seen) -> bool:
+    async def _is_another(self, ticket: TrackedRun, seen: Seen) -> bool:
         """Of a run that was handed in more than once: whether another of its jobs runs it, and this one does nothing."""
         if ticket.entry.times < 2 or seen.phase == "running":
             return False
         record = await asyncio.to_thread(read_record, ticket.files)
         return record.began and record.number != seen.job
 
-    def _alive(self, ticket: Ticket, seen: Seen) -> None:
+    def _alive(self, ticket: TrackedRun, seen: Seen) -> None:
         now_ms = self._of.house.clock.now_ms()
         ticket.missing_since_ms = 0
         ticket.phase, ticket.submit_s = seen.phase, seen.submit_s
@@ -82,12 +82,12 @@ class Looking:
         if seen.phase == "running":
             self._of.watch_over(ticket)
 
-    def _begin(self, ticket: Ticket, at_ms: int) -> None:
+    def _begin(self, ticket: TrackedRun, at_ms: int) -> None:
         ticket.began_ms, ticket.order = at_ms, None
         ticket.said = RunObserved(run=ticket.run, state="running", at_ms=at_ms)
         self._of.tell(ticket.said)
 
-    async def _end(self, ended: list[tuple[Ticket, Seen]]) -> None:
+    async def _end(self, ended: list[tuple[TrackedRun, Seen]]) -> None:
         now_ms = self._of.house.clock.now_ms()
         for (ticket, seen), (record, saved_ms) in zip(ended, await self._records(ended), strict=True):
             # The command said 125, or its script did: which of them may be late to be seen. If it has begun, the system has
@@ -111,20 +111,20 @@ class Looking:
                 with contextlib.suppress(BackendError):
                     await self._of.cancel_others(ticket)
 
-    async def _records(self, ended: list[tuple[Ticket, Seen]]) -> list[tuple[Record, int]]:
+    async def _records(self, ended: list[tuple[TrackedRun, Seen]]) -> list[tuple[Record, int]]:
         def read() -> list[tuple[Record, int]]:
             changed_ms = self._of.files.changed_ms
             return [(read_record(ticket.files), changed_ms(ticket.entry.saved)) for ticket, _ in ended]
 
         return await asyncio.to_thread(read)
 
-    async def _search(self, missing: list[Ticket]) -> list[tuple[Ticket, Seen]]:
+    async def _search(self, missing: list[TrackedRun]) -> list[tuple[TrackedRun, Seen]]:
         """Those of them that are found to have ended."""
         now_ms = self._of.house.clock.now_ms()
         ours = await self._of.queue.ours(self._of.prefix)
         records = await asyncio.to_thread(lambda: [read_record(ticket.files) for ticket in missing])
-        out: list[tuple[Ticket, Seen]] = []
-        gone: list[tuple[Ticket, Record]] = []
+        out: list[tuple[TrackedRun, Seen]] = []
+        gone: list[tuple[TrackedRun, Record]] = []
         for ticket, record in zip(missing, records, strict=True):
             same = [seen for seen in ours if seen.mark in ticket.entry.marks]
             if ticket.entry.times > 1 and record.began:
@@ -152,7 +152,7 @@ class Looking:
                 await self._give_up_in_time(ticket, record, now_ms)
         return out
 
-    async def _give_up_in_time(self, ticket: Ticket, record: Record, now_ms: int) -> None:
+    async def _give_up_in_time(self, ticket: TrackedRun, record: Record, now_ms: int) -> None:
         if not ticket.missing_since_ms:
             ticket.missing_since_ms = now_ms
             return
@@ -170,7 +170,7 @@ class Looking:
             why = f"no longer knows its job {ticket.job}, and nobody its exit code"
             await self._lost(ticket, record, now_ms, why)
 
-    async def _lost(self, ticket: Ticket, record: Record, now_ms: int, why: str) -> None:
+    async def _lost(self, ticket: TrackedRun, record: Record, now_ms: int, why: str) -> None:
         """Another attempt follows: so this one must not begin any more."""
         if not record.began and not await asyncio.to_thread(seal, ticket.files):
             return  # it has begun after all, or the folder is away: at the next look
@@ -182,7 +182,7 @@ class Looking:
         self._of.tell(ticket.end)
 
 
-def _same(ticket: Ticket, seen: Seen) -> bool:
+def _same(ticket: TrackedRun, seen: Seen) -> bool:
     """Histories keep no marks, and numbers are given out twice: the time of handing in tells."""
     if seen.job != ticket.job:
         return False

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable
 
 from hodei.backends.hpc.files import SCRIPT
-from hodei.backends.hpc.nodes import Offers
+from hodei.backends.hpc.nodes import ClusterNodes
 from hodei.backends.hpc.ports import Line, Submission
 from hodei.backends.hpc.script import batch_script
 from hodei.backends.hpc.tracked_run import Entry
@@ -28,13 +28,13 @@ NAME_LIMIT = 100
 Options = Callable[[Start, Line], tuple[tuple[str, str], ...]]
 
 
-class Wants:
+class RequestBuilder:
     """`options` reads further options out of a job and refuses what would escape the operator's rules. `beside`: whether a
     command can be run beside a run. `rerun`: whether the system may start a job again by itself."""
 
     def __init__(
         self,
-        offers: Offers,
+        offers: ClusterNodes,
         options: Options,
         *,
         job_variable: str,

@@ -7,12 +7,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.backends.base import House
+from hodei.backends.base import BackendContext
 from hodei.backends.hpc.base import HpcBackend
 from hodei.backends.hpc.commands import Commands
-from hodei.backends.hpc.nodes import CpuJobsOnGpus, Mode, Offers
+from hodei.backends.hpc.nodes import ClusterNodes, CpuJobsOnGpus, Mode
 from hodei.backends.hpc.ports import Queue
-from hodei.backends.hpc.request import Wants
+from hodei.backends.hpc.request import RequestBuilder
 from hodei.backends.hpc.slurm_commands import SlurmCommands
 from hodei.backends.hpc.slurm_options import SlurmOptions
 from hodei.backends.hpc.slurm_rest import SlurmRest
@@ -67,7 +67,7 @@ def capabilities(mode: Mode, transport: str) -> Capabilities:
     )
 
 
-def make(name: str, settings: Settings, house: House) -> HpcBackend:
+def make(name: str, settings: Settings, house: BackendContext) -> HpcBackend:
     """InvalidInput if the settings make no sense."""
     poll_ms = _check(name, settings)
     queue: Queue
@@ -82,7 +82,7 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
     else:
         env = {"SLURM_CONF": settings.conf} if settings.conf else {}
         queue = SlurmCommands(Commands(settings.commands, env), requeue=settings.requeue)
-    offers = Offers(
+    offers = ClusterNodes(
         name, "slurm", queue, settings.mode, settings.partitions, round(settings.ahead * 100), settings.cpu_jobs_on_gpus
     )  # fmt: skip
     options = SlurmOptions(
@@ -96,7 +96,7 @@ def make(name: str, settings: Settings, house: House) -> HpcBackend:
         also=settings.allow_options,
     )
     can = capabilities(settings.mode, settings.transport)
-    wants = Wants(
+    wants = RequestBuilder(
         offers,
         options.of,
         job_variable=queue.job_variable,

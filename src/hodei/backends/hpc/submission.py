@@ -18,14 +18,14 @@ from msgspec import structs
 from hodei.backends.hpc.ports import Doubtful, Seen, Submission
 from hodei.backends.hpc.run_record import Record, read_record, seal
 from hodei.backends.hpc.script import SCRIPT_LIMIT
-from hodei.backends.hpc.tracked_run import Entry, Ticket
+from hodei.backends.hpc.tracked_run import Entry, TrackedRun
 from hodei.model.effects import Start
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.ids import RunId
 
 if TYPE_CHECKING:
     from hodei.backends.hpc.base import HpcBackend
-    from hodei.backends.hpc.request import Wants
+    from hodei.backends.hpc.request import RequestBuilder
 
 # How long after the first complete answer a job may still turn up, and how often it is looked for.
 IN_DOUBT_S = 5.0
@@ -49,10 +49,10 @@ class Doubt:
         self.over = False
 
 
-class HandingIn:
+class Submissions:
     """Hands in the runs of one backend. `tasks`: those that are being handed in."""
 
-    def __init__(self, backend: HpcBackend, wants: Wants) -> None:
+    def __init__(self, backend: HpcBackend, wants: RequestBuilder) -> None:
         self._of, self._wants = backend, wants
         self.tasks: dict[RunId, asyncio.Task[None]] = {}
         self.doubts: dict[RunId, Doubt] = {}
@@ -173,7 +173,7 @@ class HandingIn:
                 raise
             for (order, _, _), entry, job in zip(group, entries, jobs, strict=True):
                 self.doubts.pop(entry.run, None)
-                of.take(Ticket(structs.replace(entry, job=job), order))
+                of.take(TrackedRun(structs.replace(entry, job=job), order))
         finally:
             for run in runs:
                 self.tasks.pop(run, None)
@@ -240,7 +240,7 @@ class HandingIn:
                 # It has begun, and the system has forgotten it already: what is written down is left.
                 job = the_one(same, record).job if same else record.number
                 del self.doubts[entry.run]
-                self._of.take(Ticket(structs.replace(entry, job=job, times=max(entry.times, len(same)))))
+                self._of.take(TrackedRun(structs.replace(entry, job=job, times=max(entry.times, len(same)))))
             elif doubt.heard_s is None:
                 doubt.heard_s = asked_s
             elif asked_s - doubt.heard_s >= IN_DOUBT_S:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from hodei.backends.hpc.run_record import read_record
-from hodei.backends.hpc.tracked_run import Ticket
+from hodei.backends.hpc.tracked_run import TrackedRun
 from hodei.model.backend import Executed
 from hodei.model.effects import Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound
@@ -36,7 +36,7 @@ _BESIDE = (
 )
 
 
-class Care:
+class RunSupervision:
     """Takes care of the runs of one backend; what it is about is in `tasks`."""
 
     def __init__(self, backend: HpcBackend) -> None:
@@ -69,12 +69,12 @@ class Care:
         ticket.grace_s = min(ticket.grace_s, grace_s)
         ticket.kill_at_s = min(ticket.kill_at_s, asyncio.get_running_loop().time() + grace_s)
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, ticket: TrackedRun) -> None:
         """It has just been handed in: perhaps somebody wants it gone already."""
         if order := self._early.pop(ticket.run, None):
             self.stop(order, being_handed_in=False)
 
-    async def _bring_down(self, ticket: Ticket, hook: Checkpoint | None) -> None:
+    async def _bring_down(self, ticket: TrackedRun, hook: Checkpoint | None) -> None:
         queue = self._of.queue
         loop = asyncio.get_running_loop()
         if hook is not None and ticket.phase == "running":
@@ -102,7 +102,7 @@ class Care:
             else:
                 await _within(ticket.ended, min(max(ticket.kill_at_s - loop.time(), 0), 0.5))
 
-    async def _has_begun(self, ticket: Ticket) -> bool:
+    async def _has_begun(self, ticket: TrackedRun) -> bool:
         """Whether there is somebody to hear a signal."""
         if (await asyncio.to_thread(read_record, ticket.files)).pid:
             return True
@@ -111,7 +111,7 @@ class Care:
         await _within(ticket.ended, BIRTH_S)
         return bool((await asyncio.to_thread(read_record, ticket.files)).pid)
 
-    def look_after(self, ticket: Ticket) -> None:
+    def look_after(self, ticket: TrackedRun) -> None:
         """At every look at a running run: has it had its time, is it due to save its work?"""
         entry, now_ms = ticket.entry, self._of.house.clock.now_ms()
         if ticket.stop_code:
@@ -137,7 +137,7 @@ class Care:
             ticket.saving = True
             self._do(self._save_and_tell(ticket, hook))
 
-    async def _save_and_tell(self, ticket: Ticket, hook: Checkpoint) -> None:
+    async def _save_and_tell(self, ticket: TrackedRun, hook: Checkpoint) -> None:
         try:
             problem = await self._save(ticket, hook)
         finally:
@@ -147,7 +147,7 @@ class Care:
             ticket.said = structs.replace(ticket.said, checkpoint_ms=saved_ms)
             self._of.tell(structs.replace(ticket.said, checkpoint_error=problem))
 
-    async def _save(self, ticket: Ticket, hook: Checkpoint) -> str:
+    async def _save(self, ticket: TrackedRun, hook: Checkpoint) -> str:
         """What went wrong, "" if its work is saved."""
         if not await self._has_begun(ticket):
             return "it had only just begun"
@@ -171,7 +171,7 @@ class Care:
             await _within(ticket.ended, LOOK_S)
         return ""
 
-    async def beside(self, ticket: Ticket, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def beside(self, ticket: TrackedRun, command: Sequence[str], timeout_ms: int) -> Executed:
         """A command in the place and with the environment of the run's own."""
         record = await asyncio.to_thread(read_record, ticket.files)
         if not record.pid:

@@ -39,7 +39,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
         return (self.mark, *self.also)
 
 
-class Ticket:
+class TrackedRun:
     """A run in the system. `order` is kept until it has begun, to hand it in once more if the system forgets it."""
 
     def __init__(self, entry: Entry, order: Start | None = None) -> None:
@@ -77,7 +77,7 @@ class Ticket:
         self.ended.set()
 
 
-def end_of(ticket: Ticket, seen: Seen, record: Record, now_ms: int, system: str, saved_ms: int = 0) -> RunObserved:
+def end_of(ticket: TrackedRun, seen: Seen, record: Record, now_ms: int, system: str, saved_ms: int = 0) -> RunObserved:
     """Our own doing first, then the system's, then the command's. What the run's own script has written down counts more than
     the system's exit code, which is that of the outermost shell, or of the signal that ended that."""
     code = record.exit_code if record.exit_code is not None else seen.code

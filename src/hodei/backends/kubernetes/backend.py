@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from hodei.backends.base import House, PlainBackend
+from hodei.backends.base import BackendContext, PlainBackend
 from hodei.backends.kubernetes.exec import execute
 from hodei.backends.kubernetes.logs import Logs
 from hodei.backends.kubernetes.manifest import manifest, own_labels
@@ -22,15 +22,15 @@ from hodei.backends.kubernetes.pod_api import Gone, Pods, Unsure, each
 from hodei.backends.kubernetes.runs import Runs
 from hodei.backends.kubernetes.settings import Settings, check
 from hodei.backends.kubernetes.states import Ending, RunPod, deadline_s, forced, grace_left, hopeless, unwell
-from hodei.backends.kubernetes.supervision import Keeper
-from hodei.backends.kubernetes.unconfirmed import Doubts
+from hodei.backends.kubernetes.supervision import RunSupervision
+from hodei.backends.kubernetes.unconfirmed import UnconfirmedPods
 from hodei.backends.kubernetes.usage import node_usage
 from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.api.objects import Pod
 from hodei.kube.api.reflector import Reflector, Resource
 from hodei.model.backend import Capabilities, Executed, NodeUsage
-from hodei.model.effects import Forget, SaveWork, Start, Stop
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, InvalidInput, NotFound
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
@@ -69,7 +69,7 @@ GIVE_UP_GRACE_S = 1
 class KubernetesBackend(PlainBackend):
     kind = "kubernetes"
 
-    def __init__(self, name: str, settings: Settings, house: House) -> None:
+    def __init__(self, name: str, settings: Settings, house: BackendContext) -> None:
         super().__init__(name)
         check(name, settings)
         self.capabilities = structs.replace(CAPABILITIES, bare=bool(settings.image))
@@ -79,8 +79,8 @@ class KubernetesBackend(PlainBackend):
         self._logs = Logs(house.home / name / "logs", house.log_cap_bytes, house.keep_logs_s)
         self._nodes_news = asyncio.Event()
         self._runs = Runs(house.clock.now_ms, self._ended)
-        self._doubts = Doubts(self._runs, house.clock.now_ms)
-        self._keeper = Keeper(self._runs, house.clock.now_ms, self._stop, self._errand)
+        self._doubts = UnconfirmedPods(self._runs, house.clock.now_ms)
+        self._keeper = RunSupervision(self._runs, house.clock.now_ms, self._stop, self._errand)
         self._picture = Picture(name, settings, self._ours, self._nodes_news.set)
         self._pods: Pods | None = None
         self._reflectors: list[Reflector[Any]] = []
@@ -260,7 +260,7 @@ class KubernetesBackend(PlainBackend):
 
     # ----------------------------------------------------------------------------------- while they run
 
-    async def checkpoint(self, orders: Sequence[SaveWork]) -> None:
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         self._open()
         for order in orders:
             self._keeper.save(order.run, order.checkpoint)
@@ -388,5 +388,5 @@ class KubernetesBackend(PlainBackend):
         return await self._logs.read(pods.api, pods.path_of(run), run, max(0, offset), limit)
 
 
-def make(name: str, settings: Settings, house: House) -> KubernetesBackend:
+def make(name: str, settings: Settings, house: BackendContext) -> KubernetesBackend:
     return KubernetesBackend(name, settings, house)

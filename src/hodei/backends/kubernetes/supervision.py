@@ -73,7 +73,7 @@ class _Stopping:
         return self.save_until + self.grace_s
 
 
-class Keeper:
+class RunSupervision:
     """`stop(run, ending, grace_s)` carries a stop out, `spawn` runs an errand until the backend is closed."""
 
     def __init__(

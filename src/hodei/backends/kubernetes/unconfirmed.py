@@ -23,7 +23,7 @@ DOUBT_S = 75.0
 LOOK_EVERY_S = 1.0
 
 
-class Doubts:
+class UnconfirmedPods:
     def __init__(self, runs: Runs, now_ms: Callable[[], int]) -> None:
         self._runs, self._now_ms = runs, now_ms
         self._born_ms = now_ms()

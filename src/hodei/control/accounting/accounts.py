@@ -12,9 +12,9 @@ from msgspec import Struct
 from hodei.control.accounting.budgets import Budgets, ProjectBudget
 from hodei.control.accounting.quotas import LENT, NOBODY, ProjectQuota, Quotas
 from hodei.control.accounting.ranges import Range, Ranges
-from hodei.control.accounting.shares import SharesPolicy, Sharing
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.state import Accountant, World
+from hodei.control.accounting.shares import FairShare, SharesPolicy
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.state import Accountant, ClusterState
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Bounds, Gang, Shares
 from hodei.model.array import elements_of
@@ -39,10 +39,10 @@ class AccountsPolicy(Struct, frozen=True):
 
 
 class Accounts:
-    def __init__(self, policy: AccountsPolicy, world: World, lives: Lives) -> None:
+    def __init__(self, policy: AccountsPolicy, world: ClusterState, lives: JobLifecycle) -> None:
         self.policy = policy
         self.quotas = Quotas(policy.quotas, world, lives)
-        self.sharing = Sharing(policy.shares or SharesPolicy(), world) if policy.shares or policy.budgets else None
+        self.sharing = FairShare(policy.shares or SharesPolicy(), world) if policy.shares or policy.budgets else None
         self._counts_past = policy.shares is not None
         self.budgets: Budgets | None = None
         if policy.budgets and self.sharing is not None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.state import World
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.state import ClusterState
 from hodei.engine.fairness.lending import Quota, allowance, reclaim_from
 from hodei.engine.view import Gang
 from hodei.model.decision import Reason
@@ -43,7 +43,7 @@ class ProjectQuota(Struct, frozen=True):
 class Quotas:
     """Keeps account of live runs, for the projects that have a quota. None configured: nothing is kept at all."""
 
-    def __init__(self, quotas: Mapping[str, ProjectQuota], world: World, lives: Lives) -> None:
+    def __init__(self, quotas: Mapping[str, ProjectQuota], world: ClusterState, lives: JobLifecycle) -> None:
         self._quotas = dict(quotas)
         self._world, self._lives = world, lives
         self._used: dict[str, Resources] = {}

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from hodei.control.accounting.ledger import Ledger
 from hodei.control.accounting.quotas import NOBODY
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.fairness.billing import BILLING, Mode, Rate, bill
 from hodei.engine.fairness.classic import classic
 from hodei.engine.fairness.drf import dominant_share
@@ -41,8 +41,8 @@ class SharesPolicy(Struct, frozen=True):
     shares: Mapping[Path, Shares] = {}
 
 
-class Sharing:
-    def __init__(self, policy: SharesPolicy, world: World) -> None:
+class FairShare:
+    def __init__(self, policy: SharesPolicy, world: ClusterState) -> None:
         self._policy, self._world = policy, world
         self.ledger = Ledger(half_life_ms=policy.half_life_ms, window_ms=policy.window_ms)
         self.version = 0

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from hodei.control.admission.escalation import Fallback, RecoursePolicy, Recourses
-from hodei.control.admission.profile_availability import Availability
-from hodei.control.admission.profile_router import Steering
+from hodei.control.admission.escalation import EscalationPolicy, Escalations, Fallback
+from hodei.control.admission.profile_availability import ProfileAvailability
+from hodei.control.admission.profile_router import ProfileRouter
 from hodei.control.admission.retry_breaker import BreakerPolicy
 from hodei.control.admission.routing import RouteRule, Routing
 from hodei.control.admission.wait_limits import WaitDefaults, WaitLimits
@@ -31,19 +31,19 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 def make_steering(
     config: SchedulingConfig, profiles: Collection[str], broken: Mapping[str, str] | None = None
-) -> Steering:
+) -> ProfileRouter:
     """InvalidInput, with all that is wrong, if something is."""
     wrong = problems_of(config, {*profiles, *(broken or {})})
     if wrong:
         path, text = wrong[0]
         raise InvalidInput(f"scheduling.{path}: {text}", problems=tuple(wrong), hint="docs/reference/configuration.md")
     named = config.profiles.items()
-    return Steering(
+    return ProfileRouter(
         Routing(
             [_rule(route) for route in config.routes],
             {name: profile.projects for name, profile in named},
             _wait_defaults(config),
-            Availability(
+            ProfileAvailability(
                 config.unavailable_profile,
                 profiles,
                 {name: profile.fallback for name, profile in named if profile.fallback},
@@ -51,7 +51,7 @@ def make_steering(
                 broken,
             ),
         ),
-        Recourses(
+        Escalations(
             _policy(config.recovery),
             {name: _policy(profile.recovery) for name, profile in named if profile.recovery is not None},
             {
@@ -114,8 +114,8 @@ def _said(route: RouteConfig) -> Iterator[str]:
             yield f"{what} {getattr(when, what)}"
 
 
-def _policy(config: RecoveryConfig) -> RecoursePolicy:
-    return RecoursePolicy(
+def _policy(config: RecoveryConfig) -> EscalationPolicy:
+    return EscalationPolicy(
         config.relax,
         parse_duration_ms(config.relax_after),
         parse_duration_ms(config.promote_after),

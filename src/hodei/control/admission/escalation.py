@@ -12,12 +12,12 @@ from typing import Any
 from msgspec import Struct, structs
 
 from hodei.control.admission.routing import Routing
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.control.timers import Timers
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
 from hodei.model.escalation import Wish
-from hodei.model.escalation_state import Recourse, class_name, next_class, read, relaxable, relaxed, write
+from hodei.model.escalation_state import EscalationState, class_name, next_class, read, relaxable, relaxed, write
 from hodei.model.job import Job, JobSpec
 from hodei.model.quantity import format_duration
 
@@ -28,7 +28,7 @@ _LOOK_AGAIN_MS = 60_000
 _KEPT = 10_000
 
 
-class RecoursePolicy(Struct, frozen=True):
+class EscalationPolicy(Struct, frozen=True):
     """0 ms: never. What a job says of itself goes first, but nobody goes higher than `promote_to`."""
 
     relax: tuple[Wish, ...] = ()
@@ -36,13 +36,13 @@ class RecoursePolicy(Struct, frozen=True):
     promote_after_ms: int = 0
     promote_to: int = 750
 
-    def of(self, spec: JobSpec) -> RecoursePolicy:
+    def of(self, spec: JobSpec) -> EscalationPolicy:
         """For one job, with what it says itself."""
         said = spec.recovery
         if said == _NOTHING_SAID:
             return self
         cap = min(said.promote_to, self.promote_to) if said.promote_to else self.promote_to
-        return RecoursePolicy(
+        return EscalationPolicy(
             said.relax or self.relax,
             said.relax_after_ms or self.relax_after_ms,
             said.promote_after_ms or self.promote_after_ms,
@@ -60,19 +60,19 @@ class Fallback(Struct, frozen=True):
 _NOTHING_SAID = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("recovery")].default
 
 
-class Recourses:
+class Escalations:
     """`lines` are the controller's; `enqueue` and `dequeue` put a job into its line and take it out again."""
 
     def __init__(
         self,
-        policy: RecoursePolicy | None = None,
-        of_profile: Mapping[str, RecoursePolicy] | None = None,
+        policy: EscalationPolicy | None = None,
+        of_profile: Mapping[str, EscalationPolicy] | None = None,
         fallbacks: Mapping[str, Fallback] | None = None,
         chain: tuple[str, ...] = (),
     ) -> None:
         """`chain`: the backends that are used one after another when one fails."""
         self._chain = chain
-        self._policy = policy or RecoursePolicy()
+        self._policy = policy or EscalationPolicy()
         self._of_profile = dict(of_profile or {})
         self._fallbacks = dict(fallbacks or {})
         self._idle = self._nothing_to_do()
@@ -82,7 +82,7 @@ class Recourses:
 
     def bind(
         self,
-        world: World,
+        world: ClusterState,
         lines: Mapping[str, Any],
         never_fits: Callable[[JobSpec], Refusal | None],
         routing: Routing,
@@ -92,7 +92,7 @@ class Recourses:
         self._world, self._lines, self._never_fits, self._routing = world, lines, never_fits, routing
         self._enqueue, self._dequeue = enqueue, dequeue
 
-    def take_settings(self, other: Recourses) -> None:
+    def take_settings(self, other: Escalations) -> None:
         """From now on by another's settings; those who wait are watched anew when they are put into their lines."""
         self._policy, self._of_profile, self._fallbacks = other._policy, other._of_profile, other._fallbacks
         self._chain = other._chain
@@ -160,7 +160,7 @@ class Recourses:
                 due.append(max(since, recourse.moved_ms) + fallback.after_ms)
         return min(due, default=None)
 
-    def _for(self, spec: JobSpec) -> RecoursePolicy:
+    def _for(self, spec: JobSpec) -> EscalationPolicy:
         return self._of_profile.get(spec.profile, self._policy).of(spec)
 
     def _open_fallback(self, job: Job) -> Fallback | None:
@@ -257,7 +257,7 @@ class Recourses:
             self._hopeless[key] = self._never_fits(job.spec) is not None
         return self._hopeless[key]
 
-    def _changed(self, job: Job, spec: JobSpec, recourse: Recourse, now_ms: int) -> Job:
+    def _changed(self, job: Job, spec: JobSpec, recourse: EscalationState, now_ms: int) -> Job:
         # The line that it waits in is found by its spec, so the caller takes it out by the job as it was.
         return self._world.change_job(job, now_ms, spec=spec, recourse=write(recourse))
 

@@ -14,7 +14,7 @@ DEFAULT = "default"
 FAULTS = 3
 
 
-class Availability:
+class ProfileAvailability:
     """`profiles`: those that there are. `fallbacks`: where a profile's jobs go. `paused`: names. `broken`: profiles that
     could not be made, and why."""
 

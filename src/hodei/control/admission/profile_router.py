@@ -8,14 +8,14 @@ from typing import Any
 
 from msgspec import structs
 
-from hodei.control.admission.escalation import Recourses
+from hodei.control.admission.escalation import Escalations
 from hodei.control.admission.gate import Gate
 from hodei.control.admission.profile_availability import FAULTS
 from hodei.control.admission.retry_breaker import BreakerPolicy, Breakers
 from hodei.control.admission.routing import Routing
 from hodei.control.admission.wait_limits import limits_told
 from hodei.control.lifecycle.retry import Backoff
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.points import Trigger
 from hodei.model.escalation_state import Measure, applied, measures
 from hodei.model.explanation import Status
@@ -23,21 +23,21 @@ from hodei.model.job import Job
 from hodei.model.quantity import format_duration
 
 
-class Steering:
+class ProfileRouter:
     def __init__(
         self,
         routing: Routing | None = None,
-        recourses: Recourses | None = None,
+        recourses: Escalations | None = None,
         breaker: BreakerPolicy | None = None,
     ) -> None:
         self.routing = routing or Routing()
-        self.recourses = recourses or Recourses()
+        self.recourses = recourses or Escalations()
         self.breakers = Breakers(breaker)
         self._tick_ms: int | None = None
 
     def bind(
         self,
-        world: World,
+        world: ClusterState,
         lines: Mapping[str, Any],
         gate: Gate,
         enqueue: Callable[[Job, int], None],
@@ -47,7 +47,7 @@ class Steering:
         self._world, self._lines = world, lines
         self.recourses.bind(world, lines, gate.never_fits, self.routing, enqueue, dequeue)
 
-    def take_settings(self, other: Steering) -> None:
+    def take_settings(self, other: ProfileRouter) -> None:
         self.routing.take_settings(other.routing)
         self.recourses.take_settings(other.recourses)
         self.breakers.take_settings(other.breakers)

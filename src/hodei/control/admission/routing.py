@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct, structs
 
-from hodei.control.admission.profile_availability import Availability
+from hodei.control.admission.profile_availability import ProfileAvailability
 from hodei.control.admission.wait_limits import WaitDefaults
 from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec
@@ -55,10 +55,10 @@ class Routing:
         rules: Sequence[RouteRule] = (),
         projects: Mapping[str, Sequence[str]] | None = None,
         waits: WaitDefaults | None = None,
-        availability: Availability | None = None,
+        availability: ProfileAvailability | None = None,
     ) -> None:
         self._rules, self._waits = tuple(rules), waits or WaitDefaults()
-        self.availability = availability or Availability()
+        self.availability = availability or ProfileAvailability()
         self._projects = {name: tuple(names) for name, names in (projects or {}).items() if names}
         self._last: tuple[JobSpec, JobSpec] | None = None
 

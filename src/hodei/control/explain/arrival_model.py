@@ -12,7 +12,7 @@ from itertools import islice
 
 from msgspec import structs
 
-from hodei.control.explain.randomness import Chance
+from hodei.control.explain.randomness import RandomSource
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec
 
@@ -21,7 +21,7 @@ _REMEMBERED = 1000
 _ENOUGH = 20
 
 
-class Newcomers:
+class ArrivalModel:
     def __init__(self) -> None:
         self._at_ms: deque[int] = deque(maxlen=_REMEMBERED)
         self._specs: deque[JobSpec] = deque(maxlen=_REMEMBERED)
@@ -36,7 +36,7 @@ class Newcomers:
         # A deadline that has passed means nothing to another job.
         self._specs.append(structs.replace(job.spec, deadline_ms=0) if job.spec.deadline_ms else job.spec)
 
-    def draw(self, now_ms: int, first_id: JobId, most: int, chance: Chance) -> Iterator[tuple[int, Job]]:
+    def draw(self, now_ms: int, first_id: JobId, most: int, chance: RandomSource) -> Iterator[tuple[int, Job]]:
         """At most so many to come, in order of time, numbered from `first_id` on."""
         times, specs = list(self._at_ms), list(self._specs)
         span_ms = now_ms - times[0] if times else 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.dependencies import NEVER_MET, WAITING_FOR
 from hodei.model.array import shell_word
-from hodei.model.dependency import Dependency, Standing
+from hodei.model.dependency import Dependency, DependencyStatus
 from hodei.model.explanation import Blocker, Explanation
 from hodei.model.ids import JobId
 from hodei.model.job import Job, JobSpec
@@ -40,7 +40,9 @@ def waiting_for(controller: Controller, job: Job, now_ms: int, why: Why) -> Expl
     )  # fmt: skip
 
 
-def would_wait(controller: Controller, spec: JobSpec, standings: Iterable[Standing], now_ms: int) -> Explanation | None:
+def would_wait(
+    controller: Controller, spec: JobSpec, standings: Iterable[DependencyStatus], now_ms: int
+) -> Explanation | None:
     """For a job that has not been submitted: whether it would have to wait for others first, or would fail at once."""
     if not spec.after.of:
         return None

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import Struct
 
 from hodei.control.controller import Controller
-from hodei.control.explain.arrival_model import Newcomers
-from hodei.control.explain.lookahead import run_ahead, twin
-from hodei.control.explain.randomness import Chance
+from hodei.control.explain.arrival_model import ArrivalModel
+from hodei.control.explain.lookahead import clone_controller, look_ahead
+from hodei.control.explain.randomness import RandomSource
 from hodei.model.forecast import Forecast, StartForecast
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, JobSpec, Run
@@ -86,7 +86,7 @@ class _Sample:
             self._sorted = sorted(self._last)
         return self._sorted
 
-    def draw(self, above: int, chance: Chance) -> int | None:
+    def draw(self, above: int, chance: RandomSource) -> int | None:
         """One that is larger than `above`; None if there is none."""
         numbers = self._by_size()
         first = bisect_right(numbers, above)
@@ -122,7 +122,7 @@ class RunTimes:
         """How long those mostly ran of which nobody had said how long; 0 if there was none."""
         return self._of_all[False].middle()
 
-    def draw(self, spec: JobSpec, so_far_ms: int, chance: Chance) -> int:
+    def draw(self, spec: JobSpec, so_far_ms: int, chance: RandomSource) -> int:
         """How long a run that has lasted `so_far_ms` may take in all; what was said if no such run is remembered."""
         said_ms = _said_ms(spec)
         above = so_far_ms * 1000 // said_ms if said_ms else so_far_ms
@@ -138,7 +138,7 @@ class RunTimes:
 class _Drawn:
     """Run times of one future. The members of a gang end together."""
 
-    def __init__(self, run_times: RunTimes, chance: Chance) -> None:
+    def __init__(self, run_times: RunTimes, chance: RandomSource) -> None:
         self._run_times, self._chance = run_times, chance
         self._drawn: dict[tuple[JobId, int], int] = {}
 
@@ -155,7 +155,7 @@ class Forecasts:
 
     def __init__(self) -> None:
         self.run_times = RunTimes()
-        self.newcomers = Newcomers()
+        self.newcomers = ArrivalModel()
         self.of: dict[JobId, list[Forecast]] = {}
         self._grades: deque[Grade] = deque(maxlen=_GRADES)
         self._covered = 0
@@ -228,7 +228,7 @@ class Forecasts:
         self,
         controller: Controller,
         now_ms: int,
-        chance: Callable[[int], Chance],
+        chance: Callable[[int], RandomSource],
         *,
         futures: int = FUTURES,
         max_steps: int = 20_000,
@@ -245,8 +245,8 @@ class Forecasts:
         seen = 0
         for number in range(futures):
             drawn, dice = _Drawn(self.run_times, chance(number)), chance(number + futures)
-            ahead = run_ahead(
-                twin(controller),
+            ahead = look_ahead(
+                clone_controller(controller),
                 now_ms,
                 drawn,
                 arrivals=self.newcomers.draw(now_ms, first_id, most, dice),

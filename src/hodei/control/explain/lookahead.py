@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.control.clone import twin
+from hodei.control.clone import clone_controller
 from hodei.control.controller import Controller, Step
 from hodei.model.effects import Start, Stop
 from hodei.model.facts import Fact, JobSubmitted, RunObserved
@@ -21,7 +21,7 @@ from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.lifecycle import RUN_ENDED
 
-__all__ = ["Ahead", "Gone", "Started", "corrected_ms", "run_ahead", "twin"]
+__all__ = ["Evicted", "Lookahead", "Started", "clone_controller", "corrected_ms", "look_ahead"]
 
 DAY_MS = 86_400_000
 # How often a controller is woken that asks for it without deciding anything then: less and less often, up to this.
@@ -40,7 +40,7 @@ class Started(Struct, frozen=True):
     kind: str = ""
 
 
-class Gone(Struct, frozen=True):
+class Evicted(Struct, frozen=True):
     """A job told to go, `by` the one that takes its place (0: not for another's sake)."""
 
     job: JobId
@@ -48,11 +48,11 @@ class Gone(Struct, frozen=True):
     by: JobId = 0
 
 
-class Ahead(Struct):
+class Lookahead(Struct):
     """`end`: nobody waits any more (done), nothing that could help is in sight (stuck), or a limit was reached."""
 
     starts: dict[JobId, Started] = {}
-    gone: list[Gone] = []
+    gone: list[Evicted] = []
     end: Literal["done", "stuck", "steps", "horizon", "stopped"] = "done"
     at_ms: int = 0
     steps: int = 0
@@ -67,7 +67,7 @@ def corrected_ms(total_ms: int, so_far_ms: int) -> int:
     return total_ms
 
 
-def run_ahead(
+def look_ahead(
     controller: Controller,
     now_ms: int,
     run_ms: RunMs,
@@ -79,7 +79,7 @@ def run_ahead(
     max_steps: int = 100_000,
     horizon_ms: int = 365 * DAY_MS,
     go_on: Callable[[], bool] = lambda: True,
-) -> Ahead:
+) -> Lookahead:
     """Step `controller` (which must be a twin: it is changed) until nobody waits, or as far as the limits allow.
 
     `facts` happen at once; `arrivals` are jobs still to come, in order of time. If some are `awaited`, it is done as soon as
@@ -106,7 +106,7 @@ class _Walk:
         self._nap_ms = _SHORTEST_NAP_MS
         self._awaited = None if awaited is None else set(awaited)
         self._begins = begins or {}
-        self._out = Ahead({}, [])
+        self._out = Lookahead({}, [])
 
     def go(
         self,
@@ -115,7 +115,7 @@ class _Walk:
         max_steps: int,
         until_ms: int,
         go_on: Callable[[], bool],
-    ) -> Ahead:
+    ) -> Lookahead:
         out, now_ms = self._out, self._now_ms
         self._see_what_runs()
         coming = iter(arrivals)
@@ -154,7 +154,7 @@ class _Walk:
             return True
         return all_came and not self._stopped and not any(self._controller.pending().values())
 
-    def _over(self, end: Literal["done", "stuck", "steps", "horizon", "stopped"]) -> Ahead:
+    def _over(self, end: Literal["done", "stuck", "steps", "horizon", "stopped"]) -> Lookahead:
         self._out.end = end
         return self._out
 
@@ -213,7 +213,7 @@ class _Walk:
         for act in step.acts:
             if type(act) is Stop:
                 going.setdefault(job_of(act.run), 0)
-        self._out.gone += [Gone(job, now_ms, by) for job, by in going.items()]
+        self._out.gone += [Evicted(job, now_ms, by) for job, by in going.items()]
 
     def _stop(self, run: RunId) -> None:
         self._live.discard(run)

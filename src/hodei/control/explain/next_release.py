@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang, Member, View
@@ -16,7 +16,7 @@ from hodei.model.node import Grant
 _ENDS = 1000
 
 
-class End(Struct, frozen=True):
+class Release(Struct, frozen=True):
     """A run that is expected to end, and the room that it will leave."""
 
     at_ms: int
@@ -27,7 +27,7 @@ class End(Struct, frozen=True):
     grant: Grant | None = None
 
 
-def soonest_end(engine: Engine, world: World, gang: Gang, view: View) -> End | None:
+def next_release(engine: Engine, world: ClusterState, gang: Gang, view: View) -> Release | None:
     """The first expected end after which the gang fits, all ends before it included; None if estimates do not tell.
     To be called inside `table.trial()`."""
     table = engine.table
@@ -64,7 +64,7 @@ def soonest_end(engine: Engine, world: World, gang: Gang, view: View) -> End | N
             table.place(end.row, end.member.task.request, end.member, end.grant)
 
 
-def _expected(engine: Engine, world: World, gang: Gang, view: View) -> list[End]:
+def _expected(engine: Engine, world: ClusterState, gang: Gang, view: View) -> list[Release]:
     """Runs with an estimate on nodes that only others' work keeps from the gang, the soonest end first."""
     table = engine.table
     open_rows = table.view().none()
@@ -77,6 +77,6 @@ def _expected(engine: Engine, world: World, gang: Gang, view: View) -> list[End]
             job = None if run is None else world.jobs.get(run.job)
             if run is not None and job is not None and job.spec.estimate_ms:
                 at_ms = (run.started_ms or run.placed_ms) + job.spec.estimate_ms
-                ends.append(End(at_ms, id, job, row, Member(job.spec, job.spec.task_of(run.member)), run.grant))
+                ends.append(Release(at_ms, id, job, row, Member(job.spec, job.spec.task_of(run.member)), run.grant))
     ends.sort(key=lambda end: (end.at_ms, end.run))
     return ends[:_ENDS]

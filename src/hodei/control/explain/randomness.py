@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Chance(Protocol):
+class RandomSource(Protocol):
     """`random.Random`, made by whoever asks for forecasts: with the same seed they are the same."""
 
     def randrange(self, start: int, stop: int) -> int: ...

@@ -44,7 +44,7 @@ class _Found(Struct, frozen=True):
     placements: list[Placed]
 
 
-def repairs(engine: Engine, gang: Gang, refusal: Refusal, view: View) -> tuple[Repair, ...]:
+def suggestions(engine: Engine, gang: Gang, refusal: Refusal, view: View) -> tuple[Repair, ...]:
     """The smallest single changes that make a gang placeable which has just been refused; none if there is none."""
     laid_by = {plugin.name for plugin in engine.profile(gang).layouts}
     if not engine.table.names or any(not v.count and v.reason.plugin not in laid_by for v in refusal.verdicts):

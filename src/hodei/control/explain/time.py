@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from hodei.control.controller import Controller
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.availability import FOREVER, Claim, corrected_end
 from hodei.engine.view import Gang
 from hodei.model.explanation import Explanation, Promised
@@ -18,7 +18,7 @@ from hodei.model.reservation import Hold
 _SHOWN = 5
 
 
-def holds_on(world: World, node: NodeName) -> tuple[Hold, ...]:
+def holds_on(world: ClusterState, node: NodeName) -> tuple[Hold, ...]:
     """All that is spoken for of a node, the soonest first."""
     claims = sorted(world.book.claims_on(node), key=lambda claim: (claim.start_ms, claim.job, claim.name))
     return tuple(_hold(node, claim) for claim in claims)

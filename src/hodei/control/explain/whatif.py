@@ -10,12 +10,20 @@ from collections.abc import Callable
 
 from msgspec import Struct, structs
 
-from hodei.control.clone import twin
+from hodei.control.clone import clone_controller
 from hodei.control.controller import Controller
-from hodei.control.explain.lookahead import Ahead, Started, run_ahead
-from hodei.model.dependency import Standing
+from hodei.control.explain.lookahead import Lookahead, Started, look_ahead
+from hodei.model.dependency import DependencyStatus
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.model.facts import BookingMade, Fact, JobRestored, JobSubmitted, MarksRestored, NodeJoined, NodeMarked
+from hodei.model.facts import (
+    Fact,
+    JobRestored,
+    JobSubmitted,
+    NodeJoined,
+    NodeOverridden,
+    OverridesRestored,
+    ReservationMade,
+)
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node
@@ -37,7 +45,7 @@ class Question(Struct, frozen=True):
     like: NodeName = ""
     remove_nodes: tuple[NodeName, ...] = ()
     first: JobId = 0
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[DependencyStatus, ...] = ()
 
 
 def what_if(
@@ -61,20 +69,20 @@ def what_if(
         return said_ms or unsaid_ms
 
     changes = _node_facts(live, question)
-    changed = twin(live) if under is None else under
+    changed = clone_controller(live) if under is None else under
     first: list[Fact] = [] if under is None else _restored(live, under, now_ms)
     next_id = question.first or max(live.world.jobs, default=0) + 1
     asked = dict(enumerate(question.jobs, next_id))
     if asked:
-        probe = twin(changed)
+        probe = clone_controller(changed)
         probe.step(now_ms, [*first, *changes])
         probe.gate.check(question.jobs, probe.pending())
     new = [
         JobSubmitted(Job(id, spec, "pending", now_ms, now_ms, queued_ms=now_ms), question.standings)
         for id, spec in asked.items()
     ]
-    before = run_ahead(twin(live), now_ms, run_ms, max_steps=max_steps, go_on=go_on)
-    after = run_ahead(changed, now_ms, run_ms, facts=[*first, *changes, *new], max_steps=max_steps, go_on=go_on)
+    before = look_ahead(clone_controller(live), now_ms, run_ms, max_steps=max_steps, go_on=go_on)
+    after = look_ahead(changed, now_ms, run_ms, facts=[*first, *changes, *new], max_steps=max_steps, go_on=go_on)
     return _answer(live, now_ms, asked, before, after, _notes(before, after, len(unknown), unsaid_ms))
 
 
@@ -83,7 +91,7 @@ def _node_facts(live: Controller, question: Question) -> list[Fact]:
     for name in (*question.remove_nodes, *((question.like,) if question.like else ())):
         if name not in known:
             raise NotFound(f"there is no node {name!r}{did_you_mean(name, known)}", hint="hodei nodes")
-    facts: list[Fact] = [NodeMarked(name, cordon=True, drain=True) for name in question.remove_nodes]
+    facts: list[Fact] = [NodeOverridden(name, cordon=True, drain=True) for name in question.remove_nodes]
     if question.add_nodes:
         if not 0 < question.add_nodes <= MOST_NODES_ADDED:
             raise InvalidInput(f"{question.add_nodes} nodes to add", hint=f"from 1 to {MOST_NODES_ADDED}")
@@ -117,8 +125,8 @@ def _restored(live: Controller, under: Controller, now_ms: int) -> list[Fact]:
     world = live.world
     if type(under.estimator) is type(live.estimator):
         under.estimator = live.estimator
-    told: list[Fact] = [MarksRestored(marks) for marks in world.marks.values()]
-    told += [BookingMade(booking, restored=True) for booking in world.book.bookings.values()]
+    told: list[Fact] = [OverridesRestored(marks) for marks in world.marks.values()]
+    told += [ReservationMade(booking, restored=True) for booking in world.book.bookings.values()]
     later: list[Fact] = [NodeJoined(node) for node in world.nodes.values()]
     for id in sorted(world.jobs):
         runs = tuple(world.runs.get(id, {}).values())
@@ -135,8 +143,8 @@ def _answer(
     live: Controller,
     now_ms: int,
     new: dict[JobId, JobSpec],
-    before: Ahead,
-    after: Ahead,
+    before: Lookahead,
+    after: Lookahead,
     notes: tuple[str, ...],
 ) -> WhatIf:
     jobs = live.world.jobs
@@ -168,7 +176,7 @@ def _answer(
     return WhatIf(now_ms, tuple(asked), tuple(evicted), tuple(sooner), tuple(later), same, notes)
 
 
-def _notes(before: Ahead, after: Ahead, unknown: int, unsaid_ms: int) -> tuple[str, ...]:
+def _notes(before: Lookahead, after: Lookahead, unknown: int, unsaid_ms: int) -> tuple[str, ...]:
     notes = []
     if unknown:
         how = "taken to run as long as such jobs mostly did" if unsaid_ms else "taken never to end"

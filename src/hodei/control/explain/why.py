@@ -13,8 +13,8 @@ from msgspec import structs
 from hodei.control.admission.backend_availability import UNAVAILABLE
 from hodei.control.controller import Controller
 from hodei.control.explain.dependencies import waiting_for, would_wait
-from hodei.control.explain.next_release import soonest_end
-from hodei.control.explain.suggestions import repairs
+from hodei.control.explain.next_release import next_release
+from hodei.control.explain.suggestions import suggestions
 from hodei.control.explain.time import in_time
 from hodei.control.lifecycle.gangs import latest
 from hodei.control.lifecycle.preemption import Protection, with_past
@@ -26,7 +26,7 @@ from hodei.engine.preemption.search import Preemption
 from hodei.engine.preemption.victims import FOR_EVER
 from hodei.engine.view import Gang, View
 from hodei.model.array import shell_word
-from hodei.model.dependency import Standing
+from hodei.model.dependency import DependencyStatus
 from hodei.model.escalation_state import measures
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
 from hodei.model.ids import JobId
@@ -104,7 +104,7 @@ def in_doubt(found: Explanation, backends: Sequence[str]) -> Explanation:
 
 
 def plan(
-    controller: Controller, specs: Sequence[JobSpec], now_ms: int, standings: Sequence[Standing] = ()
+    controller: Controller, specs: Sequence[JobSpec], now_ms: int, standings: Sequence[DependencyStatus] = ()
 ) -> list[Explanation]:
     """What would become of these jobs if they were submitted now, in this order. Nothing is changed."""
     out, engine = list[Explanation](), controller.engine
@@ -197,7 +197,7 @@ def _refused(
     found, misses, feasible = _all_blockers(engine, gang, refusal, view)
     down = controller.backend_availability.text(gang, refusal)
     hopeless = None if down else controller.gate.never_fits(spec)
-    cures = repairs(engine, gang, refusal, view) if repair else ()
+    cures = suggestions(engine, gang, refusal, view) if repair else ()
     cause = hopeless or refusal
     text, code = summary(cause.verdicts, cause.nodes), cause.verdicts[0].reason.code if cause.verdicts else "NO_NODES"
     whole = bool(cause.verdicts) and not cause.verdicts[0].count  # refused as a whole, not for want of one node
@@ -242,7 +242,7 @@ def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *,
         change = "make one of these changes" if cures else "no single change to the job lets it start now: change more"
         return f"{change}, or add or change a node"
     alternative = "" if cures else "no single change to the job lets it start now; "
-    end = soonest_end(controller.engine, controller.world, gang, view)
+    end = next_release(controller.engine, controller.world, gang, view)
     if end is None and "run_placed" in refusal.cured_by:
         return f"{alternative}wait: it depends on where other jobs are, which changes as they come and go"
     if end is None:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Generator
 
 from hodei.control.chunks import PART, parts
-from hodei.control.queue.sorted_keys import Ordered
-from hodei.control.state import World
+from hodei.control.queue.sorted_keys import SortedKeys
+from hodei.control.state import ClusterState
 from hodei.model.explanation import Explanation
 from hodei.model.ids import JobId
 from hodei.model.job import Job
@@ -25,13 +25,13 @@ class _Array:
 
     def __init__(self) -> None:
         self.inside: set[JobId] = set()
-        self.outside: Ordered[JobId] = Ordered()  # in order of index
+        self.outside: SortedKeys[JobId] = SortedKeys()  # in order of index
 
 
 class Arrays:
     """Nothing is known here of arrays without a limit: they cost nothing."""
 
-    def __init__(self, world: World, enqueue: Callable[[Job, int], None]) -> None:
+    def __init__(self, world: ClusterState, enqueue: Callable[[Job, int], None]) -> None:
         self._world = world
         self._enqueue = enqueue
         self._arrays: dict[JobId, _Array] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hodei.control.lifecycle.run_orders import start_orders
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.plan import Bind, Plan
 from hodei.engine.points import Placed
 from hodei.engine.view import Gang
@@ -14,7 +14,7 @@ from hodei.model.job import Job, Run
 from hodei.model.lifecycle import RUN_ENDED
 
 
-def bind(world: World, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> Job:
+def bind(world: ClusterState, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> Job:
     """The placements become runs: a new attempt of the whole job, or members that join the one that runs."""
     job = world.jobs[gang.id]
     if world.keeps_book:

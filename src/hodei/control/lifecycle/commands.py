@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.lifecycle.relocation import Moving
-from hodei.control.state import World
-from hodei.model.effects import SaveWork
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.lifecycle.relocation import Relocation
+from hodei.control.state import ClusterState
+from hodei.model.effects import TakeCheckpoint
 from hodei.model.facts import (
     Fact,
     JobCancelled,
@@ -20,25 +20,25 @@ from hodei.model.facts import (
     JobMigrated,
     JobRequeued,
     JobSuspended,
-    StartsForetold,
+    StartsForecast,
 )
 from hodei.model.ids import JobId
 from hodei.model.job import Job
 from hodei.model.lifecycle import JOB_ENDED
 
 SUSPENDED = "suspended by a user"
-# The facts that `Asked` learns.
-ASKED = (JobCancelled, JobHeld, JobSuspended, JobMigrated, JobCheckpointRequested, JobRequeued, StartsForetold)
+# The facts that `UserCommands` learns.
+ASKED = (JobCancelled, JobHeld, JobSuspended, JobMigrated, JobCheckpointRequested, JobRequeued, StartsForecast)
 
 
-class Asked:
+class UserCommands:
     """`afresh`: a job that had ended, as it is when it starts again."""
 
     def __init__(
         self,
-        world: World,
-        lives: Lives,
-        moving: Moving,
+        world: ClusterState,
+        lives: JobLifecycle,
+        moving: Relocation,
         dequeue: Callable[[Job], None],
         afresh: Callable[[JobRequeued, Job], Job],
     ) -> None:
@@ -59,7 +59,7 @@ class Asked:
                 self._moving.migrate(fact, now_ms)
             case JobRequeued():
                 self._requeue(fact, now_ms)
-            case StartsForetold(starts=starts):
+            case StartsForecast(starts=starts):
                 self._world.book.forecasts = starts
 
     def _requeue(self, fact: JobRequeued, now_ms: int) -> None:
@@ -122,6 +122,6 @@ class Asked:
             return
         runs = [run for run in self._world.live_runs(id) if run.state == "running" and not run.stop_requested]
         for run in runs:
-            self._world.act(SaveWork(run.id, run.backend, job.spec.checkpoint))
+            self._world.act(TakeCheckpoint(run.id, run.backend, job.spec.checkpoint))
         if runs:
             self._world.tell("job.checkpoint_requested", now_ms, job=id, runs=len(runs))

@@ -14,11 +14,11 @@ from collections.abc import Callable, Generator, Iterable
 from msgspec import structs
 
 from hodei.control.chunks import PART, parts
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.state import World
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.state import ClusterState
 from hodei.control.timers import Timers
 from hodei.model.dependency import Dependencies as Wanted
-from hodei.model.dependency import Dependency, Standing
+from hodei.model.dependency import Dependency, DependencyStatus
 from hodei.model.ids import JobId
 from hodei.model.job import Job
 from hodei.model.lifecycle import JOB_ENDED
@@ -29,7 +29,7 @@ _OPEN, _MET, _NEVER = 0, 1, 2
 # So many are named in a reason; the next ones take their places.
 _NAMED = 3
 # How a job ended is remembered for the last so many ended jobs at least: one may end while a job that waits for it is
-# on its way here. What ended longer ago is told with the fact (`Standing`).
+# on its way here. What ended longer ago is told with the fact (`DependencyStatus`).
 _ENDS_KEPT = 16_384
 
 
@@ -47,7 +47,7 @@ class _Wait:
 
 
 class Dependencies:
-    def __init__(self, world: World, lives: Lives, enqueue: Callable[[Job, int], None]) -> None:
+    def __init__(self, world: ClusterState, lives: JobLifecycle, enqueue: Callable[[Job, int], None]) -> None:
         self._world, self._lives, self._enqueue = world, lives, enqueue
         lives.settled, lives.saved = self._ended, self._saved
         self._waits: dict[JobId, _Wait] = {}
@@ -95,32 +95,32 @@ class Dependencies:
             (one, ("open", "met", "never")[status]) for one, status in zip(wait.wanted.of, wait.status, strict=True)
         ]
 
-    def told(self, job: JobId) -> tuple[Standing, ...]:
+    def told(self, job: JobId) -> tuple[DependencyStatus, ...]:
         """What another controller must be told so that the job waits there for no more and no less (but for data)."""
         out = []
         for one, state in self.progress(job):
             if one.job and state == "open":
-                out.append(Standing(one.job, "pending"))
+                out.append(DependencyStatus(one.job, "pending"))
             elif one.job and state == "met":
-                out.append(Standing(one.job, "failed" if one.on == "failed" else "succeeded"))
+                out.append(DependencyStatus(one.job, "failed" if one.on == "failed" else "succeeded"))
             elif one.job:
-                out.append(Standing(one.job, "cancelled"))
+                out.append(DependencyStatus(one.job, "cancelled"))
         return tuple(out)
 
     # ------------------------------------------------------------------------------------------------ noting
 
-    def submitted(self, job: Job, standings: Iterable[Standing]) -> Job:
+    def submitted(self, job: Job, standings: Iterable[DependencyStatus]) -> Job:
         """A job that depends on something is queued when that is met, not before."""
         self.note(standings)
         self.arrive(job)
         return structs.replace(job, queued_ms=0)
 
-    def restored(self, job: Job, standings: Iterable[Standing]) -> None:
+    def restored(self, job: Job, standings: Iterable[DependencyStatus]) -> None:
         self.note(standings)
         if job.spec.after.of and job.state in ("pending", "held") and not (job.queued_ms or job.attempt):
             self.arrive(job)
 
-    def note(self, standings: Iterable[Standing]) -> None:
+    def note(self, standings: Iterable[DependencyStatus]) -> None:
         for one in standings:
             if not self._state_of(one.job):  # what is known here is never older than what was looked up
                 self._remember(one.job, one.state)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from msgspec import Struct
 
 from hodei.control.lifecycle.retry import RetryPolicy
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.preemption.victims import Place
 from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, Member
@@ -63,7 +63,7 @@ class Repair(Struct):
 
 
 class Gangs:
-    def __init__(self, world: World, profiles: Mapping[str, Profile], retry: RetryPolicy) -> None:
+    def __init__(self, world: ClusterState, profiles: Mapping[str, Profile], retry: RetryPolicy) -> None:
         self._world, self._profiles, self._retry = world, profiles, retry
         self.repairs: dict[JobId, Repair] = {}
         self.growing: dict[JobId, None] = {}

@@ -28,7 +28,7 @@ from hodei.control.lifecycle.gangs import (
 from hodei.control.lifecycle.retry import Backoff, RetryPolicy
 from hodei.control.lifecycle.run_orders import MOVED, stop_order
 from hodei.control.lifecycle.timestamps import credible, if_late
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.points import Trigger
 from hodei.engine.view import Member
 from hodei.model.effects import Forget
@@ -52,10 +52,10 @@ def _as_it_is(job: Job, backends: Collection[str], now_ms: int) -> Job:
     return job
 
 
-class Lives:
+class JobLifecycle:
     def __init__(
         self,
-        world: World,
+        world: ClusterState,
         retry: RetryPolicy,
         gangs: Gangs,
         enqueue: Callable[[Job, int], None],
@@ -78,7 +78,7 @@ class Lives:
         # Called with a job that goes back into the line because backends failed it, and with their names.
         self.backend_failed: Callable[[Job, Collection[str], int], Job] = _as_it_is
 
-    def take_settings(self, other: Lives) -> None:
+    def take_settings(self, other: JobLifecycle) -> None:
         self._retry = other._retry
 
     # ----------------------------------------------------------------------------------------- observations

@@ -10,14 +10,14 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.preemption.search import Victim
-from hodei.engine.preemption.victims import Going, Guard, Place, Tenant
+from hodei.engine.preemption.victims import Going, Guard, Place, VictimCandidate
 from hodei.model.ids import JobId
 from hodei.model.job import Run
 
 
-class Bond(Struct, frozen=True):
+class JobLink(Struct, frozen=True):
     """`core` go together, and with them `spare`, each of which may also go alone, the last first."""
 
     id: JobId
@@ -29,12 +29,12 @@ class Bond(Struct, frozen=True):
         return (*self.core, *self.spare)
 
 
-class Bonds:
-    def __init__(self, world: World) -> None:
+class JobLinks:
+    def __init__(self, world: ClusterState) -> None:
         self._world = world
-        self._bonds: dict[Hashable, Bond] = {}
+        self._bonds: dict[Hashable, JobLink] = {}
         self._of_job: dict[JobId, Hashable] = {}
-        self._by_id: dict[JobId, Bond] = {}
+        self._by_id: dict[JobId, JobLink] = {}
         self._last_id = 0
         self.version = 0
 
@@ -57,7 +57,7 @@ class Bonds:
             return before.id
         if before is None:
             self._last_id -= 1
-        bond = Bond(before.id if before is not None else self._last_id, tuple(core), tuple(spare))
+        bond = JobLink(before.id if before is not None else self._last_id, tuple(core), tuple(spare))
         self._bonds[key] = self._by_id[bond.id] = bond
         for id in bond.jobs:
             self._of_job[id] = key
@@ -69,7 +69,7 @@ class Bonds:
         bond = self.of(job)
         return job if bond is None else bond.id
 
-    def of(self, job: JobId) -> Bond | None:
+    def of(self, job: JobId) -> JobLink | None:
         key = self._of_job.get(job)
         return self._bonds[key] if key is not None else None
 
@@ -80,9 +80,9 @@ class Bonds:
 
     # ------------------------------------------------------------------------------------- for the search
 
-    def tenants(self, bond: Bond, apart: dict[JobId, list[Tenant]]) -> list[Tenant]:
+    def tenants(self, bond: JobLink, apart: dict[JobId, list[VictimCandidate]]) -> list[VictimCandidate]:
         """The bond as the tenants of one gang, made from those that its jobs would be alone."""
-        out: list[Tenant] = []
+        out: list[VictimCandidate] = []
         alive = [id for id in bond.jobs if id in apart]
         staying = {id: t for id in alive for t in apart[id] if not t.stopping and t.whole}
         going = [t for id in alive for t in apart[id] if t.stopping]
@@ -115,10 +115,10 @@ class Bonds:
         return out
 
 
-class BondGuard:
+class LinkGuard:
     """A guard that is asked about bonds as about the jobs that they are."""
 
-    def __init__(self, guard: Guard, bonds: Bonds) -> None:
+    def __init__(self, guard: Guard, bonds: JobLinks) -> None:
         self._guard, self._bonds = guard, bonds
 
     @property
@@ -140,13 +140,13 @@ class BondGuard:
 
 
 def _merged(
-    id: JobId, tenants: Sequence[Tenant], *, stopping: bool = False, members: tuple[int, ...] = (), order: int = 0,
+    id: JobId, tenants: Sequence[VictimCandidate], *, stopping: bool = False, members: tuple[int, ...] = (), order: int = 0,
     priority: int | None = None,
-) -> Tenant:  # fmt: skip
+) -> VictimCandidate:  # fmt: skip
     first = tenants[0]
     spec = first.job if priority in (None, first.job.priority) else structs.replace(first.job, priority=priority)
     places: list[Place] = [place for tenant in tenants for place in tenant.places]
-    return Tenant(
+    return VictimCandidate(
         id, spec, tuple(places), min(tenant.since_ms for tenant in tenants),
         unsaved_ms=tuple(at for tenant in tenants for at in tenant.unsaved_ms),
         stopping=stopping, safe_until_ms=max(tenant.safe_until_ms for tenant in tenants), members=members, order=order,

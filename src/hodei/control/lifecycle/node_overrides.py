@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hodei.model.facts import NodeMarked
-from hodei.model.node import Node, NodeMarks
+from hodei.model.facts import NodeOverridden
+from hodei.model.node import Node, NodeOverrides
 from hodei.model.resources import format_resources
 
 
-def marked(marks: NodeMarks, fact: NodeMarked) -> NodeMarks:
+def marked(marks: NodeOverrides, fact: NodeOverridden) -> NodeOverrides:
     """Marks with an operator's latest word in them."""
     labels, removed = dict(marks.labels), set(marks.removed_labels)
     for key, value in fact.labels.items():
@@ -28,12 +28,12 @@ def marked(marks: NodeMarks, fact: NodeMarked) -> NodeMarks:
         taints[taint.key, taint.effect] = taint
         gone.pop((taint.key, taint.effect), None)
     cordoned = marks.cordoned if fact.cordon is None else fact.cordon
-    return NodeMarks(
+    return NodeOverrides(
         marks.node, cordoned or fact.drain, labels, tuple(sorted(removed)), tuple(taints.values()), tuple(gone.values())
     )
 
 
-def said(fact: NodeMarked) -> dict[str, Any]:
+def said(fact: NodeOverridden) -> dict[str, Any]:
     """An operator's word, as it is told: only what it changes."""
     out: dict[str, Any] = {} if fact.cordon is None else {"cordon": fact.cordon}
     if fact.drain:

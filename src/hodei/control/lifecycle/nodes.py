@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hodei.control.lifecycle.gangs import Gangs
-from hodei.control.lifecycle.jobs import Lives
+from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.lifecycle.node_overrides import described, marked, said
-from hodei.control.lifecycle.preemption import Preempting
-from hodei.control.lifecycle.relocation import Moving
-from hodei.control.lifecycle.taint_eviction import Evictions
-from hodei.control.state import World
+from hodei.control.lifecycle.preemption import PreemptionControl
+from hodei.control.lifecycle.relocation import Relocation
+from hodei.control.lifecycle.taint_eviction import TaintEviction
+from hodei.control.state import ClusterState
 from hodei.engine.points import Trigger
 from hodei.engine.view import Gang
-from hodei.model.facts import NodeJoined, NodeLost, NodeMarked
-from hodei.model.node import NodeMarks
+from hodei.model.facts import NodeJoined, NodeLost, NodeOverridden
+from hodei.model.node import NodeOverrides
 
 Void = Callable[[Gang, str, int], None]
 
 
-class Places:
+class NodeEvents:
     """`void` is called with every gang whose room, made for it on a node, has come to nothing."""
 
     def __init__(
-        self, world: World, lives: Lives, gangs: Gangs, evictions: Evictions, preempting: Preempting, moving: Moving,
+        self, world: ClusterState, lives: JobLifecycle, gangs: Gangs, evictions: TaintEviction, preempting: PreemptionControl, moving: Relocation,
         void: Void, wake: Callable[[Trigger], None],
     ) -> None:  # fmt: skip
         self._world, self._lives, self._gangs, self._evictions = world, lives, gangs, evictions
@@ -56,9 +56,9 @@ class Places:
         world.tell("node.lost", now_ms, node=name, reason=fact.reason, **described(gone))
         self._wake("node_changed")
 
-    def marked(self, fact: NodeMarked, now_ms: int) -> None:
+    def marked(self, fact: NodeOverridden, now_ms: int) -> None:
         world = self._world
-        before = world.marks.get(fact.node, NodeMarks(fact.node))
+        before = world.marks.get(fact.node, NodeOverrides(fact.node))
         marks = marked(before, fact)
         if marks != before:
             world.put_marks(marks, new=True)

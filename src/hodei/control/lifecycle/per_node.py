@@ -17,10 +17,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.control.admission.profile_availability import Availability
+from hodei.control.admission.profile_availability import ProfileAvailability
 from hodei.control.lifecycle.gangs import SHRUNK, marked
 from hodei.control.lifecycle.retry import RetryPolicy
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import objections
 from hodei.engine.plan import Refusal
@@ -57,7 +57,7 @@ class Left(Struct):
 
 
 class PerNode:
-    def __init__(self, world: World, engine: Engine, retry: RetryPolicy) -> None:
+    def __init__(self, world: ClusterState, engine: Engine, retry: RetryPolicy) -> None:
         self._world, self._engine, self._retry = world, engine, retry
         self._jobs: dict[JobId, None] = {}
         self._fresh = False
@@ -156,7 +156,7 @@ class PerNode:
             heap.remove(next(entry for entry in heap if entry[1] == gang.id))
             heapq.heapify(heap)
 
-    def finish(self, view: View, availability: Availability) -> bool:
+    def finish(self, view: View, availability: ProfileAvailability) -> bool:
         """Say in each job's reason what it lacks. Whether there is more to do at once."""
         more = any(heap for name, heap in self._waiting.items() if name not in availability.paused)
         for id, left in self._looked.items():

@@ -18,15 +18,15 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.lifecycle.linked_jobs import Bond, BondGuard, Bonds
-from hodei.control.lifecycle.spared_victims import Sparing
-from hodei.control.state import World
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.lifecycle.linked_jobs import JobLink, JobLinks, LinkGuard
+from hodei.control.lifecycle.spared_victims import SparedVictims
+from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Eviction, Refusal
 from hodei.engine.points import ANY_TRIGGER, Placed, Trigger
 from hodei.engine.preemption.search import Preemption, Preemptions, Victim
-from hodei.engine.preemption.victims import FOR_EVER, NO_PARTS, By, Guard, Place, Tenancy, Tenant
+from hodei.engine.preemption.victims import FOR_EVER, NO_PARTS, By, Guard, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, Member, View
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, JobSpec, Run
@@ -69,23 +69,23 @@ class Protection(Struct, frozen=True):
     by: str
 
 
-class Preempting:
+class PreemptionControl:
     """`void` is called with every gang whose hold a higher one took, why, and when."""
 
     def __init__(
-        self, world: World, engine: Engine, lives: Lives, policy: PreemptionPolicy,
+        self, world: ClusterState, engine: Engine, lives: JobLifecycle, policy: PreemptionPolicy,
         void: Callable[[Gang, str, int], None] = lambda gang, why, now_ms: None,
     ) -> None:  # fmt: skip
         self._world, self._engine, self._lives, self._policy, self._void = world, engine, lives, policy, void
-        self._tenancy = Tenancy(world.table, policy.by)
+        self._tenancy = VictimIndex(world.table, policy.by)
         self._preemptions = Preemptions(engine, self._tenancy)
         for profile in engine.profiles.values():
             structs.force_setattr(profile, "by_number", policy.by == "number")
         self._evicted_at: deque[int] = deque()
         self.holds: dict[JobId, Hold] = {}
-        self.bonds = Bonds(world)
+        self.bonds = JobLinks(world)
         self._guard: Guard | None = None
-        self.sparing = Sparing(world, self.waits_for, self.bonds.gang)
+        self.sparing = SparedVictims(world, self.waits_for, self.bonds.gang)
         lives.spared = self.sparing
         self.too_soon = False  # whether the last attempt may do better later: a protection or the budget runs out
 
@@ -97,7 +97,7 @@ class Preempting:
     @guard.setter
     def guard(self, guard: Guard | None) -> None:
         self._guard = guard
-        self._tenancy.guard = BondGuard(guard, self.bonds) if guard is not None else None
+        self._tenancy.guard = LinkGuard(guard, self.bonds) if guard is not None else None
 
     def tie(self, key: Hashable, core: Sequence[JobId], spare: Sequence[JobId] = ()) -> None:
         """Jobs that are one gang though each lives by itself: `core` go together or not at all, `spare` may go alone. No
@@ -112,7 +112,7 @@ class Preempting:
         """Learn where the gangs are that were placed, moved or stopped since last time."""
         world = self._world
         moved = world.take_moved()
-        tied = dict[JobId, Bond]()
+        tied = dict[JobId, JobLink]()
         for id in sorted({*self._tenancy.of_job, *world.runs}) if moved is None else moved:
             bond = self.bonds.of(id) if self.bonds else None
             if bond is not None:
@@ -129,16 +129,16 @@ class Preempting:
         for bond in tied.values():
             self._tenancy.put(bond.id, self.bonds.tenants(bond, self._apart(bond)))
 
-    def _apart(self, bond: Bond) -> dict[JobId, list[Tenant]]:
+    def _apart(self, bond: JobLink) -> dict[JobId, list[VictimCandidate]]:
         """The jobs of a bond that hold room, each as if it were alone."""
-        out: dict[JobId, list[Tenant]] = {}
+        out: dict[JobId, list[VictimCandidate]] = {}
         for id in bond.jobs:
             job, live = self._world.jobs.get(id), self._world.live_runs(id)
             if job is not None and live:
                 out[id] = self._tenants(job, live)
         return out
 
-    def _tenants(self, job: Job, live: list[Run]) -> list[Tenant]:
+    def _tenants(self, job: Job, live: list[Run]) -> list[VictimCandidate]:
         """Those who can be told to go: the gang as a whole, and before it each member that it can do without."""
         spec, least_ms = job.spec, max(self._policy.min_runtime_ms, 1)
         since = min(run.started_ms or run.placed_ms for run in live)
@@ -147,7 +147,7 @@ class Preempting:
         out = []
         if going:
             members = tuple(run.member for run in going) if staying else ()
-            out.append(Tenant(job.id, spec, _places(spec, going), since, stopping=True, members=members))
+            out.append(VictimCandidate(job.id, spec, _places(spec, going), since, stopping=True, members=members))
         if staying:
             spared = _surplus(spec, staying)
             core = [run for run in staying if run not in spared]
@@ -157,12 +157,16 @@ class Preempting:
             lost = () if spec.checkpoint.hooked else tuple(unsaved)  # who is told to save its work loses none
             safe = safe if job.preemptions < self._policy.max_per_job else FOR_EVER
             if core:
-                out.append(Tenant(job.id, spec, _places(spec, core), since, unsaved_ms=lost, safe_until_ms=safe))
+                out.append(
+                    VictimCandidate(job.id, spec, _places(spec, core), since, unsaved_ms=lost, safe_until_ms=safe)
+                )
             for run in spared:
                 safe = max((run.started_ms or run.placed_ms) + least_ms, run.placed_ms + 1)
                 places = _places(spec, [run])
                 out.append(
-                    Tenant(job.id, spec, places, since, safe_until_ms=safe, members=(run.member,), order=run.rank)
+                    VictimCandidate(
+                        job.id, spec, places, since, safe_until_ms=safe, members=(run.member,), order=run.rank
+                    )
                 )
         return out
 
@@ -214,7 +218,7 @@ class Preempting:
         )
         if not safe and not budget_ms:
             return None
-        bare = Tenancy(self._world.table, self._policy.by)
+        bare = VictimIndex(self._world.table, self._policy.by)
         bare.guard = known.guard
         for id, tenants in known.of_job.items():
             bare.put(id, [structs.replace(tenant, safe_until_ms=0, counted=False) for tenant in tenants])
@@ -234,11 +238,11 @@ class Preempting:
             first = min(first, self._evicted_at[0] + self._policy.interval_ms)
         return first
 
-    def take_settings(self, other: Preempting) -> None:
+    def take_settings(self, other: PreemptionControl) -> None:
         """From now on by another's policy; what was protected by the old one is looked at anew."""
         if self._policy != other._policy:
             if self._policy.by != other._policy.by:
-                guard, self._tenancy = self.guard, Tenancy(self._world.table, other._policy.by)
+                guard, self._tenancy = self.guard, VictimIndex(self._world.table, other._policy.by)
                 self._preemptions, self.guard = Preemptions(self._engine, self._tenancy), guard
             self._policy = other._policy
             for id in sorted(self._world.runs):
@@ -454,7 +458,7 @@ def with_past(job: Job, text: str) -> str:
     return text
 
 
-def _safe_until(tenants: Sequence[Tenant]) -> int:
+def _safe_until(tenants: Sequence[VictimCandidate]) -> int:
     return max((tenant.safe_until_ms for tenant in tenants if not tenant.stopping), default=0)
 
 

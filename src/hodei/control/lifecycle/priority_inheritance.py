@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hodei.control.lifecycle.dependencies import Dependencies
-from hodei.control.queue.base import Line
-from hodei.control.state import World
+from hodei.control.queue.base import SchedulingQueue
+from hodei.control.state import ClusterState
 from hodei.model.ids import JobId
 
 
-class Inheriting:
-    def __init__(self, world: World, dependencies: Dependencies, lines: Mapping[str, object]) -> None:
+class PriorityInheritance:
+    def __init__(self, world: ClusterState, dependencies: Dependencies, lines: Mapping[str, object]) -> None:
         self._world, self._dependencies, self._lines = world, dependencies, lines
         self.lifts: dict[JobId, int] = {}
 
@@ -39,7 +39,7 @@ class Inheriting:
         else:
             self.lifts[id] = to
         line = self._lines.get(job.spec.profile) if job is not None else None
-        if isinstance(line, Line):
+        if isinstance(line, SchedulingQueue):
             line.lift(id, to)
         return True
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.lifecycle.preemption import Hold, Preempting
-from hodei.control.state import World
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.lifecycle.preemption import Hold, PreemptionControl
+from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import summary
 from hodei.engine.plan import Refusal
@@ -25,13 +25,13 @@ from hodei.model.job import Job
 PATIENCE_MS = 600_000
 
 
-class Moving:
+class Relocation:
     def __init__(
         self,
-        world: World,
+        world: ClusterState,
         engine: Engine,
-        lives: Lives,
-        preempting: Preempting,
+        lives: JobLifecycle,
+        preempting: PreemptionControl,
         gang: Callable[..., Gang],
         view: Callable[[int], View],
     ) -> None:

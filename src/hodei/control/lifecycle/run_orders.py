@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.model.effects import Start, Stop
 from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
@@ -18,7 +18,9 @@ MOVED = (
 )  # fmt: skip
 
 
-def start_orders(world: World, job: JobId, runs: Iterable[Run], together: Sequence[Run] | None = None) -> list[Start]:
+def start_orders(
+    world: ClusterState, job: JobId, runs: Iterable[Run], together: Sequence[Run] | None = None
+) -> list[Start]:
     """Orders for runs of one job, with the size and the addresses of the gang as it will be then.
     `together`: all that are live then, by rank, from a caller who knows them."""
     spec = world.jobs[job].spec

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from hodei.control.lifecycle.run_orders import stop_order
-from hodei.control.state import World
+from hodei.control.state import ClusterState
 from hodei.model.effects import Spare
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Run
@@ -26,10 +26,10 @@ class _Asked(Struct):
     dropped: set[RunId]
 
 
-class Sparing:
+class SparedVictims:
     """`wanted`: whether somebody waits for the end of a run. `gang`: what the gang of a job is known by."""
 
-    def __init__(self, world: World, wanted: Callable[[RunId], bool], gang: Callable[[JobId], JobId]) -> None:
+    def __init__(self, world: ClusterState, wanted: Callable[[RunId], bool], gang: Callable[[JobId], JobId]) -> None:
         self._world, self._wanted, self._gang = world, wanted, gang
         self._asked: dict[JobId, _Asked] = {}
         self._needless: dict[RunId, None] = {}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import heapq
 
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.state import World
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.state import ClusterState
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import TaskSpec
 from hodei.model.node import Node
 
 
-class Evictions:
-    def __init__(self, world: World, lives: Lives) -> None:
+class TaintEviction:
+    def __init__(self, world: ClusterState, lives: JobLifecycle) -> None:
         self._world = world
         self._lives = lives
         # Off where somebody else sends work away for its node's taints (a cluster's own controller).

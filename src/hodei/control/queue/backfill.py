@@ -10,14 +10,14 @@ from typing import Literal, cast
 
 import numpy as np
 
-from hodei.control.queue.base import Line
-from hodei.control.queue.pending_table import BIT, Gap, Roster, Slots
-from hodei.engine.availability import Book, Promise
+from hodei.control.queue.base import SchedulingQueue
+from hodei.control.queue.pending_table import BIT, Gap, PendingTable, Slots
+from hodei.engine.availability import AvailabilityProfile, StartReservation
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Refusal
 from hodei.engine.points import TimedQueue, Trigger
 from hodei.engine.profile import Profile
-from hodei.engine.start_search import Outlooks, most_free
+from hodei.engine.start_search import StartSearch, most_free
 from hodei.engine.view import Gang, View
 from hodei.model.estimate import Estimate
 from hodei.model.ids import JobId
@@ -30,7 +30,7 @@ _NEVER = int(np.iinfo(np.int64).max)
 _WITHOUT_PROMISE = 100
 
 
-class ReservingLine:
+class BackfillQueue:
     """The pending gangs of one profile whose queue is timed. Those who sleep were refused and nothing has changed since;
     those that do not even fit into the largest free amounts are not tried at all."""
 
@@ -41,8 +41,8 @@ class ReservingLine:
         self.kind: StartKind = "head"
         self._next_head: JobId | None = None
         self._engine = engine
-        self._outlooks = Outlooks(engine)
-        self._roster = Roster(self.queue, self.gangs)
+        self._outlooks = StartSearch(engine)
+        self._roster = PendingTable(self.queue, self.gangs)
         self._refusals: dict[JobId, Refusal] = {}
         self._for_room: set[JobId] = set()
         self._backoff: list[tuple[int, JobId]] = []
@@ -354,17 +354,17 @@ class ReservingLine:
         self._made[gang.id] = now
         return promise is not None
 
-    def _lapse(self, job: JobId, book: Book) -> None:
+    def _lapse(self, job: JobId, book: AvailabilityProfile) -> None:
         """Its promise can not be kept; what it was promised may have been all that stood in someone's way."""
         book.withdraw(job)
         self._roster.wake_all()
         self._freed = self.lapsed = True
 
-    def _before(self, book: Book) -> list[Promise]:
+    def _before(self, book: AvailabilityProfile) -> list[StartReservation]:
         """The promises of this line that give way to that of whoever is first."""
         return [p for p in book.promises.values() if p.job in self.gangs and p.job not in self._behind]
 
-    def _has_room(self, promise: Promise) -> bool:
+    def _has_room(self, promise: StartReservation) -> bool:
         table = self._engine.table
         for node, request in promise.places:
             row = table.row[node]
@@ -396,13 +396,13 @@ def _kind(gang: Gang, next_ms: int, view: View) -> StartKind:
     return "backfill" if view.now_ms + gang.estimate_ms <= next_ms else "spill"
 
 
-def _book(view: View) -> Book:
+def _book(view: View) -> AvailabilityProfile:
     assert view.book is not None, "a line that promises starts needs a book"
     return view.book
 
 
-def reckons_with_time(line: Line | ReservingLine) -> bool:
+def reckons_with_time(line: SchedulingQueue | BackfillQueue) -> bool:
     """Whether someone asks until when runs will hold what they hold: the line itself, or a plugin of its profile."""
-    return isinstance(line, ReservingLine) or any(
+    return isinstance(line, BackfillQueue) or any(
         getattr(plugin, "wants_book", False) for plugin in line.profile.layouts
     )

@@ -13,7 +13,7 @@ import heapq
 from collections import Counter
 from collections.abc import Generator, Hashable
 
-from hodei.control.queue.sorted_keys import Ordered
+from hodei.control.queue.sorted_keys import SortedKeys
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Trigger
 from hodei.engine.profile import Profile
@@ -52,7 +52,7 @@ class _Group:
         return self.refusal is None and self.kind.refusal is None
 
 
-class Line:
+class SchedulingQueue:
     """The pending gangs of one profile."""
 
     def __init__(self, profile: Profile) -> None:
@@ -71,7 +71,7 @@ class Line:
         self._until: dict[JobId, int] = {}
         self._apart: dict[JobId, Hashable] = {}
         # All who wait, by order: those of each tenant among themselves. For their places in line.
-        self._standing: dict[Hashable, Ordered[Order]] = {}
+        self._standing: dict[Hashable, SortedKeys[Order]] = {}
 
     def __len__(self) -> int:
         return len(self.gangs)
@@ -89,7 +89,7 @@ class Line:
         among = self._among(gang)
         standing = self._standing.get(among)
         if standing is None:
-            standing = self._standing[among] = Ordered()
+            standing = self._standing[among] = SortedKeys()
         standing.add(gang.order, self.profile.queue.charge(gang))
         if not_before_ms > now_ms:
             self._until[gang.id] = not_before_ms
@@ -133,7 +133,7 @@ class Line:
         self._turns[gang.tenant] += self.profile.queue.charge(gang)
         self.remove(gang.id)
 
-    def take_turns_of(self, other: Line) -> None:
+    def take_turns_of(self, other: SchedulingQueue) -> None:
         """Tenants go on with what they have been charged in another line, which this one takes the place of."""
         self._turns, self._clock = dict(other._turns), other._clock
 

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Generator, Hashable
 from typing import Any
 
-from hodei.control.queue.base import Line, _Group, _Kind
+from hodei.control.queue.base import SchedulingQueue, _Group, _Kind
 from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, View
 from hodei.model.ids import JobId
@@ -22,7 +22,7 @@ _RANKED_EVERY_MS = 60_000
 _Entry = tuple[int, tuple[int, ...], JobId, Hashable]
 
 
-class RankedLine(Line):
+class MultifactorQueue(SchedulingQueue):
     """A Line whose queue has `rank_milli`: the most points first, ties by priority and submission. Its order begins with
     the priority below zero and the time since when it waits."""
 

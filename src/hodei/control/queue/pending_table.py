@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hodei.control.queue.sorted_keys import Ordered
+from hodei.control.queue.sorted_keys import SortedKeys
 from hodei.engine.nodes import Ints, Mask
 from hodei.engine.points import ANY_TRIGGER, TimedQueue, Trigger, Waiting
 from hodei.engine.profile import Shapes
@@ -40,14 +40,14 @@ Slots = list[int] | NDArray[np.intp]
 
 class Gap(NamedTuple):
     """Who may go ahead of a promise, as far as amounts tell: those over by then (`length_ms`), those that fit beside it,
-    and those that find room on another node (None: there is none). Largest amounts, in the order of `Roster.needs`."""
+    and those that find room on another node (None: there is none). Largest amounts, in the order of `PendingTable.needs`."""
 
     length_ms: int
     beside: Callable[[], list[int]]
     elsewhere: Callable[[], list[int] | None]
 
 
-class Roster:
+class PendingTable:
     """`gangs` is the line's own, with those who are backing off as well. A gang that leaves frees its slot at once, but
     slots are given anew only by `compact`, so that a walk over them is not led astray."""
 
@@ -63,7 +63,7 @@ class Roster:
         self._groups = Shapes()
         self._sorted: list[Place] = []
         self._places: dict[JobId, Place] = {}
-        self._beyond: Ordered[Place] = Ordered()
+        self._beyond: SortedKeys[Place] = SortedKeys()
         self.of_user: dict[str, set[JobId]] = {}
         # Those who came since this was last emptied, and the cures that any and all of those asleep wait for.
         self.fresh: list[JobId] = []

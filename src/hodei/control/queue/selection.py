@@ -11,28 +11,28 @@ from collections.abc import Generator, Iterator
 
 from hodei.control.lifecycle.per_node import PerNode
 from hodei.control.lifecycle.preemption import Hold
-from hodei.control.queue.backfill import ReservingLine
-from hodei.control.queue.base import Line
-from hodei.control.queue.multifactor import RankedLine
+from hodei.control.queue.backfill import BackfillQueue
+from hodei.control.queue.base import SchedulingQueue
+from hodei.control.queue.multifactor import MultifactorQueue
 from hodei.engine.view import Gang, View
 
 _Key = tuple[int, int, int]
 
 
-class Turn:
+class ProfileQueue:
     """One line's part in a step. `holds`: its gangs that have room being made for them and may start elsewhere now, in
     the line's order. `per_node`: has members of jobs for every node, which stand in the line too. `tried` and `refused`
     count its gangs in this step."""
 
     __slots__ = ("holds", "line", "name", "per_node", "refused", "tried")
 
-    def __init__(self, name: str, line: Line | ReservingLine, holds: list[Hold], per_node: PerNode) -> None:
+    def __init__(self, name: str, line: SchedulingQueue | BackfillQueue, holds: list[Hold], per_node: PerNode) -> None:
         self.name, self.line, self.holds, self.per_node = name, line, holds, per_node
         self.tried = self.refused = 0
 
 
-def in_turn(turns: list[Turn], view: View) -> Iterator[tuple[Turn, Gang | Hold]]:
-    """What to try next, and whose line it is from. As with `Line.ready`, the caller must decide each before the next."""
+def next_gangs(turns: list[ProfileQueue], view: View) -> Iterator[tuple[ProfileQueue, Gang | Hold]]:
+    """What to try next, and whose line it is from. As with `SchedulingQueue.ready`, the caller must decide each before the next."""
     if len(turns) == 1:
         (turn,) = turns
         for item in _of_line(turn, view):
@@ -57,11 +57,11 @@ class _Stream:
 
     __slots__ = ("_items", "_next", "_view", "key", "over", "turn")
 
-    def __init__(self, turn: Turn, view: View) -> None:
+    def __init__(self, turn: ProfileQueue, view: View) -> None:
         self.turn, self._view, self.over = turn, view, False
         self._items = _of_line(turn, view)
         self._next: Gang | Hold | None = None
-        if isinstance(turn.line, ReservingLine) and turn.line.gangs:
+        if isinstance(turn.line, BackfillQueue) and turn.line.gangs:
             # A look at its next gang would make promises. That waits until one of its gangs could be next of all.
             keys = [_key_of(hold.gang) for hold in turn.holds]
             if (of_member := turn.per_node.first_key(turn.name)) is not None:
@@ -74,7 +74,7 @@ class _Stream:
         """The next one, if it is still the first of its line; None: look again which line is first."""
         item, line = self._next, self.turn.line
         of_line = isinstance(item, Gang) and not item.joins
-        if of_line and isinstance(line, RankedLine) and not line.is_ranked(self._view):
+        if of_line and isinstance(line, MultifactorQueue) and not line.is_ranked(self._view):
             # What another line has started has changed the shares, and with them the order of this one.
             self._items.close()
             self._items, item = _of_line(self.turn, self._view), None
@@ -104,7 +104,7 @@ def _key_of(gang: Gang) -> _Key:
     return -gang.priority, gang.queued_ms, gang.id
 
 
-def _of_line(turn: Turn, view: View) -> Generator[Gang | Hold, None, None]:
+def _of_line(turn: ProfileQueue, view: View) -> Generator[Gang | Hold, None, None]:
     """What one line has to try, in its own order."""
     if turn.line.gangs:
         ready = turn.line.ready(view)
@@ -117,7 +117,7 @@ def _of_line(turn: Turn, view: View) -> Generator[Gang | Hold, None, None]:
     yield from _before(None, turn)
 
 
-def _before(order: tuple[int, ...] | None, turn: Turn) -> Generator[Gang | Hold, None, None]:
+def _before(order: tuple[int, ...] | None, turn: ProfileQueue) -> Generator[Gang | Hold, None, None]:
     """Holds and members of jobs for every node that come before this place in line; None: all of them."""
     holds, per_node = turn.holds, turn.per_node
     while True:

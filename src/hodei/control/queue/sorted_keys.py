@@ -16,7 +16,7 @@ K = TypeVar("K")
 _CHUNK = 512
 
 
-class Ordered(Generic[K]):
+class SortedKeys(Generic[K]):
     """Each key at most once. A weight that was given with a key must be given again when the key goes."""
 
     __slots__ = ("_chunks", "_lasts", "_len", "_weights")

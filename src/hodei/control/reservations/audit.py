@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from hodei.control.state import World
-from hodei.engine.availability import Promise
+from hodei.control.state import ClusterState
+from hodei.engine.availability import StartReservation
 from hodei.model.ids import NodeName, RunId
 from hodei.model.resources import Resources
 
 Cause = Literal["broken", "overrun", "node", "rules"]
 
 
-class Keeping:
-    def __init__(self, world: World) -> None:
+class StartReservationAudit:
+    def __init__(self, world: ClusterState) -> None:
         self._world = world
         self.missed: dict[str, int] = dict.fromkeys(get_args(Cause), 0)
 
@@ -36,7 +36,7 @@ class Keeping:
                 nodes=[node for node, _ in promise.places[:20]],
             )  # fmt: skip
 
-    def _cause(self, promise: Promise) -> Cause:
+    def _cause(self, promise: StartReservation) -> Cause:
         table, book = self._world.table, self._world.book
         table.settle()
         overrun = False

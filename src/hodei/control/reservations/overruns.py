@@ -13,22 +13,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hodei.control.lifecycle.jobs import Lives
-from hodei.control.state import World
-from hodei.engine.availability import FOREVER, Promise
+from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.state import ClusterState
+from hodei.engine.availability import FOREVER, StartReservation
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import Job, Run
 from hodei.model.quantity import format_duration
-from hodei.model.reservation import Booking
+from hodei.model.reservation import Reservation
 from hodei.model.resources import Resources
 
 STOP = "stop"
 
 
-class Overrunning:
+class OverrunEnforcement:
     """Backfilled runs whose estimate is over, and the promised jobs that could start if they were gone."""
 
-    def __init__(self, world: World, lives: Lives, overrun: Callable[[str], str]) -> None:
+    def __init__(self, world: ClusterState, lives: JobLifecycle, overrun: Callable[[str], str]) -> None:
         """`overrun`: what the line of that profile does about them, `let` or `stop`."""
         self._world = world
         self._lives = lives
@@ -93,26 +93,26 @@ class Overrunning:
             out += [one.run for one in picked]
         return out
 
-    def _stop(self, run: Run, promise: Promise, now_ms: int) -> None:
+    def _stop(self, run: Run, promise: StartReservation, now_ms: int) -> None:
         job = self._world.jobs.get(run.job)
         if job is None or not _stays(self._world.run(run.id)):
             return  # it goes already, with another member of its gang
         allowed = format_duration(self._world.book.expected_end_ms(run.id) - (run.started_ms or run.placed_ms))
         reason = f"overran its estimate of {allowed} while job {promise.job} was promised its room"
         self._world.tell("job.overran", now_ms, job=job.id, run=run.id, node=run.node, promised=promise.job)
-        send_away(self._world, self._lives, run, reason, now_ms, whole=True)
+        evict_run(self._world, self._lives, run, reason, now_ms, whole=True)
 
 
-class Windows:
+class ReservationWindows:
     """What the beginning and the end of a reservation's window mean to the runs that are there."""
 
-    def __init__(self, world: World, lives: Lives) -> None:
+    def __init__(self, world: ClusterState, lives: JobLifecycle) -> None:
         self._world = world
         self._lives = lives
         # Nodes that are still to be looked at: after a restart they join one by one.
         self._unseen: set[tuple[str, NodeName]] = set()
 
-    def begins(self, booking: Booking) -> None:
+    def begins(self, booking: Reservation) -> None:
         """Also to be called after a restart within the window: whoever should have gone meanwhile is told then."""
         if booking.at_start == STOP:
             self._unseen |= {(booking.name, node) for node, _ in booking.places}
@@ -129,7 +129,7 @@ class Windows:
                 self._unseen.discard((name, node))
                 self._clear(booking, node, now_ms)
 
-    def _clear(self, booking: Booking, node: NodeName, now_ms: int) -> None:
+    def _clear(self, booking: Reservation, node: NodeName, now_ms: int) -> None:
         here = on_node(self._world, node)
         booked = self._booked(node, now_ms)
         own = _together(one for one in here if one.project == booking.project)
@@ -148,7 +148,7 @@ class Windows:
         for one in fewest(lacking, _beyond(others, booked), all_or_nothing=False) or ():
             self._send_away(one, booking, reason, now_ms)
 
-    def ends(self, booking: Booking, now_ms: int) -> None:
+    def ends(self, booking: Reservation, now_ms: int) -> None:
         """To be called when the booking is off the book: its project gives back as much as was reserved, the latest of
         its runs first."""
         if booking.at_end != STOP:
@@ -174,19 +174,19 @@ class Windows:
                 _add(out.setdefault(claim.project, {}), claim.request)
         return out
 
-    def _send_away(self, one: Tenant, booking: Booking, reason: str, now_ms: int) -> None:
+    def _send_away(self, one: NodeOccupant, booking: Reservation, reason: str, now_ms: int) -> None:
         run = one.run
         if _stays(self._world.run(run.id)):
             self._world.tell(
                 "reservation.stopped", now_ms, job=run.job, run=run.id, node=run.node, name=booking.name, reason=reason
             )
-            send_away(self._world, self._lives, run, reason, now_ms)
+            evict_run(self._world, self._lives, run, reason, now_ms)
 
 
 # ---------------------------------------------------------------------------------------------- who has to go
 
 
-class Tenant:
+class NodeOccupant:
     """A run on a node that has not been told to go, with what it holds there."""
 
     __slots__ = ("priority", "project", "request", "run")
@@ -196,17 +196,19 @@ class Tenant:
         self.request = job.spec.task_of(run.member).request
 
 
-def on_node(world: World, node: NodeName) -> list[Tenant]:
+def on_node(world: ClusterState, node: NodeName) -> list[NodeOccupant]:
     """Those who stay there, in the order in which they would have to go: the least important first, of those the latest."""
     runs = [run for id in world.on_node.get(node, ()) if (run := world.run(id)) is not None and _stays(run)]
-    tenants = [Tenant(run, world.jobs[run.job]) for run in runs]
+    tenants = [NodeOccupant(run, world.jobs[run.job]) for run in runs]
     return sorted(tenants, key=lambda one: (one.priority, -one.run.placed_ms, one.run.id))
 
 
-def fewest(lacking: Resources, candidates: Sequence[Tenant], *, all_or_nothing: bool = True) -> list[Tenant] | None:
+def fewest(
+    lacking: Resources, candidates: Sequence[NodeOccupant], *, all_or_nothing: bool = True
+) -> list[NodeOccupant] | None:
     """Who of the candidates has to go, the first ones first, so that nothing is lacking. If it is not enough even
     without all of them: None, or all that help."""
-    left, picked = dict(lacking), list[Tenant]()
+    left, picked = dict(lacking), list[NodeOccupant]()
     for one in candidates:
         if any(amount > 0 and one.request.get(resource, 0) for resource, amount in left.items()):
             picked.append(one)
@@ -220,7 +222,7 @@ def fewest(lacking: Resources, candidates: Sequence[Tenant], *, all_or_nothing: 
     return picked
 
 
-def _beyond(tenants: Sequence[Tenant], booked: Mapping[str, Resources]) -> list[Tenant]:
+def _beyond(tenants: Sequence[NodeOccupant], booked: Mapping[str, Resources]) -> list[NodeOccupant]:
     """Those that may go without their projects having less than what is reserved for them now."""
     held: dict[str, Resources] = {}
     for one in tenants:
@@ -237,7 +239,9 @@ def _beyond(tenants: Sequence[Tenant], booked: Mapping[str, Resources]) -> list[
     return out
 
 
-def send_away(world: World, lives: Lives, run: Run, reason: str, now_ms: int, *, whole: bool = False) -> None:
+def evict_run(
+    world: ClusterState, lives: JobLifecycle, run: Run, reason: str, now_ms: int, *, whole: bool = False
+) -> None:
     """Told to go, alone or with its gang; the book expects it to be gone when its grace is over."""
     spec = world.jobs[run.job].spec
     if whole:
@@ -265,7 +269,7 @@ def _by_node(places: Iterable[tuple[NodeName, Resources]]) -> dict[NodeName, Res
     return out
 
 
-def _together(tenants: Iterable[Tenant]) -> Resources:
+def _together(tenants: Iterable[NodeOccupant]) -> Resources:
     out: Resources = {}
     for one in tenants:
         _add(out, one.request)

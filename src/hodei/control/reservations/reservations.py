@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hodei.control.reservations.overruns import Windows
-from hodei.control.state import World
-from hodei.engine.availability import FOREVER, Book, Claim
+from hodei.control.reservations.overruns import ReservationWindows
+from hodei.control.state import ClusterState
+from hodei.engine.availability import FOREVER, AvailabilityProfile, Claim
 from hodei.engine.nodes import Table
 from hodei.engine.points import Trigger
 from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.ids import NodeName
-from hodei.model.reservation import Booking, Late, Wish
+from hodei.model.reservation import LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources, human_amount
 
 _NAMED = 5
 MOST_BOOKINGS = 1000
 
 
-class Bookings:
-    def __init__(self, world: World, windows: Windows, wake: Callable[[Trigger], None]) -> None:
+class Reservations:
+    def __init__(self, world: ClusterState, windows: ReservationWindows, wake: Callable[[Trigger], None]) -> None:
         self._world = world
         self._windows = windows
         self._wake = wake
@@ -31,7 +31,7 @@ class Bookings:
 
     # ------------------------------------------------------------------------------------------- learning
 
-    def made(self, booking: Booking, now_ms: int, *, restored: bool = False) -> None:
+    def made(self, booking: Reservation, now_ms: int, *, restored: bool = False) -> None:
         self._world.put_booking(booking, new=not restored)
         if not restored:
             self._world.tell(
@@ -69,7 +69,7 @@ class Bookings:
         )
         return min(due, default=None)
 
-    def _drop(self, name: str) -> Booking | None:
+    def _drop(self, name: str) -> Reservation | None:
         self._open.discard(name)
         booking = self._world.drop_booking(name)
         if booking is not None:
@@ -80,7 +80,7 @@ class Bookings:
 # ------------------------------------------------------------------------------------------------ choosing
 
 
-def choose(world: World, wish: Wish, now_ms: int) -> Booking:
+def choose(world: ClusterState, wish: ReservationSpec, now_ms: int) -> Reservation:
     """The reservation that the wish comes to. Conflict, naming what is in the way, if there is no room for it."""
     _check(world, wish, now_ms)
     table, book = world.table, world.drawn_up()
@@ -108,12 +108,12 @@ def choose(world: World, wish: Wish, now_ms: int) -> Booking:
     if len(found) < wanted:
         raise _no_room(wish, len(found), taken, short)
     places = sorted((name, request) for _, name, request in sorted(found, key=lambda each: each[:2])[:wanted])
-    return Booking(
+    return Reservation(
         wish.name, wish.project, wish.start_ms, wish.end_ms, tuple(places), wish.by, now_ms, wish.at_start, wish.at_end
     )  # fmt: skip
 
 
-def late_runs(world: World, booking: Booking, now_ms: int) -> list[Late]:
+def late_runs(world: ClusterState, booking: Reservation, now_ms: int) -> list[LateRun]:
     """The runs of others that may still be there when it begins, and without which there would be room for it."""
     table, book = world.table, world.drawn_up()
     out = []
@@ -126,11 +126,11 @@ def late_runs(world: World, booking: Booking, now_ms: int) -> list[Late]:
         room = table.room[row]
         held = {resource: sum(span.request.get(resource, 0) for span in others) for resource in request}
         if any(room.get(resource, 0) - held[resource] < amount for resource, amount in request.items()):
-            out += [Late(node, span.run, span.end_ms if span.end_ms < FOREVER else 0) for span in others]
+            out += [LateRun(node, span.run, span.end_ms if span.end_ms < FOREVER else 0) for span in others]
     return out
 
 
-def _check(world: World, wish: Wish, now_ms: int) -> None:
+def _check(world: ClusterState, wish: ReservationSpec, now_ms: int) -> None:
     if wish.end_ms <= max(wish.start_ms, now_ms):
         raise InvalidInput("the reservation would be over before it begins", hint="give it a later end")
     if len(world.book.bookings) >= MOST_BOOKINGS:
@@ -152,7 +152,9 @@ def _lacking(table: Table, row: int, request: Resources) -> str:
     return ", ".join(f"{resource} {human_amount(resource, room.get(resource, 0))}" for resource in lacks)
 
 
-def _in_the_way(book: Book, table: Table, node: NodeName, request: Resources, wish: Wish) -> list[Claim]:
+def _in_the_way(
+    book: AvailabilityProfile, table: Table, node: NodeName, request: Resources, wish: ReservationSpec
+) -> list[Claim]:
     """The claims that together with the wish would be more than the node has, at some moment of the window."""
     room = table.room[table.row[node]]
     window = [claim for claim in book.claims_on(node) if claim.start_ms < wish.end_ms and claim.end_ms > wish.start_ms]
@@ -165,7 +167,7 @@ def _in_the_way(book: Book, table: Table, node: NodeName, request: Resources, wi
     return []
 
 
-def _free_from(book: Book, table: Table, node: NodeName, request: Resources, now_ms: int) -> int:
+def _free_from(book: AvailabilityProfile, table: Table, node: NodeName, request: Resources, now_ms: int) -> int:
     """When the runs that are there have left enough, claims aside."""
     room, used = table.room[table.row[node]], dict(table.usage(table.row[node]))
     if all(room.get(resource, 0) - used.get(resource, 0) >= amount for resource, amount in request.items()):
@@ -178,7 +180,7 @@ def _free_from(book: Book, table: Table, node: NodeName, request: Resources, now
     return FOREVER
 
 
-def _no_room(wish: Wish, found: int, taken: dict[str, int], short: Sequence[str]) -> Conflict:
+def _no_room(wish: ReservationSpec, found: int, taken: dict[str, int], short: Sequence[str]) -> Conflict:
     causes = [f"{whose} takes {_count(nodes)}" for whose, nodes in sorted(taken.items())[:_NAMED]]
     causes += list(short[:_NAMED])
     if len(taken) + len(short) > len(causes):
@@ -201,5 +203,5 @@ def _count(nodes: int) -> str:
     return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
-def _nodes(booking: Booking) -> list[NodeName]:
+def _nodes(booking: Reservation) -> list[NodeName]:
     return [node for node, _ in booking.places[:20]]

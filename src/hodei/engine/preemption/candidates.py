@@ -15,11 +15,11 @@ import numpy as np
 from msgspec import Struct
 
 from hodei.engine.cycle import Engine
-from hodei.engine.device_slots import Parts, wants_parts
+from hodei.engine.device_slots import DeviceSlots, wants_parts
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import SILENT, reads_of
 from hodei.engine.preemption.victim_cost import Breaches, Weighed, let_off_first, weighed
-from hodei.engine.preemption.victims import LEAVING, TENANTS, Tenancy, Tenant
+from hodei.engine.preemption.victims import LEAVING, TENANTS, VictimCandidate, VictimIndex
 from hodei.engine.profile import Profile, key_of
 from hodei.engine.ranking import stamp_of
 from hodei.engine.view import Member, View
@@ -36,10 +36,10 @@ _RUNS_BY_NUMBER = 1 << 10
 _NUMBERS = 1 << 31
 
 
-class Prospect:
+class NodeCandidate:
     """For members of one shape and one class. `ruled`: rules about other work refuse nodes too, not room alone."""
 
-    def __init__(self, engine: Engine, tenancy: Tenancy, profile: Profile, rank: int) -> None:
+    def __init__(self, engine: Engine, tenancy: VictimIndex, profile: Profile, rank: int) -> None:
         self._engine, self._table, self._tenancy, self._profile, self._rank = (
             engine, engine.table, tenancy, profile, rank,
         )  # fmt: skip
@@ -266,7 +266,7 @@ class Prospect:
 
     # --------------------------------------------------------------------------------------------- weighing
 
-    def best(self, gone: Collection[Tenant], within: Mask | None, few: int, most: int) -> list[Weighed]:
+    def best(self, gone: Collection[VictimCandidate], within: Mask | None, few: int, most: int) -> list[Weighed]:
         """Who would have to go on the first `few` rows; if that helps on none of them, on the next of `most` where it
         does."""
         if self._tenancy.guard is not None:
@@ -282,7 +282,9 @@ class Prospect:
                     return [here]
         return found
 
-    def _best_within_budgets(self, gone: Collection[Tenant], within: Mask | None, few: int, most: int) -> list[Weighed]:
+    def _best_within_budgets(
+        self, gone: Collection[VictimCandidate], within: Mask | None, few: int, most: int
+    ) -> list[Weighed]:
         """As `best`, looking on, up to `most` rows, as long as every way would pass a budget."""
         guard = self._tenancy.guard
         assert guard is not None
@@ -303,7 +305,7 @@ class Prospect:
                 break
         return found
 
-    def weigh(self, row: int, gone: Collection[Tenant]) -> Weighed | None:
+    def weigh(self, row: int, gone: Collection[VictimCandidate]) -> Weighed | None:
         """The least valuable tenants of one node whose going gives the member room; None if that is not enough, or if it
         is not room that the member lacks there."""
         if row in self._weighed:
@@ -314,7 +316,9 @@ class Prospect:
         self._weighed[row] = found
         return found
 
-    def tenants(self, row: int, gone: Collection[Tenant]) -> tuple[list[Tenant], list[Tenant], Breaches]:
+    def tenants(
+        self, row: int, gone: Collection[VictimCandidate]
+    ) -> tuple[list[VictimCandidate], list[VictimCandidate], Breaches]:
         """Those on a row who could be made to go, the first to be let off first, those who go anyway, and who of the
         former would pass a budget."""
         here = [tenant for tenant in self._tenancy.on_node.get(self._table.names[row], ()) if tenant not in gone]
@@ -323,7 +327,7 @@ class Prospect:
         movable, breaches = let_off_first(self._tenancy, movable, gone, self._weighed_ms)
         return movable, leaving, breaches
 
-    def _weigh(self, row: int, gone: Collection[Tenant]) -> Weighed | None:
+    def _weigh(self, row: int, gone: Collection[VictimCandidate]) -> Weighed | None:
         movable, leaving, breaches = self.tenants(row, gone)
         table, name = self._table, self._table.names[row]
         used, room = table.holds[row].used, table.room[row]
@@ -339,7 +343,7 @@ class Prospect:
         parts = self._parts_without(row, (*leaving, *movable))
         if parts is not None and not parts.fits(self._member.task):
             return None
-        needed: list[Tenant] = []
+        needed: list[VictimCandidate] = []
         ending: set[int] = set()
         for tenant in movable:
             if tenant.id in ending:
@@ -358,7 +362,7 @@ class Prospect:
                 ending.add(tenant.id)
         return weighed(self._tenancy, row, needed, leaving, self._weighed_ms, breaches)
 
-    def _parts_without(self, row: int, going: Collection[Tenant]) -> Parts | None:
+    def _parts_without(self, row: int, going: Collection[VictimCandidate]) -> DeviceSlots | None:
         """The cores and devices that are free when those have gone; None if that does not matter."""
         held = self._table.holds[row].parts
         if held is None or not wants_parts(self._member.task):
@@ -370,7 +374,7 @@ class Prospect:
                     parts.give(place.grant, node)
         return parts
 
-    def _may_stay(self, tenant: Tenant, row: int, parts: Parts) -> bool:
+    def _may_stay(self, tenant: VictimCandidate, row: int, parts: DeviceSlots) -> bool:
         """Whether the member still finds parts that suit it beside the tenant's; they are the tenant's again then."""
         node = self._table.nodes[row]
         grants = [place.grant for place in tenant.places if place.node == node.name and place.grant is not None]

@@ -21,9 +21,9 @@ from msgspec import Struct
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Layout, Layouts, Placed
-from hodei.engine.preemption.candidates import Prospect
+from hodei.engine.preemption.candidates import NodeCandidate
 from hodei.engine.preemption.victim_cost import Breaches, Weighed, let_off_first, weighed
-from hodei.engine.preemption.victims import LEAVING, Tenancy, Tenant
+from hodei.engine.preemption.victims import LEAVING, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, Member, View
 from hodei.model.decision import Reason
 from hodei.model.ids import JobId, NodeName
@@ -63,14 +63,14 @@ class Preemption(Struct):
     placements: list[Placed]
 
 
-class Prospects:
+class NodeCandidates:
     """Those of all shapes in use, the least recently used let go."""
 
-    def __init__(self, engine: Engine, tenancy: Tenancy) -> None:
+    def __init__(self, engine: Engine, tenancy: VictimIndex) -> None:
         self._engine, self._tenancy = engine, tenancy
-        self._kept: OrderedDict[Hashable, Prospect] = OrderedDict()
+        self._kept: OrderedDict[Hashable, NodeCandidate] = OrderedDict()
 
-    def of(self, gang: Gang, kind: int, rank: int, view: View) -> Prospect:
+    def of(self, gang: Gang, kind: int, rank: int, view: View) -> NodeCandidate:
         member = gang.members[kind]
         if self._tenancy.by_number:
             # All numbers above the same tenants are alike.
@@ -80,7 +80,7 @@ class Prospects:
         found = self._kept.get(key)
         if found is None:
             profile = self._engine.profile(gang)
-            found = self._kept[key] = Prospect(self._engine, self._tenancy, profile, rank)
+            found = self._kept[key] = NodeCandidate(self._engine, self._tenancy, profile, rank)
             if len(self._kept) > _PROSPECTS_KEPT:
                 self._kept.popitem(last=False)
         else:
@@ -92,9 +92,9 @@ class Prospects:
 class Preemptions:
     """Looks for them. `too_soon`: the last look may do better later, when the protection of some tenants has run out."""
 
-    def __init__(self, engine: Engine, tenancy: Tenancy) -> None:
+    def __init__(self, engine: Engine, tenancy: VictimIndex) -> None:
         self._engine, self._tenancy = engine, tenancy
-        self._prospects = Prospects(engine, tenancy)
+        self._prospects = NodeCandidates(engine, tenancy)
         self.too_soon = False
 
     def find(self, gang: Gang, view: View) -> Preemption | None:
@@ -112,14 +112,14 @@ class Preemptions:
 
 
 class _Search:
-    def __init__(self, engine: Engine, tenancy: Tenancy, prospects: Prospects, gang: Gang, view: View) -> None:
+    def __init__(self, engine: Engine, tenancy: VictimIndex, prospects: NodeCandidates, gang: Gang, view: View) -> None:
         self._engine, self._tenancy, self._prospects, self._gang, self._view = engine, tenancy, prospects, gang, view
         self._rank = tenancy.rank_of(gang.job.priority)
-        self.gone: dict[Tenant, None] = {}
+        self.gone: dict[VictimCandidate, None] = {}
         self.too_soon = False
         self._ruled = False
         self._began = 0
-        self._first: list[Prospect] = []
+        self._first: list[NodeCandidate] = []
         # Whether the columns of the tenancy are looked at again after someone went.
         self._counts = True
 
@@ -149,7 +149,7 @@ class _Search:
 
     # ----------------------------------------------------------------------------------------------- steps
 
-    def _prospect(self, kind: int) -> Prospect:
+    def _prospect(self, kind: int) -> NodeCandidate:
         return self._prospects.of(self._gang, kind, self._rank, self._view)
 
     def _try(self) -> list[Placed] | None:
@@ -222,7 +222,7 @@ class _Search:
             self.restore(evicted)
         return row
 
-    def _weighed_by_rules(self, prospect: Prospect, member: Member, rows: Sequence[int]) -> list[Weighed]:
+    def _weighed_by_rules(self, prospect: NodeCandidate, member: Member, rows: Sequence[int]) -> list[Weighed]:
         """Nodes that take the member when some of their tenants have gone, whatever the rule that kept it out."""
         out, questions = [], _QUESTIONS
         for row in rows:
@@ -238,7 +238,9 @@ class _Search:
             self.restore([tenant for tenant in evicted if tenant in self.gone])
         return sorted(out, key=_harm)
 
-    def _put_back(self, row: int, member: Member, evicted: list[Tenant]) -> tuple[list[Tenant], Breaches]:
+    def _put_back(
+        self, row: int, member: Member, evicted: list[VictimCandidate]
+    ) -> tuple[list[VictimCandidate], Breaches]:
         """Who may come back does, the most valuable first; those are left who must go."""
         needed = []
         order, breaches = let_off_first(self._tenancy, evicted, self.gone, self._view.now_ms)
@@ -300,9 +302,9 @@ class _Search:
 
     # ------------------------------------------------------------------------------------------- the table
 
-    def _evict(self, tenants: Iterable[Tenant]) -> list[Tenant]:
+    def _evict(self, tenants: Iterable[VictimCandidate]) -> list[VictimCandidate]:
         """Off the table, with all the members of gangs that end; those who went that had not gone before."""
-        table, went = self._engine.table, list[Tenant]()
+        table, went = self._engine.table, list[VictimCandidate]()
         for tenant in tenants:
             whole = self._tenancy.of_job[tenant.id] if tenant.whole and not tenant.stopping else (tenant,)
             for each in whole:
@@ -315,7 +317,7 @@ class _Search:
                         table.let_go(name, member.task.request, member, grant)
         return went
 
-    def restore(self, tenants: Iterable[Tenant]) -> None:
+    def restore(self, tenants: Iterable[VictimCandidate]) -> None:
         for tenant in tenants:
             del self.gone[tenant]
             if self._counts:
@@ -323,16 +325,16 @@ class _Search:
             for name, member, grant in tenant.places:
                 self._engine.table.hold(name, member.task.request, member, grant)
 
-    def _ends_with_its_gang(self, tenant: Tenant) -> bool:
+    def _ends_with_its_gang(self, tenant: VictimCandidate) -> bool:
         return not tenant.whole and any(other.whole and other in self.gone for other in self._tenancy.of_job[tenant.id])
 
 
 _harm = attrgetter("harm")
 
 
-def _by_job(tenants: Iterable[Tenant]) -> list[Victim]:
+def _by_job(tenants: Iterable[VictimCandidate]) -> list[Victim]:
     """One entry for each job: whole if its gang ends, else with the members that go."""
-    jobs: dict[JobId, list[Tenant]] = {}
+    jobs: dict[JobId, list[VictimCandidate]] = {}
     for tenant in tenants:
         jobs.setdefault(tenant.id, []).append(tenant)
     out = []

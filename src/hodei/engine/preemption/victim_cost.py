@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
-from hodei.engine.preemption.victims import Going, Tenancy, Tenant
+from hodei.engine.preemption.victims import Going, VictimCandidate, VictimIndex
 
 # Of those who could go, who would pass a budget, and with how many members.
-Breaches = Mapping[Tenant, int]
+Breaches = Mapping[VictimCandidate, int]
 NO_BREACHES: Breaches = {}
 # Added to every priority, so that of two sums below zero the one of fewer tenants is the smaller.
 _ABOVE_ZERO = 1 << 31
@@ -24,15 +24,15 @@ class Weighed(Struct):
     """Who on one node must go: `needed` of lower classes, and those who go anyway. The smallest `harm` is tried first."""
 
     harm: tuple[int, ...]
-    needed: list[Tenant]
-    leaving: list[Tenant]
+    needed: list[VictimCandidate]
+    leaving: list[VictimCandidate]
 
 
 def weighed(
-    tenancy: Tenancy,
+    tenancy: VictimIndex,
     row: int,
-    needed: list[Tenant],
-    leaving: list[Tenant],
+    needed: list[VictimCandidate],
+    leaving: list[VictimCandidate],
     now_ms: int,
     breaches: Breaches = NO_BREACHES,
 ) -> Weighed:
@@ -51,8 +51,8 @@ def weighed(
 
 
 def let_off_first(
-    tenancy: Tenancy, tenants: list[Tenant], gone: Collection[Tenant], now_ms: int
-) -> tuple[list[Tenant], Breaches]:
+    tenancy: VictimIndex, tenants: list[VictimCandidate], gone: Collection[VictimCandidate], now_ms: int
+) -> tuple[list[VictimCandidate], Breaches]:
     """The order in which those are let off who need not go, and who of them would pass a budget, on top of all others
     who are `gone` already."""
     if not tenancy.by_order_of_pods:
@@ -69,7 +69,7 @@ def let_off_first(
     return [*breaches, *(tenant for tenant in tenants if tenant not in breaches)], breaches
 
 
-def _harm_to_pods(tenancy: Tenancy, needed: list[Tenant], breaches: Breaches) -> tuple[int, ...]:
+def _harm_to_pods(tenancy: VictimIndex, needed: list[VictimCandidate], breaches: Breaches) -> tuple[int, ...]:
     passed = highest = total = count = since = 0
     for number, tenant in enumerate(needed):
         priority = tenant.job.priority
@@ -84,10 +84,10 @@ def _harm_to_pods(tenancy: Tenancy, needed: list[Tenant], breaches: Breaches) ->
     return passed, bool(needed), highest, total, count, -since
 
 
-def _importance(tenant: Tenant) -> tuple[int, ...]:
+def _importance(tenant: VictimCandidate) -> tuple[int, ...]:
     """Higher priority, gangs as a whole, the older; of equals the one that came first."""
     return tenant.job.priority, tenant.whole, -tenant.since_ms, -tenant.id, -tenant.order
 
 
-def _going(tenant: Tenant) -> Going:
+def _going(tenant: VictimCandidate) -> Going:
     return tenant.id, tenant.members

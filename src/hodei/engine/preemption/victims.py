@@ -84,7 +84,7 @@ class Place(NamedTuple):
     grant: Grant | None = None
 
 
-class Tenant(Struct, eq=False):
+class VictimCandidate(Struct, eq=False):
     """A placed gang, or one member of it that it can do without (its number is in `members`, its rank in `order`).
 
     `since_ms`: since when the gang runs. `unsaved_ms`: for each member that would go with it, since when its work is not
@@ -147,28 +147,30 @@ class Tenant(Struct, eq=False):
         )  # fmt: skip
 
 
-class Tenancy:
+class VictimIndex:
     def __init__(self, table: Table, by: By = "class") -> None:
         self._table = table
         self.by_number = by == "number"
         self.guard: Guard | None = None
         self.many = False
-        self._aside: set[Tenant] = set()
+        self._aside: set[VictimCandidate] = set()
         self._generation = -1
         self._held: dict[int, dict[str, Ints]] = {}
-        self.of_job: dict[JobId, tuple[Tenant, ...]] = {}
-        self.on_node: dict[NodeName, dict[Tenant, None]] = {}
-        self.stopping: dict[Tenant, None] = {}
+        self.of_job: dict[JobId, tuple[VictimCandidate, ...]] = {}
+        self.on_node: dict[NodeName, dict[VictimCandidate, None]] = {}
+        self.stopping: dict[VictimCandidate, None] = {}
         self._ranks: Counter[int] = Counter()
         self._below: dict[int, list[int]] = {}
-        self._safe: list[tuple[int, int, Tenant]] = []  # those whose protection runs out, the first to do so first
+        self._safe: list[
+            tuple[int, int, VictimCandidate]
+        ] = []  # those whose protection runs out, the first to do so first
         self._turn = counter()
         self.changes: list[int] = []
         self.generation = 0
 
     # ----------------------------------------------------------------------------------- coming and going
 
-    def put(self, id: JobId, tenants: Iterable[Tenant]) -> None:
+    def put(self, id: JobId, tenants: Iterable[VictimCandidate]) -> None:
         """All that is known of a gang; what was known of it before is forgotten."""
         self.remove(id)
         units = self.of_job[id] = tuple(tenants)
@@ -216,7 +218,7 @@ class Tenancy:
             if tenant.safe_until_ms == until:
                 self._admit(tenant)
 
-    def _admit(self, tenant: Tenant) -> None:
+    def _admit(self, tenant: VictimCandidate) -> None:
         tenant.counted = True
         if not self._ranks[tenant.rank]:
             self._below.clear()
@@ -237,7 +239,7 @@ class Tenancy:
                 self.many = False
                 self._generation = -1  # columns again, when someone asks
 
-    def set_aside(self, tenant: Tenant, by: int) -> None:
+    def set_aside(self, tenant: VictimCandidate, by: int) -> None:
         """In a trial: it is gone (-1) or back again (+1), and its room is counted as free or as its own."""
         if tenant.stopping or tenant.counted:
             if self.many:
@@ -264,7 +266,7 @@ class Tenancy:
         """Victims are weighed as Kubernetes weighs pods: by budgets and priorities, not by the work that is lost."""
         return self.by_number or self.guard is not None
 
-    def lowest_first(self, node: NodeName, rank: int) -> list[Tenant]:
+    def lowest_first(self, node: NodeName, rank: int) -> list[VictimCandidate]:
         """Who on a node could make room for one of that class: those who go anyway, then the lowest classes."""
         here = [t for t in self.on_node.get(node, ()) if (t.stopping or (t.counted and t.rank < rank))]
         if self._aside:
@@ -312,7 +314,7 @@ class Tenancy:
                 if tenant.stopping or tenant.counted:
                     self._count(tenant, LEAVING if tenant.stopping else tenant.rank, 1)
 
-    def _count(self, tenant: Tenant, rank: int, by: int) -> None:
+    def _count(self, tenant: VictimCandidate, rank: int, by: int) -> None:
         if self._generation != self._table.generation:
             return  # made anew when someone asks
         of_class = self._held.get(rank)
@@ -332,5 +334,5 @@ class Tenancy:
                 column[row] += by * amount
 
 
-def _lowest(tenant: Tenant) -> int:
+def _lowest(tenant: VictimCandidate) -> int:
     return LEAVING if tenant.stopping else tenant.rank

@@ -8,7 +8,7 @@ from hodei.jobfile.names import did_you_mean, shown
 from hodei.jobfile.sections.escalation_schema import RecoveryForm
 from hodei.jobfile.values import Problems, duration, take
 from hodei.model.errors import InvalidInput
-from hodei.model.escalation import Recovery
+from hodei.model.escalation import Escalation
 from hodei.model.escalation_state import class_name
 from hodei.model.job import PRIORITY_CLASSES, JobSpec
 from hodei.model.quantity import format_duration
@@ -16,11 +16,11 @@ from hodei.model.quantity import format_duration
 NOTHING = JobSpec("", ()).recovery  # the very same, so that one look tells that nothing was said
 
 
-def recovery(form: RecoveryForm, at: str, problems: Problems) -> Recovery:
+def recovery(form: RecoveryForm, at: str, problems: Problems) -> Escalation:
     relax = tuple(dict.fromkeys(form.relax or ()))
     if form.relax_after is not None and not relax:
         problems.append((f"{at}.relax", "missing: name the rules that may count as wishes: spread, topology, backend"))
-    found = Recovery(
+    found = Escalation(
         relax,
         duration(form.relax_after, f"{at}.relax_after", problems) or 0,
         duration(form.promote_after, f"{at}.promote_after", problems) or 0,
@@ -42,7 +42,7 @@ def _priority(value: int | str) -> int:
     return PRIORITY_CLASSES[value]
 
 
-def document(found: Recovery) -> dict[str, Any]:
+def document(found: Escalation) -> dict[str, Any]:
     """As people write it; what says nothing is left out."""
     out: dict[str, Any] = {}
     if found.relax:

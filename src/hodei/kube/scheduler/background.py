@@ -7,44 +7,44 @@ from collections.abc import Sequence
 
 from hodei.engine.fairness.billing import BILLING
 from hodei.kube.api.client import Api
-from hodei.kube.scheduler.background_task import Attendant
-from hodei.kube.scheduler.build import House, Options
-from hodei.kube.scheduler.ended_members import WatchingPast
+from hodei.kube.scheduler.background_task import BackgroundTask
+from hodei.kube.scheduler.build import Options, PodSchedulerParts
+from hodei.kube.scheduler.ended_members import EndedMembersInformer
 from hodei.kube.scheduler.finished_pods import Finished, as_ran
-from hodei.kube.scheduler.group_status_writer import GroupsTold
+from hodei.kube.scheduler.group_status_writer import GroupStatusWriter
 from hodei.kube.scheduler.informers import WatchingJobs
-from hodei.kube.scheduler.loop import Driver
+from hodei.kube.scheduler.loop import SchedulerLoop
 from hodei.kube.scheduler.pod_reader import Reader, Reading
 from hodei.kube.scheduler.profile import LINE
-from hodei.kube.scheduler.queue_status import Turns
+from hodei.kube.scheduler.queue_status import QueueStatus
 from hodei.kube.scheduler.reservations import Reservations
-from hodei.kube.scheduler.usage_store import UsageMemory
+from hodei.kube.scheduler.usage_store import UsageStore
 from hodei.model.facts import Fact, HistoryRestored
 from hodei.model.job import JobSpec
 from hodei.runtime.clock import SystemClock
 
 
-def attendants_of(api: Api, house: House, options: Options, driver: Driver) -> list[Attendant]:
+def attendants_of(api: Api, house: PodSchedulerParts, options: Options, driver: SchedulerLoop) -> list[BackgroundTask]:
     """In the order in which they begin: first what is known of the past, then what is kept free, then the rest."""
     controller, pods, clock = house.controller, house.pods, SystemClock()
-    out: list[Attendant] = [
+    out: list[BackgroundTask] = [
         WatchingJobs(api, house.around, house.refusals, pods.wants_jobs),
-        WatchingPast(api, options.scheduler_name, pods.past, pods.has_groups, driver.stir),
-        GroupsTold(api, options.scheduler_name, pods, house.around, time.time),
+        EndedMembersInformer(api, options.scheduler_name, pods.past, pods.has_groups, driver.stir),
+        GroupStatusWriter(api, options.scheduler_name, pods, house.around, time.time),
     ]
     if controller.accounts.sharing is not None and options.usage_configmap:
         only = None if options.scheduling.budgets else frozenset({BILLING})
         namespace = options.namespace or api.namespace or "default"
         out.append(
-            UsageMemory(
+            UsageStore(
                 api, namespace, options.usage_configmap, controller, clock.now_ms, only=only, monotonic=time.monotonic
             )
         )
     forecasting = None
     if options.forecast_annotation:
-        from hodei.kube.scheduler.forecasts import Forecasting  # with all that it takes, which nobody else needs
+        from hodei.kube.scheduler.forecasts import PodForecasts  # with all that it takes, which nobody else needs
 
-        forecasting = Forecasting(api, controller, pods, clock, options.scheduling.forecast)
+        forecasting = PodForecasts(api, controller, pods, clock, options.scheduling.forecast)
     if controller.estimator.learns or forecasting is not None:
 
         def learn(spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
@@ -65,7 +65,7 @@ def attendants_of(api: Api, house: House, options: Options, driver: Driver) -> l
 
         out.append(Reservations(options.reserved, controller, pods.take_facts, tell, clock.now_ms, driver.decide))
     if house.timed:
-        out.append(Turns(controller, pods, house.explaining, driver.tell, clock.now_ms))
+        out.append(QueueStatus(controller, pods, house.explaining, driver.tell, clock.now_ms))
     if forecasting is not None:
         out.append(forecasting)
     return out

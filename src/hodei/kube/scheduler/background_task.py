@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 
-class Attendant(Protocol):
+class BackgroundTask(Protocol):
     async def begin(self) -> None:
         """Before the first decision; nothing is bound until this returns."""
 
@@ -31,7 +31,7 @@ class Attendant(Protocol):
         """After the last decision, while we still lead."""
 
 
-class Plain:
+class NoBackground:
     """An attendant with nothing to do; others say what they do."""
 
     async def begin(self) -> None:
@@ -49,7 +49,7 @@ class Plain:
 
 @contextlib.asynccontextmanager
 async def attended(
-    attendants: Sequence[Attendant], failed: Callable[[str], None] = lambda name: None
+    attendants: Sequence[BackgroundTask], failed: Callable[[str], None] = lambda name: None
 ) -> AsyncIterator[None]:
     """All of them at work while inside. One that fails is named in the log and begins again after a pause; scheduling goes
     on meanwhile. `failed` is called with its name each time."""
@@ -69,7 +69,7 @@ async def attended(
                 _log.exception("%s did not end as it should", type(one).__name__)
 
 
-async def _lasting(one: Attendant, failed: Callable[[str], None]) -> None:
+async def _lasting(one: BackgroundTask, failed: Callable[[str], None]) -> None:
     """Until it has nothing left to do. A failure after a long time of peace is a first one again."""
     failures = 0
     while True:

@@ -11,20 +11,20 @@ from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.retry import Backoff, RetryPolicy
-from hodei.control.queue.backfill import ReservingLine
+from hodei.control.queue.backfill import BackfillQueue
 from hodei.kube.api.client import Api
-from hodei.kube.scheduler.cache import Around
-from hodei.kube.scheduler.explain import Explaining
-from hodei.kube.scheduler.loop import Driver
-from hodei.kube.scheduler.messages import LATEST, Wording
+from hodei.kube.scheduler.cache import ClusterCache
+from hodei.kube.scheduler.explain import PodExplainer
+from hodei.kube.scheduler.loop import SchedulerLoop
+from hodei.kube.scheduler.messages import LATEST, Messages
 from hodei.kube.scheduler.metrics import Metrics
-from hodei.kube.scheduler.pod_api import Actor
+from hodei.kube.scheduler.pod_api import PodApi
 from hodei.kube.scheduler.pod_reader import SERVICES_LAST_MS, Reader, Reading
 from hodei.kube.scheduler.pods import Pods
 from hodei.kube.scheduler.profile import LINE, live_profile
 from hodei.kube.scheduler.refused_objects import Refusals
 from hodei.kube.scheduler.reservations import Reserved
-from hodei.kube.scheduler.status_reporter import Telling
+from hodei.kube.scheduler.status_reporter import StatusReporter
 from hodei.model.config import SchedulingConfig
 from hodei.runtime.clock import SystemClock
 from hodei.wiring import make_estimator
@@ -41,7 +41,7 @@ class Options(Struct, frozen=True):
     priority_annotation: str = ""
     one_pod_per_node: bool = False
     scheduling: SchedulingConfig = SchedulingConfig()
-    words: Wording | None = None  # None: those of the release that the cluster runs
+    words: Messages | None = None  # None: those of the release that the cluster runs
     reserved: tuple[Reserved, ...] = ()
     forecast_annotation: bool = False
     usage_configmap: str = "hodei-usage"
@@ -64,43 +64,43 @@ def make_controller(config: SchedulingConfig, tries: int = _TRIES_PER_STEP) -> C
     return controller
 
 
-class House(Struct):
+class PodSchedulerParts(Struct):
     """All parts of it. Whoever only looks needs no driver."""
 
     controller: Controller
-    around: Around
+    around: ClusterCache
     pods: Pods
-    explaining: Explaining
+    explaining: PodExplainer
     metrics: Metrics
     refusals: Refusals
     timed: bool = False  # whether starts are promised
 
 
-def furnish(options: Options, tries: int = _TRIES_PER_STEP) -> House:
+def furnish(options: Options, tries: int = _TRIES_PER_STEP) -> PodSchedulerParts:
     clock = SystemClock()
     controller = make_controller(options.scheduling, tries)
-    around = Around(
+    around = ClusterCache(
         priority_annotation=options.priority_annotation, priority_preferred=options.priority_preferred
     )  # fmt: skip
     controller.world.table.residents.projects = around.projects
     controller.preempting.guard = around.budgets
-    timed = any(isinstance(line, ReservingLine) for line in controller.lines.values())
+    timed = any(isinstance(line, BackfillQueue) for line in controller.lines.values())
     reader = Reader(around, Reading(LINE, options.one_pod_per_node, SERVICES_LAST_MS if timed else 0))
     reader.refusals = refusals = Refusals()
     pods = Pods(options.scheduler_name, around, reader, clock.now_ms)
     pods.learns = controller.estimator.learns
     pods.tied = controller.preempting.tie
-    explaining = Explaining(controller, options.words or LATEST)
+    explaining = PodExplainer(controller, options.words or LATEST)
     explaining.name_of = pods.name_of
     metrics = Metrics(options.scheduler_name)
     metrics.refusals = refusals
-    return House(controller, around, pods, explaining, metrics, refusals, timed)
+    return PodSchedulerParts(controller, around, pods, explaining, metrics, refusals, timed)
 
 
-def make_driver(api: Api, house: House, options: Options) -> Driver:
-    actor = Actor(api, options.scheduler_name, reports=options.events)
-    telling = Telling(house.controller, house.pods, actor, house.explaining)
+def make_driver(api: Api, house: PodSchedulerParts, options: Options) -> SchedulerLoop:
+    actor = PodApi(api, options.scheduler_name, reports=options.events)
+    telling = StatusReporter(house.controller, house.pods, actor, house.explaining)
     clock = SystemClock()
-    driver = Driver(api, house.controller, house.pods, house.around, actor, telling, house.metrics, clock.now_ms)
+    driver = SchedulerLoop(api, house.controller, house.pods, house.around, actor, telling, house.metrics, clock.now_ms)
     house.refusals.told = driver.tell_refused
     return driver

@@ -14,7 +14,7 @@ from hodei.kube.api.requests import PLAIN, Counting
 from hodei.kube.api.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
 from hodei.kube.scheduler.disruption_budgets import Budgets
 from hodei.kube.scheduler.gangs import Groups
-from hodei.kube.scheduler.indexer import Shelf, by_name, by_place
+from hodei.kube.scheduler.indexer import Indexer, by_name, by_place
 from hodei.kube.scheduler.owners import Owned, Place, says
 from hodei.kube.scheduler.topology_spread import OF_THE_SYSTEM, Defaults, Owners
 from hodei.kube.scheduler.translate import Surroundings
@@ -24,7 +24,7 @@ from hodei.kube.scheduler.volumes import Storage, check
 WORKLOADS = ("ReplicaSet", "StatefulSet")
 
 
-class Around:
+class ClusterCache:
     def __init__(
         self,
         flushed: Callable[[], None] = lambda: None,
@@ -57,23 +57,23 @@ class Around:
             self.storage_moved(after if isinstance(after, Claim) else None)
             check(after)
 
-        self.claims = Shelf[Claim](by_place, storage, flushed)
-        self.volumes = Shelf[Volume](by_name, storage, flushed)
-        self.classes = Shelf[StorageClass](by_name, storage, flushed)
-        self.csi_drivers = Shelf[CsiDriver](by_name, storage, flushed)
-        self.capacities = Shelf[StorageCapacity](by_place, storage, flushed)
-        self.drivers = Shelf[CsiNode](by_name, lambda name, before, after: self.drivers_moved(name), flushed)
-        self.namespaces = Shelf[Namespace](by_name, self._namespace, flushed)
-        self.disruption_budgets = Shelf[PodDisruptionBudget](by_place, self._budget, flushed)
-        self.services = Shelf[Service](by_place, self._service, flushed)
+        self.claims = Indexer[Claim](by_place, storage, flushed)
+        self.volumes = Indexer[Volume](by_name, storage, flushed)
+        self.classes = Indexer[StorageClass](by_name, storage, flushed)
+        self.csi_drivers = Indexer[CsiDriver](by_name, storage, flushed)
+        self.capacities = Indexer[StorageCapacity](by_place, storage, flushed)
+        self.drivers = Indexer[CsiNode](by_name, lambda name, before, after: self.drivers_moved(name), flushed)
+        self.namespaces = Indexer[Namespace](by_name, self._namespace, flushed)
+        self.disruption_budgets = Indexer[PodDisruptionBudget](by_place, self._budget, flushed)
+        self.services = Indexer[Service](by_place, self._service, flushed)
         # Replication controllers pick by plain labels, as services do.
-        self.controllers = Shelf[Service](by_place, self._service, flushed)
-        self.workloads = {kind: Shelf[Workload](by_place, self._workload(kind), flushed) for kind in WORKLOADS}
-        self.jobs = Shelf[Workload](by_place, self._job, flushed)
-        self.pod_groups = Shelf[PodGroup](by_place, self._group, flushed)
-        self.grouped = Shelf[GroupedWorkload](by_place, self._group, flushed)
-        self.plugin_groups = Shelf[MemberGroup](by_place, self._group, flushed)
-        self.volcano_groups = Shelf[MemberGroup](by_place, self._volcano_group, flushed)
+        self.controllers = Indexer[Service](by_place, self._service, flushed)
+        self.workloads = {kind: Indexer[Workload](by_place, self._workload(kind), flushed) for kind in WORKLOADS}
+        self.jobs = Indexer[Workload](by_place, self._job, flushed)
+        self.pod_groups = Indexer[PodGroup](by_place, self._group, flushed)
+        self.grouped = Indexer[GroupedWorkload](by_place, self._group, flushed)
+        self.plugin_groups = Indexer[MemberGroup](by_place, self._group, flushed)
+        self.volcano_groups = Indexer[MemberGroup](by_place, self._volcano_group, flushed)
         self.groups = Groups(
             self.pod_groups.all, self.grouped.all, self.plugin_groups.all, self.volcano_groups.all,
             Owned(self._workloads, self.jobs.all, self.planned),

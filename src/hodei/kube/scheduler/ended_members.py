@@ -15,13 +15,13 @@ from msgspec import structs
 from hodei.kube.api.client import Api
 from hodei.kube.api.objects import Pod, PodSpec, PodStatus
 from hodei.kube.api.reflector import Reflector, Resource
-from hodei.kube.scheduler.background_task import Plain
+from hodei.kube.scheduler.background_task import NoBackground
 from hodei.kube.scheduler.gangs import Membership, membership
 
 GroupKey = tuple[str, str, str]
 
 
-class Past:
+class EndedMembers:
     """`moved` is called with the key of each group of which a member ended, or was forgotten by the cluster."""
 
     def __init__(self, moved: Callable[[GroupKey], None]) -> None:
@@ -69,10 +69,12 @@ class Past:
             self._moved(key)
 
 
-class WatchingPast(Plain):
+class EndedMembersInformer(NoBackground):
     """Has `past` told, once `wanted`; `stir` is called when there is something new."""
 
-    def __init__(self, api: Api, scheduler: str, past: Past, wanted: asyncio.Event, stir: Callable[[], None]) -> None:
+    def __init__(
+        self, api: Api, scheduler: str, past: EndedMembers, wanted: asyncio.Event, stir: Callable[[], None]
+    ) -> None:
         self._past, self._wanted, self._stir = past, wanted, stir
         phases = ",".join(f"status.phase!={phase}" for phase in ("Pending", "Running", "Unknown"))
         over = {"fieldSelector": f"spec.schedulerName={scheduler},{phases}"}

@@ -17,7 +17,7 @@ from hodei.engine.plan import Refusal
 from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang
 from hodei.kube.scheduler import messages
-from hodei.kube.scheduler.messages import LATEST, Wording
+from hodei.kube.scheduler.messages import LATEST, Messages
 from hodei.model.decision import Reason
 from hodei.model.ids import JobId
 
@@ -47,8 +47,8 @@ class Told(Struct, frozen=True):
     plugins: tuple[str, ...] = ()
 
 
-class Explaining:
-    def __init__(self, controller: Controller, words: Wording = LATEST) -> None:
+class PodExplainer:
+    def __init__(self, controller: Controller, words: Messages = LATEST) -> None:
         self._controller, self.words = controller, words
         # The pods of a job, as people know them.
         self.name_of: Callable[[JobId], str] = lambda id: ""

@@ -17,7 +17,7 @@ from hodei.kube.api.client import Api
 from hodei.kube.api.numbers import bounded
 from hodei.kube.api.objects import Meta, Pod, PodSpec, PodStatus, Slim
 from hodei.kube.api.reflector import Reflector, Resource
-from hodei.kube.scheduler.background_task import Plain
+from hodei.kube.scheduler.background_task import NoBackground
 from hodei.kube.scheduler.pod_reader import PODS_PATH, Reader, at_ms
 from hodei.kube.scheduler.refused_objects import Refusals, said
 from hodei.model.estimate import Ran, name_of, shape_of
@@ -74,7 +74,7 @@ class FinishedPod(Slim, frozen=True):
 Learn = Callable[[JobSpec, int, int], None]
 
 
-class Finished(Plain):
+class Finished(NoBackground):
     """`learn` is told of each pod of ours once, those of the past in the order in which they ended."""
 
     def __init__(self, api: Api, scheduler: str, reader: Reader, learn: Learn) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from hodei.control.controller import Controller, Step
 from hodei.engine.plan import Plan
 from hodei.kube.api.client import Api, ApiError
-from hodei.kube.scheduler.background_task import Plain
+from hodei.kube.scheduler.background_task import NoBackground
 from hodei.kube.scheduler.entries import Entry
 from hodei.kube.scheduler.pods import Pods
 from hodei.model.config import ForecastConfig
@@ -28,7 +28,7 @@ from hodei.model.job import Job, JobSpec
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import parse_duration_ms
 from hodei.ports import Clock, JobPage, JobQuery
-from hodei.runtime.forecast_task import Foresight
+from hodei.runtime.forecast_task import ForecastTask
 from hodei.runtime.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ async def _keep_nothing(saves: Sequence[Save]) -> None:
     return
 
 
-class Forecasting(Plain):
+class PodForecasts(NoBackground):
     def __init__(
         self,
         api: Api,
@@ -71,7 +71,7 @@ class Forecasting(Plain):
         self._api, self._controller, self._pods, self._clock, self._look_s = api, controller, pods, clock, look_s
         every_ms = max(parse_duration_ms(config.every), _LEAST_MS)
         config = msgspec.structs.replace(config, every=f"{every_ms}ms")
-        self.foresight = Foresight(controller, _NoStore(), clock, Metrics(), config)  # type: ignore[arg-type]
+        self.foresight = ForecastTask(controller, _NoStore(), clock, Metrics(), config)  # type: ignore[arg-type]
         self._foresees = config.enabled
         self._came: set[JobId] = set()
         self._said: dict[str, tuple[int, int]] = {}  # what each pod was told, by uid

@@ -25,7 +25,7 @@ _PER_POD = frozenset(
 )
 
 
-class Gathering(Struct):
+class GangAssembly(Struct):
     """Pods that are placed together or not at all (`group` None: one pod by itself).
 
     `waiting` are those without a node, in the order in which they came; `bound` counts those that have one, `done` those
@@ -46,12 +46,12 @@ class Gathering(Struct):
         return self.group is not None and 0 < begun < self.group.min_count
 
 
-def gather(pods: Iterable[Pod], groups: Groups = NO_GROUPS) -> list[Gathering]:
+def gather(pods: Iterable[Pod], groups: Groups = NO_GROUPS) -> list[GangAssembly]:
     """All pods that could run, as gangs; those that somebody holds back by a gate are not there yet. Members that have
     succeeded count: a gang need not be whole again for its last pods. Pods only ever join groups of their own namespace."""
     said: dict[tuple[str, str, str], list[tuple[Pod, Membership]]] = {}
     over: dict[tuple[str, str, str], list[tuple[Pod, Membership]]] = {}
-    out: list[Gathering] = []
+    out: list[GangAssembly] = []
     for pod in pods:
         if pod.status.phase == "Succeeded":
             was = membership(pod)
@@ -64,7 +64,7 @@ def gather(pods: Iterable[Pod], groups: Groups = NO_GROUPS) -> list[Gathering]:
         if isinstance(found, Membership):
             said.setdefault(found.key, []).append((pod, found))
         elif not pod.spec.node_name:
-            out.append(Gathering([pod], reason=found))
+            out.append(GangAssembly([pod], reason=found))
     for key, members in said.items():
         out += _gathered(members, groups, over.get(key, []))
     return out
@@ -88,16 +88,16 @@ def _owner(pod: Pod) -> str:
 
 def _gathered(
     members: list[tuple[Pod, Membership]], groups: Groups, over: list[tuple[Pod, Membership]]
-) -> list[Gathering]:
+) -> list[GangAssembly]:
     waiting = [pod for pod, _ in members if not pod.spec.node_name]
     if not waiting:
         return []
     first = members[0][1]
     group = group_of(first, groups, siblings=tuple(one for _, one in members[1:]))
     if group is None:
-        return [Gathering([pod]) for pod in waiting]
+        return [GangAssembly([pod]) for pod in waiting]
     if isinstance(group, Reason):
-        return [Gathering(waiting, reason=group)]
+        return [GangAssembly(waiting, reason=group)]
     there: dict[str, int] = {}
     parts = {pod.metadata.uid: one.part for pod, one in over}
     done = [parts[pod.metadata.uid] for pod in counted([pod for pod, _ in over], [pod for pod, _ in members], group)]
@@ -106,7 +106,7 @@ def _gathered(
     bound = len(members) - len(waiting)
     needed = min(len(waiting), max(1, group.min_count - bound - len(done)))
     reason = Reason("gang", "GANG_INCOMPLETE", WAITS_FOR_GANG) if missing(group, there) else None
-    return [Gathering(waiting, group, bound, needed, reason, len(done))]
+    return [GangAssembly(waiting, group, bound, needed, reason, len(done))]
 
 
 def as_job(pods: Sequence[Wanted], needed: int, group: Group | None = None) -> tuple[JobSpec, list[int]]:

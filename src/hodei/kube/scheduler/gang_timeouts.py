@@ -21,7 +21,7 @@ class _Clock(Struct):
     tries: int = 0
 
 
-class Patience:
+class GangTimeouts:
     def __init__(self) -> None:
         self._clocks: dict[GroupKey, _Clock] = {}
 

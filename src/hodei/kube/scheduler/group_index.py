@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from hodei.kube.api.objects import Owner
-from hodei.kube.scheduler.cache import Around
-from hodei.kube.scheduler.ended_members import Past
+from hodei.kube.scheduler.cache import ClusterCache
+from hodei.kube.scheduler.ended_members import EndedMembers
 from hodei.kube.scheduler.entries import Entry, GroupKey, WaitingGang
-from hodei.kube.scheduler.gang_assembly import Gathering
-from hodei.kube.scheduler.gang_timeouts import Patience
+from hodei.kube.scheduler.gang_assembly import GangAssembly
+from hodei.kube.scheduler.gang_timeouts import GangTimeouts
 from hodei.kube.scheduler.gangs import Group, Membership
 from hodei.kube.scheduler.owners import Place, place_of
 from hodei.kube.scheduler.placed_gangs import group_of_all
@@ -19,16 +19,16 @@ from hodei.model.decision import Reason
 from hodei.model.ids import JobId
 
 
-class Grouping:
-    def __init__(self, around: Around) -> None:
+class GroupIndex:
+    def __init__(self, around: ClusterCache) -> None:
         self._around = around
         self.entries: dict[str, Entry] = {}
         self.of_gang: dict[JobId, GroupKey] = {}
         self._gangs: dict[GroupKey, WaitingGang] = {}
         self._members: dict[GroupKey, dict[str, None]] = {}
         self._dirty: dict[GroupKey, None] = {}
-        self.patience = Patience()
-        self.past = Past(self._past_moved)
+        self.patience = GangTimeouts()
+        self.past = EndedMembers(self._past_moved)
         # Groups that stand otherwise than before, for whoever tells of it.
         self.touched: dict[GroupKey, None] = {}
         # Called with the jobs of a gang that hold room: those that go together or not at all, and those that may go alone.
@@ -97,7 +97,7 @@ class Grouping:
         """The gang; None if there is none, or it cannot be told yet."""
         return group_of_all(self.members(key), self.past.of(key), self._around.groups)
 
-    def late(self, key: GroupKey, gathering: Gathering, now_ms: int) -> Reason | None:
+    def late(self, key: GroupKey, gathering: GangAssembly, now_ms: int) -> Reason | None:
         """What a gang is told that has waited for as long as it may, while it stands aside or is not all there."""
         members = self.members(key)
         group = gathering.group or (self.group(key) if any(entry.stage == "placed" for entry in members) else None)

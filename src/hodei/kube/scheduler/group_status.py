@@ -16,7 +16,7 @@ from hodei.kube.api.group_objects import GroupCondition, MemberGroup, PodGroup
 _MESSAGE = 1024
 
 
-class Standing(Struct, frozen=True):
+class GroupStatus(Struct, frozen=True):
     """The pods of a group: `waiting` without a node, `placed` with one (of these some are `running`), and those that are
     over. `message`: why those that wait do, "" if nobody was told; `refused`: it is nodes that they lack. `owners`: the
     workloads that the pods belong to, as "namespace/name"."""
@@ -35,7 +35,7 @@ class Standing(Struct, frozen=True):
         return self.waiting + self.placed + self.succeeded + self.failed
 
 
-def of_scheduler_plugins(group: MemberGroup, now: Standing, at: str) -> dict[str, Any] | None:
+def of_scheduler_plugins(group: MemberGroup, now: GroupStatus, at: str) -> dict[str, Any] | None:
     """The phases of its own controller; None if nothing is to be said. A group that has Finished or Failed stays so."""
     if group.status.phase in ("Finished", "Failed"):
         return None
@@ -64,7 +64,7 @@ def of_scheduler_plugins(group: MemberGroup, now: Standing, at: str) -> dict[str
     return said
 
 
-def of_volcano(group: MemberGroup, now: Standing, at: str) -> dict[str, Any] | None:
+def of_volcano(group: MemberGroup, now: GroupStatus, at: str) -> dict[str, Any] | None:
     """As Volcano's scheduler says it at the end of a session. A group of ours that cannot start yet is `Inqueue`: let in,
     and its pods may be made."""
     if group.status.phase == "Completed" and not (now.waiting or now.placed):
@@ -91,7 +91,7 @@ def of_volcano(group: MemberGroup, now: Standing, at: str) -> dict[str, Any] | N
     return said
 
 
-def of_kubernetes(group: PodGroup, now: Standing, at: str, type: str) -> dict[str, Any] | None:
+def of_kubernetes(group: PodGroup, now: GroupStatus, at: str, type: str) -> dict[str, Any] | None:
     """The one condition of kube-scheduler; once it was True it is never False again."""
     known = next((one for one in group.status.conditions if one.type == type), None)
     if known is not None and known.status == "True":

@@ -23,14 +23,14 @@ from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.discovery import served_path, served_resources
 from hodei.kube.api.group_objects import MemberGroup, PodGroup
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.background_task import Plain
-from hodei.kube.scheduler.cache import Around
+from hodei.kube.scheduler.background_task import NoBackground
+from hodei.kube.scheduler.cache import ClusterCache
 from hodei.kube.scheduler.entries import Entry, GroupKey
 from hodei.kube.scheduler.explain import UNSCHEDULABLE
 from hodei.kube.scheduler.gang_assembly import counted
-from hodei.kube.scheduler.group_status import Standing, of_kubernetes, of_scheduler_plugins, of_volcano
+from hodei.kube.scheduler.group_status import GroupStatus, of_kubernetes, of_scheduler_plugins, of_volcano
 from hodei.kube.scheduler.pods import Pods
-from hodei.kube.scheduler.request_queue import Lane
+from hodei.kube.scheduler.request_queue import RequestQueue
 
 _log = logging.getLogger(__name__)
 EVERY_S = 0.25
@@ -50,10 +50,10 @@ class _Job(Struct):
     spec: Spec = msgspec.field(default_factory=Spec)
 
 
-class GroupsTold(Plain):
-    def __init__(self, api: Api, scheduler: str, pods: Pods, around: Around, now: Callable[[], float]) -> None:
+class GroupStatusWriter(NoBackground):
+    def __init__(self, api: Api, scheduler: str, pods: Pods, around: ClusterCache, now: Callable[[], float]) -> None:
         self._api, self._scheduler, self._pods, self._around, self._now = api, scheduler, pods, around, now
-        self._lane = Lane(_AT_ONCE)
+        self._lane = RequestQueue(_AT_ONCE)
         # By uid of the object: what was written last.
         self._written: dict[str, dict[str, Any]] = {}
         self._subresource: dict[str, bool] = {}
@@ -95,7 +95,7 @@ class GroupsTold(Plain):
 
     # --------------------------------------------------------------------------------------------- telling
 
-    def standing(self, key: GroupKey) -> Standing | None:
+    def standing(self, key: GroupKey) -> GroupStatus | None:
         """None if no pod of the group is ours."""
         members, over = self._pods.members(key), self._pods.past.of(key)
         if not over and not any(entry.pod.spec.scheduler_name == self._scheduler for entry in members):
@@ -106,7 +106,7 @@ class GroupsTold(Plain):
         over = counted(over, pods, group) if group is not None else over
         waiting = [entry for entry in members if not entry.holds and not entry.wanted.gates]
         told = next((entry for entry in waiting if entry.told), None)
-        return Standing(
+        return GroupStatus(
             len(waiting),
             sum(entry.stage == "bound" for entry in members),
             sum(entry.holds and entry.pod.status.phase == "Running" for entry in members),

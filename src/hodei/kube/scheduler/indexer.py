@@ -40,7 +40,7 @@ class _Named(Struct, frozen=True):
     metadata: Meta
 
 
-class Shelf(Generic[T]):
+class Indexer(Generic[T]):
     """The sink of a reflector. `moved(key, before, after)`: None for what was not there, or is not any more."""
 
     def __init__(self, key: Callable[[T], Hashable], moved: Moved[T], flushed: Callable[[], None]) -> None:

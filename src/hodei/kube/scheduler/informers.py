@@ -16,9 +16,9 @@ from hodei.kube.api.group_objects import GroupedWorkload, MemberGroup, PodGroup
 from hodei.kube.api.objects import Namespace, Node, Pod, PodDisruptionBudget, Service, Workload
 from hodei.kube.api.reflector import Reflector, Resource
 from hodei.kube.api.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
-from hodei.kube.scheduler.background_task import Plain
-from hodei.kube.scheduler.cache import Around
-from hodei.kube.scheduler.indexer import Shelf, by_name, by_uid
+from hodei.kube.scheduler.background_task import NoBackground
+from hodei.kube.scheduler.cache import ClusterCache
+from hodei.kube.scheduler.indexer import Indexer, by_name, by_uid
 from hodei.kube.scheduler.pods import Pods
 from hodei.kube.scheduler.refused_objects import Refusals
 from hodei.kube.scheduler.supervisor import Supervisor
@@ -35,16 +35,16 @@ class _Watched(Struct):
 
     path: str
     kind: type[Any]
-    shelf: Shelf[Any]
+    shelf: Indexer[Any]
     optional: bool = False
     selector: dict[str, str] = {}
     locate: Callable[[], Awaitable[str]] | None = None
 
 
-class WatchingJobs(Plain):
+class WatchingJobs(NoBackground):
     """Keeps Jobs, once a group is there whose size only a Job tells: most clusters have none, and Jobs may be many."""
 
-    def __init__(self, api: Api, around: Around, refusals: Refusals, wanted: asyncio.Event) -> None:
+    def __init__(self, api: Api, around: ClusterCache, refusals: Refusals, wanted: asyncio.Event) -> None:
         self._wanted = wanted
         self._reflector = Reflector(api, Resource(JOBS_PATH, Workload), around.jobs, optional=True)
         around.jobs.resource, around.jobs.refusals = JOBS_PATH, refusals
@@ -54,7 +54,7 @@ class WatchingJobs(Plain):
         await self._reflector.run()
 
 
-class Watching:
+class Informers:
     def __init__(self, reflectors: list[Reflector[Any]]) -> None:
         self.reflectors = reflectors
         self.tasks: list[asyncio.Task[None]] = []
@@ -65,17 +65,17 @@ class Watching:
         cls,
         api: Api,
         pods: Pods,
-        around: Around,
+        around: ClusterCache,
         stir: Any,
         refusals: Refusals | None = None,
         *,
         lenient: bool = False,
         within: str = "",
-    ) -> Watching:
+    ) -> Informers:
         """All that scheduling reads. `lenient`: whatever may not be read is done without, and what may be read `within` one
         namespace alone is read there."""
-        pod_shelf = Shelf[Pod](by_uid, pods.moved, stir)
-        node_shelf = Shelf[Node](by_name, pods.node_moved, stir)
+        pod_shelf = Indexer[Pod](by_uid, pods.moved, stir)
+        node_shelf = Indexer[Node](by_name, pods.node_moved, stir)
         kept = [
             _Watched("/api/v1/namespaces", Namespace, around.namespaces),
             _Watched("/api/v1/nodes", Node, node_shelf),

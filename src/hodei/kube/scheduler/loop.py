@@ -15,19 +15,19 @@ from typing import Any
 from hodei.control.controller import Controller, Step
 from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.objects import Pod, decode
-from hodei.kube.scheduler.background_task import Attendant
-from hodei.kube.scheduler.cache import Around
+from hodei.kube.scheduler.background_task import BackgroundTask
+from hodei.kube.scheduler.cache import ClusterCache
 from hodei.kube.scheduler.entries import Entry
 from hodei.kube.scheduler.explain import Told
 from hodei.kube.scheduler.metrics import Metrics
-from hodei.kube.scheduler.pod_api import Actor, is_gone, is_settled
+from hodei.kube.scheduler.pod_api import PodApi, is_gone, is_settled
 from hodei.kube.scheduler.pods import Pods
 from hodei.kube.scheduler.profile import assumed_in
 from hodei.kube.scheduler.provisioning import NotProvisioned, Provisioning
 from hodei.kube.scheduler.refused_objects import Refused
 from hodei.kube.scheduler.removals import Removals
-from hodei.kube.scheduler.request_queue import Lane, Work
-from hodei.kube.scheduler.status_reporter import Telling
+from hodei.kube.scheduler.request_queue import RequestQueue, Work
+from hodei.kube.scheduler.status_reporter import StatusReporter
 from hodei.model.effects import Spare, Start, Stop
 from hodei.model.facts import Fact, RunSpared
 from hodei.model.ids import JobId, RunId, job_of
@@ -43,29 +43,33 @@ _CALM_S = 5.0
 _SEEN_TO = ("cancelled", "preempted", "shrunk")
 
 
-class Driver:
+class SchedulerLoop:
     def __init__(
         self,
         api: Api,
         controller: Controller,
         pods: Pods,
-        around: Around,
-        actor: Actor,
-        telling: Telling,
+        around: ClusterCache,
+        actor: PodApi,
+        telling: StatusReporter,
         metrics: Metrics,
         now_ms: Callable[[], int],
     ) -> None:
         self._api, self.controller, self.pods, self.around = api, controller, pods, around
         self._actor, self._telling, self._metrics, self._now_ms = actor, telling, metrics, now_ms
         self._stirred = asyncio.Event()
-        self._bindings, self._reports, self._deletions = Lane(BINDINGS), Lane(REPORTS), Lane(DELETIONS)
+        self._bindings, self._reports, self._deletions = (
+            RequestQueue(BINDINGS),
+            RequestQueue(REPORTS),
+            RequestQueue(DELETIONS),
+        )
         self._bindings.quiet = self._go_on
         self._held_back = False
         self._provisioning = Provisioning(around, actor, pods.node, assumed_in(controller))
         self._removals = Removals(actor, pods, self._deletions)
         self.went_round = time.monotonic()
         self._lines = list(controller.lines.values())
-        self.attendants: Sequence[Attendant] = ()
+        self.attendants: Sequence[BackgroundTask] = ()
 
     def tell(self, job: JobId, told: Told) -> None:
         """Has the pods of a job told why they wait."""

@@ -75,7 +75,7 @@ _INSUFFICIENT = "INSUFFICIENT_"
 Pairs = Iterable[tuple[Mask, Reason]]
 
 
-class Wording(Struct, frozen=True):
+class Messages(Struct, frozen=True):
     """Which release's words. `names_taints`: `node(s) had untolerated taint {key: value}`, as in older ones.
     `tells_of_claims`: `no new claims to deallocate` before what preemption has to say, as in some with device claims; and
     in those nothing but `not found` where the pod was refused before any node was looked at."""
@@ -96,14 +96,14 @@ class Wording(Struct, frozen=True):
         return _TEXTS.get(reason.code, reason.text)
 
 
-LATEST = Wording()
+LATEST = Messages()
 
 
-def of_release(minor: int) -> Wording:
+def of_release(minor: int) -> Messages:
     """The words of Kubernetes 1.`minor`; 0 for one that nobody knows."""
     if not minor:
         return LATEST
-    return Wording(names_taints=minor < 34, tells_of_claims=34 <= minor <= 36)
+    return Messages(names_taints=minor < 34, tells_of_claims=34 <= minor <= 36)
 
 
 class Refusal(Struct):
@@ -141,7 +141,7 @@ def outside(member: Member, table: Table) -> Mask | None:
 
 
 def refusal(
-    pairs: Pairs, member: Member, table: Table, wording: Wording = LATEST, *, unseen: Mask | None = None
+    pairs: Pairs, member: Member, table: Table, wording: Messages = LATEST, *, unseen: Mask | None = None
 ) -> Refusal:
     """The objections as upstream would have come to them; `pairs` in the order in which each plugin gave its own.
     `unseen`: the nodes that it does not look at (`outside`)."""
@@ -185,18 +185,18 @@ def unschedulable(nodes: int, counts: Mapping[str, int], *, before: str = "", af
     return f"{message} {after}" if after else message
 
 
-def preemption(nodes: int, found: Refusal, wording: Wording = LATEST) -> str:
+def preemption(nodes: int, found: Refusal, wording: Messages = LATEST) -> str:
     """What is said after a try to make room that found nobody to send away."""
     curable = int(np.count_nonzero(found.curable))
     return not_eligible(unschedulable(nodes, {NO_VICTIMS: curable, NOT_HELPFUL: nodes - curable}), wording)
 
 
-def not_eligible(why: str, wording: Wording = LATEST) -> str:
+def not_eligible(why: str, wording: Messages = LATEST) -> str:
     """What is said where no try was made: NEVER_PREEMPTS or WAITS_FOR_VICTIMS."""
     return f"{_CLAIMS if wording.tells_of_claims else ''}preemption: {why}"
 
 
-def not_helpful(nodes: int, wording: Wording = LATEST) -> str:
+def not_helpful(nodes: int, wording: Messages = LATEST) -> str:
     """What is said of preemption where the pod was refused before any node was looked at."""
     if wording.tells_of_claims:
         return _NO_CLAIMS

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hodei.control.controller import Step
-from hodei.control.queue.backfill import ReservingLine
-from hodei.control.queue.base import Line
+from hodei.control.queue.backfill import BackfillQueue
+from hodei.control.queue.base import SchedulingQueue
 from hodei.kube.scheduler.entries import Entry
-from hodei.kube.scheduler.informers import Watching
+from hodei.kube.scheduler.informers import Informers
 from hodei.kube.scheduler.pod_reader import at_ms
 from hodei.kube.scheduler.pods import Pods
 from hodei.kube.scheduler.refused_objects import Refusals
@@ -70,7 +70,7 @@ class Metrics:
         self._restarts = Counter(
             "hodei_kube_task_restarts", "Tasks that failed and began again", ["task"], registry=r
         )  # fmt: skip
-        self.watches: Watching | None = None
+        self.watches: Informers | None = None
         self.refusals: Refusals | None = None
         self._faults: Tally[str] = Tally()
         for queue in ("active", "backoff", "unschedulable", "gated"):
@@ -83,11 +83,16 @@ class Metrics:
         self._refused = self._attempts.labels("unschedulable", profile)
         self._pods: Pods | None = None
         self._arrived = 0
-        self._lines: Sequence[Line | ReservingLine] = ()
+        self._lines: Sequence[SchedulingQueue | BackfillQueue] = ()
         self._plugins: set[str] = set()
 
     def stepped(
-        self, step: Step, entries: list[Entry], took_s: float, pods: Pods, lines: Sequence[Line | ReservingLine]
+        self,
+        step: Step,
+        entries: list[Entry],
+        took_s: float,
+        pods: Pods,
+        lines: Sequence[SchedulingQueue | BackfillQueue],
     ) -> None:
         self._pods, self._lines = pods, lines
         if pods.arrivals > self._arrived:

@@ -21,10 +21,10 @@ from hodei.kube.api.objects import (
     Toleration,
 )
 from hodei.kube.api.objects import Node as KubeNode
-from hodei.kube.scheduler.build import House
+from hodei.kube.scheduler.build import PodSchedulerParts
 from hodei.kube.scheduler.gang_assembly import as_job, gather
 from hodei.kube.scheduler.gangs import membership
-from hodei.kube.scheduler.indexer import Shelf
+from hodei.kube.scheduler.indexer import Indexer
 from hodei.kube.scheduler.manifests import Manifests, Workload
 from hodei.kube.scheduler.owners import one_by_one
 from hodei.kube.scheduler.pod_reader import Reader
@@ -66,7 +66,7 @@ class _Ask(msgspec.Struct):
     of: list[int]  # for each of its members, the number of its workload
 
 
-def plan_all(house: House, reader: Reader, manifests: Manifests, now_ms: int) -> list[Planned]:
+def plan_all(house: PodSchedulerParts, reader: Reader, manifests: Manifests, now_ms: int) -> list[Planned]:
     out: list[Planned] = []
     for group, made in manifests.groups:
         _shelf(house, group, made).changed("ADDED", made)
@@ -105,7 +105,9 @@ def _specs(workload: Workload, pods: list[Pod], reader: Reader, first: Wanted) -
         yield first.job if workload.kind != "DaemonSet" else reader.pod(pod, ours=True).job
 
 
-def _gangs(house: House, reader: Reader, grouped: list[tuple[int, Pod]], out: list[Planned]) -> Iterator[_Ask]:
+def _gangs(
+    house: PodSchedulerParts, reader: Reader, grouped: list[tuple[int, Pod]], out: list[Planned]
+) -> Iterator[_Ask]:
     """Pods of several workloads may be one gang."""
     number_of = {pod.metadata.uid: number for number, pod in grouped}
     for gathering in gather([pod for _, pod in grouped], house.around.groups):
@@ -123,7 +125,7 @@ def _gangs(house: House, reader: Reader, grouped: list[tuple[int, Pod]], out: li
             yield _Ask(spec, [numbers[at] for at in order])
 
 
-def _judge(house: House, asks: list[_Ask], out: list[Planned], now_ms: int) -> None:
+def _judge(house: PodSchedulerParts, asks: list[_Ask], out: list[Planned], now_ms: int) -> None:
     for ask, told in zip(asks, plan(house.controller, [ask.spec for ask in asks], now_ms), strict=True):
         starts = {place.member: place.node for place in told.placements} if told.code == "WOULD_START" else {}
         for member, number in enumerate(ask.of):
@@ -139,7 +141,7 @@ def _judge(house: House, asks: list[_Ask], out: list[Planned], now_ms: int) -> N
                 planned.first = told
 
 
-def _shelf(house: House, group: str, made: object) -> Shelf[Any]:
+def _shelf(house: PodSchedulerParts, group: str, made: object) -> Indexer[Any]:
     around = house.around
     if group == "scheduling.x-k8s.io":
         return around.plugin_groups
@@ -151,7 +153,7 @@ def _shelf(house: House, group: str, made: object) -> Shelf[Any]:
 # ------------------------------------------------------------------------------------------------ daemon sets
 
 
-def _of_daemon_set(pod: Pod, house: House, reader: Reader) -> list[Pod]:
+def _of_daemon_set(pod: Pod, house: PodSchedulerParts, reader: Reader) -> list[Pod]:
     """One for each node that it may be on, as its controller makes them."""
     spec = structs.replace(pod.spec, tolerations=(*pod.spec.tolerations, *_TOLERATED))
     pod = structs.replace(pod, spec=spec)

@@ -26,7 +26,7 @@ _UNCHECKED = {"fieldValidation": "Ignore"}
 _encode = msgspec.json.encode
 
 
-class Actor:
+class PodApi:
     """`reports`: which Events are posted: all, or those of failures and preemptions alone."""
 
     def __init__(

@@ -15,7 +15,7 @@ from hodei.kube.api.objects import Pod
 from hodei.kube.api.requests import PODS, STAND_INS, UNSAID, Counting, requests_of
 from hodei.kube.api.storage_objects import CsiNode
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.cache import Around
+from hodei.kube.scheduler.cache import ClusterCache
 from hodei.kube.scheduler.refused_objects import Refusals, said
 from hodei.kube.scheduler.topology_spread import picked_by
 from hodei.kube.scheduler.translate import ESTIMATE, MAX_EXEC_TIME, Wanted
@@ -43,7 +43,7 @@ class Reading(Struct, frozen=True):
 
 
 class Reader:
-    def __init__(self, around: Around, reading: Reading) -> None:
+    def __init__(self, around: ClusterCache, reading: Reading) -> None:
         self._around, self._reading = around, reading
         self.refusals = Refusals()
         self._known: dict[bytes, Wanted] = {}

@@ -15,15 +15,15 @@ from msgspec import structs
 
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.cache import Around
+from hodei.kube.scheduler.cache import ClusterCache
 from hodei.kube.scheduler.diff import differs, has_claims, node_differs, same_hold, same_spec
 from hodei.kube.scheduler.entries import Entry, GroupKey, WaitingGang
-from hodei.kube.scheduler.gang_assembly import Gathering, as_job, gather
+from hodei.kube.scheduler.gang_assembly import GangAssembly, as_job, gather
 from hodei.kube.scheduler.gangs import membership
-from hodei.kube.scheduler.group_index import Grouping
+from hodei.kube.scheduler.group_index import GroupIndex
 from hodei.kube.scheduler.placed_gangs import tied_together
 from hodei.kube.scheduler.pod_reader import Reader, at_ms
-from hodei.kube.scheduler.prebind_check import Newcomers, lacking
+from hodei.kube.scheduler.prebind_check import PrebindCheck, lacking
 from hodei.kube.scheduler.refused_objects import said
 from hodei.model.decision import Reason
 from hodei.model.effects import Start
@@ -38,14 +38,14 @@ FIRST_MS = 1
 _LONGEST_PAST_MS = 366 * 86_400_000
 
 
-class Pods(Grouping):
-    def __init__(self, scheduler: str, around: Around, reader: Reader, now_ms: Callable[[], int]) -> None:
+class Pods(GroupIndex):
+    def __init__(self, scheduler: str, around: ClusterCache, reader: Reader, now_ms: Callable[[], int]) -> None:
         self._scheduler, self._reader, self._now_ms = scheduler, reader, now_ms
         super().__init__(around)
         self.by_job: dict[JobId, Entry] = {}
         self._on_node: dict[NodeName, dict[str, None]] = {}
         self.nodes: dict[NodeName, KubeNode] = {}
-        self._newcomers = Newcomers()
+        self._newcomers = PrebindCheck()
         # Pods of ours that read differently when storage changes: those that cannot be placed at all, and those with claims.
         self._unread: dict[str, None] = {}
         self._read_at = 0
@@ -237,7 +237,7 @@ class Pods(Grouping):
             else entry.pod
             for entry in members
         ]
-        for gathering in self._gathered([*pods, *self.past.of(key)]) or [Gathering([])]:
+        for gathering in self._gathered([*pods, *self.past.of(key)]) or [GangAssembly([])]:
             waiting = [self.entries[pod.metadata.uid] for pod in gathering.waiting]
             late = self.late(key, gathering, self._now_ms())
             unread = next((entry.reasons for entry in waiting if entry.wanted.refused), ())
@@ -257,15 +257,15 @@ class Pods(Grouping):
             else:
                 self._line_up(key, waiting, gathering)
 
-    def _gathered(self, pods: list[Pod]) -> list[Gathering]:
+    def _gathered(self, pods: list[Pod]) -> list[GangAssembly]:
         try:
             return gather(pods, self._around.groups)
         except Exception as error:  # the group's object says what nobody foresaw: its pods wait, and are told
             why = Reason("gang", "INVALID_POD_GROUP", f"the pod's group cannot be read: {said(error)}"[:500])
             waiting = [pod for pod in pods if not pod.spec.node_name and pod.metadata.uid in self.entries]
-            return [Gathering(waiting, reason=why)]
+            return [GangAssembly(waiting, reason=why)]
 
-    def _line_up(self, key: GroupKey, waiting: list[Entry], gathering: Gathering) -> None:
+    def _line_up(self, key: GroupKey, waiting: list[Entry], gathering: GangAssembly) -> None:
         uids, gang = tuple(entry.uid for entry in waiting), self._gangs.get(key)
         needed, first = gathering.needed, gathering.lacks_members
         if gang is not None and gang.uids == uids and gang.needed == needed and gang.first == first:

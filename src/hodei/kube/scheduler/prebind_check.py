@@ -14,7 +14,7 @@ from hodei.model.ids import NodeName
 from hodei.model.resources import Resources
 
 
-class Newcomers:
+class PrebindCheck:
     """Counts those who come to nodes without having been sent there by us; a decision remembers how far the count was."""
 
     def __init__(self) -> None:

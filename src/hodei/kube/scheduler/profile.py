@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hodei.control.controller import Controller
-from hodei.engine.assumed_volumes import Assumed
+from hodei.engine.assumed_volumes import AssumedVolumes
 from hodei.engine.profile import Profile
 from hodei.kube.api.requests import UNSAID
 from hodei.kube.scheduler.translate import CORDON_TAINT
@@ -66,9 +66,9 @@ def live_profile(config: SchedulingConfig) -> Profile:
     )
 
 
-def assumed_in(controller: Controller) -> Assumed:
+def assumed_in(controller: Controller) -> AssumedVolumes:
     """The free volumes that decisions have given to claims; of nobody if the plugin is switched off."""
     for plugin in controller.engine.profiles[LINE].filters:
         if isinstance(plugin, Volumes):
             return plugin.assumed
-    return Assumed()
+    return AssumedVolumes()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from hodei.engine.assumed_volumes import Assumed
+from hodei.engine.assumed_volumes import AssumedVolumes
 from hodei.kube.api.objects import Node, Pod
 from hodei.kube.api.storage_objects import NO_PROVISIONER, SELECTED_NODE, Claim
-from hodei.kube.scheduler.cache import Around
-from hodei.kube.scheduler.pod_api import Actor
+from hodei.kube.scheduler.cache import ClusterCache
+from hodei.kube.scheduler.pod_api import PodApi
 from hodei.kube.scheduler.volumes import claim_handle, claim_name, to_bind, volume_on
 from hodei.model.volume import Volume as Needed
 
@@ -26,11 +26,15 @@ class NotProvisioned(Exception):
 
 class Provisioning:
     def __init__(
-        self, around: Around, actor: Actor, node: Callable[[str], Node | None], assumed: Assumed | None = None
+        self,
+        around: ClusterCache,
+        actor: PodApi,
+        node: Callable[[str], Node | None],
+        assumed: AssumedVolumes | None = None,
     ) -> None:
         self._around, self._actor, self._node = around, actor, node
         self._moved = asyncio.Event()
-        self._assumed = Assumed() if assumed is None else assumed
+        self._assumed = AssumedVolumes() if assumed is None else assumed
         around.storage_moved = self._storage_moved
 
     def needed(self, pod: Pod) -> bool:

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterator
 
 from hodei.control.controller import Controller
-from hodei.control.queue.backfill import ReservingLine
+from hodei.control.queue.backfill import BackfillQueue
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
-from hodei.kube.scheduler.background_task import Plain
-from hodei.kube.scheduler.explain import Explaining, Told
+from hodei.kube.scheduler.background_task import NoBackground
+from hodei.kube.scheduler.explain import PodExplainer, Told
 from hodei.kube.scheduler.pods import Pods
 from hodei.model.ids import JobId
 
@@ -23,20 +23,20 @@ EVERY_S = 1.0
 _KINDS, _TOLD = 50, 500
 
 
-class Turns(Plain):
+class QueueStatus(NoBackground):
     """`tell`: has the pods of a job told."""
 
     def __init__(
         self,
         controller: Controller,
         pods: Pods,
-        explaining: Explaining,
+        explaining: PodExplainer,
         tell: Callable[[JobId, Told], None],
         now_ms: Callable[[], int],
     ) -> None:
         self._controller, self._pods, self._explaining = controller, pods, explaining
         self._tell, self._now_ms = tell, now_ms
-        self._lines = [line for line in controller.lines.values() if isinstance(line, ReservingLine)]
+        self._lines = [line for line in controller.lines.values() if isinstance(line, BackfillQueue)]
         self._state: tuple[int, ...] = ()
 
     async def run(self) -> None:

@@ -19,9 +19,9 @@ from msgspec import Struct, structs
 from hodei.kube.api.client import ApiError
 from hodei.kube.api.objects import Pod
 from hodei.kube.scheduler.entries import Entry
-from hodei.kube.scheduler.pod_api import Actor, is_gone
+from hodei.kube.scheduler.pod_api import PodApi, is_gone
 from hodei.kube.scheduler.pods import Pods
-from hodei.kube.scheduler.request_queue import Lane
+from hodei.kube.scheduler.request_queue import RequestQueue
 from hodei.model.ids import RunId
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class _Removal(Struct, eq=False):
 class Removals:
     """Those who wait between two tries take no place in the lane: others are sent away meanwhile."""
 
-    def __init__(self, actor: Actor, pods: Pods, lane: Lane) -> None:
+    def __init__(self, actor: PodApi, pods: Pods, lane: RequestQueue) -> None:
         self._actor, self._pods, self._lane = actor, pods, lane
         self._asked: dict[str, _Removal] = {}
         # Those that need not go after all, by run; they may have to, later.

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Lane:
+class RequestQueue:
     def __init__(self, width: int) -> None:
         self.width = width
         self._waiting: deque[Work] = deque()

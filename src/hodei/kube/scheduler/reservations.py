@@ -21,12 +21,12 @@ from hodei.api.reservations import ReservationRequest, parse_moment_ms, parse_wi
 from hodei.control.controller import Controller
 from hodei.control.reservations.reservations import choose
 from hodei.jobfile.check import Problems, convert, refuse
-from hodei.kube.scheduler.background_task import Plain
+from hodei.kube.scheduler.background_task import NoBackground
 from hodei.model.config import Config
 from hodei.model.errors import Conflict, InvalidInput, NotFound
-from hodei.model.facts import BookingCancelled, BookingMade, Fact, JobRestored, NodeJoined
+from hodei.model.facts import Fact, JobRestored, NodeJoined, ReservationCancelled, ReservationMade
 from hodei.model.ids import NodeName
-from hodei.model.reservation import Wish
+from hodei.model.reservation import ReservationSpec
 from hodei.model.selector import Requirement, all_match, parse_selector
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _LONG_AGO_MS = 1
 class Reserved(Struct, frozen=True):
     """A wish of the file. `selector`: all nodes that it picks, whenever they come."""
 
-    wish: Wish
+    wish: ReservationSpec
     selector: tuple[Requirement, ...] = ()
 
 
@@ -118,7 +118,7 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime | date | time) else value
 
 
-class Reservations(Plain):
+class Reservations(NoBackground):
     """`take` and `tell`: the facts that wait for the next step, and more of them. `step`: how a step is taken, so that what
     it decides is done; None where nothing is ever done."""
 
@@ -181,8 +181,8 @@ class Reservations(Plain):
             return []
         if old is not None:
             world.book.book(old)
-            facts.append(BookingCancelled(name=name, by=wish.by))
-        facts.append(BookingMade(booking=booking))
+            facts.append(ReservationCancelled(name=name, by=wish.by))
+        facts.append(ReservationMade(booking=booking))
         self._made[name] = picked if one.selector else tuple(node for node, _ in booking.places)
         nodes = ", ".join(node for node, _ in booking.places[:5]) + (" and more" if len(booking.places) > 5 else "")
         _log.info("reservation %s: %s for namespace %s", name, nodes, booking.project)

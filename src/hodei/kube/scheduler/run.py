@@ -22,9 +22,9 @@ from hodei.kube.api.discovery import served_minor
 from hodei.kube.api.lease import EVERY_S, LASTS_S, RENEW_WITHIN_S, Leadership
 from hodei.kube.scheduler.background import attendants_of
 from hodei.kube.scheduler.background_task import attended
-from hodei.kube.scheduler.build import House, Options, furnish, make_driver
+from hodei.kube.scheduler.build import Options, PodSchedulerParts, furnish, make_driver
 from hodei.kube.scheduler.http import Health, serving
-from hodei.kube.scheduler.informers import Watching
+from hodei.kube.scheduler.informers import Informers
 from hodei.kube.scheduler.messages import of_release
 from hodei.kube.scheduler.supervisor import Supervisor
 
@@ -62,7 +62,7 @@ async def run(access: Access, options: Options, listen: tuple[str, int], electio
 
 async def _lead(
     api: Api,
-    house: House,
+    house: PodSchedulerParts,
     options: Options,
     health: Health,
     stopping: asyncio.Event,
@@ -94,13 +94,18 @@ async def _lead(
 
 
 async def _schedule(
-    api: Api, house: House, options: Options, health: Health, stopping: asyncio.Event, supervisor: Supervisor
+    api: Api,
+    house: PodSchedulerParts,
+    options: Options,
+    health: Health,
+    stopping: asyncio.Event,
+    supervisor: Supervisor,
 ) -> None:
     if options.words is None:
         house.explaining.words = of_release(await served_minor(api))
     driver = make_driver(api, house, options)
     driver.attendants = attendants_of(api, house, options, driver)
-    watching = Watching.of(api, house.pods, house.around, driver.stir, house.refusals)
+    watching = Informers.of(api, house.pods, house.around, driver.stir, house.refusals)
     house.metrics.watches = watching
     began = time.monotonic()
     first = asyncio.create_task(watching.start(supervisor))

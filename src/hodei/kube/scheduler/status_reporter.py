@@ -20,8 +20,8 @@ from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler.entries import Entry
-from hodei.kube.scheduler.explain import INVALID_GROUP, INVALID_POD, SCHEDULER_ERROR, UNSUPPORTED, Explaining, Told
-from hodei.kube.scheduler.pod_api import Actor, is_gone
+from hodei.kube.scheduler.explain import INVALID_GROUP, INVALID_POD, SCHEDULER_ERROR, UNSUPPORTED, PodExplainer, Told
+from hodei.kube.scheduler.pod_api import PodApi, is_gone
 from hodei.kube.scheduler.pods import Pods
 from hodei.kube.scheduler.request_queue import Work
 from hodei.model.ids import JobId, NodeName
@@ -39,8 +39,8 @@ class _Report(Struct):
     nominated: NodeName | None
 
 
-class Telling:
-    def __init__(self, controller: Controller, pods: Pods, actor: Actor, explaining: Explaining) -> None:
+class StatusReporter:
+    def __init__(self, controller: Controller, pods: Pods, actor: PodApi, explaining: PodExplainer) -> None:
         self._controller, self._pods, self._actor, self._explaining = controller, pods, actor, explaining
         # What was last said to all gangs that are alike.
         self._said: dict[Hashable, Told] = {}

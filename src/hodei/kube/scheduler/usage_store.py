@@ -17,7 +17,7 @@ from typing import Any
 
 from hodei.control.controller import Controller, Step
 from hodei.kube.api.client import Api, ApiError
-from hodei.kube.scheduler.background_task import Plain
+from hodei.kube.scheduler.background_task import NoBackground
 from hodei.model.effects import SaveUsage
 from hodei.model.facts import UsageRestored
 from hodei.model.usage import UsageRow
@@ -35,7 +35,7 @@ _FORM = 1
 _Key = tuple[tuple[str, ...], str, int]
 
 
-class UsageMemory(Plain):
+class UsageStore(NoBackground):
     """`only`: the resources that are worth keeping; None for all."""
 
     def __init__(

@@ -15,9 +15,9 @@ from msgspec import Struct, structs
 from hodei.control.explain.why import why
 from hodei.kube.api.client import Access, Api, ApiError
 from hodei.kube.api.objects import Pod, decode
-from hodei.kube.scheduler.build import House, Options, furnish
+from hodei.kube.scheduler.build import Options, PodSchedulerParts, furnish
 from hodei.kube.scheduler.entries import Entry
-from hodei.kube.scheduler.informers import Watching
+from hodei.kube.scheduler.informers import Informers
 from hodei.kube.scheduler.manifests import read_manifests
 from hodei.kube.scheduler.plan import Planned, plan_all, with_priorities
 from hodei.kube.scheduler.pod_reader import NODES_PATH, PODS_PATH, Reader, Reading
@@ -124,13 +124,13 @@ async def _pod(api: Api, namespace: str, name: str) -> Pod:
         raise
 
 
-async def _read(api: Api, options: Options, namespace: str = "") -> tuple[House, list[str]]:
+async def _read(api: Api, options: Options, namespace: str = "") -> tuple[PodSchedulerParts, list[str]]:
     """The cluster as it is now, with nothing decided; and the collections that may not be read. What may be read in
     `namespace` alone is read there."""
     house = furnish(options, tries=0)
     if house.timed:
         house = furnish(options)  # who is promised what is known only once all have had their turn, here on paper
-    watching = Watching.of(api, house.pods, house.around, lambda: None, house.refusals, lenient=True, within=namespace)
+    watching = Informers.of(api, house.pods, house.around, lambda: None, house.refusals, lenient=True, within=namespace)
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await watching.start()
@@ -161,7 +161,7 @@ def _need(lacking: list[str], *paths: str) -> None:
             raise InvalidInput(f"nothing can be planned: {path} may not be read", hint=hint)
 
 
-def _explain(house: House, entry: Entry, answer: Answer) -> None:
+def _explain(house: PodSchedulerParts, entry: Entry, answer: Answer) -> None:
     controller, now_ms = house.controller, SystemClock().now_ms()
     line = next((line for line in controller.lines.values() if entry.id in line.gangs), None)
     if line is None:
@@ -179,7 +179,7 @@ def _explain(house: House, entry: Entry, answer: Answer) -> None:
         answer.message = house.explaining.refused(gang, result, now_ms).message
 
 
-def _names(house: House, told: Explanation | None) -> dict[str, str]:
+def _names(house: PodSchedulerParts, told: Explanation | None) -> dict[str, str]:
     """Here pods have numbers; people know them by their names."""
     said = {int(number) for number in _JOB.findall(msgspec.json.encode(told).decode())}
     said |= {hold.job for hold in told.held_for} if told is not None else set()

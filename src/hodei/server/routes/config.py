@@ -12,14 +12,14 @@ from hodei.model.errors import Unavailable
 from hodei.server.route import ADMIN, API, Call, Param, Route
 
 if TYPE_CHECKING:
-    from hodei.runtime.config_changes import Configuring
+    from hodei.runtime.config_changes import ConfigChanges
 
 _DRY = Param("dry_run", "1: only say what would change, and who would start when", type=int, default=0, maximum=1)
 _TO = Param("to", "the number of the configuration to go back to; else the one before", type=int, default=0,
             minimum=1)  # fmt: skip
 
 
-def _configuring(call: Call) -> Configuring:
+def _configuring(call: Call) -> ConfigChanges:
     found = call.service.configuring
     if found is None:
         raise Unavailable("this server cannot change its configuration while it runs")

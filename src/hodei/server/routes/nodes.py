@@ -9,7 +9,7 @@ import msgspec
 from hodei.api.views import NodeHistoryView, NodeList, NodePatch, NodeRunView, NodeView, TaintView
 from hodei.jobfile.render import iso, node_view
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.model.facts import NodeMarked
+from hodei.model.facts import NodeOverridden
 from hodei.model.node import Taint
 from hodei.model.resources import format_resources
 from hodei.ports import RunKey
@@ -78,7 +78,7 @@ async def mark_node(call: Call) -> NodeView:
     for key, value in patch.labels.items():
         if not 0 < len(key) <= 317 or len(value or "") > 253 or not (key + (value or "")).isprintable():
             raise InvalidInput(f"the label {key[:80]!r} is empty, too long or not printable")
-    change = NodeMarked(
+    change = NodeOverridden(
         call.args["name"],
         cordon=True if patch.drain else patch.cordon,
         labels=patch.labels,

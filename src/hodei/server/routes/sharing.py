@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hodei.model.array import shell_word
 from hodei.model.errors import Conflict, NotFound
-from hodei.model.priority import Standing
+from hodei.model.priority import PriorityBreakdown
 from hodei.model.quota import QuotaList
 from hodei.model.share import ShareReport
 from hodei.server.route import API, READ, Call, Param, Route
@@ -13,7 +13,7 @@ _ID = Param("id", "the job's number", type=int, where="path", minimum=1)
 _ACCOUNT = Param("account", "only accounts of this name, those above and those below them", default="")
 
 
-async def priority(call: Call) -> Standing:
+async def priority(call: Call) -> PriorityBreakdown:
     service, number = call.service, call.args["id"]
     found = await service.standing(number)
     if found is None:
@@ -44,5 +44,5 @@ ROUTES = (
           response=ShareReport, params=(_ACCOUNT,)),
     Route("GET", f"{API}/quotas", READ, "How every project stands with its quota", quotas, response=QuotaList),
     Route("GET", f"{API}/jobs/{{id}}/priority", READ, "What its place in line comes from, term by term", priority,
-          response=Standing, params=(_ID,)),
+          response=PriorityBreakdown, params=(_ID,)),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hodei.control.controller import Controller, Step
 from hodei.model.effects import Act, Forget, Record, SaveJob, SaveRun, Start, Stop
-from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeMarked
+from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, Run
 from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED, RUN_STEPS
@@ -54,7 +54,7 @@ class Auditor:
                 self.offered[fact.node.name] = fact.node
             elif isinstance(fact, NodeLost):
                 self.offered.pop(fact.node, None)
-            elif isinstance(fact, NodeMarked):
+            elif isinstance(fact, NodeOverridden):
                 self.marks.setdefault(fact.node, Marks()).hear(fact)
             elif isinstance(fact, JobSubmitted):
                 must(fact.job.id not in self.jobs, f"job {fact.job.id} is submitted twice")

@@ -17,7 +17,7 @@ from hodei.model.facts import (
     JobRequeued,
     JobSubmitted,
     JobSuspended,
-    NodeMarked,
+    NodeOverridden,
     RunObserved,
 )
 from hodei.model.job import Job
@@ -35,7 +35,7 @@ _SHOWN = 20
 _STEPS_OF_QUIET = 600
 
 
-class Life:
+class FaultRun:
     """`step` counts the steps taken; `recent` holds the last facts and acts, for whoever asks why it failed."""
 
     def __init__(self, seed: int) -> None:
@@ -203,11 +203,11 @@ class Life:
             return []
         name, taint = self._rng.choice(names), self._rng.choice(TAINTS)
         marks = (
-            NodeMarked(name, cordon=True),
-            NodeMarked(name, cordon=False),
-            NodeMarked(name, drain=True),
-            NodeMarked(name, add_taints=(taint,)),
-            NodeMarked(name, remove_taints=(taint,)),
+            NodeOverridden(name, cordon=True),
+            NodeOverridden(name, cordon=False),
+            NodeOverridden(name, drain=True),
+            NodeOverridden(name, add_taints=(taint,)),
+            NodeOverridden(name, remove_taints=(taint,)),
         )
         return [self._rng.choice(marks)]
 
@@ -237,7 +237,7 @@ class Life:
 
     def _people_put_it_right(self) -> None:
         for node in self.scene.nodes:
-            self._say([NodeMarked(node.name, cordon=False, remove_taints=TAINTS)])
+            self._say([NodeOverridden(node.name, cordon=False, remove_taints=TAINTS)])
         for job in self.auditor.jobs.values():
             if job.state == "held" or job.suspend_requested:
                 self._say([JobReleased(job.id)])

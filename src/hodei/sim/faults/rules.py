@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from hodei.model.facts import NodeMarked
+from hodei.model.facts import NodeOverridden
 from hodei.model.job import JobSpec, TaskSpec, Toleration
 from hodei.model.node import Grant, Node, Taint
 from hodei.model.resources import Resources
@@ -18,7 +18,7 @@ class Marks:
         self.cordoned = False
         self.taints: dict[tuple[str, str], Taint | None] = {}
 
-    def hear(self, fact: NodeMarked) -> None:
+    def hear(self, fact: NodeOverridden) -> None:
         if fact.cordon is not None:
             self.cordoned = fact.cordon
         self.cordoned |= fact.drain

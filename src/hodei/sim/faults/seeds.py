@@ -13,7 +13,7 @@ from multiprocessing import get_context
 
 from msgspec import Struct
 
-from hodei.sim.faults.fault_run import Life
+from hodei.sim.faults.fault_run import FaultRun
 from hodei.sim.faults.randomness import Wrong
 from hodei.sim.faults.trace import in_words
 
@@ -30,7 +30,7 @@ class Verdict(Struct, frozen=True):
 
 
 def try_seed(seed: int) -> Verdict:
-    life = Life(seed)
+    life = FaultRun(seed)
     try:
         # Looking for garbage in rings takes a tenth of the time; the little that there is goes with the next seed.
         gc.disable()
@@ -44,7 +44,7 @@ def try_seed(seed: int) -> Verdict:
     return Verdict(seed, life.step)
 
 
-def _report(life: Life, wrong: str) -> str:
+def _report(life: FaultRun, wrong: str) -> str:
     scene = "calm" if life.scene.calm else ", ".join(sorted(life.scene.odds))
     lines = [f"seed {life.seed}, step {life.step}: {wrong}", f"  scene: {scene}", "  the last facts and acts:"]
     lines += [f"  {step:4} {at_ms / 1000:10.3f} s  {in_words(what)}" for step, at_ms, what in life.recent]

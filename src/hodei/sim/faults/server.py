@@ -16,13 +16,13 @@ from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.reconcile import reconcile
 from hodei.model.effects import Act, Forget, Save, Spare, Start, Stop
 from hodei.model.errors import BackendRefused, StaleEpoch, Unavailable
-from hodei.model.facts import Fact, JobRestored, MarksRestored, NodeJoined, NodeLost, RunObserved, RunSpared
+from hodei.model.facts import Fact, JobRestored, NodeJoined, NodeLost, OverridesRestored, RunObserved, RunSpared
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.plugins.registry import build_profiles
 from hodei.sim.faults.backend import FakeBackend
 from hodei.sim.faults.randomness import Chance, Wrong
-from hodei.sim.faults.setup import Scene
+from hodei.sim.faults.setup import FaultSetup
 from hodei.store.memory import MemoryStore
 
 
@@ -135,7 +135,9 @@ class Link:
 
 
 class Server:
-    def __init__(self, scene: Scene, store: MemoryStore, backends: Mapping[str, FakeBackend], chance: Chance) -> None:
+    def __init__(
+        self, scene: FaultSetup, store: MemoryStore, backends: Mapping[str, FakeBackend], chance: Chance
+    ) -> None:
         opened = store.open()
         self.store = store
         self.last_job = opened.last_job
@@ -151,7 +153,7 @@ class Server:
         )
 
     def memories(self) -> list[Fact]:
-        facts: list[Fact] = [MarksRestored(marks) for marks in self.store.marks()]
+        facts: list[Fact] = [OverridesRestored(marks) for marks in self.store.marks()]
         return facts + [JobRestored(job, runs) for job, runs in self.store.active()]
 
     def decide(self, now_ms: int) -> tuple[list[Fact], Step]:

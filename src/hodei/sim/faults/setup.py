@@ -58,7 +58,7 @@ FAULTS = {
 }
 
 
-class Scene(Struct):
+class FaultSetup(Struct):
     nodes: list[Node]
     config: SchedulingConfig
     odds: dict[str, float]
@@ -69,7 +69,7 @@ class Scene(Struct):
     max_tries: int
 
 
-def draw_scene(rng: Random) -> Scene:
+def draw_scene(rng: Random) -> FaultSetup:
     calm = rng.random() < 1 / 6
     backends = ["east", "west", "south"][: rng.choice((1, 1, 2, 2, 3))]
     nodes = [draw_node(rng, f"n{number}", rng.choice(backends), calm) for number in range(1, rng.randint(1, 6) + 1)]
@@ -80,7 +80,7 @@ def draw_scene(rng: Random) -> Scene:
         "batch": ProfileConfig(queue="batch", options={"batch": {"order": order, "backfill": backfill, "fill": fill}}),
         "fair": ProfileConfig(queue="fair", weights={"red": 3}, worker_selection="round_robin"),
     }
-    return Scene(
+    return FaultSetup(
         nodes=nodes,
         config=SchedulingConfig(profiles=profiles),
         odds={} if calm else {fault: odds for fault, odds in FAULTS.items() if rng.random() < 0.5},
@@ -114,7 +114,7 @@ def draw_node(rng: Random, name: str, backend: str, calm: bool) -> Node:
 # ---------------------------------------------------------------------------------------------------- jobs
 
 
-def draw_spec(rng: Random, scene: Scene) -> JobSpec:
+def draw_spec(rng: Random, scene: FaultSetup) -> JobSpec:
     calm = scene.calm
     profile = "batch" if calm else rng.choice(("default", "default", "batch", "batch", "fair"))
     estimate = rng.randint(2, 60) * 1000
@@ -143,7 +143,7 @@ def draw_spec(rng: Random, scene: Scene) -> JobSpec:
     )
 
 
-def _draw_backend(rng: Random, scene: Scene) -> BackendChoice:
+def _draw_backend(rng: Random, scene: FaultSetup) -> BackendChoice:
     if scene.calm or rng.random() < 0.85:
         return BackendChoice()
     return BackendChoice(rng.choice(("specific", "preferred")), (rng.choice(scene.nodes).backend,))
@@ -159,7 +159,7 @@ def _draw_gang(rng: Random, plain: bool, calm: bool) -> GangRules:
     )
 
 
-def _draw_task(rng: Random, scene: Scene, name: str) -> TaskSpec:
+def _draw_task(rng: Random, scene: FaultSetup, name: str) -> TaskSpec:
     count = rng.choice((1, 1, 1, 2, 3, 4))
     request = {"cpu": rng.choice((500, 1000, 1000, 2000, 3000)), "memory": rng.choice((0, 1, 2, 3)) * GIB}
     fields: dict[str, Any] = {}

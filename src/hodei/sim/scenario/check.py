@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from hodei.model.lifecycle import JOB_ENDED
 from hodei.model.quantity import format_duration
-from hodei.sim.scenario.history import Course, Started, Story
+from hodei.sim.scenario.history import Course, History, Started
 from hodei.sim.scenario.play import Play, play
 from hodei.sim.scenario.schema import ABOUT_MS, Expectation, Scenario, Times
 from hodei.sim.scenario.yaml_positions import line_of
@@ -30,7 +30,7 @@ class Finding(Struct):
 
 class Outcome(Struct):
     scenario: Scenario
-    story: Story
+    story: History
     findings: list[Finding]
 
     @property
@@ -47,7 +47,7 @@ def run(scenario: Scenario) -> Outcome:
 
 
 class _Check:
-    def __init__(self, scenario: Scenario, story: Story, expected: Expectation) -> None:
+    def __init__(self, scenario: Scenario, story: History, expected: Expectation) -> None:
         self.scenario, self.story, self.expected = scenario, story, expected
         self.wanted: list[str] = []
         self.instead: list[str] = []

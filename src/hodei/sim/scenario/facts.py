@@ -15,7 +15,7 @@ from hodei.model.facts import (
     JobSuspended,
     NodeJoined,
     NodeLost,
-    NodeMarked,
+    NodeOverridden,
     RunObserved,
 )
 from hodei.model.lifecycle import JOB_ENDED
@@ -44,12 +44,12 @@ def _of_node(happening: Happening, play: Play) -> list[Fact]:
         case "lose":
             return [NodeLost(name)]
         case "drain":
-            return [NodeMarked(name, cordon=True, drain=True)]
+            return [NodeOverridden(name, cordon=True, drain=True)]
         case "taint":
-            return [NodeMarked(name, add_taints=taints)]
+            return [NodeOverridden(name, add_taints=taints)]
         case "untaint":
-            return [NodeMarked(name, remove_taints=taints)]
-    return [NodeMarked(name, cordon=happening.verb == "cordon")]
+            return [NodeOverridden(name, remove_taints=taints)]
+    return [NodeOverridden(name, cordon=happening.verb == "cordon")]
 
 
 def _of_job(happening: Happening, play: Play) -> list[Fact]:

@@ -11,7 +11,7 @@ from typing import Any
 from hodei.jobfile.flow_yaml import flow
 from hodei.model.quantity import format_duration
 from hodei.sim.scenario.check import Finding, Outcome
-from hodei.sim.scenario.history import Story
+from hodei.sim.scenario.history import History
 from hodei.sim.scenario.yaml_positions import piece_at
 
 
@@ -31,7 +31,7 @@ def difference(before: str, after: str, path: Path) -> str:
     return "".join(lines)
 
 
-def everything(story: Story) -> list[dict[str, Any]]:
+def everything(story: History) -> list[dict[str, Any]]:
     """What happened to every job, as expectations."""
     out: list[dict[str, Any]] = []
     for name, course in story.courses.items():
@@ -51,7 +51,7 @@ def everything(story: Story) -> list[dict[str, Any]]:
     return [one for place, one in enumerate(out) if one not in out[:place]]
 
 
-def _with_all(text: str, story: Story) -> str:
+def _with_all(text: str, story: History) -> str:
     kept = text
     if (piece := piece_at(text, "expect")) is not None and "expect" in _top_keys(text):
         kept = "\n".join(text.split("\n")[: piece.line - 1]) + "\n"

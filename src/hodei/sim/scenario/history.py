@@ -81,7 +81,7 @@ class Evicted(Struct):
     by: str
 
 
-class Story:
+class History:
     """`wrongs` are breaches of what must hold in every scenario; `notes` are facts that found nothing to happen to."""
 
     def __init__(self, jobs: tuple[ScenarioJob, ...]) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from hodei.control.controller import Step
 from hodei.control.explain import why as explain
-from hodei.engine.device_slots import Parts, wants_parts
+from hodei.engine.device_slots import DeviceSlots, wants_parts
 from hodei.engine.nodes import promised
 from hodei.model.effects import Event, Record, SaveJob, SaveRun, Start, Stop
 from hodei.model.errors import HodeiError
@@ -28,7 +28,7 @@ from hodei.model.lifecycle import RUN_ENDED
 from hodei.model.quantity import format_duration
 from hodei.model.resources import Resources, human_amount
 from hodei.sim.scenario.facts import facts_of
-from hodei.sim.scenario.history import Broken, Evicted, Started, Stay, Story
+from hodei.sim.scenario.history import Broken, Evicted, History, Started, Stay
 from hodei.sim.scenario.parse import BEGIN_MS
 from hodei.sim.scenario.schema import FOREVER_MS, Happening, Scenario, ScenarioJob
 from hodei.wiring import make_controller
@@ -53,7 +53,7 @@ class Play:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.controller = make_controller(scenario.config)
-        self.story = Story(scenario.jobs)
+        self.story = History(scenario.jobs)
         self.nodes = {node.name: node for node in scenario.nodes}
         self.live: dict[RunId, Live] = {}
         self._numbers = count()
@@ -149,7 +149,7 @@ class Play:
     def _restored(self, jobs: list[ScenarioJob]) -> list[Fact]:
         """Jobs that were there before the scenario began: they wait, or run where it says."""
         out: list[Fact] = []
-        parts = {name: Parts(node) for name, node in self.nodes.items()}
+        parts = {name: DeviceSlots(node) for name, node in self.nodes.items()}
         for job in jobs:
             at_ms = BEGIN_MS + job.at_ms
             known = Job(job.id, job.spec, "pending", at_ms, at_ms, queued_ms=0 if job.spec.after.of else at_ms)
@@ -265,5 +265,5 @@ class Play:
                     self.story.wrongs.append(f"{when} {name} holds {held} {resource} and has {most}")
 
 
-def play(scenario: Scenario) -> Story:
+def play(scenario: Scenario) -> History:
     return Play(scenario).until().story

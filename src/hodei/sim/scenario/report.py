@@ -6,7 +6,7 @@ from typing import Any
 
 from hodei.model.quantity import format_duration
 from hodei.sim.scenario.check import Finding, Outcome
-from hodei.sim.scenario.history import Course, Story
+from hodei.sim.scenario.history import Course, History
 
 _WIDTH = 60
 _MOST_JOBS = 30
@@ -36,7 +36,7 @@ def lines_of(finding: Finding) -> list[str]:
     return out
 
 
-def timeline(story: Story) -> list[str]:
+def timeline(story: History) -> list[str]:
     """A line for each job: when it waited, when it ran, and where."""
     span_ms = max(1, story.end_ms)
     courses = sorted(story.courses.values(), key=lambda course: (course.job.at_ms, course.job.id))
@@ -54,7 +54,7 @@ def timeline(story: Story) -> list[str]:
     return out
 
 
-def _bar(course: Course, story: Story, span_ms: int) -> str:
+def _bar(course: Course, story: History, span_ms: int) -> str:
     cells = [" "] * _WIDTH
 
     def fill(from_ms: int, to_ms: int, mark: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from builders import NOW_MS
 from hodei.control.accounting.config import accounts_policy
-from hodei.control.clone import twin
+from hodei.control.clone import clone_controller
 from hodei.engine.fairness.classic import classic
 from hodei.engine.fairness.fair_tree import fair_tree
 from hodei.engine.fairness.tree import build_tree
@@ -186,7 +186,7 @@ def test_a_restart_remembers_what_was_used_and_counts_what_runs_once():
 def test_a_twin_knows_what_was_used_and_keeps_its_own_account_from_then_on():
     house = _busy("fair_tree")
     house.submit(90, project="cms", user="ann")
-    copy = twin(house.controller)
+    copy = clone_controller(house.controller)
     later_ms = house.now_ms + 5 * HOUR
     told = copy.accounts.share_report(later_ms)
     assert told == house.controller.accounts.share_report(later_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import a_node
 from hodei.control.explain.why import why
-from hodei.model.escalation import Recovery
+from hodei.model.escalation import Escalation
 from hodei.model.escalation_state import next_class
 from hodei.model.job import BackendChoice, GangRules
 from hodei.model.job_affinity import SpreadRule
@@ -120,7 +120,7 @@ def test_only_the_rules_that_are_named_are_relaxed_and_a_job_names_its_own() -> 
     house = Configured('[scheduling.recovery]\nrelax = ["spread"]\nrelax_after = "1m"', *some_nodes(1, 1))
     apart = {"count": 2, "cpu": 1, "gang": GangRules(topology="kubernetes.io/hostname")}
     house.submit(1, **apart)
-    house.submit(2, **apart, recovery=Recovery(relax=("topology",)))
+    house.submit(2, **apart, recovery=Escalation(relax=("topology",)))
     house.until(2 * MINUTE)
     assert (house.state(1), house.state(2)) == ("pending", "scheduled")
 
@@ -128,7 +128,7 @@ def test_only_the_rules_that_are_named_are_relaxed_and_a_job_names_its_own() -> 
 def test_a_specific_backend_becomes_a_preferred_one() -> None:
     house = Configured("", *some_nodes(1))
     elsewhere = BackendChoice("specific", ("moon",))
-    house.submit(1, backend=elsewhere, recovery=Recovery(relax=("backend",), relax_after_ms=MINUTE))
+    house.submit(1, backend=elsewhere, recovery=Escalation(relax=("backend",), relax_after_ms=MINUTE))
     house.until(MINUTE)
     assert house.runs["1.0.1"].node == "n1"
 
@@ -154,7 +154,7 @@ def test_a_job_goes_up_one_class_at_a_time_as_far_as_the_cap() -> None:
 def test_a_job_cannot_ask_to_go_higher_than_the_operator_lets_it() -> None:
     house = Configured('[scheduling.recovery]\npromote_to = "low"', a_node("n1", 1))
     house.submit(1, priority="critical")
-    house.submit(2, priority="batch", recovery=Recovery(promote_after_ms=1000, promote_to=1000))
+    house.submit(2, priority="batch", recovery=Escalation(promote_after_ms=1000, promote_to=1000))
     house.until(MINUTE)
     assert house.controller.world.jobs[2].spec.priority == 250
 

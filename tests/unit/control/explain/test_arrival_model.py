@@ -6,14 +6,14 @@ import random
 from itertools import pairwise
 
 from builders import NOW_MS, a_job, a_job_spec
-from hodei.control.explain.arrival_model import Newcomers
+from hodei.control.explain.arrival_model import ArrivalModel
 
 MINUTE = 60_000
 
 
-def some(count: int = 50, every_ms: int = MINUTE) -> Newcomers:
+def some(count: int = 50, every_ms: int = MINUTE) -> ArrivalModel:
     """The last came one interval ago."""
-    newcomers = Newcomers()
+    newcomers = ArrivalModel()
     for number in range(count):
         at_ms = NOW_MS - (count - number) * every_ms
         newcomers.arrived(a_job(number + 1, spec=a_job_spec(name=f"j{number}"), submitted_ms=at_ms))
@@ -40,7 +40,7 @@ def test_the_moment_is_drawn_by_the_chance_that_is_given():
 
 def test_a_few_tell_nothing():
     assert list(some(5).draw(NOW_MS, 1000, 10, random.Random(1))) == []
-    assert list(Newcomers().draw(NOW_MS, 1000, 10, random.Random(1))) == []
+    assert list(ArrivalModel().draw(NOW_MS, 1000, 10, random.Random(1))) == []
 
 
 def test_a_job_is_learned_once_and_without_its_deadline():

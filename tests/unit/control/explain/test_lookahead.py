@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from builders import a_job
-from hodei.control.explain.lookahead import Gone, Started, corrected_ms, run_ahead, twin
+from hodei.control.explain.lookahead import Evicted, Started, clone_controller, corrected_ms, look_ahead
 from hodei.model.config import PreemptionConfig, ProfileConfig, SchedulingConfig
-from hodei.model.facts import Fact, NodeMarked
+from hodei.model.facts import Fact, NodeOverridden
 from hodei.model.job import GangRules
 from hodei.sim.driver import Simulation
 from hodei.sim.policies import policy
@@ -38,7 +38,7 @@ def test_those_who_wait_start_when_those_before_them_are_expected_to_end():
     house.submit(2, 3, cpu="2", estimate_ms=5 * MINUTE)
     running(house, "1.0.1")
     before = state_of(house)
-    ahead = run_ahead(twin(house.controller), house.now_ms, as_said)
+    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said)
     assert ahead.starts == {
         2: Started(house.now_ms + 10 * MINUTE, ("n1",)),
         3: Started(house.now_ms + 15 * MINUTE, ("n1",)),
@@ -57,7 +57,7 @@ def test_a_run_in_the_line_of_a_backend_takes_its_time_from_its_own_turn_on(wait
     house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
     house.now_ms += 5 * MINUTE
     house.submit(2, cpu="2", estimate_ms=MINUTE)
-    ahead = run_ahead(twin(house.controller), house.now_ms, as_said, begins={"1.0.1": house.now_ms + wait})
+    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said, begins={"1.0.1": house.now_ms + wait})
     assert ahead.starts[2].at_ms == house.now_ms + ends
 
 
@@ -66,7 +66,9 @@ def test_of_a_run_that_has_begun_it_does_not_count_when_it_should_have():
     house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
     running(house, "1.0.1")
     house.submit(2, cpu="2", estimate_ms=MINUTE)
-    ahead = run_ahead(twin(house.controller), house.now_ms, as_said, begins={"1.0.1": house.now_ms + 20 * MINUTE})
+    ahead = look_ahead(
+        clone_controller(house.controller), house.now_ms, as_said, begins={"1.0.1": house.now_ms + 20 * MINUTE}
+    )
     assert ahead.starts[2].at_ms == house.now_ms + 10 * MINUTE
 
 
@@ -77,7 +79,7 @@ def test_a_run_that_has_outlived_its_estimate_is_expected_to_take_twice_as_long(
     began = house.now_ms
     house.now_ms += 15 * MINUTE
     house.submit(2, cpu="2", estimate_ms=MINUTE)
-    ahead = run_ahead(twin(house.controller), house.now_ms, as_said)
+    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said)
     assert ahead.starts[2].at_ms == began + 20 * MINUTE
 
 
@@ -94,7 +96,7 @@ def test_behind_a_run_of_which_nobody_knows_how_long_it_takes_no_start_is_in_sig
     house = a_house(2)
     house.submit(1, cpu="2")
     house.submit(2, cpu="2", estimate_ms=MINUTE)
-    ahead = run_ahead(twin(house.controller), house.now_ms, as_said)
+    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said)
     assert (ahead.starts, ahead.end) == ({}, "stuck")
 
 
@@ -103,7 +105,7 @@ def test_jobs_still_to_come_take_part_when_they_come():
     house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
     at = house.now_ms + 3 * MINUTE
     coming = [(at, a_job(9, at_ms=at, queued_ms=at, cpu="2", estimate_ms=MINUTE))]
-    ahead = run_ahead(twin(house.controller), house.now_ms, as_said, arrivals=coming)
+    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said, arrivals=coming)
     assert ahead.starts[9].at_ms == house.now_ms + 10 * MINUTE
 
 
@@ -112,8 +114,10 @@ def test_who_must_leave_a_node_that_goes_is_named_and_starts_again_elsewhere_lat
     house.submit(1, 2, cpu="2", estimate_ms=10 * MINUTE)
     running(house, "1.0.1", "2.0.1")
     moved = next(run.job for run in (house.runs["1.0.1"], house.runs["2.0.1"]) if run.node == "n1")
-    ahead = run_ahead(twin(house.controller), house.now_ms, as_said, facts=[NodeMarked("n1", cordon=True, drain=True)])
-    assert ahead.gone == [Gone(moved, house.now_ms)]
+    ahead = look_ahead(
+        clone_controller(house.controller), house.now_ms, as_said, facts=[NodeOverridden("n1", cordon=True, drain=True)]
+    )
+    assert ahead.gone == [Evicted(moved, house.now_ms)]
     assert ahead.starts[moved] == Started(house.now_ms + 10 * MINUTE, ("n2",))
 
 
@@ -123,7 +127,7 @@ def test_members_that_join_a_gang_which_runs_are_no_start_of_it():
     house.submit(2, cpu="1", count=3, min_count=1, estimate_ms=30 * MINUTE, gang=GangRules(elastic=True))
     house.submit(3, cpu="3", estimate_ms=MINUTE)
     running(house, "1.0.1", "2.0.1")
-    ahead = run_ahead(twin(house.controller), house.now_ms, as_said)
+    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said)
     assert list(ahead.starts) == [3]
 
 
@@ -135,7 +139,7 @@ def test_members_that_join_a_gang_which_runs_are_no_start_of_it():
 def test_it_goes_only_as_far_as_it_may(limits, end):
     house = a_house(2)
     house.submit(1, 2, 3, cpu="2", estimate_ms=10 * MINUTE)
-    assert run_ahead(twin(house.controller), house.now_ms, as_said, **limits).end == end
+    assert look_ahead(clone_controller(house.controller), house.now_ms, as_said, **limits).end == end
 
 
 class _Noting(Simulation):
@@ -163,5 +167,5 @@ def test_a_twin_made_at_any_moment_of_a_trace_goes_on_with_the_same_plans(name):
     controller = make_controller(CONFIGS[name])
     for number, (now_ms, facts, plan) in enumerate(noting.told):
         if number % 7 == 0:
-            controller = twin(controller)
+            controller = clone_controller(controller)
         assert msgspec.json.encode(controller.step(now_ms, facts).plan) == plan, f"step {number}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.control.explain.priority import standing
+from hodei.control.explain.priority import priority_breakdown
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.plugins.registry import build_profile
 from unit.control.house import House, some_nodes
@@ -33,7 +33,7 @@ def a_house(queue, **arguments):
 )
 def test_every_term_is_told_and_they_add_up(queue, arguments, terms):
     house = a_house(queue, **arguments)
-    told = standing(house.controller, 2, house.now_ms)
+    told = priority_breakdown(house.controller, 2, house.now_ms)
     assert {term.name: term.milli for term in told.terms} == terms
     assert told.milli == sum(terms.values())
     assert (told.position, told.pending, told.queue) == (1, 1, queue)
@@ -43,11 +43,11 @@ def test_every_term_is_told_and_they_add_up(queue, arguments, terms):
 def test_what_is_inherited_is_told():
     house = a_house("priority")
     house.submit(3, priority="critical", after=Dependencies((Dependency("succeeded", 2),)))
-    told = standing(house.controller, 2, house.now_ms)
+    told = priority_breakdown(house.controller, 2, house.now_ms)
     assert {term.name: term.milli for term in told.terms}["inherited"] == 750_000
 
 
 def test_a_job_that_does_not_wait_in_a_line_has_no_place_in_one():
     house = a_house("priority")
-    assert standing(house.controller, 1, house.now_ms) is None
-    assert standing(house.controller, 99, house.now_ms) is None
+    assert priority_breakdown(house.controller, 1, house.now_ms) is None
+    assert priority_breakdown(house.controller, 99, house.now_ms) is None

@@ -9,7 +9,7 @@ from hodei.control.explain.single_node import on_node
 from hodei.control.explain.why import plan, why
 from hodei.engine.changes import exact, readable
 from hodei.model.errors import NotFound
-from hodei.model.facts import NodeMarked
+from hodei.model.facts import NodeOverridden
 from hodei.model.job import Affinity, BackendChoice, NodeTerm
 from hodei.model.job_affinity import HostPort
 from hodei.model.node import Taint
@@ -250,7 +250,7 @@ def test_amounts_are_rounded_down_to_what_can_be_read(resource, amount, asked, b
 
 def test_a_cordoned_cluster_has_no_repair_but_waiting():
     house = a_house(4)
-    house.learn(NodeMarked("n1", cordon=True))
+    house.learn(NodeOverridden("n1", cordon=True))
     house.submit(1, cpu="2")
     said = _why(house)
     assert said.repairs == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec
-from hodei.control.clone import twin
+from hodei.control.clone import clone_controller
 from hodei.control.explain.whatif import Question, what_if
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput, NotFound
@@ -20,7 +20,7 @@ MINUTE = 60_000
 
 def asked(house: House, question: Question, **more):
     before = state_of(house)
-    answer = what_if(twin(house.controller), question, house.now_ms, **more)
+    answer = what_if(clone_controller(house.controller), question, house.now_ms, **more)
     assert state_of(house) == before
     return answer
 

@@ -6,7 +6,7 @@ from builders import a_job_spec, a_node, a_task
 from hodei.control.explain.why import landed, plan, why
 from hodei.engine.profile import make_profile
 from hodei.model.decision import Reason
-from hodei.model.facts import JobCancelled, JobHeld, NodeMarked
+from hodei.model.facts import JobCancelled, JobHeld, NodeOverridden
 from hodei.model.node import Taint
 from hodei.plugins.fit import Fit
 from hodei.plugins.queues import Fifo
@@ -58,7 +58,7 @@ def test_the_nearest_miss_is_the_node_with_the_fewest_and_smallest_objections():
     house.submit(1, cpu="4")
     assert _why(house).nearest.node == "tainted"
     assert _why(house).nearest.text == "untolerated taint x:NoSchedule"
-    house.learn(NodeMarked("tainted", cordon=True))
+    house.learn(NodeOverridden("tainted", cordon=True))
     assert _why(house).nearest.node == "near"
     assert _why(house).nearest.text == "lacks 1 cpu (3 of 3 free, 4 asked)"
 

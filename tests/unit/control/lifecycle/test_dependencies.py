@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from builders import a_job
-from hodei.control.clone import twin
+from hodei.control.clone import clone_controller
 from hodei.control.explain.why import why
-from hodei.model.dependency import Dependencies, Dependency, On, Standing
+from hodei.model.dependency import Dependencies, Dependency, DependencyStatus, On
 from hodei.model.facts import (
     DataAppeared,
     JobCancelled,
@@ -214,7 +214,7 @@ def test_a_requeued_job_waits_again_for_what_it_never_got() -> None:
 
 def test_jobs_that_ended_before_are_told_with_the_fact() -> None:
     house = a_house(4)
-    told = (Standing(1, "succeeded"), Standing(2, "failed", saved=True))
+    told = (DependencyStatus(1, "succeeded"), DependencyStatus(2, "failed", saved=True))
     house.learn(JobSubmitted(job(house, 5, after(1)), told), JobSubmitted(job(house, 6, after(2)), told))
     house.learn(JobSubmitted(job(house, 7, after(2, on="checkpointed")), told))
     assert [house.state(id) for id in (5, 6, 7)] == ["scheduled", "failed", "scheduled"]
@@ -236,7 +236,9 @@ def test_who_waited_before_a_restart_waits_after_it() -> None:
     # In order of id, in parts, so that job 4 is not known yet when those come back who wait for it.
     for id in (2, 3, 4):
         runs = tuple(run for run in house.runs.values() if run.job == id)
-        house.learn(JobRestored(house.jobs[id], runs, (Standing(1, "succeeded"), Standing(4, "scheduled"))))
+        house.learn(
+            JobRestored(house.jobs[id], runs, (DependencyStatus(1, "succeeded"), DependencyStatus(4, "scheduled")))
+        )
     house.learn(*(NodeJoined(node) for node in some_nodes(1)))
     assert (house.state(2), house.state(3)) == ("pending", "pending")
     assert house.controller.dependencies.awaited(3) == [4]
@@ -263,7 +265,7 @@ def test_a_twin_waits_on_its_own() -> None:
     house = a_house(4)
     submit(house, job(house, 1), job(house, 2, after(1)))
     other = House()
-    other.controller, other.jobs, other.now_ms = twin(house.controller), dict(house.jobs), house.now_ms
+    other.controller, other.jobs, other.now_ms = clone_controller(house.controller), dict(house.jobs), house.now_ms
     end(other, 1)
     assert (other.state(2), house.state(2)) == ("scheduled", "pending")
     assert house.controller.dependencies.awaited(2) == [1]

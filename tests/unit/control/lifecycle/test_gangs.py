@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import a_node, a_task
 from hodei.model.effects import Start, Stop
-from hodei.model.facts import JobCancelled, NodeJoined, NodeLost, NodeMarked, RunObserved
+from hodei.model.facts import JobCancelled, NodeJoined, NodeLost, NodeOverridden, RunObserved
 from hodei.model.job import Checkpoint, GangRules
 from unit.control.house import House, a_house
 
@@ -180,7 +180,7 @@ def test_a_member_is_moved_alone_off_a_drained_node():
     house.submit(1, count=2, gang=REPAIR)
     running(house, *house.started())
     there = house.runs["1.1.1"].node
-    house.learn(NodeMarked(there, drain=True))
+    house.learn(NodeOverridden(there, drain=True))
     assert house.stopped() == ["1.1.1"]
     house.see("1.1.1", "stopped", 143)
     assert house.started() == ["1.1.2"]
@@ -244,7 +244,7 @@ def test_a_gang_that_is_together_in_time_is_left_alone():
 
 
 def test_work_is_saved_before_a_run_is_moved_but_not_when_it_is_cancelled():
-    for fact, saved in ((NodeMarked("n1", drain=True), True), (JobCancelled(1), False)):
+    for fact, saved in ((NodeOverridden("n1", drain=True), True), (JobCancelled(1), False)):
         house = a_house(1)
         house.submit(1, checkpoint=Checkpoint(signal="USR1"))
         running(house, "1.0.1")

@@ -8,7 +8,7 @@ from msgspec import structs
 from builders import a_node, a_task
 from hodei.control.lifecycle.gangs import START_FAILED
 from hodei.model.effects import Forget, Stop
-from hodei.model.facts import JobCancelled, JobHeld, JobReleased, JobRequeued, NodeLost, NodeMarked
+from hodei.model.facts import JobCancelled, JobHeld, JobReleased, JobRequeued, NodeLost, NodeOverridden
 from unit.control.house import House, a_house, some_nodes
 
 
@@ -295,19 +295,19 @@ def test_a_cancelled_job_can_be_requeued():
 def test_a_drain_cordons_the_node_and_moves_its_work():
     house = a_house(4)
     house.submit(1)
-    house.learn(NodeMarked("n1", drain=True))
+    house.learn(NodeOverridden("n1", drain=True))
     assert house.marks["n1"].cordoned
     assert house.stopped() == ["1.0.1"]
     house.see("1.0.1", "stopped", 143)
     assert (house.state(), house.reason()[0], house.jobs[1].failures) == ("pending", "NODE_CORDONED", 0)
-    house.learn(NodeMarked("n1", cordon=False))
+    house.learn(NodeOverridden("n1", cordon=False))
     assert house.started() == ["1.0.2"]
 
 
 def test_work_that_finishes_during_a_drain_has_finished():
     house = a_house(4)
     house.submit(1)
-    house.learn(NodeMarked("n1", drain=True))
+    house.learn(NodeOverridden("n1", drain=True))
     house.see("1.0.1", "succeeded", 0)
     assert house.state() == "succeeded"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job, a_job_spec, a_node
-from hodei.control.admission.profile_availability import Availability
+from hodei.control.admission.profile_availability import ProfileAvailability
 from hodei.control.explain.why import plan, why
 from hodei.control.lifecycle.per_node import ENDED_KEPT
 from hodei.control.snapshot import dump, load
-from hodei.model.facts import JobCancelled, JobSubmitted, NodeJoined, NodeLost, NodeMarked
+from hodei.model.facts import JobCancelled, JobSubmitted, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.job import GangRules
 from hodei.model.node import Taint
 from unit.control.house import House
@@ -166,7 +166,8 @@ def test_it_is_cancelled_as_one():
 
 
 @pytest.mark.parametrize(
-    "fact", [NodeMarked("a", drain=True, cordon=True), NodeMarked("a", add_taints=(Taint("x", effect="NoExecute"),))]
+    "fact",
+    [NodeOverridden("a", drain=True, cordon=True), NodeOverridden("a", add_taints=(Taint("x", effect="NoExecute"),))],
 )
 def test_on_a_node_that_is_drained_or_tainted_it_ends_and_elsewhere_it_goes_on(fact):
     house = _house("a", "b")
@@ -179,7 +180,7 @@ def test_on_a_node_that_is_drained_or_tainted_it_ends_and_elsewhere_it_goes_on(f
     house.later(120_000)
     assert sorted(_live(house)) == ["b"]
     assert house.state() == "running"
-    house.learn(NodeMarked("a", cordon=False, remove_taints=(Taint("x", effect="NoExecute"),)))
+    house.learn(NodeOverridden("a", cordon=False, remove_taints=(Taint("x", effect="NoExecute"),)))
     assert sorted(_live(house)) == ["a", "b"]
 
 
@@ -243,7 +244,7 @@ def test_while_its_profile_is_paused_it_starts_on_no_further_node():
     house = _house("a")
     _submit(house)
     _run_all(house)
-    house.controller.steering.routing.availability = Availability(paused=["default"])
+    house.controller.steering.routing.availability = ProfileAvailability(paused=["default"])
     house.learn(NodeJoined(a_node("b", 4)))
     house.later(60_000)
     assert sorted(_live(house)) == ["a"]
@@ -251,7 +252,7 @@ def test_while_its_profile_is_paused_it_starts_on_no_further_node():
     assert house.controller.next_wakeup_ms(house.now_ms) != house.now_ms  # it does not spin
     house.see(_live(house)["a"], "succeeded", 0)
     assert house.state() == "running"  # b has not had its run
-    house.controller.steering.routing.availability = Availability()
+    house.controller.steering.routing.availability = ProfileAvailability()
     house.learn(NodeJoined(a_node("c", 4)))
     assert sorted(_live(house)) == ["b", "c"]
     assert house.reason()[0] == "PARTIAL"  # done on 1
@@ -334,9 +335,9 @@ def test_retries_are_counted_though_other_ends_lie_between():
         run = _live(house)["a"]
         house.see(run, "running")
         if end == "stopped":
-            house.learn(NodeMarked("a", drain=True, cordon=True))
+            house.learn(NodeOverridden("a", drain=True, cordon=True))
         house.see(run, end, 3)
-        house.learn(NodeMarked("a", cordon=False))
+        house.learn(NodeOverridden("a", cordon=False))
         house.later(61_000)
     house.see(_live(house)["a"], "failed", 3)
     house.later(61_000)

@@ -13,7 +13,7 @@ from hodei.model.facts import (
     JobSuspended,
     NodeJoined,
     NodeLost,
-    NodeMarked,
+    NodeOverridden,
 )
 from hodei.model.job import Checkpoint
 from unit.control.house import House, a_house, some_nodes
@@ -146,7 +146,7 @@ def test_a_gang_leaves_all_its_nodes():
 def test_a_drained_job_saves_its_work_and_goes_on_where_room_was_kept_for_it():
     house = on_the_first(1, 1, checkpoint=SAVES)
     submitted = house.jobs[1].submitted_ms
-    house.learn(NodeMarked("n1", cordon=True, drain=True))
+    house.learn(NodeOverridden("n1", cordon=True, drain=True))
     assert house.acts == [Stop("1.0.1", "local", 10_000, "drained n1", SAVES)]
     house.submit(2, cpu="1", priority="high")
     assert house.state(2) == "pending"
@@ -159,7 +159,7 @@ def test_a_drained_job_saves_its_work_and_goes_on_where_room_was_kept_for_it():
 
 def test_a_drain_waits_for_nobody_who_can_not_go_elsewhere():
     house = on_the_first(1)
-    house.learn(NodeMarked("n1", cordon=True, drain=True))
+    house.learn(NodeOverridden("n1", cordon=True, drain=True))
     gone(house, "1.0.1")
     assert house.state() == "pending"
 
@@ -169,7 +169,7 @@ def test_two_jobs_of_a_drained_node_are_not_promised_the_same_room():
     house.submit(1, 2, cpu="1")
     running(house, "1.0.1", "2.0.1")
     house.learn(NodeJoined(some_nodes(2, 1)[1]))
-    house.learn(NodeMarked("n1", cordon=True, drain=True))
+    house.learn(NodeOverridden("n1", cordon=True, drain=True))
     gone(house, "2.0.1", "1.0.1")
     assert sorted(house.state(id) for id in (1, 2)) == ["pending", "scheduled"]
     assert house.used()["n2"]["cpu"] == 1000

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from builders import NOW_MS, a_job_spec
-from hodei.control.queue.base import Line
+from hodei.control.queue.base import SchedulingQueue
 from hodei.engine.plan import Refusal
 from hodei.engine.profile import make_profile
 from hodei.engine.view import gang_of
 from hodei.model.decision import Reason, Verdict
-from hodei.model.facts import JobCancelled, JobHeld, JobReleased, NodeJoined, NodeMarked
+from hodei.model.facts import JobCancelled, JobHeld, JobReleased, NodeJoined, NodeOverridden
 from hodei.plugins.fit import Fit
 from hodei.plugins.queues import Fifo
 from hodei.plugins.registry import build_profile
@@ -22,7 +22,7 @@ def _gang(id, at=0, **fields):
 
 
 def _line(queue="fifo", **arguments):
-    return Line(build_profile("default", queue=queue, queue_arguments=arguments))
+    return SchedulingQueue(build_profile("default", queue=queue, queue_arguments=arguments))
 
 
 def _add(line, *gangs, **when):
@@ -369,7 +369,7 @@ def test_a_waiting_job_starts_when_a_node_joins_or_changes():
     assert house.reason() == ("NO_NODES", "no nodes have joined yet")
     house.learn(NodeJoined(some_nodes(1)[0]))
     assert house.reason()[0] == "SELECTOR_MISMATCH"
-    house.learn(NodeMarked("n1", labels={"disk": "ssd"}))
+    house.learn(NodeOverridden("n1", labels={"disk": "ssd"}))
     assert house.started() == ["1.0.1"]
     house.learn(NodeJoined(some_nodes(4)[0]))
     assert house.started() == ["2.0.1"]
@@ -381,7 +381,7 @@ def test_one_waiting_kind_of_job_costs_one_try_per_step():
     assert len(house.last.plan.refusals) == 1
     house.submit(200, 201)
     assert len(house.last.plan.refusals) == 0
-    house.learn(NodeMarked("n1", labels={"x": "y"}))
+    house.learn(NodeOverridden("n1", labels={"x": "y"}))
     assert len(house.last.plan.refusals) == 1
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from builders import a_job_spec
-from hodei.control.queue.multifactor import RankedLine
+from hodei.control.queue.multifactor import MultifactorQueue
 from hodei.engine.plan import Refusal
 from hodei.engine.view import View, gang_of
 from hodei.plugins.registry import build_profile
@@ -29,7 +29,7 @@ class _Shares:
 
 
 def _line(**points):
-    return RankedLine(build_profile("default", queue="multifactor", queue_arguments=points))
+    return MultifactorQueue(build_profile("default", queue="multifactor", queue_arguments=points))
 
 
 def _add(line, id, at=0, **fields):

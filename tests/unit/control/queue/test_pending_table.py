@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hodei.control.queue import pending_table as rosters
-from hodei.control.queue.pending_table import BIT, Gap, Roster
+from hodei.control.queue.pending_table import BIT, Gap, PendingTable
 from hodei.engine.view import Gang, gang_of
 from hodei.model.job import JobSpec, TaskSpec
 from hodei.model.resources import CPU, MEMORY
@@ -19,7 +19,7 @@ class Line:
 
     def __init__(self, **options) -> None:
         self.gangs: dict[int, Gang] = {}
-        self.roster = Roster(Batch(**options), self.gangs)
+        self.roster = PendingTable(Batch(**options), self.gangs)
 
     def come(
         self, id: int, *, at_ms: int | None = None, estimate_ms: int = 60_000, group: str = "", **request: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job, a_node
-from hodei.control.queue.selection import Turn, in_turn
+from hodei.control.queue.selection import ProfileQueue, next_gangs
 from hodei.model.facts import JobSubmitted, NodeJoined
 from unit.control.configured import Configured
 from unit.control.house import some_nodes
@@ -138,8 +138,8 @@ def test_a_step_looks_at_the_first_of_each_line_and_not_at_all_of_them() -> None
     lines, view = house.controller.lines, house.controller.view(house.now_ms)
     for line in lines.values():
         line.wake("run_ended")
-    turns = [Turn(name, line, [], house.controller.per_node) for name, line in lines.items() if line.gangs]
-    order = in_turn(turns, view)
+    turns = [ProfileQueue(name, line, [], house.controller.per_node) for name, line in lines.items() if line.gangs]
+    order = next_gangs(turns, view)
     turn, gang = next(order)
     assert (turn.name, gang.id) == ("compute", 200)
     order.close()

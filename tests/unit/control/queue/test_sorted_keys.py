@@ -7,10 +7,10 @@ import random
 import pytest
 
 from builders import a_job_spec
-from hodei.control.queue.backfill import ReservingLine
-from hodei.control.queue.base import Line
-from hodei.control.queue.multifactor import RankedLine
-from hodei.control.queue.sorted_keys import Ordered
+from hodei.control.queue.backfill import BackfillQueue
+from hodei.control.queue.base import SchedulingQueue
+from hodei.control.queue.multifactor import MultifactorQueue
+from hodei.control.queue.sorted_keys import SortedKeys
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.view import View, gang_of
@@ -20,7 +20,7 @@ from hodei.plugins.registry import build_profile
 @pytest.mark.parametrize("seed", range(10))
 def test_counts_are_those_of_a_sorted_list(seed, monkeypatch):
     monkeypatch.setattr("hodei.control.queue.sorted_keys._CHUNK", 4)
-    draw, kept, weights = random.Random(seed), Ordered(), {}
+    draw, kept, weights = random.Random(seed), SortedKeys(), {}
     for _ in range(400):
         key = draw.randrange(150)
         if key in weights and draw.random() < 0.6:
@@ -44,7 +44,7 @@ def test_counts_are_those_of_a_sorted_list(seed, monkeypatch):
 
 
 def test_what_is_not_there_cannot_go():
-    kept = Ordered()
+    kept = SortedKeys()
     for key in (None, 5):
         if key is not None:
             kept.add(key)
@@ -65,8 +65,8 @@ class _NoWalk(dict):
 def _line(queue, **arguments):
     profile = build_profile("default", queue=queue, queue_arguments=arguments)
     if hasattr(profile.queue, "promises"):
-        return ReservingLine(profile, Engine(Table(), {"default": profile}))
-    return RankedLine(profile) if hasattr(profile.queue, "rank_milli") else Line(profile)
+        return BackfillQueue(profile, Engine(Table(), {"default": profile}))
+    return MultifactorQueue(profile) if hasattr(profile.queue, "rank_milli") else SchedulingQueue(profile)
 
 
 @pytest.mark.parametrize(

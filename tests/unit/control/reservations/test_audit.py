@@ -8,7 +8,7 @@ from builders import NOW_MS, amounts
 from hodei.control.estimates import LearnedEstimates
 from hodei.control.explain import why as explain
 from hodei.control.explain.time import holds_on
-from hodei.engine.availability import Promise
+from hodei.engine.availability import StartReservation
 from hodei.model.explanation import Promised
 from hodei.model.facts import NodeLost
 from hodei.model.reservation import Hold
@@ -74,14 +74,16 @@ def test_a_run_that_outlives_its_estimate_makes_a_promise_late_but_nobody_broke_
 def test_a_node_that_went_is_told_apart():
     house = blocked()
     house.learn(NodeLost("n1"))
-    house.controller.world.book.promise(Promise(2, NOW_MS + 1, NOW_MS + 2, (("n1", amounts(4)),)))
+    house.controller.world.book.promise(StartReservation(2, NOW_MS + 1, NOW_MS + 2, (("n1", amounts(4)),)))
     house.later(10)
     assert house.controller.keeping.missed["node"] == 1
 
 
 def test_a_run_that_still_has_its_time_and_stands_in_the_way_is_a_broken_promise():
     house = blocked()
-    house.controller.world.book.promise(Promise(2, NOW_MS + MINUTE, NOW_MS + 61 * MINUTE, (("n1", amounts(4)),)))
+    house.controller.world.book.promise(
+        StartReservation(2, NOW_MS + MINUTE, NOW_MS + 61 * MINUTE, (("n1", amounts(4)),))
+    )
     house.controller.keeping.judge(NOW_MS + 2 * MINUTE)
     assert house.controller.keeping.broken == 1, "job 1 may go on for an hour, so this should never have been promised"
 

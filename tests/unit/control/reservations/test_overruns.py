@@ -11,9 +11,9 @@ from hodei.control.explain import why as explain
 from hodei.control.reservations.reservations import choose
 from hodei.model.effects import Stop
 from hodei.model.errors import InvalidInput
-from hodei.model.facts import BookingCancelled, BookingMade
+from hodei.model.facts import ReservationCancelled, ReservationMade
 from hodei.model.job import Checkpoint
-from hodei.model.reservation import Booking, Wish
+from hodei.model.reservation import Reservation, ReservationSpec
 from hodei.plugins.registry import build_profile
 from unit.control.house import House, a_house, some_nodes
 
@@ -180,22 +180,22 @@ def test_a_line_knows_let_and_stop():
 # ----------------------------------------------------------------------------------------------- reserved room
 
 
-def reserve(house: House, name: str = "nightly", start: int = HOUR, length: int = HOUR, **fields: Any) -> Booking:
+def reserve(house: House, name: str = "nightly", start: int = HOUR, length: int = HOUR, **fields: Any) -> Reservation:
     fields = {"project": "ml", "count": 1} | fields
     end = NOW_MS + start + length
-    wish = Wish(name, start_ms=NOW_MS + start, end_ms=end, **fields)
+    wish = ReservationSpec(name, start_ms=NOW_MS + start, end_ms=end, **fields)
     booking = choose(house.controller.world, wish, house.now_ms)
-    house.learn(BookingMade(booking))
+    house.learn(ReservationMade(booking))
     return booking
 
 
-def begun(house: House, booking: Booking) -> list[str]:
+def begun(house: House, booking: Reservation) -> list[str]:
     house.now_ms = booking.start_ms
     house.learn()
     return house.stopped()
 
 
-def ended(house: House, booking: Booking) -> list[str]:
+def ended(house: House, booking: Reservation) -> list[str]:
     house.now_ms = booking.end_ms
     house.learn()
     return house.stopped()
@@ -305,7 +305,7 @@ def test_a_reservation_that_is_given_up_stops_nobody():
     house = a_house(4)
     booking = reserve(house, start=0, at_start="stop", at_end="stop")
     house.submit(1, cpu=4, project="ml")
-    house.learn(BookingCancelled("nightly", by="ann"))
+    house.learn(ReservationCancelled("nightly", by="ann"))
     assert house.stopped() == []
     assert ended(house, booking) == []
 

@@ -10,10 +10,10 @@ from builders import NOW_MS, a_node, amounts
 from hodei.control.explain import why as explain
 from hodei.control.explain.time import holds_on
 from hodei.control.reservations.reservations import choose, late_runs
-from hodei.engine.availability import Promise
+from hodei.engine.availability import StartReservation
 from hodei.model.errors import Conflict, InvalidInput, NotFound
-from hodei.model.facts import BookingCancelled, BookingMade, NodeMarked
-from hodei.model.reservation import Booking, Late, Wish
+from hodei.model.facts import NodeOverridden, ReservationCancelled, ReservationMade
+from hodei.model.reservation import LateRun, Reservation, ReservationSpec
 from hodei.plugins.registry import build_profile
 from unit.control.house import House, a_house, some_nodes
 
@@ -21,18 +21,18 @@ MINUTE = 60_000
 HOUR = 60 * MINUTE
 
 
-def a_wish(name: str = "nightly", start: int = HOUR, length: int = HOUR, **fields: Any) -> Wish:
+def a_wish(name: str = "nightly", start: int = HOUR, length: int = HOUR, **fields: Any) -> ReservationSpec:
     fields = {"project": "ml", "count": 0 if "named" in fields else 1} | fields
-    return Wish(name, start_ms=NOW_MS + start, end_ms=NOW_MS + start + length, **fields)
+    return ReservationSpec(name, start_ms=NOW_MS + start, end_ms=NOW_MS + start + length, **fields)
 
 
-def reserve(house: House, *args: Any, **fields: Any) -> Booking:
+def reserve(house: House, *args: Any, **fields: Any) -> Reservation:
     booking = choose(house.controller.world, a_wish(*args, **fields), house.now_ms)
-    house.learn(BookingMade(booking))
+    house.learn(ReservationMade(booking))
     return booking
 
 
-def nodes_of(booking: Booking) -> list[str]:
+def nodes_of(booking: Reservation) -> list[str]:
     return [node for node, _ in booking.places]
 
 
@@ -57,7 +57,7 @@ def test_nodes_that_are_free_soonest_are_chosen_and_ties_go_by_name():
 
 def test_cordoned_nodes_are_taken_only_by_name():
     house = a_house(4, 4)
-    house.learn(NodeMarked("n1", cordon=True))
+    house.learn(NodeOverridden("n1", cordon=True))
     world = house.controller.world
     assert nodes_of(choose(world, a_wish(), NOW_MS)) == ["n2"]
     assert nodes_of(choose(world, a_wish(named=("n1",)), NOW_MS)) == ["n1"]
@@ -99,7 +99,7 @@ def test_a_name_is_used_once():
 def test_what_is_promised_to_a_job_is_not_given_away():
     house = a_house(4)
     house.controller.world.keep_book()
-    house.controller.world.book.promise(Promise(7, NOW_MS + HOUR, NOW_MS + 3 * HOUR, (("n1", amounts(2)),)))
+    house.controller.world.book.promise(StartReservation(7, NOW_MS + HOUR, NOW_MS + 3 * HOUR, (("n1", amounts(2)),)))
     with pytest.raises(Conflict, match="the promise to job 7 takes 1 node"):
         reserve(house, request=amounts(3))
     reserve(house, request=amounts(2))
@@ -111,7 +111,7 @@ def test_runs_that_may_not_be_over_in_time_are_named():
     house.submit(2, cpu=2, estimate_ms=90 * MINUTE)
     booking = reserve(house, request=amounts(3))
     assert late_runs(house.controller.world, booking, house.now_ms) == [
-        Late("n1", "2.0.1", NOW_MS + 90 * MINUTE), Late("n1", "1.0.1"),
+        LateRun("n1", "2.0.1", NOW_MS + 90 * MINUTE), LateRun("n1", "1.0.1"),
     ]  # fmt: skip
     part = reserve(house, "part", start=100 * MINUTE, length=MINUTE, request=amounts(1), project="web")
     assert late_runs(house.controller.world, part, house.now_ms) == [], "there is room beside job 1"
@@ -171,11 +171,11 @@ def test_a_reservation_that_is_given_up_lets_those_who_wait_start():
     house = a_house(4)
     reserve(house)
     house.submit(1)
-    house.learn(BookingCancelled("nightly", by="ann"))
+    house.learn(ReservationCancelled("nightly", by="ann"))
     assert house.started() == ["1.0.1"]
     assert house.events[-1].kind != "reservation.ended"
     assert any(event.kind == "reservation.cancelled" and event.detail["by"] == "ann" for event in house.events)
-    house.learn(BookingCancelled("nightly", by="ann"))  # once more changes nothing
+    house.learn(ReservationCancelled("nightly", by="ann"))  # once more changes nothing
     assert house.kinds().count("reservation.cancelled") == 1
 
 
@@ -195,10 +195,10 @@ def test_it_is_there_again_after_a_restart_with_the_runs_that_were_there():
     house.submit(1, cpu=2, estimate_ms=HOUR)
     booking = reserve(house, request=amounts(4))
     again = a_house()
-    again.learn(BookingMade(booking, restored=True))
+    again.learn(ReservationMade(booking, restored=True))
     assert again.controller.world.book.bookings == {"nightly": booking}
     assert "reservation.made" not in again.kinds()
-    again.learn(BookingMade(booking, restored=True))
+    again.learn(ReservationMade(booking, restored=True))
     again.now_ms = booking.start_ms
     again.learn()
     assert again.kinds().count("reservation.started") == 1

@@ -7,7 +7,7 @@ from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.preemption.search import Preemptions
-from hodei.engine.preemption.victims import FOR_EVER, Place, Tenancy, Tenant
+from hodei.engine.preemption.victims import FOR_EVER, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.job import Toleration
 from hodei.model.node import Taint
@@ -24,7 +24,7 @@ class Rows:
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
-        self.tenancy = Tenancy(self.table)
+        self.tenancy = VictimIndex(self.table)
         self.preemptions = Preemptions(self.engine, self.tenancy)
         for id in range(1, 2 * count + 1):
             name = self.table.names[(id - 1) // 2]
@@ -39,7 +39,7 @@ class Rows:
         gang = self.gang(id, cpu="1", memory="0", priority=priority)
         grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
         places, since = (Place(name, gang.members[0], grant),), since_ms or NOW_MS - 1000 * id
-        self.tenancy.put(id, [Tenant(id, gang.job, places, since, unsaved_ms=(since,), **of_tenant)])
+        self.tenancy.put(id, [VictimCandidate(id, gang.job, places, since, unsaved_ms=(since,), **of_tenant)])
 
     def send_away(self, id: int) -> None:
         for name, member, grant in self.tenancy.of_job[id][0].places:
@@ -49,7 +49,12 @@ class Rows:
     def protect(self, id: int, until_ms: int) -> None:
         (tenant,) = self.tenancy.of_job[id]
         self.tenancy.put(
-            id, [Tenant(id, tenant.job, tenant.places, tenant.since_ms, tenant.unsaved_ms, safe_until_ms=until_ms)]
+            id,
+            [
+                VictimCandidate(
+                    id, tenant.job, tenant.places, tenant.since_ms, tenant.unsaved_ms, safe_until_ms=until_ms
+                )
+            ],
         )
 
 

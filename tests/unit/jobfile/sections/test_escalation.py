@@ -9,31 +9,31 @@ import pytest
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.render import job_document
 from hodei.model.errors import InvalidInput
-from hodei.model.escalation import Recovery
+from hodei.model.escalation import Escalation
 
 
-def said(recovery: dict[str, Any]) -> Recovery:
+def said(recovery: dict[str, Any]) -> Escalation:
     return parse_job({"command": ["true"], "recovery": recovery}, now_ms=1).recovery
 
 
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        pytest.param({}, Recovery(), id="nothing"),
+        pytest.param({}, Escalation(), id="nothing"),
         pytest.param(
             {"relax": ["topology", "spread", "topology"], "relax_after": "10m"},
-            Recovery(("topology", "spread"), 600_000),
+            Escalation(("topology", "spread"), 600_000),
             id="rules, each once",
         ),
         pytest.param(
             {"promote_after": "30m", "promote_to": "high"},
-            Recovery(promote_after_ms=1_800_000, promote_to=750),
+            Escalation(promote_after_ms=1_800_000, promote_to=750),
             id="a class by its name",
         ),
-        pytest.param({"promote_after": 90, "promote_to": 600}, Recovery((), 0, 90_000, 600), id="numbers"),
+        pytest.param({"promote_after": 90, "promote_to": 600}, Escalation((), 0, 90_000, 600), id="numbers"),
     ],
 )
-def test_what_is_written_is_what_is_meant_and_reads_back(written: dict[str, Any], meant: Recovery) -> None:
+def test_what_is_written_is_what_is_meant_and_reads_back(written: dict[str, Any], meant: Escalation) -> None:
     assert said(written) == meant
     spec = parse_job({"command": ["true"], "recovery": written}, now_ms=1)
     assert parse_job(job_document(spec), now_ms=1) == spec

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.status_reporter import Telling
+from hodei.kube.scheduler.status_reporter import StatusReporter
 from hodei.model.config import SchedulingConfig
 from unit.kube.podding import a_pod
 from unit.kube.town import Town
@@ -19,7 +19,7 @@ AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerm
 
 
 def reason_of(town: Town, name: str) -> str:
-    telling = Telling(town.house.controller, town.house.pods, None, town.house.explaining)  # type: ignore[arg-type]
+    telling = StatusReporter(town.house.controller, town.house.pods, None, town.house.explaining)  # type: ignore[arg-type]
     list(telling.after(town.step(), town.now_ms))
     entry = town.house.pods.entries[f"uid-{name}"]
     assert entry.told

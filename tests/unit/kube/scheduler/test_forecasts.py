@@ -12,7 +12,7 @@ import pytest
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.finished_pods import Finished, FinishedPod
-from hodei.kube.scheduler.forecasts import EXPECTED, LATEST, Forecasting, differs
+from hodei.kube.scheduler.forecasts import EXPECTED, LATEST, PodForecasts, differs
 from hodei.kube.scheduler.pod_reader import Reader, Reading
 from hodei.model.config import ForecastConfig, ProfileConfig, SchedulingConfig
 from hodei.model.job import JobSpec
@@ -46,9 +46,9 @@ class _Clock:
         return self._town.now_ms
 
 
-def _forecasting(town: Town, api: Patches) -> Forecasting:
+def _forecasting(town: Town, api: Patches) -> PodForecasts:
     house = town.house
-    return Forecasting(api, house.controller, house.pods, _Clock(town), ForecastConfig(), look_s=0.001)
+    return PodForecasts(api, house.controller, house.pods, _Clock(town), ForecastConfig(), look_s=0.001)
 
 
 def _waiting_town() -> Town:
@@ -61,7 +61,7 @@ def _waiting_town() -> Town:
     return town
 
 
-def _round(forecasting: Forecasting) -> bool:
+def _round(forecasting: PodForecasts) -> bool:
     return asyncio.run(forecasting._write(list(forecasting._news())))
 
 

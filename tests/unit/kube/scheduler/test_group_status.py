@@ -8,7 +8,7 @@ import pytest
 
 from hodei.kube.api.group_objects import MemberGroup, PodGroup
 from hodei.kube.api.objects import from_plain
-from hodei.kube.scheduler.group_status import Standing, of_kubernetes, of_scheduler_plugins, of_volcano
+from hodei.kube.scheduler.group_status import GroupStatus, of_kubernetes, of_scheduler_plugins, of_volcano
 
 AT = "2026-09-21T14:13:20Z"
 
@@ -26,17 +26,17 @@ def own(least: int = 3, *conditions: dict[str, Any]) -> PodGroup:
 @pytest.mark.parametrize(
     ("now", "phase"),
     [
-        (Standing(waiting=2), "Pending"),
-        (Standing(waiting=3), "Scheduling"),
-        (Standing(placed=3, running=2), "Scheduling"),
-        (Standing(placed=3, running=3), "Running"),
-        (Standing(placed=2, running=2, succeeded=1), "Running"),
-        (Standing(placed=1, running=1, succeeded=1, failed=1), "Failed"),
-        (Standing(succeeded=3), "Finished"),
-        (Standing(succeeded=3, failed=1), "Finished"),
+        (GroupStatus(waiting=2), "Pending"),
+        (GroupStatus(waiting=3), "Scheduling"),
+        (GroupStatus(placed=3, running=2), "Scheduling"),
+        (GroupStatus(placed=3, running=3), "Running"),
+        (GroupStatus(placed=2, running=2, succeeded=1), "Running"),
+        (GroupStatus(placed=1, running=1, succeeded=1, failed=1), "Failed"),
+        (GroupStatus(succeeded=3), "Finished"),
+        (GroupStatus(succeeded=3, failed=1), "Finished"),
     ],
 )
-def test_phases_of_scheduler_plugins(now: Standing, phase: str) -> None:
+def test_phases_of_scheduler_plugins(now: GroupStatus, phase: str) -> None:
     said = of_scheduler_plugins(a_group(), now, AT)
     assert said is not None
     assert said["phase"] == phase
@@ -46,30 +46,30 @@ def test_phases_of_scheduler_plugins(now: Standing, phase: str) -> None:
 
 
 def test_the_time_when_scheduling_began_is_kept_and_the_owner_is_named() -> None:
-    said = of_scheduler_plugins(a_group(scheduleStartTime="then"), Standing(waiting=3, owners=("ns/job",)), AT)
+    said = of_scheduler_plugins(a_group(scheduleStartTime="then"), GroupStatus(waiting=3, owners=("ns/job",)), AT)
     assert said is not None
     assert (said["scheduleStartTime"], said["occupiedBy"]) == ("then", "ns/job")
 
 
 @pytest.mark.parametrize("phase", ["Finished", "Failed"])
 def test_a_final_phase_of_scheduler_plugins_is_never_taken_back(phase: str) -> None:
-    assert of_scheduler_plugins(a_group(phase=phase), Standing(waiting=3), AT) is None
+    assert of_scheduler_plugins(a_group(phase=phase), GroupStatus(waiting=3), AT) is None
 
 
 @pytest.mark.parametrize(
     ("now", "phase", "condition"),
     [
-        (Standing(waiting=1), "Inqueue", ""),
-        (Standing(waiting=3, message="0/1 nodes", refused=True), "Inqueue", "Unschedulable"),
-        (Standing(placed=3), "Running", "Scheduled"),
-        (Standing(placed=3, running=3), "Running", "Scheduled"),
-        (Standing(waiting=1, placed=2, running=2, message="no", refused=True), "Unknown", "Unschedulable"),
-        (Standing(placed=1, running=1, succeeded=2), "Running", "Scheduled"),
-        (Standing(succeeded=3), "Completed", "Scheduled"),
-        (Standing(waiting=1, succeeded=3), "Running", "Scheduled"),
+        (GroupStatus(waiting=1), "Inqueue", ""),
+        (GroupStatus(waiting=3, message="0/1 nodes", refused=True), "Inqueue", "Unschedulable"),
+        (GroupStatus(placed=3), "Running", "Scheduled"),
+        (GroupStatus(placed=3, running=3), "Running", "Scheduled"),
+        (GroupStatus(waiting=1, placed=2, running=2, message="no", refused=True), "Unknown", "Unschedulable"),
+        (GroupStatus(placed=1, running=1, succeeded=2), "Running", "Scheduled"),
+        (GroupStatus(succeeded=3), "Completed", "Scheduled"),
+        (GroupStatus(waiting=1, succeeded=3), "Running", "Scheduled"),
     ],
 )
-def test_phases_and_conditions_of_volcano(now: Standing, phase: str, condition: str) -> None:
+def test_phases_and_conditions_of_volcano(now: GroupStatus, phase: str, condition: str) -> None:
     said = of_volcano(a_group(), now, AT)
     assert said is not None
     assert (said["phase"], said["running"], said["succeeded"]) == (phase, now.running, now.succeeded)
@@ -80,7 +80,7 @@ def test_other_conditions_stay_and_one_that_says_the_same_keeps_its_time() -> No
     before = {"type": "Scheduled", "status": "True", "reason": "tasks in gang are ready to be scheduled", "message": "",
               "lastTransitionTime": "then"}  # fmt: skip
     other = {"type": "Unschedulable", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": "long ago"}
-    said = of_volcano(a_group(conditions=[before, other]), Standing(placed=3), AT)
+    said = of_volcano(a_group(conditions=[before, other]), GroupStatus(placed=3), AT)
     assert said is not None
     assert [(one["type"], one["lastTransitionTime"]) for one in said["conditions"]] == [
         ("Unschedulable", "long ago"),
@@ -89,7 +89,7 @@ def test_other_conditions_stay_and_one_that_says_the_same_keeps_its_time() -> No
 
 
 def test_the_condition_of_kubernetes() -> None:
-    waits = Standing(waiting=3, message="0/1 nodes are available")
+    waits = GroupStatus(waiting=3, message="0/1 nodes are available")
     said = of_kubernetes(own(), waits, AT, "PodGroupScheduled")
     assert said == {
         "conditions": [
@@ -101,11 +101,11 @@ def test_the_condition_of_kubernetes() -> None:
     }  # fmt: skip
     known = {**said["conditions"][0], "lastTransitionTime": "then"}
     assert of_kubernetes(own(3, known), waits, AT, "PodGroupScheduled") is None
-    newer = of_kubernetes(own(3, known), Standing(waiting=3, message="other"), AT, "PodGroupScheduled")
+    newer = of_kubernetes(own(3, known), GroupStatus(waiting=3, message="other"), AT, "PodGroupScheduled")
     assert newer is not None
     assert newer["conditions"][0]["lastTransitionTime"] == "then"
-    done = of_kubernetes(own(3, known), Standing(placed=3), AT, "PodGroupScheduled")
+    done = of_kubernetes(own(3, known), GroupStatus(placed=3), AT, "PodGroupScheduled")
     assert done is not None
     assert (done["conditions"][0]["status"], done["conditions"][0]["reason"]) == ("True", "Scheduled")
     assert of_kubernetes(own(3, done["conditions"][0]), waits, AT, "PodGroupScheduled") is None
-    assert of_kubernetes(own(), Standing(waiting=1), AT, "PodGroupScheduled") is None
+    assert of_kubernetes(own(), GroupStatus(waiting=1), AT, "PodGroupScheduled") is None

@@ -14,7 +14,7 @@ from hodei.kube.api.client import ApiError
 from hodei.kube.api.group_objects import MemberGroup
 from hodei.kube.api.objects import from_plain
 from hodei.kube.scheduler import group_status_writer
-from hodei.kube.scheduler.group_status_writer import GroupsTold
+from hodei.kube.scheduler.group_status_writer import GroupStatusWriter
 from unit.kube.town import Town
 
 PLUGINS = "scheduling.x-k8s.io/pod-group"
@@ -43,7 +43,7 @@ class Told:
     def __init__(self) -> None:
         self.town, self.api = Town(), SlowApi()
         house = self.town.house
-        self.told = GroupsTold(self.api, "hodei", house.pods, house.around, lambda: 1_790_000_000.0)  # type: ignore[arg-type]
+        self.told = GroupStatusWriter(self.api, "hodei", house.pods, house.around, lambda: 1_790_000_000.0)  # type: ignore[arg-type]
 
     async def until(self, what: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.loop import DELETIONS, Driver
-from hodei.kube.scheduler.status_reporter import Telling
+from hodei.kube.scheduler.loop import DELETIONS, SchedulerLoop
+from hodei.kube.scheduler.status_reporter import StatusReporter
 from unit.kube.town import Town
 
 
@@ -41,8 +41,8 @@ class Loop:
     def __init__(self) -> None:
         self.town, self.actor = Town(), Deaf()
         house, actor = self.town.house, cast("Any", self.actor)
-        telling = Telling(house.controller, house.pods, actor, house.explaining)
-        self.driver = Driver(
+        telling = StatusReporter(house.controller, house.pods, actor, house.explaining)
+        self.driver = SchedulerLoop(
             cast("Any", None), house.controller, house.pods, house.around, actor, telling, house.metrics,
             lambda: self.town.now_ms,
         )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
 from hodei.kube.scheduler import messages
-from hodei.kube.scheduler.messages import Refusal, Wording
+from hodei.kube.scheduler.messages import Messages, Refusal
 from hodei.kube.scheduler.profile import kube_profile
 from hodei.model.decision import Reason
 from unit.kube.podding import a_node, a_table, wanted
@@ -53,15 +53,15 @@ def test_of_room_every_lack_is_told_and_pods_have_words_of_their_own():
 @pytest.mark.parametrize(
     ("minor", "expected"),
     [
-        (33, Wording(names_taints=True)),
-        (34, Wording(tells_of_claims=True)),
-        (36, Wording(tells_of_claims=True)),
-        (37, Wording()),
-        (0, Wording()),
+        (33, Messages(names_taints=True)),
+        (34, Messages(tells_of_claims=True)),
+        (36, Messages(tells_of_claims=True)),
+        (37, Messages()),
+        (0, Messages()),
     ],
     ids=["1.33", "1.34", "1.36", "1.37", "unknown"],
 )
-def test_each_release_has_its_words(minor: int, expected: Wording):
+def test_each_release_has_its_words(minor: int, expected: Messages):
     assert messages.of_release(minor) == expected
 
 
@@ -73,14 +73,14 @@ def test_what_is_refused_before_any_node_is_told_so_of_preemption():
 def test_older_releases_name_the_taint():
     other = {"key": "dedicated", "effect": "NoExecute"}
     table = a_table(a_node("n1", taints=[GPU_TAINT]), a_node("n2", taints=[other]))
-    assert _message(wanted(), table, release=Wording(names_taints=True)).startswith(
+    assert _message(wanted(), table, release=Messages(names_taints=True)).startswith(
         "0/2 nodes are available: 1 node(s) had untolerated taint {dedicated: }, 1 node(s) had untolerated taint {gpu: yes}."
     )
 
 
 def test_some_releases_tell_of_claims_before_preemption():
     table = a_table(a_node("n1", taints=[GPU_TAINT]))
-    assert _message(wanted(), table, release=Wording(tells_of_claims=True)) == (
+    assert _message(wanted(), table, release=Messages(tells_of_claims=True)) == (
         "0/1 nodes are available: 1 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/1 nodes are"
         " available: 1 Preemption is not helpful for scheduling."
     )

@@ -6,7 +6,7 @@ import pytest
 
 from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.explain import Told
-from hodei.kube.scheduler.queue_status import Turns
+from hodei.kube.scheduler.queue_status import QueueStatus
 from hodei.model.config import EstimatesConfig, ProfileConfig, SchedulingConfig
 from hodei.model.estimate import Ran
 from hodei.model.facts import HistoryRestored
@@ -40,7 +40,7 @@ def _told(town: Town) -> dict[str, Told]:
         for entry in town.house.pods.of_job(job):
             said[entry.pod.metadata.name] = told
 
-    Turns(town.house.controller, town.house.pods, town.house.explaining, tell, lambda: town.now_ms).look()
+    QueueStatus(town.house.controller, town.house.pods, town.house.explaining, tell, lambda: town.now_ms).look()
     return said
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hodei.kube.api.objects import Meta, Node, Pod
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.indexer import Shelf, by_name, by_uid
+from hodei.kube.scheduler.indexer import Indexer, by_name, by_uid
 from hodei.kube.scheduler.pods import Entry
 from hodei.kube.scheduler.refused_objects import Refusals, Refused
 from hodei.model.config import SchedulingConfig
@@ -108,8 +108,8 @@ def test_no_time_on_a_pod_is_long_ago_or_to_come(stamp: str):
 # ------------------------------------------------------------------------------------------------- the shelf
 
 
-def shelf_of(moved: Any, key: Any = by_name) -> tuple[Shelf[Any], Refusals]:
-    made: Shelf[Any] = Shelf(key, moved, lambda: None)
+def shelf_of(moved: Any, key: Any = by_name) -> tuple[Indexer[Any], Refusals]:
+    made: Indexer[Any] = Indexer(key, moved, lambda: None)
     made.resource = "/api/v1/nodes"
     return made, made.refusals
 

@@ -18,8 +18,8 @@ from hodei.kube.scheduler import removals
 from hodei.kube.scheduler.build import Options, make_driver
 from hodei.kube.scheduler.reservations import Reservations, Reserved
 from hodei.model.config import SchedulingConfig
-from hodei.model.facts import BookingMade
-from hodei.model.reservation import Wish
+from hodei.model.facts import ReservationMade
+from hodei.model.reservation import ReservationSpec
 from unit.kube.town import NOW_MS, Town
 
 LENT = {"quotas": {name: {"hard": {"cpu": 2}, "cohort": "lab"} for name in ("owner", "borrower")}}
@@ -167,8 +167,8 @@ def test_who_is_preempted_is_deleted_and_not_evicted():
     play(story)
 
 
-def booking(**rules: Any) -> Wish:
-    return Wish(
+def booking(**rules: Any) -> ReservationSpec:
+    return ReservationSpec(
         "demo", "owner", start_ms=NOW_MS - 1000, end_ms=NOW_MS + 3_600_000, count=1, request={"cpu": 4000}, **rules
     )
 
@@ -195,7 +195,7 @@ def test_who_outstays_a_reservation_is_evicted_once():
         driven.town.node("a", cpu="4")
         await driven.settle()
         wish = booking(at_end="stop")
-        driven.town.house.pods.give([BookingMade(booking=choose(driven.driver.controller.world, wish, NOW_MS))])
+        driven.town.house.pods.give([ReservationMade(booking=choose(driven.driver.controller.world, wish, NOW_MS))])
         await driven.settle()
         await driven.bound("own", namespace="owner")
         await driven.passes(3_600_001)

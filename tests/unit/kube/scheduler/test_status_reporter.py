@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from hodei.kube.api.objects import Pod
 from hodei.kube.scheduler.explain import Told
-from hodei.kube.scheduler.status_reporter import PAUSE_MS, Telling
+from hodei.kube.scheduler.status_reporter import PAUSE_MS, StatusReporter
 from unit.kube.town import Town
 
 
@@ -17,7 +17,7 @@ class Crier:
     def __init__(self) -> None:
         self.town = Town()
         house = self.town.house
-        self.telling = Telling(house.controller, house.pods, cast("Any", None), house.explaining)
+        self.telling = StatusReporter(house.controller, house.pods, cast("Any", None), house.explaining)
 
     def step(self) -> int:
         """How many reports one step gives cause for."""
@@ -125,7 +125,7 @@ def slow_town() -> tuple[Crier, SlowActor]:
     crier.town.pod("x", cpu="2")
     crier.step()
     house = crier.town.house
-    crier.telling = Telling(house.controller, house.pods, cast("Any", actor), house.explaining)
+    crier.telling = StatusReporter(house.controller, house.pods, cast("Any", actor), house.explaining)
     return crier, actor
 
 

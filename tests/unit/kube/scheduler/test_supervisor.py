@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hodei.kube.scheduler import background_task
-from hodei.kube.scheduler.background_task import Plain, attended
+from hodei.kube.scheduler.background_task import NoBackground, attended
 from hodei.kube.scheduler.http import Health
 from hodei.kube.scheduler.supervisor import Supervisor
 
@@ -65,7 +65,7 @@ def test_an_attendant_that_fails_is_named_and_begins_again(
 ):
     monkeypatch.setattr(background_task, "FIRST_PAUSE_S", 0.001)
 
-    class Fragile(Plain):
+    class Fragile(NoBackground):
         began = 0
 
         async def run(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.usage_store import EVERY_S, KEY, MOST_BYTES, UsageMemory
+from hodei.kube.scheduler.usage_store import EVERY_S, KEY, MOST_BYTES, UsageStore
 from hodei.model.accounting_config import SharesConfig
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.effects import SaveUsage
@@ -60,7 +60,7 @@ class Hands:
 
     def __init__(self, api: ConfigMaps | None = None, **more: Any) -> None:
         self.api, self.at_s, self.town = api or ConfigMaps(), 1000.0, Town(SHARES)
-        self.memory = UsageMemory(
+        self.memory = UsageStore(
             self.api, "hodei-system", "hodei-usage", self.town.house.controller, lambda: self.town.now_ms,
             monotonic=lambda: self.at_s, **more,
         )  # fmt: skip
