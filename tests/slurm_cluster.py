@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
+
 NODES = {
     "n1": "CPUs=4 RealMemory=4000 Gres=gpu:a100:2 Feature=gpu,fast",
     "n2": "CPUs=4 RealMemory=4000 Feature=fast",
@@ -35,20 +37,12 @@ NEEDED = ("munged", "slurmctld", "slurmd", "slurmrestd", "sbatch")
 DEADLINE_S = 30.0
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
-
-
 class SlurmCluster:
     def __init__(self, home: Path, *settings: str) -> None:
         self.home, self._settings = home, settings
         self.conf = home / "slurm.conf"
         self.rest_socket = home / "run/restd.sock"
-        self.ports = dict(zip(("ctld", "rest", *NODES), free_ports(2 + len(NODES)), strict=True))
+        self.ports = {name: free_port() for name in ("ctld", "rest", *NODES)}
         self.env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf)}
         for name in ("state", "log", "run", "dev", "spool"):
             (home / name).mkdir(parents=True)

@@ -18,6 +18,7 @@ from agent_host import Desk
 from docker_bench import a_docker
 from docker_hosts import Daemon, Farm
 from hodei.model.errors import BackendError
+from ports import free_port
 from real.docker.test_runs import an_order, sh
 
 pytestmark = pytest.mark.real
@@ -26,12 +27,6 @@ SSHD = "/usr/sbin/sshd"
 
 def run(*command: str, cwd: Path | None = None) -> None:
     subprocess.run(command, check=True, capture_output=True, cwd=cwd)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 async def runs_one(home: Path, daemon: Daemon, **host: object) -> None:

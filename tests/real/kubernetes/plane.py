@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from ports import free_port
 from real.kubernetes import binaries
 from real.kubernetes.api import Api, ApiFailed, wait
 from real.kubernetes.certificates import make_certificates
@@ -41,13 +41,6 @@ GATES = "--feature-gates=GenericWorkload=true,GangScheduling=true"
 _GROUPS = "--runtime-config=scheduling.k8s.io/v1alpha2=true"
 _PATIENCE_S = 60.0
 HODEI = {"kind": "User", "name": "hodei", "apiGroup": "rbac.authorization.k8s.io"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Plane:

@@ -9,8 +9,9 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from ports import free_port
 from real.kubernetes.api import wait
-from real.kubernetes.plane import Plane, free_port
+from real.kubernetes.plane import Plane
 from real.kubernetes.spawning import spawn
 
 _PATIENCE_S = 90.0

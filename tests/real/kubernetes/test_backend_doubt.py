@@ -23,9 +23,10 @@ from gate import freeze as stand_still
 from hodei.backends.kubernetes import pod_api, unconfirmed
 from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError
+from ports import free_port
 from real.house import House, until
 from real.kubernetes.cluster import Cluster
-from real.kubernetes.plane import Plane, free_port
+from real.kubernetes.plane import Plane
 from real.kubernetes.test_backend import Bench, let_go_of_all, opened
 
 pytestmark = pytest.mark.real

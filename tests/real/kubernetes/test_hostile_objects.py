@@ -223,7 +223,7 @@ def test_a_watch_that_ends_ends_the_process_loudly(cluster: Cluster, plane: Plan
     import subprocess
     import sys
 
-    from real.kubernetes.plane import free_port
+    from ports import free_port
 
     broken = (
         "import asyncio, sys\n"

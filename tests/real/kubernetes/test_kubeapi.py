@@ -21,8 +21,9 @@ from hodei.kube.api.lease import Leadership
 from hodei.kube.api.objects import Namespace, Node, Pod
 from hodei.kube.api.reflector import Change, Reflector, Resource
 from hodei.model.errors import InvalidInput
+from ports import free_port
 from real.kubernetes.cluster import Cluster
-from real.kubernetes.plane import Plane, free_port
+from real.kubernetes.plane import Plane
 
 pytestmark = pytest.mark.real
 
