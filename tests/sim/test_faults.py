@@ -60,7 +60,7 @@ def test_a_seed_tells_the_same_story_twice():
 
 @pytest.mark.slow
 def test_it_tells_it_in_another_process_with_other_hashes_too():
-    tell = "from hodei.sim.faults.fault_run import Life; life = Life(7); life.run(); print(life.step, life.now_ms, *life.recent)"
+    tell = "from hodei.sim.faults.fault_run import FaultRun; life = FaultRun(7); life.run(); print(life.step, life.now_ms, *life.recent)"
     told = [
         subprocess.run(
             [sys.executable, "-c", tell], env={"PYTHONHASHSEED": hashes}, capture_output=True, text=True, timeout=60
