@@ -141,12 +141,12 @@ class CountingHouse:
         lines = proof.read_text().split() if proof.exists() else []
         return Counter(int(run.partition(".")[0]) for run in lines)
 
-    def check(self) -> None:
-        """Each job ran, and none ran twice. A job that the system itself cancelled, as a slurmctld does that was killed
-        before it had saved its state and finds the job on a node, has failed for that reason."""
-        ran = self.executions()
-        cancelled = {job for job in range(1, self.submitted + 1) if self._cancelled_by_the_system(job)}
-        lost = [job for job in range(1, self.submitted + 1) if not ran[job] and job not in cancelled]
+    def check(self, *, system_may_cancel: bool = False) -> None:
+        """Each job ran, and none ran twice. `system_may_cancel`: a slurmctld that was killed before it had saved its state
+        cancels a job that it then finds on a node; such a job has failed for that reason, and may not have run."""
+        ran, jobs = self.executions(), range(1, self.submitted + 1)
+        cancelled = {job for job in jobs if system_may_cancel and self._cancelled_by_the_system(job)}
+        lost = [job for job in jobs if not ran[job] and job not in cancelled]
         twice = {job: times for job, times in ran.items() if times > 1}
         assert (lost, twice) == ([], {}), f"{self._ended()} {(self.home / 'proof').read_text()} {self.log()}"
         ends = Counter(succeeded=self.submitted - len(cancelled), failed=len(cancelled))

@@ -55,7 +55,9 @@ def a_house(home: Path, system: dict[str, Any], short: dict[str, float] = QUICK)
         house.kill()
 
 
-def rounds(house: CountingHouse, trouble: Any, seconds: float = HANG_S, count: int = ROUNDS) -> None:
+def rounds(
+    house: CountingHouse, trouble: Any, seconds: float = HANG_S, count: int = ROUNDS, *, system_may_cancel: bool = False
+) -> None:
     """`trouble`: what the system suffers from while jobs are handed in."""
     for number in range(count):
         house.ready()
@@ -69,7 +71,7 @@ def rounds(house: CountingHouse, trouble: Any, seconds: float = HANG_S, count: i
                 house.up()
             time.sleep(max(0.0, seconds - (time.monotonic() - began)))
         house.settle()
-        house.check()
+        house.check(system_may_cancel=system_may_cancel)
         print(
             f"round {number + 1}: {sum(house.executions().values())} executions of {house.submitted} jobs", flush=True
         )
@@ -97,7 +99,7 @@ def crashing(cluster: SlurmCluster) -> Iterator[None]:
 
 def test_a_slurmctld_that_is_killed_runs_each_job_once(hasty_slurm, tmp_path):
     with a_house(tmp_path, slurm(hasty_slurm)) as house:
-        rounds(house, lambda: crashing(hasty_slurm), 0.2)
+        rounds(house, lambda: crashing(hasty_slurm), 0.2, system_may_cancel=True)
 
 
 @contextlib.contextmanager
