@@ -2,13 +2,23 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+CODE := src tests benchmarks tools
 PYTEST := $(BIN)/python -m pytest
+# Tests run on this many processes; a daemon (Docker, Slurm, Kubernetes) belongs to one of them.
+WORKERS ?= auto
+PARALLEL := -n $(WORKERS) --dist loadgroup
+
+# LOCKED=1 installs exactly the versions of requirements-dev.lock, checked by their hashes, as CI does.
+LOCKED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help hodei venv browser docker slurm kubernetes demo test retest unit real lint format bench bench-kube fuzz clean
+.PHONY: help hodei venv browser docker slurm kubernetes demo test test-daemons test-all retest unit real coverage real-local real-docker real-slurm \
+	real-kubernetes lint format hooks bench bench-kube fuzz lock sbom wheel release clean
 
-help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+help:  ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-16s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Set up
 
 # Two stamps for one venv: users need the command and its server, developers also the test tools, which take longest to
 # fetch. A venv may lack pip where Debian's python3-venv is not installed; then pip is brought in by what is at hand.
@@ -19,66 +29,113 @@ $(BIN)/.server: pyproject.toml
 
 $(BIN)/.ready: pyproject.toml
 	@sh scripts/make-venv.sh "$(PYTHON)" "$(VENV)"
-	@$(BIN)/python scripts/install.py dev
+	@$(BIN)/python scripts/install.py dev $(if $(LOCKED),--locked)
 	@touch $(BIN)/.server $@
 
 hodei: $(BIN)/.server  ## .venv with the hodei command and its server, no developer tools
 
 venv: $(BIN)/.ready  ## .venv with hodei and the developer tools
 
-demo: hodei  ## the main job on the embedded default, to the end
+demo: hodei  ## a tour with the embedded local backend
 	@sh scripts/demo.sh $(BIN)
 
-browser:  ## Chromium for the tests that look at pages, by apt-get if root
+browser:  ## Chromium for the browser tests (apt-get, as root)
 	@sh scripts/install-browser.sh
 
-docker:  ## Docker's daemon for the tests that run containers, by apt-get if root
+docker:  ## Docker for the container tests (apt-get, as root)
 	@sh scripts/install-docker.sh
 
-slurm:  ## Slurm's daemons for the tests that need a cluster, by apt-get if root
+slurm:  ## Slurm for the cluster tests (apt-get, as root)
 	@sh scripts/install-slurm.sh
 
-kubernetes:  ## the Kubernetes control plane of the tests, built once
+kubernetes:  ## a Kubernetes control plane for the tests, built once
 	@sh tests/real/kubernetes/build.sh
 	@sh scripts/build-helm.sh
 
-test: venv  ## all tests
-	$(PYTEST)
+##@ Test
 
-retest: venv  ## the few tests that failed last time once more, alone: what passes now is flaky, which is a defect to report
+test: venv  ## the tests that need no daemon of others: unit, properties, goldens, real local servers
+	$(PYTEST) $(PARALLEL) -m 'not docker and not slurm and not kubernetes and not browser'
+
+test-daemons: venv  ## the tests that make test leaves out: Docker, Slurm, Kubernetes, a browser
+	$(PYTEST) $(PARALLEL) -m 'docker or slurm or kubernetes or browser'
+
+test-all: venv  ## every test, also with Docker, Slurm, Kubernetes, a browser, and the large counts
+	HODEI_EXAMPLES=$${HODEI_EXAMPLES:-100} $(PYTEST) $(PARALLEL)
+
+retest: venv  ## rerun the few tests that failed, alone, and report the flaky ones
 	@sh scripts/retest.sh $(BIN)
 
-unit: venv  ## the tests that take seconds
-	$(PYTEST) -m 'not real and not slow and not browser'
+unit: venv  ## the fast tests, without servers and processes
+	$(PYTEST) $(PARALLEL) -m 'not real and not slow and not browser'
 
 real: venv  ## the tests that start real servers and processes
-	$(PYTEST) -m 'real or slow'
+	$(PYTEST) $(PARALLEL) -m 'real or slow'
+
+coverage: venv  ## lines and branches that make test reaches, also in servers and agents: htmlcov/index.html
+	rm -f .coverage .coverage.*
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PYTEST) $(PARALLEL) --cov --cov-report=html --cov-report=term:skip-covered \
+	    -m 'not docker and not slurm and not kubernetes and not browser'
+
+real-local: venv  ## those that need only this machine
+	$(PYTEST) $(PARALLEL) -m '(real or slow) and not docker and not slurm and not kubernetes and not browser'
+
+real-docker: venv docker  ## those that need Docker
+	$(PYTEST) $(PARALLEL) -m docker
+
+real-slurm: venv slurm  ## those that need Slurm
+	$(PYTEST) $(PARALLEL) -m slurm
+
+real-kubernetes: venv kubernetes  ## those that need Kubernetes
+	$(PYTEST) $(PARALLEL) -m kubernetes
+
+fuzz: venv  ## 10,000 fault runs, on all cores
+	$(BIN)/python -m tools.faults --seeds 10000
+
+##@ Check
 
 lint: venv  ## ruff, mypy, import-linter
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-format: venv  ## let ruff lay out the code
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+format: venv  ## format the code with ruff
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
-bench: venv  ## figures and ratios of this machine
-	$(BIN)/hodei bench engine
-	$(BIN)/hodei bench queue
-	$(BIN)/hodei bench server
-	$(BIN)/hodei bench server --backend local --jobs 5000
-	$(BIN)/hodei bench targets
-	$(BIN)/hodei bench docker
-	$(BIN)/python tests/slurm_cluster.py $(BIN)/hodei bench slurm
+hooks: venv  ## install the pre-commit hooks
+	$(BIN)/python -m pip install -q pre-commit
+	$(BIN)/pre-commit install
 
-bench-kube: venv kubernetes  ## Hodei and kube-scheduler in turns on one real apiserver
+##@ Measure
+
+bench: venv  ## benchmarks on this machine
+	$(BIN)/python -m benchmarks engine
+	$(BIN)/python -m benchmarks queue
+	$(BIN)/python -m benchmarks server
+	$(BIN)/python -m benchmarks server --backend local --jobs 5000
+	$(BIN)/python -m benchmarks targets
+	$(BIN)/python -m benchmarks docker
+	$(BIN)/python tests/slurm_cluster.py $(BIN)/python -m benchmarks slurm
+
+bench-kube: venv kubernetes  ## Hodei against kube-scheduler on one real apiserver
 	cd tests && ../$(BIN)/python -m real.kubernetes.bench
 
-fuzz: venv  ## 10,000 fault runs of the real controller, on all cores
-	$(BIN)/python -m hodei.sim.faults --seeds 10000
+##@ Release
 
-clean:  ## away with the venv and the caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+lock: venv  ## requirements-dev.lock anew, from pyproject.toml
+	$(BIN)/python scripts/lock.py
+
+sbom: venv  ## dist/hodei.cdx.json: the software bill of materials (CycloneDX)
+	$(BIN)/python scripts/sbom.py dist/hodei.cdx.json
+
+wheel: venv  ## dist/hodei-*.whl
+	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist .
+
+release: venv  ## VERSION=x.y.z: changelog section, version, tag, wheel, SBOM, image
+	$(BIN)/python scripts/release.py "$(VERSION)"
+
+clean:  ## remove the venv and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

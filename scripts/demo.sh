@@ -9,7 +9,9 @@ export HODEI_HOME
 [ -d "${HOME:-}" ] || export HOME="$HODEI_HOME"
 stop() {
     "$bin/hodei" down --timeout 30 >/dev/null 2>&1 || true
-    rm -rf "$HODEI_HOME"
+    # The agent may still write its last lines; then rm finds a directory that is not empty.
+    tries=0
+    until rm -rf "$HODEI_HOME" 2>/dev/null || [ $tries -ge 100 ]; do tries=$((tries + 1)); sleep 0.1; done
 }
 trap stop EXIT INT TERM
 bold='' plain=''

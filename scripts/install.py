@@ -1,7 +1,8 @@
-"""install.py EXTRA: put hodei[EXTRA] from this folder into the environment of the Python that runs this, and show progress.
+"""install.py EXTRA [--locked]: install hodei[EXTRA] from this folder into the environment of this Python, and show progress.
 
-A quiet pip looks as if it hangs, a talkative one buries what matters: this prints one line per package. Standard library
-only, because nothing else is installed yet.
+A quiet pip looks as if it hangs, and a verbose one hides what matters: this prints one line per package. `--locked`
+installs the versions of requirements-dev.lock and checks their hashes. Standard library only: nothing else is installed
+yet.
 """
 
 import re
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LOCK = "requirements-dev.lock"
 _FETCHED = re.compile(r"\s*(?:Downloading|Using cached) (?P<name>[^-\s]+)-(?P<version>[^-\s]+)\S* \((?P<size>[^)]+)\)")
 _PLACED = re.compile(r"Installing collected packages: (?P<names>.+)")
 
@@ -26,29 +28,37 @@ def progress(line: str) -> str:
     return ""
 
 
-def main(extra: str) -> int:
-    began = time.monotonic()
-    print(f"==> installing hodei[{extra}] into {sys.prefix} with pip", flush=True)
-    # Without byte code: what is imported is compiled on its first use, and most of it never is.
+def pip_install(*args: str) -> int:
+    # Without byte code: Python compiles what is imported on its first use, and most of it never is.
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", "--no-color"]
-    command += ["--progress-bar", "off", "-e", f"{ROOT}[{extra}]"]
-    said: list[str] = []
+    output: list[str] = []
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as pip:
+        [*command, "--progress-bar", "off", *args],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    ) as pip:  # fmt: skip
         assert pip.stdout is not None
         for line in pip.stdout:
-            said.append(line)
+            output.append(line)
             if shown := progress(line):
                 print(f"    {shown}", flush=True)
     if pip.returncode:
-        print("".join(said), file=sys.stderr)
+        print("".join(output), file=sys.stderr)
         print(f"error: pip ended with exit code {pip.returncode}; its output is above", file=sys.stderr)
         print("  next: if a download failed, run the same command again: what is here already is kept", file=sys.stderr)
-        return 1
-    print(f"    done in {time.monotonic() - began:.0f} s", flush=True)
-    return 0
+    return pip.returncode
+
+
+def main(extra: str, *options: str) -> int:
+    began = time.monotonic()
+    print(f"==> installing hodei[{extra}] into {sys.prefix} with pip", flush=True)
+    if "--locked" in options:
+        failed = pip_install("--require-hashes", "-r", str(ROOT / LOCK)) or pip_install("--no-deps", "-e", str(ROOT))
+    else:
+        failed = pip_install("-e", f"{ROOT}[{extra}]")
+    if not failed:
+        print(f"    done in {time.monotonic() - began:.0f} s", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

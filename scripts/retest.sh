@@ -1,23 +1,23 @@
 #!/bin/sh
-# retest.sh BIN: run the tests again that failed in the last run of pytest, if they are few, and name those that pass now.
+# retest.sh BIN: run the tests that failed in the last runs of pytest again, one after the other, if they are few.
 # A test that fails beside others and passes alone depends on the speed or the state of the machine. That is a defect to
-# repair, not a reason to throw away a whole CI run; many failures, or none to be found, are.
+# repair, but no reason to discard a whole CI run. Many failures, or none on record, are.
 set -eu
 bin=$1
 most=5
+# pytest-xdist appends the group of a test to its id (`...::test_name@docker`).
 failed=$("$bin/python" - <<'PYTHON'
-import json, pathlib
+import json, pathlib, re
 cache = pathlib.Path(".pytest_cache/v/cache/lastfailed")
-print("\n".join(json.loads(cache.read_text())) if cache.exists() else "", end="")
+failed = json.loads(cache.read_text()) if cache.exists() else {}
+print("\n".join(sorted({re.sub(r"@[a-z_]+$", "", id) for id in failed})), end="")
 PYTHON
 )
-count=$(printf '%s' "$failed" | grep -c . || true)
+count=$(printf '%s' "$failed" | grep -c '' || true)
 if [ "$count" -eq 0 ] || [ "$count" -gt "$most" ]; then
-    echo "error: $count tests are known to have failed; only 1 to $most of them are run again" >&2
+    echo "error: $count tests are on record as failed; only 1 to $most of them are run again" >&2
     exit 1
 fi
-echo "==> run again, alone: "
+echo "==> FLAKY if they pass now, alone; each is a defect to repair:"
 printf '%s\n' "$failed"
-"$bin/python" -m pytest --last-failed --last-failed-no-failures none
-echo "==> FLAKY: these failed first and passed alone; each is a defect to repair:"
-printf '%s\n' "$failed"
+printf '%s\n' "$failed" | tr '\n' '\0' | xargs -0 "$bin/python" -m pytest

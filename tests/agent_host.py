@@ -11,20 +11,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from builders import a_job_spec, a_run
+from builders import an_order as an_order
 from hodei.backends.local import LocalBackend
 from hodei.model.effects import Start, Stop
 from hodei.model.errors import BackendError
-from hodei.model.facts import RunObserved
-from hodei.model.lifecycle import RUN_ENDED
-from hodei.ports import Backend, Stream
-
-DEADLINE_S = 120.0  # only how long a test that fails takes
-
-
-def an_order(job: int, *command: str, **fields: Any) -> Start:
-    spec = a_job_spec(f"job-{job}", command=command or ("/bin/true",), **fields)
-    return Start(run=a_run(job), spec=spec, task=spec.tasks[0])
+from hodei.model.job import RUN_ENDED
+from hodei.model.stop_reason import StopReason
+from hodei.ports import Backend
+from hodei.testing.bench import DEADLINE_S, RunRecorder
 
 
 async def until(true: Callable[[], object], what: str = "the condition") -> None:
@@ -43,19 +37,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-class Desk:
-    """A backend and everything that it has observed so far."""
+class Desk(RunRecorder):
+    """Reconnects to a local agent that is restarted."""
 
     def __init__(self, backend: Backend, deadline_s: float = DEADLINE_S) -> None:
-        self.backend = backend
-        self.heard: list[RunObserved] = []
+        super().__init__(backend, deadline_s)
         self.ordered: dict[str, Start] = {}  # what is ordered again after an outage
-        self._deadline_s = deadline_s
-
-    async def run(self, *orders: Start) -> list[RunObserved]:
-        """Start these, and wait for their ends, in the same order."""
-        assert await self.backend.start(orders) == {}
-        return [await self.end_of(order.run.id) for order in orders]
 
     async def hear(self) -> None:
         try:
@@ -76,39 +63,6 @@ class Desk:
         except BackendError:
             return False
         return True
-
-    async def first(self, run: str, states: frozenset[str]) -> RunObserved:
-        async with asyncio.timeout(self._deadline_s):
-            while True:
-                for observation in self.heard:
-                    if observation.run == run and observation.state in states:
-                        return observation
-                await self.hear()
-
-    async def end_of(self, run: str) -> RunObserved:
-        return await self.first(run, RUN_ENDED)
-
-    async def running(self, run: str) -> RunObserved:
-        return await self.first(run, frozenset({"running"}))
-
-    async def stop(self, run: str, grace_ms: int = 10_000, reason: str = "asked to") -> None:
-        await self.backend.stop([Stop(run, self.backend.name, grace_ms, reason)])
-
-    async def log(self, run: str, stream: Stream = "stdout") -> bytes:
-        out, offset = b"", 0
-        while True:
-            data, offset = await self.backend.logs(run, stream, offset, 1 << 20)
-            if not data:
-                return out
-            out += data
-
-    async def log_has(self, run: str, text: bytes) -> bytes:
-        """Wait until the run has said it."""
-        for _ in range(int(self._deadline_s / 0.01)):
-            if text in (said := await self.log(run)):
-                return said
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{run} did not say {text!r}")
 
 
 def agent_pid(home: Path) -> int:
@@ -141,5 +95,7 @@ async def a_host(home: Path, *, installation: str = "test", epoch: int = 1, **fi
     finally:
         with contextlib.suppress(Exception):
             left = [run for run, seen in (await backend.known()).items() if seen.state not in RUN_ENDED]
-            await backend.stop([Stop(run, backend.name, 0, "the test is over") for run in left])
+            await backend.stop(
+                [Stop(run, backend.name, 0, StopReason("cancelled", "the test is over")) for run in left]
+            )
         await backend.close()

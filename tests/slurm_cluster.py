@@ -40,6 +40,7 @@ DEADLINE_S = 30.0
 class SlurmCluster:
     def __init__(self, home: Path, *settings: str) -> None:
         self.home, self._settings = home, settings
+        self._spawned: dict[str, subprocess.Popen[bytes]] = {}
         self.conf = home / "slurm.conf"
         self.rest_socket = home / "run/restd.sock"
         self.ports = {name: free_port() for name in ("ctld", "rest", *NODES)}
@@ -88,7 +89,8 @@ class SlurmCluster:
 
     def _spawn(self, name: str, env: dict[str, str], *words: str | Path) -> None:
         with open(self.home / f"log/{name}.log", "wb") as log:
-            process = subprocess.Popen(
+            # Kept: a handle that is dropped while its process runs is a ResourceWarning.
+            process = self._spawned[name] = subprocess.Popen(
                 [str(word) for word in words],
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -117,7 +119,7 @@ class SlurmCluster:
     def wait(self, true, what: str) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not true():
-            assert time.monotonic() < deadline, f"no {what} within {DEADLINE_S} s: {self.last_words()}"
+            assert time.monotonic() < deadline, f"no {what} within {DEADLINE_S} s: {self.final_checks()}"
             time.sleep(0.05)
 
     def _quietly(self, *words: str) -> str:
@@ -132,6 +134,22 @@ class SlurmCluster:
         os.kill(pid, signal.SIGKILL)
         self.wait(lambda: _is_gone(pid), f"end of {name}")
 
+    def stop_ctld(self) -> None:
+        """SIGTERM: it writes its whole state, and is gone when this returns."""
+        pid = self.pid("slurmctld")
+        os.kill(pid, signal.SIGTERM)
+        self.wait(lambda: _is_gone(pid), "end of slurmctld")
+
+    def wait_for_ctld(self) -> None:
+        self.wait(lambda: "UP" in self._quietly("scontrol", "ping"), "slurmctld")
+
+    def wait_until_saved(self) -> None:
+        """Slurm writes its jobs some seconds after a change: wait until a job submitted now is on disk."""
+        name = f"hodei-mark-{time.monotonic_ns()}"
+        self._call("sbatch", "--hold", f"--job-name={name}", "--output=/dev/null", "--wrap=true")
+        saved = self.home / "state/job_state"
+        self.wait(lambda: saved.exists() and name.encode() in saved.read_bytes(), "saved job state")
+
     @contextlib.contextmanager
     def hung(self, name: str) -> Iterator[None]:
         """It does nothing; the kernel goes on taking connections and bytes for it."""
@@ -145,7 +163,7 @@ class SlurmCluster:
     def token(self) -> str:
         return self._call("scontrol", "token", "lifespan=3600", "username=root").strip().partition("=")[2]
 
-    def last_words(self) -> str:
+    def final_checks(self) -> str:
         log = self.home / "log/slurmctld.log"
         return " / ".join(log.read_text().splitlines()[-4:]) if log.exists() else ""
 
@@ -171,6 +189,8 @@ class SlurmCluster:
                         os.kill(pid, signal.SIGKILL)
                 break
             time.sleep(0.05)
+        for process in self._spawned.values():
+            process.wait(15)
 
     def _conf(self) -> str:
         here = socket.gethostname().partition(".")[0]

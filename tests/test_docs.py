@@ -29,11 +29,12 @@ from hodei.backends.registry import KINDS
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import Config
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 from hodei.plugins import registry
 from hodei.runtime.metrics import Metrics
+from hodei.runtime.observers import Observers
 from hodei.wiring import load_config, make_controller, node_offer
-from real.house import House
+from real.installation import Installation
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -166,21 +167,21 @@ def _one_space(line: str) -> str:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path / "home")
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    made = Installation(tmp_path / "home")
     try:
         yield made
     finally:
         made.close()
 
 
-def shell_env(house: House) -> dict[str, str]:
-    return house.env({"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"})
+def shell_env(installation: Installation) -> dict[str, str]:
+    return installation.env({"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"})
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("page", pages_that_run("console"))
-def test_the_commands_of_a_page_do_what_it_says(page: Path, house: House, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_do_what_it_says(page: Path, installation: Installation, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     commands: list[Command] = []
@@ -193,7 +194,7 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, house: House, tmp_pa
             commands += commands_of(block)
     script = "".join(f"{command.line}\nprintf '\\n@@ {number} %d\\n' $?\n" for number, command in enumerate(commands))
     done = subprocess.run(
-        ["bash", "-c", f"exec 2>&1 </dev/null\n{script}"], cwd=work, env=shell_env(house), capture_output=True,
+        ["bash", "-c", f"exec 2>&1 </dev/null\n{script}"], cwd=work, env=shell_env(installation), capture_output=True,
         text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     parts = re.split(r"\n@@ \d+ (\d+)\n", done.stdout)
@@ -206,12 +207,14 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, house: House, tmp_pa
 
 @pytest.mark.real
 @pytest.mark.parametrize("page", pages_that_run("python"))
-def test_the_python_of_a_page_runs_against_a_real_server(page: Path, house: House, tmp_path: Path) -> None:
-    house.up()
+def test_the_python_of_a_page_runs_against_a_real_server(
+    page: Path, installation: Installation, tmp_path: Path
+) -> None:
+    installation.up()
     for block in blocks_of(page):
         if block.language == "python" and block.comment == "run":
             done = subprocess.run(
-                [sys.executable, "-c", block.text], cwd=tmp_path, env=shell_env(house), capture_output=True,
+                [sys.executable, "-c", block.text], cwd=tmp_path, env=shell_env(installation), capture_output=True,
                 text=True, timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
             assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
@@ -265,7 +268,9 @@ def first_cells(page: Path, section: str = "") -> list[tuple[str, ...]]:
 
 
 def test_every_metric_is_in_the_reference_and_no_other() -> None:
-    kinds = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in Metrics().registry.collect()}
+    registry = Metrics().registry
+    Observers(registry)
+    kinds = {f.name + ("_total" if f.type == "counter" else ""): f.type for f in registry.collect()}
     told = {row[0].strip("`"): row[1] for row in first_cells(DOCS / "reference" / "metrics.md")}
     assert told == kinds
 
@@ -283,7 +288,7 @@ SECTIONS = {
     "scheduling.forecast": ("scheduling", "ForecastConfig"),
     "scheduling.routes": ("scheduling", "RouteConfig"),
     "scheduling.routes.when": ("scheduling", "RouteWhenConfig"),
-    "scheduling.recovery": ("scheduling", "RecoveryConfig"),
+    "scheduling.escalation": ("scheduling", "EscalationConfig"),
     "scheduling.breaker": ("scheduling", "BreakerConfig"),
     "scheduling.shares": ("scheduling", "SharesConfig"),
     "scheduling.shares.accounts": ("scheduling", "AccountConfig"),
@@ -393,7 +398,7 @@ def test_every_reason_code_is_in_the_reference_and_no_other() -> None:
 
 def test_the_page_on_scheduling_names_every_point_and_what_profiles_are_made_of() -> None:
     page = DOCS / "explanation" / "scheduling.md"
-    points = {name for row in first_cells(page, "One gang at a time, through the points") for name in _coded(row[0])}
+    points = {name for row in first_cells(page, "Scheduling cycle and extension points") for name in _coded(row[0])}
     assert points >= {"queue_sort", "choose_gpu", *registry._POINTS}
     text = words(page)
     filters = text.partition("Built-in filters:")[2].partition("\n\n")[0]
@@ -401,7 +406,7 @@ def test_the_page_on_scheduling_names_every_point_and_what_profiles_are_made_of(
     assert set(registry.LAYOUTS) <= set(_coded(filters))
     weights = {row[0].strip("`"): row[1] for row in first_cells(page) if len(row) == 3 and row[1].isdigit()}
     assert weights == {name: str(weight) for name, weight in registry.WEIGHTS.items()}
-    assert {name for row in first_cells(page, "More that settings bring along") for name in _coded(row[0])} == {
+    assert {name for row in first_cells(page, "Plugins added by settings") for name in _coded(row[0])} == {
         "scope", "quota", "spill", "fallback_chain", "data_rules",
         "cost_optimized", "performance", "locality", "gpu_last",
     }  # fmt: skip

@@ -1,17 +1,17 @@
-"""SOCKETS: the contracts between the house and the world. Short on code, long on promises.
-
-Whoever implements one passes its suite in `tests/conformance`.
-"""
+"""Contracts between the scheduler and the systems around it. An implementation passes its suite in `hodei.testing`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from hodei.model.accounting import UsageRow
+from hodei.model.affinity import Requirement
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
+from hodei.model.cron import Periodic
 from hodei.model.damage import Damage
 from hodei.model.effects import Event, Forget, Save, SaveKey, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused
@@ -20,10 +20,7 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node, NodeOverrides
-from hodei.model.periodic import Periodic
 from hodei.model.reservation import Reservation
-from hodei.model.selector import Requirement
-from hodei.model.usage import UsageRow
 
 Stream = Literal["stdout", "stderr"]
 
@@ -112,48 +109,9 @@ def lost_key(key: str) -> SaveKey:
     return SaveKey(key, "", (), 0)
 
 
-class Store(Protocol):
-    """Remembers. Calls block; the runtime makes them from threads of its own.
-
-    `commit` is called by one writer at a time; reads may run beside it from any thread and see every
-    commit that has returned. Unreachable or full storage raises Unavailable; nothing was changed then.
-    """
-
-    def open(self) -> Opened:
-        """Bring the schema up to date and take the next epoch: every older writer is shut out from now on.
-        A schema newer than this program is refused with InvalidInput; nothing was changed then."""
-        ...
-
-    def commit(self, saves: Sequence[Save]) -> None:
-        """All or nothing, durable when it returns (power loss included), in the order given.
-        StaleEpoch if another writer has opened the store since."""
-        ...
-
-    def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
-        """Every job that has not ended, in order of id, with the runs since its `first_attempt`."""
-        ...
-
-    def marks(self) -> list[NodeOverrides]: ...
-
-    def bookings(self) -> list[Reservation]:
-        """Every reservation that is not over, by name."""
-        ...
-
-    def usage(self) -> list[UsageRow]:
-        """All that accounts have used, by path, resource and time; rows whose amount became 0 are gone."""
-        ...
-
-    def periodics(self) -> list[Periodic]:
-        """Every periodic job that was not removed, by name."""
-        ...
-
-    def audit(self, query: AuditQuery) -> list[AuditEntry]:
-        """Rows in the order of the query; each row has its own `seq`, later rows higher ones."""
-        ...
-
-    def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
-        """Forget up to `limit` of the oldest rows of the audit, if older than that; how many. Counts as a commit."""
-        ...
+class History(Protocol):
+    """Jobs, runs and events as they were committed. Calls block; they may run beside a commit, from any thread, and see
+    every commit that has returned."""
 
     def states_between(self, first: JobId, last: JobId) -> dict[str, int]:
         """How many of the jobs from `first` to `last` stand in each state; states without any are left out."""
@@ -195,21 +153,22 @@ class Store(Protocol):
         """The last SaveNote of that name; "" if there is none."""
         ...
 
-    def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
-        """Forget up to `limit` ended jobs older than that, with their runs and events; their ids. Counts as a commit."""
+
+class Audit(Protocol):
+    """Who did what, kept apart from jobs and for a time of its own."""
+
+    def audit(self, query: AuditQuery) -> list[AuditEntry]:
+        """Rows in the order of the query; each row has its own `seq`, later rows higher ones."""
         ...
 
-    def prune_loose(self, *, before_ms: int, limit: int = 1000) -> int:
-        """Forget up to `limit` events of no job from before that time, and idempotency keys made more than a day before
-        it (so that a key lives for 24 hours at the very least); how many. Counts as a commit."""
+    def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
+        """Forget up to `limit` of the oldest rows of the audit, if older than that; how many. Counts as a commit."""
         ...
 
-    def shrink(self, limit: int) -> int:
-        """Give up to `limit` pieces of room that is not needed any more back to the system; how many."""
-        ...
 
-    # Records that cannot be read spoil no answer: whatever is left of one stands in for it, or it is left out. They are
-    # noted, and `mend` sets them aside for good.
+class DamagedRecords(Protocol):
+    """An unreadable record spoils no answer: what is left of it is used in its place, or it is left out. It is noted, and
+    `mend` sets it aside for good."""
 
     @property
     def suspects(self) -> Sequence[tuple[str, JobId]]:
@@ -239,6 +198,54 @@ class Store(Protocol):
         come across; where to go on (`after` of the next call, None to begin), None at the end."""
         ...
 
+
+class Store(History, Audit, DamagedRecords, Protocol):
+    """Durable state. Calls block; the runtime makes them from threads of its own.
+
+    `commit` is called by one writer at a time. Unreachable or full storage raises Unavailable; nothing was changed then.
+    """
+
+    def open(self) -> Opened:
+        """Bring the schema up to date and take the next epoch: every older writer is shut out from now on.
+        A schema newer than this program is refused with InvalidInput; nothing was changed then."""
+        ...
+
+    def commit(self, saves: Sequence[Save]) -> None:
+        """All or nothing, durable when it returns (power loss included), in the order given.
+        StaleEpoch if another writer has opened the store since."""
+        ...
+
+    def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
+        """Every job that has not ended, in order of id, with the runs since its `first_attempt`."""
+        ...
+
+    def overrides(self) -> list[NodeOverrides]: ...
+
+    def reservations(self) -> list[Reservation]:
+        """Every reservation that is not over, by name."""
+        ...
+
+    def usage(self) -> list[UsageRow]:
+        """All that accounts have used, by path, resource and time; rows whose amount became 0 are gone."""
+        ...
+
+    def periodics(self) -> list[Periodic]:
+        """Every periodic job that was not removed, by name."""
+        ...
+
+    def prune(self, *, ended_before_ms: int, limit: int = 1000) -> list[JobId]:
+        """Forget up to `limit` ended jobs older than that, with their runs and events; their ids. Counts as a commit."""
+        ...
+
+    def prune_loose(self, *, before_ms: int, limit: int = 1000) -> int:
+        """Forget up to `limit` events of no job from before that time, and idempotency keys made more than a day before
+        it (so that a key lives for 24 hours at the very least); how many. Counts as a commit."""
+        ...
+
+    def shrink(self, limit: int) -> int:
+        """Give up to `limit` pieces of room that is not needed any more back to the system; how many."""
+        ...
+
     def check_room(self) -> None:
         """Unavailable if there is no room for anything more. Cheap, and no promise that the next commit works."""
         ...
@@ -253,7 +260,65 @@ class Store(Protocol):
 # -------------------------------------------------------------------------------------------- backend
 
 
-class Backend(Protocol):
+# Verbs that not every system has. `capabilities` says which a backend has; it refuses the others with BackendRefused.
+
+
+class GangReserver(Protocol):
+    """`capabilities.reserve`."""
+
+    async def reserve(self, orders: Sequence[Start]) -> None:
+        """Set aside what these runs will need, for all or for none: the first half of starting a gang. Lapses by itself if
+        neither `start` nor `unreserve` follows. Idempotent. BackendError: there is no room now."""
+        ...
+
+    async def unreserve(self, runs: Sequence[RunId]) -> None:
+        """Give back what was set aside; what has started meanwhile, or is unknown, is left alone."""
+        ...
+
+
+class Executor(Protocol):
+    """`capabilities.execute` and `node_execute`."""
+
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+        """Run a command beside a running run, where it is and as whom it is. The words reach the program as they are, no
+        shell reads them. NotFound if it does not run."""
+        ...
+
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+        """Run a command on a node, beside all runs, for an operator; as whom is the backend's to say. The words reach the
+        program as they are, no shell reads them. NotFound if there is no such node."""
+        ...
+
+
+class UsageReporter(Protocol):
+    """`capabilities.usage`."""
+
+    async def usage(self) -> dict[NodeName, NodeUsage]:
+        """What is used on the nodes now; nodes that nobody measured are left out."""
+        ...
+
+
+class Suspender(Protocol):
+    """`capabilities.suspend`."""
+
+    async def suspend(self, runs: Sequence[RunId]) -> None:
+        """Freeze these runs in their places; they keep what they have. Idempotent; unknown and ended runs are ignored."""
+        ...
+
+    async def resume(self, runs: Sequence[RunId]) -> None:
+        """Let frozen runs go on. Idempotent; others are ignored."""
+        ...
+
+
+class StartForecaster(Protocol):
+    """`capabilities.expects`."""
+
+    async def expected(self) -> dict[RunId, int]:
+        """When those that wait in the system's own line will begin, in ms since the epoch, as far as it can tell."""
+        ...
+
+
+class Backend(GangReserver, Executor, UsageReporter, Suspender, StartForecaster, Protocol):
     """Runs things. Several of one kind may exist; each is known by `name`, which is not the kind's.
 
     BackendError: nothing was done, asking again may help. With the code NOT_REACHED the other side was out of reach: nothing
@@ -341,39 +406,20 @@ class Backend(Protocol):
         nobody noted it."""
         ...
 
-    # What not every system can do: see `capabilities`. BackendRefused from those that can not.
 
-    async def reserve(self, orders: Sequence[Start]) -> None:
-        """Set aside what these runs will need, for all or for none: the first half of starting a gang. Lapses by itself if
-        neither `start` nor `unreserve` follows. Idempotent. BackendError: there is no room now."""
+# ------------------------------------------------------------------------------------------ observers
+
+
+class Collector(Protocol):
+    """Metrics of an extension, read at each scrape on a thread of its own."""
+
+    def collect(self) -> Iterable[Any]:
+        """Metric families of prometheus_client."""
         ...
 
-    async def unreserve(self, runs: Sequence[RunId]) -> None:
-        """Give back what was set aside; what has started meanwhile, or is unknown, is left alone."""
-        ...
 
-    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
-        """Run a command beside a running run, where it is and as whom it is. The words reach the program as they are, no
-        shell reads them. NotFound if it does not run."""
-        ...
+class EventSink(Protocol):
+    """Any of `on_event(event)`, `on_job_queued(job, event)`, `on_job_scheduled`, `on_job_started`, `on_job_ended` and
+    `on_job_preempted`. They are called after the commit, in order, on a thread of the sink's own, and at most once."""
 
-    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
-        """Run a command on a node, beside all runs, for an operator; as whom is the backend's to say. The words reach the
-        program as they are, no shell reads them. NotFound if there is no such node."""
-        ...
-
-    async def usage(self) -> dict[NodeName, NodeUsage]:
-        """What is used on the nodes now; nodes that nobody measured are left out."""
-        ...
-
-    async def suspend(self, runs: Sequence[RunId]) -> None:
-        """Freeze these runs in their places; they keep what they have. Idempotent; unknown and ended runs are ignored."""
-        ...
-
-    async def resume(self, runs: Sequence[RunId]) -> None:
-        """Let frozen runs go on. Idempotent; others are ignored."""
-        ...
-
-    async def expected(self) -> dict[RunId, int]:
-        """When those that wait in the system's own line will begin, in ms since the epoch, as far as it can tell."""
-        ...
+    def on_event(self, event: Event) -> None: ...

@@ -1,6 +1,6 @@
 """For pytest: every `*.scenario.yaml` is a test that holds when all its expectations do.
 
-Loaded into every pytest run where Hodei is installed, so nothing of the house is imported before such a file is found.
+Loaded into every pytest run where Hodei is installed, so it imports nothing of Hodei before such a file is found.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 _ENDINGS = (".scenario.yaml", ".scenario.yml")
+# A failed assertion of a conformance suite shows its values.
+pytest.register_assert_rewrite("hodei.testing")
 
 
 class ScenarioFailed(Exception):

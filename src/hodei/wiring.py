@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -15,27 +17,36 @@ from hodei.api.views import Check
 from hodei.backends.base import BackendContext
 from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, NodeOffer
-from hodei.backends.registry import common_of, dress, make_backend, settings_of
+from hodei.backends.registry import KindBroken, common_of, dress, make_backend, make_or_explain, settings_of
 from hodei.control.accounting.config import accounts_policy
+from hodei.control.admission.backend_availability import CircuitPolicy
 from hodei.control.admission.config import batch_of, make_steering, problems_of
 from hodei.control.admission.gate import AdmissionPolicy
-from hodei.control.circuit import CircuitPolicy
 from hodei.control.controller import Controller
-from hodei.control.estimates import CorrectedEstimates, LearnedEstimates, UserEstimates
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.retry import Backoff, RetryPolicy
+from hodei.extensions import COLLECTORS, ESTIMATORS, SINKS, STORES, make
 from hodei.jobfile.check import refuse
 from hodei.jobfile.names import word
-from hodei.jobfile.number_lists import parse_numbers
+from hodei.jobfile.values import parse_numbers
 from hodei.model.config import Config, EstimatesConfig, HealthConfig, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.data_place import Allowed
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location, Node, Socket, Taint
-from hodei.model.quantity import MAX_DURATION_MS, parse_duration_ms, parse_quantity
-from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, human_amount, parse_resources
+from hodei.model.resources import (
+    CPU,
+    GPU,
+    MAX_DURATION_MS,
+    MEMORY,
+    STORAGE,
+    human_amount,
+    parse_duration_ms,
+    parse_quantity,
+    parse_resources,
+)
 from hodei.model.text import did_you_mean
 from hodei.plugins.registry import BASES, build_profiles
-from hodei.plugins.trial import fit_to_try, in_use
+from hodei.plugins.trial import check_trial_policy, in_use
 from hodei.ports import Backend, Estimator, Store
 from hodei.runtime.backend_manager import BackendChanges
 from hodei.runtime.clock import SystemClock
@@ -43,8 +54,8 @@ from hodei.runtime.config_changes import ConfigChanges, refuse_unreadable, settl
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.health_monitor import HealthPolicy
 from hodei.runtime.service import Service
-from hodei.store.sqlite import SqliteStore
 
+log = logging.getLogger("hodei.wiring")
 MAX_COST = 1_000_000
 _LEAST_DECISION_LOG = 1 << 20
 YAML = (".yaml", ".yml")
@@ -92,9 +103,9 @@ def make_controller(
             config.preemption.budget,
             parse_duration_ms(config.preemption.interval),
         ),
-        estimator=make_estimator(config.estimates),
+        estimator=make_estimator(config.estimates, trusted),
         accounts=accounts_policy(config),
-        steering=make_steering(config, profiles, broken),
+        profile_router=make_steering(config, profiles, broken),
         last_event=last_event,
         max_tries=batch_of(config.parallel_scheduling),
     )
@@ -108,15 +119,38 @@ def make_controller(
 
 def trial_controller(policy: SchedulingConfig, live: SchedulingConfig) -> Controller:
     """For a question about another policy, which any reader may ask: it loads no code that `live` does not name."""
-    return make_controller(fit_to_try(policy, live), trusted=in_use(live))
+    return make_controller(check_trial_policy(policy, live), trusted=in_use(live))
 
 
-def make_estimator(config: EstimatesConfig) -> Estimator:
-    if config.source == "learned":
-        return LearnedEstimates(config.quantile, config.window)
-    if config.source == "corrected":
-        return CorrectedEstimates(config.window)
-    return UserEstimates()
+def make_estimator(config: EstimatesConfig, trusted: Collection[str] | None = None) -> Estimator:
+    own = {
+        "user": {},
+        "learned": {"percent": config.quantile, "window": config.window},
+        "corrected": {"window": config.window},
+    }
+    options = own.get(config.source, config.options)
+    estimator: Estimator = make(ESTIMATORS, config.source, "estimator", trusted=trusted, **options)
+    return estimator
+
+
+def make_store(url: str, home: Path) -> Store:
+    """`url`: SCHEME:REST, where the scheme names the store; empty for hodei.db in the home."""
+    store: Store = make(STORES, url.partition(":")[0] or "sqlite", "store", url, home)
+    return store
+
+
+def add_observers(service: Service, config: Config) -> None:
+    """Sinks and collectors decide nothing, so one that cannot be made is reported and left out."""
+    for section, group, add in (
+        ("sinks", SINKS, service.observers.add_sink),
+        ("collectors", COLLECTORS, service.observers.add_collector),
+    ):
+        for name, table in getattr(config, section).items():
+            options = {key: value for key, value in table.items() if key != "kind"}
+            try:
+                add(name, make(group, str(table.get("kind") or name), section[:-1], **options))
+            except InvalidInput as error:
+                log.error("%s.%s is left out: %s; %s", section, name, error.message, error.hint)
 
 
 def node_offer(config: NodeConfig) -> NodeOffer:
@@ -265,7 +299,8 @@ def make_service(
         if name == "local" and table.get("kind") != "local":
             hint = 'write kind = "local" there, or give it another name'
             raise InvalidInput("backends.local: the name `local` is for this machine", hint=hint)
-        settings_of(name, table)
+        with suppress(KindBroken):
+            settings_of(name, table)
     offers = tuple(node_offer(node) for node in config.nodes)
     retention_ms = parse_duration_ms(config.server.retention)
     audit_retention_ms = parse_duration_ms(config.server.audit_retention)
@@ -278,7 +313,7 @@ def make_service(
         )
     log_path = decision_log_path(home, config.server.decision_log)
     clock = SystemClock(follows=True)
-    store = SqliteStore(home / "hodei.db")
+    store = make_store(config.server.store, home)
     opened = store.open()
     history = settle(store, config.scheduling, clock.now_ms(), make_controller)
     file, config = config, msgspec.structs.replace(config, scheduling=history[-1].scheduling)
@@ -297,7 +332,7 @@ def make_service(
             keep_logs_s=(retention_ms or MAX_DURATION_MS) / 1000,  # no retention: kept for ever, output too
             log_cap_bytes=log_cap_bytes,
         )
-    house = BackendContext(
+    context = BackendContext(
         opened.installation, opened.epoch, home / "backends", clock, log_cap_bytes,
         (retention_ms or MAX_DURATION_MS) / 1000,
     )  # fmt: skip
@@ -305,7 +340,7 @@ def make_service(
         if not common_of(name, table).enabled:
             backends.pop(name, None)
         elif name != "local" or instant:
-            backends[name] = make_backend(name, table, house)
+            backends[name] = make_or_explain(name, table, context)
     decision_log = None
     if log_path is not None:
         try:
@@ -328,12 +363,13 @@ def make_service(
         trial_controller=lambda policy: trial_controller(policy, service.scheduling),
         health=health_policy(config.health),
         fleet=BackendChanges(
-            lambda name, table: make_backend(name, table, house),
+            lambda name, table: make_backend(name, table, context),
             dress,
             {name: config.backends.get(name, {}) for name in backends},
         ),
     )
     service.configuring = ConfigChanges(service, history, file, check_scheduling, make_controller, reread)
+    add_observers(service, file)
     return service
 
 

@@ -16,7 +16,7 @@ from browser.chromium import Browser, browsing, missing
 from hodei.sim.report import write_report
 from unit.sim.report.fake_results import some_results
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 SHARED, GANTTS = 7, 6  # pictures; of the Gantt charts those of the first policy are open
 
 # Where each picture is and how large, and the height of what is drawn in it: nothing at all would be a height of 0.

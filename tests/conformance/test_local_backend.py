@@ -14,9 +14,9 @@ from msgspec import structs
 from agent_host import Desk, a_host, alive, an_order, until
 from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused, NotFound
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint
+from hodei.model.job import Checkpoint, HealthCheck
 from hodei.model.node import Grant
+from hodei.model.stop_reason import StopReason
 
 pytestmark = pytest.mark.real
 Story = Callable[[Desk], Coroutine[Any, Any, None]]
@@ -89,8 +89,8 @@ def test_a_stop_reaches_the_whole_group_and_carries_its_reason_back(tmp_path):
         script = "sleep 300 & echo $! ; sleep 300 & echo $! ; echo ready; wait"
         await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
         said = await desk.log_has("1.0.1", b"ready")
-        await desk.stop("1.0.1", reason="preempted by 7")
-        await desk.stop("1.0.1", reason="a second time")
+        await desk.stop("1.0.1", reason=StopReason("preempted", "by 7"))
+        await desk.stop("1.0.1", reason=StopReason("cancelled", "a second time"))
         end = await desk.end_of("1.0.1")
         assert (end.state, end.exit_code, end.reason) == ("stopped", 143, "preempted by 7")
         for child in said.split()[:2]:
@@ -199,7 +199,7 @@ def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tmp_path, h
         """
         await desk.backend.start([an_order(1, "/bin/sh", "-c", script, checkpoint=hook)])
         await desk.log_has("1.0.1", b"ready")
-        stop = Stop("1.0.1", desk.backend.name, 600_000, "preempted by 7", hook)
+        stop = Stop("1.0.1", desk.backend.name, 600_000, StopReason("preempted", "by 7"), hook)
         await desk.backend.stop([stop])
         await desk.backend.stop([stop])
         end = await desk.end_of("1.0.1")

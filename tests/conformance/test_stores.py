@@ -1,352 +1,45 @@
-"""What every store promises: opening, values that come back, commits that are whole."""
+"""The built-in stores pass the public suite."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-import pytest
-from msgspec import structs
-
-from builders import NOW_MS, a_job, a_key, a_record, a_run, an_event
-from conformance.stores import Place, all_pages, new
-from hodei.model.decision import Candidate, Decision, Reason, Term, Verdict
-from hodei.model.effects import Record, Save, SaveJob, SaveNote, SaveOverrides, SaveRun
-from hodei.model.errors import Conflict, InvalidInput, NotFound, StaleEpoch, Unavailable
-from hodei.model.job import (
-    Affinity,
-    BackendChoice,
-    DataProcessing,
-    Interactive,
-    JobSpec,
-    LongRunning,
-    NodeTerm,
-    PreferredTerm,
-    Serverless,
-    Toleration,
-)
-from hodei.model.node import Location, NodeOverrides, Taint
-from hodei.model.selector import Requirement, parse_selector
-from hodei.ports import JobQuery, NodeRunsQuery, Store
-
-# ------------------------------------------------------------------------------------------ opening
+from builders import a_job, a_run
+from hodei.model.effects import Save, SaveJob, SaveRun
+from hodei.ports import NodeRunsQuery, Store
+from hodei.store import MemoryStore, SqliteStore
+from hodei.testing import StoreConformance
 
 
-def test_a_new_store_is_empty_and_has_an_installation_of_its_own(place: Place):
-    opened = place.store().open()
-    assert (opened.epoch, opened.last_job, opened.last_event) == (1, 0, 0)
-    assert len(opened.installation) == 8
-    assert set(opened.installation) <= set("abcdefghijklmnopqrstuvwxyz234567")
-    store = place.stores[0]
-    assert store.active() == store.marks() == store.jobs(JobQuery()).jobs == store.events() == store.runs(1) == []
-    assert store.job(1) is store.run("1.0.1") is store.key("k") is None
-    assert not any(store.counts().values())
+class BuiltInStore(StoreConformance):
+    def test_a_page_of_a_node_looks_at_a_bounded_number_of_runs_and_none_is_missed(self, store: Store, monkeypatch):
+        monkeypatch.setattr("hodei.store.queries.MOST_RUNS_SCANNED", 4)
+        saves: list[Save] = []
+        for id in range(1, 24):
+            saves += [
+                SaveJob(a_job(id), new=True),
+                SaveRun(a_run(job=id, node="rare" if id % 9 == 1 else "n"), new=True),
+            ]
+        store.commit(saves)
+        found, after = [], None
+        for _ in range(20):
+            page = store.runs_on(NodeRunsQuery("rare", after=after, limit=2))
+            found += [run.job for run in page.runs]
+            after = page.next_after
+            if after is None:
+                break
+        assert found == [19, 10, 1]
 
 
-def test_every_opening_takes_the_next_epoch_and_keeps_the_installation(place: Place):
-    first, second = place.store().open(), place.store().open()
-    assert second.epoch == first.epoch + 1
-    assert second.installation == first.installation
+class TestMemoryStore(BuiltInStore):
+    first: MemoryStore | None = None
+
+    def make_store(self, directory: Path) -> Store:
+        store = MemoryStore(of=self.first)
+        self.first = self.first or store
+        return store
 
 
-def test_an_older_writer_is_shut_out_and_changes_nothing(place: Place):
-    older, newer = place.store(), place.store()
-    older.open()
-    older.commit(new(1))
-    newer.open()
-    with pytest.raises(StaleEpoch):
-        older.commit(new(2))
-    with pytest.raises(StaleEpoch):
-        older.prune(ended_before_ms=NOW_MS)
-    with pytest.raises(StaleEpoch):
-        older.prune_loose(before_ms=NOW_MS)
-    newer.commit(new(3))
-    assert all_pages(newer) == all_pages(older) == [3, 1]
-
-
-def test_writing_before_opening_is_refused(place: Place):
-    with pytest.raises(Unavailable):
-        place.store().commit(new(1))
-
-
-def test_a_closed_store_can_be_opened_again_and_remembers_everything(place: Place):
-    store = place.store()
-    store.open()
-    marks = NodeOverrides("n1", cordoned=True)
-    key = a_key(jobs=(1, 2))
-    store.commit([*new(1, 2), SaveRun(a_run(1), new=True), a_record(7, job=1), SaveOverrides(marks), key])
-    store.close()
-    with pytest.raises(Unavailable):
-        store.commit(new(3))
-    again = place.store()
-    opened = again.open()
-    assert (opened.epoch, opened.last_job, opened.last_event) == (2, 2, 7)
-    assert again.job(2) == a_job(2)
-    assert again.run("1.0.1") == a_run(1)
-    assert again.events() == [an_event(7, job=1)]
-    assert (again.marks(), again.key("key-1")) == ([marks], key)
-    assert again.counts()["pending"] == 2
-
-
-# ------------------------------------------------------------------------------------------- values
-
-
-def a_job_with_everything(id: int) -> JobSpec:
-    term = NodeTerm(parse_selector("disk=ssd, cores>8, !spot"), (Requirement("metadata.name", "In", ("n1", "n2")),))
-    return a_job(
-        id,
-        state="running",
-        reason_code="R",
-        reason='a "quoted" reason,\nä new line, a \x00 byte and 日本語',
-        attempt=2,
-        failures=1,
-        losses=3,
-        cancel_requested=True,
-        requeue_requested=True,
-        queued_ms=4,
-        not_before_ms=5,
-        scheduled_ms=6,
-        started_ms=7,
-        finished_ms=8,
-        exit_code=137,
-        version=9,
-        project="p",
-        user="ada",
-        labels={"app": "x", "empty": ""},
-        annotations={"note": "line\nline"},
-        priority="critical",
-        backend=BackendChoice("preferred", ("a", "b")),
-        near=Location(zone="z", lat_micro=-1),
-        workload=DataProcessing(2**40, 1),
-        count=3,
-        env={"A": "\u2028"},
-        limits={"memory": 2**40},
-        affinity=Affinity((term,), (PreferredTerm(5, term),)),
-        tolerations=(Toleration("k", "Exists", effect="NoExecute", seconds=30), Toleration(operator="Exists")),
-    )
-
-
-def test_a_job_comes_back_as_it_was(store: Store):
-    job = a_job_with_everything(1)
-    store.commit([SaveJob(job, new=True)])
-    assert store.job(1) == job
-    assert store.jobs(JobQuery()).jobs == [job]
-    assert store.active() == [(job, ())]
-    assert store.job(1).cancel_requested is True  # a real bool, also in JSON
-
-
-@pytest.mark.parametrize(
-    "workload", [LongRunning(5), Serverless(False), Interactive(7)], ids=lambda w: type(w).__name__
-)
-def test_every_kind_of_workload_comes_back(store: Store, workload):
-    store.commit(new(1, workload=workload))
-    assert store.job(1).spec.workload == workload
-
-
-def test_a_run_comes_back_as_it_was(store: Store):
-    terms = (Term("fit", 9000, 40), Term("load", 100, 30))
-    decision = Decision(Candidate("n1", 8000, terms), (Candidate("n2", 7000, terms),), 2, 5, "compute")
-    run = a_run(
-        1, 2, 3, state="failed", started_ms=1, finished_ms=2, exit_code=-9, reason_code="oom", reason="too\nbig",
-        stop_requested="cancelled", decision=decision, task="worker",
-    )  # fmt: skip
-    store.commit([*new(1), SaveRun(run, new=True)])
-    assert store.run("1.2.3") == run
-    assert store.runs(1) == [run]
-
-
-def test_events_marks_and_keys_come_back_as_they_were(store: Store):
-    verdict = Verdict(Reason("fit", "NO_ROOM", "no room"), 2, ("n1", "n2"))
-    event = an_event(
-        1, "job.refused", job=1, run="1.0.1", node="n1", detail={"verdicts": [{"code": verdict.reason.code}]}
-    )
-    marks = NodeOverrides("n1", True, {"a": "b"}, ("c",), (Taint("k", "v", "NoExecute"),), (Taint("old"),))
-    store.commit(
-        [Record(event), Record(an_event(2, "node.joined", node="n1")), SaveOverrides(marks), a_key("k", (1, 2, 3))]
-    )
-    assert store.events() == [event, an_event(2, "node.joined", node="n1")]
-    assert store.marks() == [marks]
-    assert store.key("k") == a_key("k", (1, 2, 3))
-
-
-def test_the_last_marks_of_a_node_count_and_empty_ones_are_forgotten(store: Store):
-    store.commit(
-        [SaveOverrides(NodeOverrides("b", cordoned=True)), SaveOverrides(NodeOverrides("a", labels={"x": "1"}))]
-    )
-    assert [marks.node for marks in store.marks()] == ["a", "b"]
-    store.commit([SaveOverrides(NodeOverrides("b", labels={"y": "2"})), SaveOverrides(NodeOverrides("a"))])
-    assert store.marks() == [NodeOverrides("b", labels={"y": "2"})]
-
-
-@pytest.mark.parametrize("id", ["", "x", "1", "1.0", "1.0.x", "1.0.1.1", "1.0.99"])
-def test_an_unknown_run_id_finds_nothing(store: Store, id: str):
-    store.commit([*new(1), SaveRun(a_run(1), new=True)])
-    assert store.run(id) is None
-
-
-# ------------------------------------------------------------------------------------------- commit
-
-
-def test_later_saves_change_where_a_job_stands_and_never_its_spec(store: Store):
-    job = a_job(1, name="first")
-    store.commit([SaveJob(job, new=True)])
-    changed = a_job(1, name="second", state="scheduled", attempt=1, version=2)
-    store.commit([SaveJob(changed)])
-    assert store.job(1) == structs.replace(changed, spec=job.spec)
-    assert all_pages(store, name="first") == [1]
-
-
-def test_a_later_save_of_a_run_keeps_the_decision_it_was_placed_with(store: Store):
-    decision = Decision(Candidate("n1", 8000))
-    store.commit([*new(1), SaveRun(a_run(1, decision=decision), new=True)])
-    store.commit([SaveRun(a_run(1, state="running", started_ms=5))])
-    assert store.run("1.0.1") == a_run(1, state="running", started_ms=5, decision=decision)
-
-
-def test_of_several_saves_in_one_batch_the_last_one_counts(store: Store):
-    steps = [a_job(1, state=state) for state in ("pending", "scheduled", "running", "succeeded")]
-    run = a_run(1, decision=Decision(Candidate("n1", 1)))
-    store.commit(
-        [
-            SaveJob(steps[0], new=True),
-            SaveJob(steps[1]),
-            SaveRun(run, new=True),
-            SaveJob(steps[2]),
-            SaveJob(steps[3]),
-            SaveRun(a_run(1, state="succeeded", exit_code=0)),
-        ]
-    )
-    assert store.job(1) == steps[3]
-    assert store.run("1.0.1") == structs.replace(run, state="succeeded", exit_code=0)
-    assert {state: count for state, count in store.counts().items() if count} == {"succeeded": 1}
-
-
-HALF_GOOD = {
-    "a new job that is there": (SaveJob(a_job(1), new=True), Conflict),
-    "a job created twice in the batch": (SaveJob(a_job(50), new=True), Conflict),
-    "a change of an unknown job": (SaveJob(a_job(99)), NotFound),
-    "a new run that is there": (SaveRun(a_run(1), new=True), Conflict),
-    "a change of an unknown run": (SaveRun(a_run(99)), NotFound),
-    "a run with a name of its own": (SaveRun(a_run(1, 5, id="mine"), new=True), InvalidInput),
-    "an event that is there": (a_record(1), Conflict),
-    "a key that is there": (a_key("used"), Conflict),
-}
-
-
-@pytest.mark.parametrize(("bad", "error"), HALF_GOOD.values(), ids=HALF_GOOD.keys())
-def test_a_batch_that_fails_half_way_leaves_nothing(place: Place, store: Store, bad: Save, error: type[Exception]):
-    store.commit([*new(1, 2), SaveRun(a_run(1), new=True), a_record(1), a_key("used")])
-    good = [
-        *new(50),
-        SaveJob(a_job(2, state="held")),
-        SaveRun(a_run(50), new=True),
-        SaveRun(a_run(1, state="running")),
-        a_record(2),
-        SaveOverrides(NodeOverrides("n1", cordoned=True)),
-        a_key("fresh"),
-    ]
-    with pytest.raises(error):
-        store.commit([*good, bad])
-    assert all_pages(store) == [2, 1]
-    assert (store.job(2).state, store.run("1.0.1").state, store.run("50.0.1")) == ("pending", "placed", None)
-    assert [event.seq for event in store.events()] == [1]
-    assert (store.marks(), store.key("fresh")) == ([], None)
-    assert store.counts()["pending"] == 2
-    store.commit(good)
-    assert all_pages(store) == [50, 2, 1]
-    opened = place.store().open()
-    assert (opened.last_job, opened.last_event) == (50, 2)
-
-
-def test_an_empty_batch_is_fine_but_still_needs_the_epoch(place: Place, store: Store):
-    store.commit([])
-    place.store().open()
-    with pytest.raises(StaleEpoch):
-        store.commit([])
-
-
-def test_a_batch_of_any_size_is_stored_whole(store: Store):
-    jobs = [a_job(id) for id in range(1, 2501)]
-    store.commit([save for job in jobs for save in (SaveJob(job, new=True), a_record(job.id, job=job.id))])
-    assert store.counts()["pending"] == len(store.active()) == len(store.events(limit=10_000)) == 2500
-    store.commit([SaveJob(structs.replace(job, state="held")) for job in jobs])
-    assert store.counts()["held"] == 2500
-    assert {job.state for job, _ in store.active()} == {"held"}
-
-
-def test_a_commit_is_visible_to_every_thread_as_soon_as_it_returns(store: Store):
-    with ThreadPoolExecutor(6) as threads:
-        for id in range(1, 40):
-            store.commit([*new(id), a_record(id, job=id)])
-            seen = threads.map(lambda _, id=id: (store.job(id), store.events(after=id - 1)), range(6))
-            assert all(job is not None and events[0].seq == id for job, events in seen)
-
-
-def test_readers_never_see_half_a_batch(store: Store):
-    """Each batch moves one job to held and another back: the sum never changes, whoever looks."""
-    store.commit(new(1, state="held") + new(2))
-    wrong, stop = [], threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            counts = store.counts()
-            if (counts["held"], counts["pending"]) != (1, 1):
-                wrong.append(counts)
-            if sorted(job.state for job, _ in store.active()) != ["held", "pending"]:
-                wrong.append("active")
-
-    threads = [threading.Thread(target=look) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for turn in range(60):
-        held = 1 + turn % 2
-        store.commit([SaveJob(a_job(held, state="pending")), SaveJob(a_job(3 - held, state="held"))])
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_of_notes_the_last_one_counts_and_none_is_an_empty_one(store: Store):
-    assert store.note("forecasts") == ""
-    store.commit([SaveNote("forecasts", "one"), SaveNote("other", "x")])
-    store.commit([SaveNote("forecasts", "two"), SaveNote("forecasts", "three")])
-    assert (store.note("forecasts"), store.note("other")) == ("three", "x")
-
-
-def test_runs_of_a_node_come_by_span_of_time_and_in_pages(store: Store):
-    saves: list[Save] = []
-    for id in range(1, 8):
-        node, finished = "ab"[id % 2], 0 if id == 7 else NOW_MS + id * 1000 + 500
-        run = a_run(job=id, node=node, placed_ms=NOW_MS + id * 1000, finished_ms=finished)
-        saves += [SaveJob(a_job(id), new=True), SaveRun(run, new=True)]
-    store.commit(saves)
-
-    def asked(**about: int) -> list[int]:
-        return [run.job for run in store.runs_on(NodeRunsQuery("b", **about)).runs]
-
-    assert asked() == [7, 5, 3, 1]
-    assert asked(since_ms=NOW_MS + 3600) == [7, 5], "3 had ended, 7 goes on"
-    assert asked(until_ms=NOW_MS + 3001) == [3, 1]
-    assert asked(since_ms=NOW_MS + 1500) == [7, 5, 3], "what ended at that moment held nothing any more"
-    assert store.runs_on(NodeRunsQuery("c")).runs == []
-    first = store.runs_on(NodeRunsQuery("b", limit=3))
-    assert [run.job for run in first.runs] == [7, 5, 3]
-    rest = store.runs_on(NodeRunsQuery("b", limit=3, after=first.next_after))
-    assert ([run.job for run in rest.runs], rest.next_after) == ([1], None)
-
-
-def test_a_page_of_a_node_looks_at_a_bounded_number_of_runs_and_none_is_missed(store: Store, monkeypatch):
-    monkeypatch.setattr("hodei.store.queries.MOST_RUNS_SCANNED", 4)
-    saves: list[Save] = []
-    for id in range(1, 24):
-        saves += [SaveJob(a_job(id), new=True), SaveRun(a_run(job=id, node="rare" if id % 9 == 1 else "n"), new=True)]
-    store.commit(saves)
-    found, after = [], None
-    for _ in range(20):
-        page = store.runs_on(NodeRunsQuery("rare", after=after, limit=2))
-        found += [run.job for run in page.runs]
-        after = page.next_after
-        if after is None:
-            break
-    assert found == [19, 10, 1]
+class TestSqliteStore(BuiltInStore):
+    def make_store(self, directory: Path) -> Store:
+        return SqliteStore(directory / "hodei.db")

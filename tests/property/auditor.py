@@ -54,7 +54,7 @@ class Auditor:
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
         self.runs: dict[str, Run] = {}
-        self.saved_marks: dict[str, NodeOverrides] = {}
+        self.saved_overrides: dict[str, NodeOverrides] = {}
         self.offered: dict[str, Node] = {}
         self.marks: dict[str, Marks] = {}
         self.ends: dict[int, int] = {}
@@ -72,9 +72,9 @@ class Auditor:
         books: dict[str, dict[str, int]] = {name: {} for name in self.offered}
         for run in self.live():
             request = naive.members(self.jobs[run.job].spec)[run.member].request
-            book = books.setdefault(run.node, {})
+            availability = books.setdefault(run.node, {})
             for name, amount in request.items():
-                book[name] = book.get(name, 0) + amount
+                availability[name] = availability.get(name, 0) + amount
         return books
 
     def attempt(self, job: int) -> list[Run]:
@@ -101,7 +101,7 @@ class Auditor:
             self._job(save, again)
         for save in saves:
             if isinstance(save, SaveOverrides):
-                self.saved_marks[save.marks.node] = save.marks
+                self.saved_overrides[save.overrides.node] = save.overrides
             elif isinstance(save, Record):
                 assert save.event.seq == self.last_event + 1, f"event {save.event.seq} follows {self.last_event}"
                 self.last_event = save.event.seq
@@ -156,7 +156,7 @@ class Auditor:
             assert act.task == naive.members(act.spec)[act.run.member], f"{act.run.id} is started as another task"
         for act in acts:
             if isinstance(act, Stop):
-                assert self.runs[act.run].stop_requested, f"stop of {act.run}, but it is not written down"
+                assert self.runs[act.run].stop_reason, f"stop of {act.run}, but it is not written down"
                 assert self.runs[act.run].backend == act.backend
             elif isinstance(act, Forget):
                 assert self.runs[act.run].state not in LIVE, f"{act.run} is forgotten alive"

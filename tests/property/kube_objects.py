@@ -13,10 +13,24 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from hodei.kube.api import storage_objects
-from hodei.kube.api.group_objects import GroupedWorkload, MemberGroup, PodGroup
-from hodei.kube.api.objects import Namespace, Node, Pod, PodDisruptionBudget, Service, Workload
-from hodei.kube.api.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
+from hodei.kube.api import objects
+from hodei.kube.api.objects import (
+    Claim,
+    CsiDriver,
+    CsiNode,
+    GroupedWorkload,
+    MemberGroup,
+    Namespace,
+    Node,
+    Pod,
+    PodDisruptionBudget,
+    PodGroup,
+    Service,
+    StorageCapacity,
+    StorageClass,
+    Volume,
+    Workload,
+)
 from hodei.kube.scheduler import gangs, pod_reader, translate
 
 # The path of each collection that is watched, and what its objects are decoded to. Pods are most of what there is.
@@ -48,7 +62,7 @@ KEYS = (
     gangs.VOLCANO_QUEUE, gangs.VOLCANO_TASK, gangs.VOLCANO_PATIENCE, gangs.KUEUE_GROUP, gangs.KUEUE_TOTAL,
     gangs.KUEUE_QUEUE, *gangs.YUNIKORN_APPS, "yunikorn.apache.org/task-group-name", "yunikorn.apache.org/task-groups",
     "yunikorn.apache.org/schedulingPolicyParameters", "yunikorn.apache.org/queue", gangs.SIMPLE, gangs.SIMPLE_SIZE,
-    gangs.SIMPLE_TIMEOUT, storage_objects.BIND_COMPLETED, storage_objects.SELECTED_NODE, storage_objects.BETA_CLASS,
+    gangs.SIMPLE_TIMEOUT, objects.BIND_COMPLETED, objects.SELECTED_NODE, objects.BETA_CLASS,
     "hodei.io/expected-start", "hodei.io/expected-start-latest", "topology.kubernetes.io/zone",
     "kubernetes.io/hostname", "kubernetes.io/arch", "app", "a",
 )  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
+from hodei.model.affinity import Requirement
 from hodei.model.job import JobSpec, TaskSpec, Toleration
 from hodei.model.node import Node, Taint
-from hodei.model.selector import Requirement
 
 ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 

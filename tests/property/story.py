@@ -114,7 +114,7 @@ class Story:
         self.controller = self._new()
         auditor.restarted()
         active = [job for job in sorted(auditor.jobs.values(), key=lambda job: job.id) if not job.finished_ms]
-        facts: list[Fact] = [OverridesRestored(marks) for marks in auditor.saved_marks.values()]
+        facts: list[Fact] = [OverridesRestored(one) for one in auditor.saved_overrides.values()]
         self.step(facts + [JobRestored(job, tuple(auditor.attempt(job.id))) for job in active])
         self.step([NodeJoined(node) for node in offered])
 
@@ -136,7 +136,7 @@ class Story:
             return self._about_a_node(what, worlds.NODE_NAMES[which % len(worlds.NODE_NAMES)], which)
         runs = sorted(run.id for run in auditor.runs.values() if (run.state in LIVE) == (what != "repeats"))
         if what == "stops":
-            runs = [run for run in runs if auditor.runs[run].stop_requested] or runs
+            runs = [run for run in runs if auditor.runs[run].stop_reason] or runs
         if not runs:
             return []
         run = runs[which % len(runs)]
@@ -190,8 +190,8 @@ class Story:
 
     def kept(self) -> list[Place]:
         """Room that is kept for jobs that wait until others have gone, that move, or that get members replaced."""
-        kept = [place for hold in self.controller.preempting.holds.values() for place in hold.places]
-        kept += [place for places in self.controller.moving.kept.values() for place in places]
+        kept = [place for hold in self.controller.preemption.holds.values() for place in hold.places]
+        kept += [place for places in self.controller.relocation.kept.values() for place in places]
         kept += [place for repair in self.controller.gangs.repairs.values() for place in repair.kept]
         return kept
 
@@ -206,7 +206,7 @@ class Story:
 
     def _compare_books(self) -> None:
         """What the table says is held must be what the auditor adds up from the saved runs, and the room that is kept."""
-        table, used, kept = self.controller.world.table, self.used(), self.kept()
+        table, used, kept = self.controller.cluster.table, self.used(), self.kept()
         for row, name in enumerate(table.names):
             books = {resource: amount for resource, amount in used.get(name, {}).items() if amount}
             assert table.usage(row) == books, f"{name}: {table.usage(row)} in the table, {books} by the saved runs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from builders import a_node
 from hodei.engine.explain import objections
@@ -13,12 +13,13 @@ from hodei.engine.runner import Runner
 from hodei.engine.view import Member, View
 from hodei.plugins.registry import build_profile
 from property import naive, worlds
+from property.examples import examples
 
 CASES = int(os.environ.get("HODEI_CASES", "300"))
 PROFILE = build_profile("default")
 
 
-@settings(max_examples=CASES, deadline=None)
+@examples(CASES)
 @given(worlds.clusters(), worlds.specs())
 def test_the_nodes_that_are_refused_are_those_that_a_plain_look_refuses(cluster, spec):
     table = Table([*cluster, a_node("z-plain", 8, "16Gi")])

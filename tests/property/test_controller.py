@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given, note, settings
+from hypothesis import given, note
 
 from hodei.control.explain import why as explain
 from hodei.model.facts import JobCancelled, RunObserved
 from property import naive
 from property.auditor import ENDED_JOB
+from property.examples import examples
 from property.story import Story, calm_stories, stories
 from property.worlds import specs
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(stories)
 def test_no_node_is_overcommitted_no_gang_is_split_and_no_rule_is_broken_whatever_happens(story):
     Story().tell(*story)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(stories)
 def test_it_is_so_also_when_higher_work_takes_the_place_of_lower(story):
     Story(warlike=True).tell(*story)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(stories)
 def test_nobody_waits_while_there_is_room_and_nothing_is_lost_in_the_end(story):
     told = Story(between=_nobody_waits_for_nothing).tell(*story)
@@ -33,9 +34,9 @@ def test_nobody_waits_while_there_is_room_and_nothing_is_lost_in_the_end(story):
     told.step([JobCancelled(id) for id in alive])
     told.step([RunObserved(run.id, "stopped", told.now_ms, 143) for run in told.auditor.live()])
     assert all(job.state in ENDED_JOB for job in told.auditor.jobs.values())
-    assert not told.controller.world.jobs
+    assert not told.controller.cluster.jobs
     assert not any(told.controller.pending().values())
-    assert not told.controller.world.table.runs.any()
+    assert not told.controller.cluster.table.runs.any()
 
 
 def _nobody_waits_for_nothing(story: Story) -> None:
@@ -48,7 +49,7 @@ def _nobody_waits_for_nothing(story: Story) -> None:
             assert not naive.can_start(job.spec, nodes, used), f"job {job.id} waits though there is room"
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(calm_stories)
 def test_the_same_facts_give_the_same_plans_byte_for_byte_also_when_someone_asks_why_in_between(story):
     plain = Story().tell(*story)
@@ -64,7 +65,7 @@ def _ask_everything(story: Story) -> None:
     explain.plan(story.controller, pending[:2] + [job.spec for job in story.auditor.jobs.values()][:2], story.now_ms)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(calm_stories)
 def test_a_restart_holds_the_same_room_and_loses_no_job(story):
     told = Story().tell(*story)
@@ -76,10 +77,10 @@ def test_a_restart_holds_the_same_room_and_loses_no_job(story):
     assert told.controller.pending() == waiting, "a job that waited is forgotten, or started by the restart alone"
     assert {run.id for run in told.auditor.live()} == live
     assert told.auditor.used() == before
-    assert set(told.controller.world.jobs) == {id for id, job in told.auditor.jobs.items() if not job.finished_ms}
+    assert set(told.controller.cluster.jobs) == {id for id, job in told.auditor.jobs.items() if not job.finished_ms}
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(calm_stories, specs())
 def test_a_plan_is_what_then_happens(story, spec):
     told = Story().tell(*story)
@@ -91,8 +92,8 @@ def test_a_plan_is_what_then_happens(story, spec):
     assert bool(binds) == (planned.code == "WOULD_START")
     assert bool(done.plan.evictions) <= (planned.code == "WOULD_PREEMPT")
     if not binds and planned.code != "WOULD_PREEMPT":
-        refused = told.controller.lines[spec.profile].refusal_of(
-            told.controller.lines[spec.profile].gangs[told.auditor.jobs[max(told.auditor.jobs)].id]
+        refused = told.controller.queues[spec.profile].refusal_of(
+            told.controller.queues[spec.profile].gangs[told.auditor.jobs[max(told.auditor.jobs)].id]
         )
         assert refused is not None
         if (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job, a_node
@@ -17,9 +17,9 @@ from hodei.control.controller import Controller
 from hodei.model.dependency import Dependencies, Dependency, DependencyStatus
 from hodei.model.effects import SaveJob, SaveRun, Start, Stop
 from hodei.model.facts import DataAppeared, Fact, JobCancelled, JobRestored, JobSubmitted, NodeJoined, RunObserved
-from hodei.model.job import Job, Run
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED, Job, Run
 from hodei.plugins.registry import build_profile
+from property.examples import examples
 
 DATA = ("/data/a", "/data/b")
 
@@ -106,7 +106,7 @@ def graphs(draw: Any) -> list[Dependencies]:
     return out
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(graphs(), st.integers(0, 2**32), st.booleans())
 def test_nobody_starts_too_early_waits_in_vain_or_is_given_up_too_soon(
     graph: list[Dependencies], seed: int, at_once: bool

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given, note, settings
+from hypothesis import assume, given, note
 from msgspec import structs
 
 from hodei.control.explain import why as explain
 from hodei.engine.explain import objections
 from hodei.engine.view import View
 from property import naive
+from property.examples import examples
 from property.story import Story, calm_stories
 
 
 def nothing_is_kept(told):
     """Room that is kept for a member to come back, or a job to move to, is taken though no run holds it."""
-    return not told.controller.gangs.repairs and not told.controller.moving.kept
+    return not told.controller.gangs.repairs and not told.controller.relocation.kept
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(calm_stories)
 def test_why_names_a_blocker_for_every_node_that_refuses_and_none_for_the_others(story):
     told = Story().tell(*story)
     assume(nothing_is_kept(told))
     auditor, used, engine = told.auditor, told.auditor.used(), told.controller.engine
-    for gang in [gang for line in told.controller.lines.values() for gang in line.gangs.values()]:
+    for gang in [gang for line in told.controller.queues.values() for gang in line.gangs.values()]:
         for member in gang.members:
             found = objections(engine.profile(gang), engine.runner, member, engine.table, View(told.now_ms))
             blamed = {engine.table.names[row] for mask, _ in found.pairs for row in mask.nonzero()[0]}
@@ -34,7 +35,7 @@ def test_why_names_a_blocker_for_every_node_that_refuses_and_none_for_the_others
                 assert (node.name in blamed) == bool(broken or not room)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(calm_stories)
 def test_why_says_waiting_of_exactly_those_that_cannot_start(story):
     told = Story().tell(*story)
@@ -64,7 +65,7 @@ def _healthy(node):
     return structs.replace(node, ready=True, not_ready_reason="", cordoned=False)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(calm_stories)
 def test_a_job_that_why_calls_placeable_is_placed_by_the_next_step_when_it_is_the_first_in_line(story):
     """With one try per step gangs are left over that have room: those are what this is about."""
@@ -82,5 +83,5 @@ def test_a_job_that_why_calls_placeable_is_placed_by_the_next_step_when_it_is_th
 
 def _next_in_line(told: Story) -> int:
     """The one gang that the next step tries: asked of the lines themselves, which leaves it where it is."""
-    heads = [next(iter(line.ready()), None) for line in told.controller.lines.values()]
+    heads = [next(iter(line.ready()), None) for line in told.controller.queues.values()]
     return min((-gang.priority, gang.queued_ms, gang.id) for gang in heads if gang is not None)[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given, note, settings
+from hypothesis import assume, given, note
 from hypothesis import strategies as st
 
 from builders import a_job_spec, a_node, a_task
@@ -11,6 +11,7 @@ from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.view import View, gang_of
 from property import naive
+from property.examples import examples
 from property.worlds import clusters, nodes, profiles, specs
 
 held = st.lists(st.tuples(st.integers(0, 3), st.sampled_from((500, 1000, 2000))), max_size=3)
@@ -46,7 +47,7 @@ def _try(cluster, spec, taken):
     return engine.try_gang(gang, View(0)), used
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.one_of(clusters(), tight_clusters), st.one_of(specs(), tight_gangs), held, nodes("n0"))
 def test_adding_a_node_never_makes_a_placeable_gang_unplaceable(cluster, spec, taken, more):
     before, _ = _try(cluster, spec, taken)
@@ -56,14 +57,14 @@ def test_adding_a_node_never_makes_a_placeable_gang_unplaceable(cluster, spec, t
     assert not isinstance(after, Refusal)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(clusters(), specs(), held)
 def test_a_gang_is_placed_exactly_when_there_is_any_way_to_place_it(cluster, spec, taken):
     result, used = _try(cluster, spec, taken)
     assert isinstance(result, Refusal) != naive.can_start(spec, cluster, used)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(tight_clusters, tight_gangs)
 def test_unequal_members_find_the_way_in_which_all_fit_whenever_there_is_one(cluster, spec):
     result, used = _try(cluster, spec, [])

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hodei.kube.scheduler.background import attendants_of
-from hodei.kube.scheduler.build import Options, furnish, make_driver
+from hodei.kube.scheduler.build import Options, build_scheduler, make_driver
 from hodei.kube.scheduler.informers import Informers
+from hodei.kube.scheduler.run import attendants_of
 from hodei.model.config import SchedulingConfig
 from property.kube_objects import KINDS, PRIORITY, watched
 
@@ -86,12 +86,12 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
         priority_annotation=PRIORITY, scheduling=msgspec.convert(_HOUSES[house_kind], SchedulingConfig),
         usage_configmap="",
     )  # fmt: skip
-    house = furnish(options)
-    driver = make_driver(api, house, options)  # type: ignore[arg-type]
-    driver.attendants = attendants_of(api, house, options, driver)  # type: ignore[arg-type]
-    watching = Informers.of(api, house.pods, house.around, driver.stir, house.refusals)  # type: ignore[arg-type]
-    house.metrics.watches = watching
-    await asyncio.wait_for(watching.start(), 20)
+    harness = build_scheduler(options)
+    driver = make_driver(api, harness, options)  # type: ignore[arg-type]
+    driver.attendants = attendants_of(api, harness, options, driver)  # type: ignore[arg-type]
+    informers = Informers.of(api, harness.pods, harness.cache, driver.stir, harness.refusals)  # type: ignore[arg-type]
+    harness.metrics.watches = informers
+    await asyncio.wait_for(informers.start(), 20)
     stopping = asyncio.Event()
     running = asyncio.create_task(driver.run(stopping))
     # A place that no garbage knows of, and a pod for it.
@@ -111,7 +111,7 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
     try:
         async with asyncio.timeout(20):
             while api.bound.get("sane-pod") != "sane-node":
-                dead = [task for task in (*watching.tasks, running) if task.done()]
+                dead = [task for task in (*informers.tasks, running) if task.done()]
                 for task in dead:
                     task.result()
                 assert not dead, "a task has ended"
@@ -119,19 +119,19 @@ async def survive(api: PlayedApi, house_kind: str) -> None:
         for attendant in driver.attendants:
             if hasattr(attendant, "look"):
                 attendant.look()
-        house.metrics.written()
-        assert [one.path for one in watching.reflectors if one.faults] == []  # none had to begin anew
+        harness.metrics.written()
+        assert [one.path for one in informers.reflectors if one.faults] == []  # none had to begin anew
     finally:
         stopping.set()
         await asyncio.gather(running, return_exceptions=True)
-        await watching.stop()
+        await informers.stop()
 
 
 def test_every_kind_that_is_watched_is_among_them() -> None:
-    house = furnish(Options())
-    watching = Informers.of(PlayedApi([]), house.pods, house.around, lambda: None)  # type: ignore[arg-type]
+    harness = build_scheduler(Options())
+    informers = Informers.of(PlayedApi([]), harness.pods, harness.cache, lambda: None)  # type: ignore[arg-type]
     known = {re.sub(r"scheduling\.k8s\.io/v1alpha2", "scheduling.k8s.io", path) for path in KINDS}
-    assert {one.path for one in watching.reflectors} == known
+    assert {one.path for one in informers.reflectors} == known
 
 
 @pytest.mark.parametrize("kind", list(_HOUSES))

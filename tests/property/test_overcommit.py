@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job, a_node
@@ -12,6 +12,7 @@ from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.ids import run_id
 from hodei.model.node import Node
 from hodei.plugins.registry import build_profiles
+from property.examples import examples
 
 RATIOS = st.dictionaries(st.sampled_from(("cpu", "memory", "gpu")), st.integers(10, 400), max_size=3)
 CPUS, MEMORIES = ("300m", "1", "2500m"), ("0", "700Mi", "3Gi")
@@ -25,7 +26,7 @@ def nodes(draw: st.DrawFn) -> list[Node]:
     ]  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(nodes(), st.data())
 def test_never_more_is_promised_than_the_ratio_allows(cluster: list[Node], data: st.DataObject) -> None:
     controller = Controller(build_profiles(SchedulingConfig()))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from itertools import combinations
 from typing import Any
 
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job_spec, a_node
@@ -14,12 +14,13 @@ from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Eviction, Refusal
 from hodei.engine.preemption.search import Preemption, Preemptions
-from hodei.engine.preemption.victims import FOR_EVER, Place, VictimCandidate, VictimIndex, class_of
+from hodei.engine.preemption.victims import FOREVER, Place, VictimCandidate, VictimIndex, class_of
 from hodei.engine.view import Gang, Member, View, gang_of
 from hodei.model.effects import Record
 from hodei.model.facts import RunObserved
 from hodei.model.job import GangRules
 from hodei.plugins.registry import build_profile
+from property.examples import examples
 from property.story import Story, calm_stories
 
 VIEW = View(NOW_MS)
@@ -74,8 +75,8 @@ class Cluster:
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
-        self.tenancy = VictimIndex(self.table)
-        self.preemptions = Preemptions(self.engine, self.tenancy)
+        self.victim_index = VictimIndex(self.table)
+        self.preemptions = Preemptions(self.engine, self.victim_index)
         for id, wanted in enumerate(tenants, 1):
             self._let_in(id, **wanted)
 
@@ -93,11 +94,11 @@ class Cluster:
         since = NOW_MS - minutes * 60_000
         homes = {each.index: Place(each.node.name, each.member, each.grant) for each in placed}
         core = tuple(place for number, place in homes.items() if number < count - spared)
-        safe = {"is safe": NOW_MS + 1, "is safe for ever": FOR_EVER}.get(state, 0)
+        safe = {"is safe": NOW_MS + 1, "is safe for ever": FOREVER}.get(state, 0)
         units = [
             VictimCandidate(
                 id, gang.job, core if state != "stops" else tuple(homes.values()), since, unsaved_ms=(since,) * len(homes),
-                stopping=state == "stops", safe_until_ms=safe,
+                stopping=state == "stops", protected_until_ms=safe,
             )
         ]  # fmt: skip
         if state != "stops":
@@ -106,18 +107,18 @@ class Cluster:
                 for number, place in homes.items()
                 if number >= count - spared
             ]
-        self.tenancy.put(id, units)
+        self.victim_index.put(id, units)
 
     # ------------------------------------------------------------------------------------- by brute force
 
     def units(self) -> dict[Unit, VictimCandidate]:
-        return {(t.id, t.members[0] if t.members else -1): t for ts in self.tenancy.of_job.values() for t in ts}
+        return {(t.id, t.members[0] if t.members else -1): t for ts in self.victim_index.of_job.values() for t in ts}
 
     def movable(self, rank: int) -> dict[Unit, VictimCandidate]:
         return {
             unit: tenant
             for unit, tenant in self.units().items()
-            if not tenant.stopping and tenant.safe_until_ms <= NOW_MS and class_of(tenant.job.priority) < rank
+            if not tenant.stopping and tenant.protected_until_ms <= NOW_MS and class_of(tenant.job.priority) < rank
         }
 
     def fits_without(self, member: Member, gone: Collection[Unit]) -> set[str]:
@@ -147,10 +148,10 @@ class Cluster:
         ]  # fmt: skip
 
     def send_away(self, id: int) -> None:
-        for tenant in self.tenancy.of_job[id]:
+        for tenant in self.victim_index.of_job[id]:
             for name, member, grant in tenant.places:
                 self.table.let_go(name, member.task.request, member, grant)
-        self.tenancy.remove(id)
+        self.victim_index.remove(id)
 
 
 def _refused(engine: Engine, gang: Gang, table: Table, row: int) -> bool:
@@ -179,7 +180,7 @@ def _asked(nodes: Any, there: Any, wish: Any) -> tuple[Cluster, Gang, Preemption
     return cluster, gang, found
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(places, st.lists(tenants, max_size=5), wishes)
 def test_the_victims_are_of_lower_classes_and_no_fewer_of_them_would_do(nodes, there, wish):
     cluster, gang, found = _asked(nodes, there, wish)
@@ -194,7 +195,7 @@ def test_the_victims_are_of_lower_classes_and_no_fewer_of_them_would_do(nodes, t
             assert not cluster.fits_without(member, set(fewer)), f"{fewer} would have been enough"
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(places, st.lists(tenants, max_size=5), wishes)
 def test_a_way_is_found_whenever_there_is_one_and_never_at_the_cost_of_a_higher_priority_than_must_be(
     nodes, there, wish
@@ -218,7 +219,7 @@ def test_a_way_is_found_whenever_there_is_one_and_never_at_the_cost_of_a_higher_
     assert found is None
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(places, st.lists(tenants, min_size=1, max_size=5), wishes)
 def test_a_gang_ends_only_where_the_members_that_it_can_do_without_are_not_enough(nodes, there, wish):
     cluster, gang, found = _asked(nodes, there, wish)
@@ -231,7 +232,7 @@ def test_a_gang_ends_only_where_the_members_that_it_can_do_without_are_not_enoug
         assert not cluster.fits_without(gang.members[0], instead), f"the surplus of {id} would have been enough"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(places, st.lists(small_tenants, min_size=4, max_size=12), few_wishes)
 def test_what_is_kept_from_one_search_to_the_next_changes_no_answer(nodes, there, asked):
     cluster = Cluster(nodes, there)
@@ -240,10 +241,12 @@ def test_what_is_kept_from_one_search_to_the_next_changes_no_answer(nodes, there
         result = cluster.engine.place(gang, VIEW)
         if not isinstance(result, Refusal):
             homes = tuple(Place(each.node.name, each.member, each.grant) for each in result)
-            cluster.tenancy.put(gang.id, [VictimCandidate(gang.id, gang.job, homes, NOW_MS, safe_until_ms=NOW_MS + 1)])
+            cluster.victim_index.put(
+                gang.id, [VictimCandidate(gang.id, gang.job, homes, NOW_MS, protected_until_ms=NOW_MS + 1)]
+            )
             continue
         kept = cluster.preemptions.find(gang, VIEW)
-        anew = Preemptions(Engine(cluster.table, {"default": cluster.profile}), cluster.tenancy).find(gang, VIEW)
+        anew = Preemptions(Engine(cluster.table, {"default": cluster.profile}), cluster.victim_index).find(gang, VIEW)
         assert (kept is None) == (anew is None)
         if kept is not None and anew is not None:
             assert (kept.victims, kept.leaving) == (anew.victims, anew.leaving)
@@ -279,20 +282,20 @@ class War(Story):
         return done
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(calm_stories)
 def test_in_the_end_every_eviction_has_led_to_a_start_or_there_is_a_reason_on_record(story):
     told = War().tell(*story)
     for _ in range(60):
-        going = [run for run in told.auditor.live() if run.stop_requested]
-        if not going and not told.controller.preempting.holds:
+        going = [run for run in told.auditor.live() if run.stop_reason]
+        if not going and not told.controller.preemption.holds:
             break
         told.now_ms += 1000
         told.step([RunObserved(run.id, "stopped", told.now_ms, 143, "killed") for run in going])
-    assert not told.controller.preempting.holds, "someone waits for room that nobody will give"
+    assert not told.controller.preemption.holds, "someone waits for room that nobody will give"
     for at, eviction in told.evictions:
         since = {kind for seq, kind, job in told.said if job == eviction.preemptor and seq > at}
         # Given up on record; or, if it was a member that its running gang wanted back, the gang has ended meanwhile.
-        answers = {"job.scheduled", "gang.joined", "job.preemption_void", "job.cancel_requested", "job.held", "job.ended",
+        answers = {"job.scheduled", "gang.member_joined", "job.preemption_abandoned", "job.cancel_requested", "job.held", "job.ended",
                    "job.requeued"}  # fmt: skip
         assert since & answers, f"nothing came of {eviction}: {since}"

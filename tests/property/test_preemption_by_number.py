@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job_spec, a_node
@@ -19,6 +19,7 @@ from hodei.engine.preemption.search import Preemption, Preemptions
 from hodei.engine.preemption.victims import Going, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
 from hodei.plugins.registry import build_profile
+from property.examples import examples
 
 VIEW = View(NOW_MS)
 GIB = 1 << 30
@@ -45,12 +46,12 @@ class Cluster:
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
-        self.tenancy = VictimIndex(self.table, "number")
-        self.preemptions = Preemptions(self.engine, self.tenancy)
+        self.victim_index = VictimIndex(self.table, "number")
+        self.preemptions = Preemptions(self.engine, self.victim_index)
         self.pods: dict[int, dict[str, Any]] = {}
         self.version, self.allowed = 0, allowed
         if allowed:
-            self.tenancy.guard = self
+            self.victim_index.guard = self
         for id, pod in enumerate(there, 1):
             self._let_in(id, pod)
 
@@ -68,7 +69,7 @@ class Cluster:
         gang = self.gang(id, pod["cpu"], pod["memory"], pod["priority"])
         member, since = gang.members[0], NOW_MS - 60_000 * pod["minutes"]
         grant = self.table.hold(f"n{row}", member.task.request, member)
-        self.tenancy.put(id, [VictimCandidate(id, gang.job, (Place(f"n{row}", member, grant),), since)])
+        self.victim_index.put(id, [VictimCandidate(id, gang.job, (Place(f"n{row}", member, grant),), since)])
 
     # ----------------------------------------------------------------------------------------- the guard
 
@@ -136,19 +137,19 @@ def _compare(there: Any, wish: tuple[int, int, int], allowed: Sequence[int]) -> 
     assert _victims(cluster.preemptions.find(gang, VIEW)) == expected, "and again, by what is known now"
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(st.lists(pods, max_size=12), wishes)
 def test_the_victims_are_those_that_kube_scheduler_would_choose(there, wish):
     _compare(there, wish, ())
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(st.lists(pods, max_size=12), wishes, budgets)
 def test_the_victims_are_those_that_kube_scheduler_would_choose_with_budgets(there, wish, allowed):
     _compare(there, wish, allowed)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(pods, max_size=12), st.lists(st.tuples(wishes, st.integers(1, 3)), min_size=1, max_size=6))
 def test_it_makes_no_difference_whether_numbers_are_few_or_many(there, asked):
     with pytest.MonkeyPatch.context() as patch:
@@ -163,8 +164,8 @@ def test_it_makes_no_difference_whether_numbers_are_few_or_many(there, asked):
                     found = cluster.preemptions.find(gang, VIEW)
                     answers.append((_victims(found), found and [placed.node.name for placed in found.placements]))
                     for id in _victims(found) or ():
-                        (tenant,) = cluster.tenancy.of_job[id]
+                        (tenant,) = cluster.victim_index.of_job[id]
                         for name, member, grant in tenant.places:
                             cluster.table.let_go(name, member.task.request, member, grant)
-                        cluster.tenancy.remove(id)
+                        cluster.victim_index.remove(id)
             assert answers[:1] == answers[1:]

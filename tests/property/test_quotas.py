@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hodei.control.accounting.config import accounts_policy
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import JobCancelled, NodeJoined, NodeLost
-from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.job import RUN_ENDED
 from hodei.plugins.registry import build_profile
-from unit.control.house import House, some_nodes
+from property.examples import examples
+from unit.control.harness import Harness, some_nodes
 
 PROJECTS = ("a", "b", "c", "free")
 HARD = {"a": 3, "b": 4, "c": 2}
@@ -33,45 +34,45 @@ others = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.one_of(submits, submits, others, others), max_size=40), st.sampled_from(("priority", "multifactor")))
 def test_no_project_and_no_user_ever_holds_more_than_its_quota(story, queue):
     policy = accounts_policy(msgspec.convert({"quotas": QUOTAS}, SchedulingConfig))
     profiles = {"default": build_profile("default", queue=queue, plugins=("quota",))}
-    house = House(*NODES, profiles=profiles, accounts=policy)
+    harness = Harness(*NODES, profiles=profiles, accounts=policy)
     last = 0
     for what, *details in story:
         if what == "submit":
             last += 1
             project, user, cpu, count, priority = details
-            house.submit(last, project=project, user=user, cpu=cpu, count=count, priority=priority, retries=2)
+            harness.submit(last, project=project, user=user, cpu=cpu, count=count, priority=priority, retries=2)
         else:
-            happen(house, what, details[0])
-        check(house)
+            happen(harness, what, details[0])
+        check(harness)
 
 
-def happen(house, what, number):
-    live = sorted(run.id for run in house.runs.values() if run.state not in RUN_ENDED)
+def happen(harness, what, number):
+    live = sorted(run.id for run in harness.runs.values() if run.state not in RUN_ENDED)
     if what in ("end", "fail", "stop") and live:
         state = {"end": "succeeded", "fail": "failed", "stop": "stopped"}[what]
-        house.see(live[number % len(live)], state, 0 if what == "end" else 1)
-    elif what == "cancel" and house.jobs:
-        house.learn(JobCancelled(sorted(house.jobs)[number % len(house.jobs)]))
+        harness.see(live[number % len(live)], state, 0 if what == "end" else 1)
+    elif what == "cancel" and harness.jobs:
+        harness.learn(JobCancelled(sorted(harness.jobs)[number % len(harness.jobs)]))
     elif what == "lose":
-        house.learn(NodeLost(f"n{1 + number % 2}"))
+        harness.learn(NodeLost(f"n{1 + number % 2}"))
     elif what == "join":
-        house.learn(NodeJoined(NODES[number % 2]))
+        harness.learn(NodeJoined(NODES[number % 2]))
     elif what == "wait":
-        house.later(1000 * number)
+        harness.later(1000 * number)
     elif what == "restart":
-        house.restart(*NODES)
+        harness.restart(*NODES)
 
 
-def check(house):
+def check(harness):
     held, users, jobs = Counter(), Counter(), {}
-    for run in house.runs.values():
+    for run in harness.runs.values():
         if run.state not in RUN_ENDED:
-            spec = house.jobs[run.job].spec
+            spec = harness.jobs[run.job].spec
             cpu = spec.tasks[0].request["cpu"]
             held[spec.project] += cpu
             users[spec.project, spec.user] += cpu
@@ -83,5 +84,5 @@ def check(house):
     assert len(jobs.get("a", ())) <= 4
     assert users["c", "ann"] <= 1000
     assert users["c", "bob"] <= 1000
-    kept = {row.project: row.used for row in house.controller.accounts.quota_rows() if row.resource == "cpu"}
+    kept = {row.project: row.used for row in harness.controller.accounts.quota_rows() if row.resource == "cpu"}
     assert kept == {project: held[project] for project in HARD}, "the account agrees with the runs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -18,6 +18,7 @@ from hodei.engine.view import Member, View, gang_of
 from hodei.model.node import Node
 from hodei.model.resources import Resources
 from hodei.plugins.registry import PLUGINS, build_profile
+from property.examples import examples
 from property.worlds import NODE_NAMES, clusters, nodes, plain_tasks, profiles, specs
 
 where = st.sampled_from(NODE_NAMES)
@@ -85,21 +86,21 @@ every_strategy = st.sampled_from(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(clusters(), st.lists(specs(), min_size=1, max_size=3), rounds, every_strategy)
 def test_a_kept_ranking_equals_one_from_scratch(cluster, jobs, history, strategy):
     profile = build_profile("default", worker_selection=strategy)
-    world, runner = Replayed(), Runner()
-    kept = Rankings(world.table, runner)
+    replayed, runner = Replayed(), Runner()
+    kept = Rankings(replayed.table, runner)
     for node in cluster:
-        world.change("put", node, None)
+        replayed.change("put", node, None)
     members = _members(profile, jobs)
     for batch in history:
         for change in batch:
-            world.change(*change)
-        fresh_table = world.again()
+            replayed.change(*change)
+        fresh_table = replayed.again()
         assert [fresh_table.usage(row) for row in range(len(fresh_table.names))] == [
-            world.table.usage(row) for row in range(len(world.table.names))
+            replayed.table.usage(row) for row in range(len(replayed.table.names))
         ]
         for member, shape in members:
             fresh = Rankings(fresh_table, Runner()).of(profile, member, shape, VIEW)
@@ -112,24 +113,24 @@ def test_a_kept_ranking_equals_one_from_scratch(cluster, jobs, history, strategy
     assert not runner.faults
 
 
-plain_plugins = st.sampled_from([plugin for plugin in PLUGINS.values() if getattr(plugin, "plain", False)])
+plain_plugins = st.sampled_from([plugin for plugin in PLUGINS.values() if getattr(plugin, "scalar", False)])
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(clusters(), st.lists(changes, max_size=10), plain_tasks(), plain_plugins)
 def test_a_plain_plugin_says_the_same_of_one_node_as_of_many(cluster, history, task, kind):
-    world = Replayed()
+    replayed = Replayed()
     for node in cluster:
-        world.change("put", node, None)
+        replayed.change("put", node, None)
     for change in history:
-        world.change(*change)
-    _compare(kind(), task, world.table)
+        replayed.change(*change)
+    _compare(kind(), task, replayed.table)
 
 
 huge = st.integers(0, 2**45)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.lists(st.tuples(huge, huge, huge, huge), min_size=1, max_size=4), huge, huge, plain_plugins)
 def test_a_plain_plugin_says_the_same_also_of_very_large_and_overfull_nodes(sizes, cpu, memory, kind):
     table = Table(Node(f"n{i}", "b", capacity={"cpu": size[0], "memory": size[1]}) for i, size in enumerate(sizes))

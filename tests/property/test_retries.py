@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from builders import a_node
@@ -14,6 +14,7 @@ from hodei.engine.points import Refusals
 from hodei.engine.view import Member, View
 from hodei.model.facts import NodeJoined, NodeLost, Reconfigured
 from hodei.plugins.registry import PLUGINS
+from property.examples import examples
 from unit.control.configured import Configured, scheduling
 
 SETTINGS = """
@@ -23,7 +24,7 @@ enabled = false
 rounds = 2
 pause = "5s"
 max_pause = "30s"
-[scheduling.recovery]
+[scheduling.escalation]
 promote_after = "40s"
 promote_to = "medium"
 """
@@ -51,48 +52,48 @@ events = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(events)
 def test_nobody_starts_before_one_ahead_of_it_that_asks_for_no_more(story: list[tuple[str, Any]]) -> None:
-    house = Configured(SETTINGS, a_node("n1", 3, "8Gi"), a_node("n2", 2, "8Gi"))
+    harness = Configured(SETTINGS, a_node("n1", 3, "8Gi"), a_node("n2", 2, "8Gi"))
     last = 0
     for what, detail in story:
         note(f"{what} {detail}")
-        house.now_ms += 100
+        harness.now_ms += 100
         if what == "submit":
             last += 1
-            _learn(house, lambda id=last, fields=detail: house.submit(id, retries=5, **fields))
+            _learn(harness, lambda id=last, fields=detail: harness.submit(id, retries=5, **fields))
         elif what in ("end", "fail"):
-            live = sorted(id for id, run in house.runs.items() if run.state in ("placed", "running"))
+            live = sorted(id for id, run in harness.runs.items() if run.state in ("placed", "running"))
             if live:
                 run = live[detail % len(live)]
                 end = ("succeeded", 0) if what == "end" else ("failed", 1)
-                _learn(house, lambda run=run, end=end: house.see(run, *end))
+                _learn(harness, lambda run=run, end=end: harness.see(run, *end))
         elif what == "pass":
-            end_ms = house.now_ms + detail
-            while (due := house.controller.next_wakeup_ms(house.now_ms)) is not None and due <= end_ms:
-                house.now_ms = max(due, house.now_ms)
-                _learn(house, house.learn)
-            house.now_ms = end_ms
+            end_ms = harness.now_ms + detail
+            while (due := harness.controller.next_wakeup_ms(harness.now_ms)) is not None and due <= end_ms:
+                harness.now_ms = max(due, harness.now_ms)
+                _learn(harness, harness.learn)
+            harness.now_ms = end_ms
         elif what == "lose":
-            _learn(house, lambda node=f"n{detail}": house.learn(NodeLost(node)))
+            _learn(harness, lambda node=f"n{detail}": harness.learn(NodeLost(node)))
         elif what == "join":
             node = a_node(f"n{detail}", 4 - detail, "8Gi")
-            _learn(house, lambda node=node: house.learn(NodeJoined(node)))
+            _learn(harness, lambda node=node: harness.learn(NodeJoined(node)))
         else:
-            _learn(house, lambda toml=detail: house.learn(Reconfigured(scheduling(toml))))
+            _learn(harness, lambda toml=detail: harness.learn(Reconfigured(scheduling(toml))))
 
 
-def _learn(house: Configured, do: Any) -> None:
+def _learn(harness: Configured, do: Any) -> None:
     """One step, after which nobody may wait in vain behind one who has just started."""
     do()
-    line = house.controller.lines["default"]
-    started = {int(run.partition(".")[0]) for run in house.started()}
+    line = harness.controller.queues["default"]
+    started = {int(run.partition(".")[0]) for run in harness.started()}
     for behind in started:
-        spec = house.controller.world.jobs[behind].spec
-        order = (-spec.priority, house.jobs[behind].submitted_ms, behind)
+        spec = harness.controller.cluster.jobs[behind].spec
+        order = (-spec.priority, harness.jobs[behind].submitted_ms, behind)
         for gang in line.gangs.values():
-            if line.backing_off_until(gang.id) > house.now_ms:
+            if line.backing_off_until(gang.id) > harness.now_ms:
                 continue  # it pauses because its own run has failed
             ahead = (-gang.job.priority, gang.submitted_ms, gang.id) < order
             wanted, got = gang.job.tasks[0].request, spec.tasks[0].request
@@ -112,7 +113,7 @@ class Flaky:
         return []
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(0, 8000), st.sampled_from(("high", "medium", "low"))), min_size=2, max_size=8),
     st.integers(20_000, 60_000),
@@ -123,14 +124,14 @@ def test_while_a_plugin_is_out_of_order_nobody_is_tried_again_less_often_than_on
     Flaky.broken = True
     PLUGINS["flaky"] = Flaky
     try:
-        house = Configured('[scheduling.profiles.default]\nplugins = ["flaky"]\n', a_node("n1", 64))
-        line = house.controller.lines["default"]
+        harness = Configured('[scheduling.profiles.default]\nplugins = ["flaky"]\n', a_node("n1", 64))
+        line = harness.controller.queues["default"]
         since: dict[int, dict[int, int]] = {}
         for id, (pause, priority) in enumerate(arrivals, 1):
-            house.until(pause)
+            harness.until(pause)
             since[id] = {other: gang.attempts for other, gang in line.gangs.items()}
-            house.submit(id, priority=priority)
-        house.until(ms)
+            harness.submit(id, priority=priority)
+        harness.until(ms)
         order = {id: (-gang.job.priority, gang.submitted_ms, id) for id, gang in line.gangs.items()}
         for behind, before in since.items():
             again = line.gangs[behind].attempts - 1  # the first is no try again
@@ -145,11 +146,11 @@ def test_while_a_plugin_is_out_of_order_nobody_is_tried_again_less_often_than_on
 def test_a_retry_does_not_invert_priorities() -> None:
     """As it goes wrong elsewhere: an important job is refused again and again, its pause doubles each time, and when room
     is freed at last it sleeps while an unimportant one that has just arrived takes it."""
-    house = Configured(SETTINGS, a_node("n1", 1))
-    house.submit(1, priority="low")
-    house.submit(2, priority="high")
+    harness = Configured(SETTINGS, a_node("n1", 1))
+    harness.submit(1, priority="low")
+    harness.submit(2, priority="high")
     for _ in range(20):
-        house.until(30_000)  # it has been refused whenever it was tried
-    house.submit(3, priority="scavenger")
-    house.see("1.0.1", "succeeded", 0)
-    assert house.started() == ["2.0.1"]
+        harness.until(30_000)  # it has been refused whenever it was tried
+    harness.submit(3, priority="scavenger")
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.started() == ["2.0.1"]

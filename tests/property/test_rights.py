@@ -32,9 +32,9 @@ MORE = (
     {}, {}, {"cpu": 4}, {"cpu": 4}, {"cpu": 4, "priority": 400}, {"array": 2}, {"priority": 0},
     {"priority": 401}, {"priority": "critical"}, {"priority": 10_000}, {"priority": 1000, "array": 2},
     {"project": "open"}, {"project": "closed"}, {"project": "closed", "cpu": 4},
-    {"cpu": 4, "recovery": {"promote_after": "1s"}},
-    {"cpu": 4, "recovery": {"promote_after": "1s", "promote_to": "critical"}},
-    {"cpu": 4, "recovery": {"promote_after": "1s", "promote_to": 300}}, {"recovery": {"promote_to": 1_000_000}},
+    {"cpu": 4, "escalation": {"promote_after": "1s"}},
+    {"cpu": 4, "escalation": {"promote_after": "1s", "promote_to": "critical"}},
+    {"cpu": 4, "escalation": {"promote_after": "1s", "promote_to": 300}}, {"escalation": {"promote_to": 1_000_000}},
     {"user": "root"}, {"owner": "root"}, {"by": "root"}, {"routed_by": "rule 1"}, {"preempts": True},
     {"labels": {"hodei/periodic": "x", "user": "root"}}, {"annotations": {"hodei/user": "root"}},
     {"profile": "default"}, {"profile": "other"}, {"metadata": {"user": "root"}},
@@ -139,7 +139,7 @@ class Callers(RuleBasedStateMachine):
         got = self.ask(who, "POST", f"/jobs/{before.id}/{verb}", body)
         after = self.store.job(before.id)
         assert after is not None
-        assert structs.replace(after.spec, recovery=before.spec.recovery) == before.spec
+        assert structs.replace(after.spec, escalation=before.spec.escalation) == before.spec
         role = self.roles[who]
         if role != "admin" and who != before.spec.user:
             assert got.status >= 400
@@ -188,7 +188,7 @@ class Callers(RuleBasedStateMachine):
     def nobody_has_been_raised_above_the_ceiling(self) -> None:
         for job in self.live.jobs() if hasattr(self, "live") else ():
             most = MOST.get(self.seen.get(job.id, "admin"), 10**9)
-            assert applied(job.spec, job.recourse).priority <= most
+            assert applied(job.spec, job.escalation_state).priority <= most
 
 
 TestCallers = Callers.TestCase

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job, a_node
@@ -10,6 +10,7 @@ from hodei.model.config import PreemptionConfig, ProfileConfig, SchedulingConfig
 from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.resources import CPU
 from hodei.wiring import make_controller
+from property.examples import examples
 
 # Within each of these the most important goes first, so the property holds of any two jobs of different profiles.
 PROFILES = ("aaa", "compute", "default", "points", "zzz")
@@ -27,7 +28,7 @@ jobs = st.tuples(st.sampled_from(PROFILES), st.sampled_from((0, 100, 250, 500, 9
 events = st.lists(st.one_of(jobs, st.integers(0, 7)), max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), events)
 def test_no_job_starts_while_a_more_important_one_of_another_profile_could_have_used_its_room(cpus, story):
     controller = make_controller(CONFIG)
@@ -62,7 +63,7 @@ def test_no_job_starts_while_a_more_important_one_of_another_profile_could_have_
                 if its_profile != profile and its_priority > priority:
                     room = free[node] + held
                     assert wants > room, f"job {other} waits for room that job {job} was given"
-    table = controller.world.table
+    table = controller.cluster.table
     assert {name: table.usage(row).get(CPU, 0) for row, name in enumerate(table.names)} == {
         f"n{i}": cpu * 1000 - free[f"n{i}"] for i, cpu in enumerate(cpus)
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from hodei.control.explain.lookahead import clone_controller, look_ahead
+from property.examples import examples
 from property.story import Story, calm_stories, stories
 
 
@@ -16,7 +17,7 @@ def _look_ahead(story: Story) -> None:
     look_ahead(clone_controller(story.controller), story.now_ms, lambda run, spec, so_far_ms: 60_000, max_steps=20)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(stories)
 def test_a_life_led_by_a_new_twin_after_each_step_has_the_same_plans_byte_for_byte(story):
     plain = Story(warlike=True).tell(*story)
@@ -25,7 +26,7 @@ def test_a_life_led_by_a_new_twin_after_each_step_has_the_same_plans_byte_for_by
         assert one == other, f"step {number} differs"
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(calm_stories)
 def test_looking_ahead_after_each_step_changes_no_plan(story):
     plain = Story(warlike=True).tell(*story)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from builders import a_job_spec, a_node, a_task
 from hodei.engine.profile import Profile
+from hodei.model.affinity import Requirement
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.job import Affinity, BackendChoice, GangRules, JobSpec, NodeTerm, PreferredTerm, TaskSpec, Toleration
 from hodei.model.node import Location, Node, Taint
-from hodei.model.selector import Requirement
 from hodei.plugins.registry import build_profiles
 
 NODE_NAMES = ("n1", "n2", "n3", "n4")

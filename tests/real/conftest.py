@@ -1,4 +1,4 @@
-"""A house for each test, empty and not yet started; it is torn down when the test is over."""
+"""An installation for each test: empty, not yet started, and torn down when the test is over."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from real.house import House
+from real.installation import Installation
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path / "home")
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    made = Installation(tmp_path / "home")
     try:
         yield made
     finally:

@@ -22,6 +22,7 @@ from hodei.backends.agent_link import Link
 from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.model.effects import Start
 from hodei.model.errors import BackendError, NotFound, StaleEpoch
+from hodei.model.stop_reason import StopReason
 
 pytestmark = pytest.mark.real
 ENFORCED = enforcement()
@@ -211,9 +212,9 @@ def test_a_command_that_ignores_term_is_killed_after_its_grace_with_its_children
             script = "trap '' TERM; sleep 300 & echo $!; echo ready; while :; do sleep 0.05; done"
             await desk.backend.start([an_order(1, "/bin/sh", "-c", script)])
             child = int((await desk.log_has("1.0.1", b"ready")).split()[0])
-            await desk.stop("1.0.1", grace_ms=100, reason="enough")
+            await desk.stop("1.0.1", grace_ms=100, reason=StopReason("cancelled", "by ann"))
             end = await desk.end_of("1.0.1")
-            assert (end.state, end.exit_code, end.reason) == ("stopped", 137, "enough")
+            assert (end.state, end.exit_code, end.reason) == ("stopped", 137, "cancelled by ann")
             await until(lambda: not alive(child))
 
     asyncio.run(story())

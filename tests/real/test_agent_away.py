@@ -14,7 +14,7 @@ import pytest
 from agent_host import Desk, a_host, agent_pid, an_order, kill_agent
 from agent_host import until as eventually
 from hodei.model.facts import RunObserved
-from real.house import House, until
+from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
 ROUNDS = int(os.environ.get("HODEI_ROUNDS") or 1)
@@ -30,39 +30,39 @@ def ran(proof: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_an_agent_that_hangs_is_told_soon_and_goes_on_where_it_was(house: House, tmp_path: Path) -> None:
-    house.up()
-    house.works()
+def test_an_agent_that_hangs_is_told_soon_and_goes_on_where_it_was(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    installation.works()
     for number in range(ROUNDS):
         proof = tmp_path / f"proof-{number}"
         command = ("sh", "-c", 'echo "$HODEI_JOB_ID" >>"$1"', "sh", str(proof))
-        agent = house.agent()
+        agent = installation.agent()
         os.kill(agent, signal.SIGSTOP)
         try:
             # Placed before anyone can know: its order to start hangs.
-            hung = [house.submit(*command, restart="never") for _ in range(3)]
-            until(lambda: house.client().backends()[0].state == "unhealthy", "the backend is unhealthy", TOLD_S)
-            (backend,) = house.client().backends()
+            hung = [installation.submit(*command, restart="never") for _ in range(3)]
+            until(lambda: installation.client().backends()[0].state == "unhealthy", "the backend is unhealthy", TOLD_S)
+            (backend,) = installation.client().backends()
             assert f"process {agent}, does not answer" in backend.reason
-            doctor = house.hodei("doctor")
+            doctor = installation.hodei("doctor")
             assert doctor.code == 1
             assert "does not answer" in doctor.out
-            assert house.request("GET", "/readyz", token="").body == b"ok\nbackend local is unhealthy\n"
-            (node,) = house.client().nodes()
-            assert "does not answer" in house.ok("nodes").out + house.ok("node", "show", node.name).out
-            waiting = house.submit(*command, restart="never")
-            until(lambda: "does not answer" in house.ok("why", str(waiting)).out, "told why it waits")  # noqa: B023
-            assert house.state(waiting) == "pending"
+            assert installation.request("GET", "/readyz", token="").body == b"ok\nbackend local is unhealthy\n"
+            (node,) = installation.client().nodes()
+            assert "does not answer" in installation.ok("nodes").out + installation.ok("node", "show", node.name).out
+            waiting = installation.submit(*command, restart="never")
+            until(lambda: "does not answer" in installation.ok("why", str(waiting)).out, "told why it waits")  # noqa: B023
+            assert installation.state(waiting) == "pending"
             assert not ran(proof)
         finally:
             os.kill(agent, signal.SIGCONT)
-        details = house.ended(*hung, waiting)
+        details = installation.ended(*hung, waiting)
         assert [(detail.job.state, len(detail.runs)) for detail in details] == [("succeeded", 1)] * 4
-        assert house.rows("SELECT sum(losses), max(attempt) FROM job") == [(0, 1)]
+        assert installation.rows("SELECT sum(losses), max(attempt) FROM job") == [(0, 1)]
         assert ran(proof) == Counter(map(str, [*hung, waiting]))
-        until(lambda: house.client().backends()[0].state == "ok", "the backend is well again")
-        assert house.agent() == agent
-        house.works()
+        until(lambda: installation.client().backends()[0].state == "ok", "the backend is well again")
+        assert installation.agent() == agent
+        installation.works()
 
 
 @pytest.mark.slow
@@ -185,15 +185,17 @@ def test_a_run_of_which_no_start_is_on_record_tells_when_it_began(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_job_that_began_and_ended_while_the_server_was_down_has_true_times(house: House, tmp_path: Path) -> None:
-    house.up()
-    job = house.submit(*a_dated_order(tmp_path).task.command)
+def test_a_job_that_began_and_ended_while_the_server_was_down_has_true_times(
+    installation: Installation, tmp_path: Path
+) -> None:
+    installation.up()
+    job = installation.submit(*a_dated_order(tmp_path).task.command)
     until(lambda: (tmp_path / "dates").exists(), "it has begun")
-    house.kill()
+    installation.kill()
     asyncio.run(passes(tmp_path))
-    house.up()
-    (detail,) = house.ended(job)
-    ((state, started_ms, finished_ms),) = house.rows(
+    installation.up()
+    (detail,) = installation.ended(job)
+    ((state, started_ms, finished_ms),) = installation.rows(
         "SELECT state, started_ms, finished_ms FROM run WHERE job = ?", job
     )
     began, ended = true_times(tmp_path / "dates")

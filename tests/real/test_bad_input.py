@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from real.house import Answer, House
+from real.installation import Answer, Installation
 
 pytestmark = pytest.mark.real
 
@@ -79,12 +79,12 @@ def is_clear(answer: Answer, status: int, code: str, word: str = "") -> None:
     assert "Traceback" not in problem["message"]
 
 
-def test_every_bad_document_is_refused_in_words_at_once(house: House) -> None:
-    house.up()
+def test_every_bad_document_is_refused_in_words_at_once(installation: Installation) -> None:
+    installation.up()
     took: dict[str, float] = {}
     without_hint = []
     for what, (kind, body, status, code, word) in BAD.items():
-        answer = house.request("POST", "/api/v1/jobs", body, headers={"Content-Type": kind})
+        answer = installation.request("POST", "/api/v1/jobs", body, headers={"Content-Type": kind})
         try:
             is_clear(answer, status, code, word)
         except AssertionError as error:
@@ -95,57 +95,59 @@ def test_every_bad_document_is_refused_in_words_at_once(house: House) -> None:
     slowest = sorted(took.items(), key=lambda pair: -pair[1])[:5]
     print("slowest:", ", ".join(f"{what} {seconds * 1000:.0f} ms" for what, seconds in slowest))
     assert without_hint == []
-    assert house.ok("jobs", "-a", "-o", "name").out == ""
-    house.works()
+    assert installation.ok("jobs", "-a", "-o", "name").out == ""
+    installation.works()
 
 
-def test_a_request_to_the_wrong_place_is_refused_in_words(house: House) -> None:
-    house.up()
-    port = house.address.rsplit(":", 1)[1]
-    is_clear(house.request("GET", "/api/v1/jobs", token="hod_wrong"), 401, "UNAUTHORIZED")
-    is_clear(house.request("GET", "/api/v1/jobs", headers={"Host": "evil.example"}), 421, "FOREIGN_HOST")
-    is_clear(house.request("GET", "/api/v1/jobs", headers={"Host": f"evil.example:{port}"}), 421, "FOREIGN_HOST")
+def test_a_request_to_the_wrong_place_is_refused_in_words(installation: Installation) -> None:
+    installation.up()
+    port = installation.address.rsplit(":", 1)[1]
+    is_clear(installation.request("GET", "/api/v1/jobs", token="hod_wrong"), 401, "UNAUTHORIZED")
+    is_clear(installation.request("GET", "/api/v1/jobs", headers={"Host": "evil.example"}), 421, "MISDIRECTED")
+    is_clear(installation.request("GET", "/api/v1/jobs", headers={"Host": f"evil.example:{port}"}), 421, "MISDIRECTED")
     is_clear(
-        house.request("POST", "/api/v1/jobs", job(), headers={"Origin": "https://evil.example"}), 403, "CROSS_SITE"
+        installation.request("POST", "/api/v1/jobs", job(), headers={"Origin": "https://evil.example"}),
+        403,
+        "CROSS_SITE",
     )
-    is_clear(house.request("GET", "/api/v1/job"), 404, "NO_SUCH_PATH", "/api/v1/jobs")
-    is_clear(house.request("DELETE", "/api/v1/jobs"), 405, "METHOD_NOT_ALLOWED", "GET")
-    is_clear(house.request("GET", "/api/v1/jobs?stat=failed"), 422, "INVALID", "state")
-    is_clear(house.request("GET", "/api/v1/jobs?limit=-1"), 422, "INVALID", "limit")
-    is_clear(house.request("GET", "/api/v1/jobs/99"), 404, "NOT_FOUND")
-    is_clear(house.request("GET", f"/api/v1/jobs/{10**30}"), 422, "INVALID")
-    is_clear(house.request("GET", "/api/v1/jobs/..%2F..%2Fetc"), 404, "NO_SUCH_PATH")
-    is_clear(house.request("GET", "/api/v1/nodes/%00"), 422, "INVALID")
-    is_clear(house.request("GET", "/api/v1/nodes/nowhere"), 404, "NOT_FOUND")
-    house.works()
+    is_clear(installation.request("GET", "/api/v1/job"), 404, "NO_SUCH_PATH", "/api/v1/jobs")
+    is_clear(installation.request("DELETE", "/api/v1/jobs"), 405, "METHOD_NOT_ALLOWED", "GET")
+    is_clear(installation.request("GET", "/api/v1/jobs?stat=failed"), 422, "INVALID", "state")
+    is_clear(installation.request("GET", "/api/v1/jobs?limit=-1"), 422, "INVALID", "limit")
+    is_clear(installation.request("GET", "/api/v1/jobs/99"), 404, "NOT_FOUND")
+    is_clear(installation.request("GET", f"/api/v1/jobs/{10**30}"), 422, "INVALID")
+    is_clear(installation.request("GET", "/api/v1/jobs/..%2F..%2Fetc"), 404, "NO_SUCH_PATH")
+    is_clear(installation.request("GET", "/api/v1/nodes/%00"), 422, "INVALID")
+    is_clear(installation.request("GET", "/api/v1/nodes/nowhere"), 404, "NOT_FOUND")
+    installation.works()
 
 
-def test_a_directory_in_the_place_of_a_log_is_an_error_and_not_a_crash(house: House) -> None:
-    house.up()
-    id = house.submit("sh", "-c", "echo hello; exit 0")
-    (detail,) = house.ended(id)
-    (log,) = house.agent_home.glob(f"runs/*/{detail.runs[0].id}/stdout")
+def test_a_directory_in_the_place_of_a_log_is_an_error_and_not_a_crash(installation: Installation) -> None:
+    installation.up()
+    id = installation.submit("sh", "-c", "echo hello; exit 0")
+    (detail,) = installation.ended(id)
+    (log,) = installation.agent_home.glob(f"runs/*/{detail.runs[0].id}/stdout")
     log.unlink()
     log.mkdir()
-    answer = house.request("GET", f"/api/v1/jobs/{id}/logs")
+    answer = installation.request("GET", f"/api/v1/jobs/{id}/logs")
     assert answer.status in (404, 503)
     assert answer.json["message"]
-    said = house.hodei("logs", str(id))
+    said = installation.hodei("logs", str(id))
     assert said.code in (1, 3)
     assert said.err.startswith("error: ")
-    house.works()
+    installation.works()
 
 
-def test_a_job_in_a_directory_that_is_not_there_says_so(house: House, tmp_path: Path) -> None:
-    house.up()
-    (detail,) = house.ended(house.submit("true", workdir="/no/such/place"))
+def test_a_job_in_a_directory_that_is_not_there_says_so(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    (detail,) = installation.ended(installation.submit("true", workdir="/no/such/place"))
     assert detail.job.state == "failed"
     assert "/no/such/place" in detail.job.reason
     file = tmp_path / "file"
     file.write_text("not a program")
-    assert house.ended(house.submit(str(file)))[0].job.exit_code == 126
-    assert house.ended(house.submit(str(tmp_path)))[0].job.exit_code == 126
-    house.works()
+    assert installation.ended(installation.submit(str(file)))[0].job.exit_code == 126
+    assert installation.ended(installation.submit(str(tmp_path)))[0].job.exit_code == 126
+    installation.works()
 
 
 # name: (text of the file, exit code, a word that must be on stderr)
@@ -164,13 +166,13 @@ BAD_FILES: dict[str, tuple[bytes, int, str]] = {
 }
 
 
-def test_every_bad_file_is_refused_by_the_command_line_in_words(house: House, tmp_path: Path) -> None:
-    house.up()
+def test_every_bad_file_is_refused_by_the_command_line_in_words(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
     for what, (text, code, word) in BAD_FILES.items():
         file = tmp_path / "job.yaml"
         file.write_bytes(text)
         for command in ("submit", "plan"):
-            said = house.hodei(command, str(file))
+            said = installation.hodei(command, str(file))
             impossible = command == "plan" and what == "larger than every node"
             assert said.code == (5 if impossible else code), (what, command, said)
             assert said.out == ""
@@ -180,19 +182,19 @@ def test_every_bad_file_is_refused_by_the_command_line_in_words(house: House, tm
             assert said.err.rstrip().endswith("]"), what
             assert len(said.err) < 5000, what
             assert "Traceback" not in said.err
-    assert house.hodei("submit", str(tmp_path)).code == 2  # a directory
-    assert "is a directory" in house.hodei("submit", str(tmp_path)).err
-    assert house.hodei("submit", str(tmp_path / "nowhere.yaml")).code == 2
-    assert house.hodei("jobs", env={"HODEI_TOKEN": "wrong"}).code == 4
-    assert house.hodei("jobs", env={"HODEI_SERVER": "http://127.0.0.1:9"}).code == 7
-    assert house.hodei("jobs", "--frobnicate").code == 2
-    assert house.ok("jobs", "-a", "-o", "name").out == ""
-    house.works()
+    assert installation.hodei("submit", str(tmp_path)).code == 2  # a directory
+    assert "is a directory" in installation.hodei("submit", str(tmp_path)).err
+    assert installation.hodei("submit", str(tmp_path / "nowhere.yaml")).code == 2
+    assert installation.hodei("jobs", env={"HODEI_TOKEN": "wrong"}).code == 4
+    assert installation.hodei("jobs", env={"HODEI_SERVER": "http://127.0.0.1:9"}).code == 7
+    assert installation.hodei("jobs", "--frobnicate").code == 2
+    assert installation.ok("jobs", "-a", "-o", "name").out == ""
+    installation.works()
 
 
-def test_one_bad_job_in_a_bulk_refuses_them_all(house: House) -> None:
-    house.up()
+def test_one_bad_job_in_a_bulk_refuses_them_all(installation: Installation) -> None:
+    installation.up()
     jobs = [{"command": ["true"], "name": f"n{n}"} for n in range(50)] + [{"command": ["true"], "cpu": "-1"}]
-    answer = house.request("POST", "/api/v1/jobs", json.dumps(jobs).encode(), headers={"Content-Type": JSON})
+    answer = installation.request("POST", "/api/v1/jobs", json.dumps(jobs).encode(), headers={"Content-Type": JSON})
     is_clear(answer, 422, "INVALID", "negative")
-    assert house.ok("jobs", "-a", "-o", "name").out == ""
+    assert installation.ok("jobs", "-a", "-o", "name").out == ""

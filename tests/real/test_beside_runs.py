@@ -15,8 +15,8 @@ import pytest
 from agent_host import DEADLINE_S, Desk, a_host, alive, an_order, kill_agent, until
 from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.facts import RunObserved
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint, Interactive
+from hodei.model.job import Checkpoint, HealthCheck, Interactive
+from hodei.model.stop_reason import StopReason
 
 pytestmark = pytest.mark.real
 RUN = "1.0.1"
@@ -275,7 +275,7 @@ def test_a_stop_goes_before_saving_in_between(tmp_path):
             await desk.backend.checkpoint([TakeCheckpoint(RUN, "local", hangs)])
             await until(lambda: pids.exists() and pids.read_text().endswith("\n"))
             saves = Checkpoint(command=sh("echo saved"), timeout_ms=HOUR_MS)
-            await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", saves)])
+            await desk.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), saves)])
             end = await desk.end_of(RUN)
             assert (end.state, end.reason, end.checkpoint_ms > 0) == ("stopped", "preempted by 7", True)
             await until(lambda: not alive(int(pids.read_text())))

@@ -20,6 +20,7 @@ from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.job import Checkpoint
 from hodei.model.node import Grant
+from hodei.model.stop_reason import StopReason
 
 pytestmark = pytest.mark.real
 RUN = "1.0.1"
@@ -53,7 +54,7 @@ async def begin(desk: Desk, order: Start) -> None:
 
 async def stop(desk: Desk, grace_ms: int = 10_000, **hook: Any) -> None:
     checkpoint = Checkpoint(**hook) if hook else None
-    await desk.backend.stop([Stop(RUN, "local", grace_ms, "preempted by 7", checkpoint)])
+    await desk.backend.stop([Stop(RUN, "local", grace_ms, StopReason("preempted", "by 7"), checkpoint)])
 
 
 def sh(script: str) -> tuple[str, ...]:
@@ -73,7 +74,7 @@ def test_a_run_saves_its_work_on_a_signal_and_is_stopped_after_that(tmp_path):
         hook = Checkpoint(signal="USR1", timeout_ms=HOUR_MS, file=str(file))
         async with a_host(tmp_path / "home") as desk:
             await begin(desk, a_job(SAVES_AND_GOES_ON, checkpoint=hook))
-            await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", hook)])
+            await desk.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
             end = await desk.end_of(RUN)
             assert facts_of(end) == ("stopped", 143, "preempted by 7")
             assert file.read_text() == "step 7"
@@ -346,12 +347,12 @@ def test_a_signal_is_not_sent_again_by_an_agent_after_the_one_that_was_killed(tm
         hook = Checkpoint(signal="USR1", timeout_ms=HOUR_MS, file=str(file))
         async with a_host(home) as desk:
             await begin(desk, a_job(script, checkpoint=hook))
-            await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", hook)])
+            await desk.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
             await desk.log_has(RUN, b"signal 1")
             await desk.backend.close()
             await kill_agent(home)
         async with a_host(home, epoch=2) as desk:
-            await desk.backend.stop([Stop(RUN, "local", 10_000, "preempted by 7", hook)])
+            await desk.backend.stop([Stop(RUN, "local", 10_000, StopReason("preempted", "by 7"), hook)])
             gate.touch()
             end = await desk.end_of(RUN)
             assert facts_of(end) == ("stopped", 143, "preempted by 7")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from agent_host import alive
-from real.house import DEADLINE_S, House, pids_in, until
+from real.installation import DEADLINE_S, Installation, pids_in, until
 
 pytestmark = pytest.mark.real
 
@@ -20,208 +20,218 @@ TINY = '[[nodes]]\nname = "tiny"\ncpu = "1"\nmemory = "1Gi"\n'
 QUICK_RETRIES = '[scheduling.retry]\nbase = "200ms"\nfactor = 2\njitter = 0.0\n'
 
 
-def test_run_is_like_running_it_here(house: House, tmp_path: Path) -> None:
-    house.up()
-    said = house.hodei("run", "--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
+def test_run_is_like_running_it_here(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    said = installation.hodei("run", "--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
     assert (said.code, said.out) == (3, "to stdout\n")
     assert said.err.splitlines()[0] == "to stderr"
-    assert house.hodei("run", "--", "sh", "-c", "kill -TERM $$").code == 128 + 15
-    assert house.hodei("run", "--", "printf", "no end of line").out == "no end of line"
-    assert house.hodei("run", "--", "/no/such/program").code == 127
-    big = house.hodei("run", "--", "sh", "-c", "seq 200000; seq 100000 >&2")
+    assert installation.hodei("run", "--", "sh", "-c", "kill -TERM $$").code == 128 + 15
+    assert installation.hodei("run", "--", "printf", "no end of line").out == "no end of line"
+    assert installation.hodei("run", "--", "/no/such/program").code == 127
+    big = installation.hodei("run", "--", "sh", "-c", "seq 200000; seq 100000 >&2")
     assert big.code == 0
     assert big.lines == [str(number) for number in range(1, 200_001)]
     assert len(big.err.splitlines()) == 100_000
-    house.stop()
-    assert house.hodei("run", "--", "true").code == 7
+    installation.stop()
+    assert installation.hodei("run", "--", "true").code == 7
 
 
-def test_submit_takes_files_with_several_documents_and_stdin(house: House, tmp_path: Path) -> None:
-    house.up()
+def test_submit_takes_files_with_several_documents_and_stdin(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
     file = tmp_path / "jobs.yaml"
     file.write_text("name: one\ncommand: echo first\n---\nname: two\ncommand: [echo, second]\ncpu: 100m\n")
-    assert house.ok("submit", str(file)).lines == ["job 1 (one) submitted", "job 2 (two) submitted"]
-    assert house.ok("submit", "-", "-o", "name", input='{"name": "three", "command": ["echo", "third"]}').lines == ["3"]
-    assert house.ok("submit", "--wait", "-q", "--", "true").lines == ["4"]
-    assert house.hodei("submit", "--wait", "-q", "--", "false").code == 10
-    assert house.hodei("wait", "1-3").code == 0
-    assert [house.ok("logs", id).out for id in ("1", "two", "three")] == ["first\n", "second\n", "third\n"]
-    again = [house.ok("submit", "-q", "--key", "nightly", "-", input="command: 'true'").out for _ in range(2)]
+    assert installation.ok("submit", str(file)).lines == ["job 1 (one) submitted", "job 2 (two) submitted"]
+    assert installation.ok(
+        "submit", "-", "-o", "name", input='{"name": "three", "command": ["echo", "third"]}'
+    ).lines == ["3"]
+    assert installation.ok("submit", "--wait", "-q", "--", "true").lines == ["4"]
+    assert installation.hodei("submit", "--wait", "-q", "--", "false").code == 10
+    assert installation.hodei("wait", "1-3").code == 0
+    assert [installation.ok("logs", id).out for id in ("1", "two", "three")] == ["first\n", "second\n", "third\n"]
+    again = [installation.ok("submit", "-q", "--key", "nightly", "-", input="command: 'true'").out for _ in range(2)]
     assert again[0] == again[1]
 
 
-def test_lists_come_in_every_format(house: House) -> None:
-    house.up()
-    ids = [house.submit("true", name=f"job-{number}", labels={"part": str(number)}) for number in range(3)]
-    house.ended(*ids)
-    assert house.ok("jobs").out == ""
-    assert [line.split()[1] for line in house.ok("jobs", "-a", "--no-headers").lines] == ["job-2", "job-1", "job-0"]
-    as_json = house.ok("jobs", "-a", "-o", "json").json
+def test_lists_come_in_every_format(installation: Installation) -> None:
+    installation.up()
+    ids = [installation.submit("true", name=f"job-{number}", labels={"part": str(number)}) for number in range(3)]
+    installation.ended(*ids)
+    assert installation.ok("jobs").out == ""
+    assert [line.split()[1] for line in installation.ok("jobs", "-a", "--no-headers").lines] == [
+        "job-2",
+        "job-1",
+        "job-0",
+    ]
+    as_json = installation.ok("jobs", "-a", "-o", "json").json
     assert [job["id"] for job in as_json] == [3, 2, 1]
     assert {job["state"] for job in as_json} == {"succeeded"}
-    assert [json.loads(line) for line in house.ok("jobs", "-a", "-o", "jsonl").lines] == as_json
-    assert yaml.safe_load(house.ok("jobs", "-a", "-o", "yaml").out) == as_json
-    assert house.ok("jobs", "-a", "-o", "name").lines == ["3", "2", "1"]
-    assert house.ok("jobs", "-l", "part in (0, 2)", "-a", "-o", "name").lines == ["3", "1"]
-    assert house.ok("jobs", "--state", "failed", "-o", "name").out == ""
-    shown = house.ok("job", "show", "job-1", "-o", "json").json
+    assert [json.loads(line) for line in installation.ok("jobs", "-a", "-o", "jsonl").lines] == as_json
+    assert yaml.safe_load(installation.ok("jobs", "-a", "-o", "yaml").out) == as_json
+    assert installation.ok("jobs", "-a", "-o", "name").lines == ["3", "2", "1"]
+    assert installation.ok("jobs", "-l", "part in (0, 2)", "-a", "-o", "name").lines == ["3", "1"]
+    assert installation.ok("jobs", "--state", "failed", "-o", "name").out == ""
+    shown = installation.ok("job", "show", "job-1", "-o", "json").json
     assert (shown["job"]["id"], shown["runs"][0]["exit_code"]) == (2, 0)
-    assert "succeeded" in house.ok("job", "show", "last").out
-    kinds = [event["kind"] for event in house.ok("job", "history", "1", "-o", "json").json]
+    assert "succeeded" in installation.ok("job", "show", "last").out
+    kinds = [event["kind"] for event in installation.ok("job", "history", "1", "-o", "json").json]
     assert kinds == ["job.submitted", "job.scheduled", "job.started", "run.ended", "job.ended"]
 
 
-def test_what_job_show_prints_as_yaml_can_be_submitted_again(house: House, tmp_path: Path) -> None:
-    house.up()
-    first = house.submit("sh", "-c", "exit 4", labels={"team": "a"}, env={"A": "b"}, priority="high", retries=0)
-    house.ended(first)
-    spec = yaml.safe_load(house.ok("job", "show", str(first), "-o", "yaml").out)["spec"]
-    second = int(house.ok("submit", "-q", "-", input=json.dumps(spec)).out)
-    assert house.ended(second)[0].spec == house.job(first).spec
+def test_what_job_show_prints_as_yaml_can_be_submitted_again(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    first = installation.submit("sh", "-c", "exit 4", labels={"team": "a"}, env={"A": "b"}, priority="high", retries=0)
+    installation.ended(first)
+    spec = yaml.safe_load(installation.ok("job", "show", str(first), "-o", "yaml").out)["spec"]
+    second = int(installation.ok("submit", "-q", "-", input=json.dumps(spec)).out)
+    assert installation.ended(second)[0].spec == installation.job(first).spec
 
 
-def test_logs_are_followed_while_a_slow_job_writes(house: House, tmp_path: Path) -> None:
-    house.up()
+def test_logs_are_followed_while_a_slow_job_writes(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
     # After each line the job waits for the test, so a line that is seen was seen while the job was still at it.
     script = f"for n in 1 2 3; do echo line $n; while [ ! -e {tmp_path}/$n ]; do sleep 0.02; done; done; echo bye >&2"
-    id = house.submit("sh", "-c", script)
-    follower = house.begin("logs", "-f", str(id))
+    id = installation.submit("sh", "-c", script)
+    follower = installation.begin("logs", "-f", str(id))
     assert follower.stdout is not None
     for number in (1, 2, 3):
         assert select.select([follower.stdout], [], [], DEADLINE_S)[0], f"line {number} has not come"
         assert follower.stdout.readline() == f"line {number}\n".encode()
-        assert house.state(id) == "running"
+        assert installation.state(id) == "running"
         (tmp_path / str(number)).touch()
-    house.ended(id)
+    installation.ended(id)
     assert follower.wait(DEADLINE_S) == 0
     assert follower.stdout.read() == b""
-    assert house.ok("logs", "--stderr", str(id)).out == "bye\n"
-    assert house.ok("logs", "--tail", "1", str(id)).out == "line 3\n"
+    assert installation.ok("logs", "--stderr", str(id)).out == "bye\n"
+    assert installation.ok("logs", "--tail", "1", str(id)).out == "line 3\n"
 
 
-def test_wait_gives_up_when_its_time_is_over(house: House) -> None:
-    house.up()
-    slow, bad = house.submit("sleep", "600"), house.submit("sh", "-c", "exit 9")
+def test_wait_gives_up_when_its_time_is_over(installation: Installation) -> None:
+    installation.up()
+    slow, bad = installation.submit("sleep", "600"), installation.submit("sh", "-c", "exit 9")
     began = time.monotonic()
-    assert house.hodei("wait", "--timeout", "500ms", str(slow)).code == 6
+    assert installation.hodei("wait", "--timeout", "500ms", str(slow)).code == 6
     assert 0.4 < time.monotonic() - began < DEADLINE_S
-    assert house.hodei("wait", str(bad)).code == 10
-    house.ok("cancel", str(slow))
-    assert house.hodei("wait", str(slow), "--timeout", "20s").code == 10
-    assert house.hodei("wait", "999").code == 3
+    assert installation.hodei("wait", str(bad)).code == 10
+    installation.ok("cancel", str(slow))
+    assert installation.hodei("wait", str(slow), "--timeout", "20s").code == 10
+    assert installation.hodei("wait", "999").code == 3
 
 
-def test_cancel_ends_a_waiting_job_and_the_whole_process_group_of_a_running_one(house: House, tmp_path: Path) -> None:
-    house.configure(TINY).up()
+def test_cancel_ends_a_waiting_job_and_the_whole_process_group_of_a_running_one(
+    installation: Installation, tmp_path: Path
+) -> None:
+    installation.configure(TINY).up()
     script = f"sleep 600 & echo $! $$ >>{tmp_path}/pids; (sleep 601 & echo $! >>{tmp_path}/pids; wait) & wait"
-    running = house.submit("sh", "-c", script, cpu=1)
-    waiting = house.submit("true", cpu=1)
+    running = installation.submit("sh", "-c", script, cpu=1)
+    waiting = installation.submit("true", cpu=1)
     group = pids_in(tmp_path / "pids", 3)
-    assert house.state(waiting) == "pending"
-    assert house.ok("cancel", str(waiting), "--reason", "not needed").out == f"job {waiting} (true) cancelled\n"
-    assert house.ok("cancel", str(running)).out == f"job {running} (sh) cancel requested\n"
-    first, second = house.ended(waiting, running)
+    assert installation.state(waiting) == "pending"
+    assert installation.ok("cancel", str(waiting), "--reason", "not needed").out == f"job {waiting} (true) cancelled\n"
+    assert installation.ok("cancel", str(running)).out == f"job {running} (sh) cancel requested\n"
+    first, second = installation.ended(waiting, running)
     assert (first.job.state, first.job.reason, first.runs) == ("cancelled", "not needed", [])
     assert (second.job.state, second.runs[0].state) == ("cancelled", "stopped")
     until(lambda: not any(map(alive, group)), "the whole group is gone")
-    assert house.hodei("cancel", str(running)).code == 8
+    assert installation.hodei("cancel", str(running)).code == 8
 
 
-def test_a_job_that_will_not_hear_term_is_killed_after_its_grace(house: House, tmp_path: Path) -> None:
-    house.up()
-    id = house.submit("sh", "-c", f"trap '' TERM; echo $$ >{tmp_path}/pids; while :; do sleep 0.1; done", grace="500ms")
+def test_a_job_that_will_not_hear_term_is_killed_after_its_grace(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    id = installation.submit(
+        "sh", "-c", f"trap '' TERM; echo $$ >{tmp_path}/pids; while :; do sleep 0.1; done", grace="500ms"
+    )
     (pid,) = pids_in(tmp_path / "pids", 1)
     began = time.monotonic()
-    house.ok("cancel", str(id))
-    assert house.ended(id)[0].job.exit_code == 128 + 9
+    installation.ok("cancel", str(id))
+    assert installation.ended(id)[0].job.exit_code == 128 + 9
     assert 0.4 < time.monotonic() - began < DEADLINE_S
     assert not alive(pid)
 
 
-def test_a_held_job_waits_until_it_is_released(house: House) -> None:
-    house.configure(TINY).up()
-    first = house.submit("sleep", "600", cpu=1)
-    second = house.submit("true", cpu=1)
-    house.until_state(first, "running")
-    house.ok("hold", str(second))
-    house.ok("cancel", str(first))
-    house.ended(first)
-    house.works()  # the loop has gone round since, and there is room
-    assert house.state(second) == "held"
-    assert house.ok("why", str(second), "-o", "json").json["status"] == "held"
-    house.ok("release", str(second))
-    assert house.ended(second)[0].job.state == "succeeded"
-    assert house.hodei("release", str(second)).code == 8
+def test_a_held_job_waits_until_it_is_released(installation: Installation) -> None:
+    installation.configure(TINY).up()
+    first = installation.submit("sleep", "600", cpu=1)
+    second = installation.submit("true", cpu=1)
+    installation.until_state(first, "running")
+    installation.ok("hold", str(second))
+    installation.ok("cancel", str(first))
+    installation.ended(first)
+    installation.works()  # the loop has gone round since, and there is room
+    assert installation.state(second) == "held"
+    assert installation.ok("why", str(second), "-o", "json").json["status"] == "held"
+    installation.ok("release", str(second))
+    assert installation.ended(second)[0].job.state == "succeeded"
+    assert installation.hodei("release", str(second)).code == 8
 
 
-def test_an_ended_job_can_be_queued_again(house: House, tmp_path: Path) -> None:
-    house.up()
-    id = house.submit("sh", "-c", f"echo $HODEI_ATTEMPT | tee -a {tmp_path}/tries; test $HODEI_ATTEMPT = 2")
-    assert house.ended(id)[0].job.state == "failed"
-    house.ok("requeue", str(id))
-    (detail,) = house.ended(id)
+def test_an_ended_job_can_be_queued_again(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    id = installation.submit("sh", "-c", f"echo $HODEI_ATTEMPT | tee -a {tmp_path}/tries; test $HODEI_ATTEMPT = 2")
+    assert installation.ended(id)[0].job.state == "failed"
+    installation.ok("requeue", str(id))
+    (detail,) = installation.ended(id)
     assert (detail.job.state, detail.job.exit_code) == ("succeeded", 0)
     assert [(run.attempt, run.exit_code) for run in detail.runs] == [(1, 1), (2, 0)]
     assert (tmp_path / "tries").read_text().split() == ["1", "2"]
-    assert [house.ok("logs", str(id), "--attempt", str(n)).out for n in (1, 2)] == ["1\n", "2\n"]
+    assert [installation.ok("logs", str(id), "--attempt", str(n)).out for n in (1, 2)] == ["1\n", "2\n"]
 
 
-def test_a_running_job_that_is_queued_again_is_stopped_first(house: House, tmp_path: Path) -> None:
-    house.up()
-    id = house.submit("sh", "-c", f"echo $$ >>{tmp_path}/pids; test $HODEI_ATTEMPT = 2 || sleep 60")
+def test_a_running_job_that_is_queued_again_is_stopped_first(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    id = installation.submit("sh", "-c", f"echo $$ >>{tmp_path}/pids; test $HODEI_ATTEMPT = 2 || sleep 60")
     pids_in(tmp_path / "pids", 1)
-    house.ok("requeue", str(id))
-    (detail,) = house.ended(id)
+    installation.ok("requeue", str(id))
+    (detail,) = installation.ended(id)
     assert [run.state for run in detail.runs] == ["stopped", "succeeded"]
     first, _ = pids_in(tmp_path / "pids", 2)
     assert not alive(first)
 
 
-def test_retries_are_new_runs_after_growing_pauses(house: House) -> None:
-    house.configure(QUICK_RETRIES).up()
-    id = house.submit("sh", "-c", "date +%s%N; exit 5", retries=2)
-    (detail,) = house.ended(id)
+def test_retries_are_new_runs_after_growing_pauses(installation: Installation) -> None:
+    installation.configure(QUICK_RETRIES).up()
+    id = installation.submit("sh", "-c", "date +%s%N; exit 5", retries=2)
+    (detail,) = installation.ended(id)
     assert (detail.job.state, detail.job.exit_code, detail.job.reason_code) == ("failed", 5, "EXIT_CODE")
     assert [run.attempt for run in detail.runs] == [1, 2, 3]
-    at = [int(house.log_of(id, attempt=attempt)) / 1e9 for attempt in (1, 2, 3)]
+    at = [int(installation.log_of(id, attempt=attempt)) / 1e9 for attempt in (1, 2, 3)]
     assert 0.2 <= at[1] - at[0] < 2
     assert 0.4 <= at[2] - at[1] < 2
-    healed = house.submit("sh", "-c", "test $HODEI_ATTEMPT = 2", retries=5)
-    assert [run.exit_code for run in house.ended(healed)[0].runs] == [1, 0]
-    never = house.submit("false", retries=3, restart="never")
-    assert len(house.ended(never)[0].runs) == 1
+    healed = installation.submit("sh", "-c", "test $HODEI_ATTEMPT = 2", retries=5)
+    assert [run.exit_code for run in installation.ended(healed)[0].runs] == [1, 0]
+    never = installation.submit("false", retries=3, restart="never")
+    assert len(installation.ended(never)[0].runs) == 1
 
 
-def test_a_timeout_holds_while_the_server_is_down(house: House, tmp_path: Path) -> None:
-    house.up()
-    id = house.submit("sh", "-c", f"echo $$ >{tmp_path}/pids; sleep 600", timeout="1s", grace="1s")
+def test_a_timeout_holds_while_the_server_is_down(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    id = installation.submit("sh", "-c", f"echo $$ >{tmp_path}/pids; sleep 600", timeout="1s", grace="1s")
     (pid,) = pids_in(tmp_path / "pids", 1)
-    house.kill()
+    installation.kill()
     until(lambda: not alive(pid), "the job is gone though no server is there")
-    house.up()
-    (detail,) = house.ended(id)
+    installation.up()
+    (detail,) = installation.ended(id)
     assert (detail.job.state, detail.job.reason_code) == ("failed", "TIMEOUT")
 
 
-def test_a_job_over_its_memory_limit_is_told_so(house: House) -> None:
-    house.up()
-    limits = {check["name"]: check["found"] for check in house.ok("doctor", "-o", "json").json}
+def test_a_job_over_its_memory_limit_is_told_so(installation: Installation) -> None:
+    installation.up()
+    limits = {check["name"]: check["found"] for check in installation.ok("doctor", "-o", "json").json}
     if "cgroup" not in limits.get("limits: memory", ""):
         pytest.skip("no memory cgroup here: a limit shows as the program's own failure")
     hungry = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-    id = house.submit("python3", "-c", hungry, limits={"memory": "48Mi"}, memory="48Mi")
-    (detail,) = house.ended(id)
+    id = installation.submit("python3", "-c", hungry, limits={"memory": "48Mi"}, memory="48Mi")
+    (detail,) = installation.ended(id)
     assert (detail.job.state, detail.job.reason_code) == ("failed", "OUT_OF_MEMORY")
     assert detail.job.exit_code == 128 + 9
-    house.works()
+    installation.works()
 
 
-def test_the_environment_is_exactly_what_was_asked_for(house: House, tmp_path: Path) -> None:
-    house.up(env={"SECRET_OF_THE_SERVER": "1", "HODEI_TOKEN": "1"})
+def test_the_environment_is_exactly_what_was_asked_for(installation: Installation, tmp_path: Path) -> None:
+    installation.up(env={"SECRET_OF_THE_SERVER": "1", "HODEI_TOKEN": "1"})
     awkward = {"PLAIN": "1", "SPACES": " a  b ", "QUOTES": "\"'`$(id)\\", "LINES": "a\nb", "EMPTY": "", "PWD": "/odd"}
-    id = house.submit("env", "-0", env=awkward, workdir="/")
-    house.ended(id)
-    env = dict(entry.split("=", 1) for entry in house.log_of(id).split("\0") if entry)
+    id = installation.submit("env", "-0", env=awkward, workdir="/")
+    installation.ended(id)
+    env = dict(entry.split("=", 1) for entry in installation.log_of(id).split("\0") if entry)
     assert {name: env.pop(name, None) for name in awkward} == awkward
     own = {name: env.pop(name) for name in list(env) if name.startswith("HODEI_")}
     assert own == {
@@ -235,8 +245,8 @@ def test_the_environment_is_exactly_what_was_asked_for(house: House, tmp_path: P
     assert os.environ["PATH"] == env["PATH"]
 
 
-def test_the_members_of_a_gang_know_their_place(house: House) -> None:
-    house.up()
+def test_the_members_of_a_gang_know_their_place(installation: Installation) -> None:
+    installation.up()
     whole = {
         "apiVersion": "hodei/v1", "kind": "Job", "metadata": {"name": "gang"},
         "spec": {"tasks": [
@@ -246,18 +256,18 @@ def test_the_members_of_a_gang_know_their_place(house: House) -> None:
              "resources": {"requests": {"cpu": "10m", "memory": "1Mi"}}},
         ]},
     }  # fmt: skip
-    id = int(house.ok("submit", "-q", "-", input=json.dumps(whole)).out)
-    (detail,) = house.ended(id)
+    id = int(installation.ok("submit", "-q", "-", input=json.dumps(whole)).out)
+    (detail,) = installation.ended(id)
     assert (detail.job.state, len(detail.runs)) == ("succeeded", 4)
-    said = [house.ok("logs", str(id), "--member", str(member)).out.strip() for member in range(4)]
+    said = [installation.ok("logs", str(id), "--member", str(member)).out.strip() for member in range(4)]
     assert said == ["lead 0 of 4", "hand 1 of 4", "hand 2 of 4", "hand 3 of 4"]
 
 
-def test_the_first_failure_in_a_gang_stops_the_others(house: House, tmp_path: Path) -> None:
-    house.up()
+def test_the_first_failure_in_a_gang_stops_the_others(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
     script = f"echo $$ >>{tmp_path}/pids; test $HODEI_RANK = 1 && exit 6; sleep 600"
-    id = house.submit("sh", "-c", script, count=3)
-    (detail,) = house.ended(id)
+    id = installation.submit("sh", "-c", script, count=3)
+    (detail,) = installation.ended(id)
     assert (detail.job.state, detail.job.exit_code) == ("failed", 6)
     assert sorted(run.state for run in detail.runs) == ["failed", "stopped", "stopped"]
     until(lambda: not any(map(alive, pids_in(tmp_path / "pids", 2))), "all members are gone")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from real.house import House, until
+from real.installation import Installation, until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -51,60 +51,60 @@ def _ahead_s(stamp: str) -> float:
 
 
 def test_a_clock_that_is_set_ahead_and_back_erases_nothing_and_times_are_right_again(
-    house: House, tmp_path: Path
+    installation: Installation, tmp_path: Path
 ) -> None:
     clock = SetClock(tmp_path / "clock")
-    house.configure('[[nodes]]\nname = "small"\ncpu = 1\nmemory = "1Gi"\n').up(env=clock.env)
-    old = house.submit("sh", "-c", "exit 3")
-    house.ended(old)
-    running = house.submit("sleep", "60")
-    house.until_state(running, "running")
+    installation.configure('[[nodes]]\nname = "small"\ncpu = 1\nmemory = "1Gi"\n').up(env=clock.env)
+    old = installation.submit("sh", "-c", "exit 3")
+    installation.ended(old)
+    running = installation.submit("sleep", "60")
+    installation.until_state(running, "running")
     clock.set(_YEAR_S)
-    ahead = house.submit("sleep", "60", cpu=1)  # waits: the other one has a part of it
-    assert _ahead_s(house.job(ahead).job.submitted_at) > _YEAR_S / 2
+    ahead = installation.submit("sleep", "60", cpu=1)  # waits: the other one has a part of it
+    assert _ahead_s(installation.job(ahead).job.submitted_at) > _YEAR_S / 2
     clock.set(0)
-    until(lambda: "begins anew" in house.said(), "the server notices")
-    until(lambda: house.said().count("is up at") == 2, "it is up again")
-    assert house.server is not None
-    assert house.server.poll() is None
-    now = house.submit("true")
-    assert house.ended(now)[0].job.state == "succeeded"
+    until(lambda: "begins anew" in installation.said(), "the server notices")
+    until(lambda: installation.said().count("is up at") == 2, "it is up again")
+    assert installation.server is not None
+    assert installation.server.poll() is None
+    now = installation.submit("true")
+    assert installation.ended(now)[0].job.state == "succeeded"
     for job in (now, ahead, running):
-        detail = house.job(job)
+        detail = installation.job(job)
         assert abs(_ahead_s(detail.job.submitted_at)) < 3600
         for run in detail.runs:
             if run.finished_at:
                 assert run.finished_at >= run.started_at
-    assert house.job(old).job.exit_code == 3
-    assert house.state(running) == "running"
-    assert house.state(ahead) == "pending"
-    house.ok("cancel", str(running))
-    house.ended(running)
+    assert installation.job(old).job.exit_code == 3
+    assert installation.state(running) == "running"
+    assert installation.state(ahead) == "pending"
+    installation.ok("cancel", str(running))
+    installation.ended(running)
 
 
-def test_a_wrong_clock_at_the_start_holds_retention_and_says_so(house: House, tmp_path: Path) -> None:
+def test_a_wrong_clock_at_the_start_holds_retention_and_says_so(installation: Installation, tmp_path: Path) -> None:
     clock = SetClock(tmp_path / "clock")
-    house.configure('[server]\nretention = "30d"\naudit_retention = "30d"\n')
-    house.up(env=clock.env)
-    old = house.submit("sh", "-c", "echo hello; exit 3")
-    house.ended(old)
-    assert house.stop() == 0
+    installation.configure('[server]\nretention = "30d"\naudit_retention = "30d"\n')
+    installation.up(env=clock.env)
+    old = installation.submit("sh", "-c", "echo hello; exit 3")
+    installation.ended(old)
+    assert installation.stop() == 0
     clock.set(_YEAR_S)
     for _ in range(2):  # a restart confirms nothing
-        house.kill_agent()
-        house.up(env=clock.env)
-        assert house.log_of(old) == "hello\n"
+        installation.kill_agent()
+        installation.up(env=clock.env)
+        assert installation.log_of(old) == "hello\n"
         found = until(
             lambda: next(
-                (c for c in house.ok("doctor", "-o", "json").json if c["name"] == "retention" and c["fix"]), None
+                (c for c in installation.ok("doctor", "-o", "json").json if c["name"] == "retention" and c["fix"]), None
             ),
             "doctor says that retention is held",
         )
         assert found["level"] == "warning"
         assert "--trust-clock" in found["fix"]
-        assert b"hodei_retention_held 1.0" in house.request("GET", "/metrics").body
-        assert house.job(old).job.exit_code == 3
-        assert house.ok("audit", "-o", "json").json
-        assert house.stop() == 0
-    house.up("--trust-clock", env=clock.env)
-    until(lambda: not house.rows("SELECT 1 FROM job WHERE id = ?", old), "the operator is believed")
+        assert b"hodei_retention_held 1.0" in installation.request("GET", "/metrics").body
+        assert installation.job(old).job.exit_code == 3
+        assert installation.ok("audit", "-o", "json").json
+        assert installation.stop() == 0
+    installation.up("--trust-clock", env=clock.env)
+    until(lambda: not installation.rows("SELECT 1 FROM job WHERE id = ?", old), "the operator is believed")

@@ -17,7 +17,7 @@ import pytest
 from hodei.api.views import JobDetail
 from hodei.client import ServerUnreachable
 from hodei.model.errors import Unavailable
-from real.house import House, until
+from real.installation import Installation, until
 from real.rot import DAMAGES
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -28,8 +28,8 @@ WIDE = '[[nodes]]\nname = "wide"\ncpu = "12"\nmemory = "12Gi"\n'
 class Submitters:
     """Several clients at once. Each job has its own key, and is handed in with it until it is acknowledged."""
 
-    def __init__(self, house: House, jobs: list[dict[str, object]], clients: int = 3) -> None:
-        self._house, self._jobs = house, jobs
+    def __init__(self, installation: Installation, jobs: list[dict[str, object]], clients: int = 3) -> None:
+        self._house, self._jobs = installation, jobs
         self._left = iter(list(enumerate(jobs)))
         self._lock = threading.Lock()
         self._acknowledged: dict[int, int] = {}
@@ -90,14 +90,14 @@ def said(folder: Path, number: int) -> list[tuple[str, str, int]]:
     return [(run, what, int(at)) for run, what, at in (line.split() for line in lines)]
 
 
-def is_sound(house: House, jobs: int) -> None:
+def is_sound(installation: Installation, jobs: int) -> None:
     """The store is whole, and holds each job once, each ended once."""
-    assert house.rows("PRAGMA integrity_check") == [("ok",)]
-    assert house.rows("SELECT count(*) FROM job") == [(jobs,)]
-    ends = house.rows("SELECT job, count(*) FROM event WHERE kind = 'job.ended' GROUP BY job")
+    assert installation.rows("PRAGMA integrity_check") == [("ok",)]
+    assert installation.rows("SELECT count(*) FROM job") == [(jobs,)]
+    ends = installation.rows("SELECT job, count(*) FROM event WHERE kind = 'job.ended' GROUP BY job")
     assert len(ends) == jobs
     assert {count for _, count in ends} == {1}
-    seqs = [seq for (seq,) in house.rows("SELECT seq FROM event ORDER BY seq")]
+    seqs = [seq for (seq,) in installation.rows("SELECT seq FROM event ORDER BY seq")]
     assert seqs == list(range(1, len(seqs) + 1))
 
 
@@ -107,58 +107,60 @@ def ended_right(detail: JobDetail, number: int) -> None:
     assert detail.job.state == ("succeeded" if number % 7 == 0 else "failed")
 
 
-def test_a_server_that_is_killed_five_times_loses_no_job_and_runs_none_twice(house: House, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_five_times_loses_no_job_and_runs_none_twice(
+    installation: Installation, tmp_path: Path
+) -> None:
     chance, count = seeded(), 200
     (tmp_path / "out").mkdir()
     jobs = [a_job(tmp_path / "out", number, round(chance.uniform(0, 0.3), 3)) for number in range(count)]
-    submitters = Submitters(house.configure(WIDE).up(), jobs)
+    submitters = Submitters(installation.configure(WIDE).up(), jobs)
     kills = 0
     for moment in moments(chance, count, 5):
         submitters.have(moment)
-        time.sleep(chance.uniform(0, 0.05))
-        house.kill()
-        house.start()
+        time.sleep(chance.uniform(0, 0.05))  # the kill comes at a random moment
+        installation.kill()
+        installation.start()
         kills += 1
         if chance.random() < 0.4:  # once more, while it comes up
-            time.sleep(chance.uniform(0, 0.8))
-            house.kill()
-            house.start()
+            time.sleep(chance.uniform(0, 0.8))  # a random moment of its start
+            installation.kill()
+            installation.start()
             kills += 1
     ids = submitters.all()
-    house.until_up()
-    details = house.ended(*ids)
+    installation.until_up()
+    details = installation.ended(*ids)
     print(f"{kills} kills, {submitters.tries} requests for {count} jobs")
     for number, detail in enumerate(details):
         ended_right(detail, number)
         assert [run.attempt for run in detail.runs] == [1]
         assert [what for _, what, _ in said(tmp_path / "out", number)] == ["began", "ended"]
-    assert house.stop() == 0
-    is_sound(house, count)
+    assert installation.stop() == 0
+    is_sound(installation, count)
 
 
 @pytest.mark.parametrize("with_server", [False, True], ids=["the agent alone", "the agent and the server at once"])
 def test_after_an_agent_is_killed_its_runs_are_found_again_and_none_is_lost(
-    house: House, tmp_path: Path, with_server: bool
+    installation: Installation, tmp_path: Path, with_server: bool
 ) -> None:
     chance, count = seeded(), 60
     (tmp_path / "out").mkdir()
     jobs = [a_job(tmp_path / "out", number, round(chance.uniform(0, 1.2), 3)) for number in range(count)]
-    submitters = Submitters(house.configure(WIDE).up(), jobs)
+    submitters = Submitters(installation.configure(WIDE).up(), jobs)
     for moment in moments(chance, count, 2):
         submitters.have(moment)
-        time.sleep(chance.uniform(0, 0.05))
+        time.sleep(chance.uniform(0, 0.05))  # the kill comes at a random moment
         if with_server:
-            house.kill()
-        house.kill_agent()
+            installation.kill()
+        installation.kill_agent()
         if with_server:
-            house.up()
-    details = house.ended(*submitters.all())
+            installation.up()
+    details = installation.ended(*submitters.all())
     for number, detail in enumerate(details):
         ended_right(detail, number)
         assert [run.attempt for run in detail.runs] == [1]
         assert [what for _, what, _ in said(tmp_path / "out", number)] == ["began", "ended"]
-    assert house.stop() == 0
-    is_sound(house, count)
+    assert installation.stop() == 0
+    is_sound(installation, count)
 
 
 # ------------------------------------------------------------------------------------------------ bursts
@@ -175,10 +177,10 @@ def executions(proof: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("dies", ["the agent", "the server", "both"])
 def test_in_a_burst_of_jobs_that_never_restart_each_runs_once_whoever_is_killed(
-    house: House, tmp_path: Path, dies: str
+    installation: Installation, tmp_path: Path, dies: str
 ) -> None:
     chance = seeded()
-    house.configure(WIDE).up()
+    installation.configure(WIDE).up()
     count, lost, again = BURST[dies], 0, 0
     for number in range(ROUNDS):
         proof = tmp_path / f"proof-{number}"
@@ -186,25 +188,25 @@ def test_in_a_burst_of_jobs_that_never_restart_each_runs_once_whoever_is_killed(
             "command": ["sh", "-c", 'echo "$HODEI_RUN_ID" >>"$1"; exit 3', "sh", str(proof)],
             "cpu": "10m", "memory": "1Mi", "restart": "never",
         }  # fmt: skip
-        with house.client() as client:
+        with installation.client() as client:
             ids = client.submit_all([job] * count)
         least = chance.randrange(1, count // 2)
         until(lambda: sum(executions(proof).values()) >= least, f"{least} jobs have run", 60)  # noqa: B023
         if dies != "the agent":
-            house.kill()
+            installation.kill()
         if dies != "the server":
-            house.kill_agent()
+            installation.kill_agent()
         if dies != "the agent":
-            house.up()
-        with house.client() as client:
+            installation.up()
+        with installation.client() as client:
             client.wait(ids, 180)
-        ends = house.rows(
+        ends = installation.rows(
             "SELECT id, state, exit_code, reason_code FROM job WHERE id >= ? AND id <= ?", ids[0], ids[-1]
         )
         ran = executions(proof)
         assert {job: count for job, count in ran.items() if count != 1} == {}
         lost += sum(reason == "LOST" for _, _, _, reason in ends)
-        again += house.rows("SELECT count(*) FROM run WHERE attempt > 1")[0][0]
+        again += installation.rows("SELECT count(*) FROM run WHERE attempt > 1")[0][0]
         odd = [end for end in ends if end[1:] != ("failed", 3, "EXIT_CODE")]
         assert odd == []
         assert ran.keys() == {str(id) for id in ids}
@@ -212,9 +214,11 @@ def test_in_a_burst_of_jobs_that_never_restart_each_runs_once_whoever_is_killed(
     assert (lost, again) == (0, 0)
 
 
-def test_a_journal_that_rots_while_all_are_dead_makes_no_job_run_twice(house: House, tmp_path: Path) -> None:
+def test_a_journal_that_rots_while_all_are_dead_makes_no_job_run_twice(
+    installation: Installation, tmp_path: Path
+) -> None:
     chance, count = seeded(), 150
-    house.configure(WIDE).up()
+    installation.configure(WIDE).up()
     lost = lost_unborn = damages = 0
     for number in range(ROUNDS):
         for name, damage in [(name, DAMAGES[name]) for name in chance.sample(sorted(DAMAGES), 2)]:
@@ -227,19 +231,21 @@ def test_a_journal_that_rots_while_all_are_dead_makes_no_job_run_twice(house: Ho
                 }
                 for job in range(count)
             ]  # fmt: skip
-            with house.client() as client:
+            with installation.client() as client:
                 ids = client.submit_all(jobs)
             least = chance.randrange(1, count)
             until(lambda: sum(executions(proof).values()) >= least, f"{least} jobs have run", 60)  # noqa: B023
-            house.kill()
-            house.kill_agent()
-            journal = house.agent_home / "journal"
+            installation.kill()
+            installation.kill_agent()
+            journal = installation.agent_home / "journal"
             journal.write_bytes(damage(chance, journal.read_bytes()))
-            house.up()
+            installation.up()
             gate.touch()
-            with house.client() as client:
+            with installation.client() as client:
                 client.wait(ids, 120)
-            ends = house.rows("SELECT id, exit_code, reason_code FROM job WHERE id >= ? AND id <= ?", ids[0], ids[-1])
+            ends = installation.rows(
+                "SELECT id, exit_code, reason_code FROM job WHERE id >= ? AND id <= ?", ids[0], ids[-1]
+            )
             ran = executions(proof)
             assert {job: times for job, times in ran.items() if times != 1} == {}, name
             for id, *end in ends:
@@ -249,4 +255,4 @@ def test_a_journal_that_rots_while_all_are_dead_makes_no_job_run_twice(house: Ho
                 assert end[1] == "LOST" or str(id) in ran
             damages += 1
     print(f"{damages} damages, {damages * count} jobs: {lost} lost, of which {lost_unborn} had not run; none ran twice")
-    assert house.rows("SELECT count(*) FROM run WHERE attempt > 1") == [(0,)]
+    assert installation.rows("SELECT count(*) FROM run WHERE attempt > 1") == [(0,)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hodei.runtime.decision_log import closed_segments
-from real.house import House, Said
+from real.installation import Installation, Said
 
 pytestmark = pytest.mark.real
 
@@ -51,61 +51,61 @@ def replay(log: Path) -> Said:
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-def a_busy_life(house: House) -> None:
+def a_busy_life(installation: Installation) -> None:
     """Something of everything, with questions in between: asking must not change what is decided."""
     ids = []
     for number in range(12):
         fields = {"cpu": "700m", "memory": "100Mi", "profile": "turns" if number % 3 else "default"}
-        ids.append(house.submit("sh", "-c", f"sleep 0.{number % 4}", project="ab"[number % 2], **fields))
-        with house.client() as client:
+        ids.append(installation.submit("sh", "-c", f"sleep 0.{number % 4}", project="ab"[number % 2], **fields))
+        with installation.client() as client:
             client.why(ids[-1])
             client.plan([{"command": ["true"], "cpu": 1}, {"command": ["true"], "cpu": "2", "count": 2}])
-    ids.append(house.submit("sh", "-c", "exit 1", retries=2))
-    ids.append(house.submit("true", count=3, cpu=1))
-    held = house.submit("true", cpu=3)
-    house.hodei("hold", str(held))
-    house.ok("node", "cordon", "a")
-    ids.append(house.submit("true", scheduling_timeout="200ms", node_selector={"zone": "north"}))
-    house.ok("node", "taint", "b", "x=y:NoSchedule")
-    house.ok("node", "uncordon", "a")
-    house.hodei("release", str(held))
-    stopped = house.submit("sleep", "600", cpu="100m")
-    house.until_state(stopped, "running")
-    house.ok("cancel", str(stopped))
-    house.ended(*ids, held, stopped)
-    house.ok("requeue", str(ids[0]))
-    house.ended(ids[0])
+    ids.append(installation.submit("sh", "-c", "exit 1", retries=2))
+    ids.append(installation.submit("true", count=3, cpu=1))
+    held = installation.submit("true", cpu=3)
+    installation.hodei("hold", str(held))
+    installation.ok("node", "cordon", "a")
+    ids.append(installation.submit("true", scheduling_timeout="200ms", node_selector={"zone": "north"}))
+    installation.ok("node", "taint", "b", "x=y:NoSchedule")
+    installation.ok("node", "uncordon", "a")
+    installation.hodei("release", str(held))
+    stopped = installation.submit("sleep", "600", cpu="100m")
+    installation.until_state(stopped, "running")
+    installation.ok("cancel", str(stopped))
+    installation.ended(*ids, held, stopped)
+    installation.ok("requeue", str(ids[0]))
+    installation.ended(ids[0])
 
 
-def test_the_log_of_a_busy_life_is_decided_again_the_same(house: House) -> None:
-    house.configure(CONFIG).up("--decision-log", "decisions.jsonl")
-    a_busy_life(house)
-    assert house.stop() == 0
-    log = house.home / "decisions.jsonl"
+def test_the_log_of_a_busy_life_is_decided_again_the_same(installation: Installation) -> None:
+    installation.configure(CONFIG).up("--decision-log", "decisions.jsonl")
+    a_busy_life(installation)
+    assert installation.stop() == 0
+    log = installation.home / "decisions.jsonl"
     said = replay(log)
     assert (said.code, said.err) == (0, ""), said
     assert said.out.startswith("identical: ")
     print(said.out.strip(), log.stat().st_size, "bytes")
-    assert house.ok("replay", str(log)).out == said.out
+    assert installation.ok("replay", str(log)).out == said.out
 
 
-def test_the_log_of_a_server_with_a_past_is_decided_again_the_same(house: House) -> None:
-    house.configure(CONFIG).up("--decision-log", "decisions.jsonl")
-    left = [house.submit("sh", "-c", "sleep 0.4; exit 3", cpu="500m", retries=1) for _ in range(8)]
-    house.ok("node", "label", "c", "zone=east")
-    house.kill()
-    house.up("--decision-log", "decisions.jsonl")
-    house.ended(*left, house.submit("true", node_selector={"zone": "east"}))
-    assert house.stop() == 0
-    assert replay(house.home / "decisions.jsonl").code == 0
-    assert replay(house.home / "decisions.jsonl.1").code == 0  # of the one that was killed, as far as it got
+def test_the_log_of_a_server_with_a_past_is_decided_again_the_same(installation: Installation) -> None:
+    installation.configure(CONFIG).up("--decision-log", "decisions.jsonl")
+    left = [installation.submit("sh", "-c", "sleep 0.4; exit 3", cpu="500m", retries=1) for _ in range(8)]
+    installation.ok("node", "label", "c", "zone=east")
+    installation.kill()
+    installation.up("--decision-log", "decisions.jsonl")
+    installation.ended(*left, installation.submit("true", node_selector={"zone": "east"}))
+    assert installation.stop() == 0
+    assert replay(installation.home / "decisions.jsonl").code == 0
+    assert replay(installation.home / "decisions.jsonl.1").code == 0  # of the one that was killed, as far as it got
 
 
-def test_a_log_that_was_tampered_with_shows_the_first_difference(house: House) -> None:
-    house.configure(CONFIG).up("--decision-log", "decisions.jsonl")
-    house.ended(*(house.submit("true") for _ in range(4)))
-    house.stop()
-    log = house.home / "decisions.jsonl"
+def test_a_log_that_was_tampered_with_shows_the_first_difference(installation: Installation) -> None:
+    installation.configure(CONFIG).up("--decision-log", "decisions.jsonl")
+    installation.ended(*(installation.submit("true") for _ in range(4)))
+    installation.stop()
+    log = installation.home / "decisions.jsonl"
     lines = log.read_bytes().splitlines()
     numbers = [number for number, line in enumerate(lines) if json.loads(line).get("plan", {}).get("binds")]
     changed = json.loads(lines[numbers[1]])
@@ -122,25 +122,25 @@ def test_a_log_that_was_tampered_with_shows_the_first_difference(house: House) -
     assert replay(log).code == 2
 
 
-def test_the_log_is_on_by_default_and_bounded_and_all_that_is_kept_is_decided_again(house: House) -> None:
-    house.configure(CONFIG + '\n[server]\ndecision_log_size = "1Mi"\n').up("--instant")
-    log, note = house.home / "decisions.jsonl", {"note": "n" * 1000}
-    with house.client() as client:
+def test_the_log_is_on_by_default_and_bounded_and_all_that_is_kept_is_decided_again(installation: Installation) -> None:
+    installation.configure(CONFIG + '\n[server]\ndecision_log_size = "1Mi"\n').up("--instant")
+    log, note = installation.home / "decisions.jsonl", {"note": "n" * 1000}
+    with installation.client() as client:
         for _ in range(30):
             ask = {"command": ["true"], "cpu": "100m", "memory": "1Mi", "annotations": note}
             client.wait(client.submit_all([ask] * 50)[-1], 30)
-    assert house.stop() == 0
+    assert installation.stop() == 0
     kept = closed_segments(log)
     assert kept[0].number > 1, "the oldest have gone"
-    size = sum(each.stat().st_size for each in house.home.glob("decisions.jsonl*"))
+    size = sum(each.stat().st_size for each in installation.home.glob("decisions.jsonl*"))
     assert size < (1 << 20) + 400_000, size
-    said = house.ok("replay")
+    said = installation.ok("replay")
     assert said.out.startswith("identical: "), said
     assert said.err == "", "no file is left out"
     print(said.out.strip(), size, "bytes")
-    listed = house.ok("replay", "--list", str(log)).lines
+    listed = installation.ok("replay", "--list", str(log)).lines
     assert len(listed) == len(kept) + 1
     # A server that starts again goes on with the numbers, and what the former one left stays readable.
-    house.up("--instant", "--decision-log", "")
-    house.stop()
+    installation.up("--instant", "--decision-log", "")
+    installation.stop()
     assert replay(kept[-1].path).code == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hodei.model.errors import InvalidInput
-from real.house import House, until
+from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
 SMALL = "cpu: 10m\nmemory: 1Mi\n"
@@ -17,16 +17,16 @@ def documents(*some: str) -> str:
     return "---\n".join(f"{one}{SMALL}" for one in some)
 
 
-def by_name(house: House, text: str) -> dict[str, int]:
-    made = house.ok("submit", "-", "-o", "json", input=text).json
+def by_name(installation: Installation, text: str) -> dict[str, int]:
+    made = installation.ok("submit", "-", "-o", "json", input=text).json
     return {job["name"]: job["id"] for job in made}
 
 
-def test_a_diamond_by_name_in_any_order_of_documents(house: House, tmp_path: Path) -> None:
-    house.up()
+def test_a_diamond_by_name_in_any_order_of_documents(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
     said = tmp_path / "said"
     jobs = by_name(
-        house,
+        installation,
         documents(
             f"name: join\nafter: [left, right]\ncommand: echo join >> {said}\n",
             f"name: left\nafter: start\ncommand: echo left >> {said}\n",
@@ -35,26 +35,26 @@ def test_a_diamond_by_name_in_any_order_of_documents(house: House, tmp_path: Pat
             "name: mend\nafter: {failed: [join]}\ncommand: ['true']\n",
         ),
     )
-    assert house.ended(jobs["join"])[0].job.state == "succeeded"
+    assert installation.ended(jobs["join"])[0].job.state == "succeeded"
     lines = said.read_text().split()
     assert (lines[0], sorted(lines[1:3]), lines[3]) == ("start", ["left", "right"], "join")
-    mend = house.ended(jobs["mend"])[0].job
+    mend = installation.ended(jobs["mend"])[0].job
     assert (mend.state, mend.reason_code) == ("failed", "DEPENDENCY_NEVER_MET")
     assert f"job {jobs['join']} (join) to fail, but that succeeded" in mend.reason
-    tree = house.ok("job", "graph", str(jobs["start"])).out
+    tree = installation.ok("job", "graph", str(jobs["start"])).out
     assert tree.splitlines()[0].endswith(f"{jobs['start']} start  succeeded")
     assert "if failed: " in tree
-    drawn = house.ok("job", "graph", str(jobs["start"]), "-o", "json").json
+    drawn = installation.ok("job", "graph", str(jobs["start"]), "-o", "json").json
     assert {job["id"] for job in drawn["jobs"]} == set(jobs.values())
     assert len(drawn["edges"]) == 5
     for form, begins in (("dot", "digraph"), ("mermaid", "graph LR"), ("svg", "<svg")):
-        assert house.ok("job", "graph", str(jobs["join"]), "--format", form).out.startswith(begins)
+        assert installation.ok("job", "graph", str(jobs["join"]), "--format", form).out.startswith(begins)
 
 
-def test_a_failure_takes_its_branch_and_ends_the_other(house: House) -> None:
-    house.up()
+def test_a_failure_takes_its_branch_and_ends_the_other(installation: Installation) -> None:
+    installation.up()
     jobs = by_name(
-        house,
+        installation,
         documents(
             "name: build\ncommand: exit 3\n",
             "name: deploy\nafter: [build]\ncommand: ['true']\n",
@@ -62,18 +62,18 @@ def test_a_failure_takes_its_branch_and_ends_the_other(house: House) -> None:
             "name: clean\nafter: {completed: [build, deploy, report]}\ncommand: ['true']\n",
         ),
     )
-    states = {name: house.ended(id)[0].job.state for name, id in jobs.items()}
+    states = {name: installation.ended(id)[0].job.state for name, id in jobs.items()}
     assert states == {"build": "failed", "deploy": "failed", "report": "succeeded", "clean": "succeeded"}
-    assert "DEPENDENCY_NEVER_MET" in house.ok("why", str(jobs["deploy"])).out
+    assert "DEPENDENCY_NEVER_MET" in installation.ok("why", str(jobs["deploy"])).out
     # Long ended: the answer is in the store.
-    assert house.hodei("submit", "--after", "build", "--wait", "--", "true").code == 10
-    assert house.hodei("submit", "--after", str(jobs["report"]), "--wait", "--", "true").code == 0
+    assert installation.hodei("submit", "--after", "build", "--wait", "--", "true").code == 10
+    assert installation.hodei("submit", "--after", str(jobs["report"]), "--wait", "--", "true").code == 0
 
 
-def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(house: House) -> None:
+def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(installation: Installation) -> None:
     """Element 1 of 3 fails: what waits for the whole never starts, what waits for another element does."""
-    house.up()
-    (build,) = house.ok(
+    installation.up()
+    (build,) = installation.ok(
         "submit", "-q", "--name", "build", "--array", "3", "--cpu", "10m", "--memory", "1Mi", "--", "sh", "-c",
         "sleep 0.$HODEI_ARRAY_INDEX; exit $((HODEI_ARRAY_INDEX == 1))",
     ).out.split()  # fmt: skip
@@ -83,21 +83,21 @@ def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(hous
     def ends() -> None:
         small = ("--cpu", "10m", "--memory", "1Mi", "--wait", "--", "true")
         for whole in (build, str(first), "build", "build[]", f"{first + 2}[]"):
-            assert house.hodei("submit", "--after", whole, *small).code == 10, whole
+            assert installation.hodei("submit", "--after", whole, *small).code == 10, whole
         for one, code in ((f"{first}[0]", 0), ("build[0,2]", 0), ("build[1]", 10), (str(first + 2), 0)):
-            assert house.hodei("submit", "--after", one, *small).code == code, one
+            assert installation.hodei("submit", "--after", one, *small).code == code, one
 
     ends()
-    house.ok("wait", "--timeout", "60s", f"{first}[0]")
+    installation.ok("wait", "--timeout", "60s", f"{first}[0]")
     ends()  # the answer is in the store by now
     text = documents(
         f"name: deploy\nafter: [{first}]\ncommand: ['true']\n", "name: next\nafter: ['build[2]']\ncommand: ['true']\n"
     )
-    jobs = by_name(house, text)
-    assert house.ended(jobs["deploy"])[0].job.reason_code == "DEPENDENCY_NEVER_MET"
-    assert house.ended(jobs["next"])[0].job.state == "succeeded"
-    assert "no element 7" in house.hodei("submit", "--after", "build[7]", "--", "true").err
-    with house.client() as client:
+    jobs = by_name(installation, text)
+    assert installation.ended(jobs["deploy"])[0].job.reason_code == "DEPENDENCY_NEVER_MET"
+    assert installation.ended(jobs["next"])[0].job.state == "succeeded"
+    assert "no element 7" in installation.hodei("submit", "--after", "build[7]", "--", "true").err
+    with installation.client() as client:
         small_job = {"command": ["true"], "cpu": "10m", "memory": "1Mi"}
         sweep = client.submit(name="sweep", array=2, **(small_job | {"command": "exit $HODEI_ARRAY_INDEX"}))
         elements = list(client.elements(sweep.refresh()))
@@ -111,60 +111,66 @@ def test_after_means_a_whole_array_or_an_element_in_every_way_of_writing_it(hous
             client.submit(**small_job, after=[object()])
 
 
-def test_what_does_not_exist_or_waits_for_itself_is_refused_by_name(house: House) -> None:
-    house.up()
+def test_what_does_not_exist_or_waits_for_itself_is_refused_by_name(installation: Installation) -> None:
+    installation.up()
     ring = documents(*(f"name: {a}\nafter: [{b}]\ncommand: ['true']\n" for a, b in ("ab", "bc", "ca")))
-    said = house.hodei("submit", "-", input=ring)
+    said = installation.hodei("submit", "-", input=ring)
     assert said.code != 0
     assert "a -> b -> c -> a" in said.err
-    house.submit(name="build")
-    said = house.hodei("submit", "--after", "biuld", "--", "true")
+    installation.submit(name="build")
+    said = installation.hodei("submit", "--after", "biuld", "--", "true")
     assert "there is no job 'biuld' in project default" in said.err
     assert "did you mean 'build'?" in said.err
-    assert "there is no job 999" in house.hodei("submit", "--after", "999", "--", "true").err
-    said = house.hodei("submit", "-", input=documents("name: x\nafter: {exists: /etc/hostname}\ncommand: ['true']\n"))
+    assert "there is no job 999" in installation.hodei("submit", "--after", "999", "--", "true").err
+    said = installation.hodei(
+        "submit", "-", input=documents("name: x\nafter: {exists: /etc/hostname}\ncommand: ['true']\n")
+    )
     assert "[scheduling.data]" in said.err
 
 
-def test_a_file_that_appears_lets_it_start_and_why_says_what_is_missing(house: House, tmp_path: Path) -> None:
+def test_a_file_that_appears_lets_it_start_and_why_says_what_is_missing(
+    installation: Installation, tmp_path: Path
+) -> None:
     (tmp_path / "data").mkdir()
-    house.configure(f'[scheduling.data]\nallow = ["{tmp_path}/data/"]\n').up()
+    installation.configure(f'[scheduling.data]\nallow = ["{tmp_path}/data/"]\n').up()
     file = tmp_path / "data" / "x.csv"
-    jobs = by_name(house, documents(f"name: read\nafter: {{exists: ['{file}'], timeout: 1h}}\ncommand: cat {file}\n"))
-    waiting = house.ok("why", str(jobs["read"])).out
-    assert "WAITING_FOR" in waiting
+    jobs = by_name(
+        installation, documents(f"name: read\nafter: {{exists: ['{file}'], timeout: 1h}}\ncommand: cat {file}\n")
+    )
+    waiting = installation.ok("why", str(jobs["read"])).out
+    assert "WAITING_FOR_DEPENDENCY" in waiting
     assert f"waits for {file} to appear" in waiting
     file.write_text("6 * 7")
-    assert house.ended(jobs["read"])[0].job.state == "succeeded"
-    assert house.ok("logs", str(jobs["read"])).out == "6 * 7"
+    assert installation.ended(jobs["read"])[0].job.state == "succeeded"
+    assert installation.ok("logs", str(jobs["read"])).out == "6 * 7"
 
 
-def test_who_waits_goes_on_waiting_when_the_server_is_killed(house: House, tmp_path: Path) -> None:
-    house.up()
+def test_who_waits_goes_on_waiting_when_the_server_is_killed(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
     go = tmp_path / "go"
     jobs = by_name(
-        house,
+        installation,
         documents(
             "name: quick\ncommand: ['true']\n",
             "name: last\nafter: [slow, quick]\ncommand: ['true']\n",
             f"name: slow\ncommand: until test -e {go}; do sleep 0.05; done\n",
         ),
     )
-    house.ended(jobs["quick"])
-    house.kill()
-    house.up()
-    answer = house.ok("why", str(jobs["last"]), "-o", "json").json
-    assert answer["code"] == "WAITING_FOR"
+    installation.ended(jobs["quick"])
+    installation.kill()
+    installation.up()
+    answer = installation.ok("why", str(jobs["last"]), "-o", "json").json
+    assert answer["code"] == "WAITING_FOR_DEPENDENCY"
     assert f"job {jobs['slow']} (slow) to succeed" in answer["summary"]
     assert "1 of 2 are met" in answer["summary"]
     go.touch()
-    assert house.ended(jobs["last"])[0].job.state == "succeeded"
+    assert installation.ended(jobs["last"])[0].job.state == "succeeded"
 
 
-def test_a_plan_says_what_it_would_wait_for(house: House) -> None:
-    house.up()
-    running = house.submit("sleep", "600", name="first")
-    until(lambda: house.state(running) == "running", "it runs")
-    plans = house.ok("plan", "--after", "first", "-o", "json", "--", "true").json
-    assert plans[0]["code"] == "WAITING_FOR"
+def test_a_plan_says_what_it_would_wait_for(installation: Installation) -> None:
+    installation.up()
+    running = installation.submit("sleep", "600", name="first")
+    until(lambda: installation.state(running) == "running", "it runs")
+    plans = installation.ok("plan", "--after", "first", "-o", "json", "--", "true").json
+    assert plans[0]["code"] == "WAITING_FOR_DEPENDENCY"
     assert f"job {running} (first) to succeed" in plans[0]["summary"]

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from real.house import House, until
+from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
 
 
-def sse(house: House, last: int | None = None, query: str = "") -> Generator[tuple[int, dict[str, Any]]]:
+def sse(installation: Installation, last: int | None = None, query: str = "") -> Generator[tuple[int, dict[str, Any]]]:
     """The bare stream, until it ends: (id, event)."""
-    host, port = house.address.removeprefix("http://").split(":")
+    host, port = installation.address.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
-    headers = {"Authorization": f"Bearer {house.token}"} | ({} if last is None else {"Last-Event-ID": str(last)})
+    headers = {"Authorization": f"Bearer {installation.token}"} | ({} if last is None else {"Last-Event-ID": str(last)})
     connection.request("GET", f"/api/v1/events/stream{query}", headers=headers)
     response = connection.getresponse()
     assert response.status == 200
@@ -37,47 +37,47 @@ def sse(house: House, last: int | None = None, query: str = "") -> Generator[tup
         connection.close()
 
 
-def test_a_stream_is_taken_up_again_across_a_killed_server(house: House) -> None:
-    house.up()
-    first = [house.submit("true") for _ in range(5)]
-    house.ended(*first)
+def test_a_stream_is_taken_up_again_across_a_killed_server(installation: Installation) -> None:
+    installation.up()
+    first = [installation.submit("true") for _ in range(5)]
+    installation.ended(*first)
     seen: list[int] = []
     ends: list[int] = []
 
     def read(last: int | None) -> None:
-        for id, event in sse(house, last):
+        for id, event in sse(installation, last):
             assert id == event["seq"]
             seen.append(id)
             if event["kind"] == "job.ended":
                 ends.append(event["job"])
 
-    for how in (house.kill, house.stop):
+    for how in (installation.kill, installation.stop):
         reader = threading.Thread(target=read, args=(seen[-1] if seen else 0,), daemon=True)
         reader.start()
-        jobs = [house.submit("sh", "-c", "sleep 0.05") for _ in range(10)]
+        jobs = [installation.submit("sh", "-c", "sleep 0.05") for _ in range(10)]
         until(lambda: len(seen) > len(first), "events arrive")
         how()
         reader.join(20)
         assert not reader.is_alive()
-        house.up()
-        house.ended(*jobs)
+        installation.up()
+        installation.ended(*jobs)
     reader = threading.Thread(target=read, args=(seen[-1],), daemon=True)
     reader.start()
     until(lambda: len(ends) >= 25, "all ends are heard")
-    stored = [event["seq"] for event in house.request("GET", "/api/v1/events?limit=10000").json["events"]]
+    stored = [event["seq"] for event in installation.request("GET", "/api/v1/events?limit=10000").json["events"]]
     until(lambda: len(seen) >= len(stored), "all is heard")
     assert seen == stored == list(range(1, len(stored) + 1))
     assert sorted(ends) == list(range(1, 26))
-    house.stop()
+    installation.stop()
     reader.join(20)
 
 
-def test_the_client_misses_nothing_across_restarts(house: House) -> None:
-    house.up()
+def test_the_client_misses_nothing_across_restarts(installation: Installation) -> None:
+    installation.up()
     heard: list[int] = []
 
     def read() -> None:
-        with house.client() as client:
+        with installation.client() as client:
             for event in client.events(0, follow=True):
                 heard.append(event.seq)
                 if event.kind == "job.ended" and event.job == 12:
@@ -86,46 +86,46 @@ def test_the_client_misses_nothing_across_restarts(house: House) -> None:
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     for _ in range(3):
-        ids = [house.submit("true") for _ in range(4)]
-        house.kill()
-        house.up()
-        house.ended(*ids)
+        ids = [installation.submit("true") for _ in range(4)]
+        installation.kill()
+        installation.up()
+        installation.ended(*ids)
     reader.join(30)
     assert not reader.is_alive()
     assert heard == list(range(1, len(heard) + 1))
 
 
-def test_a_stream_can_be_of_one_job_or_of_the_new_only(house: House) -> None:
-    house.up()
-    first, second = house.submit("true"), house.submit("true")
-    house.ended(first, second)
+def test_a_stream_can_be_of_one_job_or_of_the_new_only(installation: Installation) -> None:
+    installation.up()
+    first, second = installation.submit("true"), installation.submit("true")
+    installation.ended(first, second)
     one = []
-    for _, event in sse(house, query=f"?job={second}&after=0"):
+    for _, event in sse(installation, query=f"?job={second}&after=0"):
         one.append(event)
         if event["kind"] == "job.ended":
             break
     assert {event["job"] for event in one} == {second}
     assert one[0]["kind"] == "job.submitted"
-    new = sse(house)
-    later = threading.Timer(0.5, house.submit, ["true"])
+    new = sse(installation)
+    later = threading.Timer(0.5, installation.submit, ["true"])
     later.start()
     event = next(new)[1]
     assert (event["kind"], event["job"]) == ("job.submitted", 3)
     new.close()
     later.join(20)
-    house.ended(3)
+    installation.ended(3)
 
 
-def test_events_are_followed_at_the_terminal(house: House) -> None:
-    house.up()
-    follower = house.begin("events", "-f", "--after", "0", "-o", "jsonl")
+def test_events_are_followed_at_the_terminal(installation: Installation) -> None:
+    installation.up()
+    follower = installation.begin("events", "-f", "--after", "0", "-o", "jsonl")
     assert follower.stdout is not None
-    house.submit("true")
+    installation.submit("true")
     lines = iter(follower.stdout.readline, b"")
     first = json.loads(next(lines))  # from here on it has met the server, and sits out its absence
-    house.kill()
-    house.up()
-    house.ended(1, house.submit("sh", "-c", "exit 3"))
+    installation.kill()
+    installation.up()
+    installation.ended(1, installation.submit("sh", "-c", "exit 3"))
     seqs, kinds = [first["seq"]], [first["kind"]]
     for line in lines:
         event = json.loads(line)
@@ -135,6 +135,6 @@ def test_events_are_followed_at_the_terminal(house: House) -> None:
             break
     assert seqs == list(range(1, len(seqs) + 1))
     assert kinds.count("job.ended") == 2
-    shown = house.ok("events", "--limit", "3").lines
+    shown = installation.ok("events", "--limit", "3").lines
     assert len(shown) == 4
     assert "job.ended" in shown[-1]

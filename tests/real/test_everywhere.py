@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from docker_hosts import IMAGE, Daemon, Farm
-from real.house import House, until
+from real.installation import Installation, until
 from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.real
@@ -55,48 +55,54 @@ def docker(daemon: Daemon) -> str:
     return DOCKER.format(image=IMAGE, name=daemon.name, url=daemon.url)
 
 
-def states(house: House) -> dict[str, str]:
-    with house.client() as client:
+def states(installation: Installation) -> dict[str, str]:
+    with installation.client() as client:
         return {backend.name: backend.state for backend in client.backends()}
 
 
-def only(house: House, name: str) -> None:
+def only(installation: Installation, name: str) -> None:
     """Nothing starts anywhere else, so that the file need not say where it goes."""
     for other in EVERYWHERE:
-        house.ok("backend", "enable" if other == name else "disable", other)
+        installation.ok("backend", "enable" if other == name else "disable", other)
 
 
 @pytest.fixture
-def all_three(house: House, dockerd: Farm, slurm: SlurmCluster, tmp_path: Path) -> Iterator[House]:
+def all_three(installation: Installation, dockerd: Farm, slurm: SlurmCluster, tmp_path: Path) -> Iterator[Installation]:
     hpc = SLURM.format(output=tmp_path / "shared", conf=slurm.conf)
-    house.configure(docker(dockerd()) + hpc).up()
-    until(lambda: all(states(house).get(name) == "ok" for name in EVERYWHERE), "all three backends are well")
-    yield house
+    installation.configure(docker(dockerd()) + hpc).up()
+    until(lambda: all(states(installation).get(name) == "ok" for name in EVERYWHERE), "all three backends are well")
+    yield installation
     slurm.clear()
 
 
-def test_the_same_file_has_the_same_end_words_and_history_on_every_backend(all_three: House, tmp_path: Path):
-    house = all_three
+def test_the_same_file_has_the_same_end_words_and_history_on_every_backend(all_three: Installation, tmp_path: Path):
+    installation = all_three
     file = tmp_path / "greet.yaml"
     file.write_text(JOB)
     told: dict[str, Any] = {}
     for name in EVERYWHERE:
-        only(house, name)
-        id = int(house.ok("submit", "-q", str(file)).out)
-        (end,) = house.ended(id)
+        only(installation, name)
+        id = int(installation.ok("submit", "-q", str(file)).out)
+        (end,) = installation.ended(id)
         (run,) = end.runs
         assert run.backend == name
-        why = house.ok("why", str(id)).out
+        why = installation.ok("why", str(id)).out
         assert f"main[0] run {run.id} on {run.node} (failed)" in why
-        print(f"\n--- {name}", why, house.ok("job", "history", str(id)).out, house.ok("logs", str(id)).out, sep="\n")
-        with house.client() as client:
+        print(
+            f"\n--- {name}",
+            why,
+            installation.ok("job", "history", str(id)).out,
+            installation.ok("logs", str(id)).out,
+            sep="\n",
+        )
+        with installation.client() as client:
             history = [event.kind for event in client.event_page(job=id).events]
         told[name] = {
             "end": (end.job.state, end.job.exit_code, end.job.reason_code, end.job.reason, end.job.failure),
             "run": (run.state, run.exit_code, run.reason_code, run.attempt),
             "why": why.splitlines()[0].replace(f"job {id} ", "job ID ").replace(run.node, "NODE"),
-            "out": house.ok("logs", str(id)).out,
-            "err": house.ok("logs", "--stderr", str(id)).out,
+            "out": installation.ok("logs", str(id)).out,
+            "err": installation.ok("logs", "--stderr", str(id)).out,
             "history": history,
         }
     assert told["local"]["end"][:3] == ("failed", 7, "EXIT_CODE")
@@ -107,10 +113,10 @@ def test_the_same_file_has_the_same_end_words_and_history_on_every_backend(all_t
     assert told["hpc"] == told["local"]
 
 
-def jobs_per_second(house: House) -> float:
+def jobs_per_second(installation: Installation) -> float:
     """Of short jobs on this machine, from their submission until all have ended."""
     job = {"command": ["/bin/true"], "cpu": "10m", "memory": "1Mi", "backend": "local"}
-    with house.client() as client:
+    with installation.client() as client:
         began = time.monotonic()
         ids = client.submit_all([job] * LOCAL_JOBS)
         client.wait(ids, 120)
@@ -119,37 +125,37 @@ def jobs_per_second(house: House) -> float:
     return LOCAL_JOBS / took
 
 
-def test_a_backend_that_hangs_holds_up_none_of_the_others(house: House, dockerd: Farm):
+def test_a_backend_that_hangs_holds_up_none_of_the_others(installation: Installation, dockerd: Farm):
     """The daemon is stopped, so that its socket takes every question and answers none, with a run under way there and more
     on their way. How fast the others are meanwhile is printed, not asserted: that is the machine's doing too."""
     sick = dockerd("frozen")
-    house.configure('[health]\ninterval = "2s"\n' + docker(sick)).up()
-    until(lambda: states(house).get("farm") == "ok", "Docker is well")
+    installation.configure('[health]\ninterval = "2s"\n' + docker(sick)).up()
+    until(lambda: states(installation).get("farm") == "ok", "Docker is well")
     rates: dict[str, list[float]] = {"well": [], "hung": []}
-    jobs_per_second(house)  # the first ones pay for what is done once
+    jobs_per_second(installation)  # the first ones pay for what is done once
     for _ in range(ROUNDS):
-        rates["well"] += [jobs_per_second(house) for _ in range(TIMES)]
-        there = house.submit("/bin/sh", "-c", "sleep 5; exit 4", backend="farm")
-        house.until_state(there, "running")
+        rates["well"] += [jobs_per_second(installation) for _ in range(TIMES)]
+        there = installation.submit("/bin/sh", "-c", "sleep 5; exit 4", backend="farm")
+        installation.until_state(there, "running")
         sick.freeze()
         try:
-            ordered = [house.submit("/bin/true", backend="farm") for _ in range(3)]
-            rates["hung"] += [jobs_per_second(house) for _ in range(TIMES)]  # all of them ended
-            assert {house.state(id) for id in (there, *ordered)}.isdisjoint({"succeeded", "failed"})
+            ordered = [installation.submit("/bin/true", backend="farm") for _ in range(3)]
+            rates["hung"] += [jobs_per_second(installation) for _ in range(TIMES)]  # all of them ended
+            assert {installation.state(id) for id in (there, *ordered)}.isdisjoint({"succeeded", "failed"})
         finally:
             sick.thaw()
-        ends = house.ended(there, *ordered, timeout_s=120)
+        ends = installation.ended(there, *ordered, timeout_s=120)
         assert [end.job.exit_code for end in ends] == [4, 0, 0, 0]
         assert [len(end.runs) for end in ends] == [1, 1, 1, 1]
     sick.freeze()
     try:
-        until(lambda: states(house)["farm"] == "unhealthy", "it is noticed", 60)
-        jobs_per_second(house)
-        late = house.submit("/bin/true", backend="farm")
-        until(lambda: "BACKEND_UNHEALTHY" in house.ok("why", str(late)).out, "why says what it waits for")
+        until(lambda: states(installation)["farm"] == "unhealthy", "it is noticed", 60)
+        jobs_per_second(installation)
+        late = installation.submit("/bin/true", backend="farm")
+        until(lambda: "BACKEND_UNHEALTHY" in installation.ok("why", str(late)).out, "why says what it waits for")
     finally:
         sick.thaw()
-    assert house.ended(late, timeout_s=120)[0].job.state == "succeeded"
+    assert installation.ended(late, timeout_s=120)[0].job.state == "succeeded"
     well, hung = (median(rates[which]) for which in ("well", "hung"))
     print(f"\nlocal jobs/s: {well:.1f} beside a Docker that is well, {hung:.1f} beside one that hangs")
     print(f"ratio {hung / well:.2f}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

@@ -5,6 +5,7 @@ Both backends here are agents on this machine; a hang is an agent that is stoppe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_host import agent_pid
-from real.house import House, until
+from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
 
@@ -34,8 +35,8 @@ scheduler:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path / "home")
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    made = Installation(tmp_path / "home")
     made.home.mkdir(parents=True, exist_ok=True)
     (made.home / "hodei.yaml").write_text(HODEI_YAML)
     try:
@@ -48,39 +49,44 @@ def house(tmp_path: Path) -> Iterator[House]:
             made.stop()
         for lock in (made.home / "backends").glob("*/lock"):
             if pid := agent_pid(lock.parent):
-                os.kill(pid, signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):  # it left by itself since we looked
+                    os.kill(pid, signal.SIGTERM)
         made.close()
 
 
-def state_of(house: House, name: str) -> str:
-    return next((b.state for b in house.client().backends() if b.name == name), "")
+def state_of(installation: Installation, name: str) -> str:
+    return next((b.state for b in installation.client().backends() if b.name == name), "")
 
 
-def where(house: House) -> str:
-    id = house.submit("/bin/true")
-    (detail,) = house.ended(id)
+def where(installation: Installation) -> str:
+    id = installation.submit("/bin/true")
+    (detail,) = installation.ended(id)
     assert detail.job.state == "succeeded"
     return detail.runs[-1].backend
 
 
-def test_when_a_backend_hangs_the_next_in_the_chain_is_used_and_when_it_is_back_it_is_again(house: House) -> None:
-    house.up()
+def test_when_a_backend_hangs_the_next_in_the_chain_is_used_and_when_it_is_back_it_is_again(
+    installation: Installation,
+) -> None:
+    installation.up()
     for name in ("onprem", "cloud"):
-        until(lambda name=name: state_of(house, name) == "ok" or None, f"{name} to be up")
-    assert where(house) == "onprem"
-    pid = agent_pid(house.home / "backends" / "onprem")
+        until(lambda name=name: state_of(installation, name) == "ok" or None, f"{name} to be up")
+    assert where(installation) == "onprem"
+    pid = agent_pid(installation.home / "backends" / "onprem")
     assert pid
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: state_of(house, "onprem") == "unhealthy" or None, "the hang to be noticed")
-    assert where(house) == "cloud"
+    until(lambda: state_of(installation, "onprem") == "unhealthy" or None, "the hang to be noticed")
+    assert where(installation) == "cloud"
     os.kill(pid, signal.SIGCONT)
-    until(lambda: state_of(house, "onprem") == "ok" or None, "it to be well again")
-    assert where(house) == "onprem"
-    assert "max_queue_time" in house.ok("job", "show", "1", "-o", "json").out
+    until(lambda: state_of(installation, "onprem") == "ok" or None, "it to be well again")
+    assert where(installation) == "onprem"
+    assert "max_queue_time" in installation.ok("job", "show", "1", "-o", "json").out
 
 
-def test_a_mistake_in_hodei_yaml_is_told_with_its_line_and_the_server_does_not_start(house: House) -> None:
-    (house.home / "hodei.yaml").write_text(HODEI_YAML.replace("parallel_scheduling", "paralel_scheduling"))
-    said = house.hodei("up", "--port", "0")
+def test_a_mistake_in_hodei_yaml_is_told_with_its_line_and_the_server_does_not_start(
+    installation: Installation,
+) -> None:
+    (installation.home / "hodei.yaml").write_text(HODEI_YAML.replace("parallel_scheduling", "paralel_scheduling"))
+    said = installation.hodei("up", "--port", "0")
     assert said.code == 2
     assert "line 6: scheduler.paralel_scheduling: unknown key" in said.err

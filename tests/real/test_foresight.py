@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from real.house import House, until
+from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
 
@@ -22,31 +22,31 @@ memory = "2Gi"
 """
 
 
-def held(house: House, **fields: Any) -> int:
+def held(installation: Installation, **fields: Any) -> int:
     """A job that fills the node until it is cancelled; it says that it takes an hour."""
-    id = house.submit("sleep", "600", cpu=2, estimate="1h", **fields)
-    house.until_state(id, "running")
+    id = installation.submit("sleep", "600", cpu=2, estimate="1h", **fields)
+    installation.until_state(id, "running")
     return id
 
 
-def state_of(house: House) -> str:
+def state_of(installation: Installation) -> str:
     """All that the store knows of jobs, runs, nodes and history, as one fingerprint."""
-    tables = ("job", "run", "event", "mark", "booking", "key")
-    rows = [house.rows(f"SELECT * FROM {table} ORDER BY 1") for table in tables]  # noqa: S608 (names of our own)
+    tables = ("job", "run", "event", "mark", "reservation", "key")
+    rows = [installation.rows(f"SELECT * FROM {table} ORDER BY 1") for table in tables]  # noqa: S608 (names of our own)
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
-def whatif(house: House, *args: str) -> Any:
-    return house.ok("whatif", "-o", "json", *args).json
+def whatif(installation: Installation, *args: str) -> Any:
+    return installation.ok("whatif", "-o", "json", *args).json
 
 
 @pytest.fixture
-def busy(house: House) -> House:
+def busy(installation: Installation) -> Installation:
     """One job runs for an hour, another waits for its place."""
-    house.configure(ONE_NODE).up()
-    held(house)
-    house.submit("true", name="next", cpu=2, estimate="10m")
-    return house
+    installation.configure(ONE_NODE).up()
+    held(installation)
+    installation.submit("true", name="next", cpu=2, estimate="10m")
+    return installation
 
 
 def test_a_job_that_is_only_thought_of_starts_when_those_before_it_are_done(busy, tmp_path):
@@ -153,10 +153,10 @@ def test_why_tells_when_a_job_will_start_and_forecasts_are_graded_and_kept(busy)
     assert _metric(busy, "hodei_forecast_covered_total") >= 1
 
 
-def _notes(house: House) -> list[str]:
-    return [name for (name,) in house.rows("SELECT name FROM note")]
+def _notes(installation: Installation) -> list[str]:
+    return [name for (name,) in installation.rows("SELECT name FROM note")]
 
 
-def _metric(house: House, name: str) -> float:
-    text = house.request("GET", "/metrics").body.decode()
+def _metric(installation: Installation, name: str) -> float:
+    text = installation.request("GET", "/metrics").body.decode()
     return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + " ")), 0.0)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from hodei.client.many_logs import Wish
-from real.house import House, until
+from hodei.client.logs import Wish
+from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
 
@@ -16,54 +16,57 @@ NODE = '[[nodes]]\nname = "a"\ncpu = "4"\n'
 SMALL = ("--cpu", "10m", "--memory", "1Mi")
 
 
-def test_both_streams_are_shown_and_either_can_be_chosen(house: House) -> None:
-    house.configure(NODE).up()
-    id = house.submit("sh", "-c", "echo one; echo two; echo bad >&2; echo worse >&2")
-    house.ended(id)
-    said = house.ok("logs", str(id))
+def test_both_streams_are_shown_and_either_can_be_chosen(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    id = installation.submit("sh", "-c", "echo one; echo two; echo bad >&2; echo worse >&2")
+    installation.ended(id)
+    said = installation.ok("logs", str(id))
     assert (said.out, said.err) == ("one\ntwo\n", "bad\nworse\n")
-    said = house.ok("logs", "--tail", "1", str(id))
+    said = installation.ok("logs", "--tail", "1", str(id))
     assert (said.out, said.err) == ("two\n", "worse\n")
-    assert (house.ok("logs", "--stdout", str(id)).out, house.ok("logs", "--stdout", str(id)).err) == ("one\ntwo\n", "")
-    assert (house.ok("logs", "--stderr", str(id)).out, house.ok("logs", "--stderr", str(id)).err) == (
+    assert (installation.ok("logs", "--stdout", str(id)).out, installation.ok("logs", "--stdout", str(id)).err) == (
+        "one\ntwo\n",
+        "",
+    )
+    assert (installation.ok("logs", "--stderr", str(id)).out, installation.ok("logs", "--stderr", str(id)).err) == (
         "bad\nworse\n",
         "",
     )
-    said = house.ok("logs", "-f", str(id))
+    said = installation.ok("logs", "-f", str(id))
     assert (said.out, said.err) == ("one\ntwo\n", "bad\nworse\n")
 
 
-def test_lines_of_arrays_and_gangs_say_who_wrote_them_and_when(house: House) -> None:
-    house.configure(NODE).up()
-    house.ok(
+def test_lines_of_arrays_and_gangs_say_who_wrote_them_and_when(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    installation.ok(
         "submit", "--name", "sweep", "--array", "3", *SMALL, "--", "sh", "-c", "echo out; echo err >&2; printf end"
     )
-    gang = house.submit("sh", "-c", "echo rank $HODEI_RANK", name="trio", count=2)
-    house.ended(gang)
-    house.hodei("wait", "sweep")
+    gang = installation.submit("sh", "-c", "echo rank $HODEI_RANK", name="trio", count=2)
+    installation.ended(gang)
+    installation.hodei("wait", "sweep")
     when = r"\d\d:\d\d:\d\d"
     for follow in ((), ("-f",)):
-        said = house.ok("logs", *follow, "sweep")
+        said = installation.ok("logs", *follow, "sweep")
         assert sorted(re.sub(when, "T", said.out).splitlines()) == sorted(
             line for n in range(3) for line in (f"sweep[{n}] T | out", f"sweep[{n}] T | end")
         )
         assert sorted(re.sub(when, "T", said.err).splitlines()) == [f"sweep[{n}] T | err" for n in range(3)]
-    assert re.sub(when, "T", house.ok("logs", "sweep", "--tail", "1", "--stdout").out).count("| end") == 3
-    assert house.ok("logs", "sweep[1]").out == "out\nend"
-    said = house.ok("logs", "trio")
+    assert re.sub(when, "T", installation.ok("logs", "sweep", "--tail", "1", "--stdout").out).count("| end") == 3
+    assert installation.ok("logs", "sweep[1]").out == "out\nend"
+    said = installation.ok("logs", "trio")
     assert sorted(re.sub(when, "T", said.out).splitlines()) == ["main[0] T | rank 0", "main[1] T | rank 1"]
-    assert house.ok("logs", "trio", "--member", "1").out == "rank 1\n"
-    with house.client() as client:
+    assert installation.ok("logs", "trio", "--member", "1").out == "rank 1\n"
+    with installation.client() as client:
         assert sorted(client.logs("sweep"))[0] == b"sweep[0] | end"
         assert {line.who for line in client.log_lines("sweep")} == {"sweep[0]", "sweep[1]", "sweep[2]"}
 
 
-def test_an_array_is_followed_from_before_it_starts_to_its_end(house: House) -> None:
-    house.configure(NODE).up()
-    go = house.home.parent / "go"
+def test_an_array_is_followed_from_before_it_starts_to_its_end(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    go = installation.home.parent / "go"
     script = f"echo begins; until [ -e {go} ]; do sleep 0.05; done; echo ends"
-    house.ok("submit", "--name", "sweep", "--array", "4%2", *SMALL, "--", "sh", "-c", script)
-    follower = house.begin("logs", "-f", "sweep")
+    installation.ok("submit", "--name", "sweep", "--array", "4%2", *SMALL, "--", "sh", "-c", script)
+    follower = installation.begin("logs", "-f", "sweep")
     assert follower.stdout is not None
     first = follower.stdout.readline()
     assert re.fullmatch(rb"sweep\[[01]\] \d\d:\d\d:\d\d \| begins\n", first)
@@ -73,18 +76,18 @@ def test_an_array_is_followed_from_before_it_starts_to_its_end(house: House) -> 
     assert follower.returncode == 0
 
 
-def test_what_was_written_before_is_left_out(house: House) -> None:
-    house.configure(NODE).up()
-    now, go = house.home.parent / "now", house.home.parent / "go"
-    old = house.submit("sh", "-c", "echo long over", name="old")
-    id = house.submit(
+def test_what_was_written_before_is_left_out(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    now, go = installation.home.parent / "now", installation.home.parent / "go"
+    old = installation.submit("sh", "-c", "echo long over", name="old")
+    id = installation.submit(
         "sh",
         "-c",
         f"echo early; until [ -e {now} ]; do sleep 0.05; done; echo late; until [ -e {go} ]; do sleep 0.05; done",
     )
 
     def marks() -> list[tuple[int, int]]:
-        with house.client() as client:
+        with installation.client() as client:
             return client.log_times(id).marks
 
     (early,) = until(marks, "the agent has seen the first line")
@@ -93,29 +96,29 @@ def test_what_was_written_before_is_left_out(house: House) -> None:
     now.touch()
     until(lambda: len(marks()) == 2, "the agent has seen the second line")
     between = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(early[1] / 1000)) + f".{early[1] % 1000 + 1:03d}Z"
-    assert house.ok("logs", str(id), "--since", between).out == "late\n"
-    assert house.ok("logs", str(id), "--since", "1h").out == "early\nlate\n"
-    said = house.ok("logs", str(old), "--since", between)
+    assert installation.ok("logs", str(id), "--since", between).out == "late\n"
+    assert installation.ok("logs", str(id), "--since", "1h").out == "early\nlate\n"
+    said = installation.ok("logs", str(old), "--since", between)
     assert (said.out, said.err) == ("", f"job {old} (succeeded) has written nothing since then\n")
-    assert house.hodei("logs", str(id), "--since", "soon").code == 2
-    with house.client() as client:
+    assert installation.hodei("logs", str(id), "--since", "soon").code == 2
+    with installation.client() as client:
         lines = [(line.text, line.at_ms) for line in client.log_lines(id, Wish(("stdout",)))]
         assert lines == [(b"early\n", early[1]), (b"late\n", marks()[1][1])]
     go.touch()
-    house.ended(id)
-    assert house.ok("logs", str(id), "--since", between).out == "late\n"
+    installation.ended(id)
+    assert installation.ok("logs", str(id), "--since", between).out == "late\n"
 
 
-def test_the_last_lines_of_a_run_have_the_time_of_its_end(house: House) -> None:
-    house.configure(NODE).up()
-    go = house.home.parent / "go"
+def test_the_last_lines_of_a_run_have_the_time_of_its_end(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    go = installation.home.parent / "go"
     script = f"echo early; echo bad >&2; until [ -e {go} ]; do sleep 0.05; done; echo last; echo worse >&2"
-    id = house.submit("sh", "-c", script)
-    with house.client() as client:
+    id = installation.submit("sh", "-c", script)
+    with installation.client() as client:
         for stream in ("stdout", "stderr"):
             until(lambda stream=stream: client.log_times(id, stream=stream).marks, "the agent has seen the first line")
         go.touch()
-        house.ended(id)
+        installation.ended(id)
         for stream, sizes in (("stdout", [6, 11]), ("stderr", [4, 10])):
             times = client.log_times(id, stream=stream)
             assert [place for place, _ in times.marks] == sizes
@@ -123,26 +126,26 @@ def test_the_last_lines_of_a_run_have_the_time_of_its_end(house: House) -> None:
             assert last.at_ms == times.marks[-1][1] > times.marks[0][1]
 
 
-def test_what_failed_ends_with_its_last_lines(house: House) -> None:
-    house.configure(NODE).up()
+def test_what_failed_ends_with_its_last_lines(installation: Installation) -> None:
+    installation.configure(NODE).up()
     script = "for n in $(seq 20); do echo err $n >&2; done; sleep 0.3; echo later; exit 3"
-    said = house.hodei("run", *SMALL, "--name", "bad", "--", "sh", "-c", script)
+    said = installation.hodei("run", *SMALL, "--name", "bad", "--", "sh", "-c", script)
     assert said.code == 3
     tail = said.err.partition("job 1 (bad) failed: ")[2].splitlines()
     assert tail[0].endswith("its last lines on stderr:")
     assert tail[1:11] == [f"  err {n}" for n in range(11, 21)]
-    said = house.hodei("run", *SMALL, "--", "sh", "-c", "echo oh no >&2; exit 4")
+    said = installation.hodei("run", *SMALL, "--", "sh", "-c", "echo oh no >&2; exit 4")
     assert (said.code, said.err.count("oh no")) == (4, 1)  # it has just been said
     assert "failed: " in said.err
-    said = house.hodei("submit", "--wait", *SMALL, "--", "sh", "-c", "echo only; exit 5")
+    said = installation.hodei("submit", "--wait", *SMALL, "--", "sh", "-c", "echo only; exit 5")
     assert said.code == 10
     assert "its last lines on stdout:\n  only\n" in said.err
     command = ("sh", "-c", "echo part $HODEI_ARRAY_INDEX >&2; exit $((HODEI_ARRAY_INDEX == 1))")
-    said = house.hodei("run", *SMALL, "--name", "sweep", "--array", "3", "--", *command)
+    said = installation.hodei("run", *SMALL, "--name", "sweep", "--array", "3", "--", *command)
     assert said.code == 10
     assert "2 succeeded, 1 failed" in said.err
     assert "(sweep[1]) failed" in said.err
     assert said.err.rstrip().endswith("part 1\n  all of it: hodei logs '4[1]'")
-    said = house.hodei("submit", "--wait", *SMALL, "--name", "sweep", "--array", "3", "--", *command)
+    said = installation.hodei("submit", "--wait", *SMALL, "--name", "sweep", "--array", "3", "--", *command)
     assert said.code == 10
     assert "  part 1\n" in said.err

@@ -10,37 +10,37 @@ from pathlib import Path
 import pytest
 
 from agent_host import alive
-from real.house import DEADLINE_S, House, pids_in, until
+from real.installation import DEADLINE_S, Installation, pids_in, until
 
 pytestmark = pytest.mark.real
 EXECUTED = "SELECT target, code, detail FROM audit WHERE verb = 'nodes.execute'"
 
 
-def the_node(house: House) -> str:
-    (node,) = [node.name for node in house.client().nodes()]
+def the_node(installation: Installation) -> str:
+    (node,) = [node.name for node in installation.client().nodes()]
     return node
 
 
-def execute(house: House, node: str, *command: str, timeout_s: int = 30) -> None:
+def execute(installation: Installation, node: str, *command: str, timeout_s: int = 30) -> None:
     """Ask for it, and expect that the server is killed before it answers."""
     body = json.dumps({"command": command, "timeout_s": timeout_s}).encode()
     with pytest.raises((ConnectionError, http.client.HTTPException)):
-        house.request("POST", f"/api/v1/nodes/{node}/execute", body)
+        installation.request("POST", f"/api/v1/nodes/{node}/execute", body)
 
 
-def test_a_command_that_kills_the_server_is_in_the_audit(house: House) -> None:
-    house.up()
-    node = the_node(house)
-    assert house.server is not None
-    script = f"kill -9 {house.server.pid}"
-    execute(house, node, "sh", "-c", script)
-    assert house.rows(EXECUTED) == [(node, "", f"sh -c '{script}'")]
+def test_a_command_that_kills_the_server_is_in_the_audit(installation: Installation) -> None:
+    installation.up()
+    node = the_node(installation)
+    assert installation.server is not None
+    script = f"kill -9 {installation.server.pid}"
+    execute(installation, node, "sh", "-c", script)
+    assert installation.rows(EXECUTED) == [(node, "", f"sh -c '{script}'")]
 
 
-def test_a_command_ends_with_a_server_that_is_killed(house: House, tmp_path: Path) -> None:
-    house.up()
-    node = the_node(house)
-    pids, kill = tmp_path / "pids", f"kill -9 {house.server.pid if house.server else 0}"
+def test_a_command_ends_with_a_server_that_is_killed(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    node = the_node(installation)
+    pids, kill = tmp_path / "pids", f"kill -9 {installation.server.pid if installation.server else 0}"
     # Of its own group, of its session, and out of it.
     script = f"""
         sh -c 'echo $$ >> {pids}; exec sleep 779' &
@@ -49,40 +49,42 @@ def test_a_command_ends_with_a_server_that_is_killed(house: House, tmp_path: Pat
         while [ $(wc -l < {pids}) -lt 3 ]; do sleep 0.02; done
         {kill}
         sleep 779"""
-    execute(house, node, "sh", "-c", script, timeout_s=300)
+    execute(installation, node, "sh", "-c", script, timeout_s=300)
     for pid in pids_in(pids, 3):
         until(lambda pid=pid: not alive(pid), f"process {pid} has ended", 30)  # type: ignore[misc]
 
 
-def test_a_command_ends_at_its_time_though_the_server_hangs(house: House, tmp_path: Path) -> None:
-    house.up()
-    node = the_node(house)
-    assert house.server is not None
+def test_a_command_ends_at_its_time_though_the_server_hangs(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    node = the_node(installation)
+    assert installation.server is not None
     pids = tmp_path / "pids"
-    asking = house.begin("node", "exec", "--timeout", "5", node, "--", "sh", "-c", f"echo $$ > {pids}; sleep 779")
+    asking = installation.begin(
+        "node", "exec", "--timeout", "5", node, "--", "sh", "-c", f"echo $$ > {pids}; sleep 779"
+    )
     (pid,) = pids_in(pids, 1)
-    house.server.send_signal(signal.SIGSTOP)
+    installation.server.send_signal(signal.SIGSTOP)
     try:
         until(lambda: not alive(pid), "it has ended")
     finally:
-        house.server.send_signal(signal.SIGCONT)
+        installation.server.send_signal(signal.SIGCONT)
     assert asking.wait(DEADLINE_S) == 124
 
 
-def test_a_command_that_is_not_over_in_time_shows_what_it_said(house: House) -> None:
-    house.up()
-    node = the_node(house)
+def test_a_command_that_is_not_over_in_time_shows_what_it_said(installation: Installation) -> None:
+    installation.up()
+    node = the_node(installation)
     script = "echo begin; echo err >&2; sleep 300"
-    done = house.hodei("node", "exec", "--timeout", "3s", node, "--", "sh", "-c", script)
+    done = installation.hodei("node", "exec", "--timeout", "3s", node, "--", "sh", "-c", script)
     assert (done.code, done.out) == (124, "begin\n")
     assert done.err == "err\nhodei: it was not over within 3s\n"
-    id = house.submit("sleep", "600")
-    house.until_state(id, "running")
-    beside = house.hodei("exec", "--timeout", "3s", str(id), "--", "sh", "-c", script)
+    id = installation.submit("sleep", "600")
+    installation.until_state(id, "running")
+    beside = installation.hodei("exec", "--timeout", "3s", str(id), "--", "sh", "-c", script)
     assert (beside.code, beside.out, beside.err) == (124, done.out, done.err)
     # What a command leaves behind is not waited for.
-    left = house.hodei("exec", "--timeout", "2m", str(id), "--", "sh", "-c", "sleep 779 & echo $!")
+    left = installation.hodei("exec", "--timeout", "2m", str(id), "--", "sh", "-c", "sleep 779 & echo $!")
     assert left.code == 0
     until(lambda: not alive(int(left.out)), "what it left behind has ended", 20)
-    house.ok("cancel", str(id))
-    house.ended(id)
+    installation.ok("cancel", str(id))
+    installation.ended(id)

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from real.house import House
+from real.installation import Installation
 
 pytestmark = pytest.mark.real
 
 CONFIG = '[[nodes]]\nname = "a"\ncpu = "2"\nmemory = "1Gi"\n\n[[nodes]]\nname = "b"\ncpu = "2"\nmemory = "1Gi"\n'
 
 
-def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(house: House) -> None:
-    house.configure(CONFIG).up()
-    house.ok("node", "label", "a", "which=a")
-    house.ok("node", "label", "b", "which=b")
-    on_a = [house.submit("sh", "-c", f"sleep 0.2; exit {n}", cpu=1, node_selector={"which": "a"}) for n in range(5)]
-    on_b = house.submit("true", node_selector={"which": "b"})
-    house.ended(*on_a, on_b)
-    stays = house.submit("sleep", "600", cpu=2, node_selector={"which": "a"})
-    house.until_state(stays, "running")
-    rows = house.ok("node", "history", "a", "-o", "json").json
+def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(installation: Installation) -> None:
+    installation.configure(CONFIG).up()
+    installation.ok("node", "label", "a", "which=a")
+    installation.ok("node", "label", "b", "which=b")
+    on_a = [
+        installation.submit("sh", "-c", f"sleep 0.2; exit {n}", cpu=1, node_selector={"which": "a"}) for n in range(5)
+    ]
+    on_b = installation.submit("true", node_selector={"which": "b"})
+    installation.ended(*on_a, on_b)
+    stays = installation.submit("sleep", "600", cpu=2, node_selector={"which": "a"})
+    installation.until_state(stays, "running")
+    rows = installation.ok("node", "history", "a", "-o", "json").json
     assert [row["job"] for row in rows] == [stays, *reversed(on_a)]
     assert [row["exit_code"] for row in rows] == [None, 4, 3, 2, 1, 0]
     assert rows[0]["finished_at"] == ""
     assert rows[1]["finished_at"] > rows[1]["placed_at"] > ""
     assert rows[0]["resources"]["cpu"] == "2"
-    assert [row["job"] for row in house.ok("node", "history", "b", "-o", "json").json] == [on_b]
-    table = house.ok("node", "history", "a")
+    assert [row["job"] for row in installation.ok("node", "history", "b", "-o", "json").json] == [on_b]
+    table = installation.ok("node", "history", "a")
     assert "NAME" in table.lines[0]
     assert len(table.lines) == 7
     assert "held on average" in table.err
     assert "cpu " in table.err
     # Page by page the same, and the sums add up to the share of the span that was held.
-    with house.client() as client:
+    with installation.client() as client:
         whole = client.node_history("a", since="1h")
         assert whole.next == ""
         pages, after = [], ""
@@ -48,13 +50,13 @@ def test_the_history_of_a_node_tells_its_runs_and_its_utilisation_page_by_page(h
         # Five of half the node for 0.2 s each at least.
         assert whole.busy_ms["cpu"] >= 500
         assert client.node_history("a", since="2000-01-01", until="2000-01-02").runs == []
-    said = house.hodei("node", "history", "c")
+    said = installation.hodei("node", "history", "c")
     assert (said.code, "there is no node 'c'" in said.err) == (3, True)
-    assert house.request("GET", "/api/v1/nodes/a/history?after=x.y.z").status == 422
-    assert house.request("GET", "/api/v1/nodes/a/history?since=1h&until=2h").status == 422
-    house.ok("cancel", str(stays))
-    house.ended(stays)
+    assert installation.request("GET", "/api/v1/nodes/a/history?after=x.y.z").status == 422
+    assert installation.request("GET", "/api/v1/nodes/a/history?since=1h&until=2h").status == 422
+    installation.ok("cancel", str(stays))
+    installation.ended(stays)
     # A node that is gone is remembered by its runs.
-    house.stop()
-    house.configure(CONFIG.replace('name = "a"', 'name = "z"')).up()
-    assert len(house.ok("node", "history", "a", "-o", "json").json) == 6
+    installation.stop()
+    installation.configure(CONFIG.replace('name = "a"', 'name = "z"')).up()
+    assert len(installation.ok("node", "history", "a", "-o", "json").json) == 6

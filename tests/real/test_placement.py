@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_host import alive
-from real.house import House, pids_in, until
+from real.installation import Installation, pids_in, until
 
 pytestmark = pytest.mark.real
 
@@ -32,180 +32,183 @@ THREE = nodes(
 )
 
 
-def node_of(house: House, id: int) -> str:
-    (detail,) = house.ended(id)
+def node_of(installation: Installation, id: int) -> str:
+    (detail,) = installation.ended(id)
     assert detail.job.state == "succeeded", detail.job.reason
     return detail.runs[-1].node
 
 
-def filler(house: House, **fields: Any) -> int:
+def filler(installation: Installation, **fields: Any) -> int:
     """A job that holds its room until it is cancelled."""
-    id = house.submit("sleep", "600", **fields)
-    house.until_state(id, "running")
+    id = installation.submit("sleep", "600", **fields)
+    installation.until_state(id, "running")
     return id
 
 
-def cancelled(house: House, *ids: int) -> None:
-    house.ok("cancel", *map(str, ids))
-    house.ended(*ids)
+def cancelled(installation: Installation, *ids: int) -> None:
+    installation.ok("cancel", *map(str, ids))
+    installation.ended(*ids)
 
 
-def why(house: House, id: int) -> Any:
-    return house.ok("why", str(id), "-o", "json").json
+def why(installation: Installation, id: int) -> Any:
+    return installation.ok("why", str(id), "-o", "json").json
 
 
-def test_jobs_go_where_their_rules_let_them(house: House) -> None:
-    house.configure(THREE).up()
-    assert [node["name"] for node in house.ok("nodes", "-o", "json").json] == ["a", "b", "c"]
-    assert node_of(house, house.submit(node_selector={"zone": "west"})) == "b"
-    assert node_of(house, house.submit(affinity={"required": ["disk=ssd"]})) == "a"
-    assert node_of(house, house.submit(affinity={"preferred": [{"weight": 100, "match": "zone=west"}]})) == "b"
-    assert node_of(house, house.submit(cpu=3, tolerations=["gpu=reserved:NoSchedule"])) == "c"
-    assert node_of(house, house.submit(gpu=1, gpu_type="t4", tolerations=["gpu"])) == "c"
-    run = house.hodei("run", "--select", "zone=east", "--", "sh", "-c", "echo $HODEI_NODE")
+def test_jobs_go_where_their_rules_let_them(installation: Installation) -> None:
+    installation.configure(THREE).up()
+    assert [node["name"] for node in installation.ok("nodes", "-o", "json").json] == ["a", "b", "c"]
+    assert node_of(installation, installation.submit(node_selector={"zone": "west"})) == "b"
+    assert node_of(installation, installation.submit(affinity={"required": ["disk=ssd"]})) == "a"
+    assert (
+        node_of(installation, installation.submit(affinity={"preferred": [{"weight": 100, "match": "zone=west"}]}))
+        == "b"
+    )
+    assert node_of(installation, installation.submit(cpu=3, tolerations=["gpu=reserved:NoSchedule"])) == "c"
+    assert node_of(installation, installation.submit(gpu=1, gpu_type="t4", tolerations=["gpu"])) == "c"
+    run = installation.hodei("run", "--node-selector", "zone=east", "--", "sh", "-c", "echo $HODEI_NODE")
     assert run.out == "a\n"
 
 
-def test_why_tells_apart_what_waits_what_never_can_and_what_was_placed(house: House) -> None:
-    house.configure(THREE).up()
-    holding = [filler(house, cpu=2, node_selector={"zone": zone}) for zone in ("east", "west")]
-    waiting = house.submit(cpu=2)
-    answer = why(house, waiting)
+def test_why_tells_apart_what_waits_what_never_can_and_what_was_placed(installation: Installation) -> None:
+    installation.configure(THREE).up()
+    holding = [filler(installation, cpu=2, node_selector={"zone": zone}) for zone in ("east", "west")]
+    waiting = installation.submit(cpu=2)
+    answer = why(installation, waiting)
     assert (answer["status"], answer["code"]) == ("waiting", "INSUFFICIENT_CPU")
     by_code = {blocker["code"]: blocker for blocker in answer["blockers"]}
     assert by_code["INSUFFICIENT_CPU"]["nodes"] == ["a", "b"]
     assert "c" in next(b for code, b in by_code.items() if "TAINT" in code)["nodes"]
     assert answer["queue"] == {"position": 1, "pending": 1}
     assert answer["nearest"]["node"] in ("a", "b", "c")
-    assert "is waiting" in house.ok("why", str(waiting)).out
-    hopeless = house.submit(node_selector={"zone": "north"})
-    answer = why(house, hopeless)
+    assert "is waiting" in installation.ok("why", str(waiting)).out
+    hopeless = installation.submit(node_selector={"zone": "north"})
+    answer = why(installation, hopeless)
     assert (answer["status"], answer["nodes"]) == ("unsatisfiable", 3)
     assert answer["hint"]
-    cancelled(house, holding[1])
-    assert node_of(house, waiting) == "b"
-    answer = why(house, waiting)
+    cancelled(installation, holding[1])
+    assert node_of(installation, waiting) == "b"
+    answer = why(installation, waiting)
     assert answer["status"] == "ended"
     decision = answer["placements"][0]["decision"]
     assert decision["chosen"]["node"] == "b"
     assert {term["plugin"] for term in decision["chosen"]["terms"]} >= {"resource", "load"}
-    assert house.hodei("why", "999").code == 3
+    assert installation.hodei("why", "999").code == 3
 
 
-def test_the_gang_that_fits_only_in_part_waits_whole(house: House) -> None:
-    house.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
-    holding = filler(house, cpu=1)
-    gang = house.submit("sh", "-c", "sleep 0.2", cpu=1, count=2)
-    answer = why(house, gang)
+def test_the_gang_that_fits_only_in_part_waits_whole(installation: Installation) -> None:
+    installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
+    holding = filler(installation, cpu=1)
+    gang = installation.submit("sh", "-c", "sleep 0.2", cpu=1, count=2)
+    answer = why(installation, gang)
     assert answer["status"] == "waiting"
     assert "1 of 2 members fit" in answer["summary"]
-    assert house.job(gang).runs == []
-    cancelled(house, holding)
-    (detail,) = house.ended(gang)
+    assert installation.job(gang).runs == []
+    cancelled(installation, holding)
+    (detail,) = installation.ended(gang)
     assert sorted(run.node for run in detail.runs) == ["a", "b"]
 
 
-def test_a_plan_leaves_no_trace(house: House, tmp_path: Path) -> None:
-    house.configure(THREE).up()
+def test_a_plan_leaves_no_trace(installation: Installation, tmp_path: Path) -> None:
+    installation.configure(THREE).up()
     file = tmp_path / "job.yaml"
     file.write_text(f"command: touch {tmp_path}/ran\ncpu: 2\nnode_selector: {{zone: west}}\n")
-    before = house.ok("events", "-o", "json").json
-    plan = house.ok("plan", str(file), "-o", "json").json[0]
+    before = installation.ok("events", "-o", "json").json
+    plan = installation.ok("plan", str(file), "-o", "json").json[0]
     assert plan["status"] == "placed"
     assert [place["node"] for place in plan["placements"]] == ["b"]
-    assert "would start now on b" in house.ok("plan", str(file)).out
-    assert house.hodei("plan", "--select", "zone=nowhere", "--", "true").code == 5
-    filler(house, cpu=2, node_selector={"zone": "west"})
-    assert house.hodei("plan", "--detailed-exitcode", str(file)).code == 2
-    assert house.ok("jobs", "-a", "-o", "name").lines == ["1"]
+    assert "would start now on b" in installation.ok("plan", str(file)).out
+    assert installation.hodei("plan", "--node-selector", "zone=nowhere", "--", "true").code == 5
+    filler(installation, cpu=2, node_selector={"zone": "west"})
+    assert installation.hodei("plan", "--detailed-exitcode", str(file)).code == 2
+    assert installation.ok("jobs", "-a", "-o", "name").lines == ["1"]
     assert not (tmp_path / "ran").exists()
-    after = house.ok("events", "-o", "json").json
+    after = installation.ok("events", "-o", "json").json
     assert [event for event in after if event["job"] not in (0, 1)] == []
     assert len(after) - len(before) == 3  # the filler's own: submitted, scheduled, started
 
 
-def test_cordoned_tainted_and_labelled_nodes_take_what_they_should(house: House) -> None:
-    house.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
-    house.ok("node", "cordon", "a")
-    assert {node_of(house, house.submit()) for _ in range(3)} == {"b"}
-    house.ok("node", "taint", "b", "night=yes:NoSchedule")
-    kept_out = house.submit()
-    codes = {blocker["code"]: blocker["nodes"] for blocker in why(house, kept_out)["blockers"]}
+def test_cordoned_tainted_and_labelled_nodes_take_what_they_should(installation: Installation) -> None:
+    installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
+    installation.ok("node", "cordon", "a")
+    assert {node_of(installation, installation.submit()) for _ in range(3)} == {"b"}
+    installation.ok("node", "taint", "b", "night=yes:NoSchedule")
+    kept_out = installation.submit()
+    codes = {blocker["code"]: blocker["nodes"] for blocker in why(installation, kept_out)["blockers"]}
     assert sorted(codes.values()) == [["a"], ["b"]]
-    assert node_of(house, house.submit(tolerations=["night=yes:NoSchedule"])) == "b"
-    house.kill()
-    house.up()  # what an operator said is remembered
-    shown = {node["name"]: node for node in house.ok("nodes", "-o", "json").json}
+    assert node_of(installation, installation.submit(tolerations=["night=yes:NoSchedule"])) == "b"
+    installation.kill()
+    installation.up()  # what an operator said is remembered
+    shown = {node["name"]: node for node in installation.ok("nodes", "-o", "json").json}
     assert shown["a"]["state"] == "cordoned"
     assert shown["b"]["taints"][0]["key"] == "night"
-    assert house.state(kept_out) == "pending"
-    house.ok("node", "uncordon", "a")
-    assert node_of(house, kept_out) == "a"
-    house.ok("node", "taint", "b", "night-")
-    house.ok("node", "label", "b", "pool=fast", "kubernetes.io/os-")
-    assert node_of(house, house.submit(node_selector={"pool": "fast"})) == "b"
-    assert "kubernetes.io/os" not in house.ok("node", "show", "b", "-o", "json").json["labels"]
-    house.ok("node", "label", "b", "pool-")
-    gone = house.submit(node_selector={"pool": "fast"})
-    assert why(house, gone)["status"] == "unsatisfiable"
-    assert house.hodei("node", "cordon", "nowhere").code == 3
+    assert installation.state(kept_out) == "pending"
+    installation.ok("node", "uncordon", "a")
+    assert node_of(installation, kept_out) == "a"
+    installation.ok("node", "taint", "b", "night-")
+    installation.ok("node", "label", "b", "pool=fast", "kubernetes.io/os-")
+    assert node_of(installation, installation.submit(node_selector={"pool": "fast"})) == "b"
+    assert "kubernetes.io/os" not in installation.ok("node", "show", "b", "-o", "json").json["labels"]
+    installation.ok("node", "label", "b", "pool-")
+    gone = installation.submit(node_selector={"pool": "fast"})
+    assert why(installation, gone)["status"] == "unsatisfiable"
+    assert installation.hodei("node", "cordon", "nowhere").code == 3
 
 
-def test_a_drained_node_loses_its_work_to_the_others(house: House) -> None:
-    house.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
-    id = house.submit("sh", "-c", "test $HODEI_ATTEMPT = 2 || sleep 600", cpu=1)
-    before = house.until_state(id, "running").runs[0].node
-    house.ok("node", "drain", before)
-    (detail,) = house.ended(id)
+def test_a_drained_node_loses_its_work_to_the_others(installation: Installation) -> None:
+    installation.configure(nodes("a 1 1Gi", "b 1 1Gi")).up()
+    id = installation.submit("sh", "-c", "test $HODEI_ATTEMPT = 2 || sleep 600", cpu=1)
+    before = installation.until_state(id, "running").runs[0].node
+    installation.ok("node", "drain", before)
+    (detail,) = installation.ended(id)
     assert (detail.job.state, [run.state for run in detail.runs]) == ("succeeded", ["stopped", "succeeded"])
     assert detail.runs[1].node != before
-    assert house.ok("node", "show", before, "-o", "json").json["state"] in ("cordoned", "draining")
+    assert installation.ok("node", "show", before, "-o", "json").json["state"] in ("cordoned", "draining")
 
 
-def test_a_job_that_waits_too_long_fails_with_its_reason(house: House) -> None:
-    house.configure(nodes("a 1 1Gi")).up()
-    filler(house, cpu=1)
-    id = house.submit(cpu=1, scheduling_timeout="300ms")
-    (detail,) = house.ended(id, timeout_s=10)
+def test_a_job_that_waits_too_long_fails_with_its_reason(installation: Installation) -> None:
+    installation.configure(nodes("a 1 1Gi")).up()
+    filler(installation, cpu=1)
+    id = installation.submit(cpu=1, scheduling_timeout="300ms")
+    (detail,) = installation.ended(id, timeout_s=10)
     assert (detail.job.state, detail.job.reason_code, detail.runs) == ("failed", "SCHEDULING_TIMEOUT", [])
     assert "Insufficient cpu" in detail.job.reason
 
 
-def test_a_scheduling_timeout_runs_on_while_the_server_is_down(house: House) -> None:
-    house.configure(nodes("a 1 1Gi")).up()
-    holding = filler(house, cpu=1)
-    id = house.submit(cpu=1, scheduling_timeout="200ms")
-    house.kill()
-    house.up()
-    assert house.ended(id, timeout_s=10)[0].job.reason_code == "SCHEDULING_TIMEOUT"
-    assert house.state(holding) == "running"
+def test_a_scheduling_timeout_runs_on_while_the_server_is_down(installation: Installation) -> None:
+    installation.configure(nodes("a 1 1Gi")).up()
+    holding = filler(installation, cpu=1)
+    id = installation.submit(cpu=1, scheduling_timeout="200ms")
+    installation.kill()
+    installation.up()
+    assert installation.ended(id, timeout_s=10)[0].job.reason_code == "SCHEDULING_TIMEOUT"
+    assert installation.state(holding) == "running"
 
 
-def test_on_a_full_node_the_highest_priority_is_next(house: House, tmp_path: Path) -> None:
-    house.configure(nodes("a 1 1Gi")).up()
-    holding = filler(house, cpu=1, priority="critical")
+def test_on_a_full_node_the_highest_priority_is_next(installation: Installation, tmp_path: Path) -> None:
+    installation.configure(nodes("a 1 1Gi")).up()
+    holding = filler(installation, cpu=1, priority="critical")
     priorities = ["low", "critical", "batch", "high", "medium", 600]
     ids = [
-        house.submit("sh", "-c", f"echo {priority} >>{tmp_path}/order", cpu=1, priority=priority)
+        installation.submit("sh", "-c", f"echo {priority} >>{tmp_path}/order", cpu=1, priority=priority)
         for priority in priorities
     ]
-    place = why(house, ids[1])["queue"]
+    place = why(installation, ids[1])["queue"]
     assert place == {"position": 1, "pending": 6}
-    cancelled(house, holding)
-    house.ended(*ids)
+    cancelled(installation, holding)
+    installation.ended(*ids)
     assert (tmp_path / "order").read_text().split() == ["critical", "high", "600", "medium", "low", "batch"]
 
 
-def test_projects_take_turns_in_a_fair_queue_by_their_weights(house: House, tmp_path: Path) -> None:
+def test_projects_take_turns_in_a_fair_queue_by_their_weights(installation: Installation, tmp_path: Path) -> None:
     fair = '[scheduling.profiles.default]\nqueue = "fair"\nweights = {big = 2}\n'
-    house.configure(fair + nodes("a 1 1Gi")).up()
-    holding = filler(house, cpu=1)
+    installation.configure(fair + nodes("a 1 1Gi")).up()
+    holding = filler(installation, cpu=1)
     ids = [
-        house.submit("sh", "-c", f"echo {project} >>{tmp_path}/order", cpu=1, project=project)
+        installation.submit("sh", "-c", f"echo {project} >>{tmp_path}/order", cpu=1, project=project)
         for project in ["big"] * 6 + ["small"] * 3
     ]
-    cancelled(house, holding)
-    house.ended(*ids)
+    cancelled(installation, holding)
+    installation.ended(*ids)
     order = (tmp_path / "order").read_text().split()
     assert sorted(order) == ["big"] * 6 + ["small"] * 3
     for end in (3, 6, 9):  # two for one, all the way
@@ -213,18 +216,18 @@ def test_projects_take_turns_in_a_fair_queue_by_their_weights(house: House, tmp_
     assert "small" in order[:3]
 
 
-def test_a_fifo_queue_knows_no_priorities_and_a_full_one_says_so(house: House, tmp_path: Path) -> None:
-    house.configure('[scheduling.profiles.default]\nqueue = "fifo"\nmax_pending = 2\n' + nodes("a 1 1Gi")).up()
-    holding = filler(house, cpu=1)
+def test_a_fifo_queue_knows_no_priorities_and_a_full_one_says_so(installation: Installation, tmp_path: Path) -> None:
+    installation.configure('[scheduling.profiles.default]\nqueue = "fifo"\nmax_pending = 2\n' + nodes("a 1 1Gi")).up()
+    holding = filler(installation, cpu=1)
     ids = [
-        house.submit("sh", "-c", f"echo {priority} >>{tmp_path}/order", cpu=1, priority=priority)
+        installation.submit("sh", "-c", f"echo {priority} >>{tmp_path}/order", cpu=1, priority=priority)
         for priority in ("low", "critical")
     ]
-    refused = house.hodei("submit", "--", "true")
+    refused = installation.hodei("submit", "--", "true")
     assert refused.code == 1
     assert "[QUEUE_FULL]" in refused.err
-    cancelled(house, holding)
-    house.ended(*ids)
+    cancelled(installation, holding)
+    installation.ended(*ids)
     assert (tmp_path / "order").read_text().split() == ["low", "critical"]
 
 
@@ -239,22 +242,22 @@ def test_a_fifo_queue_knows_no_priorities_and_a_full_one_says_so(house: House, t
         ("locality_aware", ["small", "small"]),
     ],
 )
-def test_a_strategy_chooses_the_node(house: House, strategy: str, expected: list[str]) -> None:
+def test_a_strategy_chooses_the_node(installation: Installation, strategy: str, expected: list[str]) -> None:
     config = f'[scheduling.profiles.default]\nworker_selection = "{strategy}"\n'
-    house.configure(config + nodes("big 8 8Gi", "half 4 4Gi", 'small 2 2Gi region = "eu"; zone = "eu-1"')).up()
-    filler(house, cpu=2, memory="2Gi", node_selector={"kubernetes.io/hostname": "half"})
+    installation.configure(config + nodes("big 8 8Gi", "half 4 4Gi", 'small 2 2Gi region = "eu"; zone = "eu-1"')).up()
+    filler(installation, cpu=2, memory="2Gi", node_selector={"kubernetes.io/hostname": "half"})
     near = {"near": {"region": "eu", "zone": "eu-1"}} if strategy == "locality_aware" else {}
-    ids = [filler(house, cpu=1, memory="1Gi", **near) for _ in range(2)]
-    assert [house.job(id).runs[0].node for id in ids] == expected
-    terms = why(house, ids[0])["placements"][0]["decision"]["chosen"]["terms"]
+    ids = [filler(installation, cpu=1, memory="1Gi", **near) for _ in range(2)]
+    assert [installation.job(id).runs[0].node for id in ids] == expected
+    terms = why(installation, ids[0])["placements"][0]["decision"]["chosen"]["terms"]
     assert max(terms, key=lambda term: term["weight"])["plugin"] == strategy
 
 
-def test_resource_balance_keeps_cpu_and_memory_in_step(house: House) -> None:
+def test_resource_balance_keeps_cpu_and_memory_in_step(installation: Installation) -> None:
     config = '[scheduling.profiles.default]\nworker_selection = "resource_balance"\n'
-    house.configure(config + nodes("cores 8 2Gi", "memory 2 8Gi")).up()
-    assert house.job(filler(house, cpu=2, memory="512Mi")).runs[0].node == "cores"
-    assert house.job(filler(house, cpu="500m", memory="2Gi")).runs[0].node == "memory"
+    installation.configure(config + nodes("cores 8 2Gi", "memory 2 8Gi")).up()
+    assert installation.job(filler(installation, cpu=2, memory="512Mi")).runs[0].node == "cores"
+    assert installation.job(filler(installation, cpu="500m", memory="2Gi")).runs[0].node == "memory"
 
 
 PLUGINS = '''
@@ -293,45 +296,45 @@ class BrokenScore(PerNode):
 '''
 
 
-def with_plugins(house: House, tmp_path: Path, profile: str) -> House:
+def with_plugins(installation: Installation, tmp_path: Path, profile: str) -> Installation:
     (tmp_path / "team_plugins.py").write_text(PLUGINS)
-    house.configure(f"[scheduling.profiles.default]\n{profile}\n" + nodes("a 2 2Gi", "b 2 2Gi", "c 2 2Gi"))
+    installation.configure(f"[scheduling.profiles.default]\n{profile}\n" + nodes("a 2 2Gi", "b 2 2Gi", "c 2 2Gi"))
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    return house.up(env={"PYTHONPATH": path})
+    return installation.up(env={"PYTHONPATH": path})
 
 
-def test_a_strategy_of_ones_own_is_named_by_its_path(house: House, tmp_path: Path) -> None:
-    with_plugins(house, tmp_path, 'worker_selection = "team_plugins:LastInTheAlphabet"')
-    assert node_of(house, house.submit()) == "c"
+def test_a_strategy_of_ones_own_is_named_by_its_path(installation: Installation, tmp_path: Path) -> None:
+    with_plugins(installation, tmp_path, 'worker_selection = "team_plugins:LastInTheAlphabet"')
+    assert node_of(installation, installation.submit()) == "c"
 
 
-def test_a_filter_of_ones_own_refuses_in_its_own_words(house: House, tmp_path: Path) -> None:
+def test_a_filter_of_ones_own_refuses_in_its_own_words(installation: Installation, tmp_path: Path) -> None:
     with_plugins(
-        house, tmp_path, 'worker_selection = "team_plugins:LastInTheAlphabet"\nplugins = ["team_plugins:NotOnC"]'
+        installation, tmp_path, 'worker_selection = "team_plugins:LastInTheAlphabet"\nplugins = ["team_plugins:NotOnC"]'
     )
-    assert node_of(house, house.submit()) == "b"
-    refused = house.submit(node_selector={"kubernetes.io/hostname": "c"})
-    texts = {blocker["code"]: blocker["text"] for blocker in why(house, refused)["blockers"]}
+    assert node_of(installation, installation.submit()) == "b"
+    refused = installation.submit(node_selector={"kubernetes.io/hostname": "c"})
+    texts = {blocker["code"]: blocker["text"] for blocker in why(installation, refused)["blockers"]}
     assert texts["NOT_ON_C"] == "c is kept free"
 
 
-def test_a_plugin_that_raises_stops_its_own_job_and_nothing_else(house: House, tmp_path: Path) -> None:
-    with_plugins(house, tmp_path, 'plugins = ["team_plugins:Broken", "team_plugins:BrokenScore"]')
-    poisoned = house.submit(labels={"poison": "1"})
-    assert node_of(house, house.submit()) in "abc"
-    answer = why(house, poisoned)
+def test_a_plugin_that_raises_stops_its_own_job_and_nothing_else(installation: Installation, tmp_path: Path) -> None:
+    with_plugins(installation, tmp_path, 'plugins = ["team_plugins:Broken", "team_plugins:BrokenScore"]')
+    poisoned = installation.submit(labels={"poison": "1"})
+    assert node_of(installation, installation.submit()) in "abc"
+    answer = why(installation, poisoned)
     assert answer["code"] in ("PLUGIN_FAILED", "BACKOFF")
     assert "this plugin is broken" in answer["summary"]
-    events = house.ok("events", "-o", "json").json
+    events = installation.ok("events", "-o", "json").json
     assert {event["detail"]["plugin"] for event in events if event["kind"] == "plugin.failed"} == {
         "broken",
         "broken-score",
     }
-    metrics = house.request("GET", "/metrics").body.decode()
-    assert 'hodei_plugin_faults_total{plugin="broken",point="filter"}' in metrics
-    until(lambda: why(house, poisoned)["attempts"] >= 2, "it is tried again after a pause")
-    cancelled(house, poisoned)
-    house.works()
+    metrics = installation.request("GET", "/metrics").body.decode()
+    assert 'hodei_plugin_errors_total{plugin="broken",point="filter"}' in metrics
+    until(lambda: why(installation, poisoned)["attempts"] >= 2, "it is tried again after a pause")
+    cancelled(installation, poisoned)
+    installation.works()
 
 
 @pytest.mark.parametrize(
@@ -346,75 +349,83 @@ def test_a_plugin_that_raises_stops_its_own_job_and_nothing_else(house: House, t
         ("[[[\n", "config.toml"),
     ],
 )
-def test_a_wrong_configuration_is_told_before_anything_starts(house: House, config: str, word: str) -> None:
-    house.configure(config).start()
-    assert house.server is not None
-    assert house.server.wait(20) == 2
-    said = house.said()
+def test_a_wrong_configuration_is_told_before_anything_starts(
+    installation: Installation, config: str, word: str
+) -> None:
+    installation.configure(config).start()
+    assert installation.server is not None
+    assert installation.server.wait(20) == 2
+    said = installation.said()
     assert word in said
     assert "error: " in said
     assert "next: " in said
-    assert not (house.home / "hodei.db").exists()
+    assert not (installation.home / "hodei.db").exists()
 
 
-def test_plans_and_answers_are_the_same_object_in_the_api(house: House) -> None:
-    house.configure(THREE).up()
-    id = house.submit(node_selector={"zone": "north"})
-    told = why(house, id)
-    same = json.loads(house.request("GET", f"/api/v1/jobs/{id}/why").body)
+def test_plans_and_answers_are_the_same_object_in_the_api(installation: Installation) -> None:
+    installation.configure(THREE).up()
+    id = installation.submit(node_selector={"zone": "north"})
+    told = why(installation, id)
+    same = json.loads(installation.request("GET", f"/api/v1/jobs/{id}/why").body)
     for key in ("status", "code", "summary", "blockers", "hint"):
         assert same[key] == told[key]
 
 
-def test_a_job_for_every_node_runs_on_each_survives_a_restart_and_goes_as_one(house: House) -> None:
-    house.configure(THREE).up()
+def test_a_job_for_every_node_runs_on_each_survives_a_restart_and_goes_as_one(installation: Installation) -> None:
+    installation.configure(THREE).up()
     command = ("/bin/sh", "-c", "echo here $HODEI_NODE; exec sleep 300")
-    id = house.submit(*command, cpu="100m", memory="16Mi", per_node=True)
+    id = installation.submit(*command, cpu="100m", memory="16Mi", per_node=True)
 
     def running() -> dict[str, int]:
-        return {run.node: run.member for run in house.client().job(id).runs if run.state == "running"}
+        return {run.node: run.member for run in installation.client().job(id).runs if run.state == "running"}
 
     until(lambda: running().keys() == {"a", "b"} or None, "a run on a and on b")  # c has a taint
-    house.ok("node", "taint", "c", "gpu-")
+    installation.ok("node", "taint", "c", "gpu-")
     until(lambda: running().keys() == {"a", "b", "c"} or None, "a run on c, which suits it now")
     before = running()
-    house.kill()
-    house.up()
+    installation.kill()
+    installation.up()
     until(lambda: running() == before or None, "the same runs after a restart")
-    said = house.ok("logs", str(id), "--member", str(before["c"])).out
+    said = installation.ok("logs", str(id), "--member", str(before["c"])).out
     assert said == "here c\n"
-    assert why(house, id)["status"] == "running"
-    cancelled(house, id)
-    assert {run.state for run in house.client().job(id).runs} == {"stopped"}
+    assert why(installation, id)["status"] == "running"
+    cancelled(installation, id)
+    assert {run.state for run in installation.client().job(id).runs} == {"stopped"}
     # One whose command ends is over when every node has had it.
-    done = house.submit("/bin/true", cpu="100m", memory="16Mi", per_node=True)
-    (detail,) = house.ended(done)
+    done = installation.submit("/bin/true", cpu="100m", memory="16Mi", per_node=True)
+    (detail,) = installation.ended(done)
     assert detail.job.state == "succeeded"
     assert sorted(run.node for run in detail.runs) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("way", ["stop", "kill"])
-def test_a_restart_leaves_the_runs_of_a_job_for_every_node_as_they_are(house: House, tmp_path: Path, way: str) -> None:
-    house.configure(nodes("a 2 1Gi", "b 2 1Gi", "c 2 1Gi")).up()
+def test_a_restart_leaves_the_runs_of_a_job_for_every_node_as_they_are(
+    installation: Installation, tmp_path: Path, way: str
+) -> None:
+    installation.configure(nodes("a 2 1Gi", "b 2 1Gi", "c 2 1Gi")).up()
     said = tmp_path / "pids"
-    id = house.submit(
+    id = installation.submit(
         "/bin/sh", "-c", f"echo $$ >> {said}; echo here; exec sleep 787", cpu="100m", memory="16Mi", per_node=True
     )
 
     def running() -> list[str]:
-        return sorted(run.id for run in house.client().job(id).runs if run.state == "running")
+        return sorted(run.id for run in installation.client().job(id).runs if run.state == "running")
 
     until(lambda: len(running()) == 3, "a run on each node")
     before, pids = running(), sorted(pids_in(said, 3))
     for _ in range(int(os.environ.get("HODEI_ROUNDS") or 1)):
-        getattr(house, way)()
-        house.up()
+        getattr(installation, way)()
+        installation.up()
         # A job that comes after it is done: whatever the restart sets going has been decided by then.
-        house.ended(house.submit("/bin/true", cpu="100m", memory="16Mi"))
+        installation.ended(installation.submit("/bin/true", cpu="100m", memory="16Mi"))
         until(lambda: running() == before, "the same runs")
-        assert len(house.client().job(id).runs) == 3
+        assert len(installation.client().job(id).runs) == 3
         assert sorted(pids_in(said, 3)) == pids
         assert all(map(alive, pids))
-        assert house.rows("SELECT name, reason FROM quarantine") == []
-    assert sorted(line.split()[0] for line in house.ok("logs", str(id)).lines) == ["main[0]", "main[1]", "main[2]"]
-    assert "one on each node that suits it; 3 run" in house.ok("job", "show", str(id)).out
+        assert installation.rows("SELECT name, reason FROM quarantine") == []
+    assert sorted(line.split()[0] for line in installation.ok("logs", str(id)).lines) == [
+        "main[0]",
+        "main[1]",
+        "main[2]",
+    ]
+    assert "one on each node that suits it; 3 run" in installation.ok("job", "show", str(id)).out

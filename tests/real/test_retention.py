@@ -14,16 +14,16 @@ from msgspec import structs
 from builders import a_job, a_key, a_record, a_run
 from hodei.model.effects import Save, SaveJob, SaveRun
 from hodei.store import SqliteStore
-from real.house import DEADLINE_S, House, until
+from real.installation import DEADLINE_S, Installation, until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 _DAY_MS = 86_400_000
 
 
-def _fill(house: House, count: int) -> None:
+def _fill(installation: Installation, count: int) -> None:
     """Jobs that ended forty days ago, each with a run, events and a key."""
-    house.configure("")
-    store = SqliteStore(house.home / "hodei.db")
+    installation.configure("")
+    store = SqliteStore(installation.home / "hodei.db")
     store.open()
     at_ms = time.time_ns() // 1_000_000 - 40 * _DAY_MS
     job = a_job(1, state="succeeded", submitted_ms=at_ms, changed_ms=at_ms, finished_ms=at_ms)
@@ -37,14 +37,14 @@ def _fill(house: House, count: int) -> None:
     store.close()
 
 
-def test_all_that_has_expired_is_gone_soon_and_submits_go_on_meanwhile(house: House) -> None:
+def test_all_that_has_expired_is_gone_soon_and_submits_go_on_meanwhile(installation: Installation) -> None:
     count = int(os.environ.get("HODEI_JOBS", "20000"))
-    _fill(house, count)
-    before = (house.home / "hodei.db").stat().st_size
-    house.up("--instant", "--trust-clock")
+    _fill(installation, count)
+    before = (installation.home / "hodei.db").stat().st_size
+    installation.up("--instant", "--trust-clock")
     began, waits = time.monotonic(), []
-    with house.client() as client:
-        while "forgotten:" not in house.said():
+    with installation.client() as client:
+        while "forgotten:" not in installation.said():
             asked = time.monotonic()
             client.submit({"command": ["true"], "cpu": "10m", "memory": "1Mi"})
             waits.append(time.monotonic() - asked)
@@ -52,14 +52,17 @@ def test_all_that_has_expired_is_gone_soon_and_submits_go_on_meanwhile(house: Ho
             time.sleep(0.01)
     took_s = time.monotonic() - began
     for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job")):
-        assert house.rows(f"SELECT count(*) FROM {table} WHERE {column} BETWEEN 1 AND ?", count) == [(0,)]  # noqa: S608 (constants)
-    assert house.rows("SELECT count(*) FROM key WHERE key LIKE 'k%'") == [(0,)]
+        assert installation.rows(f"SELECT count(*) FROM {table} WHERE {column} BETWEEN 1 AND ?", count) == [(0,)]  # noqa: S608 (constants)
+    assert installation.rows("SELECT count(*) FROM key WHERE key LIKE 'k%'") == [(0,)]
     waits.sort()
     print(f"{count} jobs in {took_s:.1f} s; {len(waits)} submits, median {waits[len(waits) // 2] * 1000:.0f} ms, "
           f"slowest {waits[-1] * 1000:.0f} ms")  # fmt: skip
     assert waits[-1] < max(5, took_s / 2), "no submit waits until all is gone"
-    metrics = house.request("GET", "/metrics").body
+    metrics = installation.request("GET", "/metrics").body
     assert f'hodei_pruned_total{{what="jobs"}} {float(count)}'.encode() in metrics
-    until(lambda: (house.home / "hodei.db").stat().st_size < before + (8 << 20), "the file has not grown without end")
-    assert house.stop() == 0
-    assert house.rows("PRAGMA integrity_check") == [("ok",)]
+    until(
+        lambda: (installation.home / "hodei.db").stat().st_size < before + (8 << 20),
+        "the file has not grown without end",
+    )
+    assert installation.stop() == 0
+    assert installation.rows("PRAGMA integrity_check") == [("ok",)]

@@ -28,6 +28,7 @@ from hodei.backends.local import LocalBackend
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.errors import StaleEpoch
 from hodei.model.facts import RunObserved
+from hodei.model.stop_reason import StopReason
 from real.rot import DAMAGES, flip_anywhere
 
 pytestmark = pytest.mark.real
@@ -227,7 +228,7 @@ def test_a_run_goes_on_when_the_journal_itself_is_lost(tmp_path: Path) -> None:
         async with a_host(home, epoch=2) as desk:
             assert (await desk.running("1.0.1")).state == "running"
             assert alive(pid)
-            await desk.backend.stop([Stop("1.0.1", "local", 0, "enough")])
+            await desk.backend.stop([Stop("1.0.1", "local", 0, StopReason("cancelled", "enough"))])
             assert (await desk.end_of("1.0.1")).state == "stopped"
             assert not alive(pid)
 

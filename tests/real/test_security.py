@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hodei.server.auth import add_token
-from real.house import House, until
+from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
 
@@ -24,60 +24,60 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_is_on_disk_is_for_its_owner_only(house: House) -> None:
-    house.up("--decision-log", "decisions.jsonl")
-    house.ended(house.submit("sh", "-c", "echo a secret", env={"PASSWORD": "secret"}))
-    assert mode(house.home) == 0o700
+def test_what_is_on_disk_is_for_its_owner_only(installation: Installation) -> None:
+    installation.up("--decision-log", "decisions.jsonl")
+    installation.ended(installation.submit("sh", "-c", "echo a secret", env={"PASSWORD": "secret"}))
+    assert mode(installation.home) == 0o700
     for name in ("token", "tokens", "server.json", "hodei.db", "hodei.db-wal", "lock", "decisions.jsonl"):
-        assert mode(house.home / name) == 0o600, name
-    for path in house.agent_home.rglob("*"):
+        assert mode(installation.home / name) == 0o600, name
+    for path in installation.agent_home.rglob("*"):
         assert mode(path) & 0o077 == 0, path
-    assert house.token not in (house.home / "tokens").read_text()
+    assert installation.token not in (installation.home / "tokens").read_text()
 
 
 @pytest.mark.parametrize("config", [False, True], ids=["empty", "with a configuration in it"])
-def test_a_home_that_was_open_to_others_is_closed(house: House, config: bool) -> None:
-    house.home.mkdir()
-    house.home.chmod(0o755)
+def test_a_home_that_was_open_to_others_is_closed(installation: Installation, config: bool) -> None:
+    installation.home.mkdir()
+    installation.home.chmod(0o755)
     if config:
-        house.configure("")
-    house.up()
-    assert mode(house.home) == 0o700
+        installation.configure("")
+    installation.up()
+    assert mode(installation.home) == 0o700
 
 
-def test_a_directory_of_something_else_keeps_its_mode(house: House) -> None:
-    house.home.mkdir()
-    (house.home / "README").touch()
-    house.home.chmod(0o755)
-    house.up()
-    house.stop()
-    house.up()
-    assert mode(house.home) == 0o755
-    assert mode(house.home / "token") == 0o600
+def test_a_directory_of_something_else_keeps_its_mode(installation: Installation) -> None:
+    installation.home.mkdir()
+    (installation.home / "README").touch()
+    installation.home.chmod(0o755)
+    installation.up()
+    installation.stop()
+    installation.up()
+    assert mode(installation.home) == 0o755
+    assert mode(installation.home / "token") == 0o600
 
 
-def test_a_home_that_is_a_file_is_told(house: House) -> None:
-    house.home.touch()
-    house.start()
-    assert house.server is not None
-    assert house.server.wait(20) == 2
-    assert "cannot be used as a home" in house.said()
+def test_a_home_that_is_a_file_is_told(installation: Installation) -> None:
+    installation.home.touch()
+    installation.start()
+    assert installation.server is not None
+    assert installation.server.wait(20) == 2
+    assert "cannot be used as a home" in installation.said()
 
 
-def test_a_token_file_that_others_can_read_is_refused(house: House) -> None:
-    house.up()
-    house.stop()
-    (house.home / "tokens").chmod(0o644)
-    house.start()
-    assert house.server is not None
-    assert house.server.wait(20) == 2
-    assert "chmod 600" in house.said()
+def test_a_token_file_that_others_can_read_is_refused(installation: Installation) -> None:
+    installation.up()
+    installation.stop()
+    (installation.home / "tokens").chmod(0o644)
+    installation.start()
+    assert installation.server is not None
+    assert installation.server.wait(20) == 2
+    assert "chmod 600" in installation.said()
 
 
-def test_no_route_opens_without_a_token_or_with_a_wrong_one(house: House) -> None:
-    house.up()
-    id = house.submit("true")
-    paths = house.request("GET", "/api/v1/openapi.json", token="").json["paths"]
+def test_no_route_opens_without_a_token_or_with_a_wrong_one(installation: Installation) -> None:
+    installation.up()
+    id = installation.submit("true")
+    paths = installation.request("GET", "/api/v1/openapi.json", token="").json["paths"]
     checked, public = 0, set()
     for path, operations in paths.items():
         filled = re.sub(r"{\w+}", str(id), path)
@@ -86,71 +86,73 @@ def test_no_route_opens_without_a_token_or_with_a_wrong_one(house: House) -> Non
                 public.add(path)
                 continue
             checked += 1
-            for token in ("", "wrong", house.token[:-1], house.token + "x", house.token.upper()):
-                answer = house.request(method.upper(), filled, token=token)
+            for token in ("", "wrong", installation.token[:-1], installation.token + "x", installation.token.upper()):
+                answer = installation.request(method.upper(), filled, token=token)
                 assert (answer.status, answer.json["code"]) == (401, "UNAUTHORIZED"), (method, path, token)
                 assert answer.headers["www-authenticate"].startswith("Bearer")
-            basic = house.request(method.upper(), filled, token="", headers={"Authorization": f"Basic {house.token}"})
+            basic = installation.request(
+                method.upper(), filled, token="", headers={"Authorization": f"Basic {installation.token}"}
+            )
             assert basic.status == 401
-            in_url = house.request(method.upper(), f"{filled}?token={house.token}", token="")
+            in_url = installation.request(method.upper(), f"{filled}?token={installation.token}", token="")
             assert in_url.status == 401
     assert checked >= 15
     assert public == {"/", "/livez", "/readyz", "/api/v1/openapi.json", "/api/v1/schema/job"}
 
 
-def test_a_removed_token_shuts_its_holder_out(house: House) -> None:
-    house.up()
-    assert house.request("GET", "/api/v1/jobs").status == 200
-    (house.home / "tokens").write_text("")
-    until(lambda: house.request("GET", "/api/v1/jobs").status == 401, "the token is refused", 5)
+def test_a_removed_token_shuts_its_holder_out(installation: Installation) -> None:
+    installation.up()
+    assert installation.request("GET", "/api/v1/jobs").status == 200
+    (installation.home / "tokens").write_text("")
+    until(lambda: installation.request("GET", "/api/v1/jobs").status == 401, "the token is refused", 5)
 
 
-def test_listening_beyond_this_machine_in_the_clear_needs_a_word(house: House) -> None:
-    house.start("--host", "0.0.0.0")
-    assert house.server is not None
-    assert house.server.wait(20) == 2
-    said = house.said()
+def test_listening_beyond_this_machine_in_the_clear_needs_a_word(installation: Installation) -> None:
+    installation.start("--host", "0.0.0.0")
+    assert installation.server is not None
+    assert installation.server.wait(20) == 2
+    said = installation.said()
     assert "without TLS" in said
     assert "--insecure" in said
-    assert not (house.home / "hodei.db").exists()
-    up = house.hodei("up", "-d", "--host", "0.0.0.0", "--port", "0")
+    assert not (installation.home / "hodei.db").exists()
+    up = installation.hodei("up", "-d", "--host", "0.0.0.0", "--port", "0")
     assert up.code == 1
     assert "without TLS" in up.err
 
 
-def test_two_servers_in_one_home_are_one_too_many(house: House) -> None:
-    house.up()
-    second = House(house.home)
-    second.log = house.home.parent / "second.log"
+def test_two_servers_in_one_home_are_one_too_many(installation: Installation) -> None:
+    installation.up()
+    second = Installation(installation.home)
+    second.log = installation.home.parent / "second.log"
     second.start()
     assert second.server is not None
-    assert second.server.wait(20) == 1
+    assert second.server.wait(20) == 8
     assert "is running in" in second.said()
-    assert house.hodei("up", "-d", "--port", "0").code == 0  # says so, and leaves it be
-    assert "already running" in house.hodei("up", "-d", "--port", "0").err
-    house.works()
+    assert installation.hodei("up", "-d", "--port", "0").code == 0  # says so, and leaves it be
+    assert "already running" in installation.hodei("up", "-d", "--port", "0").err
+    installation.works()
 
 
-def test_a_port_that_is_taken_is_told(house: House, tmp_path: Path) -> None:
-    house.up()
-    port = int(house.address.rsplit(":", 1)[1])
-    other = House(tmp_path / "other")
+def test_a_port_that_is_taken_is_told(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    port = int(installation.address.rsplit(":", 1)[1])
+    other = Installation(tmp_path / "other")
     other.log = tmp_path / "other.log"
     try:
         other.start(port=port)
         assert other.server is not None
-        assert other.server.wait(20) == 1
+        assert other.server.wait(20) == 8
         assert "choose another --port" in other.said()
     finally:
         other.close()
 
 
-def test_jobs_do_not_see_the_token_or_the_servers_files(house: House) -> None:
-    house.up()
-    id = house.submit("sh", "-c", "env; ls -l /proc/self/fd")
-    house.ended(id)
-    said = house.log_of(id)
-    assert house.token not in said
+def test_jobs_do_not_see_the_token_or_the_servers_files(installation: Installation) -> None:
+    installation.up()
+    id = installation.submit("sh", "-c", "env; ls -l /proc/self/fd")
+    installation.ended(id)
+    said = installation.log_of(id)
+    assert installation.token not in said
     assert "HODEI_HOME" not in said
     assert "hodei.db" not in said
     assert "status" not in said
@@ -160,7 +162,7 @@ def test_jobs_do_not_see_the_token_or_the_servers_files(house: House) -> None:
 CANARY = "c4n4ry-in-a-coal-mine"
 
 
-def planted(house: House, ana: str) -> list[int]:
+def planted(installation: Installation, ana: str) -> list[int]:
     """Jobs of ana's, of every kind and in every state, with canaries in their variables; also calls that are refused."""
     env = {"DATABASE_URL": f"postgres://ana:{CANARY}@db/x", "GITHUB_PAT": CANARY, "MODE": CANARY, "A_PASSWORD": CANARY}
     fine: dict[str, Any] = {"name": "plain", "command": ["true"], "cpu": "10m", "memory": "1Mi", "env": env}
@@ -172,25 +174,29 @@ def planted(house: House, ana: str) -> list[int]:
         fine, gang, waits, {**fine, "name": "array", "array": 3}, {**fine, "name": "fails", "command": ["false"]},
         {**fine, "name": "absent", "command": ["/no/such/program"]}, {**fine, "name": "nowhere", "workdir": "/no/such"},
     ):  # fmt: skip
-        answer = house.request("POST", "/api/v1/jobs", json.dumps(document).encode(), token=ana)
+        answer = installation.request("POST", "/api/v1/jobs", json.dumps(document).encode(), token=ana)
         assert answer.status == 201, answer.body
         ids += answer.json["ids"]
     cron = {"name": "nightly", "schedule": "0 0 1 1 *", "job": fine}
-    assert house.request("POST", "/api/v1/periodic", json.dumps(cron).encode(), token=ana).status == 201
-    ids += house.request("POST", "/api/v1/periodic/nightly/run", token=ana).json["ids"]
+    assert installation.request("POST", "/api/v1/periodic", json.dumps(cron).encode(), token=ana).status == 201
+    ids += installation.request("POST", "/api/v1/periodic/nightly/run", token=ana).json["ids"]
     for wrong in (
         {**fine, "priority": "critical"}, {**fine, "env": {"A=B": CANARY}}, {**fine, "env": {"A": f"{CANARY}\0"}},
         {**fine, "env": {"A": [CANARY]}}, {**fine, "cpu": 100_000}, {**fine, "profile": "none"}, {**fine, "env": CANARY},
     ):  # fmt: skip
-        assert house.request("POST", "/api/v1/jobs", json.dumps(wrong).encode(), token=ana).status in (400, 403, 422)
+        assert installation.request("POST", "/api/v1/jobs", json.dumps(wrong).encode(), token=ana).status in (
+            400,
+            403,
+            422,
+        )
     return ids
 
 
-def read_by(house: House, token: str, ids: list[int]) -> dict[str, bytes]:
+def read_by(installation: Installation, token: str, ids: list[int]) -> dict[str, bytes]:
     """All that this token can read: every GET route for every job, the questions that change nothing, the stream."""
     found = {}
-    paths = house.request("GET", "/api/v1/openapi.json", token="").json["paths"]
-    names = {"/periodic/": ["nightly"], "/nodes/": [house.client().nodes()[0].name], "/backends/": ["local"]}
+    paths = installation.request("GET", "/api/v1/openapi.json", token="").json["paths"]
+    names = {"/periodic/": ["nightly"], "/nodes/": [installation.client().nodes()[0].name], "/backends/": ["local"]}
     queries = {"/api/v1/jobs": ["", "?arrays=fold"], "/api/v1/jobs/{id}": ["", "?secrets=show"]}
     queries |= {f"/api/v1/{things}/{{id}}/wait": ["?timeout_s=0"] for things in ("jobs", "arrays")}
     for path in (path for path, operations in paths.items() if "get" in operations and not path.endswith("/stream")):
@@ -198,15 +204,15 @@ def read_by(house: House, token: str, ids: list[int]) -> dict[str, bytes]:
         for value in [str(id) for id in ids] if "{id}" in path else of:
             for query in queries.get(path, [""]):
                 filled = re.sub(r"{\w+}", value, path) + query
-                answer = house.request("GET", filled, token=token)
+                answer = installation.request("GET", filled, token=token)
                 found[filled] = answer.body + repr(answer.headers).encode()
                 assert answer.status in (200, 403, 404, 409), (filled, answer.body)
     ask = {"name": "mine", "command": ["true"], "cpu": "10m", "memory": "1Mi"}
     for path, document in (("/plan", ask), ("/whatif", {"jobs": [ask]})):
-        answer = house.request("POST", f"/api/v1{path}", json.dumps(document).encode(), token=token)
+        answer = installation.request("POST", f"/api/v1{path}", json.dumps(document).encode(), token=token)
         assert answer.status == 200, answer.body
         found[path] = answer.body
-    with house.client(token=token) as client:
+    with installation.client(token=token) as client:
         last = max(event.seq for event in client.events())
         for event in client.stream(0):
             found[f"stream {event.seq}"] = repr(event).encode()
@@ -215,45 +221,48 @@ def read_by(house: House, token: str, ids: list[int]) -> dict[str, bytes]:
     return found
 
 
-def test_values_of_variables_are_read_by_their_owner_and_administrators_only(house: House) -> None:
-    house.up("--decision-log", "decisions.jsonl")
-    tokens = house.home / "tokens"
+def test_values_of_variables_are_read_by_their_owner_and_administrators_only(installation: Installation) -> None:
+    installation.up("--decision-log", "decisions.jsonl")
+    tokens = installation.home / "tokens"
     ana, bo, vera = (
         add_token(tokens, name, role) for name, role in (("ana", "user"), ("bo", "user"), ("vera", "viewer"))
     )
-    until(lambda: house.request("GET", "/api/v1/jobs", token=vera).status == 200, "the new tokens are known")
-    ids = planted(house, ana)
+    until(lambda: installation.request("GET", "/api/v1/jobs", token=vera).status == 200, "the new tokens are known")
+    ids = planted(installation, ana)
     for id in ids:
-        if house.state(id) != "pending":
-            house.ended(id)
+        if installation.state(id) != "pending":
+            installation.ended(id)
     for token in (bo, vera):
-        found = read_by(house, token, ids)
+        found = read_by(installation, token, ids)
         assert len(found) > 60
         assert {where for where, body in found.items() if CANARY.encode() in body} == set()
         assert any(b"GITHUB_PAT" in body for body in found.values())  # their names are there
-        said = house.hodei("job", "export", str(ids[0]), "--scenario", env={"HODEI_TOKEN": token})
+        said = installation.hodei("job", "export", str(ids[0]), "--scenario", env={"HODEI_TOKEN": token})
         assert said.code == 0
         assert CANARY not in said.out + said.err
     for name in ("/api/v1/audit?limit=1000", "/metrics"):
-        assert CANARY.encode() not in house.request("GET", name).body
-    house.stop()
-    assert CANARY not in house.said()
-    assert CANARY not in (house.home / "decisions.jsonl").read_text()
-    house.up()
-    for token in (ana, house.token):
-        shown = house.request("GET", f"/api/v1/jobs/{ids[0]}", token=token).body.decode()
+        assert CANARY.encode() not in installation.request("GET", name).body
+    installation.stop()
+    assert CANARY not in installation.said()
+    assert CANARY not in (installation.home / "decisions.jsonl").read_text()
+    installation.up()
+    for token in (ana, installation.token):
+        shown = installation.request("GET", f"/api/v1/jobs/{ids[0]}", token=token).body.decode()
         assert shown.count(CANARY) == 3  # what looks secret is hidden from them too, until they ask
-        assert house.request("GET", f"/api/v1/jobs/{ids[0]}?secrets=show", token=token).body.decode().count(CANARY) == 4
-        assert CANARY in house.request("GET", "/api/v1/periodic/nightly", token=token).body.decode()
+        assert (
+            installation.request("GET", f"/api/v1/jobs/{ids[0]}?secrets=show", token=token).body.decode().count(CANARY)
+            == 4
+        )
+        assert CANARY in installation.request("GET", "/api/v1/periodic/nightly", token=token).body.decode()
 
 
-def test_one_caller_who_floods_the_server_shuts_nobody_else_out(house: House) -> None:
+def test_one_caller_who_floods_the_server_shuts_nobody_else_out(installation: Installation) -> None:
     """With the limits that hold by default: slow bodies of one token, idle connections of one address."""
-    house.up()
-    tokens = house.home / "tokens"
+    installation.up()
+    tokens = installation.home / "tokens"
     ana, bo = (add_token(tokens, name, "user") for name in ("ana", "bo"))
-    until(lambda: house.request("GET", "/api/v1/jobs", token=bo).status == 200, "the new tokens are known")
-    port = int(house.address.rsplit(":", 1)[1])
+    until(lambda: installation.request("GET", "/api/v1/jobs", token=bo).status == 200, "the new tokens are known")
+    port = int(installation.address.rsplit(":", 1)[1])
     lines = []
 
     def open_line(text: str) -> None:
@@ -269,61 +278,61 @@ def test_one_caller_who_floods_the_server_shuts_nobody_else_out(house: House) ->
             open_line(slow)
         for number in range(600):
             open_line("" if number % 2 else "GET / HTTP/1.1\r\nHost: loc")
-        until(lambda: house.request("GET", "/api/v1/jobs", token=ana).status == 429, "ana has taken her share")
+        until(lambda: installation.request("GET", "/api/v1/jobs", token=ana).status == 429, "ana has taken her share")
         for _ in range(5):
-            assert house.request("GET", "/api/v1/jobs", token=bo).status == 200
+            assert installation.request("GET", "/api/v1/jobs", token=bo).status == 200
         body = b'{"name": "x", "command": ["true"], "cpu": "10m", "memory": "1Mi"}'
-        assert house.request("POST", "/api/v1/jobs", body, token=bo).status == 201
-        house.works()
-        refused = house.request("GET", "/api/v1/jobs", token=ana)
+        assert installation.request("POST", "/api/v1/jobs", body, token=bo).status == 201
+        installation.works()
+        refused = installation.request("GET", "/api/v1/jobs", token=ana)
         assert int(refused.headers["retry-after"]) >= 1
-        assert refused.json["code"] == "TOO_MANY"
+        assert refused.json["code"] == "TOO_MANY_REQUESTS"
     finally:
         for line in lines:
             line.close()
-    until(lambda: house.request("GET", "/api/v1/jobs", token=ana).status == 200, "she has her places again")
+    until(lambda: installation.request("GET", "/api/v1/jobs", token=ana).status == 200, "she has her places again")
 
 
-def test_64_clients_of_one_token_at_once_are_fine(house: House) -> None:
-    house.up()
+def test_64_clients_of_one_token_at_once_are_fine(installation: Installation) -> None:
+    installation.up()
 
     def submit(_: int) -> int:
-        return house.submit("true")
+        return installation.submit("true")
 
     with ThreadPoolExecutor(64) as together:
         ids = list(together.map(submit, range(128)))
     assert len(set(ids)) == 128
-    house.ended(*ids)
+    installation.ended(*ids)
 
 
-def test_a_rotated_token_ends_its_streams_and_wrong_tokens_are_on_record(house: House) -> None:
-    house.up()
-    old = add_token(house.home / "tokens", "ana", "viewer")
-    until(lambda: house.request("GET", "/api/v1/jobs", token=old).status == 200, "the token is known")
-    connection = http.client.HTTPConnection(*house.address.removeprefix("http://").split(":"), timeout=30)
+def test_a_rotated_token_ends_its_streams_and_wrong_tokens_are_on_record(installation: Installation) -> None:
+    installation.up()
+    old = add_token(installation.home / "tokens", "ana", "viewer")
+    until(lambda: installation.request("GET", "/api/v1/jobs", token=old).status == 200, "the token is known")
+    connection = http.client.HTTPConnection(*installation.address.removeprefix("http://").split(":"), timeout=30)
     connection.request("GET", "/api/v1/events/stream", headers={"Authorization": f"Bearer {old}"})
     stream = connection.getresponse()
     assert stream.status == 200
-    add_token(house.home / "tokens", "ana", "viewer")
+    add_token(installation.home / "tokens", "ana", "viewer")
     stream.read()  # to its end, within the connection's 30 s: 5 s are promised, and the machine may be busy
     connection.close()
 
     def refused() -> float:
-        text = house.request("GET", "/metrics").body.decode()
-        found = re.search(r'^hodei_login_failures_total{reason="unknown"} (.+)$', text, re.MULTILINE)
+        text = installation.request("GET", "/metrics").body.decode()
+        found = re.search(r'^hodei_auth_failures_total{reason="unknown"} (.+)$', text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     before = refused()
     for _ in range(50):
-        assert house.request("GET", "/api/v1/jobs", token=old).status == 401
+        assert installation.request("GET", "/api/v1/jobs", token=old).status == 401
     assert refused() == before + 50
 
     def rows() -> list[Any]:
-        found: list[Any] = house.request("GET", "/api/v1/audit?what=login").json["entries"]
+        found: list[Any] = installation.request("GET", "/api/v1/audit?what=login").json["entries"]
         return found
 
     until(rows, "there is a row")
     assert len(rows()) <= 5
     assert rows()[0]["remote"] == "127.0.0.1"
     assert old not in json.dumps(rows())
-    assert old not in house.said()
+    assert old not in installation.said()

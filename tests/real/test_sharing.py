@@ -13,7 +13,7 @@ from hodei.engine.fairness.classic import classic
 from hodei.engine.fairness.fair_tree import fair_tree
 from hodei.engine.fairness.tree import Path, build_tree
 from hodei.server.auth import Role, add_token
-from real.house import House, until
+from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
 
@@ -47,110 +47,112 @@ under = "science"
 """
 
 
-def with_token(house: House, name: str, role: Role) -> dict[str, str]:
+def with_token(installation: Installation, name: str, role: Role) -> dict[str, str]:
     """The environment of someone with a token of that role, when the server has seen it."""
-    token = add_token(house.home / "tokens", name, role)
-    until(lambda: house.request("GET", "/api/v1/quotas", token=token).status == 200, f"{name} is known")
+    token = add_token(installation.home / "tokens", name, role)
+    until(lambda: installation.request("GET", "/api/v1/quotas", token=token).status == 200, f"{name} is known")
     return {"HODEI_TOKEN": token}
 
 
-def use(house: House, *projects: str, env: dict[str, str] | None = None) -> None:
+def use(installation: Installation, *projects: str, env: dict[str, str] | None = None) -> None:
     """Each project uses something, and it is over."""
     for project in projects:
-        house.ended(submit(house, project, "sleep", "0.2", env=env))
+        installation.ended(submit(installation, project, "sleep", "0.2", env=env))
 
 
-def submit(house: House, project: str, *command: str, env: dict[str, str] | None = None, **fields: Any) -> int:
+def submit(
+    installation: Installation, project: str, *command: str, env: dict[str, str] | None = None, **fields: Any
+) -> int:
     options = [f"--{name}={value}" for name, value in {"cpu": "100m", "memory": "1Mi", **fields}.items()]
-    said = house.hodei("submit", f"--project={project}", *options, "-o", "name", "--", *command, env=env)
+    said = installation.hodei("submit", f"--project={project}", *options, "-o", "name", "--", *command, env=env)
     assert said.code == 0, said.err
     return int(said.out)
 
 
-def shares(house: House) -> dict[Path, dict[str, Any]]:
-    return {tuple(row["account"].split("/")): row for row in house.ok("share", "-o", "json").json["rows"]}
+def shares(installation: Installation) -> dict[Path, dict[str, Any]]:
+    return {tuple(row["account"].split("/")): row for row in installation.ok("share", "-o", "json").json["rows"]}
 
 
-def usage(house: House) -> dict[Path, int]:
-    return {path: row.get("usage", 0) for path, row in shares(house).items()}
+def usage(installation: Installation) -> dict[Path, int]:
+    return {path: row.get("usage", 0) for path, row in shares(installation).items()}
 
 
 # ---------------------------------------------------------------------------------------------------- shares
 
 
 @pytest.mark.parametrize("formula", ["fair_tree", "classic"])
-def test_the_exported_rows_work_out_to_the_factors_that_are_shown(house: House, formula: str) -> None:
-    house.configure(SHARES.replace("FORMULA", formula) + NODE).up()
-    ann = with_token(house, "ann", "user")
-    use(house, "physics", "physics", "elsewhere")
-    use(house, "physics", "biology", env=ann)
-    rows = shares(house)
+def test_the_exported_rows_work_out_to_the_factors_that_are_shown(installation: Installation, formula: str) -> None:
+    installation.configure(SHARES.replace("FORMULA", formula) + NODE).up()
+    ann = with_token(installation, "ann", "user")
+    use(installation, "physics", "physics", "elsewhere")
+    use(installation, "physics", "biology", env=ann)
+    rows = shares(installation)
     tree = build_tree((path, row["shares"]) for path, row in rows.items())
     used = {path: row.get("usage", 0) for path, row in rows.items() if row.get("user")}
     again = classic(tree, used) if formula == "classic" else fair_tree(tree, used)
     assert {row.path: round(row.factor * 1000) for row in again} == {p: r["factor_milli"] for p, r in rows.items()}
     assert ("science", "physics", "ann") in rows
     # And what people read is made of the same numbers.
-    said = house.ok("share", "explain", "physics").out
+    said = installation.ok("share", "explain", "physics").out
     assert "science/physics/ann" in said
     assert "elsewhere" not in said
     due = "of what is due above it = 0.333333 of everything" if formula == "classic" else "= 0.666667"
     assert f"2 of 3 shares {due}" in said
     assert f"= {rows['science', 'physics', 'ann']['factor_milli'] / 1000:.3f}" in said
-    assert "physics" in house.ok("share").out
+    assert "physics" in installation.ok("share").out
 
 
-def test_an_account_that_nobody_has_seen_is_told_with_those_that_were(house: House) -> None:
-    house.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
-    use(house, "web")
-    said = house.hodei("share", "explain", "wbe")
+def test_an_account_that_nobody_has_seen_is_told_with_those_that_were(installation: Installation) -> None:
+    installation.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
+    use(installation, "web")
+    said = installation.hodei("share", "explain", "wbe")
     assert (said.code, said.out) == (2, "")
     assert "no account 'wbe' has been seen; seen so far: physics, science, web" in said.err
 
 
-def test_usage_survives_a_server_that_is_killed(house: House) -> None:
-    house.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
-    use(house, "web", "physics")
-    goes_on = submit(house, "biology", "sleep", "600")
-    house.until_state(goes_on, "running")
-    until(lambda: usage(house).get(("science", "biology", "admin")), "what runs counts already")
-    before = usage(house)
-    house.kill()
-    house.up()
-    after = usage(house)
+def test_usage_survives_a_server_that_is_killed(installation: Installation) -> None:
+    installation.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
+    use(installation, "web", "physics")
+    goes_on = submit(installation, "biology", "sleep", "600")
+    installation.until_state(goes_on, "running")
+    until(lambda: usage(installation).get(("science", "biology", "admin")), "what runs counts already")
+    before = usage(installation)
+    installation.kill()
+    installation.up()
+    after = usage(installation)
     # What is over counts as before (less what a moment of a week's half-life takes: nothing within the same hour).
     assert after["web", "admin"] == pytest.approx(before["web", "admin"], rel=0.01)
     assert after["science", "physics", "admin"] == pytest.approx(before["science", "physics", "admin"], rel=0.01)
     # And what goes on counts from its beginning, once: not again from when the server came back.
-    ran = time.time() * 1000 - datetime.fromisoformat(house.job(goes_on).job.started_at).timestamp() * 1000
-    said = usage(house)["science", "biology", "admin"]
+    ran = time.time() * 1000 - datetime.fromisoformat(installation.job(goes_on).job.started_at).timestamp() * 1000
+    said = usage(installation)["science", "biology", "admin"]
     rate = 1_000_000 // 10 + 250_000 // 1024  # a tenth of a core and 1Mi, by the usual weights
     assert before["science", "biology", "admin"] <= after["science", "biology", "admin"] <= said
     assert said <= rate * (ran + 30_000)
-    house.ok("cancel", str(goes_on))
+    installation.ok("cancel", str(goes_on))
 
 
-def test_without_shares_the_commands_say_what_to_set(house: House) -> None:
-    house.configure(NODE).up()
-    said = house.hodei("share")
+def test_without_shares_the_commands_say_what_to_set(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    said = installation.hodei("share")
     assert said.code == 3
     assert "set scheduling.shares.enabled = true" in said.err
     assert "NO_SHARES" in said.err
-    assert "no quotas are set" in house.ok("quota").err
+    assert "no quotas are set" in installation.ok("quota").err
 
 
-def test_every_term_of_a_priority_is_shown_and_they_add_up(house: House) -> None:
-    house.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
-    use(house, "web")
-    house.until_state(submit(house, "web", "sleep", "600", cpu=4), "running")
-    waits = submit(house, "web", "true", cpu=4, priority="low")
-    told = house.ok("priority", str(waits), "-o", "json").json
+def test_every_term_of_a_priority_is_shown_and_they_add_up(installation: Installation) -> None:
+    installation.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
+    use(installation, "web")
+    installation.until_state(submit(installation, "web", "sleep", "600", cpu=4), "running")
+    waits = submit(installation, "web", "true", cpu=4, priority="low")
+    told = installation.ok("priority", str(waits), "-o", "json").json
     assert [term["name"] for term in told["terms"]] == ["priority", "age", "fair share"]
     assert sum(term["milli"] for term in told["terms"]) == told["milli"]
     assert told["terms"][0]["milli"] == 250_000
-    said = house.ok("priority", str(waits)).out
-    assert f"job {waits} is number 1 of 1 in its line (multifactor)" in said
-    running = house.hodei("priority", str(waits - 1))
+    said = installation.ok("priority", str(waits)).out
+    assert f"job {waits} is number 1 of 1 in its queue (multifactor)" in said
+    running = installation.hodei("priority", str(waits - 1))
     assert running.code != 0
     assert "it has no place in a line" in running.err
 
@@ -170,45 +172,45 @@ min = {memory = "1Mi"}
 """
 
 
-def test_a_job_beyond_its_quota_waits_and_is_told_who_holds_it(house: House) -> None:
-    house.configure(QUOTAS + NODE).up()
-    ann = with_token(house, "ann", "user")
-    first = submit(house, "ml", "sleep", "600", cpu=2, env=ann)
-    house.until_state(first, "running")
-    waits = submit(house, "ml", "true", cpu=1)
+def test_a_job_beyond_its_quota_waits_and_is_told_who_holds_it(installation: Installation) -> None:
+    installation.configure(QUOTAS + NODE).up()
+    ann = with_token(installation, "ann", "user")
+    first = submit(installation, "ml", "sleep", "600", cpu=2, env=ann)
+    installation.until_state(first, "running")
+    waits = submit(installation, "ml", "true", cpu=1)
     text = "project ml may hold 2 cpu and holds 2 cpu (ann 2); it asks for 1 cpu"
-    until(lambda: house.job(waits).job.reason_code == "QUOTA", "it was refused")
-    said = house.ok("why", str(waits)).out
+    until(lambda: installation.job(waits).job.reason_code == "QUOTA", "it was refused")
+    said = installation.ok("why", str(waits)).out
     assert text in said
     assert "[QUOTA]" in said
-    row = house.ok("quota").lines[1].split()
+    row = installation.ok("quota").lines[1].split()
     assert row == ["ml", "cpu", "2", "2", "0", "ann", "2"]
-    (told,) = house.ok("quota", "ml", "-o", "json").json
+    (told,) = installation.ok("quota", "ml", "-o", "json").json
     assert (told["used"], told["hard"], told["by"]) == (2000, 2000, [["ann", 2000]])
     # One waits, and no more may.
-    more = house.hodei("submit", "--project=ml", "--cpu=1", "--", "true")
+    more = installation.hodei("submit", "--project=ml", "--cpu=1", "--", "true")
     assert "project ml may have 1 jobs waiting and has 1 (admin 1)" in more.err
     assert "PENDING_QUOTA" in more.err
-    house.ok("cancel", str(first))
-    assert house.ended(waits)[0].job.state == "succeeded"
+    installation.ok("cancel", str(first))
+    assert installation.ended(waits)[0].job.state == "succeeded"
 
 
-def test_what_is_out_of_its_range_or_beyond_any_quota_is_refused_at_once(house: House) -> None:
-    house.configure(QUOTAS + NODE).up()
-    large = house.hodei("submit", "--project=ml", "--cpu=3", "--", "true")
+def test_what_is_out_of_its_range_or_beyond_any_quota_is_refused_at_once(installation: Installation) -> None:
+    installation.configure(QUOTAS + NODE).up()
+    large = installation.hodei("submit", "--project=ml", "--cpu=3", "--", "true")
     assert large.code != 0
     assert "jobs of project ml must ask for at most 2 cpu" in large.err
     assert "OUT_OF_RANGE" in large.err
     document = json.dumps({"name": "gang", "project": "ml", "cpu": 2, "count": 2, "command": ["true"]})
-    gang = house.hodei("submit", "-", input=document)
+    gang = installation.hodei("submit", "-", input=document)
     assert "can never run: it asks for 4 cpu and project ml may never hold more than 2" in gang.err
     assert "OVER_QUOTA" in gang.err
-    small = house.hodei("submit", "--memory=1Ki", "--", "true")
+    small = installation.hodei("submit", "--memory=1Ki", "--", "true")
     assert "must ask for at least 1Mi memory" in small.err
-    assert house.ok("jobs", "--all", "-o", "name").out == ""
+    assert installation.ok("jobs", "--all", "-o", "name").out == ""
 
 
-def test_what_was_lent_is_given_back_and_the_borrower_runs_again_later(house: House) -> None:
+def test_what_was_lent_is_given_back_and_the_borrower_runs_again_later(installation: Installation) -> None:
     lab = """
 [scheduling.quotas.a]
 hard = {cpu = 2}
@@ -218,56 +220,56 @@ cohort = "lab"
 hard = {cpu = 2}
 cohort = "lab"
 """
-    house.configure(lab + NODE).up()
-    jobs = [submit(house, "a", "sh", "-c", "sleep 600", cpu=1) for _ in range(4)]
+    installation.configure(lab + NODE).up()
+    jobs = [submit(installation, "a", "sh", "-c", "sleep 600", cpu=1) for _ in range(4)]
     for job in jobs:
-        house.until_state(job, "running")
-    assert "lab" in house.ok("quota").out
-    owner = submit(house, "b", "sleep", "1", cpu=1)
-    (detail,) = house.ended(owner)
+        installation.until_state(job, "running")
+    assert "lab" in installation.ok("quota").out
+    owner = submit(installation, "b", "sleep", "1", cpu=1)
+    (detail,) = installation.ended(owner)
     assert detail.job.state == "succeeded"
-    youngest = house.until_state(jobs[-1], "running")  # it came back when the owner had gone
+    youngest = installation.until_state(jobs[-1], "running")  # it came back when the owner had gone
     assert youngest.job.attempt == 2
-    with house.client() as client:
+    with installation.client() as client:
         (told,) = [event for event in client.events(job=jobs[-1]) if event.kind == "job.reclaimed"]
     assert "gives back what project a borrowed of the quota of b" in told.detail["reason"]
-    house.ok("cancel", *map(str, jobs))
+    installation.ok("cancel", *map(str, jobs))
 
 
 # ---------------------------------------------------------------------------------------------------- budgets
 
 
-def test_a_budget_that_is_used_up_stops_a_project_and_says_when_it_goes_on(house: House) -> None:
+def test_a_budget_that_is_used_up_stops_a_project_and_says_when_it_goes_on(installation: Installation) -> None:
     budget = '[scheduling.budgets.student]\nmoney = 0.000001\nprices = {cpu = "1.0"}\nperiod = "month"\n'
-    house.configure(budget + NODE).up()
-    use(house, "student")
-    waits = submit(house, "student", "true")
-    until(lambda: house.job(waits).job.reason_code == "BUDGET", "it was refused")
+    installation.configure(budget + NODE).up()
+    use(installation, "student")
+    waits = submit(installation, "student", "true")
+    until(lambda: installation.job(waits).job.reason_code == "BUDGET", "it was refused")
     this = datetime.fromtimestamp(time.time(), UTC).replace(day=1)
-    text = house.job(waits).job.reason
+    text = installation.job(waits).job.reason
     assert "has used" in text
     assert f"the next begins {this + timedelta(days=32):%Y-%m}-01" in text
-    assert house.ended(submit(house, "other", "true"))[0].job.state == "succeeded"
-    assert "money" in house.ok("share").out
+    assert installation.ended(submit(installation, "other", "true"))[0].job.state == "succeeded"
+    assert "money" in installation.ok("share").out
 
 
 # ----------------------------------------------------------------------------------------------------- rights
 
 
-def test_a_role_gives_no_more_importance_than_it_may_and_everyone_may_look(house: House) -> None:
-    house.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
-    ann, eve = with_token(house, "ann", "user"), with_token(house, "eve", "viewer")
-    assert house.hodei("submit", "--priority=high", "--", "true", env=ann).code == 0
-    said = house.hodei("submit", "--priority=critical", "--", "true", env=ann)
+def test_a_role_gives_no_more_importance_than_it_may_and_everyone_may_look(installation: Installation) -> None:
+    installation.configure(SHARES.replace("FORMULA", "fair_tree") + NODE).up()
+    ann, eve = with_token(installation, "ann", "user"), with_token(installation, "eve", "viewer")
+    assert installation.hodei("submit", "--priority=high", "--", "true", env=ann).code == 0
+    said = installation.hodei("submit", "--priority=critical", "--", "true", env=ann)
     assert said.code != 0
     assert "asks for priority 1000; the role user may give at most 750" in said.err
     assert "PRIORITY_TOO_HIGH" in said.err
-    answer = house.request(
+    answer = installation.request(
         "POST", "/api/v1/jobs", b'{"command": ["true"], "priority": 751}', token=ann["HODEI_TOKEN"],
         headers={"Content-Type": "application/json"},
     )  # fmt: skip
     assert (answer.status, answer.json["code"]) == (403, "PRIORITY_TOO_HIGH")
-    assert house.hodei("submit", "--priority=critical", "--", "true").code == 0
+    assert installation.hodei("submit", "--priority=critical", "--", "true").code == 0
     for command in (("share",), ("share", "explain", "default"), ("quota",)):
-        assert house.hodei(*command, env=eve).code == 0
-    assert house.hodei("submit", "--", "true", env=eve).code != 0
+        assert installation.hodei(*command, env=eve).code == 0
+    assert installation.hodei("submit", "--", "true", env=eve).code != 0

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 
 from hodei.cli.shims.__main__ import main
-from real.house import House, Said, until
+from real.installation import Installation, Said, until
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.xdist_group("slurm_shims")]
 Call = Callable[..., Said]
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory):
-    place = House(tmp_path_factory.mktemp("house") / "home")
+    place = Installation(tmp_path_factory.mktemp("house") / "home")
     place.configure("".join(f'[[nodes]]\nname = "{name}"\ncpu = "16"\nmemory = "16Gi"\n' for name in ("n1", "n2")))
     try:
         yield place.up()
@@ -46,7 +46,7 @@ def within(name: str, *words: str) -> Said:
 
 
 @pytest.fixture
-def call(up: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+def call(up: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """`call("sbatch", "--wrap", "true")`: in a directory of its own, with the shims first on PATH."""
     for variable in [name for name in os.environ if name.startswith("HODEI_")]:
         monkeypatch.delenv(variable)

@@ -11,67 +11,75 @@ from pathlib import Path
 import pytest
 
 from agent_host import alive
-from real.house import DEADLINE_S, Answer, House, pids_in, until, until_told
+from real.installation import DEADLINE_S, Answer, Installation, pids_in, until, until_told
 
 pytestmark = pytest.mark.real
 
 
-def test_jobs_go_on_while_the_server_is_down_in_good_order(house: House, tmp_path: Path) -> None:
-    house.up()
+def test_jobs_go_on_while_the_server_is_down_in_good_order(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
     during = [
-        house.submit(*until_told(tmp_path / "down", f"echo done {n}; touch {tmp_path}/ended-{n}; exit {n}"))
+        installation.submit(*until_told(tmp_path / "down", f"echo done {n}; touch {tmp_path}/ended-{n}; exit {n}"))
         for n in range(1, 6)
     ]
-    across = house.submit(*until_told(tmp_path / "go", "exit 42"))
+    across = installation.submit(*until_told(tmp_path / "go", "exit 42"))
     for id in (*during, across):
-        house.until_state(id, "running")
-    agent = house.agent()
+        installation.until_state(id, "running")
+    agent = installation.agent()
     began = time.monotonic()
-    assert house.stop() == 0
+    assert installation.stop() == 0
     assert time.monotonic() - began < DEADLINE_S
-    assert not (house.home / "server.json").exists()
-    assert house.hodei("jobs").code == 7
+    assert not (installation.home / "server.json").exists()
+    assert installation.hodei("jobs").code == 7
     assert alive(agent)
     (tmp_path / "down").touch()  # all but one end now, with nobody there
     until(lambda: len(list(tmp_path.glob("ended-*"))) == 5, "they have ended")
-    house.up()
-    assert house.agent() == agent
-    assert house.state(across) == "running"
+    installation.up()
+    assert installation.agent() == agent
+    assert installation.state(across) == "running"
     (tmp_path / "go").touch()
-    details = house.ended(*during, across)
+    details = installation.ended(*during, across)
     assert [detail.job.exit_code for detail in details] == [1, 2, 3, 4, 5, 42]
     assert all(len(detail.runs) == 1 for detail in details)
-    assert house.log_of(during[2]) == "done 3\n"
+    assert installation.log_of(during[2]) == "done 3\n"
 
 
-def test_jobs_that_end_after_the_server_was_killed_are_known_to_the_next(house: House, tmp_path: Path) -> None:
-    house.up()
-    ids = [house.submit(*until_told(tmp_path / "down", f"touch {tmp_path}/ended-{n}; exit {n}")) for n in range(5)]
+def test_jobs_that_end_after_the_server_was_killed_are_known_to_the_next(
+    installation: Installation, tmp_path: Path
+) -> None:
+    installation.up()
+    ids = [
+        installation.submit(*until_told(tmp_path / "down", f"touch {tmp_path}/ended-{n}; exit {n}")) for n in range(5)
+    ]
     for id in ids:
-        house.until_state(id, "running")
-    house.kill()
+        installation.until_state(id, "running")
+    installation.kill()
     (tmp_path / "down").touch()
     until(lambda: len(list(tmp_path.glob("ended-*"))) == 5, "they have ended")
-    house.up()
-    assert [detail.job.exit_code for detail in house.ended(*ids)] == [0, 1, 2, 3, 4]
+    installation.up()
+    assert [detail.job.exit_code for detail in installation.ended(*ids)] == [0, 1, 2, 3, 4]
 
 
-def test_the_server_goes_down_in_time_with_waits_streams_and_logs_open(house: House) -> None:
-    house.up()
-    id = house.submit("sh", "-c", "while :; do echo tick; sleep 0.1; done")
-    house.until_state(id, "running")
-    open_calls = [house.begin("wait", str(id)), house.begin("events", "-f"), house.begin("logs", "-f", str(id))]
+def test_the_server_goes_down_in_time_with_waits_streams_and_logs_open(installation: Installation) -> None:
+    installation.up()
+    id = installation.submit("sh", "-c", "while :; do echo tick; sleep 0.1; done")
+    installation.until_state(id, "running")
+    open_calls = [
+        installation.begin("wait", str(id)),
+        installation.begin("events", "-f"),
+        installation.begin("logs", "-f", str(id)),
+    ]
     for call in open_calls[1:]:
         assert call.stdout is not None
         assert call.stdout.readline()  # it has met the server
     until(lambda: _has_a_connection(open_calls[0].pid), "wait has met the server")
     began = time.monotonic()
-    assert house.stop() == 0
+    assert installation.stop() == 0
     took = time.monotonic() - began
     print(f"down in {took:.2f} s")
     assert took < DEADLINE_S
-    house.up()  # they sit it out
-    house.ok("cancel", str(id))
+    installation.up()  # they sit it out
+    installation.ok("cancel", str(id))
     assert open_calls[0].wait(DEADLINE_S) == 10
     assert open_calls[1].poll() is None  # goes on
     assert open_calls[2].communicate(timeout=DEADLINE_S)[0].replace(b"tick\n", b"") == b""
@@ -86,14 +94,16 @@ def _has_a_connection(pid: int) -> bool:
         return False  # one was closed while we looked
 
 
-def test_a_submit_that_meets_the_end_of_the_server_is_done_or_not_done_and_never_half(house: House) -> None:
-    house.up()
+def test_a_submit_that_meets_the_end_of_the_server_is_done_or_not_done_and_never_half(
+    installation: Installation,
+) -> None:
+    installation.up()
     acknowledged: list[int] = []
     stopped = threading.Event()
 
     def submit() -> None:
         number = 0
-        with house.client() as client:
+        with installation.client() as client:
             while not stopped.is_set():
                 number += 1
                 try:
@@ -105,46 +115,49 @@ def test_a_submit_that_meets_the_end_of_the_server_is_done_or_not_done_and_never
     for thread in threads:
         thread.start()
     until(lambda: len(acknowledged) > 20, "jobs come in")
-    assert house.stop() == 0
+    assert installation.stop() == 0
     stopped.set()
     for thread in threads:
         thread.join(DEADLINE_S)
-    house.up()
-    assert {detail.job.state for detail in house.ended(*acknowledged)} == {"succeeded"}
+    installation.up()
+    assert {detail.job.state for detail in installation.ended(*acknowledged)} == {"succeeded"}
 
 
-def test_up_in_the_background_and_down_again(house: House) -> None:
-    up = house.hodei("up", "-d", "--port", "0")
+def test_up_in_the_background_and_down_again(installation: Installation, tmp_path: Path) -> None:
+    up = installation.hodei("up", "-d", "--port", "0")
     assert up.code == 0
     assert up.out.startswith("http://127.0.0.1:")
-    house.address = up.out.strip()
-    assert house.ok("run", "--", "echo", "hello").out == "hello\n"
-    assert house.ok("version", "-o", "json").code == 0
-    sleeping = house.submit("sh", "-c", "sleep 0.5; exit 9")
-    assert "stopped" in house.ok("down").out
-    assert house.hodei("down").code == 3
-    assert house.hodei("run", "--", "true").code == 7
-    assert house.hodei("up", "-d", "--port", "0").code == 0
-    assert house.ended(sleeping)[0].job.exit_code == 9
-    assert house.hodei("doctor").code == 0
-    house.ok("down")
+    installation.address = up.out.strip()
+    assert installation.ok("run", "--", "echo", "hello").out == "hello\n"
+    assert installation.ok("version", "-o", "json").code == 0
+    across = installation.submit(*until_told(tmp_path / "go", "exit 9"))
+    assert "stopped" in installation.ok("down").out
+    assert installation.hodei("down").code == 3
+    assert installation.hodei("run", "--", "true").code == 7
+    (tmp_path / "go").touch()
+    assert installation.hodei("up", "-d", "--port", "0").code == 0
+    assert installation.ended(across)[0].job.exit_code == 9
+    assert installation.hodei("doctor").code == 0
+    installation.ok("down")
 
 
-def test_ctrl_c_of_run_cancels_the_job(house: House, tmp_path: Path) -> None:
-    house.up()
-    command = house.begin("run", "--", "sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 600")
+def test_ctrl_c_of_run_cancels_the_job(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
+    command = installation.begin("run", "--", "sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 600")
     (pid,) = pids_in(tmp_path / "pid", 1)
     os.kill(command.pid, signal.SIGINT)
     assert command.wait(DEADLINE_S) == 130
-    assert house.ended(1)[0].job.state == "cancelled"
+    assert installation.ended(1)[0].job.state == "cancelled"
     assert not alive(pid)
 
 
 @pytest.mark.parametrize("more", [(), ("--array", "0-1")], ids=["a job", "an array"])
-def test_ctrl_c_of_run_shows_what_the_job_still_says(house: House, tmp_path: Path, more: tuple[str, ...]) -> None:
-    house.up()
+def test_ctrl_c_of_run_shows_what_the_job_still_says(
+    installation: Installation, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    installation.up()
     script = f"trap 'sleep 0.5; echo bye; echo sorry >&2; exit 0' TERM; echo $$ >>{tmp_path}/pid; while :; do sleep 0.1; done"
-    command = house.begin("run", "--cpu", "100m", *more, "--", "sh", "-c", script)
+    command = installation.begin("run", "--cpu", "100m", *more, "--", "sh", "-c", script)
     pids = pids_in(tmp_path / "pid", 2 if more else 1)
     os.kill(command.pid, signal.SIGINT)
     out, err = command.communicate(timeout=DEADLINE_S)
@@ -153,10 +166,10 @@ def test_ctrl_c_of_run_shows_what_the_job_still_says(house: House, tmp_path: Pat
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_second_ctrl_c_of_run_leaves_at_once(house: House, tmp_path: Path) -> None:
-    house.configure('[scheduling.profiles.patient]\ngrace = "1h"\n').up()
+def test_a_second_ctrl_c_of_run_leaves_at_once(installation: Installation, tmp_path: Path) -> None:
+    installation.configure('[scheduling.profiles.patient]\ngrace = "1h"\n').up()
     script = f"trap 'touch {tmp_path}/told' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.1; done"
-    command = house.begin("run", "--profile", "patient", "--", "sh", "-c", script)
+    command = installation.begin("run", "--profile", "patient", "--", "sh", "-c", script)
     (pid,) = pids_in(tmp_path / "pid", 1)
     os.kill(command.pid, signal.SIGINT)
     until((tmp_path / "told").exists, "the job is told to end")
@@ -165,38 +178,40 @@ def test_a_second_ctrl_c_of_run_leaves_at_once(house: House, tmp_path: Path) -> 
     assert command.wait(DEADLINE_S) == 130
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
-    house.ended(1)
+    installation.ended(1)
 
 
-def test_run_and_logs_sit_out_a_killed_server(house: House, tmp_path: Path) -> None:
-    house.up()
+def test_run_and_logs_sit_out_a_killed_server(installation: Installation, tmp_path: Path) -> None:
+    installation.up()
     script = f"echo one; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo two; exit 5"
-    command = house.begin("run", "--", "sh", "-c", script)
+    command = installation.begin("run", "--", "sh", "-c", script)
     assert command.stdout is not None
     assert command.stdout.readline() == b"one\n"
-    house.kill()
+    installation.kill()
     (tmp_path / "go").touch()
-    house.up()
+    installation.up()
     out, _ = command.communicate(timeout=DEADLINE_S)
     assert (out, command.returncode) == (b"two\n", 5)
 
 
 @pytest.mark.slow
-def test_an_agent_that_hangs_holds_up_its_own_work_and_nothing_else(house: House) -> None:
-    house.up()
-    running = house.submit("sh", "-c", "echo hello; sleep 600")
-    house.until_state(running, "running")
-    agent = house.agent()
+def test_an_agent_that_hangs_holds_up_its_own_work_and_nothing_else(installation: Installation) -> None:
+    installation.up()
+    running = installation.submit("sh", "-c", "echo hello; sleep 600")
+    installation.until_state(running, "running")
+    agent = installation.agent()
     os.kill(agent, signal.SIGSTOP)
     try:
         logs: list[Answer] = []
         took: list[float] = []
-        reader = threading.Thread(target=lambda: logs.append(house.request("GET", f"/api/v1/jobs/{running}/logs")))
+        reader = threading.Thread(
+            target=lambda: logs.append(installation.request("GET", f"/api/v1/jobs/{running}/logs"))
+        )
         reader.start()
-        waiting = house.submit("sh", "-c", "exit 3")
-        house.ok("cancel", str(running))
+        waiting = installation.submit("sh", "-c", "exit 3")
+        installation.ok("cancel", str(running))
         for path in ("/livez", "/api/v1/jobs", "/api/v1/nodes", f"/api/v1/jobs/{waiting}/why", "/metrics"):
-            answer = house.request("GET", path)
+            answer = installation.request("GET", path)
             assert answer.status == 200
             took.append(answer.seconds)
         reader.join(DEADLINE_S)
@@ -205,7 +220,7 @@ def test_an_agent_that_hangs_holds_up_its_own_work_and_nothing_else(house: House
         assert max(took) < logs[0].seconds / 2
     finally:
         os.kill(agent, signal.SIGCONT)
-    first, second = house.ended(running, waiting)
+    first, second = installation.ended(running, waiting)
     assert (first.job.state, second.job.exit_code) == ("cancelled", 3)
     assert len(first.runs) == len(second.runs) == 1
 
@@ -214,36 +229,38 @@ TWO = '[[nodes]]\nname = "a"\ncpu = "1"\nmemory = "1Gi"\n[[nodes]]\nname = "b"\n
 ONE = '[[nodes]]\nname = "b"\ncpu = "1"\nmemory = "1Gi"\n'
 
 
-def test_a_run_on_a_node_that_is_no_longer_offered_still_ends_as_it_does(house: House, tmp_path: Path) -> None:
-    house.configure(TWO).up()
+def test_a_run_on_a_node_that_is_no_longer_offered_still_ends_as_it_does(
+    installation: Installation, tmp_path: Path
+) -> None:
+    installation.configure(TWO).up()
     script = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 4"
-    id = house.submit("sh", "-c", script, node_selector={"kubernetes.io/hostname": "a"})
-    waiting = house.submit("true", node_selector={"kubernetes.io/hostname": "a"}, cpu=1)
-    house.until_state(id, "running")
-    house.stop()
-    house.configure(ONE).up()
-    assert [node["name"] for node in house.ok("nodes", "-o", "json").json] == ["b"]
-    house.works()
+    id = installation.submit("sh", "-c", script, node_selector={"kubernetes.io/hostname": "a"})
+    waiting = installation.submit("true", node_selector={"kubernetes.io/hostname": "a"}, cpu=1)
+    installation.until_state(id, "running")
+    installation.stop()
+    installation.configure(ONE).up()
+    assert [node["name"] for node in installation.ok("nodes", "-o", "json").json] == ["b"]
+    installation.works()
     (tmp_path / "go").touch()
-    assert house.ended(id)[0].job.exit_code == 4
-    assert house.ok("why", str(waiting), "-o", "json").json["status"] == "unsatisfiable"
-    house.stop()
-    house.configure(TWO).up()
-    assert house.ended(waiting)[0].job.state == "succeeded"
+    assert installation.ended(id)[0].job.exit_code == 4
+    assert installation.ok("why", str(waiting), "-o", "json").json["status"] == "unsatisfiable"
+    installation.stop()
+    installation.configure(TWO).up()
+    assert installation.ended(waiting)[0].job.state == "succeeded"
 
 
-def test_a_job_of_a_profile_that_is_gone_is_told_and_the_others_go_on(house: House) -> None:
+def test_a_job_of_a_profile_that_is_gone_is_told_and_the_others_go_on(installation: Installation) -> None:
     night = '[scheduling.profiles.night]\nqueue = "fifo"\n'
-    house.configure(night + ONE).up()
-    house.ok("node", "cordon", "b")
-    waiting = house.submit("true", profile="night")
-    running = house.submit("true")
-    house.stop()
-    house.configure(ONE).up()
-    house.ok("node", "uncordon", "b")
-    assert house.ended(running)[0].job.state == "succeeded"
-    house.works()
-    detail = house.job(waiting)
-    told = f"{detail.job.reason} {house.ok('why', str(waiting)).out}"
+    installation.configure(night + ONE).up()
+    installation.ok("node", "cordon", "b")
+    waiting = installation.submit("true", profile="night")
+    running = installation.submit("true")
+    installation.stop()
+    installation.configure(ONE).up()
+    installation.ok("node", "uncordon", "b")
+    assert installation.ended(running)[0].job.state == "succeeded"
+    installation.works()
+    detail = installation.job(waiting)
+    told = f"{detail.job.reason} {installation.ok('why', str(waiting)).out}"
     assert detail.job.state in ("pending", "held", "failed")
     assert "night" in told

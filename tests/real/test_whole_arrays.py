@@ -10,7 +10,7 @@ import pytest
 
 from hodei.client import WaitTimedOut
 from hodei.model.errors import InvalidInput
-from real.house import BIN, House, until
+from real.installation import BIN, Installation, until
 
 pytestmark = pytest.mark.real
 
@@ -19,31 +19,33 @@ NODE = '[[nodes]]\nname = "a"\ncpu = "4"\n'
 SCRIPT = "echo out $HODEI_ARRAY_INDEX; echo err $HODEI_ARRAY_INDEX >&2; [ -e {fixed} ] || [ $((HODEI_ARRAY_INDEX % 3)) != 1 ]"
 
 
-def _sweep(house: House) -> None:
-    script = SCRIPT.format(fixed=house.home.parent / "fixed")
-    house.ok("submit", "--name", "sweep", "--array", "6", "--cpu", "10m", "--memory", "1Mi", "--", "sh", "-c", script)
+def _sweep(installation: Installation) -> None:
+    script = SCRIPT.format(fixed=installation.home.parent / "fixed")
+    installation.ok(
+        "submit", "--name", "sweep", "--array", "6", "--cpu", "10m", "--memory", "1Mi", "--", "sh", "-c", script
+    )
 
 
-def test_a_bare_name_or_number_is_the_whole_array(house: House) -> None:
-    house.configure(NODE).up()
-    _sweep(house)
+def test_a_bare_name_or_number_is_the_whole_array(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    _sweep(installation)
     for reference in ("sweep", "1", "last", "sweep[]"):
-        said = house.hodei("wait", reference)
+        said = installation.hodei("wait", reference)
         assert said.code == 10, said
         assert "4 succeeded, 2 failed" in said.out + said.err
     # An element is named by its index, or by its own number.
-    assert [house.hodei("wait", one).code for one in ("sweep[0]", "sweep[1]", "2", "3")] == [0, 10, 10, 0]
-    assert house.hodei("wait", "sweep", "-o", "json").json[0]["array"]["states"] == {"failed": 2, "succeeded": 4}
-    shown = house.ok("job", "show", "sweep").out
+    assert [installation.hodei("wait", one).code for one in ("sweep[0]", "sweep[1]", "2", "3")] == [0, 10, 10, 0]
+    assert installation.hodei("wait", "sweep", "-o", "json").json[0]["array"]["states"] == {"failed": 2, "succeeded": 4}
+    shown = installation.ok("job", "show", "sweep").out
     assert "6, indices 0 to 5" in shown
     assert "4 succeeded, 2 failed" in shown
-    why = house.ok("why", "sweep").out
+    why = installation.ok("why", "sweep").out
     assert "4 succeeded, 2 failed" in why
     assert "sweep[1]" in why
-    assert house.hodei("job", "history", "sweep").code == 2
-    assert "sweep[0]" in house.hodei("job", "history", "sweep").err
-    assert "sweep" in house.ok("job", "history", "1").out
-    with house.client() as client:
+    assert installation.hodei("job", "history", "sweep").code == 2
+    assert "sweep[0]" in installation.hodei("job", "history", "sweep").err
+    assert "sweep" in installation.ok("job", "history", "1").out
+    with installation.client() as client:
         assert client.wait("sweep")[0].state == "failed"
         assert client.wait([2, 3])[0].id == 2
         assert client.wait(1)[0].state == "succeeded"  # a number is one job
@@ -51,12 +53,12 @@ def test_a_bare_name_or_number_is_the_whole_array(house: House) -> None:
         assert client.why("sweep").state == "failed"
 
 
-def test_what_the_client_submits_as_an_array_it_waits_for_and_cancels_as_one(house: House) -> None:
-    house.configure(NODE).up()
-    go = house.home.parent / "go"
+def test_what_the_client_submits_as_an_array_it_waits_for_and_cancels_as_one(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    go = installation.home.parent / "go"
     script = f"until [ -e {go} ]; do sleep 0.05; done; exit $((HODEI_ARRAY_INDEX == 2))"
     document = {"name": "sweep", "array": 3, "cpu": "10m", "memory": "1Mi", "command": ["sh", "-c", script]}
-    with house.client() as client:
+    with installation.client() as client:
         handle = client.submit(document)
         with pytest.raises(WaitTimedOut):
             handle.wait(0.1)
@@ -69,17 +71,17 @@ def test_what_the_client_submits_as_an_array_it_waits_for_and_cancels_as_one(hou
         handle = client.submit(document)
         handle.cancel("enough")
         assert handle.wait().array.states == {"cancelled": 3}
-    house.ok("submit", "--name", "other", "--array", "3", "--cpu", "10m", "--", "sleep", "100")
-    assert "array" in house.ok("cancel", "other").out
-    assert house.hodei("wait", "other").code == 10
-    assert house.ok("jobs", "-a", "--name", "other", "-o", "json").json[0]["array"]["states"] == {"cancelled": 3}
+    installation.ok("submit", "--name", "other", "--array", "3", "--cpu", "10m", "--", "sleep", "100")
+    assert "array" in installation.ok("cancel", "other").out
+    assert installation.hodei("wait", "other").code == 10
+    assert installation.ok("jobs", "-a", "--name", "other", "-o", "json").json[0]["array"]["states"] == {"cancelled": 3}
 
 
-def test_every_call_of_the_client_takes_a_word_a_handle_or_a_view(house: House) -> None:
-    house.configure(NODE).up()
-    go = house.home.parent / "go"
+def test_every_call_of_the_client_takes_a_word_a_handle_or_a_view(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    go = installation.home.parent / "go"
     small = {"cpu": "10m", "memory": "1Mi"}
-    with house.client() as client:
+    with installation.client() as client:
         handle = client.submit(name="arr", array=3, command=f"until [ -e {go} ]; do sleep 0.05; done; exit 1", **small)
         for whole in ("arr", "arr[]", handle, handle.id, client.job("arr"), client.array("arr"), 1, "arr[1]"):
             assert [view.array.index for view in client.elements(whole)] == [2, 1, 0], whole
@@ -109,35 +111,35 @@ def test_every_call_of_the_client_takes_a_word_a_handle_or_a_view(house: House) 
             go.unlink()
 
 
-def test_requeue_failed_runs_only_those_and_what_waited_for_them(house: House) -> None:
-    house.configure(NODE).up()
-    _sweep(house)
+def test_requeue_failed_runs_only_those_and_what_waited_for_them(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    _sweep(installation)
     small = ("--cpu", "10m", "--memory", "1Mi")
-    house.ok("submit", "--name", "report", "--after", "sweep", *small, "--", "echo", "report")
-    house.ok("submit", "--name", "mail", "--after", "report", *small, "--", "echo", "mail")
-    assert house.hodei("wait", "mail").code == 10
-    assert house.job(8).job.reason_code == "DEPENDENCY_NEVER_MET"
-    (house.home.parent / "fixed").touch()
-    said = house.ok("requeue", "--failed", "sweep")
+    installation.ok("submit", "--name", "report", "--after", "sweep", *small, "--", "echo", "report")
+    installation.ok("submit", "--name", "mail", "--after", "report", *small, "--", "echo", "mail")
+    assert installation.hodei("wait", "mail").code == 10
+    assert installation.job(8).job.reason_code == "DEPENDENCY_NEVER_MET"
+    (installation.home.parent / "fixed").touch()
+    said = installation.ok("requeue", "--failed", "sweep")
     assert "2 requeued" in said.out
     assert "report" in said.out
     assert "mail" in said.out
     for name in ("sweep", "report", "mail"):
-        assert house.hodei("wait", name).code == 0
-    assert [house.job(id).job.attempt for id in range(1, 9)] == [1, 2, 1, 1, 2, 1, 1, 1]
-    assert "nothing" in house.ok("requeue", "--failed", "sweep").err
+        assert installation.hodei("wait", name).code == 0
+    assert [installation.job(id).job.attempt for id in range(1, 9)] == [1, 2, 1, 1, 2, 1, 1, 1]
+    assert "nothing" in installation.ok("requeue", "--failed", "sweep").err
 
 
-def test_a_whole_array_that_has_succeeded_runs_again_only_after_a_yes(house: House) -> None:
-    house.configure(NODE).up()
-    _sweep(house)
-    house.hodei("wait", "sweep")
-    refused = house.hodei("requeue", "sweep")
+def test_a_whole_array_that_has_succeeded_runs_again_only_after_a_yes(installation: Installation) -> None:
+    installation.configure(NODE).up()
+    _sweep(installation)
+    installation.hodei("wait", "sweep")
+    refused = installation.hodei("requeue", "sweep")
     assert refused.code == 2
     assert "4 of its 6 elements have succeeded" in refused.err
     assert "--yes" in refused.err
     assert "--failed" in refused.err
-    assert [house.job(id).job.attempt for id in range(1, 7)] == [1] * 6
+    assert [installation.job(id).job.attempt for id in range(1, 7)] == [1] * 6
 
     # At a terminal it asks.
     for answer, attempts in ((b"n\n", [1] * 6), (b"y\n", [2] * 6)):
@@ -147,17 +149,17 @@ def test_a_whole_array_that_has_succeeded_runs_again_only_after_a_yes(house: Hou
             stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=house.env(),
+            env=installation.env(),
         ) as asked:
             os.write(ours, answer)
             asked.communicate(timeout=30)
         os.close(ours)
         os.close(theirs)
         until(
-            lambda attempts=attempts: [house.job(id).job.attempt for id in range(1, 7)] == attempts,
+            lambda attempts=attempts: [installation.job(id).job.attempt for id in range(1, 7)] == attempts,
             f"{attempts} attempts",
         )
-    house.hodei("wait", "sweep")
-    assert "array 1[] (sweep) requeued" in house.ok("requeue", "--yes", "sweep").out
-    until(lambda: [house.job(id).job.attempt for id in range(1, 7)] == [3] * 6, "all have started a third time")
-    house.hodei("wait", "sweep")
+    installation.hodei("wait", "sweep")
+    assert "array 1[] (sweep) requeued" in installation.ok("requeue", "--yes", "sweep").out
+    until(lambda: [installation.job(id).job.attempt for id in range(1, 7)] == [3] * 6, "all have started a third time")
+    installation.hodei("wait", "sweep")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hodei.sim.driver import Simulation
+from hodei.sim.metrics import Result
 from hodei.sim.policies import policy
-from hodei.sim.results import Result
 from hodei.sim.traces import Workload
 from hodei.sim.traces.workload import Arrival, Shapes, machine, ordered
 from hodei.wiring import make_controller

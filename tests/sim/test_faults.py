@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from hodei.control import reconcile as recovery
 from hodei.control.controller import Controller
+from hodei.control.lifecycle import runs as recovery
 from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.preemption import PreemptionControl
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.model.effects import Record, SaveJob, Start
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 from hodei.plugins.fit import Fit
 from hodei.plugins.start_reservations import StartReservations
 from hodei.plugins.taints import Taints
-from hodei.sim.faults import server
-from hodei.sim.faults.fault_run import FaultRun
-from hodei.sim.faults.seeds import main, try_seed
-from hodei.sim.faults.setup import FAULTS
 from hodei.store.memory import MemoryStore
+from tools.faults import server
+from tools.faults.fault_run import FaultRun
+from tools.faults.seeds import main, try_seed
+from tools.faults.setup import FAULTS
 
 # Seeds that have found something before; each stays for ever.
+ROOT = Path(__file__).parents[2]
 FOUND_SOMETHING = (76, 434, 574, 833, 1094, 1178, 1291, 5035, 6115, 6941, 6950, 7826, 9740)
 TRIED = 120
 
@@ -60,10 +62,15 @@ def test_a_seed_tells_the_same_story_twice():
 
 @pytest.mark.slow
 def test_it_tells_it_in_another_process_with_other_hashes_too():
-    tell = "from hodei.sim.faults.fault_run import FaultRun; life = FaultRun(7); life.run(); print(life.step, life.now_ms, *life.recent)"
+    tell = "from tools.faults.fault_run import FaultRun; life = FaultRun(7); life.run(); print(life.step, life.now_ms, *life.recent)"
     told = [
         subprocess.run(
-            [sys.executable, "-c", tell], env={"PYTHONHASHSEED": hashes}, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", tell],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": hashes},
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         for hashes in ("1", "2")
     ]
@@ -103,13 +110,13 @@ def no_room_checked(monkeypatch):
 def a_new_run_for_what_is_known(monkeypatch):
     """After a restart a run that lives is started under another name."""
 
-    def reconcile(world, backend, known, now_ms):
-        facts, orders = recovery.reconcile(world, backend, known, now_ms)
-        for run in [run for runs in world.runs.values() for run in runs.values() if run.backend == backend]:
+    def reconcile(cluster, backend, known, now_ms):
+        facts, orders = recovery.reconcile(cluster, backend, known, now_ms)
+        for run in [run for runs in cluster.runs.values() for run in runs.values() if run.backend == backend]:
             if run.id in known and known[run.id].state == "running":
                 job, member, attempt = run.id.split(".")
                 twin = structs.replace(run, id=f"{job}.{member}.{int(attempt) + 50}")
-                spec = world.jobs[run.job].spec
+                spec = cluster.jobs[run.job].spec
                 orders.append(Start(twin, spec, spec.task_of(run.member)))
         return facts, orders
 
@@ -119,8 +126,8 @@ def a_new_run_for_what_is_known(monkeypatch):
 def nothing_started_again(monkeypatch):
     """After a restart a run that was placed and never started is not ordered."""
 
-    def reconcile(world, backend, known, now_ms):
-        facts, orders = recovery.reconcile(world, backend, known, now_ms)
+    def reconcile(cluster, backend, known, now_ms):
+        facts, orders = recovery.reconcile(cluster, backend, known, now_ms)
         return facts, [order for order in orders if not isinstance(order, Start)]
 
     monkeypatch.setattr(server, "reconcile", reconcile)
@@ -236,7 +243,7 @@ def test_a_failing_seed_says_what_was_wrong_and_how_to_see_it_again(monkeypatch,
     said = capsys.readouterr().out
     assert f"seed {seed}, step " in said
     assert "the last facts and acts:" in said
-    assert f"python -m hodei.sim.faults --seed {seed}" in said
+    assert f"python -m tools.faults --seed {seed}" in said
 
 
 def test_clean_seeds_are_counted_on_several_processes(capsys):

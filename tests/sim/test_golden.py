@@ -56,7 +56,7 @@ def test_every_published_wait_is_met_to_the_second(
         assert wrong[:5] == []
         assert len(result.outcomes) == len(expected)
     assert bounded_slowdown(result.outcomes) == pytest.approx(slowdown, abs=1e-5)
-    assert result.promises_broken == 0
+    assert result.start_reservations_broken == 0
 
 
 def cases() -> list[Any]:

@@ -11,8 +11,8 @@ from hodei.model.facts import ReservationMade
 from hodei.model.reservation import Reservation
 from hodei.model.resources import CPU
 from hodei.sim.driver import Simulation
+from hodei.sim.metrics import Result
 from hodei.sim.policies import policy
-from hodei.sim.results import Result
 from hodei.wiring import make_controller
 from sim.machines import pool, waits_s
 from sim.reference import Job
@@ -28,9 +28,9 @@ def controller(overrun: str, name: str = "easy") -> Controller:
     return make_controller(structs.replace(config, profiles={"default": structs.replace(profile, options=options)}))
 
 
-def run(jobs: list[Job], procs: int, overrun: str, name: str = "easy", *bookings: Reservation) -> Result:
+def run(jobs: list[Job], procs: int, overrun: str, name: str = "easy", *reservations: Reservation) -> Result:
     made = controller(overrun, name)
-    made.step(0, [ReservationMade(booking) for booking in bookings])
+    made.step(0, [ReservationMade(reservation) for reservation in reservations])
     return Simulation(pool(jobs, procs), made, policy=name).run()
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_lost_or_broken_however_wrong_estimates_are():
         jobs, procs = careless(seed)
         for name in ("easy", "easy-sjbf", "conservative", "wfp3"):
             result = run(jobs, procs, "stop", name)
-            assert result.promises_broken == 0, (name, seed)
+            assert result.start_reservations_broken == 0, (name, seed)
             assert len(result.outcomes) == len(jobs), (name, seed)
             taken = {job.id: job.run for job in jobs}
             for outcome in result.outcomes:

@@ -14,7 +14,7 @@ from hodei.api.views import JobDetail, JobList, LogTimes, NodePatch, SubmitReply
 from hodei.client import Client, Denied, ServerUnreachable, WaitTimedOut
 from hodei.client.address import find_server, split_address
 from hodei.client.errors import error_of
-from hodei.client.many_logs import Wish
+from hodei.client.logs import Wish
 from hodei.model.errors import Conflict, HodeiError, InvalidInput, NotFound, QueueFull, Unavailable
 from unit.cli.stub import Answer, Request, Stub, job, node, problem
 

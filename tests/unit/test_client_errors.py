@@ -37,6 +37,7 @@ def answering(*answers: bytes) -> Iterator[str]:
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a caller
         thread.join(5)
+        listener.close()
 
 
 CALLS: dict[str, Callable[[Client], object]] = {

@@ -13,7 +13,7 @@ from hodei.model.config import NodeConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location
 from hodei.wiring import instant_node, node_offer
-from unit.control.house import House
+from unit.control.harness import Harness
 
 BERLIN, PARIS, OSLO = (52.52, 13.405), (48.857, 2.352), (59.913, 10.752)
 
@@ -23,12 +23,12 @@ def _node(name: str, place: tuple[float, float]):
 
 
 def test_a_job_goes_to_the_node_that_is_nearest_by_distance():
-    house = House(_node("oslo", OSLO), _node("paris", PARIS))
-    house.submit(1, near=Location().at(*BERLIN))
-    house.submit(2, near=Location().at(*PARIS))
-    terms = {term.plugin: term.score for term in house.runs["1.0.1"].decision.chosen.terms}
+    harness = Harness(_node("oslo", OSLO), _node("paris", PARIS))
+    harness.submit(1, near=Location().at(*BERLIN))
+    harness.submit(2, near=Location().at(*PARIS))
+    terms = {term.plugin: term.score for term in harness.runs["1.0.1"].decision.chosen.terms}
     assert terms["proximity"] > 2800
-    assert [house.runs[f"{job}.0.1"].node for job in (1, 2)] == ["oslo", "paris"]
+    assert [harness.runs[f"{job}.0.1"].node for job in (1, 2)] == ["oslo", "paris"]
 
 
 def test_they_are_shown_with_the_node():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hodei.api.views import NodeView
-from hodei.client.incident_nodes import NodeStory
+from hodei.client.incident import NodeStory
 from hodei.control.controller import Controller
 from hodei.jobfile.render import node_view
 from hodei.model.config import SchedulingConfig
@@ -33,9 +33,9 @@ def history(controller: Controller, *steps: tuple[int, Fact]) -> list[Event]:
 
 
 def now(controller: Controller) -> list[NodeView]:
-    world = controller.world
-    world.table.settle()
-    return [node_view(one, {}, 0) for one in world.table.nodes]
+    cluster = controller.cluster
+    cluster.table.settle()
+    return [node_view(one, {}, 0) for one in cluster.table.nodes]
 
 
 def story(

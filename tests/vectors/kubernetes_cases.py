@@ -17,9 +17,9 @@ import pytest
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
 from hodei.kube.api.objects import Node, NodeAffinity, Pod, Service, TopologySpread, from_plain
-from hodei.kube.api.requests import STAND_INS, Counting, resize_is_deferred
+from hodei.kube.api.quantities import STAND_INS, Counting, resize_is_deferred
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.topology_spread import Defaults, Owners
+from hodei.kube.scheduler.selectors import Defaults, Owners
 from hodei.kube.scheduler.translate import Surroundings, Wanted
 
 VECTORS = Path(__file__).resolve().parents[3] / "shared" / "vectors"
@@ -187,13 +187,13 @@ def the_pod(case: Case, *, scoring: bool = False) -> Wanted:
 
 def the_table(case: Case, *, scoring: bool = False) -> Table:
     """All the nodes of a case, with the pods that are on them."""
-    around = surroundings(case, scoring=scoring)
+    cache = surroundings(case, scoring=scoring)
     given = case.get("all_nodes") or case.get("nodes") or case.get("candidate_nodes") or []
     nodes = [(from_plain(one.get("node") or {}, Node), one.get("pods") or []) for one in given]
     offered = DEVICES.get(case["case"], {})
     table = Table(translate.node(node, devices=offered.get(node.metadata.name)) for node, _ in nodes)
     table.settle()
-    table.residents.projects = case.get("namespaces") or {}
+    table.topology_index.projects = case.get("namespaces") or {}
     wanted = from_plain(case["pod"], Pod)
     here = [(node.metadata.name, pod) for node, pods in nodes for pod in pods]
     here += [(pod["spec"]["nodeName"], pod) for pod in PODS.get(case["case"], ())]
@@ -201,7 +201,7 @@ def the_table(case: Case, *, scoring: bool = False) -> Table:
         pod = from_plain(plain, Pod)
         if resize_is_deferred(wanted) and pod.metadata.uid == wanted.metadata.uid:
             continue  # what it holds is its own already
-        resident = translate.pod(pod, around)
+        resident = translate.pod(pod, cache)
         _place(table, table.row[name], resident.member, taken_out=TAKEN_OUT in case["case"])
     return table
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hodei.bench.gpu import Outcome, read_nodes, read_pods, run
+from benchmarks.gpu import Outcome, read_nodes, read_pods, run
 
 TRACE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "alibaba-openb-2023"
 pytestmark = [

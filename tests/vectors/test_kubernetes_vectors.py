@@ -63,7 +63,7 @@ def verdicts(case: Case, table: Table) -> dict[str, tuple[str, list[str]]]:
     member, runner = the_pod(case).member, Runner()
     pairs = runner.refusals(the_plugin(case), member, table.view(), VIEW)
     assert not runner.faults
-    found = messages.refusal(pairs, member, table)
+    found = messages.node_reasons(pairs, member, table)
     out = {}
     for name, row in table.row.items():
         reasons = sorted(found.of_row(row))

@@ -1,7 +1,6 @@
-"""Commands beside a run: in its environment, its directory and behind its fence, ended at their time or with the run.
+"""Commands beside a run: in its environment, directory and limits, ended by their timeout or with the run.
 
-For what is done now and then while a run goes on (a look at its health, saving its work). A command that an agent before
-us started is ended when its run is found again: nobody waits for its answer any more.
+Used for health checks, checkpoints and `hodei exec`. Commands of an earlier agent are killed when their run is recovered.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from collections.abc import Callable, Sequence
 from hodei.agent import proc
 from hodei.agent.limits import Fence
 from hodei.agent.run import Run, signal_name
-from hodei.agent.spawn import NOT_TRIED, env_of, spawn
-from hodei.agent.status import ERRORS, read_status
+from hodei.agent.spawn import ERRORS, NOT_TRIED, env_of, read_status, spawn
 
 # What a command is started for is also the name of the file that its wrapper holds open.
 SAVE, HEALTH = "save", "health"
@@ -72,7 +70,7 @@ class ExecSessions:
         self._commands[pid] = _Command(run, purpose, done, timer, over)
 
     def end(self, run: Run, purpose: str = "") -> None:
-        """KILL to those of this run (for this purpose); nobody is told, but for those who said `over`."""
+        """KILL the commands of this run (for this purpose); only `over` is called."""
         for pid, command in list(self._commands.items()):
             if command.run is run and purpose in ("", command.purpose):
                 self._forget(pid)
@@ -122,7 +120,7 @@ class ExecSessions:
 
 
 def surroundings(run: Run) -> tuple[dict[str, str], Fence]:
-    """What a command beside `run` is given: read from the run's living wrapper. OSError if that is gone."""
+    """Environment and limits of the run, read from its live wrapper. OSError if that is gone."""
     env = {**env_of(run.pid), "HODEI_RUN_ID": run.name, "HODEI_PID": str(proc.child_of(run.pid))}
     address_space = resource.prlimit(run.pid, resource.RLIMIT_AS)[0]
     cpus = os.sched_getaffinity(run.pid)

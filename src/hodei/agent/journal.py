@@ -5,17 +5,20 @@ installation. Lines are gathered and written together; `sync` makes all of them 
 
 Each line ends with a checksum of it. (Journals of older agents have none; they are read too, and get theirs when they are
 compacted.) A torn last line was never told to anyone, and is dropped. A line in the middle that cannot be read has rotted
-on disk: it is counted in `unreadable`, and means nothing but that we do not know. `recovery` then asks other witnesses.
+on disk: it is counted in `unreadable`, and `recovery` uses other sources.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from hodei.agent import logs
 
 COMPACT_BYTES = 8 << 20
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -46,7 +49,7 @@ class Journal:
                     self.unreadable += 1
 
     def keep_copy(self) -> str:
-        """The journal as it is, for someone to look at later; the path of it, "" if there is no room for it."""
+        """Copy a damaged journal for later inspection; its path, "" if the disk is full."""
         copy = f"{self._path}.damaged"
         try:
             shutil.copyfile(self._path, copy)
@@ -154,3 +157,112 @@ def _sync_directory(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+# -------------------------------------------------------------------------------------------- run dirs
+# Directories for runs: one each, made at birth, kept for what the run said, used again if it said nothing.
+
+
+SPARES_KEPT = 1000
+# Lines in a status file carry the run's name, so they may stay when it is used again. (Emptying it would be dear:
+# ext4 writes a file that was emptied and filled again to the disk at once.)
+STATUS_LIMIT = 4096
+# Where a run's mark of its last checkpoint is, if it names no place of its own, and where a checkpoint command's end is.
+MARK, HOOK = "checkpoint", "hook"
+_KEPT = {"status", *logs.STREAMS, *(f"{stream}.{what}" for stream in logs.STREAMS for what in ("gap", "times"))}
+
+
+class RunDirs:
+    """The directories of the runs below `root`, by installation and name."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._spares: list[str] = []
+
+    def path(self, installation: str, name: str) -> str:
+        return f"{self.root}/{installation}/{name}"
+
+    def make(self, path: str) -> None:
+        """FileExistsError if a run has been there before; it must not run again then."""
+        if self._spares:
+            try:
+                os.rename(self._spares.pop(), path)
+                return
+            except FileNotFoundError:
+                pass  # removed by hand
+            except OSError:
+                raise FileExistsError(path) from None
+        os.mkdir(path, 0o700)
+
+    def leave(self, path: str) -> None:
+        """The run is forgotten: keep what it said, or nothing."""
+        try:
+            silent = all(_silent_and_closed(f"{path}/{stream}") for stream in logs.STREAMS)
+            for name in set(os.listdir(path)) - _KEPT:
+                _remove(f"{path}/{name}")
+            short = silent and os.stat(f"{path}/status").st_size < STATUS_LIMIT
+            if short and len(self._spares) < SPARES_KEPT:
+                self._spares.append(path)
+            elif silent:
+                shutil.rmtree(path)
+            else:
+                os.unlink(f"{path}/status")
+        except OSError:
+            return  # was never born, or someone tidied up
+
+    def with_status(self, known: Callable[[str], bool]) -> list[str]:
+        """Directories in which a wrapper has begun to write, but for those of runs that are `known`
+        (`installation/name`)."""
+        return [
+            self.path(installation, name)
+            for installation in _subdirectories(self.root)
+            for name in _subdirectories(f"{self.root}/{installation}")
+            if not known(f"{installation}/{name}") and os.path.lexists(f"{self.path(installation, name)}/status")
+        ]
+
+    def prune(self, before_s: float, keep: set[str]) -> None:
+        """Remove directories in which nothing was said since `before_s`, except those of the runs in `keep`
+        (`installation/name`)."""
+        kept = keep | {spare.removeprefix(f"{self.root}/") for spare in self._spares}
+        for installation in _subdirectories(self.root):
+            for name in _subdirectories(f"{self.root}/{installation}"):
+                path = self.path(installation, name)
+                if f"{installation}/{name}" not in kept and _last_said_s(path) < before_s:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        shutil.rmtree(path)
+
+
+def _silent_and_closed(path: str) -> bool:
+    """Empty, and open in no process: the kernel grants a write lease only then."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if os.fstat(fd).st_size:
+            return False
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _subdirectories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _last_said_s(path: str) -> float:
+    times = []
+    for stream in logs.STREAMS:
+        try:
+            times.append(os.stat(f"{path}/{stream}", follow_symlinks=False).st_mtime)
+        except OSError:
+            continue
+    return max(times, default=0.0)

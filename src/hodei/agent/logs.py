@@ -7,9 +7,12 @@ byte that was ever written. A reader never follows a link, and never leaves the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
+import time
+from collections.abc import Iterable
 
 STREAMS = ("stdout", "stderr")
 READ_LIMIT = 1 << 20
@@ -175,3 +178,162 @@ def _write_gap(dir_fd: int, stream: str, gap: _Gap) -> None:
     finally:
         os.close(fd)
     os.replace(f"{name}.new", name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+# ------------------------------------------------------------------------------------------- log times
+# When runs said what: once a second, how long each log was, if it has grown.
+
+
+# Beyond these half of them are dropped, so that those that are left are spread evenly over the time.
+MAX_MARKS = 2048
+_LONGEST_FILE = 256 * 1024
+
+
+class LogTimes:
+    """`live`: what is watched now; of others nothing is remembered here."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+        self._marks: dict[tuple[str, str], int] = {}
+
+    def look(self, directories: Iterable[str], now_ms: int) -> None:
+        """Note what has grown since the last look."""
+        seen, marks = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
+        for directory in directories:
+            for stream in STREAMS:
+                key = directory, stream
+                try:
+                    size = written(directory, stream)
+                    if size and size != self._seen.get(key):
+                        marks[key] = _add(directory, stream, size, now_ms, self._marks.get(key, 0))
+                    elif key in self._marks:
+                        marks[key] = self._marks[key]
+                except OSError:
+                    continue  # it has gone, or the disk is full: a time that is missing harms nobody
+                seen[key] = size
+        self._seen, self._marks = seen, marks
+
+    def end(self, directory: str, now_ms: int) -> None:
+        """The run that writes there has ended. One that was never looked at gets no mark, so a short run costs no file."""
+        for stream in STREAMS:
+            key = directory, stream
+            seen = self._seen.pop(key, None)
+            if seen is None:
+                continue
+            try:
+                size = written(directory, stream)
+                if size and size != seen:
+                    _add(directory, stream, size, now_ms, self._marks.get(key, 0))
+            except OSError:
+                pass
+            self._marks.pop(key, None)
+
+
+def read_times(directory: str, stream: str) -> list[tuple[int, int]]:
+    """(place, time in ms), both growing: all before the place had been written by then. Garbage reads as nothing."""
+    if stream not in STREAMS:
+        return []
+    try:
+        fd = os.open(f"{directory}/{stream}.times", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        data = os.read(fd, _LONGEST_FILE) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    except OSError:
+        data = b""
+    finally:
+        os.close(fd)
+    out: list[tuple[int, int]] = []
+    for line in data.splitlines():
+        words = line.split()
+        if len(words) == 2 and all(word.isdigit() and len(word) < 19 for word in words):
+            place, at_ms = int(words[0]), int(words[1])
+            if not out or (place > out[-1][0] and at_ms >= out[-1][1]):
+                out.append((place, at_ms))
+    return out
+
+
+def _evenly(marks: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    step_ms = max(1, (marks[-1][1] - marks[0][1]) // (MAX_MARKS // 2)) if marks else 1
+    kept: list[tuple[int, int]] = []
+    for mark in marks:
+        if not kept or mark[1] - kept[-1][1] >= step_ms:
+            kept.append(mark)
+    return kept
+
+
+def _add(directory: str, stream: str, place: int, at_ms: int, count: int) -> int:
+    path = f"{directory}/{stream}.times"
+    if count >= MAX_MARKS:
+        kept = _evenly(read_times(directory, stream))
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(fd, b"".join(b"%d %d\n" % mark for mark in kept))
+        finally:
+            os.close(fd)
+        os.replace(f"{path}.new", path)
+        count = len(kept)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        os.write(fd, b"%d %d\n" % (place, at_ms))
+    finally:
+        os.close(fd)
+    return count + 1
+
+
+# ----------------------------------------------------------------------------------------------- aging
+# When what was kept may go, by a wall clock that may be wrong: one that was set far ahead must not erase every
+# output.
+
+
+_DAY_S = 86_400.0
+
+
+class Aging:
+    """`path`: where what is believed is kept. `keep_s`: for how long things are kept."""
+
+    def __init__(self, path: str, keep_s: float) -> None:
+        self._path, self._keep_s = path, keep_s
+        self._bound_s, self._hold_s = min(_DAY_S, keep_s / 4), min(_DAY_S, keep_s)
+        self._steady_s = steady_s()
+        self._believed_s, self._held_s, self._ahead_s = self._recall()
+
+    def oldest_s(self) -> float:
+        """What was last changed before this may go now."""
+        wall_s, now_s = time.time(), steady_s()
+        passed_s, self._steady_s = max(now_s - self._steady_s, 0.0), now_s
+        believed_s, held_s = self._believed_s + passed_s, self._held_s + passed_s
+        ahead_s = wall_s - believed_s
+        if ahead_s <= self._bound_s or (self._same(ahead_s) and held_s >= self._hold_s):
+            believed_s, held_s, ahead_s = wall_s, 0.0, 0.0
+        elif not self._same(ahead_s):
+            held_s = 0.0
+        self._believed_s, self._held_s, self._ahead_s = believed_s, held_s, ahead_s
+        with contextlib.suppress(OSError):
+            self._keep()
+        return believed_s - self._keep_s
+
+    def _same(self, ahead_s: float) -> bool:
+        """The wall clock is as far ahead as it was at the last look."""
+        return self._ahead_s > 0 and abs(ahead_s - self._ahead_s) <= self._bound_s
+
+    def _recall(self) -> tuple[float, float, float]:
+        try:
+            with open(self._path) as file:
+                believed_s, held_s, ahead_s = map(float, file.read(200).split())
+            if 0 <= believed_s < 1e12 and 0 <= held_s < 1e12 and 0 <= ahead_s < 1e12:
+                return believed_s, held_s, ahead_s
+        except (OSError, ValueError):
+            pass
+        return time.time(), 0.0, 0.0
+
+    def _keep(self) -> None:
+        fresh = f"{self._path}.new"
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(f"{self._believed_s:.3f} {self._held_s:.3f} {self._ahead_s:.3f}\n")
+        os.rename(fresh, self._path)
+
+
+def steady_s() -> float:
+    """Time that passes, whatever the wall clock is set to."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

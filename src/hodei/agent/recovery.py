@@ -21,12 +21,10 @@ from collections.abc import Iterable
 from itertools import chain
 
 from hodei.agent import proc
-from hodei.agent.hook import BadHook
 from hodei.agent.journal import read_copy
 from hodei.agent.run import BadOrder, Run, check_installation, check_run_name
 from hodei.agent.runs import Runs
-from hodei.agent.spawn import wrapper_of
-from hodei.agent.status import Status, read_status
+from hodei.agent.spawn import BadHook, Status, read_status, wrapper_of
 
 POLL_S = 0.2
 

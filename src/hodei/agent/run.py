@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hodei.agent.health import BadHealth, Health
-from hodei.agent.hook import BadHook, Hook
+from hodei.agent.journal import MARK
 from hodei.agent.limits import Limits
 from hodei.agent.probes import Seen
-from hodei.agent.run_dirs import MARK
+from hodei.agent.spawn import BadHook, Hook
+from hodei.supervision import HealthCounter
 
 LOG_CAP = 64 << 20
 GRACE_MS = 10_000
@@ -46,12 +47,12 @@ class Run:
     `checkpoint_file` is looked at now and then if `watched`; `seen` is what was there last. While a stop waits for the
     work to be saved, `hook` is set; `hook_begun` when that is on its way (`hook_before`: how the file stood then),
     `hook_note` when it went wrong. `save_hook` is for saving in between, `health` says how to look whether it is well
-    (`health_state`, `health_failures` in a row, `heartbeat` as last seen), `idle_ms` how long it may do nothing.
+    (`health_state`, `health_counter`, `heartbeat` as last seen), `idle_ms` how long it may do nothing.
     """
 
     __slots__ = (
         "argv", "boot", "cgroups", "checkpoint_file", "checkpoint_ms", "claim", "claimed_ms", "directory", "end", "env", "grace_ms",
-        "health", "health_failures", "health_state", "heartbeat", "hook", "hook_before", "hook_begun", "hook_note",
+        "health", "health_counter", "health_state", "heartbeat", "hook", "hook_before", "hook_begun", "hook_note",
         "hook_until_boot_ms", "idle_ms", "installation", "key", "kill_at_boot_ms", "limits", "log_cap", "name", "pid",
         "save_every_ms", "save_hook", "seen", "started_boot_ms", "started_ms", "stop_code", "stop_grace_ms", "stop_reason",
         "timeout_ms", "timers", "watched", "workdir",
@@ -77,7 +78,8 @@ class Run:
         self.seen: Seen | None = None
         self.hook_before: Seen | None = None
         self.save_hook: Hook | None = None
-        self.save_every_ms = self.idle_ms = self.health_failures = 0
+        self.save_every_ms = self.idle_ms = 0
+        self.health_counter = HealthCounter()
         self.health: Health | None = None
         self.health_state = ""
         self.heartbeat: Seen | None = None

@@ -1,7 +1,7 @@
-"""The lives of runs: claimed, born, stopped, ended, forgotten. Single-threaded, driven by the event loop.
+"""The lifecycle of runs: claimed, started, stopped, ended, forgotten. Single-threaded, driven by the event loop.
 
-Every end is in the journal and durable before `tell` is called with it; many ends share one sync. A run is claimed
-durably before it is born, so that it is never born twice. `recovery` fills the table after our own death.
+Every end is durable in the journal before `tell` is called with it; many ends share one sync. A run is claimed durably
+before it is started, so it never starts twice. `recovery` fills the table after a restart.
 """
 
 from __future__ import annotations
@@ -16,20 +16,75 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hodei.agent import exit_status, logs, proc
-from hodei.agent.checkpoints import Checkpoints
+from hodei.agent import logs, proc
 from hodei.agent.exec import ExecSessions, signal_group
-from hodei.agent.health_checks import HealthChecks
-from hodei.agent.hook import BadHook, Hook
-from hodei.agent.idle import Idles
-from hodei.agent.journal import Journal, write_copy
+from hodei.agent.journal import Journal, RunDirs, write_copy
 from hodei.agent.limits import Fences
-from hodei.agent.log_times import LogTimes
+from hodei.agent.logs import LogTimes
 from hodei.agent.probes import ProbeThread, Seen
 from hodei.agent.run import BadOrder, Observation, Run, check_run_name
-from hodei.agent.run_dirs import RunDirs
-from hodei.agent.spawn import base_env, spawn
+from hodei.agent.run_checks import Checkpoints, HealthChecks, Idles
+from hodei.agent.spawn import ERRORS, NOT_TRIED, BadHook, Hook, Status, base_env, read_status, spawn
 from hodei.agent.stops import Stops
+from hodei.supervision import timeout_reason
+
+# ----------------------------------------------------------------------------------------- exit status
+# How and when a run ended, from the files that it left: also true if we were away, or stood still, at that time.
+
+
+# An end that is seen later than this is looked up in what the wrapper wrote; looking at every one would be too dear.
+PROMPT_MS = 200
+
+
+def of_child(run: Run, code: int) -> tuple[str, int]:
+    """Why a child of ours that ended with `code` could not even be tried ("" if it was), and when it ended."""
+    error, at_ms = "", proc.now_ms()
+    if code == NOT_TRIED or at_ms - _written_ms(run) > PROMPT_MS:
+        status = read_status(run.name, run.directory)
+        if code == NOT_TRIED:
+            error = status.error or ("status" if status.sound and not status.pid else "")
+        at_ms = _end_ms(run, status)
+    return _in_words(run, error), at_ms
+
+
+def of_stranger(run: Run) -> tuple[int | None, str, int]:
+    """The same for a run that is gone and was not our child, with its exit code, None if nobody knows."""
+    status = read_status(run.name, run.directory)
+    at_ms = _end_ms(run, status)
+    if not run.started_ms and status.pid:
+        run.started_ms = min(max(_opened_ms(run), run.claimed_ms), at_ms)
+    return status.code, _in_words(run, status.error), at_ms
+
+
+def _in_words(run: Run, error: str) -> str:
+    return ERRORS[error].format(workdir=run.workdir) if error else ""
+
+
+def _written_ms(run: Run) -> int:
+    """When its wrapper last wrote something; now if nobody can tell."""
+    try:
+        return os.stat(f"{run.directory}/status", follow_symlinks=False).st_mtime_ns // 1_000_000
+    except OSError:
+        return proc.now_ms()
+
+
+def _end_ms(run: Run, status: Status) -> int:
+    """As its wrapper wrote it down, else now, when it is seen."""
+    now = proc.now_ms()
+    if status.code is None and not status.error:
+        return now
+    return max(min(status.written_ms, now), run.started_ms, run.claimed_ms)
+
+
+def _opened_ms(run: Run) -> int:
+    """When it was born: the files for its output are opened then, and one that stayed empty still shows it."""
+    try:
+        return min(os.stat(f"{run.directory}/{stream}").st_mtime_ns for stream in logs.STREAMS) // 1_000_000
+    except OSError:
+        return 0
+
+
+# ----------------------------------------------------------------------------------------------------
 
 # Ends gather for this long to share one sync: far below what anyone notices, and the disk is asked 300 times a second
 # at most.
@@ -53,7 +108,7 @@ class Runs:
         self.forgotten: dict[str, None] = {}
         self.live: dict[int, Run] = {}
         self.log_times = LogTimes()
-        self.trouble = ""  # what `recovery` could not read, for people
+        self.trouble = ""  # what `recovery` could not read, as a message
         self._tell = tell
         self.loop = asyncio.get_running_loop()
         self._unborn: deque[Run] = deque()
@@ -166,7 +221,7 @@ class Runs:
     def _arm_timeout(self, run: Run) -> None:
         if run.timeout_ms:
             left_ms = run.started_boot_ms + run.timeout_ms - proc.boot_clock_ms()
-            text = f"it ran longer than its timeout of {run.timeout_ms / 1000:g}s"
+            text = timeout_reason(run.timeout_ms)
             run.timers.append(
                 self.loop.call_later(max(0, left_ms) / 1000, self.stops.order, run, "timeout", text, run.grace_ms)
             )
@@ -244,12 +299,12 @@ class Runs:
                 self.stops.child_ended(dead.si_pid, code)
                 self.beside.child_ended(dead.si_pid, code)
             else:
-                error, at_ms = exit_status.of_child(run, code)
+                error, at_ms = of_child(run, code)
                 self._ended(run, code=code, error=error, at_ms=at_ms)
 
     def ended_elsewhere(self, run: Run) -> None:
         """A run that is not our child is gone: what its wrapper wrote down is all there is to know."""
-        code, error, at_ms = exit_status.of_stranger(run)
+        code, error, at_ms = of_stranger(run)
         self._ended(run, code=code, error=error, at_ms=at_ms)
 
     def never_born(self, run: Run) -> bool:

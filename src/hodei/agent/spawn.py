@@ -6,17 +6,21 @@ killed. It writes with builtins only, to descriptor 9, which the command itself 
 
 Its first line is there before the command begins, or the command never does: a run without that line, and without a
 process that holds the file, was not born. Our lock is inherited up to the moment in which the shell takes over, with the
-file open: who has the lock after us finds every child of ours either holding its file or gone (see `recovery`).
+file open: the next holder of the lock finds every child of ours either holding its file or gone (see `recovery`).
 """
 
 from __future__ import annotations
 
 import binascii
 import os
+import re
 import signal
+import stat as modes
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from signal import Signals
+from typing import Any, NamedTuple
 
 from hodei.agent.limits import Fence
 
@@ -27,7 +31,7 @@ SHELL = next((path for path in ("/bin/dash", "/usr/bin/dash") if os.access(path,
 
 # One line, so that the shell's own messages read "hodei: 1: ...". Arguments: the run, workdir, address space in KiB
 # or 0 and after a colon what is added to its score when memory runs out (only root may lower that: then it stays as it
-# is), the claim (for `recovery` to read from the process), groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
+# is), the claim (`recovery` reads it from the process), groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
 # traps; the shell sets them back to default in the child.
 SCRIPT = (
     '_hodei_run=$1; echo "$1 pid $$ $$" >&9 || exit 125; '
@@ -176,3 +180,146 @@ def _packed(env: Mapping[str, str]) -> dict[str, str]:
     packed = binascii.b2a_base64(pairs, newline=False).decode()
     parts = [packed[first : first + _PART] for first in range(0, len(packed), _PART)] or [""]
     return {f"{_PACKED}{number}": part for number, part in enumerate(parts)}
+
+
+# ------------------------------------------------------------------------------------------------ hook
+# How a run is asked to save its work before it is stopped: a signal to it, or a command beside it. A value only.
+
+
+TIMEOUT_MS = 30_000
+# Those that the wrapper of a run outlives; any other would end it, and the run with it.
+SIGNALS = ("ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR1", "USR2", "VTALRM", "WINCH")
+
+
+class BadHook(ValueError):
+    """It can not be used; the message says why. The stop goes on without it."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Either `signal` or `command` is set; `timeout_ms` bounds how long we wait for it."""
+
+    signal: str = ""
+    command: tuple[str, ...] = ()
+    timeout_ms: int = TIMEOUT_MS
+
+    @property
+    def number(self) -> Signals:
+        return Signals[f"SIG{self.signal}"]
+
+    @classmethod
+    def from_order(cls, order: Mapping[str, Any] | None) -> Hook | None:
+        """None if nothing was asked for. A time of 0 means that none was set."""
+        if not order or not isinstance(order, Mapping):
+            return None
+        name, command, timeout_ms = order.get("signal") or "", order.get("command") or [], order.get("timeout_ms") or 0
+        if not isinstance(timeout_ms, int) or timeout_ms < 0:
+            raise BadHook("its time is not a whole number from 0 on")
+        if command:
+            if not isinstance(command, list) or not all(isinstance(w, str) and "\0" not in w for w in command):
+                raise BadHook("the command is not a list of words")
+            return cls("", tuple(command), timeout_ms or TIMEOUT_MS)
+        if not name:
+            return None
+        name = str(name).upper().removeprefix("SIG")
+        if name not in SIGNALS:
+            raise BadHook(f"the signal {name[:20]} can not be used; there are {', '.join(SIGNALS)}")
+        return cls(name, (), timeout_ms or TIMEOUT_MS)
+
+    def as_order(self) -> dict[str, Any]:
+        """What `from_order` reads; also the form in the journal."""
+        return {"signal": self.signal, "command": list(self.command), "timeout_ms": self.timeout_ms}
+
+
+# ------------------------------------------------------------------------------------- status files
+
+
+READ_LIMIT = 65_536
+MAX_PID = 1 << 22
+MAX_CODE = 255
+
+ERRORS = {
+    "workdir": "the working directory {workdir} cannot be entered",
+    "memory": "the memory limit cannot be set",
+    "group": "the control group cannot be joined",
+    "status": "its status file cannot be written",
+}
+_LINE = re.compile(rb"([A-Za-z0-9._-]{1,100}) (pid|exit|error) ([0-9]{1,7}|[a-z]{1,20})(?: ([0-9]{1,7}))?")
+
+
+class Status(NamedTuple):
+    """`pid`: the wrapper's, 0 if it wrote none. `code`: the exit code, None if it wrote none. `error`: a key of ERRORS, or
+    "". `exists`: there is something at that place. `sound`: all of it is whole lines of wrappers. `lines`: how many.
+    `written_ms`: when the last one was written."""
+
+    pid: int = 0
+    code: int | None = None
+    error: str = ""
+    exists: bool = False
+    sound: bool = True
+    lines: int = 0
+    written_ms: int = 0
+
+
+def read_status(name: str, directory: str, status: str = "status") -> Status:
+    """What the wrapper of run `name` wrote."""
+    try:
+        # Not to wait for the other end of a pipe that someone put there.
+        fd = os.open(f"{directory}/{status}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return Status()
+    except OSError:
+        return Status(exists=True, sound=False)
+    try:
+        found = os.fstat(fd)
+        if not modes.S_ISREG(found.st_mode):
+            return Status(exists=True, sound=False)
+        data = os.read(fd, READ_LIMIT)
+    except OSError:
+        return Status(exists=True, sound=False)
+    finally:
+        os.close(fd)
+    return _parse(name.encode(), data)._replace(written_ms=found.st_mtime_ns // 1_000_000)
+
+
+def _parse(name: bytes, data: bytes) -> Status:
+    lines = data.split(b"\n")
+    sound = not lines.pop()  # a last line without its end is torn
+    pids, codes, errors = set[int](), set[int](), set[str]()
+    once = False
+    for line in lines:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            sound = False
+            continue
+        run, kind, first, second = match.groups()
+        if run != name:
+            # The directory is handed on after an end only: a beginning in the last line is ours, with a damaged name.
+            sound = sound and not (kind == b"pid" and line is lines[-1])
+            continue
+        if kind == b"error":
+            errors.add(first.decode())
+            sound = sound and first.decode() in ERRORS and second is None
+            continue
+        if not first.isdigit() or second not in (None, first) or int(first) > (MAX_PID if kind == b"pid" else MAX_CODE):
+            sound = False
+            continue
+        if kind == b"pid":
+            pids.add(int(first))
+            once = second is None
+        elif second is not None or once:
+            codes.add(int(first))
+        else:
+            sound = False
+    errors &= ERRORS.keys()
+    # Two different words on the same thing: neither can be believed.
+    if len(pids) > 1 or len(codes) > 1 or len(errors) > 1 or (codes and errors):
+        return Status(exists=True, sound=False, lines=len(lines))
+    return Status(
+        pid=min(pids, default=0),
+        code=min(codes, default=None),
+        error=min(errors, default=""),
+        exists=True,
+        sound=sound,
+        lines=len(lines),
+    )

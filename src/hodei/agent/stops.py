@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from hodei.agent import proc
 from hodei.agent.exec import signal_group, surroundings
-from hodei.agent.hook import Hook
+from hodei.agent.journal import HOOK
 from hodei.agent.probes import Seen
 from hodei.agent.run import Run, signal_name
-from hodei.agent.run_dirs import HOOK
-from hodei.agent.spawn import NOT_TRIED, spawn
-from hodei.agent.status import ERRORS, read_status
+from hodei.agent.spawn import ERRORS, NOT_TRIED, Hook, read_status, spawn
+from hodei.supervision import CUT_SHORT, is_checkpoint_complete
 
 if TYPE_CHECKING:
     from hodei.agent.runs import Runs
@@ -48,7 +47,7 @@ class Stops:
             run.stop_code, run.stop_reason = code, reason
             run.hook, run.hook_until_boot_ms, run.hook_note = hook, hook_until, note
         elif run.hook is not None and hook_until < run.hook_until_boot_ms:
-            run.hook_until_boot_ms, run.hook_note = hook_until, "saving its work was cut short"
+            run.hook_until_boot_ms, run.hook_note = hook_until, CUT_SHORT
         run.kill_at_boot_ms, run.stop_grace_ms = kill_at, grace_ms
         self._runs.note(run.stopping_step())
         if not run.live:
@@ -122,9 +121,9 @@ class Stops:
     def _seen(self, run: Run, seen: Seen | None) -> None:
         if run.hook is None or run.end is not None:
             return
-        at_rest = seen == run.seen  # twice the same: nobody is writing it just now
+        complete = is_checkpoint_complete(run.hook_before, run.seen, seen)
         self._runs.looked(run, seen)
-        if seen is not None and seen != run.hook_before and at_rest:
+        if complete:
             self._hook_over(run)
         else:
             self._runs.later(run, LOOK_S, self._look)

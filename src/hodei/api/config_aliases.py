@@ -22,7 +22,7 @@ _FILTERS = {
 # Filters that every profile has: to name them changes nothing, and leaving them out would not be safe.
 ALWAYS = (
     "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "pools",
-    "devices", "overcommit", "workload", "distribution", "gang_topology", "promises",
+    "devices", "overcommit", "workload", "distribution", "gang_topology", "start_reservations",
 )  # fmt: skip
 _SCORES = {
     "resource_utilization": "resource", "resource_scorer": "resource", "resource_balance_score": "resource",

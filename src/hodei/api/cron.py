@@ -9,11 +9,10 @@ from msgspec import Struct
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.names import plain_name
 from hodei.jobfile.render import iso, job_document
-from hodei.model.cron import parse_cron
+from hodei.model.cron import MOST_MISSED, Periodic, parse_cron
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Job
-from hodei.model.periodic import MOST_MISSED, Periodic
-from hodei.model.quantity import MAX_DURATION_MS, format_duration
+from hodei.model.resources import MAX_DURATION_MS, format_duration
 from hodei.model.secrets import Shown
 
 MOST_SCHEDULE = 500

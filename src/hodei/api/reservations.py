@@ -11,9 +11,8 @@ from msgspec import Struct, field
 from hodei.jobfile.names import plain_name
 from hodei.jobfile.render import iso
 from hodei.model.errors import InvalidInput
-from hodei.model.quantity import parse_duration_ms
 from hodei.model.reservation import LateRun, Overstay, Reservation, ReservationSpec
-from hodei.model.resources import format_resources, parse_resources
+from hodei.model.resources import format_resources, parse_duration_ms, parse_resources
 
 T = TypeVar("T")
 MOST_NODES = 100_000
@@ -138,17 +137,17 @@ def parse_moment_ms(text: str | int, now_ms: int) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def reservation_view(booking: Reservation, active: bool, late: tuple[LateRun, ...] = ()) -> ReservationView:
+def reservation_view(reservation: Reservation, active: bool, late: tuple[LateRun, ...] = ()) -> ReservationView:
     return ReservationView(
-        booking.name,
-        booking.project,
+        reservation.name,
+        reservation.project,
         "active" if active else "upcoming",
-        iso(booking.start_ms),
-        iso(booking.end_ms),
-        [PlaceView(node, format_resources(request)) for node, request in booking.places],
-        booking.by,
-        iso(booking.made_ms),
+        iso(reservation.start_ms),
+        iso(reservation.end_ms),
+        [PlaceView(node, format_resources(request)) for node, request in reservation.places],
+        reservation.by,
+        iso(reservation.made_ms),
         [LateView(each.node, each.run, iso(each.end_ms)) for each in late],
-        booking.at_start,
-        booking.at_end,
+        reservation.at_start,
+        reservation.at_end,
     )

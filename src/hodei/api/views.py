@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event
 from hodei.model.explanation import Explanation
+from hodei.model.job import Job
 
 
 class RunView(Struct, frozen=True):
@@ -288,3 +290,156 @@ class Problem(Struct, frozen=True):
     message: str
     hint: str = ""
     problems: list[tuple[str, str]] = []
+
+
+# ----------------------------------------------------------------------------------------------- graph
+# The graph of what jobs wait for, as the API answers with it: of one job all that it waits for and all that wait for
+# it.
+
+
+MOST_JOBS = 10_000
+MOST_EDGES = 100_000
+
+
+class GraphJob(Struct, frozen=True, omit_defaults=True):
+    """`need`: so many of what it waits for are enough; 0: all of it."""
+
+    id: int
+    name: str
+    state: str
+    project: str = ""
+    reason_code: str = ""
+    reason: str = ""
+    need: int = 0
+
+
+class GraphEdge(Struct, frozen=True, omit_defaults=True):
+    """`job` waits for `awaited`, or (with `on: exists`) for the data `what`."""
+
+    job: int
+    on: str
+    awaited: int = 0
+    what: str = ""
+
+
+class JobGraph(Struct, frozen=True):
+    """`truncated`: there is more of it than was asked for, or than is ever answered with."""
+
+    job: int
+    jobs: list[GraphJob]
+    edges: list[GraphEdge]
+    truncated: bool = False
+
+
+def graph_of(job: int, jobs: list[Job], *, truncated: bool) -> JobGraph:
+    """Jobs in order of id, with the edges between them; who is not among them is not drawn."""
+    known = {each.id for each in jobs}
+    jobs = sorted(jobs, key=lambda each: each.id)
+    edges = [
+        GraphEdge(each.id, one.on, one.job, one.what)
+        for each in jobs
+        for one in each.spec.after.of
+        if one.on == "exists" or one.job in known
+    ]
+    views = [
+        GraphJob(
+            each.id, each.spec.name, each.state, each.spec.project, each.reason_code, each.reason, each.spec.after.need
+        )
+        for each in jobs
+    ]
+    return JobGraph(job, views, edges[:MOST_EDGES], truncated or len(edges) > MOST_EDGES)
+
+
+# ---------------------------------------------------------------------------------------------- whatif
+# A question to `POST /whatif`; the answer is `hodei.model.explanation.WhatIf` as it is.
+
+
+class WhatIfRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is to be different; any of these, also together. `jobs`: job documents that would be submitted now.
+    `policy`: a `scheduling` section in place of the server's own. `add_nodes`: so many more nodes, copies of `like` (or
+    of the largest). `remove_nodes`: nodes whose work moves elsewhere and that take no more."""
+
+    jobs: list[dict[str, Any]] = []
+    policy: SchedulingConfig | None = None
+    add_nodes: int = 0
+    like: str = ""
+    remove_nodes: list[str] = []
+
+
+# -------------------------------------------------------------------------------------------- backends
+# Backends on the wire: how each is, what it can do, and what it was told; commands beside runs.
+
+
+class BackendView(Struct, frozen=True):
+    """`state`: ok, connecting, unhealthy or disabled; `since` and `reason` say more of the last three. `source`: file (it is
+    in the configuration file, and cannot be removed) or added. Secrets in `settings` are masked."""
+
+    name: str
+    kind: str
+    state: str
+    since: str
+    reason: str
+    source: str
+    nodes: int
+    runs: int
+    took_ms: int
+    capabilities: list[str]
+    settings: dict[str, Any]
+
+
+class BackendList(Struct, frozen=True):
+    backends: list[BackendView]
+
+
+class BackendRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """`settings`: the keys that its table in the configuration file would have, but for `kind`."""
+
+    name: str
+    kind: str
+    settings: dict[str, Any] = {}
+
+
+class NodeUsageView(Struct, frozen=True):
+    """Measured amounts: cpu in thousandths of a core, memory in bytes."""
+
+    node: str
+    used: dict[str, int]
+
+
+class UsageList(Struct, frozen=True):
+    nodes: list[NodeUsageView]
+
+
+class ExecuteRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A program and its words; no shell reads them. `member`: which of the job's, by number."""
+
+    command: list[str]
+    timeout_s: int = 30
+    member: int = 0
+
+
+class ExecutedView(Struct, frozen=True):
+    """`exit_code` is null if it was not over in time. What is no text is replaced. `cut`: more was said."""
+
+    run: str
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    cut: bool
+
+
+class NodeExecuteRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A program and its words; no shell reads them."""
+
+    command: list[str]
+    timeout_s: int = 30
+
+
+class NodeExecutedView(Struct, frozen=True):
+    """As ExecutedView, of a command on a node."""
+
+    node: str
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    cut: bool

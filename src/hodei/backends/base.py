@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
-from hodei.model.errors import BackendError, BackendRefused, Unsupported
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Unsupported
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
@@ -135,3 +135,40 @@ class PlainBackend(ABC):
 
     def cannot(self, what: str, instead: str) -> NoReturn:
         raise Unsupported(f"backend {self.name} ({self.kind}) cannot {what}", hint=instead)
+
+
+class UnusableBackend(PlainBackend):
+    """Stands in for a backend whose code cannot be loaded: out of reach, and its health says why."""
+
+    capabilities = Capabilities(commands=False)
+
+    def __init__(self, name: str, kind: str, reason: str) -> None:
+        super().__init__(name)
+        self.kind, self._reason = kind, reason
+
+    async def open(self) -> None:
+        self._refuse()
+
+    async def nodes(self) -> list[Node]:
+        self._refuse()
+
+    async def start(self, orders: Sequence[Start]) -> dict[RunId, BackendError | BackendRefused]:
+        self._refuse()
+
+    async def stop(self, orders: Sequence[Stop]) -> None:
+        self._refuse()
+
+    async def observe(self) -> list[RunObserved]:
+        self._refuse()
+
+    async def known(self) -> dict[RunId, RunObserved]:
+        self._refuse()
+
+    async def forget(self, orders: Sequence[Forget]) -> None:
+        self._refuse()
+
+    async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise BackendError(self._reason, code=NOT_REACHED)

@@ -28,10 +28,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: int = 1
 
 
-def make(name: str, settings: Settings, house: BackendContext) -> InstantBackend:
+def make(name: str, settings: Settings, context: BackendContext) -> InstantBackend:
     huge = {CPU: 2**38, MEMORY: 2**48, STORAGE: 2**48}
     names = [name] if settings.nodes == 1 else [f"{name}-{number}" for number in range(settings.nodes)]
-    return InstantBackend(name, [Node(each, name, "instant", huge) for each in names], house.clock)
+    return InstantBackend(name, [Node(each, name, "instant", huge) for each in names], context.clock)
 
 
 class InstantBackend(PlainBackend):

@@ -20,8 +20,7 @@ from msgspec import Struct
 
 from hodei.agent.limits import enforcement
 from hodei.backends import machine
-from hodei.backends.agent_link import Link, Told
-from hodei.backends.agent_supervisor import AgentSupervisor, known_to
+from hodei.backends.agent_link import AgentSupervisor, Link, Told, known_to
 from hodei.backends.base import BackendContext, PlainBackend
 from hodei.backends.host_exec import run_here
 from hodei.backends.local_order import COMMAND_LIMIT, LOOPBACK, Order, save_order, start_order, stop_order
@@ -87,15 +86,15 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing to set: one more agent on this machine, as one more node with the backend's name."""
 
 
-def make(name: str, settings: Settings, house: BackendContext) -> LocalBackend:
+def make(name: str, settings: Settings, context: BackendContext) -> LocalBackend:
     return LocalBackend(
         name,
-        home=house.home / name,
-        installation=house.installation,
-        epoch=house.epoch,
+        home=context.home / name,
+        installation=context.installation,
+        epoch=context.epoch,
         nodes=(NodeOffer(name),),
-        keep_logs_s=house.keep_logs_s,
-        log_cap_bytes=house.log_cap_bytes,
+        keep_logs_s=context.keep_logs_s,
+        log_cap_bytes=context.log_cap_bytes,
     )
 
 

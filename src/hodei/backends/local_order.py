@@ -10,10 +10,8 @@ from hodei.backends.slurm_variables import slurm_variables
 from hodei.model import array
 from hodei.model.effects import Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused
-from hodei.model.health import NODE_HOST, HealthCheck
-from hodei.model.job import Checkpoint, Interactive
+from hodei.model.job import NODE_HOST, Checkpoint, HealthCheck, Interactive, cpu_shares, oom_score_adj, qos
 from hodei.model.node import Grant
-from hodei.model.qos import cpu_shares, oom_score_adj, qos
 from hodei.model.resources import CPU, MEMORY
 
 # The kernel takes no larger command, and no longer word in it; said here, because asking again cannot help.
@@ -181,7 +179,7 @@ def check_size(command: tuple[str, ...], env: dict[str, str]) -> None:
 
 
 def stop_order(order: Stop) -> dict[str, Any]:
-    wire: dict[str, Any] = {"run": order.run, "grace_ms": order.grace_ms, "reason": order.reason}
+    wire: dict[str, Any] = {"run": order.run, "grace_ms": order.grace_ms, "reason": order.reason.text}
     if order.checkpoint is not None and (hook := _hook(order.checkpoint)) is not None:
         wire["checkpoint"] = hook
     return wire

@@ -1,32 +1,29 @@
-"""Which kinds of backend there are, and the file that makes each. A kind is imported when the first of it is wanted, so
-that a library that is missing breaks its own kind alone.
+"""Kinds of backend by name. A kind is imported when it is first needed, so a missing library breaks that kind alone.
 
-Adding a kind: one line in KINDS; its module has `Settings` and `make` (see `hodei.backends.base`).
+A kind is a module with `Settings` and `make` (see `hodei.backends.base`), announced under the entry point group
+`hodei.backends`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
-from hodei.backends.base import BackendContext
+from hodei.backends.base import BackendContext, UnusableBackend
+from hodei.extensions import BACKENDS, BUILT_IN, ExtensionMissing, load
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location, Node
 from hodei.model.text import did_you_mean
 from hodei.ports import Backend
 
-KINDS = {
-    "local": "hodei.backends.local",
-    "instant": "hodei.backends.instant",
-    "docker": "hodei.backends.docker",
-    "slurm": "hodei.backends.hpc.slurm",
-    "pbs": "hodei.backends.hpc.pbs",
-    "kubernetes": "hodei.backends.kubernetes",
-}
+KINDS = BUILT_IN[BACKENDS]
+
+
+class KindBroken(InvalidInput):
+    """An installed package announces the kind, and it cannot be loaded."""
 
 
 class Common(Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,9 +89,6 @@ def settings_of(name: str, table: Mapping[str, Any]) -> msgspec.Struct:
     kind = table.get("kind")
     if not isinstance(kind, str) or not kind:
         raise _wrong(name, "kind", f"says no kind; there are: {', '.join(sorted(KINDS))}")
-    if kind not in KINDS:
-        near = did_you_mean(kind, KINDS)
-        raise _wrong(name, "kind", f"there is no kind {kind!r}{near}; there are: {', '.join(sorted(KINDS))}")
     wanted = _module(name, kind).Settings
     keys = wanted.__struct_fields__
     common_of(name, table)
@@ -111,19 +105,36 @@ def settings_of(name: str, table: Mapping[str, Any]) -> msgspec.Struct:
         raise _wrong(name, "", str(error)) from None
 
 
-def make_backend(name: str, table: Mapping[str, Any], house: BackendContext) -> Backend:
+def make_backend(name: str, table: Mapping[str, Any], context: BackendContext) -> Backend:
     """Made, and not yet open. InvalidInput if its table is wrong, or the library that its kind needs is missing."""
     settings = settings_of(name, table)
-    return _module(name, table["kind"]).make(name, settings, house)  # type: ignore[no-any-return]
+    return _module(name, table["kind"]).make(name, settings, context)  # type: ignore[no-any-return]
+
+
+def make_or_explain(name: str, table: Mapping[str, Any], context: BackendContext) -> Backend:
+    """Like `make_backend`, but a third-party kind that cannot be loaded becomes a backend that says so: the others go on."""
+    try:
+        return make_backend(name, table, context)
+    except KindBroken as error:
+        return UnusableBackend(name, table["kind"], f"{error.message}; {error.hint}")
 
 
 def _module(name: str, kind: str) -> Any:
     try:
-        return import_module(KINDS[kind])
+        found = load(BACKENDS, kind, "kind")
     except ImportError as error:
         raise _wrong(
             name, "kind", f"kind {kind} cannot be used here: {error}", f"install it: pip install 'hodei[{kind}]'"
         ) from error
+    except ExtensionMissing as error:
+        raise _wrong(name, "kind", f"{error.message}; {error.hint}") from None
+    except InvalidInput as error:
+        raise KindBroken(f"backends.{name}.kind: {error.message}", hint=error.hint) from error
+    missing = [part for part in ("Settings", "make") if not hasattr(found, part)]
+    if missing:
+        text = f"kind {kind} has no {' and no '.join(missing)}"
+        raise KindBroken(f"backends.{name}.kind: {text}", hint="docs/how-to/write-a-plugin.md")
+    return found
 
 
 def _listed(keys: Iterable[str]) -> str:

@@ -1,22 +1,32 @@
-"""`hodei backend …`: the places where jobs run; and `hodei exec`, a command beside a running job."""
+"""`hodei backend …`, and `hodei job exec`: a command beside a running job."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hodei.cli.documents import read_toml
 from hodei.cli.errors import UsageProblem
-from hodei.cli.exec_output import AS_IT_IS, ExecCommand, show_executed, timeout_seconds
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, job_argument, output_option
-from hodei.cli.output import Column, clean, emit_list, emit_one, fields
+from hodei.cli.output import (
+    AS_IT_IS,
+    Column,
+    ExecCommand,
+    clean,
+    emit_list,
+    emit_one,
+    fields,
+    show_executed,
+    timeout_seconds,
+)
 from hodei.cli.refs import resolve_job
+from hodei.cli.resources import list_command, name_argument, named_command
 from hodei.cli.times import ago
 
 if TYPE_CHECKING:
-    from hodei.api.backends import BackendView, NodeUsageView
+    from hodei.api.views import BackendView, NodeUsageView
 
 COLUMNS = (
     Column("NAME", lambda b: b.name),
@@ -38,90 +48,77 @@ USAGE = (
 
 @click.group(cls=Group)
 def backend() -> None:
-    """Show, add, disable, enable and remove the systems that jobs run on."""
+    """Manage the systems that jobs run on."""
 
 
-@backend.command("list")
-@output_option
-@headers_option
-def list_backends(output: str, no_headers: bool) -> None:
-    """List the backends, and how each is."""
-    with client() as server:
-        found = server.backends()
-    emit_list(found, output, COLUMNS, name=lambda b: b.name, headers=not no_headers, empty="no backends")
+list_command(
+    backend, lambda server: server.backends(), COLUMNS, empty="no backends", help="List the backends and their health."
+)
+named_command(
+    backend,
+    "show",
+    lambda server, name: server.backend(name),
+    lambda found: _describe(found),
+    help="Show one backend; secrets are masked.",
+)
 
 
-@backend.command("show")
-@click.argument("name", metavar="NAME")
-@output_option
-def show(name: str, output: str) -> None:
-    """Everything about one backend; secrets are masked."""
-    with client() as server:
-        found = server.backend(name)
-    emit_one(found, output, name=lambda b: b.name, text=_describe)
-
-
-@backend.command("add")
-@click.argument("name", metavar="NAME")
+@backend.command("create")
+@name_argument
+@click.argument("path", metavar="[FILE]", default="")
 @click.option("--kind", required=True, metavar="KIND", help="docker, slurm, pbs, kubernetes or local.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; VALUE in TOML, or plain text.")
-@click.option("-f", "--file", "path", default="", metavar="FILE", help="Settings from a TOML file; - for stdin.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting; VALUE is TOML or plain text.")
 @output_option
-def add(name: str, kind: str, settings: tuple[str, ...], path: str, output: str) -> None:
-    """Add a backend to the running server; it is kept over restarts.
+def create(name: str, path: str, kind: str, settings: tuple[str, ...], output: str) -> None:
+    """Create a backend in the running server; it survives restarts. FILE has settings in TOML, - reads them from stdin.
 
     \b
-      hodei backend add lab --kind docker --set 'hosts=[{name="h1", url="unix:///run/docker.sock"}]'
-      hodei backend add hpc --kind slurm -f slurm.toml
+      hodei backend create lab --kind docker --set 'hosts=[{name="h1", url="unix:///run/docker.sock"}]'
+      hodei backend create hpc slurm.toml --kind slurm
 
-    Keys: docs/how-to/backends.md. Secrets belong into a file (-f), not on a command line that others can read.
+    Keys: docs/how-to/backends.md. Put secrets into the file, not on a command line that others can read.
     """
-    table = {**_of_file(path), **dict(_setting(each) for each in settings)}
+    table = {**(read_toml(path) if path else {}), **dict(map(_setting, settings))}
     with client() as server:
-        made = server.add_backend(name, kind, table)
-    emit_one(made, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} added: {b.state}")
+        made = server.create_backend(name, kind, table)
+    emit_one(made, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} created: {b.state}")
 
 
-@backend.command("disable")
-@click.argument("name", metavar="NAME")
-@output_option
-def disable(name: str, output: str) -> None:
-    """Start nothing more there; what runs goes on."""
-    with client() as server:
-        found = server.disable_backend(name)
-    emit_one(found, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} disabled")
-
-
-@backend.command("enable")
-@click.argument("name", metavar="NAME")
-@output_option
-def enable(name: str, output: str) -> None:
-    """Let jobs start there again."""
-    with client() as server:
-        found = server.enable_backend(name)
-    emit_one(found, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} enabled: {b.state}")
-
-
-@backend.command("remove")
-@click.argument("name", metavar="NAME")
-@click.option("--force", is_flag=True, help="Even if runs are there: they are not stopped, and count as lost.")
-@output_option
-def remove(name: str, force: bool, output: str) -> None:
-    """Remove a backend that was added. Those of the configuration file are taken out there."""
-    with client() as server:
-        gone = server.remove_backend(name, force=force)
-    emit_one(gone, output, name=lambda b: b.name, text=lambda b: f"backend {clean(b.name)} removed")
+named_command(
+    backend,
+    "disable",
+    lambda server, name: server.disable_backend(name),
+    lambda found: f"backend {clean(found.name)} disabled",
+    help="Start nothing more there; running jobs continue.",
+)
+named_command(
+    backend,
+    "enable",
+    lambda server, name: server.enable_backend(name),
+    lambda found: f"backend {clean(found.name)} enabled: {found.state}",
+    help="Allow starts there again.",
+)
+named_command(
+    backend,
+    "delete",
+    lambda server, name, force: server.delete_backend(name, force=force),
+    lambda found: f"backend {clean(found.name)} deleted",
+    help="Delete a backend that was created at run time. Remove the others from the configuration file.",
+    options=[
+        click.option("--force", is_flag=True, help="Even if it has runs: they are not stopped, and count as lost.")
+    ],
+)
 
 
 @backend.command("usage")
-@click.argument("name", metavar="NAME")
+@name_argument
 @output_option
 @headers_option
 def usage(name: str, output: str, no_headers: bool) -> None:
-    """What is used on its nodes now, as measured, by whomever."""
+    """Show the measured usage of its nodes, by all processes."""
     with client() as server:
         found = server.backend_usage(name)
-    emit_list(found, output, USAGE, name=lambda u: u.node, headers=not no_headers, empty="nothing was measured")
+    emit_list(found, output, USAGE, name=lambda u: u.node, headers=not no_headers, empty="no measurements")
 
 
 @click.command("exec", cls=ExecCommand, context_settings=AS_IT_IS)
@@ -132,7 +129,7 @@ def usage(name: str, output: str, no_headers: bool) -> None:
     "--timeout", default="30s", show_default=True, metavar="TIME", help="How long it may take: 30s, 2m; up to 5m."
 )
 def execute(job: str, command: tuple[str, ...], member: int, timeout: str) -> None:
-    """Run a command beside a running job, where it is and as whom it is; exit with its code (124: not over in time).
+    """Run a command beside a running job, on its node and as its user; exit with its code (124: timeout).
 
     \b
       hodei exec train -- ps aux
@@ -153,24 +150,12 @@ def _amount(usage: NodeUsageView, resource: str) -> str:
     return human_amount(resource, usage.used[resource]) if resource in usage.used else "-"
 
 
-def _of_file(path: str) -> dict[str, Any]:
-    import tomllib
-    from pathlib import Path
-
-    if not path:
-        return {}
-    try:
-        return tomllib.loads(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageProblem(f"cannot read {path}: {error}", hint="a TOML file with the backend's settings") from None
-
-
 def _setting(text: str) -> tuple[str, Any]:
     import tomllib
 
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageProblem(f"{text!r} is no KEY=VALUE", hint="for example --set image=busybox")
+        raise UsageProblem(f"{text!r} is not KEY=VALUE", hint="for example --set image=busybox")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -183,7 +168,7 @@ def _describe(found: BackendView) -> str:
         ("Kind", found.kind),
         ("State", f"{found.state}{' since ' + ago(found.since) if found.since else ''}"),
         ("Reason", found.reason),
-        ("From", "the configuration file" if found.source == "file" else "added at run time"),
+        ("From", "the configuration file" if found.source == "file" else "created at run time"),
         ("Nodes", str(found.nodes)),
         ("Runs", str(found.runs)),
         ("Can", ", ".join(found.capabilities)),

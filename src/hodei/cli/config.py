@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hodei.cli.documents import read_file
 from hodei.cli.errors import UsageProblem
 from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, output_option
@@ -29,32 +28,21 @@ COLUMNS = (
     Column("HOW", lambda c: f"undo to {c.restores}" if c.restores else c.how),
     Column("PROFILES", lambda c: ", ".join(sorted(c.scheduling.profiles)) or "-"),
 )
-_dry_run = click.option("--dry-run", is_flag=True, help="Only say what would change, and who would start when.")
-
-
-@click.command()
-@_dry_run
-@output_option
-def reload(dry_run: bool, output: str) -> None:
-    """Have the server read its configuration file again. Running jobs go on; with a mistake in it nothing is changed.
-
-    The same happens when the server gets the signal HUP. Settings that count only after a restart are named.
-    """
-    with client(_TIMEOUT_S) as server:
-        change = server.reload_config(dry_run=dry_run)
-    _tell(change, output)
+_dry_run = click.option(
+    "--dry-run", is_flag=True, help="Only report what would change, and which jobs would start when."
+)
 
 
 @click.group(cls=Group)
 def config() -> None:
-    """Show, change and take back the scheduling configuration of a running server."""
+    """Show, change and undo the scheduling configuration of a running server."""
 
 
 @config.command("show")
 @click.argument("number", type=int, required=False, metavar="[NUMBER]")
 @output_option
 def show(number: int | None, output: str) -> None:
-    """Print the configuration in force as TOML, or an earlier one by its number."""
+    """Print the current configuration as TOML, or an earlier one by its number."""
     with client() as server:
         found = server.config() if number is None else None
         if number is not None:
@@ -68,30 +56,27 @@ def show(number: int | None, output: str) -> None:
 @headers_option
 @output_option
 def history(no_headers: bool, output: str) -> None:
-    """List the configurations that were in force, the newest first."""
+    """List the current and earlier configurations, newest first."""
     with client() as server:
         found = server.config_history()
     emit_list(found, output, COLUMNS, name=lambda c: str(c.number), headers=not no_headers)
 
 
 @config.command("set")
-@click.option(
-    "-f", "--file", "path", required=True, metavar="FILE", help="TOML, YAML or JSON; - for stdin (TOML or JSON)."
-)
+@click.argument("path", metavar="FILE")
 @_dry_run
 @output_option
 def set_config(path: str, dry_run: bool, output: str) -> None:
-    """Put another scheduling configuration in force: a file like the server's own, or its [scheduling] part alone.
+    """Apply another scheduling configuration: a file like the server's own, or only its [scheduling] part.
+
+    FILE is TOML, YAML or JSON; - reads TOML or JSON from stdin.
 
     \b
-      hodei config set -f new.toml --dry-run
-      hodei config set -f new.toml
+      hodei config set new.toml --dry-run
+      hodei config set new.toml
       hodei config undo
     """
-    try:
-        body = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise UsageProblem(f"cannot read {path}: {error.strerror}", hint="name a file, or - for stdin") from None
+    body = read_file(path, hint="name a file, or - for stdin")
     if path.endswith((".yaml", ".yml")):
         from hodei.api.config import parse_config, read_yaml
 
@@ -103,12 +88,27 @@ def set_config(path: str, dry_run: bool, output: str) -> None:
     _tell(change, output)
 
 
+@config.command("reload")
+@_dry_run
+@output_option
+def reload(dry_run: bool, output: str) -> None:
+    """Make the server read its configuration file again. Running jobs continue; a file with mistakes changes nothing.
+
+    The signal HUP does the same. Settings that need a restart are listed.
+    """
+    with client(_TIMEOUT_S) as server:
+        change = server.reload_config(dry_run=dry_run)
+    _tell(change, output)
+
+
 @config.command("undo")
-@click.option("--to", type=click.IntRange(1), metavar="NUMBER", help="Which one [default: the one before].")
+@click.option(
+    "--to", type=click.IntRange(1), metavar="NUMBER", help="Number of the configuration [default: the previous one]."
+)
 @_dry_run
 @output_option
 def undo(to: int | None, dry_run: bool, output: str) -> None:
-    """Put the configuration in force again that was before this one."""
+    """Restore the previous configuration."""
     with client(_TIMEOUT_S) as server:
         change = server.undo_config(to or 0, dry_run=dry_run)
     _tell(change, output)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hodei.cli.documents import checked, read_text
 from hodei.cli.errors import UsageProblem
 from hodei.cli.output import note
 
@@ -21,15 +22,15 @@ SHIMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sacct", "sinfo")
 
 @click.command()
 @click.argument("script", type=click.Path(allow_dash=True))
-@click.option("--strict", is_flag=True, help="Exit with 1 if anything could not be taken over as it was.")
+@click.option("--strict", is_flag=True, help="Exit with 1 if anything could not be converted exactly.")
 def convert(script: str, strict: bool) -> None:
-    """Print a batch script of Slurm (#SBATCH) or PBS (#PBS) as a job file; say what could not be taken over.
+    """Convert a batch script of Slurm (#SBATCH) or PBS (#PBS) to a job file; report what cannot be converted.
 
     \b
       hodei convert job.sbatch > job.yaml
       hodei convert job.pbs | hodei plan -
 
-    The job runs in this directory, as one that sbatch submits from here: see `workdir` in what is printed.
+    The job runs in this directory, as with sbatch: see `workdir` in the output.
     """
     document, notes = converted(read_script(script), script, directory=os.getcwd())
     click.echo(as_yaml(document), nl=False)
@@ -40,15 +41,7 @@ def convert(script: str, strict: bool) -> None:
 
 
 def read_script(path: str) -> str:
-    try:
-        raw = sys.stdin.buffer.read(LARGEST_SCRIPT + 1) if path == "-" else Path(path).read_bytes()
-        if len(raw) > LARGEST_SCRIPT:
-            raise UsageProblem(f"{path} is larger than {LARGEST_SCRIPT >> 20} MiB", hint="is it a batch script?")
-        return raw.decode("utf-8")
-    except OSError as error:
-        raise UsageProblem(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageProblem(f"{path} is not UTF-8 text", hint="is it a batch script?") from None
+    return read_text(path, hint="is it a batch script?", limit=LARGEST_SCRIPT)
 
 
 def converted(
@@ -56,7 +49,6 @@ def converted(
 ) -> tuple[dict[str, Any], list[str]]:
     """The job document, checked as a server would check it, and the notes."""
     from hodei.backends.hpc.convert import convert as to_document
-    from hodei.cli.documents import checked
 
     document, notes = to_document(text, "" if path == "-" else path, directory=directory, submitted=submitted)
     return checked(document), notes
@@ -78,13 +70,13 @@ def as_yaml(document: dict[str, Any]) -> str:
 @click.command("slurm-shims")
 @click.argument("directory", type=click.Path(file_okay=False))
 def slurm_shims(directory: str) -> None:
-    """Write sbatch, srun, squeue, scancel, scontrol, sacct and sinfo into DIRECTORY, for fingers and scripts that know
-    Slurm: they speak to Hodei, with Slurm's everyday options, columns and exit codes.
+    """Write sbatch, srun, squeue, scancel, scontrol, sacct and sinfo into DIRECTORY. They call Hodei, with the common
+    options, columns and exit codes of Slurm.
 
     \b
       hodei slurm-shims ~/hodei-bin && export PATH=~/hodei-bin:$PATH
 
-    Options that they do not know are refused, not ignored.
+    Unknown options are refused, not ignored.
     """
     place = Path(directory)
     try:

@@ -1,4 +1,4 @@
-"""`hodei cron …`: jobs that come again and again."""
+"""`hodei cron …`: periodic jobs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import click
 
 from hodei.cli.errors import UsageProblem
 from hodei.cli.groups import Group
-from hodei.cli.options import client, headers_option, output_option
-from hodei.cli.output import Column, emit_list, emit_one, fields
+from hodei.cli.options import client, output_option
+from hodei.cli.output import Column, emit_one, fields
+from hodei.cli.resources import list_command, name_argument, named_command
 from hodei.cli.times import ago
 
 if TYPE_CHECKING:
@@ -32,30 +33,73 @@ COLUMNS = (
 
 @click.group(cls=Group)
 def cron() -> None:
-    """Jobs that come again and again, by the five fields of cron."""
+    """Manage periodic jobs with cron schedules."""
 
 
-@cron.command("add")
-@click.argument("name")
+list_command(
+    cron,
+    lambda server: server.periodics(),
+    COLUMNS,
+    empty="no periodic jobs",
+    help="List periodic jobs with their next time and the result of their last job.",
+)
+named_command(
+    cron,
+    "show",
+    lambda server, name: server.periodic(name),
+    lambda p: _describe(p),
+    help="Show one periodic job; with -o yaml the job that it creates.",
+)
+named_command(
+    cron,
+    "pause",
+    lambda server, name: server.pause_periodic(name),
+    lambda p: f"periodic job {p.name} paused",
+    help="Create no more jobs until it is resumed.",
+)
+named_command(
+    cron,
+    "resume",
+    lambda server, name: server.resume_periodic(name),
+    lambda p: f"periodic job {p.name} resumed, {_next(p)}",
+    help="Resume from the next time on; times missed in between are skipped.",
+)
+named_command(
+    cron,
+    "delete",
+    lambda server, name: server.delete_periodic(name),
+    lambda p: f"periodic job {p.name} deleted",
+    help="Delete a periodic job. Jobs that it has created continue.",
+)
+
+
+@cron.command("create")
+@name_argument
+@click.argument("path", metavar="FILE")
 @click.option("--schedule", required=True, metavar="CRON", help="'*/5 * * * *', '0 3 * * mon-fri', @hourly, @daily...")
-@click.option("-f", "--file", "path", required=True, metavar="FILE", help="The job: a file with one document, or -.")
-@click.option("--timezone", default="UTC", show_default=True, help="Whose clock: Europe/Madrid, America/New_York.")
+@click.option("--timezone", default="UTC", show_default=True, help="Time zone: Europe/Madrid, America/New_York.")
 @click.option(
     "--missed", type=click.Choice(["skip", "run_once", "run_all"]), default="run_once", show_default=True,
-    help="What to make up for of the times at which no server was there: nothing, one job, or all.",
+    help="Times missed while no server ran: skip them, create one job, or create all.",
 )  # fmt: skip
-@click.option("--missed-limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="At most, of all.")
+@click.option(
+    "--missed-limit",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Maximum number of missed jobs to create.",
+)
 @click.option(
     "--overlap", type=click.Choice(["allow", "skip", "replace"]), default="skip", show_default=True,
-    help="When the job before has not ended: run beside it, leave this time out, or take its place.",
+    help="If the previous job has not ended: run beside it, skip this time, or replace it.",
 )  # fmt: skip
-@click.option("--paused", is_flag=True, help="Make no jobs until it is resumed.")
+@click.option("--paused", is_flag=True, help="Create no jobs until it is resumed.")
 @output_option
-def add(
-    name: str, schedule: str, path: str, timezone: str, missed: str, missed_limit: int, overlap: str, paused: bool,
+def create(
+    name: str, path: str, schedule: str, timezone: str, missed: str, missed_limit: int, overlap: str, paused: bool,
     output: str,
 ) -> None:  # fmt: skip
-    """Make a periodic job from a job file."""
+    """Create a periodic job. FILE is a job file with one document; - reads it from stdin."""
     from hodei.api.cron import PeriodicRequest, parse_periodic
     from hodei.cli.documents import read_documents
 
@@ -63,72 +107,22 @@ def add(
     if len(documents) != 1:
         raise UsageProblem(f"{path} holds {len(documents)} jobs", hint="a periodic job is made from one document")
     request = PeriodicRequest(name, schedule, documents[0], timezone, missed, missed_limit, overlap, paused)  # type: ignore[arg-type]
-    parse_periodic(request, "")  # a mistake is told before anything is sent
+    parse_periodic(request, "")  # report a mistake before anything is sent
     with client() as server:
-        made = server.add_periodic(request)
-    emit_one(made, output, name=lambda p: p.name, text=lambda p: f"periodic job {p.name} added, {_next(p)}")
-
-
-@cron.command("list")
-@output_option
-@headers_option
-def list_all(output: str, no_headers: bool) -> None:
-    """Every periodic job, when it is due next, and what became of its last job."""
-    with client() as server:
-        found = server.periodics()
-    emit_list(found, output, COLUMNS, name=lambda p: p.name, headers=not no_headers, empty="no periodic jobs")
-
-
-@cron.command("show")
-@click.argument("name")
-@output_option
-def show(name: str, output: str) -> None:
-    """Everything about one periodic job; with -o yaml the job that it makes."""
-    with client() as server:
-        found = server.periodic(name)
-    emit_one(found, output, name=lambda p: p.name, text=_describe)
-
-
-@cron.command("pause")
-@click.argument("name")
-@output_option
-def pause(name: str, output: str) -> None:
-    """Make no more jobs until it is resumed."""
-    with client() as server:
-        found = server.pause_periodic(name)
-    emit_one(found, output, name=lambda p: p.name, text=lambda p: f"periodic job {p.name} paused")
-
-
-@cron.command("resume")
-@click.argument("name")
-@output_option
-def resume(name: str, output: str) -> None:
-    """Go on from the next time on; what was left out meanwhile is not made up for."""
-    with client() as server:
-        found = server.resume_periodic(name)
-    emit_one(found, output, name=lambda p: p.name, text=lambda p: f"periodic job {p.name} resumed, {_next(p)}")
+        made = server.create_periodic(request)
+    emit_one(made, output, name=lambda p: p.name, text=lambda p: f"periodic job {p.name} created, {_next(p)}")
 
 
 @cron.command("run")
-@click.argument("name")
+@name_argument
 @output_option
 def run(name: str, output: str) -> None:
-    """Make a job now, out of turn."""
+    """Create a job now, outside the schedule."""
     with client() as server:
         job = server.run_periodic(name)
     emit_one(
         {"id": job, "name": name}, output, name=lambda j: str(j["id"]), text=lambda j: f"job {job} ({name}) submitted"
     )
-
-
-@cron.command("remove")
-@click.argument("name")
-@output_option
-def remove(name: str, output: str) -> None:
-    """Remove a periodic job. Jobs that it has made go on."""
-    with client() as server:
-        found = server.remove_periodic(name)
-    emit_one(found, output, name=lambda p: p.name, text=lambda p: f"periodic job {p.name} removed")
 
 
 def _next(view: PeriodicView) -> str:

@@ -17,7 +17,7 @@ from hodei import __version__
 from hodei.api.views import Check
 from hodei.cli import errors
 from hodei.cli.options import client, headers_option, output_option, settings
-from hodei.cli.output import Column, emit_list
+from hodei.cli.output import Column, clean, emit_list, emit_one
 from hodei.cli.times import now_ms, short
 from hodei.model.errors import HodeiError
 
@@ -41,7 +41,7 @@ COLUMNS = (
 @headers_option
 @click.pass_context
 def doctor(ctx: click.Context, output: str, no_headers: bool) -> None:
-    """Check this installation and say how to fix what is wrong. Exit code 1 if there is a problem; warnings are 0."""
+    """Check this installation and report how to fix problems. Exit code 1 if there is a problem, 0 for warnings."""
     from hodei.client.address import home_dir
 
     home = home_dir(settings()["home"])
@@ -116,3 +116,68 @@ def _skew_ms(date: str) -> int | None:
         return round(parsedate_to_datetime(date).timestamp() * 1000) - now_ms()
     except (TypeError, ValueError):
         return None
+
+
+# ----------------------------------------------------------------------------------------------- about
+# `hodei version`, `schema`, `completion`: the program speaks of itself.
+
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.option("--client", "client_only", is_flag=True, help="Do not ask the server.")
+@output_option
+def version(client_only: bool, output: str) -> None:
+    """Print the version of this program and of the server, if one answers."""
+    from hodei.model.errors import HodeiError
+
+    found: dict[str, str | None] = {"client": __version__, "server": None, "address": None}
+    if not client_only:
+        try:
+            with client(timeout_s=3) as server:
+                info = server.info()
+                found |= {"server": info.version, "address": server.address}
+        except HodeiError:
+            pass
+
+    def text(answer: dict[str, str | None]) -> str:
+        if not answer["server"]:
+            return f"hodei {answer['client']} (no server in reach)" if not client_only else f"hodei {answer['client']}"
+        return f"hodei {answer['client']}, server {clean(answer['server'])} at {answer['address']}"
+
+    emit_one(found, output, name=lambda v: v["client"], text=text)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of a job file, for editors and checkers.
+
+    \b
+      hodei schema > job.schema.json
+      # yaml-language-server: $schema=job.schema.json     (first line of a job file)
+    """
+    import json
+
+    from hodei.jobfile.schema import job_schema
+
+    click.echo(json.dumps(job_schema(), indent=2, ensure_ascii=False))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell: commands, options, job ids and node names.
+
+    \b
+      bash:  hodei completion bash > ~/.local/share/bash-completion/completions/hodei
+      zsh:   hodei completion zsh > "${fpath[1]}/_hodei"
+      fish:  hodei completion fish > ~/.config/fish/completions/hodei.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from hodei.cli.main import cli
+
+    complete = get_completion_class(shell)
+    assert complete is not None
+    click.echo(complete(cli, {}, "hodei", "_HODEI_COMPLETE").source())

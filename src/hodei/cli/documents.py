@@ -31,8 +31,7 @@ def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
     problems: list[tuple[str, str]] = []
     hint = ""
     for path in paths:
-        name = "stdin" if path == "-" else path
-        text = _read_text(path, name)
+        name, text = _name(path), _read_job_file(path)
         found, lines = _documents_in(text, name), None
         if not found:
             raise UsageProblem(f"{name} holds no job", hint="an example: hodei job init")
@@ -55,7 +54,7 @@ def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _lines_of(text: str) -> list[dict[str, int]]:
-    from hodei.jobfile.key_lines import key_lines
+    from hodei.jobfile.yaml_reader import key_lines
 
     rows = _one_per_line(text)
     if rows:
@@ -101,63 +100,83 @@ def checked(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _read_text(path: str, name: str) -> str:
+def read_file(path: str, *, hint: str = "", limit: int = LARGEST_FILE) -> bytes:
+    """The content of a FILE argument; `-` is stdin. UsageProblem if it cannot be read or is too large."""
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(limit + 1)
+        else:
+            with open(path, "rb") as source:
+                data = source.read(limit + 1)
+    except FileNotFoundError:
+        raise UsageProblem(f"there is no file {path}", hint=hint) from None
+    except IsADirectoryError:
+        raise UsageProblem(f"{path} is a directory", hint=f"name the files: {path.rstrip('/')}/*") from None
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"cannot read {path}: {getattr(error, 'strerror', None) or error}", hint=hint) from None
+    if len(data) > limit:
+        raise UsageProblem(f"{_name(path)} is larger than {limit // 2**20} MiB", hint=hint)
+    return data
+
+
+def read_text(path: str, *, hint: str = "", limit: int = LARGEST_FILE) -> str:
+    try:
+        text = read_file(path, hint=hint, limit=limit).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageProblem(f"{_name(path)} is not text", hint=hint) from None
+    if "\0" in text:
+        raise UsageProblem(f"{_name(path)} is binary, not text", hint=hint)
+    return text
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(read_text(path, hint="it is a TOML file"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageProblem(f"{_name(path)}: {error}", hint="docs/reference/configuration.md") from None
+
+
+def _name(path: str) -> str:
+    return "stdin" if path == "-" else path
+
+
+def _read_job_file(path: str) -> str:
     if "://" in path:
         hint = f"fetch it yourself, look at it, then: curl -fsS {path} | hodei submit -"
         raise UsageProblem(f"{path[:200]!r} is a URL, and jobs are read from files only", hint=hint)
     from hodei.jobfile.yaml_reader import why_unreadable
 
+    hint = "an example to start from: hodei job init > job.yaml"
     if unreadable := why_unreadable(path):
-        raise UsageProblem(unreadable, hint="an example to start from: hodei job init > job.yaml")
-    try:
-        if path == "-":
-            data = sys.stdin.buffer.read(LARGEST_FILE + 1)
-        else:
-            file = Path(path)
-            if file.is_dir():
-                raise UsageProblem(f"{path} is a directory", hint=f"name the files: {path.rstrip('/')}/*.yaml")
-            with file.open("rb") as source:
-                data = source.read(LARGEST_FILE + 1)
-    except FileNotFoundError:
-        raise UsageProblem(
-            f"there is no file {path}", hint="an example to start from: hodei job init > job.yaml"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UsageProblem(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > LARGEST_FILE:
-        raise UsageProblem(f"{name} is larger than {LARGEST_FILE // 2**20} MiB", hint="split it")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageProblem(f"{name} is not text", hint="a job file is YAML or JSON in UTF-8") from None
-    if "\0" in text:
-        raise UsageProblem(f"{name} is binary, not text", hint="a job file is YAML or JSON in UTF-8")
-    return text
+        raise UsageProblem(unreadable, hint=hint)
+    return read_text(path, hint=hint)
 
 
 # ----------------------------------------------------------------------------- from options
 
 _OPTIONS = (
-    click.option("--name", help="A name to find the job by [default: the command's]."),
+    click.option("--name", help="Name of the job [default: the command's]."),
     click.option("--cpu", metavar="N", help="Cores, for example 2 or 500m."),
     click.option("--memory", "--mem", metavar="SIZE", help="Memory, for example 512Mi or 8Gi."),
     click.option("--gpu", metavar="N", help="GPUs."),
     click.option("--gpu-type", metavar="TYPE", help="Which GPU, for example a100."),
     click.option("--arch", help="Processor, for example amd64 or arm64."),
     click.option("--resource", metavar="NAME=N", multiple=True, help="Any other resource; may be repeated."),
-    click.option("--project", help="The project that the job counts for."),
+    click.option("--project", help="Project of the job."),
     click.option("--priority", help="critical, high, medium, low, batch, scavenger or a number."),
-    click.option("--profile", help="The scheduling profile."),
+    click.option("--profile", help="Scheduling profile."),
     click.option("-e", "--env", metavar="K=V", multiple=True, help="Environment; K alone passes this shell's value on."),
     click.option("--workdir", metavar="DIR", help="Where the command runs [default: here, if the server is local]."),
-    click.option("--label", metavar="K=V", multiple=True, help="A label on the job; may be repeated."),
-    click.option("--select", metavar="K=V", multiple=True, help="Only nodes with this label; may be repeated."),
-    click.option("--tolerate", metavar="TAINT", multiple=True, help="A taint that does not matter: key, key=value:Effect."),
+    click.option("--label", metavar="K=V", multiple=True, help="Label of the job; may be repeated."),
+    click.option("--node-selector", metavar="K=V", multiple=True, help="Only nodes with this label; may be repeated."),
+    click.option("--tolerate", metavar="TAINT", multiple=True, help="Taint to tolerate: key, key=value:Effect."),
     click.option("--backend", metavar="NAME", help="Run it on this backend."),
     click.option("--timeout", metavar="TIME", help="Stop it after this long, for example 90s or 1h30m."),
-    click.option("--after", metavar="JOB", multiple=True, help="Only after this job has succeeded, by id or name; repeatable."),
-    click.option("--retries", type=click.IntRange(0), help="How often to try again after a failure."),
-    click.option("--array", metavar="N | A-B[:S]", help="So many jobs, told apart by HODEI_ARRAY_INDEX; 100%10: ten at once."),
+    click.option("--after", metavar="JOB", multiple=True, help="Start after this job has succeeded, by id or name; may be repeated."),
+    click.option("--retries", type=click.IntRange(0), help="Number of retries after a failure."),
+    click.option("--array", metavar="N | A-B[:S]", help="An array of jobs with HODEI_ARRAY_INDEX; 100%10: ten at once."),
 )  # fmt: skip
 
 
@@ -195,9 +214,9 @@ def document_of(command: tuple[str, ...], given: dict[str, Any], *, local: bool)
         document["array"] = _array(given["array"])
     if given.get("tolerate"):
         document["tolerations"] = list(given["tolerate"])
-    for key, option in (("resources", "resource"), ("labels", "label"), ("node_selector", "select")):
+    for key, option in (("resources", "resource"), ("labels", "label"), ("node_selector", "node_selector")):
         if given.get(option):
-            document[key] = dict(_pair(text, f"--{option}") for text in given[option])
+            document[key] = dict(_pair(text, f"--{option.replace('_', '-')}") for text in given[option])
     if given.get("env"):
         document["env"] = dict(_environment(text) for text in given["env"])
     workdir = given.get("workdir") or (os.getcwd() if local else "")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hodei.cli.groups import Group
 from hodei.cli.options import client, complete_jobs, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list
 from hodei.cli.refs import resolve_job
-from hodei.cli.times import ago, iso
+from hodei.cli.times import ago, iso, short
 from hodei.model.effects import Event
+
+if TYPE_CHECKING:
+    from hodei.api.audit import AuditView
+    from hodei.client import Client
 
 COLUMNS = (
     Column("SEQ", lambda e: str(e["seq"])),
@@ -25,17 +31,22 @@ COLUMNS = (
 )
 
 
-@click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with new ones until Ctrl-C.")
-@click.option("--after", type=click.IntRange(0), help="Begin after this number.")
+@click.group(cls=Group)
+def event() -> None:
+    """Print or follow events."""
+
+
+@event.command("list")
+@click.option("-f", "--follow", is_flag=True, help="Follow new events until Ctrl-C.")
+@click.option("--after", type=click.IntRange(0), help="Start after this number.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="The last so many, without --after."
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Number of last events, without --after."
 )
 @click.option("--job", "job", metavar="JOB", shell_complete=complete_jobs, help="Only events of this job.")
 @output_option
 @headers_option
-def events(follow: bool, after: int | None, limit: int, job: str | None, output: str, no_headers: bool) -> None:
-    """Print the last events, or all after a number; with -f new ones as they happen."""
+def list_events(follow: bool, after: int | None, limit: int, job: str | None, output: str, no_headers: bool) -> None:
+    """Print the last events, or all after a number; with -f also new ones."""
     with client() as server:
         id = resolve_job(server, job) if job else 0
         if after is None:
@@ -72,3 +83,131 @@ def _print_as_they_come(found: Iterator[dict[str, Any]]) -> None:
             part for part in (f"job={event['job']}" if event["job"] else "", event["run"], event["node"]) if part
         )
         click.echo(clean(f"{event['at']}  {event['kind']:<18}  {who}{'  ' + what if what else ''}"))
+
+
+# ----------------------------------------------------------------------------------------------- audit
+# `hodei audit`: who did what when. For administrators.
+
+
+AUDIT_COLUMNS = (
+    Column("SEQ", lambda e: str(e.seq), wide=True),
+    Column("TIME", lambda e: e.at, wide=True),
+    Column("WHEN", lambda e: ago(e.at)),
+    Column("WHO", lambda e: e.who or "-"),
+    Column("ROLE", lambda e: e.role, wide=True),
+    Column("WHAT", lambda e: e.verb),
+    Column("TARGET", lambda e: e.target or "-"),
+    Column("OUTCOME", lambda e: _outcome(e)),
+    Column("COMMAND", lambda e: e.detail or "-", if_any=True),
+    Column("FROM", lambda e: e.remote or "-", wide=True),
+    Column("REQUEST", lambda e: e.request, wide=True),
+)
+_LOOK_AGAIN_S = 1.0
+
+
+@click.group(cls=Group, default="list")
+def audit() -> None:
+    """Show who changed what; `hodei audit` alone is `hodei audit list`. For administrators."""
+
+
+@audit.command("list")
+@click.option("--who", default="", metavar="NAME", help="Only actions of this caller.")
+@click.option("--what", default="", metavar="VERB", help="Only this verb: jobs.cancel, or jobs, or cancel.")
+@click.option("--target", default="", metavar="NAME", help="Only actions on this job, node...")
+@click.option("--since", default="", metavar="TIME", help="Only since: 6h, 2d or 2026-01-31T08:00Z.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of rows, newest first."
+)
+@click.option("-f", "--follow", is_flag=True, help="Follow new rows until Ctrl-C, oldest first.")
+@click.option("--json", "as_json", is_flag=True, help="The same as -o jsonl.")
+@output_option
+@headers_option
+def list_audit(
+    who: str, what: str, target: str, since: str, limit: int, follow: bool, as_json: bool, output: str, no_headers: bool
+) -> None:
+    """Show who changed what, when, from where, and whether it was allowed, newest first. For administrators."""
+    output = "jsonl" if as_json else output
+    with client() as server:
+        found = list(server.audit(who=who, what=what, target=target, since=since, limit=limit))
+        if not follow:
+            emit_list(
+                found, output, AUDIT_COLUMNS, name=lambda e: str(e.seq), headers=not no_headers, empty="nothing yet"
+            )
+            return
+        entries = _follow(server, found[::-1], who, what, target)
+        if output in ("table", "wide"):
+            for entry in entries:
+                line = f"{entry.at}  {entry.who:<12}  {entry.verb:<20}  {entry.target:<12}  {_outcome(entry)}"
+                click.echo(clean(f"{line}  {entry.detail}" if entry.detail else line))
+        else:
+            emit_list(entries, "jsonl", AUDIT_COLUMNS, name=lambda e: str(e.seq))
+
+
+def _follow(server: Client, known: list[AuditView], who: str, what: str, target: str) -> Iterator[AuditView]:
+    yield from known
+    last = known[-1].seq if known else next((entry.seq for entry in server.audit(limit=1)), 0)
+    while True:
+        more = server.audit_after(last, who=who, what=what, target=target)
+        yield from more
+        last = more[-1].seq if more else last
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _outcome(entry: AuditView) -> str:
+    return f"refused: {entry.code}" if entry.code else "ok"
+
+
+# --------------------------------------------------------------------------------------------- history
+# `hodei job history`: the stored events of one job as a timeline, each line with its cause and whose act it was.
+
+
+_SAID = {
+    "job.submitted": "submitted",
+    "job.scheduled": "placed",
+    "job.started": "started",
+    "job.held": "held",
+    "job.released": "released",
+    "job.cancel_requested": "cancel requested",
+    "job.requeue_requested": "requeue requested",
+    "job.requeued": "back in the queue",
+    "job.preempting": "room is being made for it",
+    "job.preempted": "preempted",
+    "run.ended": "run ended",
+    "job.ended": "ended",
+}
+_OF_THE_HEAD = {"state", "by", "reason", "reason_code"}
+
+
+def timeline(events: Iterable[dict[str, Any]], name: str) -> Iterator[str]:
+    """One line for each event: its time, how long after the one before, what happened, why, and by whom."""
+    first = before = 0
+    for event in events:
+        at_ms, detail = event["at_ms"], event["detail"]
+        if not first:
+            first = before = at_ms
+            yield f"job {event['job']} {name}".rstrip()
+        attempt = _attempt(event)
+        what = _SAID.get(event["kind"], event["kind"].replace(".", " ").replace("_", " "))
+        if detail.get("state"):
+            what += f": {detail['state']}"
+        where = f" on {event['node']}" if event["node"] else ""
+        run = f" (attempt {attempt}, run {event['run']})" if event["run"] else ""
+        why = detail.get("reason") or detail.get("reason_code") or ""
+        rest = detail_text({key: value for key, value in detail.items() if key not in _OF_THE_HEAD})
+        by = f", by {detail['by']}" if detail.get("by") else ""
+        line = f"{event['at']}  {_since(at_ms - before):>8}  {what}{where}{run}{f': {why}' if why else ''}{by}"
+        yield clean(f"{line}  [{rest}]" if rest else line)
+        before = at_ms
+
+
+def print_timeline(events: Iterable[dict[str, Any]], name: str) -> None:
+    for line in timeline(events, name):
+        click.echo(line)
+
+
+def _attempt(event: dict[str, Any]) -> str:
+    return str(event["run"]).rpartition(".")[2]
+
+
+def _since(ms: int) -> str:
+    return f"+{short(ms)}" if ms >= 1000 else f"+{ms}ms" if ms else ""

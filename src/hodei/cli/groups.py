@@ -1,39 +1,110 @@
-"""Commands with subcommands: a word that is none of them gets a suggestion, also of a command elsewhere."""
+"""Groups of commands: imported on first use, with suggestions for mistyped words. Only click is imported here."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NamedTuple
+
 import click
 
-# What people type who know other tools, and what it is called here.
-ELSEWHERE = {
+# Words that users of other tools type, and what they are called here.
+FOREIGN_WORDS = {
     "apply": "submit", "delete": "cancel", "describe": "job show", "get": "jobs", "kill": "cancel", "list": "jobs", "log": "logs",
     "ls": "jobs", "ps": "jobs", "queue": "jobs", "restart": "requeue", "retry": "requeue", "rm": "cancel", "sbatch": "submit",
     "scancel": "cancel", "serve": "up", "show": "job show", "sinfo": "nodes", "squeue": "jobs", "srun": "run", "start": "up",
     "status": "jobs", "stop": "cancel", "tail": "logs", "top": "nodes",
 }  # fmt: skip
-_LISTS = {"job": "jobs", "node": "nodes"}
+FOREIGN_VERBS = {"add": "create", "new": "create", "ls": "list", "get": "show", "describe": "show", "remove": "delete", "rm": "delete"}  # fmt: skip
+
+
+class Lazy(NamedTuple):
+    """A command that is imported on first use."""
+
+    module: str
+    attribute: str
+    help: str
+
+    def load(self) -> click.Command:
+        command = getattr(import_module(f"hodei.cli.{self.module}"), self.attribute)
+        assert isinstance(command, click.Command)
+        return command
 
 
 class Group(click.Group):
-    """`hodei job …`, `hodei node …`."""
+    """`hodei job …`, `hodei node …`. `table`: commands that are imported on first use. `default`: the command that is
+    meant when none is named."""
+
+    def __init__(self, *args: Any, table: Mapping[str, Lazy] | None = None, default: str = "", **extra: Any) -> None:
+        super().__init__(*args, **extra)
+        self.table, self.default = table or {}, default
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.table, *(name for name in self.commands if name not in self.table)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.table and cmd_name not in self.commands:
+            self.commands[cmd_name] = self.table[cmd_name].load()
+        return self.commands.get(cmd_name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.default and not ctx.resilient_parsing:
+            known = (*self.list_commands(ctx), *ctx.help_option_names)
+            args = args if args and args[0] in known else [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0] if args else ""
-        if word and not ctx.resilient_parsing and not word.startswith("-") and word not in self.commands:
-            ctx.fail(f"no such command: {word[:60]!r}{self._suggestion(word)}")
+        if word and not ctx.resilient_parsing and not word.startswith("-") and word not in self.list_commands(ctx):
+            ctx.fail(f"no such command: {word[:60]!r}{self.suggestion(ctx, word)}")
         return super().resolve_command(ctx, args)
 
-    def _suggestion(self, word: str) -> str:
-        from difflib import get_close_matches
-
-        from hodei.cli.main import names
-
-        if near := get_close_matches(word, self.commands, n=1):
-            return f"; did you mean 'hodei {self.name} {near[0]}'?"
-        if word in ("list", "ls") and self.name in _LISTS:
-            return f"; did you mean 'hodei {_LISTS[self.name]}'?"
-        if word in names():
+    def suggestion(self, ctx: click.Context, word: str) -> str:
+        known = self.list_commands(ctx)
+        nearest = FOREIGN_VERBS.get(word, "")
+        if nearest not in known:
+            nearest = next(iter(get_close_matches(word, known, n=1)), "")
+        if nearest:
+            return f"; did you mean '{ctx.command_path} {nearest}'?"
+        above = ctx.find_root().command
+        if isinstance(above, Group) and above is not self and word in above.list_commands(ctx):
             return f"; did you mean 'hodei {word}'?"
-        return f"; there are: {', '.join(self.commands)}"
+        return f"; there are: {', '.join(known)}"
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            if name in self.table:
+                rows.append((name, self.table[name].help))
+            elif command := self.get_command(ctx, name):
+                rows.append((name, command.get_short_help_str(100)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def exit_code(
+    main: Callable[..., Any], args: Sequence[str] | None, program: str, *, invalid_input: int = 1, **extra: Any
+) -> int:
+    """Run the `main` of a click command. Every error becomes text on stderr and a documented exit code;
+    `invalid_input` is that of a file or setting with mistakes."""
+    try:
+        code = main(args, program, **extra | {"standalone_mode": False})
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has closed the pipe (`hodei jobs | head`): no message now, and none at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except Exception as error:
+        from hodei.cli.errors import report
+        from hodei.model.errors import InvalidInput
+
+        code = report(error)
+        return invalid_input if isinstance(error, InvalidInput) else code
+    except KeyboardInterrupt:
+        return 130
+    return code if isinstance(code, int) else 0

@@ -4,18 +4,110 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hodei.cli import arrays, failure_tail, gang_text
-from hodei.cli.graph import graph
-from hodei.cli.groups import Group
+from hodei.cli import arrays, logs
 from hodei.cli.options import client, headers_option, job_argument, output_option, watch_option
 from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, paint, table
 from hodei.cli.refs import ACTIVE, look_up, only, resolve_job
 from hodei.cli.times import ago, short, span
-from hodei.model.lifecycle import JOB_STEPS
+from hodei.jobfile.values import format_numbers
+from hodei.model.job import JOB_STEPS
+
+if TYPE_CHECKING:
+    from hodei.api.views import JobDetail, RunView
+
+
+# ------------------------------------------------------------------------------------------- gang text
+# The rules of a gang in words, from the document of a job; and how many of its members run.
+
+
+def members(detail: JobDetail) -> str:
+    """`8 in 1 task, 4 are enough; 5 of 8 run`: the last only while some of the members do not."""
+    view = detail.job
+    running = len({run.member for run in detail.runs if run.attempt >= view.first_attempt and run.state == "running"})
+    if _keys(detail).get("per_node"):
+        return "one on each node that suits it" + (f"; {running} run" if view.state == "running" else "")
+    text = f"{view.members} in {view.tasks} task{'s' if view.tasks != 1 else ''}"
+    tasks: list[dict[str, Any]] = _keys(detail).get("tasks") or []
+    if any(task.get("min") for task in tasks):
+        enough = sum(task.get("min") or task.get("count") or 1 for task in tasks)
+        text += f", {enough} {'is' if enough == 1 else 'are'} enough"
+    if view.state == "running" and running < view.members:
+        text += f"; {running} of {view.members} run"
+    return text
+
+
+def gang(detail: JobDetail) -> str:
+    rules: dict[str, Any] = _keys(detail).get("gang") or {}
+    said = []
+    if topology := rules.get("topology"):
+        wish = isinstance(topology, dict)
+        said.append(f"all in one {topology['key']} if possible" if wish else f"all in one {topology}")
+    if rules.get("on_failure") == "repair":
+        said.append("a lost member is replaced alone")
+    elif rules:
+        said.append("a lost member starts all again")
+    if rules.get("assembly_timeout"):
+        said.append(f"all must run within {rules['assembly_timeout']}")
+    if rules.get("elastic"):
+        said.append("grows and shrinks with the room there is")
+    return "; ".join(said)
+
+
+def waits(detail: JobDetail) -> str:
+    """How long it may wait, with the defaults of its profile or of the server."""
+    keys = _keys(detail)
+    said = [f"{keys['scheduling_timeout']} each time"] if keys.get("scheduling_timeout") else []
+    said += [f"{keys['max_queue_time']} for its first start"] if keys.get("max_queue_time") else []
+    return ", ".join(said)
+
+
+def distribution(detail: JobDetail) -> str:
+    rules: dict[str, Any] = _keys(detail).get("distribution") or {}
+    match rules.get("model"):
+        case "colocated":
+            return "all tasks on one backend"
+        case "distributed":
+            return "tasks over backends, by transfer costs"
+        case "hub_and_spoke":
+            return f"tasks over backends, by transfer costs to {rules.get('hub')}"
+    return ""
+
+
+def checkpoint(detail: JobDetail) -> str:
+    rules: dict[str, Any] = _keys(detail).get("checkpoint") or {}
+    said = []
+    if rules.get("signal"):
+        said.append(f"signal {rules['signal']}")
+    if rules.get("command"):
+        said.append("command " + " ".join(rules["command"]))
+    if said:
+        said.append(f"up to {rules.get('timeout', '30s')} before it is stopped")
+    if rules.get("file"):
+        said.append(f"seen by {rules['file']}")
+    return ", ".join(said)
+
+
+def parts(run: RunView) -> str:
+    """`cpu 0-3, gpu 0, gpu 1 x0.5`: what of the node is the run's own."""
+    said = [f"cpu {format_numbers(run.cpus)}"] if run.cpus else []
+    said += _gpus(run.gpus.items())
+    return ", ".join(said)
+
+
+def _gpus(shares: Iterable[tuple[str, float]]) -> list[str]:
+    return [f"gpu {number}" + (f" x{share:g}" if share != 1 else "") for number, share in shares]
+
+
+def _keys(detail: JobDetail) -> dict[str, Any]:
+    keys = detail.spec.get("spec")
+    return keys if isinstance(keys, dict) else {}
+
+
+# ----------------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     from hodei.api.views import JobDetail, JobView
@@ -42,7 +134,7 @@ RUN_COLUMNS = (
     Column("STATE", lambda r: r.state),
     Column("RANK", lambda r: str(r.rank)),
     Column("NODE", lambda r: r.node),
-    Column("PARTS", lambda r: gang_text.parts(r) or "-", if_any=True),
+    Column("PARTS", lambda r: parts(r) or "-", if_any=True),
     Column("EXIT", lambda r: "-" if r.exit_code is None else str(r.exit_code)),
     Column("STARTED", lambda r: ago(r.started_at) or "-"),
     Column("RUNTIME", lambda r: span(r.started_at, r.finished_at) or "-"),
@@ -52,20 +144,22 @@ RUN_COLUMNS = (
 )
 
 
-@click.command()
-@click.option("-a", "--all", "every", is_flag=True, help="Ended jobs too.")
+@click.command("list")
+@click.option("-a", "--all", "every", is_flag=True, help="Include ended jobs.")
 @click.option("--state", multiple=True, type=click.Choice(list(JOB_STEPS)), help="Only jobs in this state; repeatable.")
 @click.option("--project", default="", help="Only jobs of this project.")
 @click.option("--user", default="", help="Only jobs of this user.")
 @click.option("--name", default="", help="Only jobs with this name.")
 @click.option("-l", "--selector", default="", help="Only jobs with these labels: team=a, stage in (x, y), !old.")
 @click.option("--since", default="", metavar="TIME", help="Only jobs submitted since: 6h, 2d or 2026-01-31T08:00Z.")
-@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many, newest first.")
-@click.option("--elements", is_flag=True, help="Every element of an array as a row of its own.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=1000, show_default=True, help="Maximum number of jobs, newest first."
+)
+@click.option("--elements", is_flag=True, help="Show every element of an array as its own row.")
 @output_option
 @headers_option
 @watch_option
-def jobs(
+def list_jobs(
     every: bool,
     state: tuple[str, ...],
     project: str,
@@ -105,27 +199,22 @@ def jobs(
 
     with client() as server:
         if watch:
-            from hodei.cli.watch import redraw
+            from hodei.cli.options import redraw
 
             redraw(server, lambda: list(fetch()), draw, output)
         else:
             draw(fetch())
 
 
-@click.group(cls=Group)
-def job() -> None:
-    """Show one job, its history or an example job file, or export an incident."""
-
-
-@job.command("show")
+@click.command()
 @job_argument
 @click.option(
-    "--show-secrets", is_flag=True, help="Values of variables that look secret too; for the owner of the job."
+    "--show-secrets", is_flag=True, help="Show values of variables that look secret; for the owner of the job."
 )
 @output_option
-def show_job(job: str, show_secrets: bool, output: str) -> None:
-    """Everything about one job: where it stands, its runs; with -o yaml its whole specification. Of an array by its name
-    or number: how its elements stand; one of them is `sweep[3]`."""
+def show(job: str, show_secrets: bool, output: str) -> None:
+    """Show one job: its state and its runs; with -o yaml its whole specification. The name or number of an array shows
+    the states of its elements; one of them is `sweep[3]`."""
     with client() as server:
         meant = look_up(server, [job])
         if meant.arrays:
@@ -137,12 +226,12 @@ def show_job(job: str, show_secrets: bool, output: str) -> None:
     )
 
 
-@job.command("history")
+@click.command()
 @job_argument
 @output_option
 @headers_option
 def history(job: str, output: str, no_headers: bool) -> None:
-    """What happened to one job, oldest first: every change, why, and by whom. With -o wide as a table of events."""
+    """Show the history of one job, oldest first: every change, its cause and its author. With -o wide as a table of events."""
     from hodei.cli.events import COLUMNS as EVENT_COLUMNS
     from hodei.cli.events import plain
 
@@ -152,20 +241,20 @@ def history(job: str, output: str, no_headers: bool) -> None:
         name = server.job(id).job.name
         found = [plain(event) for event in server.events(job=id)]
     if output == "table":
-        from hodei.cli.history import print_timeline
+        from hodei.cli.events import print_timeline
 
         print_timeline(found, name)
         return
     emit_list(found, output, EVENT_COLUMNS, name=lambda e: str(e["seq"]), headers=not no_headers, empty="no events")
 
 
-@job.command("export")
+@click.command()
 @job_argument
-@click.option("--scenario", is_flag=True, help="As a scenario file that `hodei test` plays again.")
+@click.option("--scenario", is_flag=True, help="As a scenario file for `hodei test`.")
 def export(job: str, scenario: bool) -> None:
-    """Write to stdout what happened around a job: nodes, other jobs, what was done, and what came of it.
+    """Write to stdout what happened around a job: nodes, other jobs, actions and results.
 
-    What jobs run and their environment are left out.
+    Commands and environments of jobs are omitted.
     """
     from hodei.cli.errors import UsageProblem
     from hodei.client.incident import scenario_text
@@ -176,10 +265,7 @@ def export(job: str, scenario: bool) -> None:
         click.echo(scenario_text(server, resolve_job(server, job)), nl=False)
 
 
-job.add_command(graph)
-
-
-@job.command("init")
+@click.command()
 @click.option("--full", is_flag=True, help="The full form: several tasks, affinity, tolerations.")
 def init(full: bool) -> None:
     """Write a commented example job file to stdout."""
@@ -205,11 +291,11 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         ("qos", view.qos),
         ("expected", f"to run {short(view.expected_ms)} ({view.expected_by})" if view.expected_ms else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(view.labels.items()))),
-        ("members", gang_text.members(detail)),
-        ("gang", gang_text.gang(detail)),
-        ("distribution", gang_text.distribution(detail)),
-        ("checkpoint", gang_text.checkpoint(detail)),
-        ("may wait", gang_text.waits(detail)),
+        ("members", members(detail)),
+        ("gang", gang(detail)),
+        ("distribution", distribution(detail)),
+        ("checkpoint", checkpoint(detail)),
+        ("may wait", waits(detail)),
         ("attempt", str(view.attempt)),
         ("submitted", _moment(view.submitted_at)),
         ("scheduled", _moment(view.scheduled_at)),
@@ -222,7 +308,7 @@ def _describe(detail: JobDetail, *, wide: bool = False) -> str:
         alone = not any(run.rank for run in detail.runs)
         columns = [column for column in RUN_COLUMNS if column.header != "RANK" or wide or not alone]
         head += "\n\nruns\n" + indent(table(detail.runs, columns, wide=wide, inset=2))
-    word = failure_tail.quoted_reference(view)
+    word = logs.quoted_reference(view)
     return head + f"\n\nmore: hodei why {word}, hodei logs {word}, hodei job show {word} -o yaml"
 
 

@@ -1,141 +1,133 @@
-"""The root command: which commands there are, where each one lives, and what becomes of errors.
+"""The root command: the table of commands and aliases, and how errors become exit codes.
 
-Only click is imported here; the test of the import list holds that. Next: `options` for what commands share.
+Only click is imported here; a test checks the list of imports. Next: `options` for what commands share.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from copy import copy
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import click
 
 from hodei import __version__
+from hodei.cli.groups import FOREIGN_WORDS, Group, Lazy, exit_code
 
-# name: (module, attribute, one line of help). Grouped as people look for them; `--help` keeps this order.
-COMMANDS: dict[str, dict[str, tuple[str, str, str]]] = {
-    "Server": {
-        "up": ("serve", "up", "Start a server with its scheduler, store and local agent."),
-        "down": ("serve", "down", "Stop the server that `up` started."),
-        "reload": ("config", "reload", "Have the server read its configuration file again."),
-        "config": ("config", "config", "Show, change and take back the configuration of a running server."),
-        "doctor": ("doctor", "doctor", "Check this installation and say how to fix what is wrong."),
-    },
-    "Jobs": {
-        "run": ("run", "run", "Run a command as a job, follow its output, exit with its code."),
-        "submit": ("submit", "submit", "Hand in jobs from files, from stdin or from the command line."),
-        "plan": ("submit", "plan", "Say what would happen to a job now, without doing it."),
-        "whatif": ("whatif", "whatif", "Say who would start when if a job, node or policy were different."),
-        "jobs": ("jobs", "jobs", "List jobs."),
-        "job": ("jobs", "job", "Show one job, its history or an example file; export an incident."),
-        "logs": ("logs", "logs", "Print or follow what a job writes."),
-        "why": ("why", "why", "Say why a job waits, or why it landed where it did."),
-        "priority": ("priority", "priority", "Show every term of a waiting job's priority."),
-        "exec": ("backend", "execute", "Run a command beside a running job."),
-        "wait": ("act", "wait", "Wait until jobs have ended."),
-        "cancel": ("act", "cancel", "End jobs."),
-        "hold": ("act", "hold", "Keep jobs from starting."),
-        "release": ("act", "release", "Let held jobs start again."),
-        "requeue": ("act", "requeue", "Start jobs again from the beginning."),
-        "cron": ("cron", "cron", "Jobs that come again and again."),
-        "suspend": ("life", "suspend", "Stop jobs for a while; they keep what they have done."),
-        "resume": ("life", "resume", "Let suspended jobs go on."),
-        "checkpoint": ("life", "checkpoint", "Have running jobs save their work now."),
-        "migrate": ("life", "migrate", "Move running jobs to other nodes."),
-    },
-    "Sharing": {
-        "share": ("share", "share", "Show who has had how much of the cluster; explain a project's share."),
-        "quota": ("share", "quota", "Show what projects hold and may hold."),
-    },
-    "Nodes": {
-        "nodes": ("nodes", "nodes", "List nodes."),
-        "node": ("nodes", "node", "Show, cordon, drain, taint or label a node."),
-        "backend": ("backend", "backend", "Show, add, disable, enable and remove the systems that jobs run on."),
-        "reserve": ("reserve", "reserve", "Reserve capacity for a project and a window of time."),
-    },
-    "More": {
-        "events": ("events", "events", "Print or follow what happens."),
-        "audit": ("audit", "audit", "Print or follow who changed what."),
-        "schema": ("about", "schema", "Print the JSON Schema of a job file."),
-        "kube": ("serve", "kube", "Schedule the pods of a Kubernetes cluster."),
-        "sim": ("serve", "sim", "Try out policies on recorded or invented workloads, in simulated time."),
-        "replay": ("serve", "replay", "Replay a decision log and compare the plans."),
-        "test": ("serve", "test", "Play scenario files and check what they expect of the scheduler."),
-        "bench": ("serve", "bench", "Measure the engine or a server."),
-        "convert": ("convert", "convert", "Print a batch script of Slurm or PBS as a job file."),
-        "slurm-shims": ("convert", "slurm_shims", "Write sbatch, srun, squeue, sacct and more that speak to Hodei."),
-        "completion": ("about", "completion", "Print the completion script of a shell."),
-        "version": ("about", "version", "Print the version of client and server."),
-    },
+JOB_COMMANDS = {
+    "list": Lazy("jobs", "list_jobs", "List jobs."),
+    "show": Lazy("jobs", "show", "Show one job and its runs."),
+    "create": Lazy("submit", "submit", "Submit jobs from files, from stdin or from the command line."),
+    "run": Lazy("run", "run", "Run a command as a job, follow its output, exit with its code."),
+    "plan": Lazy("submit", "plan", "Dry run: report what would happen to a job now."),
+    "logs": Lazy("logs", "logs", "Print or follow the output of a job."),
+    "why": Lazy("why", "why", "Explain why a job waits, or why it was placed there."),
+    "priority": Lazy("why", "priority", "Show every term of a pending job's priority."),
+    "wait": Lazy("job_actions", "wait", "Wait until jobs have ended."),
+    "cancel": Lazy("job_actions", "cancel", "Cancel jobs."),
+    "hold": Lazy("job_actions", "hold", "Keep jobs from starting."),
+    "release": Lazy("job_actions", "release", "Release held jobs."),
+    "requeue": Lazy("job_actions", "requeue", "Start jobs again from the beginning."),
+    "suspend": Lazy("job_actions", "suspend", "Suspend jobs; they take a checkpoint if they can."),
+    "resume": Lazy("job_actions", "resume", "Resume suspended jobs."),
+    "checkpoint": Lazy("job_actions", "checkpoint", "Make running jobs take a checkpoint now."),
+    "migrate": Lazy("job_actions", "migrate", "Move running jobs to other nodes."),
+    "exec": Lazy("backend", "execute", "Run a command beside a running job."),
+    "history": Lazy("jobs", "history", "Show what happened to a job, when and why."),
+    "graph": Lazy("graph", "graph", "Draw the dependencies and dependents of a job."),
+    "export": Lazy("jobs", "export", "Export what happened around a job as a scenario."),
+    "init": Lazy("jobs", "init", "Print an example job file."),
 }
-_WHERE = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
+# By section, in the order of `hodei --help`.
+COMMANDS: dict[str, dict[str, Lazy]] = {
+    "Server": {
+        "up": Lazy("serve", "up", "Start a server with its scheduler, store and local agent."),
+        "down": Lazy("serve", "down", "Stop the server that `up` started."),
+        "config": Lazy("config", "config", "Show, check, change and undo the configuration of a running server."),
+        "doctor": Lazy("doctor", "doctor", "Check this installation and report how to fix problems."),
+        "version": Lazy("doctor", "version", "Print the version of client and server."),
+    },
+    "Resources": {
+        "job": Lazy("main", "job", "Submit, list, show, explain and control jobs."),
+        "cron": Lazy("cron", "cron", "Manage periodic jobs."),
+        "node": Lazy("nodes", "node", "List, show, cordon, drain, taint or label nodes."),
+        "backend": Lazy("backend", "backend", "Manage the systems that jobs run on."),
+        "reservation": Lazy("reservation", "reservation", "Reserve capacity for a project and a time window."),
+        "share": Lazy("share", "share", "Show each account's share and use of the cluster; explain a project's share."),
+        "quota": Lazy("share", "quota", "Show usage and quotas of projects."),
+        "event": Lazy("events", "event", "Print or follow events."),
+        "audit": Lazy("events", "audit", "Print or follow the audit log."),
+    },
+    "Tools": {
+        "whatif": Lazy("whatif", "whatif", "Report which jobs would start when after a change of jobs, nodes or policy."),
+        "kube": Lazy("serve", "kube", "Schedule the pods of a Kubernetes cluster."),
+        "sim": Lazy("serve", "sim", "Simulate policies on recorded or generated workloads."),
+        "replay": Lazy("serve", "replay", "Replay a decision log and compare the plans."),
+        "test": Lazy("serve", "test", "Run scenario files and check their expectations."),
+        "bench": Lazy("serve", "bench", "Benchmark the engine or a server."),
+        "convert": Lazy("convert", "convert", "Convert a batch script of Slurm or PBS to a job file."),
+        "slurm-shims": Lazy("convert", "slurm_shims", "Write sbatch, srun, squeue, sacct and more for Hodei."),
+        "schema": Lazy("doctor", "schema", "Print the JSON Schema of a job file."),
+        "completion": Lazy("doctor", "completion", "Print the completion script of a shell."),
+    },
+}  # fmt: skip
+# Short forms, and the commands that they stand for.
+ALIASES = {
+    "jobs": "job list", "submit": "job create",
+    **{verb: f"job {verb}" for verb in (
+        "run", "plan", "logs", "why", "priority", "wait", "cancel", "hold", "release", "requeue", "suspend", "resume",
+        "checkpoint", "migrate", "exec",
+    )},
+    "nodes": "node list", "reserve": "reservation create", "events": "event list", "reload": "config reload",
+}  # fmt: skip
 
 
-def names() -> list[str]:
-    return list(_WHERE)
-
-
-class Root(click.Group):
-    """Finds commands by the table above; turns every error into text on stderr and a documented exit code."""
+class Root(Group):
+    """Finds commands in the tables above, and turns every error into text on stderr and a documented exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_WHERE)
+        return [*self.table, *ALIASES]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _WHERE:
-            return None
-        module, attribute, _ = _WHERE[cmd_name]
-        command = getattr(import_module(f"hodei.cli.{module}"), attribute)
-        assert isinstance(command, click.Command)
+        if cmd_name == "job":
+            return job
+        if cmd_name not in ALIASES:
+            return super().get_command(ctx, cmd_name)
+        noun, verb = ALIASES[cmd_name].split()
+        group = self.get_command(ctx, noun)
+        command = group.get_command(ctx, verb) if isinstance(group, Group) else None
+        if command is not None:
+            command = copy(command)
+            command.name, command.help = cmd_name, f"{command.help}\n\nAlias of `hodei {ALIASES[cmd_name]}`."
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not ctx.resilient_parsing and args[0] not in _WHERE and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            from hodei.cli.groups import ELSEWHERE
-
-            found = ELSEWHERE.get(args[0]) or next(iter(get_close_matches(args[0], _WHERE, n=1)), "")
-            ctx.fail(f"no such command: {args[0][:60]!r}" + (f"; did you mean {found!r}?" if found else ""))
-        return super().resolve_command(ctx, args)
+    def suggestion(self, ctx: click.Context, word: str) -> str:
+        found = FOREIGN_WORDS.get(word) or next(iter(get_close_matches(word, self.list_commands(ctx), n=1)), "")
+        return f"; did you mean {found!r}?" if found else ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, section in COMMANDS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, text) for name, (_, _, text) in section.items()])
+                formatter.write_dl([(name, lazy.help) for name, lazy in section.items()])
+        with formatter.section("Aliases"):
+            formatter.write_dl([(alias, f"Alias of `hodei {path}`.") for alias, path in ALIASES.items()])
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
-        extra["standalone_mode"] = False
-        try:
-            code = super().main(args, prog_name or "hodei", **extra)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader of our output has gone (`hodei jobs | head`): no complaint, and none at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sys.exit(141)
-        except Exception as error:
-            from hodei.cli.errors import report
-
-            sys.exit(report(error))
-        except KeyboardInterrupt:
-            sys.exit(130)
-        sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(exit_code(super().main, args, prog_name or "hodei", **extra))
 
 
-@click.group("hodei", cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("hodei", cls=Root, table={name: lazy for section in COMMANDS.values() for name, lazy in section.items()},
+             context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
 @click.option("--server", metavar="URL", help="Address of the server [env: HODEI_SERVER; default: the one in HOME].")
-@click.option("--home", metavar="DIR", help="Where `hodei up` keeps its things [env: HODEI_HOME; default: ~/.hodei].")
+@click.option("--home", metavar="DIR", help="Home directory of `hodei up` [env: HODEI_HOME; default: ~/.hodei].")
 @click.version_option(__version__, prog_name="hodei", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, server: str | None, home: str | None) -> None:
-    """Hodei schedules jobs, and can tell you why.
+    """Hodei schedules jobs and explains its decisions.
 
     \b
       hodei up -d                            start a server here
@@ -145,6 +137,11 @@ def cli(ctx: click.Context, server: str | None, home: str | None) -> None:
     Exit codes: docs/reference/exit-codes.md.
     """
     ctx.obj = {"server": server, "home": home}
+
+
+@click.group("job", cls=Group, table=JOB_COMMANDS)
+def job() -> None:
+    """Submit, list, show, explain and control jobs."""
 
 
 def main() -> NoReturn:

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import re
+import sys
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, get_args
 
 import click
 
 from hodei.api.views import HoldView, NodePatch, NodeView, SocketView, TaintView
+from hodei.cli import errors
 from hodei.cli.errors import UsageProblem
-from hodei.cli.exec_output import AS_IT_IS, ExecCommand, show_executed, timeout_seconds
 from hodei.cli.groups import Group
-from hodei.cli.options import client, headers_option, node_argument, output_option, watch_option
-from hodei.cli.output import Column, clean, emit_list, emit_one, fields
-from hodei.cli.times import clock, ms_of
-from hodei.jobfile.number_lists import format_numbers
+from hodei.cli.options import client, headers_option, node_argument, output_option, redraw, watch_option
+from hodei.cli.output import (
+    AS_IT_IS,
+    Column,
+    ExecCommand,
+    clean,
+    emit_list,
+    emit_one,
+    fields,
+    note,
+    show_executed,
+    timeout_seconds,
+)
+from hodei.cli.resources import named_command
+from hodei.cli.times import clock, ms_of, now_ms, short
+from hodei.jobfile.values import format_numbers
 from hodei.model.node import TaintEffect
 
 if TYPE_CHECKING:
+    from hodei.api.views import NodeRunView
     from hodei.client import Client
 
 EFFECTS: tuple[str, ...] = get_args(TaintEffect)
@@ -46,28 +61,33 @@ COLUMNS = (
 )
 
 
-@click.command()
+@click.group(cls=Group)
+def node() -> None:
+    """List, show, cordon, drain, taint or label nodes."""
+
+
+@node.command("list")
+@click.option("-l", "--selector", default="", help="Only nodes with these labels: disk=ssd, zone in (a, b), !spot.")
 @output_option
 @headers_option
 @watch_option
-def nodes(output: str, no_headers: bool, watch: bool) -> None:
-    """List nodes with what is used of what they have."""
+def list_nodes(selector: str, output: str, no_headers: bool, watch: bool) -> None:
+    """List nodes with their capacity and usage."""
+    from hodei.model.affinity import all_match, parse_selector
+
+    wanted = parse_selector(selector) if selector else ()
 
     def draw(found: Iterable[NodeView]) -> None:
         emit_list(found, output, COLUMNS, name=lambda n: n.name, headers=not no_headers, empty="no nodes")
 
+    def fetch() -> list[NodeView]:
+        return [node for node in server.nodes() if all_match(wanted, node.labels)]
+
     with client() as server:
         if watch:
-            from hodei.cli.watch import redraw
-
-            redraw(server, server.nodes, draw, output)
+            redraw(server, fetch, draw, output)
         else:
-            draw(server.nodes())
-
-
-@click.group(cls=Group)
-def node() -> None:
-    """Show, cordon, drain, taint or label a node."""
+            draw(fetch())
 
 
 @node.command("exec", cls=ExecCommand, context_settings=AS_IT_IS)
@@ -77,12 +97,12 @@ def node() -> None:
     "--timeout", default="30s", show_default=True, metavar="TIME", help="How long it may take: 30s, 2m; up to 5m."
 )
 def execute(name: str, command: tuple[str, ...], timeout: str) -> None:
-    """Run a command on a node, for administrators; exit with its code (124: not over in time).
+    """Run a command on a node, for administrators; exit with its code (124: timeout).
 
     \b
       hodei node exec hpc1-n17 -- uptime
 
-    It is in the audit. Backends that cannot do so say it: see `hodei backend show`.
+    The command is recorded in the audit. Not every backend can do this: see `hodei backend show`.
     """
     command = command[1:] if command[0] == "--" else command
     if not command:
@@ -92,49 +112,72 @@ def execute(name: str, command: tuple[str, ...], timeout: str) -> None:
         show_executed(server.execute_on(name, command, timeout_s=timeout_s), timeout_s)
 
 
-@node.command("show")
-@node_argument
-@output_option
-def show(name: str, output: str) -> None:
-    """Everything about one node."""
-    with client() as server:
-        found = server.node(name)
-    emit_one(found, output, name=lambda n: n.name, text=_describe)
-
-
-@node.command("cordon")
-@node_argument
-@output_option
-def cordon(name: str, output: str) -> None:
-    """Start nothing new there; what runs goes on."""
-    _patch(name, NodePatch(cordon=True), output, "cordoned")
-
-
-@node.command("uncordon")
-@node_argument
-@output_option
-def uncordon(name: str, output: str) -> None:
-    """Let it take work again."""
-    _patch(name, NodePatch(cordon=False), output, "uncordoned")
+named_command(
+    node,
+    "show",
+    lambda server, name: server.node(name),
+    lambda found: _describe(found),
+    help="Show one node.",
+    argument=node_argument,
+)
+named_command(
+    node,
+    "cordon",
+    lambda server, name: server.patch_node(name, NodePatch(cordon=True)),
+    lambda found: f"node {clean(found.name)} cordoned",
+    help="Start nothing new on a node; running jobs continue.",
+    argument=node_argument,
+)
+named_command(
+    node,
+    "uncordon",
+    lambda server, name: server.patch_node(name, NodePatch(cordon=False)),
+    lambda found: f"node {clean(found.name)} uncordoned",
+    help="Allow new work on a node again.",
+    argument=node_argument,
+)
 
 
 @node.command("drain")
 @node_argument
-@click.option("--wait", is_flag=True, help="Return when nothing runs there any more; tells how many are left.")
+@click.option("--wait", is_flag=True, help="Return when nothing runs there any more; reports how many runs are left.")
 @click.option("--timeout", metavar="TIME", help="With --wait: give up after this long (90s, 1h30m): exit code 6.")
 @output_option
 @click.pass_context
 def drain(ctx: click.Context, name: str, wait: bool, timeout: str | None, output: str) -> None:
-    """Cordon it and move its work elsewhere; jobs that can save their work first."""
-    from hodei.cli.drain import until_empty
-
+    """Cordon a node and move its work elsewhere; jobs take a checkpoint if they can."""
     with client() as server:
         found = server.patch_node(name, NodePatch(cordon=True, drain=True))
         if wait:
             found, code = until_empty(server, found, timeout)
-            _finish(found, output, "drained" if not code else "still draining")
+            _print_node(found, output, "drained" if not code else "still draining")
             ctx.exit(code)
-        _finish(found, output, f"draining: {found.runs} leaving" if found.runs else "drained")
+        _print_node(found, output, f"draining: {found.runs} leaving" if found.runs else "drained")
+
+
+POLL_S = 0.5
+
+
+def until_empty(server: Client, node: NodeView, timeout: str | None) -> tuple[NodeView, int]:
+    """Wait until no run is left on the node; return the node and the exit code. Progress goes to stderr."""
+    from hodei.cli.times import timeout_ms
+
+    ends = None if timeout is None else time.monotonic() + timeout_ms(timeout) / 1000
+    terminal, shown = sys.stderr.isatty(), -1
+    try:
+        while node.runs:
+            if node.runs != shown:
+                shown = node.runs
+                line = f"{shown} {'run' if shown == 1 else 'runs'} left on {node.name}"
+                click.echo(f"\r{line}\x1b[K" if terminal else line, nl=not terminal, err=True)
+            if ends is not None and time.monotonic() >= ends:
+                return node, errors.TIMED_OUT
+            time.sleep(POLL_S)
+            node = server.node(node.name)
+    finally:
+        if terminal and shown >= 0:
+            click.echo("", err=True)
+    return node, errors.OK
 
 
 @node.command("taint", context_settings={"ignore_unknown_options": True})
@@ -142,7 +185,7 @@ def drain(ctx: click.Context, name: str, wait: bool, timeout: str | None, output
 @click.argument("taints", metavar="KEY[=VALUE]:EFFECT[-]...", nargs=-1, required=True)
 @output_option
 def taint(name: str, taints: tuple[str, ...], output: str) -> None:
-    """Keep work away that does not tolerate it; a minus at the end takes the taint off again.
+    """Taint a node to keep off jobs that do not tolerate it; a trailing minus removes the taint.
 
     \b
       hodei node taint node7 maintenance=disk:NoSchedule
@@ -151,7 +194,7 @@ def taint(name: str, taints: tuple[str, ...], output: str) -> None:
     """
     with client() as server:
         patch = _taint_patch(server, name, taints)
-        _finish(server.patch_node(name, patch), output, "tainted" if patch.add_taints else "untainted")
+        _print_node(server.patch_node(name, patch), output, "tainted" if patch.add_taints else "untainted")
 
 
 @node.command("label", context_settings={"ignore_unknown_options": True})
@@ -159,7 +202,7 @@ def taint(name: str, taints: tuple[str, ...], output: str) -> None:
 @click.argument("labels", metavar="KEY=VALUE... KEY-...", nargs=-1, required=True)
 @output_option
 def label(name: str, labels: tuple[str, ...], output: str) -> None:
-    """Set labels (KEY=VALUE) and remove them (KEY-)."""
+    """Set (KEY=VALUE) and remove (KEY-) labels of a node."""
     wanted: dict[str, str | None] = {}
     for text in labels:
         key, equals, value = text.partition("=")
@@ -169,7 +212,8 @@ def label(name: str, labels: tuple[str, ...], output: str) -> None:
             wanted[key] = value
         else:
             raise UsageProblem(f"{text[:80]!r} is not a label", hint="write KEY=VALUE to set it, KEY- to remove it")
-    _patch(name, NodePatch(labels=wanted), output, "labeled")
+    with client() as server:
+        _print_node(server.patch_node(name, NodePatch(labels=wanted)), output, "labeled")
 
 
 def parse_taint(text: str) -> tuple[str, str, str, bool]:
@@ -222,12 +266,7 @@ def _taint_patch(server: Client, name: str, texts: tuple[str, ...]) -> NodePatch
     return NodePatch(add_taints=add, remove_taints=remove)
 
 
-def _patch(name: str, patch: NodePatch, output: str, word: str) -> None:
-    with client() as server:
-        _finish(server.patch_node(name, patch), output, word)
-
-
-def _finish(found: NodeView, output: str, word: str) -> None:
+def _print_node(found: NodeView, output: str, word: str) -> None:
     emit_one(found, output, name=lambda n: n.name, text=lambda n: f"node {clean(n.name)} {word}")
 
 
@@ -246,8 +285,7 @@ def _ratios(view: NodeView, between: str) -> str:
 
 def short_amount(resource: str, amount: str | None) -> str:
     from hodei.model.errors import InvalidInput
-    from hodei.model.quantity import parse_quantity
-    from hodei.model.resources import human_amount, scale_of
+    from hodei.model.resources import human_amount, parse_quantity, scale_of
 
     try:
         return human_amount(resource, parse_quantity(amount or "0", scale=scale_of(resource)))
@@ -279,4 +317,70 @@ def _describe(view: NodeView) -> str:
     ])  # fmt: skip
 
 
-from hodei.cli import node_history  # noqa: E402, F401 - `node history` adds itself
+# ------------------------------------------------------------------------------------------- history
+
+_PAGE = 1000
+HISTORY_COLUMNS = (
+    Column("RUN", lambda r: r.run),
+    Column("NAME", lambda r: r.name or "-"),
+    Column("PROJECT", lambda r: r.project or "-"),
+    Column("USER", lambda r: r.user or "-"),
+    Column("STATE", lambda r: r.state),
+    Column("FROM", lambda r: clock(ms_of(r.placed_at))),
+    Column("TO", lambda r: clock(ms_of(r.finished_at)) or "now"),
+    Column("HELD", lambda r: short((ms_of(r.finished_at) or now_ms()) - ms_of(r.placed_at))),
+    Column("CPU", lambda r: _amount(r, "cpu")),
+    Column("MEMORY", lambda r: _amount(r, "memory")),
+    Column("GPU", lambda r: _amount(r, "gpu"), if_any=True),
+    Column("EXIT", lambda r: "-" if r.exit_code is None else str(r.exit_code), wide=True),
+    Column("REASON", lambda r: r.reason_code or "-", wide=True),
+)
+
+
+@node.command("history")
+@node_argument
+@click.option("--since", default="24h", show_default=True, metavar="TIME", help="Start: 6h, 2d, 2026-01-31T08:00Z.")
+@click.option("--until", default="", metavar="TIME", help="End [default: now].")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of runs.")
+@click.option("--all", "every", is_flag=True, help="All runs.")
+@output_option
+@headers_option
+def history(name: str, since: str, until: str, limit: int, every: bool, output: str, no_headers: bool) -> None:
+    """Show which runs held capacity on a node, and when; the newest job first.
+
+    Runs are kept as long as their jobs (server.retention), also on nodes that were removed.
+    """
+    runs: list[NodeRunView] = []
+    busy_ms: dict[str, int] = {}
+    with client() as server:
+        page = server.node_history(name, since=since, until=until, limit=_PAGE if every else min(limit, _PAGE))
+        span = (page.since, page.until)
+        while True:
+            runs += page.runs
+            for resource, ms in page.busy_ms.items():
+                busy_ms[resource] = busy_ms.get(resource, 0) + ms
+            if not page.next or (not every and len(runs) >= limit):
+                break
+            # The span of the first page, so that all are about the same.
+            left = _PAGE if every else min(limit - len(runs), _PAGE)
+            page = server.node_history(name, since=span[0], until=span[1], after=page.next, limit=left)
+    emit_list(runs, output, HISTORY_COLUMNS, name=lambda r: r.run, headers=not no_headers, empty="nothing was there")
+    if output in ("table", "wide"):
+        note(
+            _utilisation(busy_ms, span)
+            if not page.next
+            else f"there may be more than these {len(runs)}: --limit, --all"
+        )
+
+
+def _utilisation(busy_ms: dict[str, int], span: tuple[str, str]) -> str:
+    since, until = (ms_of(moment) for moment in span)
+    shares = ", ".join(
+        f"{resource} {100 * busy_ms.get(resource, 0) / max(until - since, 1):.1f}%"
+        for resource in sorted({"cpu", "memory", *busy_ms})
+    )
+    return f"held on average from {clock(since)} to {clock(until)}: {shares}"
+
+
+def _amount(run: NodeRunView, resource: str) -> str:
+    return short_amount(resource, run.resources[resource]) if resource in run.resources else "-"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from hodei.cli.output import FORMATS
+from hodei.cli.output import FORMATS, note
+
+if TYPE_CHECKING:
+    from hodei.client import Client
 
 if TYPE_CHECKING:
     from hodei.client import Client
@@ -43,7 +49,7 @@ def output_option(command: Command) -> Command:
 
 
 def headers_option(command: Command) -> Command:
-    return click.option("--no-headers", is_flag=True, help="Leave out the line of column names.")(command)
+    return click.option("--no-headers", is_flag=True, help="Omit the header row.")(command)
 
 
 def watch_option(command: Command) -> Command:
@@ -89,3 +95,51 @@ def client_for_completion(ctx: click.Context) -> Client:
     given = ctx.find_root().params
     home = given.get("home")
     return Client(given.get("server"), home=Path(home) if home else None, timeout_s=1)
+
+
+# ----------------------------------------------------------------------------------------------- watch
+# `--watch`: a list drawn again when something has happened. Events set the pace, so an idle cluster costs nothing.
+
+
+# Never faster than the eye, and often enough that "3m ago" stays true.
+_AT_LEAST_S, _AT_MOST_S, _WHILE_AWAY_S = 0.5, 30.0, 2.0
+T = TypeVar("T")
+_CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+
+
+def redraw(server: Client, fetch: Callable[[], T], draw: Callable[[T], None], output: str) -> None:
+    """Fetch and draw now and after every change, until Ctrl-C or the server is gone for good."""
+    from hodei.client import ServerUnreachable
+    from hodei.model.errors import Unavailable
+
+    changed, pause = threading.Event(), threading.Event()
+    trouble: list[Exception] = []
+    last = server.last_event()
+    ear = client()
+
+    def listen() -> None:
+        try:
+            for _ in ear.stream(last):
+                changed.set()
+        except Exception as error:  # raised again by the drawing thread, which then ends
+            trouble.append(error)
+            changed.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    with suppress(KeyboardInterrupt):
+        while not trouble:
+            try:
+                found = fetch()
+            except (ServerUnreachable, Unavailable):
+                note("the server is away; trying again")
+                pause.wait(_WHILE_AWAY_S)
+                continue
+            if sys.stdout.isatty() and output in ("table", "wide"):
+                click.echo(_CLEAR, nl=False)
+            draw(found)
+            sys.stdout.flush()
+            pause.wait(_AT_LEAST_S)
+            changed.wait(_AT_MOST_S)
+            changed.clear()
+    if trouble:
+        raise trouble[0]

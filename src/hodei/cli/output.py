@@ -12,14 +12,16 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
+
+from hodei.api.views import ExecutedView, NodeExecutedView
 
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "name")
 
 # C0 and C1 controls, DEL, and the marks that turn the direction of text round.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNSAFE_PERMISSIONS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _COLOURS = {
     "running": "cyan", "scheduled": "cyan", "placed": "cyan", "succeeded": "green", "ready": "green", "ok": "green",
@@ -34,17 +36,18 @@ _NARROWEST = 4
 
 class Column(NamedTuple):
     """One column of a table: a header and the text of a row. `wide`: shown only with `-o wide`; `if_any`: left out of
-    a narrow table with headers when every row has only `-` to say."""
+    a narrow table with headers when every row has only `-`; `right`: aligned to the right."""
 
     header: str
     cell: Callable[[Any], str]
     wide: bool = False
     if_any: bool = False
+    right: bool = False
 
 
 def clean(text: str) -> str:
     r"""`text` with control characters made visible: a name cannot move the cursor or forge a line (ESC -> \x1b)."""
-    return _UNSAFE.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
+    return _UNSAFE_PERMISSIONS.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 
 def colourful(err: bool = False) -> bool:
@@ -120,7 +123,8 @@ def table(
     lines = []
     for number, line in enumerate(cells):
         line[:] = [shorten(text, width) for text, width in zip(line, widths, strict=True)]
-        padded = [text + " " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
+        gaps = [" " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
+        padded = [gap + text if c.right else text + gap for c, text, gap in zip(shown, line, gaps, strict=True)]
         if number or not headers:
             padded = [
                 paint(text, line[i]) if shown[i].header in ("STATE", "LEVEL", "STATUS") else text
@@ -185,3 +189,47 @@ def _json(item: Any, shape: Callable[[bytes], bytes] = lambda data: data) -> str
 
     text = shape(msgspec.json.encode(item)).decode()
     return _UNSAFE_IN_JSON.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+
+
+# ----------------------------------------------------------------------------------------- exec output
+# How a command that was run elsewhere is shown: its two streams, and its exit code as ours.
+
+
+MOST_TIMEOUT_S = 300
+AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+class ExecCommand(click.Command):
+    """`exec [OPTIONS] WHERE -- COMMAND`. Words of the command are not ours to read; options between WHERE and `--` are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        words = ctx.params.get("command") or ("",)
+        if not words[0].startswith("-") or words[0] == "--":
+            return rest
+        # No program is called that: it is an option, known or not.
+        ctx.params.clear()
+        ctx.allow_interspersed_args, ctx.ignore_unknown_options = True, False
+        return super().parse_args(ctx, given)
+
+
+def show_executed(done: ExecutedView | NodeExecutedView, timeout_s: int) -> NoReturn:
+    click.echo(done.stdout, nl=False)
+    click.echo(done.stderr, nl=False, err=True)
+    if done.cut:
+        click.echo("hodei: more was said than is shown", err=True)
+    if done.exit_code is None:
+        click.echo(f"hodei: it was not over within {timeout_s}s", err=True)
+    sys.exit(124 if done.exit_code is None else done.exit_code)
+
+
+def timeout_seconds(text: str) -> int:
+    """What `--timeout` says, in whole seconds; a bare number is seconds."""
+    from hodei.cli.errors import UsageProblem
+    from hodei.cli.times import timeout_ms
+
+    timeout_s = -(-timeout_ms(text) // 1000)
+    if not 1 <= timeout_s <= MOST_TIMEOUT_S:
+        raise UsageProblem(f"--timeout {text[:40]}: from 1s to 5m", hint="write it as 30s or 2m")
+    return timeout_s

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hodei.cli.errors import UsageProblem
 from hodei.model.array import read_indices
 from hodei.model.errors import InvalidInput
-from hodei.model.lifecycle import JOB_ENDED, JOB_STEPS
+from hodei.model.job import JOB_ENDED, JOB_STEPS
 
 if TYPE_CHECKING:
     from hodei.api.views import JobView

@@ -21,18 +21,18 @@ from hodei.model.errors import Conflict, HodeiError, NotFound
 
 _THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 _POLL_S = 0.05
-# As in `hodei.server.logfile`, but smaller: there is room left for what the server says first.
+# As in `hodei.server.home`, but smaller: there is room left for what the server says first.
 _LARGE_LOG_BYTES, _OLDER_LOGS = 15 << 20, 3
 
 
 @click.command()
-@click.option("--home", metavar="DIR", help="Where it keeps its things [env: HODEI_HOME; default: ~/.hodei].")
-@click.option("--host", metavar="ADDRESS", help="Where to listen [default: 127.0.0.1].")
+@click.option("--home", metavar="DIR", help="Home directory of the server [env: HODEI_HOME; default: ~/.hodei].")
+@click.option("--host", metavar="ADDRESS", help="Address to listen on [default: 127.0.0.1].")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     metavar="N",
-    help="Which port; 0 for any free one [default: 7680, or any if taken].",
+    help="Port; 0 for any free one [default: 7680, or any if taken].",
 )
 @click.option("--config", metavar="FILE", help="A TOML or YAML file [default: HOME/config.toml or HOME/hodei.yaml].")
 @click.option(
@@ -40,20 +40,27 @@ _LARGE_LOG_BYTES, _OLDER_LOGS = 15 << 20, 3
     metavar="NAME",
     help="Write every decision to this file in HOME, for `hodei replay` [default: decisions.jsonl; '' for none].",
 )
-@click.option("--insecure", is_flag=True, help="Allow an address that others reach without TLS.")
-@click.option("--instant", is_flag=True, help="Jobs end at once without running anything: for trials and measuring.")
+@click.option("--insecure", is_flag=True, help="Allow listening beyond loopback without TLS.")
+@click.option("--instant", is_flag=True, help="End jobs at once without running anything, for tests and benchmarks.")
 @click.option(
-    "--fresh", is_flag=True, help="Start anew where the store of an earlier server is lost; what it left is set aside."
+    "--fresh",
+    is_flag=True,
+    help="Create a new store if that of an earlier server is lost; its remains are moved aside.",
 )
-@click.option("--trust-clock", is_flag=True, help="The clock is right, however far it is ahead of the store's records.")
+@click.option("--trust-clock", is_flag=True, help="Trust the clock, however far it is ahead of the store's records.")
 @click.option(
     "-d",
     "--detach",
     is_flag=True,
-    help="Go on in the background; the log is HOME/server.log, with up to three older ones beside it.",
+    help="Run in the background; the log is HOME/server.log, with up to three older files.",
 )
 @click.option(
-    "--timeout", type=float, default=30, show_default=True, metavar="S", help="With -d: how long to wait for it."
+    "--timeout",
+    type=float,
+    default=30,
+    show_default=True,
+    metavar="S",
+    help="With -d: how long to wait until it is ready.",
 )
 @click.option("--verbose", is_flag=True, hidden=True)
 @click.option("--log-file", metavar="FILE", hidden=True)
@@ -91,10 +98,12 @@ def up(
 
 @click.command()
 @click.option("--home", metavar="DIR", help="The home of the server to stop [env: HODEI_HOME; default: ~/.hodei].")
-@click.option("--timeout", type=float, default=60, show_default=True, metavar="S", help="How long to wait for its end.")
+@click.option(
+    "--timeout", type=float, default=60, show_default=True, metavar="S", help="How long to wait until it has exited."
+)
 @output_option
 def down(home: str | None, timeout: float, output: str) -> None:
-    """Stop the server that runs in HOME, and wait until it is gone. Its jobs are kept."""
+    """Stop the server of HOME and wait until it has exited. Its jobs are kept."""
     from hodei.client.address import home_dir, read_server_file
 
     where = home_dir(home or settings()["home"])
@@ -118,7 +127,7 @@ def down(home: str | None, timeout: float, output: str) -> None:
 @click.command(context_settings=_THROUGH, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def replay(args: tuple[str, ...]) -> None:
-    """Replay a decision log and say whether the plans are the same: hodei replay [FILE] [--all] [--list]."""
+    """Replay a decision log and report whether the plans are the same: hodei replay [FILE] [--all] [--list]."""
     need_server(args)
     home = settings()["home"]
     _become("hodei.sim.replay", [*([f"--home={home}"] if home else []), *args])
@@ -127,7 +136,7 @@ def replay(args: tuple[str, ...]) -> None:
 @click.command(context_settings=_THROUGH, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def test(args: tuple[str, ...]) -> None:
-    """Play scenario files with the real scheduler and check what they expect: hodei test --help."""
+    """Run scenario files with the real scheduler and check their expectations: hodei test --help."""
     need_server(args)
     _become("hodei.sim.scenario", list(args))
 
@@ -135,7 +144,7 @@ def test(args: tuple[str, ...]) -> None:
 @click.command(context_settings=_THROUGH, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def sim(args: tuple[str, ...]) -> None:
-    """Try out policies on recorded or invented workloads: hodei sim replay|compare|forecasts|policies|traces --help."""
+    """Simulate policies on recorded or generated workloads: hodei sim replay|compare|forecasts|policies|traces --help."""
     need_server(args)
     _become("hodei.sim", list(args))
 
@@ -143,7 +152,7 @@ def sim(args: tuple[str, ...]) -> None:
 @click.command(context_settings=_THROUGH, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def kube(args: tuple[str, ...]) -> None:
-    """Schedule the pods of a Kubernetes cluster, or ask why one waits: hodei kube run|why|plan --help."""
+    """Schedule the pods of a Kubernetes cluster, or explain why one waits: hodei kube run|why|plan --help."""
     ask_kube(list(args))
 
 
@@ -157,9 +166,13 @@ def ask_kube(args: list[str]) -> NoReturn:
 @click.command(context_settings=_THROUGH, add_help_option=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def bench(args: tuple[str, ...]) -> None:
-    """Measure the engine or a server: hodei bench engine|server --help."""
+    """Benchmark the engine or a server, in a source checkout: hodei bench engine|server --help."""
     need_server(args)
-    _become("hodei.bench", list(args))
+    checkout = Path(__file__).resolve().parents[3]
+    if not (checkout / "benchmarks" / "__main__.py").is_file():
+        raise UsageProblem("benchmarks are part of the source checkout, not of an installed package")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
+    _become("benchmarks", list(args))
 
 
 def need_server(args: Sequence[str] = ()) -> None:

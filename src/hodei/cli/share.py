@@ -11,12 +11,10 @@ from hodei.cli.groups import Group
 from hodei.cli.options import client, headers_option, output_option
 from hodei.cli.output import Column, clean, emit_list, emit_one, indent, table
 from hodei.cli.times import clock
-from hodei.model.quantity import format_duration
-from hodei.model.resources import human_amount
+from hodei.model.resources import format_duration, human_amount
 
 if TYPE_CHECKING:
-    from hodei.model.quota import QuotaRow
-    from hodei.model.share import ShareReport, ShareRow
+    from hodei.model.accounting import QuotaRow, ShareReport, ShareRow
 
 _HOUR = 3_600_000 * 1_000_000
 _TOP = (
@@ -72,25 +70,28 @@ QUOTAS = (
 )
 
 
-@click.group(cls=Group, invoke_without_command=True)
-@click.pass_context
-@output_option
-def share(ctx: click.Context, output: str) -> None:
-    """Show every account's share of the cluster: what it is due, what it has had, and the factor that comes of it.
+@click.group(cls=Group, default="list")
+def share() -> None:
+    """Show the accounts' shares of the cluster; `hodei share` alone is `hodei share list`."""
 
-    Programs get all rows with every term (-o json): the factors can be worked out from them again.
+
+@share.command("list")
+@output_option
+def list_shares(output: str) -> None:
+    """Show every account's share of the cluster: its shares, its past use, and the resulting factor.
+
+    -o json has all rows with every term, so that the factors can be recomputed.
     """
-    if ctx.invoked_subcommand is None:
-        with client() as server:
-            report = server.shares()
-        emit_one(report, output, name=lambda r: r.formula, text=_report)
+    with client() as server:
+        report = server.shares()
+    emit_one(report, output, name=lambda r: r.formula, text=_report)
 
 
 @share.command()
 @click.argument("project", metavar="PROJECT")
 @output_option
 def explain(project: str, output: str) -> None:
-    """Print the whole sum behind the factors of a project and its users."""
+    """Print the full calculation of the factors of a project and its users."""
     with client() as server:
         report = server.shares(project)
         if not report.rows:
@@ -112,12 +113,17 @@ def _explained(report: ShareReport) -> str:
     return "\n\n".join(parts)
 
 
-@click.command()
+@click.group(cls=Group, default="list")
+def quota() -> None:
+    """Show usage and quotas of projects; `hodei quota` alone is `hodei quota list`."""
+
+
+@quota.command("list")
 @click.argument("project", metavar="[PROJECT]", required=False, default="")
 @headers_option
 @output_option
-def quota(project: str, no_headers: bool, output: str) -> None:
-    """Show what projects hold and may hold: hard and soft quotas, what is borrowed, and by whom."""
+def list_quotas(project: str, no_headers: bool, output: str) -> None:
+    """Show usage and limits of projects: hard and soft quotas, borrowed amounts and borrowers."""
     with client() as server:
         rows = [row for row in server.quotas() if project in ("", row.project)]
     unset = "no quotas are set" + (f" for {project}" if project else "") + "; see docs/how-to/share-a-cluster.md"

@@ -30,15 +30,15 @@ class FilesOrCommand(click.Command):
 @click.command(cls=FilesOrCommand)
 @click.argument("files", metavar="[FILE... | - | -- COMMAND...]", nargs=-1)
 @job_options
-@click.option("--wait", "wait", is_flag=True, help="Wait until all have ended; exit 10 if one of them failed.")
-@click.option("--key", default="", help="Idempotency key: the same key makes no second job.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the ids only.")
+@click.option("--wait", "wait", is_flag=True, help="Wait until all have ended; exit code 10 if one of them failed.")
+@click.option("--key", default="", help="Idempotency key: the same key creates no second job.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the ids.")
 @output_option
 @click.pass_context
 def submit(
     ctx: click.Context, /, files: tuple[str, ...], wait: bool, key: str, quiet: bool, output: str, **given: Any
 ) -> None:
-    """Hand in jobs from files (several documents per file), from stdin (-), or one command after `--`.
+    """Submit jobs from files (several documents per file), from stdin (-), or one command after `--`.
 
     \b
       hodei submit train.yaml sweep.yaml
@@ -64,7 +64,7 @@ def submit(
         else:
             emit_list(made, output, (), name=lambda job: f"{job['id']}{'[]' if 'elements' in job else ''}")
         if wait:
-            from hodei.cli.act import wait_for
+            from hodei.cli.job_actions import wait_for
             from hodei.cli.refs import Meant
 
             whole = [server.array(id) for id in ids if isinstance(id, ArrayId)]
@@ -74,31 +74,20 @@ def submit(
 @click.command(cls=FilesOrCommand)
 @click.argument("files", metavar="[FILE... | - | -- COMMAND...]", nargs=-1)
 @job_options
-@click.option("--detailed-exitcode", is_flag=True, help="Exit 2 if a job would have to wait.")
-@click.option(
-    "-f",
-    "manifests",
-    multiple=True,
-    metavar="FILE",
-    help="Pods or workloads of Kubernetes, for the cluster that kubectl talks to.",
-)
+@click.option("--detailed-exitcode", is_flag=True, help="Exit code 2 if a job would have to wait.")
 @output_option
 @headers_option
 @click.pass_context
 def plan(
     ctx: click.Context, /, files: tuple[str, ...], detailed_exitcode: bool, output: str, no_headers: bool,
-    manifests: tuple[str, ...], **given: Any,
+    **given: Any,
 ) -> None:  # fmt: skip
-    """Say what would happen to jobs if they were submitted now. Nothing is changed.
+    """Dry run: report what would happen to jobs if they were submitted now. Nothing is changed.
 
-    Exit code 5: no node could ever take one of them.
+    Exit code 5: no node could ever take one of them. For pods of Kubernetes: `hodei kube plan`.
     """
     from hodei.cli.why import render
 
-    if manifests:
-        from hodei.cli.serve import ask_kube
-
-        ask_kube(["plan", *(f"-f={file}" for file in manifests), *(["-o", "json"] if output == "json" else [])])
     with client() as server:
         try:
             plans = server.plan(documents_from(ctx, files, given, local=lambda: server.loopback))

@@ -35,7 +35,7 @@ def since_ms(text: str) -> int:
         return moment
     from hodei.cli.errors import UsageProblem
     from hodei.model.errors import InvalidInput
-    from hodei.model.quantity import parse_duration_ms
+    from hodei.model.resources import parse_duration_ms
 
     try:
         return now_ms() - parse_duration_ms(text)
@@ -47,7 +47,7 @@ def timeout_ms(text: str) -> int:
     """What `--timeout` says."""
     from hodei.cli.errors import UsageProblem
     from hodei.model.errors import InvalidInput
-    from hodei.model.quantity import parse_duration_ms
+    from hodei.model.resources import parse_duration_ms
 
     try:
         return parse_duration_ms(text)

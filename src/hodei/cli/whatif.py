@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hodei.cli import errors
-from hodei.cli.documents import job_options
+from hodei.cli.documents import job_options, read_toml
 from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, complete_nodes, output_option
 from hodei.cli.output import Column, clean, emit_one, indent, table
 from hodei.cli.submit import COMMAND, FilesOrCommand, documents_from
 from hodei.cli.times import clock, short
 from hodei.model.errors import InvalidInput
-from hodei.model.whatif import Evicted, Outlook, WhatIf
+from hodei.model.explanation import Evicted, Outlook, WhatIf
 
 if TYPE_CHECKING:
     from hodei.model.config import SchedulingConfig
@@ -28,14 +26,14 @@ _TIMEOUT_S = 60
 
 @click.command(cls=FilesOrCommand)
 @click.argument("files", metavar="[FILE... | - | -- COMMAND...]", nargs=-1)
-@click.option("--policy", metavar="FILE", help="As if this configuration's [scheduling] section were in force (TOML).")
-@click.option("--add-nodes", type=click.IntRange(1, 10_000), metavar="N", help="As if there were N more nodes.")
+@click.option("--policy", metavar="FILE", help="Assume the [scheduling] section of this configuration (TOML).")
+@click.option("--add-nodes", type=click.IntRange(1, 10_000), metavar="N", help="Assume N more nodes.")
 @click.option(
-    "--like", metavar="NODE", shell_complete=complete_nodes, help="What they are like [default: the largest]."
+    "--like", metavar="NODE", shell_complete=complete_nodes, help="Model for the added nodes [default: the largest]."
 )
 @click.option(
     "--remove-node", metavar="NODE", multiple=True, shell_complete=complete_nodes,
-    help="As if this node were drained and gone; may be repeated.",
+    help="Assume that this node is drained and removed; may be repeated.",
 )  # fmt: skip
 @job_options
 @output_option
@@ -51,7 +49,7 @@ def whatif(
     output: str,
     **given: Any,
 ) -> None:
-    """Say who would start when, and who would be sent away, if something were different. Nothing is changed.
+    """Report which jobs would start when, and which would be stopped, after a change. Nothing is changed.
 
     \b
       hodei whatif train.yaml
@@ -59,10 +57,10 @@ def whatif(
       hodei whatif train.yaml --remove-node n3
       hodei whatif --policy easy.toml
 
-    The scheduler itself is run ahead, with and without the change, and jobs are taken to run as long as they are
-    expected to. Exit code 5: no node could ever take one of the jobs.
+    The scheduler itself runs ahead in simulated time, with and without the change, and jobs run as long as
+    estimated. Exit code 5: no node could ever take one of the jobs.
     """
-    from hodei.api.whatif import WhatIfRequest
+    from hodei.api.views import WhatIfRequest
 
     if like and not add_nodes:
         raise UsageProblem("--like says what added nodes are like, and none are added", hint="give --add-nodes N too")
@@ -91,12 +89,7 @@ def read_policy(path: str) -> SchedulingConfig:
 
     from hodei.model.config import SchedulingConfig
 
-    try:
-        found = tomllib.loads(Path(path).read_text("utf-8"))
-    except FileNotFoundError:
-        raise UsageProblem(f"there is no file {path}", hint="it is a server's configuration, in TOML") from None
-    except (OSError, ValueError) as error:
-        raise UsageProblem(f"cannot read {path}: {error}", hint="docs/reference/configuration.md") from None
+    found = read_toml(path)
     try:
         return msgspec.convert(found.get("scheduling", found), SchedulingConfig)
     except msgspec.ValidationError as error:

@@ -3,18 +3,81 @@
 from __future__ import annotations
 
 import sys
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hodei.cli import arrays
 from hodei.cli.errors import UsageProblem
 from hodei.cli.options import client, job_argument, output_option
 from hodei.cli.output import Column, clean, emit_one, fields, indent, paint, table
-from hodei.cli.refs import look_up, only
+from hodei.cli.refs import look_up, only, resolve_job
 from hodei.cli.times import ago, clock
-from hodei.model.decision import Candidate, Decision
-from hodei.model.escalation_state import Measure
-from hodei.model.explanation import Blocker, Explanation, Placement, Repair
+from hodei.model.escalation_state import EscalationStep
+from hodei.model.explanation import Blocker, Explanation, Placement, PriorityBreakdown, PriorityTerm, Suggestion
+from hodei.model.job import Candidate, Decision
 from hodei.model.reservation import Hold
+
+if TYPE_CHECKING:
+    from hodei.api.views import JobView
+    from hodei.client import Client
+    from hodei.model.explanation import Explanation
+
+
+# ------------------------------------------------------------------------------------------- why array
+# `hodei why` of a whole array: how its elements stand, and for each reason that some of them wait or failed, one of
+# them.
+
+
+# So many elements of a state are looked at, and so many reasons are explained.
+_LOOKED_AT = 1000
+_REASONS = 3
+_HOW = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}
+_STATES = ("pending", "held", "failed")
+
+
+def explain_array(server: Client, array: JobView, node: str, output: str) -> None:
+    assert array.array is not None
+    groups = _groups(server, array)
+    told: list[tuple[str, list[JobView], Explanation]] = []
+    for (_, code), members in list(groups.items())[:_REASONS]:
+        told.append((code, members, server.why(members[0].id, node)))
+    if not told:
+        told.append(("", [], server.why(array.array.first, node)))
+    if output not in ("table", "wide"):
+        answer: dict[str, Any] = {
+            "array": array,
+            "reasons": [{"code": code, "jobs": [view.id for view in of], "why": why} for code, of, why in told],
+        }
+        emit_one(answer, output, name=lambda a: arrays.id_text(a["array"]), text=str)
+        return
+    state = paint(_HOW.get(array.state, f"is {array.state}"), array.state)
+    head = f"array {array.id}[] ({clean(array.name)}) {state}: {arrays.counts(array.array)}"
+    parts = [head]
+    for code, members, why in told:
+        if members:
+            named = ", ".join(clean(arrays.name_text(view)) for view in members[:4])
+            more = f" and {len(members) - 4} more" if len(members) > 4 else ""
+            parts.append(f"{len(members)} {members[0].state}{f' [{clean(code)}]' if code else ''}: {named}{more}")
+        parts.append(indent(render(why, wide=output == "wide")))
+    if len(groups) > len(told):
+        parts.append(f"… and {len(groups) - len(told)} more reasons; ask about one element: hodei why '{array.id}[…]'")
+    click.echo("\n\n".join(parts))
+
+
+def _groups(server: Client, array: JobView) -> dict[tuple[str, str], list[JobView]]:
+    """The elements that wait or failed, by state and reason, the first element first."""
+    assert array.array is not None
+    groups: dict[tuple[str, str], list[JobView]] = {}
+    for state in _STATES:
+        if array.array.states.get(state):
+            for view in sorted(islice(server.elements(array, state), _LOOKED_AT), key=lambda view: view.id):
+                groups.setdefault((state, view.reason_code), []).append(view)
+    return groups
+
+
+# ----------------------------------------------------------------------------------------------------
 
 _NODES_SHOWN = 4
 _PLACEMENTS_SHOWN = 4
@@ -28,11 +91,11 @@ _UNPLACED = ("waiting", "unsatisfiable", "held")
 @click.command()
 @job_argument
 @click.argument("pod", metavar="[NAMESPACE/NAME]", default="")
-@click.option("--node", default="", metavar="NODE", help="Only what this node says of the job.")
+@click.option("--node", default="", metavar="NODE", help="Only for this node.")
 @output_option
 def why(job: str, pod: str, node: str, output: str) -> None:
-    """Say why a job waits and what would help, or why it landed where it did. Programs get the same object as from
-    the API. `hodei why pod NAMESPACE/NAME` asks about a pod of the Kubernetes cluster that kubectl talks to."""
+    """Explain why a job waits and what would help, or why it was placed there. -o json is the object of the API.
+    `hodei why pod NAMESPACE/NAME` explains a pod of the Kubernetes cluster that kubectl uses."""
     if pod:
         if job != "pod":
             raise UsageProblem(f"unexpected argument {pod!r}", hint="one job, or: hodei why pod NAMESPACE/NAME")
@@ -42,8 +105,6 @@ def why(job: str, pod: str, node: str, output: str) -> None:
     with client() as server:
         meant = look_up(server, [job])
         if meant.arrays:
-            from hodei.cli.why_array import explain_array
-
             explain_array(server, meant.arrays[0], node, output)
             return
         answer = server.why(only(meant, job), node)
@@ -55,8 +116,8 @@ def render(answer: Explanation, *, wide: bool = False, planned: bool = False) ->
     parts = [_headline(answer, planned)]
     if answer.blockers:
         parts.append(indent(_blockers(answer.blockers, wide)))
-    if answer.repairs:
-        parts.append(indent("any one of these changes would let it start now:\n" + _repairs(answer.repairs)))
+    if answer.suggestions:
+        parts.append(indent("any one of these changes would let it start now:\n" + _suggestions(answer.suggestions)))
     evidence = _evidence(answer, planned)
     if evidence:
         parts.append(indent(evidence))
@@ -104,13 +165,13 @@ def _blockers(blockers: tuple[Blocker, ...], wide: bool) -> str:
     return table(blockers, columns, wide=wide)
 
 
-def _repairs(repairs: tuple[Repair, ...]) -> str:
+def _suggestions(suggestions: tuple[Suggestion, ...]) -> str:
     columns = [
         Column("CHANGE", lambda r: r.change),
         Column("NODES", lambda r: str(r.nodes)),
         Column("FOR EXAMPLE", lambda r: r.example),
     ]
-    return table(repairs, columns)
+    return table(suggestions, columns)
 
 
 def _names(blocker: Blocker, wide: bool) -> str:
@@ -130,7 +191,7 @@ def _evidence(answer: Explanation, planned: bool) -> str:
         ("nodes", f"{answer.feasible} of {answer.nodes} could take it" if answer.nodes and waiting else ""),
         ("tried", f"{tries}, last {ago(answer.last_attempt_ms)}" if answer.last_attempt_ms and not planned else ""),
         ("next try", ", ".join(filter(None, (ago(answer.next_attempt_ms), answer.next_trigger))) if waiting else ""),
-        *(("done" if measure.at_ms else "profile", _measure(measure)) for measure in answer.measures),
+        *(("done" if step.at_ms else "profile", _step_text(step)) for step in answer.escalation_steps),
         ("promised", _promised(answer)),
         *(("held", _held(hold)) for hold in answer.held_for),
         ("expected", _expected(answer)),
@@ -140,14 +201,14 @@ def _evidence(answer: Explanation, planned: bool) -> str:
     ])  # fmt: skip
 
 
-def _measure(measure: Measure) -> str:
-    return f"{clock(measure.at_ms)}: {measure.text}" if measure.at_ms else measure.text
+def _step_text(step: EscalationStep) -> str:
+    return f"{clock(step.at_ms)}: {step.text}" if step.at_ms else step.text
 
 
 def _promised(answer: Explanation) -> str:
-    if answer.promise is None:
+    if answer.start_reservation is None:
         return ""
-    start_ms, nodes = answer.promise.start_ms, answer.promise.nodes
+    start_ms, nodes = answer.start_reservation.start_ms, answer.start_reservation.nodes
     more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
     return f"to start by {clock(start_ms)} ({ago(start_ms)}) on {', '.join(nodes[:_NODES_SHOWN])}{more}"
 
@@ -172,7 +233,7 @@ def _forecast(answer: Explanation) -> str:
 
 
 def _in_line(answer: Explanation) -> str:
-    line = answer.in_line
+    line = answer.backend_queue
     if line is None:
         return ""
     text = f"{line.backend} has not told when it will begin"
@@ -185,8 +246,8 @@ def _expected(answer: Explanation) -> str:
     if answer.estimate is None:
         return ""
     text = str(answer.estimate).removeprefix("expected ")
-    if answer.outlived:
-        return f"{text}; it has outlived that, now by {clock(answer.expected_end_ms)}"
+    if answer.past_estimate:
+        return f"{text}; it has passed that, now expected by {clock(answer.expected_end_ms)}"
     return f"{text}, until {clock(answer.expected_end_ms)}" if answer.expected_end_ms else text
 
 
@@ -240,3 +301,34 @@ def _unicode() -> bool:
 
 def _points(score: int) -> str:
     return f"{score / 100:.1f}"
+
+
+# -------------------------------------------------------------------------------------------- priority
+# `hodei priority`: the terms that make up a job's position in the queue.
+
+
+COLUMNS = (
+    Column("TERM", lambda term: clean(term.name)),
+    Column("POINTS", lambda term: points(term.milli)),
+    Column("HOW", lambda term: clean(term.text)),
+)
+
+
+@click.command()
+@job_argument
+@output_option
+def priority(job: str, output: str) -> None:
+    """Show every term of a pending job's priority, and its place in the queue."""
+    with client() as server:
+        answer = server.priority(resolve_job(server, job))
+    emit_one(answer, output, name=lambda a: str(a.job), text=render_priority)
+
+
+def render_priority(answer: PriorityBreakdown) -> str:
+    head = f"job {answer.job} is number {answer.position} of {answer.pending} in its queue ({clean(answer.queue)})"
+    rows = [*answer.terms, PriorityTerm("total", answer.milli, "")]
+    return f"{head}\n\n{indent(table(rows, COLUMNS))}"
+
+
+def points(milli: int) -> str:
+    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")

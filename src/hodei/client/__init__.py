@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from hodei.client.api import Client
 from hodei.client.errors import Denied, ServerUnreachable, WaitTimedOut
-from hodei.client.handle import JobHandle
-from hodei.client.job_refs import ArrayId
+from hodei.client.job_refs import ArrayId, JobHandle
 
 __all__ = ["ArrayId", "Client", "Denied", "JobHandle", "ServerUnreachable", "WaitTimedOut"]

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import msgspec
 
 from hodei.api.config import ConfigHistory, ConfigView
-from hodei.api.graph import JobGraph
 from hodei.api.reservations import ReservationList, ReservationRequest, ReservationView
 from hodei.api.views import (
     CancelRequest,
@@ -23,6 +22,7 @@ from hodei.api.views import (
     EventList,
     Info,
     JobDetail,
+    JobGraph,
     JobList,
     JobView,
     LogTimes,
@@ -33,27 +33,21 @@ from hodei.api.views import (
     NodeView,
     PlanReply,
     SubmitReply,
+    WhatIfRequest,
 )
-from hodei.api.whatif import WhatIfRequest
 from hodei.client.address import find_server
-from hodei.client.backend_calls import BackendCalls
 from hodei.client.errors import ServerUnreachable, WaitTimedOut
-from hodei.client.handle import JobHandle
-from hodei.client.job_refs import ArrayId, Found, Reference, find, plain, several, written
-from hodei.client.logs import LogReader, Pause
-from hodei.client.many_logs import Line, Wish, lines_of
-from hodei.client.sse import sse_events
-from hodei.client.transport import LOST, Reply, Transport
+from hodei.client.job_refs import ArrayId, Found, JobHandle, Reference, find, plain, several, written
+from hodei.client.logs import Line, LogReader, Pause, Wish, lines_of
+from hodei.client.resource_calls import BackendCalls
+from hodei.client.transport import LOST, Reply, Transport, sse_events
+from hodei.model.accounting import QuotaList, QuotaRow, ShareReport
 from hodei.model.config import SchedulingConfig
 from hodei.model.configuration import ConfigChange
 from hodei.model.effects import Event
 from hodei.model.errors import HodeiError, InvalidInput, Unavailable
-from hodei.model.explanation import Explanation
-from hodei.model.lifecycle import JOB_ENDED
-from hodei.model.priority import PriorityBreakdown
-from hodei.model.quota import QuotaList, QuotaRow
-from hodei.model.share import ShareReport
-from hodei.model.whatif import WhatIf
+from hodei.model.explanation import Explanation, PriorityBreakdown, WhatIf
+from hodei.model.job import JOB_ENDED
 
 API = "/api/v1"
 CHUNK_OF_JOBS = 500
@@ -354,7 +348,7 @@ class Client(BackendCalls):
 
     # ----------------------------------------------------------------------------------- reservations
 
-    def reserve(self, request: ReservationRequest) -> ReservationView:
+    def create_reservation(self, request: ReservationRequest) -> ReservationView:
         """Reserve capacity; Conflict, naming what is in the way, if there is no room for it."""
         return self._post("/reservations", ReservationView, request, again=False)
 
@@ -364,7 +358,7 @@ class Client(BackendCalls):
     def reservation(self, name: str) -> ReservationView:
         return self._get(f"/reservations/{quote(name, safe='')}", ReservationView)
 
-    def unreserve(self, name: str) -> ReservationView:
+    def delete_reservation(self, name: str) -> ReservationView:
         reply = self._transport.request("DELETE", f"{API}/reservations/{quote(name, safe='')}", again=False)
         return _decode(reply.body, ReservationView)
 

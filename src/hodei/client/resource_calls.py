@@ -6,16 +6,31 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from hodei.api.audit import AuditList, AuditView
 from hodei.api.cron import PeriodicList, PeriodicRequest, PeriodicView
-from hodei.api.views import CancelRequest, JobView, RequeueReply, RequeueRequest, SubmitReply
+from hodei.api.views import (
+    BackendList,
+    BackendRequest,
+    BackendView,
+    CancelRequest,
+    ExecutedView,
+    ExecuteRequest,
+    JobView,
+    NodeExecutedView,
+    NodeExecuteRequest,
+    NodeUsageView,
+    RequeueReply,
+    RequeueRequest,
+    SubmitReply,
+    UsageList,
+)
 from hodei.client.job_refs import Found, Reference, plain, several
 from hodei.client.logs import Pause
 from hodei.model.errors import InvalidInput
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 
 T = TypeVar("T")
 _LONGEST_POLL_S = 20
@@ -101,7 +116,7 @@ class MoreCalls(ABC):
 
     # --------------------------------------------------------------------------------- periodic jobs
 
-    def add_periodic(self, request: PeriodicRequest) -> PeriodicView:
+    def create_periodic(self, request: PeriodicRequest) -> PeriodicView:
         return self._post("/periodic", PeriodicView, request, again=False)
 
     def periodics(self) -> list[PeriodicView]:
@@ -120,7 +135,7 @@ class MoreCalls(ABC):
         """Make a job now; its id."""
         return self._post(f"/periodic/{quote(name, safe='')}/run", SubmitReply, again=False).ids[0]
 
-    def remove_periodic(self, name: str) -> PeriodicView:
+    def delete_periodic(self, name: str) -> PeriodicView:
         return self._delete(f"/periodic/{quote(name, safe='')}", PeriodicView)
 
     # ------------------------------------------------------------------------------------------ audit
@@ -167,3 +182,40 @@ class MoreCalls(ABC):
 
     @abstractmethod
     def _patiently(self, call: Callable[[], T], *, first: bool = False) -> T: ...
+
+
+# --------------------------------------------------------------------------------------- backend calls
+# Calls about backends, and commands beside runs. `api.Client` has them all.
+
+
+class BackendCalls(MoreCalls):
+    def backends(self) -> list[BackendView]:
+        return self._get("/backends", BackendList).backends
+
+    def backend(self, name: str) -> BackendView:
+        return self._get(f"/backends/{quote(name, safe='')}", BackendView)
+
+    def create_backend(self, name: str, kind: str, settings: Mapping[str, Any] | None = None) -> BackendView:
+        return self._post("/backends", BackendView, BackendRequest(name, kind, dict(settings or {})), again=False)
+
+    def disable_backend(self, name: str) -> BackendView:
+        return self._post(f"/backends/{quote(name, safe='')}/disable", BackendView)
+
+    def enable_backend(self, name: str) -> BackendView:
+        return self._post(f"/backends/{quote(name, safe='')}/enable", BackendView)
+
+    def delete_backend(self, name: str, *, force: bool = False) -> BackendView:
+        return self._delete(f"/backends/{quote(name, safe='')}{'?force=1' if force else ''}", BackendView)
+
+    def backend_usage(self, name: str) -> list[NodeUsageView]:
+        return self._get(f"/backends/{quote(name, safe='')}/usage", UsageList).nodes
+
+    def execute(self, job: Reference, command: Sequence[str], *, member: int = 0, timeout_s: int = 30) -> ExecutedView:
+        """A command beside a running job; no shell reads its words."""
+        request = ExecuteRequest(list(command), timeout_s, member)
+        return self._post(f"/jobs/{self._one(job)}/execute", ExecutedView, request, again=False)
+
+    def execute_on(self, node: str, command: Sequence[str], *, timeout_s: int = 30) -> NodeExecutedView:
+        """A command on a node, for administrators; no shell reads its words."""
+        request = NodeExecuteRequest(list(command), timeout_s)
+        return self._post(f"/nodes/{quote(node, safe='')}/execute", NodeExecutedView, request, again=False)

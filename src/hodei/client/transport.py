@@ -7,13 +7,16 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 from urllib.parse import urlencode
 
+import msgspec
+
 from hodei.client.address import Target
 from hodei.client.errors import ServerUnreachable, error_of
+from hodei.model.effects import Event
 from hodei.model.errors import InvalidInput
 
 # What http.client and sockets raise when the other side is not there or goes away (ConnectionError and TimeoutError too).
@@ -193,3 +196,22 @@ def _unreachable(target: Target, error: BaseException) -> ServerUnreachable:
         case _:
             what = str(error) or type(error).__name__
     return ServerUnreachable(f"cannot reach the server at {target.address}: {what}", hint=hint)
+
+
+# ------------------------------------------------------------------------------------------------- sse
+# Server-sent events, read line by line.
+
+
+def sse_events(lines: Iterable[bytes]) -> Iterator[Event]:
+    """The events in a stream of server-sent events; comments and messages of other kinds are passed over."""
+    data: list[bytes] = []
+    for raw in lines:
+        line = raw.rstrip(b"\r\n")
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif not line and data:
+            try:
+                yield msgspec.json.decode(b"\n".join(data), type=Event)
+            except msgspec.DecodeError:
+                pass
+            data = []

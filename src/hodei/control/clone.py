@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from hodei.control.accounting.ledger_rows import Factors
+from hodei.control.accounting.ledger import Factors
 from hodei.control.admission.gate import Gate
 from hodei.control.controller import Controller
 from hodei.engine.availability import Claim, Span
@@ -158,14 +158,14 @@ class _Copier:
         # The most frequent by far, and all of its fields are values.
         out: Gang = copy.copy(it)
         self._done[id(it)] = out
-        if it.laid_by:
-            out.laid_by = tuple(self._done.get(id(plugin), plugin) for plugin in it.laid_by)
+        if it.layout_plugins:
+            out.layout_plugins = tuple(self._done.get(id(plugin), plugin) for plugin in it.layout_plugins)
         return out
 
     # -------------------------------------------------------------------------------------------- the engine
 
     def _profile(self, it: Profile) -> Profile:
-        for plugin in (it.queue, *it.readers, *it.judges, *it.post_filters, *it.binds, *it.gpu_choosers):
+        for plugin in (it.queue, *it.node_plugins, *it.gang_plugins, *it.post_filters, *it.binds, *it.gpu_choosers):
             if id(plugin) not in self._done:
                 self._done[id(plugin)] = copy.deepcopy(plugin) if hasattr(plugin, "reserve") else plugin
 
@@ -195,12 +195,12 @@ class _Copier:
         return out
 
     def _gate(self, it: Gate) -> Gate:
-        out = self._done[id(it)] = Gate(self.copy(it._engine), it._policy)
+        out = self._done[id(it)] = Gate(self.copy(it._engine), it._policy, self.copy(it.unreached))
         out.routing = self.copy(it.routing)
         return out
 
     def _preemptions(self, it: Preemptions) -> Preemptions:
-        out = self._done[id(it)] = Preemptions(self.copy(it._engine), self.copy(it._tenancy))
+        out = self._done[id(it)] = Preemptions(self.copy(it._engine), self.copy(it._victim_index))
         return out
 
 

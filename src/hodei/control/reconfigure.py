@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from hodei.control.chunks import PART, parts
-from hodei.control.queue.backfill import reckons_with_time
+from hodei.control.queue.backfill import needs_availability
 from hodei.control.queue.base import SchedulingQueue
+from hodei.control.state import PART, parts
 from hodei.engine.view import Gang
 from hodei.model.errors import HodeiError
 from hodei.model.facts import Reconfigured
@@ -29,44 +29,42 @@ def reconfigure(live: Controller, fact: Reconfigured, now_ms: int) -> None:
     try:
         fresh = live.remake(fact.scheduling)
     except HodeiError as error:
-        live.world.tell("config.refused", now_ms, reason=error.message)
+        live.cluster.emit("config.rejected", now_ms, reason=error.message)
         return
-    before = sorted(live.lines)
+    before = sorted(live.queues)
     adopt(live, fresh, now_ms)
-    gone = [name for name in before if name not in live.lines]
-    new = [name for name in live.lines if name not in before]
-    live.world.tell("config.changed", now_ms, number=fact.number, how=fact.how, new=new, gone=gone)
+    gone = [name for name in before if name not in live.queues]
+    new = [name for name in live.queues if name not in before]
+    live.cluster.emit("config.changed", now_ms, number=fact.number, how=fact.how, new=new, gone=gone)
 
 
 def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
-    old = dict(live.lines)
+    old = dict(live.queues)
     live.engine.use(fresh.engine.profiles)
     live.retry = fresh.retry
     if type(live.estimator) is not type(fresh.estimator):
         live.estimator = fresh.estimator
-        if live.estimator.learns:
-            live._lives.ended = live._remember
     for name, part in list(vars(live).items()):
         if hasattr(part, "take_settings"):
             part.take_settings(getattr(fresh, name))
-    live.lines.clear()
-    live.lines.update({name: live.line_for(profile) for name, profile in sorted(live.engine.profiles.items())})
-    for name, line in live.lines.items():
+    live.queues.clear()
+    live.queues.update({name: live.queue_for(profile) for name, profile in sorted(live.engine.profiles.items())})
+    for name, line in live.queues.items():
         _keep_turns(old.get(name), line)
-    if any(map(reckons_with_time, live.lines.values())):
-        live.world.keep_book()
+    if any(map(needs_availability, live.queues.values())):
+        live.cluster.track_availability()
     _keep_holds(live, now_ms)
     for line in old.values():
-        live.returning.update(line.gangs)
+        live.displaced.update(line.gangs)
 
 
-def returning(live: Controller, now_ms: int) -> Generator[None, None, None]:
+def requeue_displaced(live: Controller, now_ms: int) -> Generator[None, None, None]:
     """Those who waited in the old lines go into the new ones, in parts; before anything is decided again."""
-    gangs, live.returning = live.returning, {}
+    gangs, live.displaced = live.displaced, {}
     for part in parts(sorted(gangs)):
         for id in part:
-            live.world.book.withdraw(id)  # the new lines make their own promises
-            job = live.world.jobs.get(id)
+            live.cluster.availability.remove_start_reservation(id)  # the new lines make their own promises
+            job = live.cluster.jobs.get(id)
             if job is None or job.state != "pending" or _waits(live, job) is not None:
                 continue  # it was cancelled, held, or put into its line in the same moment
             live._enqueue(job, now_ms)
@@ -78,7 +76,7 @@ def returning(live: Controller, now_ms: int) -> Generator[None, None, None]:
 
 
 def _waits(live: Controller, job: Job) -> Gang | None:
-    line = live.lines.get(job.spec.profile)
+    line = live.queues.get(job.spec.profile)
     return None if line is None else line.gangs.get(job.id)
 
 
@@ -98,12 +96,12 @@ def _kind_of(line: SchedulingQueue) -> type:
 def _keep_holds(live: Controller, now_ms: int) -> None:
     """Gangs for which room is being made, and members that running gangs want back, are known to the new profiles by
     other shapes. Whose profile is gone is held like all others of it."""
-    for id, hold in sorted(live.preempting.holds.items()):
+    for id, hold in sorted(live.preemption.holds.items()):
         if hold.gang.job.profile in live.engine.profiles or hold.gang.joins:
             live.engine.profile(hold.gang).admit(hold.gang)
         else:
-            job = live.world.jobs[id]
-            live._give_up_room(id)
+            job = live.cluster.jobs[id]
+            live._drop_hold(id)
             live._enqueue(job, now_ms)
     for repair in live.gangs.repairs.values():
         live.engine.profile(repair.gang).admit(repair.gang)

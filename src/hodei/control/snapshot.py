@@ -2,13 +2,13 @@
 
 A decision log is kept in segments, and old ones are deleted: what is left can only be decided again if the state at its
 beginning is known. It is written object by object, so a new part of the controller needs no word here, as long as it is
-made of plain values, objects and methods (a lambda cannot be written: use a method). Values of jobs' variables are left
+made of plain values, objects and methods (a function cannot be written: use a method). Values of jobs' variables are left
 out, no decision depends on them.
 
 The format is pickle, but bytes may come from others, so the reader is narrow. It knows only the operations that the writer
 uses. It makes objects of the classes of the rooms below (which do no input or output) and of the plugins in use, calls the
 few helpers of this file, and nothing else: no method, no function, no class of another module. It sets attributes only of
-objects that it made. Functions that a controller holds are listed in `_FUNCTIONS`. Bytes are for the version that wrote them.
+objects that it made. Bytes are for the version that wrote them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from msgspec import structs
 
-from hodei.control.admission import gate
 from hodei.control.admission.gate import Gate
 from hodei.control.controller import Controller
-from hodei.control.lifecycle import jobs
 from hodei.engine.cycle import Engine
 from hodei.engine.preemption.search import Preemptions
 from hodei.engine.profile import Profile
@@ -47,11 +45,6 @@ _PLAIN: dict[tuple[str, str], Any] = {
 # Those of them that are made by a call with arguments. The others have operations of their own in the format, or are only
 # named (as the factory of a defaultdict): a call could ask for any amount of memory.
 _CALLED = frozenset((slice, range, complex, Counter, OrderedDict, defaultdict, deque))
-# The functions that are no methods and that a controller holds. The writer refuses any other.
-_FUNCTIONS: dict[tuple[str, str], FunctionType] = {
-    (held.__module__, held.__qualname__): cast("FunctionType", held)
-    for held in (jobs._nothing, jobs._as_it_is, gate._none_unknown)
-}
 _LEVEL = 1
 # A state is some 5 to 20 times as large as its bytes. More than this is a trick to fill the memory.
 _MOST_TIMES = 200
@@ -102,7 +95,13 @@ def modules_of(controller: Controller) -> set[str]:
     """Where the plugins of a controller come from."""
     found = set()
     for profile in controller.engine.profiles.values():
-        for plugin in (profile.queue, *profile.readers, *profile.judges, *profile.post_filters, *profile.binds):
+        for plugin in (
+            profile.queue,
+            *profile.node_plugins,
+            *profile.gang_plugins,
+            *profile.post_filters,
+            *profile.binds,
+        ):
             found.add(type(plugin).__module__)
     return found
 
@@ -126,14 +125,14 @@ def _masked(named: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _gate(it: Gate) -> tuple[Any, ...]:
-    return Gate, (it._engine, it._policy), {"routing": it.routing, "unknown": it.unknown}
+    return Gate, (it._engine, it._policy, it.unreached), {"routing": it.routing}
 
 
 # Caches are not written: they are made anew when they are asked for, and are exact.
 _AS_NEW: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     Engine: lambda it: (Engine, (it.table, it.profiles)),
     Gate: _gate,
-    Preemptions: lambda it: (Preemptions, (it._engine, it._tenancy)),
+    Preemptions: lambda it: (Preemptions, (it._engine, it._victim_index)),
     Profile: lambda it: structs.replace(it, specs={}, same={}).__reduce__(),
 }
 
@@ -161,11 +160,7 @@ class _Writer(pickle.Pickler):
         if it is self.remake:
             return _nothing, ()  # whoever loads it knows how to make another
         if kind is FunctionType and it not in _HELPERS:
-            if (it.__module__, it.__qualname__) not in _FUNCTIONS:
-                raise pickle.PicklingError(
-                    f"{it.__module__}.{it.__qualname__} is neither a method nor listed, it cannot be written"
-                )
-            return _function, (it.__module__, it.__qualname__)
+            raise pickle.PicklingError(f"{it.__module__}.{it.__qualname__} is not a method, so it cannot be written")
         return NotImplemented
 
 
@@ -297,12 +292,6 @@ def _count(start: int) -> itertools.count[int]:
     return itertools.count(start)
 
 
-def _function(module: str, name: str) -> FunctionType:
-    if (module, name) not in _FUNCTIONS:
-        raise InvalidInput(f"a saved state names {module}.{name}, which is no part of a scheduler")
-    return _FUNCTIONS[module, name]
-
-
 def _by_names(kind: type, fields: dict[str, Any]) -> Any:
     return kind(**fields)
 
@@ -311,5 +300,5 @@ def _nothing() -> None:
     return None
 
 
-_HELPERS = (_nothing, _array, _method, _count, _function, _by_names)
+_HELPERS = (_nothing, _array, _method, _count, _by_names)
 _BY_NAME = {helper.__name__: helper for helper in _HELPERS}

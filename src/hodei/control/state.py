@@ -5,51 +5,91 @@ Changes are collected here and handed out once per step, so that ten changes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, Protocol
+import heapq
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
 
 from msgspec import structs
 
-from hodei.control.chunks import PART, parts
 from hodei.engine.availability import AvailabilityProfile
 from hodei.engine.nodes import Table
 from hodei.model.effects import Act, Event, Record, Save, SaveJob, SaveOverrides, SaveReservation, SaveRun
 from hodei.model.ids import JobId, NodeName, RunId, job_of
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED, JobState, RunState, advance_job, advance_run
+from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, JobState, Run, RunState, advance_job, advance_run
 from hodei.model.node import Node, NodeOverrides
 from hodei.model.reservation import Reservation
+
+# ---------------------------------------------------------------------------------------------- chunks
+# Long work in parts, so that whoever drives it can see to others in between. What it comes to does not depend on
+# that.
+
+
+T = TypeVar("T")
+# So many facts, rows or jobs are one part: some 30 ms of work.
+PART = 1000
+
+
+def parts(many: Iterable[T], most: int = PART) -> Iterator[list[T]]:
+    """All of them in order, no more than so many at a time."""
+    rest = iter(many)
+    while part := list(islice(rest, most)):
+        yield part
+
+
+def at_once(work: Generator[None, None, T]) -> T:
+    """Without a break."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+# ----------------------------------------------------------------------------------------------------
 
 # Past this many moves that nobody has asked for they are not told one by one any more.
 _MOVES_KEPT = 50_000
 
 
-class Accountant(Protocol):
-    """Is told of every run that comes to hold something, and of its end, once each."""
+class Signals:
+    """What one part of the controller announces to others. A part subscribes in its constructor, with a method, as the
+    state of a controller is written to snapshots. Subscribers are called in the order in which they subscribed."""
 
-    def opened(self, run: Run, spec: JobSpec) -> None: ...
+    def __init__(self) -> None:
+        # A run begins to hold capacity, and ends; once each.
+        self.run_opened: list[Callable[[Run, JobSpec], None]] = []
+        self.run_closed: list[Callable[[Run, JobSpec], None]] = []
+        self.checkpoint_saved: list[Callable[[JobId], None]] = []
+        # A job begins (1) or ceases (-1) to be pending.
+        self.job_pending: list[Callable[[Job, int], None]] = []
+        self.job_suspended: list[Callable[[Job], None]] = []
+        self.job_ended: list[Callable[[Job], None]] = []
 
-    def closed(self, run: Run, spec: JobSpec) -> None: ...
+
+def _declared_limit_ms(spec: JobSpec) -> int:
+    return spec.estimate_ms or spec.timeout_ms
 
 
 class ClusterState:
-    def __init__(self, last_event: int = 0) -> None:
+    """`limit_ms`: how long a job may hold its capacity, for one without an entry in `estimates`."""
+
+    def __init__(self, last_event: int = 0, limit_ms: Callable[[JobSpec], int] = _declared_limit_ms) -> None:
+        self.signals = Signals()
         self.table = Table()
-        self.book = AvailabilityProfile(self.table)
-        self.keeps_book = False
-        # How long jobs may hold what they got, and what to think of one that was not asked about when it started.
+        self.availability = AvailabilityProfile(self.table)
+        self.tracks_availability = False
+        # How long running jobs may hold their capacity, as estimated when they started.
         self.estimates: dict[JobId, int] = {}
-        self.limit_ms: Callable[[JobSpec], int] = lambda spec: spec.estimate_ms or spec.timeout_ms
+        self.limit_ms = limit_ms
         self.jobs: dict[JobId, Job] = {}
         self.runs: dict[JobId, dict[RunId, Run]] = {}
         self.on_node: dict[NodeName, set[RunId]] = {}
         self.nodes: dict[NodeName, Node] = {}
-        self.marks: dict[NodeName, NodeOverrides] = {}
+        self.overrides: dict[NodeName, NodeOverrides] = {}
         self.last_event = last_event
-        # Who keeps account of what runs hold (quotas, fair share); nobody, in most houses.
-        self.accountants: tuple[Accountant, ...] = ()
-        # Is told of each job that begins (1) or ceases (-1) to be pending; nobody, where no quota asks how many are.
-        self.on_pending: Callable[[Job, int], None] | None = None
+        # Runs whose stop order may have been withdrawn: if they must stop after all, the order is sent again.
+        self.spared: set[RunId] = set()
         # Elements of arrays that ended or were held since the controller last asked.
         self.left_arrays: list[Job] = []
         # Whose act is being carried out, for the events that tell of it.
@@ -63,7 +103,7 @@ class ClusterState:
         self._jobs: dict[JobId, Job] = {}
         self._runs: dict[RunId, Run] = {}
         self._marks: dict[NodeName, NodeOverrides] = {}
-        self._bookings: dict[str, SaveReservation] = {}
+        self._reservations: dict[str, SaveReservation] = {}
         self._events: list[Event] = []
         self._acts: list[Act] = []
 
@@ -71,8 +111,9 @@ class ClusterState:
 
     def add_job(self, job: Job, *, new: bool) -> None:
         self.jobs[job.id] = job
-        if self.on_pending is not None and job.state == "pending":
-            self.on_pending(job, 1)
+        if job.state == "pending":
+            for listener in self.signals.job_pending:
+                listener(job, 1)
         if new:
             self._new_jobs.add(job.id)
             self._jobs[job.id] = job
@@ -80,8 +121,9 @@ class ClusterState:
     def change_job(self, job: Job, now_ms: int, *, to: JobState | None = None, **changes: Any) -> Job:
         """The one door for jobs: the state moves by the table, the version counts up, an ended job leaves the world."""
         state = job.state if to is None or to == job.state else advance_job(job.state, to)
-        if self.on_pending is not None and (state == "pending") != (job.state == "pending"):
-            self.on_pending(job, 1 if state == "pending" else -1)
+        if (state == "pending") != (job.state == "pending"):
+            for listener in self.signals.job_pending:
+                listener(job, 1 if state == "pending" else -1)
         job = structs.replace(job, state=state, changed_ms=now_ms, version=job.version + 1, **changes)
         self._jobs[job.id] = job
         if job.spec.array is not None and (state in JOB_ENDED or state == "held"):
@@ -101,40 +143,40 @@ class ClusterState:
         self._moved[run.job] = None
         if run.state not in RUN_ENDED:
             self.on_node.setdefault(run.node, set()).add(run.id)
-            if self.keeps_book:
-                self._enter(run, self.book)
-            for accountant in self.accountants:
-                accountant.opened(run, self.jobs[run.job].spec)
+            if self.tracks_availability:
+                self._enter(run, self.availability)
+            for listener in self.signals.run_opened:
+                listener(run, self.jobs[run.job].spec)
         if new:
             self._new_runs.add(run.id)
             self._runs[run.id] = run
 
-    def _enter(self, run: Run, book: AvailabilityProfile) -> None:
+    def _enter(self, run: Run, availability: AvailabilityProfile) -> None:
         spec = self.jobs[run.job].spec
         limit_ms = self.estimates.get(run.job)
         if limit_ms is None:
             limit_ms = self.limit_ms(spec)
         request = spec.task_of(run.member).request
-        book.started(run.id, run.node, request, run.started_ms or run.placed_ms, limit_ms, spec.project)
+        availability.started(run.id, run.node, request, run.started_ms or run.placed_ms, limit_ms, spec.project)
 
-    def drawn_up(self) -> AvailabilityProfile:
+    def build_availability(self) -> AvailabilityProfile:
         """The book as it would be if it had been kept all the time."""
-        if self.keeps_book:
-            return self.book
+        if self.tracks_availability:
+            return self.availability
         return self._fill(AvailabilityProfile(self.table))
 
-    def _fill(self, book: AvailabilityProfile) -> AvailabilityProfile:
+    def _fill(self, availability: AvailabilityProfile) -> AvailabilityProfile:
         for job in sorted(self.runs):
             for run in self.live_runs(job):
-                self._enter(run, book)
-        return book
+                self._enter(run, availability)
+        return availability
 
-    def keep_book(self) -> None:
+    def track_availability(self) -> None:
         """From now on: someone has begun to reckon with time. Nobody who does so keeps it from the beginning on, because
         most houses never do."""
-        if not self.keeps_book:
-            self._fill(self.book)
-            self.keeps_book = True
+        if not self.tracks_availability:
+            self._fill(self.availability)
+            self.tracks_availability = True
 
     def change_run(self, run: Run, *, to: RunState | None = None, **changes: Any) -> Run:
         """The one door for runs. A run that ends gives its node back (its job's request is released by the caller)."""
@@ -145,9 +187,9 @@ class ClusterState:
         self._moved[run.job] = None
         if state in RUN_ENDED:
             self.on_node.get(run.node, set()).discard(run.id)
-            self.book.ended(run.id)
-            for accountant in self.accountants:
-                accountant.closed(run, self.jobs[run.job].spec)
+            self.availability.ended(run.id)
+            for listener in self.signals.run_closed:
+                listener(run, self.jobs[run.job].spec)
         return run
 
     def run(self, run: RunId) -> Run | None:
@@ -183,40 +225,40 @@ class ClusterState:
 
     def put_node(self, node: Node) -> None:
         self.nodes[node.name] = node
-        marks = self.marks.get(node.name)
-        self.table.put(marks.over(node) if marks is not None else node)
+        overrides = self.overrides.get(node.name)
+        self.table.put(overrides.over(node) if overrides is not None else node)
 
     def remove_node(self, name: NodeName) -> None:
         self.nodes.pop(name, None)
         self.table.remove(name)
 
-    def put_marks(self, marks: NodeOverrides, *, new: bool) -> None:
-        self.marks[marks.node] = marks
+    def put_overrides(self, overrides: NodeOverrides, *, new: bool) -> None:
+        self.overrides[overrides.node] = overrides
         if new:
-            self._marks[marks.node] = marks
-        if marks.node in self.nodes:
-            self.put_node(self.nodes[marks.node])
+            self._marks[overrides.node] = overrides
+        if overrides.node in self.nodes:
+            self.put_node(self.nodes[overrides.node])
 
     # ------------------------------------------------------------------------------------------- bookings
 
-    def put_booking(self, booking: Reservation, *, new: bool) -> None:
-        self.keep_book()
-        self.book.book(booking)
+    def put_reservation(self, reservation: Reservation, *, new: bool) -> None:
+        self.track_availability()
+        self.availability.add_reservation(reservation)
         if new:
-            self._bookings[booking.name] = SaveReservation(booking)
+            self._reservations[reservation.name] = SaveReservation(reservation)
 
-    def drop_booking(self, name: str) -> Reservation | None:
-        booking = self.book.unbook(name)
-        if booking is not None:
-            self._bookings[name] = SaveReservation(booking, gone=True)
-        return booking
+    def drop_reservation(self, name: str) -> Reservation | None:
+        reservation = self.availability.remove_reservation(name)
+        if reservation is not None:
+            self._reservations[name] = SaveReservation(reservation, gone=True)
+        return reservation
 
     # ------------------------------------------------------------------------------------------- effects
 
     def act(self, act: Act) -> None:
         self._acts.append(act)
 
-    def tell(self, kind: str, now_ms: int, *, job: JobId = 0, run: RunId = "", node: str = "", **detail: Any) -> None:
+    def emit(self, kind: str, now_ms: int, *, job: JobId = 0, run: RunId = "", node: str = "", **detail: Any) -> None:
         self.last_event += 1
         if self.by:
             detail.setdefault("by", self.by)
@@ -230,8 +272,8 @@ class ClusterState:
             if len(self._jobs) > PART:
                 yield
         saves += [SaveRun(run, id in self._new_runs) for id, run in self._runs.items()]
-        saves += [SaveOverrides(marks) for marks in self._marks.values()]
-        saves += self._bookings.values()
+        saves += [SaveOverrides(overrides) for overrides in self._marks.values()]
+        saves += self._reservations.values()
         for events in parts(self._events):
             saves += [Record(event) for event in events]
             if len(self._events) > PART:
@@ -240,5 +282,26 @@ class ClusterState:
         if len(self._moved) > _MOVES_KEPT:
             self._moved, self._all_moved = {}, True  # nobody may ever ask, where no line takes others' places
         self._new_jobs, self._new_runs = set(), set()
-        self._jobs, self._runs, self._marks, self._bookings, self._events, self._acts = {}, {}, {}, {}, [], []
+        self._jobs, self._runs, self._marks, self._reservations, self._events, self._acts = {}, {}, {}, {}, [], []
         return saves, acts
+
+
+# ---------------------------------------------------------------------------------------------- timers
+# Moments to come, by job. A moment that was set again or no longer matters is sorted out by whoever asks.
+
+
+class Timers:
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, JobId]] = []
+
+    def set(self, at_ms: int, job: JobId) -> None:
+        heapq.heappush(self._heap, (at_ms, job))
+
+    def due(self, now_ms: int) -> list[JobId]:
+        out = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            out.append(heapq.heappop(self._heap)[1])
+        return out
+
+    def next_ms(self) -> int | None:
+        return self._heap[0][0] if self._heap else None

@@ -1,8 +1,8 @@
-"""The book of time: until when runs are expected to hold what they hold, and from when it is promised to others.
+"""Availability profile: expected ends of runs, start reservations of pending jobs, and reservations of projects.
 
-Everything here is an expectation: a run that outlives its estimate is expected to end when its estimate has doubled (and
-doubled again). A promise is kept by never starting anything that would still hold the promised room by then. Of room that
-is booked for a project as much is spoken for as the project's own runs do not hold already.
+Everything here is an expectation. A run past its estimate is expected to end after twice the estimate, then four
+times. A start reservation holds because nothing starts that would still occupy its capacity at that time. Of a
+reservation only the part counts that the project's own runs do not hold yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTHING: Resources = {}
 
 
 class Span(NamedTuple):
-    """What a run holds of a node and when it is expected to be over; ordered by that."""
+    """Resources that a run holds on a node until its expected end; ordered by that end."""
 
     end_ms: int
     run: RunId
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class StartReservation(Struct, frozen=True):
-    """From `start_ms` on `job` is to have `request` of each of these nodes, until `end_ms`."""
+    """`job` gets `request` on each of these nodes from `start_ms` to `end_ms`."""
 
     job: JobId
     start_ms: int
@@ -44,7 +44,7 @@ class StartReservation(Struct, frozen=True):
 
 
 class Claim(NamedTuple):
-    """Room on one node that is spoken for: of a promise (`job`) or of a booking (`project`)."""
+    """Reserved capacity on one node: of a start reservation (`job`) or of a reservation (`project`)."""
 
     start_ms: int
     end_ms: int
@@ -59,14 +59,14 @@ class AvailabilityProfile:
         self._table = table
         self._spans: dict[NodeName, list[Span]] = {}
         self._where: dict[RunId, tuple[NodeName, Span]] = {}
-        # What the runs of a node hold together, and the promises by the time at which they fall due.
+        # Per node the sum held by its runs; start reservations by start time.
         self._held: dict[NodeName, Resources] = {}
         self._due: list[tuple[int, JobId]] = []
         self._claims: dict[NodeName, list[Claim]] = {}
-        self.version = 0  # counts what may bring a promise forward: ends, and bookings that come or go
-        self.promises: dict[JobId, StartReservation] = {}
-        self.bookings: dict[str, Reservation] = {}
-        self.forecasts: dict[JobId, int] = {}  # when those who wait will probably start, as far as anyone foretold it
+        self.version = 0  # changes when a start reservation could move forward: a run ended, a reservation came or went
+        self.start_reservations: dict[JobId, StartReservation] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.forecasts: dict[JobId, int] = {}  # forecast start by pending job
 
     # ------------------------------------------------------------------------------------------------ runs
 
@@ -93,22 +93,21 @@ class AvailabilityProfile:
             self.version += 1
 
     def expected_end_ms(self, run: RunId) -> int:
-        """When it should be over, as it was said when it started; FOREVER if nobody knows."""
+        """The end expected at its start; FOREVER if unknown."""
         _, span = self._where.get(run, ("", None))
         return FOREVER if span is None else span.end_ms
 
-    def leaves_by(self, run: RunId, end_ms: int) -> None:
-        """It was told to go, and is expected to be gone by then."""
+    def expect_end_by(self, run: RunId, end_ms: int) -> None:
+        """It is being stopped and is expected to have ended by then."""
         node, span = self._where.get(run, ("", None))
         if span is not None:
             self.started(run, node, span.request, span.start_ms, max(end_ms - span.start_ms, 1), span.project)
 
-    def outlived(self, node: NodeName, at_ms: int) -> list[Span]:
-        """The runs of a node that should have been over by then."""
+    def overdue_runs(self, node: NodeName, at_ms: int) -> list[Span]:
         return [span for span in self._spans.get(node, ()) if span.end_ms <= at_ms]
 
     def spans(self, node: NodeName, now_ms: int) -> Sequence[Span]:
-        """The runs of a node by expected end; those that have outlived their estimate with a later one."""
+        """The runs of a node by expected end; the end of a run past its estimate is corrected."""
         spans = self._spans.get(node, ())
         if not spans or spans[0].end_ms >= now_ms:
             return spans
@@ -116,52 +115,59 @@ class AvailabilityProfile:
 
     # -------------------------------------------------------------------------------------------- claims
 
-    def promise(self, promise: StartReservation) -> None:
-        self.withdraw(promise.job)
-        self.promises[promise.job] = promise
-        heapq.heappush(self._due, (promise.start_ms, promise.job))
-        for node, request in promise.places:
-            claim = Claim(promise.start_ms, promise.end_ms, request, promise.job)
+    def add_start_reservation(self, start_reservation: StartReservation) -> None:
+        self.remove_start_reservation(start_reservation.job)
+        self.start_reservations[start_reservation.job] = start_reservation
+        heapq.heappush(self._due, (start_reservation.start_ms, start_reservation.job))
+        for node, request in start_reservation.places:
+            claim = Claim(start_reservation.start_ms, start_reservation.end_ms, request, start_reservation.job)
             self._claims.setdefault(node, []).append(claim)
 
-    def withdraw(self, job: JobId) -> StartReservation | None:
-        promise = self.promises.pop(job, None)
-        if promise is not None:
-            self._drop(promise.places, lambda claim: claim.job == job)
-        return promise
+    def remove_start_reservation(self, job: JobId) -> StartReservation | None:
+        start_reservation = self.start_reservations.pop(job, None)
+        if start_reservation is not None:
+            self._drop(start_reservation.places, lambda claim: claim.job == job)
+        return start_reservation
 
     def next_start_ms(self, now_ms: int) -> int | None:
-        """When the next promise falls due."""
-        if not self.promises:
+        """The start of the next start reservation."""
+        if not self.start_reservations:
             return None
-        return min([promise.start_ms for promise in self.promises.values() if promise.start_ms > now_ms], default=None)
+        return min(
+            [
+                start_reservation.start_ms
+                for start_reservation in self.start_reservations.values()
+                if start_reservation.start_ms > now_ms
+            ],
+            default=None,
+        )
 
     def overdue(self, now_ms: int) -> list[StartReservation]:
-        """The promises that stand and whose time has passed; each is named once."""
+        """Start reservations whose start has passed; each is returned once."""
         if not self._due or self._due[0][0] >= now_ms:
             return []
         late = dict[JobId, StartReservation]()
         while self._due and self._due[0][0] < now_ms:
             start_ms, job = heapq.heappop(self._due)
-            promise = self.promises.get(job)
-            if promise is not None and promise.start_ms == start_ms:
-                late[job] = promise
+            start_reservation = self.start_reservations.get(job)
+            if start_reservation is not None and start_reservation.start_ms == start_ms:
+                late[job] = start_reservation
         return list(late.values())
 
-    def book(self, booking: Reservation) -> None:
-        self.unbook(booking.name)
-        self.bookings[booking.name] = booking
+    def add_reservation(self, reservation: Reservation) -> None:
+        self.remove_reservation(reservation.name)
+        self.reservations[reservation.name] = reservation
         self.version += 1
-        for node, request in booking.places:
-            claim = Claim(booking.start_ms, booking.end_ms, request, 0, booking.project, booking.name)
+        for node, request in reservation.places:
+            claim = Claim(reservation.start_ms, reservation.end_ms, request, 0, reservation.project, reservation.name)
             self._claims.setdefault(node, []).append(claim)
 
-    def unbook(self, name: str) -> Reservation | None:
-        booking = self.bookings.pop(name, None)
-        if booking is not None:
-            self._drop(booking.places, lambda claim: claim.name == name)
+    def remove_reservation(self, name: str) -> Reservation | None:
+        reservation = self.reservations.pop(name, None)
+        if reservation is not None:
+            self._drop(reservation.places, lambda claim: claim.name == name)
             self.version += 1
-        return booking
+        return reservation
 
     def _drop(self, places: Iterable[tuple[NodeName, Resources]], which: object) -> None:
         for node, _ in places:
@@ -172,16 +178,15 @@ class AvailabilityProfile:
                 self._claims.pop(node, None)
 
     def claims_on(self, node: NodeName) -> Sequence[Claim]:
-        """All that is spoken for there, promised and booked."""
+        """Start reservations and reservations."""
         return self._claims.get(node, ())
 
     @property
     def claimed(self) -> Iterable[NodeName]:
-        """The nodes of which something is spoken for."""
         return self._claims
 
     def claims(self, node: NodeName, job: JobId, project: str) -> list[Claim]:
-        """What others may count on there."""
+        """Claims of other jobs and projects."""
         return [
             claim
             for claim in self._claims.get(node, ())
@@ -190,11 +195,11 @@ class AvailabilityProfile:
 
     # ------------------------------------------------------------------------------------------- questions
 
-    def hindered(
+    def first_conflict(
         self, node: NodeName, request: Resources, now_ms: int, until_ms: int, job: JobId, project: str
     ) -> Claim | None:
-        """The first claim that `request`, held from now until then, would stand in the way of; None if it is free.
-        That there is room now is for others to say."""
+        """The first claim that `request`, held from now to `until_ms`, would violate; None if there is none. Does not
+        check whether the node has free capacity now."""
         claims = self.claims(node, job, project)
         for claim in claims:
             if claim.start_ms >= until_ms or claim.end_ms <= now_ms:
@@ -202,9 +207,9 @@ class AvailabilityProfile:
             at_ms = max(claim.start_ms, now_ms)
             free = self._free_at(node, request, now_ms, at_ms)
             alone = len(claims) == 1 and claim.job
-            spoken_for = claim.request if alone else _spoken_for(claims, self.spans(node, now_ms), at_ms)
+            claimed = claim.request if alone else _claimed(claims, self.spans(node, now_ms), at_ms)
             for resource, amount in request.items():
-                if free[resource] - spoken_for.get(resource, 0) < amount:
+                if free[resource] - claimed.get(resource, 0) < amount:
                     return claim
         return None
 
@@ -218,27 +223,27 @@ class AvailabilityProfile:
         project: str,
         after_ms: int = 0,
     ) -> int | None:
-        """When the node is first expected to have room for so long, at `after_ms` or later; None for never."""
+        """The first time from `after_ms` on at which the node has capacity for `duration_ms`; None for never."""
         claims = self.claims(node, job, project) if node in self._claims else ()
         if not claims:
-            at_ms = self.unclaimed(node, request, now_ms)[0]
+            at_ms = self.earliest_unclaimed(node, request, now_ms)[0]
             return max(at_ms, now_ms, after_ms) if at_ms < FOREVER else None
         free = self._free_at(node, request, now_ms, -1)
         steps = _steps(self.spans(node, now_ms), claims, now_ms)
         return _first_gap(steps, free, request, duration_ms, now_ms, max(now_ms, after_ms))
 
-    def most_spare(self, promise: StartReservation, resource: str, now_ms: int) -> int:
-        """How much of a resource is left at most on one of its nodes when the promised job has its part of it."""
-        at_ms, most = max(promise.start_ms, now_ms), 0
-        for node, request in promise.places:
+    def max_spare(self, start_reservation: StartReservation, resource: str, now_ms: int) -> int:
+        """The largest amount of a resource that one of its nodes has left beside the reserved job."""
+        at_ms, most = max(start_reservation.start_ms, now_ms), 0
+        for node, request in start_reservation.places:
             if node in self._table.row:
                 free = self._free_at(node, {resource: 0}, now_ms, at_ms)[resource]
                 most = max(most, free - request.get(resource, 0))
         return most
 
-    def unclaimed(self, node: NodeName, request: Resources, now_ms: int) -> tuple[int, int]:
-        """When the node has room for it if nothing more is started (0 for now, FOREVER for never), and until when that
-        is expected: past that moment a run has outlived its estimate."""
+    def earliest_unclaimed(self, node: NodeName, request: Resources, now_ms: int) -> tuple[int, int]:
+        """When the node has capacity if nothing more starts (0: now, FOREVER: never), and how long this answer is
+        valid: until a run passes its estimate."""
         spans = self.spans(node, now_ms)
         until_ms = spans[0].end_ms if spans else FOREVER
         free = self._free_at(node, request, now_ms, -1)
@@ -264,15 +269,15 @@ class AvailabilityProfile:
         return FOREVER, until_ms
 
     def _free_at(self, node: NodeName, request: Resources, now_ms: int, at_ms: int) -> Resources:
-        """What is free of the resources that are asked for, when all runs that should be over by then are."""
+        """Free amounts of the requested resources at `at_ms`, assuming that runs end as expected; -1 for now."""
         row = self._table.row[node]
-        room, used, held = self._table.room[row], self._table.holds[row].used, self._held.get(node, _NOTHING)
-        # While others are only thought away (a trial of taking their place) the table has less than the book: their
-        # room must not be counted as free once now and once more when they should have ended.
+        room, used, held = self._table.allocatable[row], self._table.holds[row].used, self._held.get(node, _NOTHING)
+        # In a preemption trial the table holds less than this profile: the victims' capacity must not count as free
+        # twice, once now and once at their expected end.
         free = {}
         for resource in request:
-            taken, booked = used.get(resource, 0), held.get(resource, 0)
-            free[resource] = room.get(resource, 0) - (taken if taken > booked else booked)
+            taken, reserved = used.get(resource, 0), held.get(resource, 0)
+            free[resource] = room.get(resource, 0) - (taken if taken > reserved else reserved)
         if at_ms >= 0:
             for span in self.spans(node, now_ms):
                 if span.end_ms > at_ms:
@@ -295,24 +300,23 @@ def _corrected(span: Span, now_ms: int) -> Span:
 
 
 def corrected_end(start_ms: int, length_ms: int, now_ms: int) -> int:
-    """When something that began then and should take so long ends: if it is not over by now, after twice as long, or
-    four times."""
+    """Its expected end; the length doubles until that lies in the future."""
     length_ms = max(length_ms, 1)
     while start_ms + length_ms < now_ms:
         length_ms *= 2
     return start_ms + length_ms
 
 
-def _spoken_for(claims: Sequence[Claim], spans: Sequence[Span], at_ms: int) -> Resources:
-    """What is promised or booked at that moment, less what the projects that booked hold of it already."""
+def _claimed(claims: Sequence[Claim], spans: Sequence[Span], at_ms: int) -> Resources:
+    """Capacity claimed at that time, less what reserving projects already hold."""
     out: Resources = {}
-    booked: dict[str, Resources] = {}
+    reserved: dict[str, Resources] = {}
     for claim in claims:
         if claim.start_ms <= at_ms < claim.end_ms:
-            amounts = out if claim.job else booked.setdefault(claim.project, {})
+            amounts = out if claim.job else reserved.setdefault(claim.project, {})
             for resource, amount in claim.request.items():
                 amounts[resource] = amounts.get(resource, 0) + amount
-    for project, amounts in booked.items():
+    for project, amounts in reserved.items():
         for span in spans:
             if span.project == project and span.end_ms > at_ms:
                 for resource in amounts:
@@ -324,25 +328,25 @@ def _spoken_for(claims: Sequence[Claim], spans: Sequence[Span], at_ms: int) -> R
 
 
 def _steps(spans: Sequence[Span], claims: Sequence[Claim], now_ms: int) -> list[tuple[int, int, Resources]]:
-    """Changes of what is free, in order of time: (when, by which sign, how much)."""
+    """Changes of free capacity, ordered by time: (time, sign, amounts)."""
     steps = [(max(span.end_ms, now_ms), 1, span.request) for span in spans if span.end_ms < FOREVER]
-    booked: dict[str, list[Claim]] = {}
+    reserved: dict[str, list[Claim]] = {}
     for claim in claims:
         if claim.end_ms > now_ms:
             if not claim.job and any(span.project == claim.project for span in spans):
-                booked.setdefault(claim.project, []).append(claim)
+                reserved.setdefault(claim.project, []).append(claim)
                 continue
             steps.append((max(claim.start_ms, now_ms), -1, claim.request))
             steps.append((claim.end_ms, 1, claim.request))
-    for project, theirs in booked.items():
+    for project, theirs in reserved.items():
         own = [span for span in spans if span.project == project]
         moments = {now_ms, *(claim.end_ms for claim in theirs), *(span.end_ms for span in own)}
         moments |= {claim.start_ms for claim in theirs}
         before: Resources = {}
         for at_ms in sorted(moment for moment in moments if now_ms <= moment < FOREVER):
-            spoken_for = _spoken_for(theirs, own, at_ms)
-            steps += [(at_ms, 1, before), (at_ms, -1, spoken_for)]
-            before = spoken_for
+            claimed = _claimed(theirs, own, at_ms)
+            steps += [(at_ms, 1, before), (at_ms, -1, claimed)]
+            before = claimed
     return sorted(steps, key=lambda step: step[0])
 
 
@@ -354,7 +358,7 @@ def _first_gap(
     now_ms: int,
     after_ms: int,
 ) -> int | None:
-    """The first moment from `after_ms` on from which there is room for `request` without a break for `duration_ms`."""
+    """The first time from `after_ms` on at which `request` fits for `duration_ms` without a break."""
     since: int | None = None
     for at_ms, levels in _levels(steps, free, now_ms):
         if all(levels[resource] >= amount for resource, amount in request.items()):
@@ -367,7 +371,7 @@ def _first_gap(
 
 
 def _levels(steps: list[tuple[int, int, Resources]], free: Resources, now_ms: int) -> Iterator[tuple[int, Resources]]:
-    """What is free from each moment on at which it changes, the present one first."""
+    """Free capacity over time, one entry per change, beginning with the present."""
     levels, at_ms = dict(free), now_ms
     for when_ms, sign, amounts in steps:
         if when_ms > at_ms:

@@ -1,11 +1,11 @@
-"""Single changes to a job that could let it start: what plugins propose and `control.explain.suggestions` tries.
+"""Single changes to a job that could let it start: proposed by plugins, tried by `control.explain.suggestions`.
 
-Nothing is decided here. A plugin that can tell what in a job it objects to has a method
+A plugin that can propose changes has the method
 
-    repairs(member, nodes, view) -> Iterable[Change]
+suggest(member, nodes, view) -> Iterable[Change]
 
-where `nodes` are those to which no other plugin objects (all, for a plugin that lays gangs). A change that does not
-help costs only the trying.
+where `nodes` are those that no other plugin refuses (for a layout plugin: all). A proposal that does not help is
+dropped after its trial.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from typing import Any
 from msgspec import Struct, structs
 
 from hodei.engine.nodes import Mask
-from hodei.model.decision import Reason
-from hodei.model.explanation import RepairKind
-from hodei.model.job import TaskSpec
+from hodei.model.explanation import ChangeKind
+from hodei.model.job import Reason, TaskSpec
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, scale_of
 
 _BINARY = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10))
-# Work without any of these is not the same work done smaller.
+# Every job needs some of these.
 _INDISPENSABLE = frozenset({CPU, MEMORY, STORAGE})
 
 
 class Change(Struct, frozen=True):
-    """`fields` of the task (of the job if `whole_job`) with their new values. `cut` tells how much of what was asked for
-    is given up, in ten-thousandths; `amount` is the new amount of a change that could also be made larger or smaller."""
+    """`fields` of the task (of the job if `whole_job`) with their new values. `cut`: how much of the request is given
+    up, in ten-thousandths; `amount`: the new amount, for changes that have a size."""
 
-    kind: RepairKind
+    kind: ChangeKind
     text: str
     fields: dict[str, Any]
     whole_job: bool = False
@@ -39,12 +38,11 @@ class Change(Struct, frozen=True):
     resource: str = ""
 
     def with_amount(self, task: TaskSpec, amount: int) -> Change:
-        """The same change to at most `amount`."""
         return fewer_members(task, amount) if self.kind == "members" else lowered(task, self.resource, amount)
 
 
 def lowered(task: TaskSpec, resource: str, amount: int) -> Change:
-    """Ask for at most `amount` of a resource, rounded down to what can be read; for none of it: do without."""
+    """Request at most `amount`, rounded down to a readable number; if that is 0, drop the resource."""
     asked = task.request[resource]
     less = readable(resource, amount, asked)
     words = f"{resource} {exact(resource, asked)}"
@@ -62,7 +60,7 @@ def lowered(task: TaskSpec, resource: str, amount: int) -> Change:
 
 
 def fewer_members(task: TaskSpec, count: int) -> Change:
-    """Fewer in all; of a task that can start with less than all its members, fewer to start with."""
+    """Fewer members; for an elastic task a lower `min_count`."""
     asked, members = task.needed, "member" if count == 1 else "members"
     cut = (asked - count) * 10_000 // asked
     if task.min_count:
@@ -71,8 +69,8 @@ def fewer_members(task: TaskSpec, count: int) -> Change:
     return Change("members", f"{count} {members} instead of {asked}", {"count": count}, cut=cut, amount=count)
 
 
-def dropped_company(task: TaskSpec) -> list[Change]:
-    """Rules about other jobs and about ports, one by one."""
+def dropped_placement_rules(task: TaskSpec) -> list[Change]:
+    """Drop each affinity, spread or port rule, one at a time."""
     out = []
     for field in ("job_affinity", "job_anti_affinity"):
         rules = getattr(task, field)
@@ -83,15 +81,15 @@ def dropped_company(task: TaskSpec) -> list[Change]:
     for place, rule in enumerate(task.spread):
         if rule.hard:
             soft = (*task.spread[:place], structs.replace(rule, hard=False), *task.spread[place + 1 :])
-            out.append(Change("drop", f"spread over {rule.topology} as a wish only", {"spread": soft}))
+            out.append(Change("drop", f"spread over {rule.topology} as a preference only", {"spread": soft}))
     for place, port in enumerate(task.ports):
         rest_of = (*task.ports[:place], *task.ports[place + 1 :])
         out.append(Change("drop", f"drop host port {port.port}/{port.protocol}", {"ports": rest_of}))
     return out
 
 
-def alone(pairs: Sequence[tuple[Mask, Reason]]) -> list[bool]:
-    """For each refusal, whether it is the only one that keeps some node out."""
+def sole_refusals(pairs: Sequence[tuple[Mask, Reason]]) -> list[bool]:
+    """For each refusal, whether it is the only one for some node."""
     out = []
     for place, (mask, _) in enumerate(pairs):
         left = mask
@@ -102,7 +100,7 @@ def alone(pairs: Sequence[tuple[Mask, Reason]]) -> list[bool]:
 
 
 def readable(resource: str, amount: int, asked: int) -> int:
-    """The largest amount up to `amount` that reads well. Whole GPUs stay whole; 0 only of what a job can do without."""
+    """The largest readable amount up to `amount`. Whole GPUs stay whole; 0 only for resources that a job can drop."""
     if resource == GPU and asked % 1000 == 0:
         return amount // 1000 * 1000
     if scale_of(resource) == 1000:
@@ -115,7 +113,7 @@ def readable(resource: str, amount: int, asked: int) -> int:
 
 
 def exact(resource: str, amount: int) -> str:
-    """An amount in few digits and without rounding: `3.7`, `60Gi`, `15.75Gi`."""
+    """An exact amount in few digits: `3.7`, `60Gi`, `15.75Gi`."""
     if scale_of(resource) == 1000:
         return f"{amount / 1000:.15g}"
     if resource in (MEMORY, STORAGE):

@@ -1,6 +1,6 @@
-"""The cluster as plugins see it: some rows of the table as arrays (`Nodes`), or one row in plain numbers (`OneNode`).
+"""Nodes as plugins see them: rows of the table as arrays (`Nodes`), or one row as integers (`OneNode`).
 
-What they return is as long as what they were given. Arrays are read-only by convention.
+Results have one entry per row. Arrays are read-only by convention.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hodei.engine.device_slots import DeviceSlots
+from hodei.model.affinity import Requirement
 from hodei.model.ids import NodeName
 from hodei.model.node import Node
 from hodei.model.resources import MEMORY, STORAGE, Resources
-from hodei.model.selector import Requirement
 
 if TYPE_CHECKING:
     from hodei.engine.nodes import Table
@@ -31,7 +31,7 @@ LARGE = frozenset({MEMORY, STORAGE})
 
 
 class Interned:
-    """A column of values held as small numbers: a predicate is evaluated once per distinct value."""
+    """A column of values stored as small ids: a predicate is evaluated once per distinct value."""
 
     __slots__ = ("_rows", "ids", "values")
 
@@ -50,8 +50,6 @@ class Interned:
 
 
 class Nodes:
-    """Some rows of the table, as plugins see them. Arrays are read-only by convention: never write into one."""
-
     __slots__ = ("_rows", "table")
 
     def __init__(self, table: Table, rows: Rows = ALL) -> None:
@@ -65,7 +63,7 @@ class Nodes:
 
     @property
     def rows(self) -> Rows:
-        """Which rows of the table these are, for answers that were worked out over all of them."""
+        """Rows of the table, to index results computed over all nodes."""
         return self._rows
 
     def each(self) -> list[Node]:
@@ -87,24 +85,24 @@ class Nodes:
         return found
 
     def share(self, part: Ints, resource: str) -> Ints:
-        """`part` of each node's capacity on a scale of 0 to 10,000; 0 where there is no capacity."""
+        """`part` as a share of each node's capacity, 0 to 10,000; 0 where there is no capacity."""
         shift, whole = self.table.scale_of(resource)
         scaled = np.maximum(part, 0)
         if shift:
             scaled >>= shift
-        # Exact: both sides are whole and below 2**53, the divisor is below 2**39 and the quotient wanted below 2**14.
+        # Exact: both sides are integers below 2**53, the divisor is below 2**39 and the quotient below 2**14.
         found = scaled.astype(np.float64)
         found *= _SCALE
         found /= whole[self._rows]
         return found.astype(np.int64)
 
     def gpus(self) -> Ints:
-        """What is free of each GPU, in thousandths: one column per GPU, -1 where a node has no more of them."""
+        """Free thousandths of each GPU; -1 where a node has fewer GPUs."""
         found: Ints = self.table.gpus[self._rows]
         return found
 
     def parts(self) -> list[DeviceSlots | None]:
-        """The cores and GPUs of each node; None where nothing is known of them."""
+        """Cores and GPUs of each node; None if unknown."""
         holds = self.table.holds
         rows = range(len(holds))[self._rows] if isinstance(self._rows, slice) else self._rows
         return [holds[row].parts for row in rows]
@@ -114,7 +112,7 @@ class Nodes:
         return found
 
     def last_placed(self) -> Ints:
-        """When each node was last given a run, as a count of placements; 0 if never."""
+        """Placement counter at the node's last placement; 0 if never."""
         found: Ints = self.table.last_placed[self._rows]
         return found
 
@@ -124,7 +122,7 @@ class Nodes:
         return found
 
     def largest(self, resource: str) -> int:
-        """The largest capacity of any node of the cluster, whichever rows this stands for."""
+        """The largest capacity over all nodes, not only these rows."""
         return self.table.largest(resource)
 
     def higher(self, a: Ints, b: Ints | int) -> Ints:
@@ -136,12 +134,11 @@ class Nodes:
         return found
 
     def by(self, key: Hashable, of: Callable[[Node], Hashable]) -> Interned:
-        """A column of anything that can be said of a node alone; `key` names it for reuse."""
+        """A column of any property of a node; `key` names it in the cache."""
         whole = self.table.interned(key, of)
         return Interned(whole.ids, whole.values, self._rows)
 
     def matching(self, requirement: Requirement, *, field: bool = False) -> Mask:
-        """Which nodes meet a requirement on a label (or on the field `metadata.name`)."""
         key = requirement.key
         if field:
             column = self.by(("field", key), lambda node: node.name if key == "metadata.name" else None)
@@ -157,16 +154,16 @@ class Nodes:
 
 
 class OneNode:
-    """A single row in plain whole numbers, with the same words as `Nodes`, for plugins that say `plain = True`.
+    """A single row as integers, with the interface of `Nodes`, for plugins with `scalar = True`.
 
-    Asking about the one node that changed is what happens most, and small arrays are slow.
+    Most calls concern the one node that changed, and small arrays are slow.
     """
 
     __slots__ = ("_capacity", "_used", "table")
 
     def __init__(self, table: Table, row: int) -> None:
         self.table = table
-        self._capacity = table.room[row]
+        self._capacity = table.allocatable[row]
         self._used = table.holds[row].used
 
     def capacity(self, resource: str) -> int:

@@ -1,6 +1,6 @@
-"""One gang through the points: whole or not at all. The heart of the engine, on one screen.
+"""The scheduling cycle: one gang through the extension points, placed whole or not at all.
 
-`try_gang` changes the table only if it returns placements; a refusal leaves it as it was.
+`try_gang` changes the table only if it returns placements.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from hodei.engine.explain import objections, verdicts
 from hodei.engine.nodes import Ints, Mask, Table
 from hodei.engine.packing import pack
 from hodei.engine.plan import Refusal
-from hodei.engine.points import ANY_TRIGGER, Layout, Layouts, Placed, Trigger, cures_of
-from hodei.engine.profile import Profile
+from hodei.engine.points import ANY_TRIGGER, Layout, Layouts, Placed, Trigger, requeue_triggers
+from hodei.engine.profile import RELOCATION, Profile
 from hodei.engine.ranking import Rankings
-from hodei.engine.relocation import MOVES
 from hodei.engine.runner import Runner
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason, Verdict
+from hodei.model.job import Reason, Verdict
 
-# Ways to lay a gang that are tried when two plugins have wishes about it.
+# Combined layouts tried when two plugins restrict the layout.
 _LAYOUTS_TRIED = 1024
 _LAYOUTS_CROSSED = 20_000
-_OPENINGS_KEPT = 4096
+_OPEN_ROWS_CACHED = 4096
 
 
 class Engine:
@@ -37,21 +36,21 @@ class Engine:
         self.profiles = dict(profiles)
         self.runner = Runner()
         self._rankings = Rankings(table, self.runner)
-        self._openings: dict[Hashable, tuple[int, Mask]] = {}
+        self._open_rows: dict[Hashable, tuple[int, Mask]] = {}
 
     def use(self, profiles: Mapping[str, Profile]) -> None:
-        """Other profiles from now on; gangs must be admitted anew. What was worked out by the old ones is forgotten."""
+        """Replace the profiles and drop all caches; gangs must be admitted again."""
         self.profiles.clear()
         self.profiles.update(profiles)
         self._rankings = Rankings(self.table, self.runner)
-        self._openings.clear()
+        self._open_rows.clear()
 
     def profile(self, gang: Gang) -> Profile:
-        """That of the gang; one that runs may outlive its own."""
+        """The gang's profile; a running gang may outlast its own, which then is `default`."""
         return self.profiles.get(gang.job.profile) or self.profiles["default"]
 
     def try_gang(self, gang: Gang, view: View) -> list[Placed] | Refusal:
-        """Placements that are in the table now, or why not, with the table as it was."""
+        """Placements (then in the table), or a refusal that leaves the table unchanged."""
         result = self.place(gang, view)
         if isinstance(result, Refusal):
             for plugin in self.profile(gang).post_filters:
@@ -59,63 +58,61 @@ class Engine:
         return result
 
     def place(self, gang: Gang, view: View, *, search: bool = True, extras: bool = True) -> list[Placed] | Refusal:
-        """The same for those who ask "what if": nobody is told of a refusal. Without `search` a gang of unequal members
-        may be refused that a longer look would find room for; without `extras` only the needed members are placed."""
+        """As `try_gang`, without post-filters. Without `search`, some gangs of unequal members are refused although
+        they fit; without `extras`, only needed members are placed."""
         profile = self.profile(gang)
         self.runner.job = gang.id
         plugin: Any
         for plugin in profile.pre_filters:
             reason = self.runner.ask(plugin, "pre_filter", gang, view)
             if reason is not None:
-                return self._refuse_all(gang, reason, cures_of(plugin))
+                return self._refuse_all(gang, reason, requeue_triggers(plugin))
 
-        placements = self._lay(gang, profile, view, search, extras)
+        placements = self._place_in_layouts(gang, profile, view, search, extras)
         if isinstance(placements, Refusal):
             return placements
 
-        for done, (point, plugin) in enumerate(profile.last_words):
+        for done, (point, plugin) in enumerate(profile.final_checks):
             reason = self.runner.ask(plugin, point, gang, placements, view)
             if reason is not None:
                 self._unreserve(profile, gang, placements, upto=done)
                 self.undo(placements)
-                return self._refuse_all(gang, reason, cures_of(plugin))
+                return self._refuse_all(gang, reason, requeue_triggers(plugin))
         for plugin in profile.binds:
             placements = self.runner.bind(plugin, gang, placements, view)
         return placements
 
-    def room_for(self, gang: Gang, view: View) -> list[Placed] | Refusal:
-        """Where the needed members of a gang that has been let in already would go now, or why nowhere. The room is taken
-        in the table until `undo`; nobody else is asked about the gang as a whole."""
+    def place_needed(self, gang: Gang, view: View) -> list[Placed] | Refusal:
+        """Place the needed members of an admitted gang, without gang-wide checks. The capacity is held until `undo`."""
         self.runner.job = gang.id
-        return self._lay(gang, self.profile(gang), view, search=True, extras=False)
+        return self._place_in_layouts(gang, self.profile(gang), view, search=True, extras=False)
 
     def undo(self, placements: Sequence[Placed]) -> None:
-        """Give the room back."""
         for placed in reversed(placements):
             self.table.release(placed.row, placed.member.task.request, placed.member, placed.grant)
 
     def withdraw(self, gang: Gang, placements: Sequence[Placed]) -> None:
-        """As if the gang had never been tried: for those who only wanted to know."""
+        """Undo a trial placement, reservations of plugins included."""
         profile = self.profile(gang)
         self._unreserve(profile, gang, placements, upto=len(profile.reserves))
         self.undo(placements)
 
     def layouts(self, gang: Gang, view: View) -> Layouts | Reason | None:
-        """The ways in which the gang may lie, best first; None for any way at all, a Reason if there is none."""
+        """Layouts for the gang, best first; None if any node will do, a Reason if there is none."""
         whole: Layouts | None = None
-        for plugin in gang.laid_by:
+        for plugin in gang.layout_plugins:
             more = (self._capacity(gang, view),) if getattr(plugin, "wants_capacity", False) else ()
             found = self.runner.layouts(plugin, gang, self.table, view, *more)
             if isinstance(found, Reason):
                 return found
-            if plugin is MOVES and gang.joins and found is not None and whole is not None:
-                found.reason = whole.reason  # it is not moved: what keeps it from its node is what the others say
+            if plugin is RELOCATION and gang.joins and found is not None and whole is not None:
+                found.reason = whole.reason  # a joining member is not moved: report what the other plugins say
             if found is not None:
-                whole = found if whole is None else _crossed(gang, whole, found)
+                whole = found if whole is None else _combine(gang, whole, found)
         return whole
 
     def _capacity(self, gang: Gang, view: View) -> tuple[Ints, ...]:
-        """For each kind of member how many of them each node would take if nothing else ran there."""
+        """Per kind of member, how many each node would take if it were idle."""
         nodes, out = self.table.view(), list[Ints]()
         for member, numbers in zip(gang.members, gang.needed, strict=True):
             most = np.where(self.open_to(gang, member, view), max(len(numbers), 1), 0)
@@ -125,38 +122,43 @@ class Engine:
             out.append(most)
         return tuple(out)
 
-    def _lay(self, gang: Gang, profile: Profile, view: View, search: bool, extras: bool) -> list[Placed] | Refusal:
-        """In the first layout that has room; if none has, but the gang would fit without, that is the reason."""
-        layouts = self.layouts(gang, view) if gang.laid_by else None
+    def _place_in_layouts(
+        self, gang: Gang, profile: Profile, view: View, search: bool, extras: bool
+    ) -> list[Placed] | Refusal:
+        """Place in the first layout with capacity. If none has any but the gang fits without a layout, the layout is
+        the reason."""
+        layouts = self.layouts(gang, view) if gang.layout_plugins else None
         if layouts is None:
-            return self._within(gang, profile, view, None, search, extras)
+            return self._place_in(gang, profile, view, None, search, extras)
         if isinstance(layouts, Reason):
-            return self._refuse_all(gang, layouts, _cures_by(profile, layouts))
+            return self._refuse_all(gang, layouts, _triggers_of(profile, layouts))
         most = 0
         needed = [kind for kind, numbers in enumerate(gang.needed) if numbers]
-        # The same for every layout, as each that has no room leaves the table as it was.
+        # The same for every layout: a failed try leaves the table unchanged.
         open_to = {kind: self._feasible(gang, kind, profile, view) for kind in needed}
         for layout in layouts.options:
             if not all((layout.rows[kind] & open_to[kind]).any() for kind in needed):
-                continue  # there can be thousands: most are seen to be full without a try
-            result = self._within(gang, profile, view, layout, search, extras)
+                continue  # there can be thousands of layouts: skip full ones without a try
+            result = self._place_in(gang, profile, view, layout, search, extras)
             if not isinstance(result, Refusal):
                 return result
             most = max(most, result.fitted)
-        if gang.size > 1 or not open_to[needed[0]].any():  # a single member that has a node would go there
-            anywhere = self._within(gang, profile, view, None, search, extras=False)
+        if gang.size > 1 or not open_to[needed[0]].any():  # a single feasible member would be placed
+            anywhere = self._place_in(gang, profile, view, None, search, extras=False)
             if isinstance(anywhere, Refusal):
                 return anywhere
             self.undo(anywhere)
-        refusing, cures = (Verdict(layouts.reason),), _cures_by(profile, layouts.reason)
-        return Refusal(gang.id, refusing, fitted=most, nodes=len(self.table.names), cured_by=cures, for_room=True)
+        refusing, triggers = (Verdict(layouts.reason),), _triggers_of(profile, layouts.reason)
+        return Refusal(
+            gang.id, refusing, fitted=most, nodes=len(self.table.names), requeue_on=triggers, for_capacity=True
+        )
 
-    def _within(
+    def _place_in(
         self, gang: Gang, profile: Profile, view: View, layout: Layout | None, search: bool, extras: bool
     ) -> list[Placed] | Refusal:
         placements = self._greedy(gang, profile, view, layout)
         if isinstance(placements, Refusal):
-            # Unequal members can stand in each other's way; look for an order in which they do not.
+            # Unequal members can block each other: search for an order that works.
             unequal = search and len(gang.members) > 1
             packed = pack(gang, profile, self._rankings, self.table, view, layout) if unequal else None
             if packed is None:
@@ -165,32 +167,32 @@ class Engine:
         if extras:
             for kind, (member, numbers) in enumerate(zip(gang.members, gang.extra, strict=True)):
                 for number in numbers:
-                    if not self._put(gang, kind, number, member, profile, view, layout, placements):
+                    if not self._place_member(gang, kind, number, member, profile, view, layout, placements):
                         break
         return placements
 
     def _greedy(self, gang: Gang, profile: Profile, view: View, layout: Layout | None) -> list[Placed] | Refusal:
-        """Each member in turn to its best node; for members of one shape this finds room whenever there is room."""
+        """Each member in turn goes to its best node; exact for members of one shape."""
         table, placements = self.table, list[Placed]()
         for kind, number, member in gang.each():
-            if not self._put(gang, kind, number, member, profile, view, layout, placements):
-                # Of many layouts nobody asks why each has no room.
+            if not self._place_member(gang, kind, number, member, profile, view, layout, placements):
+                # With many layouts, do not collect reasons for each.
                 found = None if layout else objections(profile, self.runner, member, table, view)
                 refusing = verdicts(found, table) if found else ()
                 refusal = Refusal(
                     job=gang.id,
                     verdicts=refusing,
-                    for_room=found is not None and found.for_room,
+                    for_capacity=found is not None and found.for_capacity,
                     task=member.task.name,
                     fitted=len(placements),
                     nodes=len(table.names),
-                    cured_by=self._cures(profile, refusing),
+                    requeue_on=self._requeue_triggers(profile, refusing),
                 )
                 self.undo(placements)
                 return refusal
         return placements
 
-    def _put(
+    def _place_member(
         self,
         gang: Gang,
         kind: int,
@@ -201,13 +203,12 @@ class Engine:
         layout: Layout | None,
         placements: list[Placed],
     ) -> bool:
-        """One member to its best node, if there is one."""
         within = None if layout is None else layout.rows[kind]
         if placements and layout is not None:
-            # Some count what is laid already: together members may be too much, where each alone is not.
-            for plugin in gang.laid_by:
-                if hasattr(plugin, "still_open"):
-                    within = self.runner.still_open(plugin, gang, member, within, self.table, view)
+            # Members that fit alone may not fit together.
+            for plugin in gang.layout_plugins:
+                if hasattr(plugin, "remaining_rows"):
+                    within = self.runner.remaining_rows(plugin, gang, member, within, self.table, view)
         found = self._rankings.of(profile, member, gang.shapes[kind], view).decide(within)
         if found is None:
             return False
@@ -222,26 +223,26 @@ class Engine:
         return found
 
     def best_row(self, gang: Gang, kind: int, view: View, layout: Layout | None = None) -> int:
-        """The row where one of the gang's members of that kind would go now; -1 for nowhere."""
+        """The best row for a member of that kind; -1 if there is none."""
         within = None if layout is None else layout.rows[kind]
         return self._rankings.of(self.profile(gang), gang.members[kind], gang.shapes[kind], view).best(within)
 
     def open_rows(self, gang: Gang, kind: int, view: View) -> Mask:
-        """As `open_to`, and quicker where nothing but room depends on what runs."""
+        """As `open_to`, cached where only capacity depends on what runs."""
         shape, generation = gang.shapes[kind], self.table.generation
-        known = self._openings.get(shape)
+        known = self._open_rows.get(shape)
         if known is not None and known[0] == generation:
             return known[1]
         ranking = self._rankings.of(self.profile(gang), gang.members[kind], shape, view)
-        if not ranking.plain:
+        if not ranking.only_fit_reads_usage:
             return self.open_to(gang, gang.members[kind], view)
-        if len(self._openings) >= _OPENINGS_KEPT:
-            self._openings.clear()
-        self._openings[shape] = (generation, ranking.openings())
-        return self._openings[shape][1]
+        if len(self._open_rows) >= _OPEN_ROWS_CACHED:
+            self._open_rows.clear()
+        self._open_rows[shape] = (generation, ranking.static_feasible())
+        return self._open_rows[shape][1]
 
     def open_to(self, gang: Gang, member: Member, view: View) -> Mask:
-        """The nodes that nothing keeps the member from but what others' going could change."""
+        """Nodes that the member could use if other work were preempted."""
         nodes = self.table.view()
         closed = nodes.none()
         for plugin in self.profile(gang).filters:
@@ -250,16 +251,18 @@ class Engine:
                     closed = closed | mask
         return ~closed
 
-    def _cures(self, profile: Profile, refusing: Sequence[Verdict]) -> tuple[Trigger, ...]:
-        named = {cure for plugin in profile.filters for cure in cures_of(plugin)}
-        # Something is placed all the time: that wakes only those who were refused by a rule about company.
-        said_no = {verdict.reason.plugin for verdict in refusing}
-        if not any("run_placed" in cures_of(plugin) for plugin in profile.filters if plugin.name in said_no):
+    def _requeue_triggers(self, profile: Profile, refusing: Sequence[Verdict]) -> tuple[Trigger, ...]:
+        named = {cure for plugin in profile.filters for cure in requeue_triggers(plugin)}
+        # Placements are frequent: they requeue only gangs refused by a rule about other jobs.
+        refusing_plugins = {verdict.reason.plugin for verdict in refusing}
+        if not any(
+            "run_placed" in requeue_triggers(plugin) for plugin in profile.filters if plugin.name in refusing_plugins
+        ):
             named.discard("run_placed")
         return tuple(trigger for trigger in ANY_TRIGGER if trigger in named)
 
-    def _refuse_all(self, gang: Gang, reason: Reason, cures: tuple[Trigger, ...]) -> Refusal:
-        return Refusal(gang.id, (Verdict(reason),), nodes=len(self.table.names), cured_by=cures)
+    def _refuse_all(self, gang: Gang, reason: Reason, triggers: tuple[Trigger, ...]) -> Refusal:
+        return Refusal(gang.id, (Verdict(reason),), nodes=len(self.table.names), requeue_on=triggers)
 
     def _unreserve(self, profile: Profile, gang: Gang, placements: Sequence[Placed], upto: int) -> None:
         for plugin in profile.reserves[:upto]:
@@ -267,20 +270,20 @@ class Engine:
                 self.runner.ask(plugin, "unreserve", gang, placements)
 
 
-def _crossed(gang: Gang, one: Layouts, other: Layouts) -> Layouts:
-    """What satisfies both. If one side alone has no way, that is what is told."""
+def _combine(gang: Gang, one: Layouts, other: Layouts) -> Layouts:
+    """Layouts that satisfy both. If one side has none, its reason is reported."""
 
-    def crowded() -> list[Layout]:
-        ways, others = one.crowded(), other.crowded()
+    def full() -> list[Layout]:
+        ways, others = one.full(), other.full()
         pairs = ((ways, other.options), (one.options, others), (ways, others))
-        return [layout for some, more in pairs for layout in _meeting(gang, some, more)]
+        return [layout for some, more in pairs for layout in _intersect(gang, some, more)]
 
     reason = other.reason if one.options else one.reason
-    return Layouts(_meeting(gang, one.options, other.options), reason, crowded)
+    return Layouts(_intersect(gang, one.options, other.options), reason, full)
 
 
-def _meeting(gang: Gang, some: Sequence[Layout], others: Sequence[Layout]) -> list[Layout]:
-    """Layouts that satisfy both sides and leave every needed member a row, in the order of the first."""
+def _intersect(gang: Gang, some: Sequence[Layout], others: Sequence[Layout]) -> list[Layout]:
+    """Layouts that satisfy both and leave every needed member a row, in the order of the first."""
     if not some or not others:
         return []
     needed = [kind for kind, numbers in enumerate(gang.needed) if numbers]
@@ -292,7 +295,7 @@ def _meeting(gang: Gang, some: Sequence[Layout], others: Sequence[Layout]) -> li
 
     kept = list(islice(pairs(), _LAYOUTS_TRIED))
     if len(kept) == _LAYOUTS_TRIED or len(some) * len(others) > _LAYOUTS_CROSSED:
-        # The last of either side is the widest (all rows, for a wish): never cut off.
+        # The last of either side is the widest (all rows, for a preference): keep it.
         kept.append(_both(some[-1], others[-1]))
     return kept
 
@@ -301,6 +304,6 @@ def _both(one: Layout, other: Layout) -> Layout:
     return Layout(tuple(map(np.logical_and, one.rows, other.rows)))
 
 
-def _cures_by(profile: Profile, reason: Reason) -> tuple[Trigger, ...]:
-    """What the plugin that gave the reason says could help."""
-    return cures_of(next(plugin for plugin in (*profile.layouts, MOVES) if plugin.name == reason.plugin))
+def _triggers_of(profile: Profile, reason: Reason) -> tuple[Trigger, ...]:
+    """The triggers of the plugin that gave the reason."""
+    return requeue_triggers(next(plugin for plugin in (*profile.layouts, RELOCATION) if plugin.name == reason.plugin))

@@ -1,8 +1,7 @@
-"""The parts of one node: which cores and which thousandths of which GPU are free, and which of them a task is given.
+"""Free cores and GPUs of one node, and which of them a task gets.
 
-Cores are given away only to tasks that ask to be bound to them; all other work floats over all cores and is kept in check
-by amounts alone. GPUs are always given by number: a fraction is a part of one GPU, a whole one is nobody else's.
-The tightest place that fits is taken, so that large free parts stay large.
+Only tasks with a CPU binding get cores of their own; other work shares all cores within the allocated amounts. GPUs
+are always assigned by number, whole or as a fraction of one. Best fit: the tightest slot is taken.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from hodei.model.resources import CPU, GPU
 WHOLE = 1000
 
 
-def wants_parts(task: TaskSpec) -> bool:
+def needs_devices(task: TaskSpec) -> bool:
     return bool(task.binding or task.request.get(GPU))
 
 
 class DeviceSlots:
-    """`gpus` holds what is free of each GPU, `cores` the free cores of each socket, `sizes` how many runs hold a share of a
-    GPU (0) or so many GPUs; changed by `take` and `give` alone."""
+    """`gpus`: free thousandths per GPU; `cores`: free cores per socket; `sizes`: how many runs hold that many GPUs
+    (0: a fraction of one). Changed only by `take` and `give`."""
 
     __slots__ = ("_socket_of", "cores", "gpus", "sizes")
 
@@ -33,19 +32,17 @@ class DeviceSlots:
         self.sizes: dict[int, int] = {}
 
     def copy(self) -> DeviceSlots:
-        twin = object.__new__(DeviceSlots)
-        twin.cores = [set(cores) for cores in self.cores]
-        twin._socket_of, twin.gpus, twin.sizes = self._socket_of, dict(self.gpus), dict(self.sizes)
-        return twin
-
-    # ---------------------------------------------------------------------------------------- giving away
+        clone = object.__new__(DeviceSlots)
+        clone.cores = [set(cores) for cores in self.cores]
+        clone._socket_of, clone.gpus, clone.sizes = self._socket_of, dict(self.gpus), dict(self.sizes)
+        return clone
 
     def fits(self, task: TaskSpec) -> bool:
         return self.find(task) is not None
 
     def find(self, task: TaskSpec, gpu_wanted: int = -1) -> Grant | None:
-        """The parts that the task would get; None if there are not enough that suit it. Nothing is taken yet.
-        `gpu_wanted`: the GPU to take a fraction of, if it can be had of that one."""
+        """The cores and GPUs that the task would get; None if none suit it. Takes nothing. `gpu_wanted`: the
+        preferred GPU for a fraction."""
         gpu, cores = task.request.get(GPU, 0), -(-task.request.get(CPU, 0) // WHOLE) if task.binding else 0
         if task.binding == "numa":
             return self._in_one_socket(cores, gpu, gpu_wanted)
@@ -76,8 +73,6 @@ class DeviceSlots:
             if not self.sizes[size]:
                 del self.sizes[size]
 
-    # -------------------------------------------------------------------------------------------- choosing
-
     def _in_one_socket(self, cores: int, gpu: int, gpu_wanted: int) -> Grant | None:
         for number in sorted(range(len(self.cores)), key=lambda number: (len(self.cores[number]), number)):
             if len(self.cores[number]) >= cores:
@@ -88,7 +83,7 @@ class DeviceSlots:
         return None
 
     def _cores(self, count: int) -> tuple[int, ...] | None:
-        """Of one socket if one has enough, else of as few as possible."""
+        """From one socket if possible, else from as few as possible."""
         if not count:
             return ()
         if sum(map(len, self.cores)) < count:
@@ -102,7 +97,7 @@ class DeviceSlots:
         return tuple(sorted(taken))
 
     def _gpus(self, free: dict[int, int], amount: int, gpu_wanted: int) -> tuple[tuple[int, int], ...] | None:
-        """Whole GPUs first, then the rest of another one: never two parts of the same."""
+        """Whole GPUs first, then the fraction from another GPU."""
         whole, part = divmod(amount, WHOLE)
         given: list[tuple[int, int]] = []
         if whole:
@@ -120,7 +115,7 @@ class DeviceSlots:
         return tuple(given)
 
     def _nearest(self, gpus: list[int], count: int) -> list[int] | None:
-        """So many of these, all of one socket if possible."""
+        """That many GPUs, from one socket if possible."""
         if len(gpus) < count:
             return None
         by_socket: dict[int, list[int]] = {}
@@ -131,12 +126,12 @@ class DeviceSlots:
 
 
 def size_of(grant: Grant) -> int:
-    """How many GPUs a grant takes whole (a part beside them counts as one more); 0 for a share of one."""
+    """How many GPUs a grant takes, a fraction beside whole ones counted as one; 0 for a fraction alone."""
     return 0 if len(grant.gpus) == 1 and grant.gpus[0][1] < WHOLE else len(grant.gpus)
 
 
 def gpus_of(node: Node) -> dict[int, int]:
-    """Each GPU by number with what may be promised of it: those that the sockets name first, then as many as there are."""
+    """Each GPU by number with its allocatable thousandths: first those named by sockets, then as many as there are."""
     amount = node.capacity.get(GPU, 0)
     percent = node.overcommit_percent.get(GPU, 100)
     named = [gpu for socket in node.sockets for gpu in socket.gpus]

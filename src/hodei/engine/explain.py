@@ -1,7 +1,7 @@
-"""Why not: every objection of every filter to every node, by the same plugin calls that decide.
+"""Explains refusals: every objection of every filter, by the plugin calls that decide.
 
-All filters are asked, not only up to the first that says no. The nearest miss is the node with the fewest objections,
-and among those the one that lacks least.
+All filters run, not only up to the first refusal. The nearest miss is the node with the fewest objections, then the
+smallest shortage.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from hodei.engine.nodes import Ints, Mask, Table
 from hodei.engine.profile import Profile
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason, Verdict
 from hodei.model.explanation import Blocker, NearestMiss
+from hodei.model.job import Reason, Verdict
 
 NODES_SHOWN = 50
 _VERDICT_NODES = 5
 
 
 class Objections(Struct):
-    """What all filters say about one member: per reason, which nodes."""
+    """The objections of all filters to one member: a mask of nodes per reason."""
 
     pairs: list[tuple[Mask, Reason]]
     refused: Mask
 
     @property
-    def for_room(self) -> bool:
-        """Whether there is a node that only others' work keeps from the member."""
+    def for_capacity(self) -> bool:
+        """Whether preemption could make some node feasible."""
         closed = np.zeros_like(self.refused)
         for mask, reason in self.pairs:
             if not reason.evictable:
@@ -57,7 +57,7 @@ def objections(profile: Profile, runner: Runner, member: Member, table: Table, v
 
 
 def verdicts(found: Objections, table: Table) -> tuple[Verdict, ...]:
-    """The short form that a plan carries."""
+    """The short form in a plan."""
     return tuple(
         Verdict(reason, int(np.count_nonzero(mask)), _names(table, mask, _VERDICT_NODES))
         for mask, reason in found.pairs
@@ -65,7 +65,7 @@ def verdicts(found: Objections, table: Table) -> tuple[Verdict, ...]:
 
 
 def blockers(found: Objections, table: Table, task: str) -> tuple[Blocker, ...]:
-    """The long form that `why` shows."""
+    """The long form in `why`."""
     return tuple(
         Blocker(
             reason.code,
@@ -94,13 +94,13 @@ def nearest_miss(found: Objections, profile: Profile, member: Member, table: Tab
     return NearestMiss(table.names[row], "; ".join(texts), member.task.name)
 
 
-def lacking(profile: Profile, member: Member, table: Table, row: int, view: View) -> str:
-    """What one node lacks, in words; empty if it lacks nothing that can be measured."""
+def shortage(profile: Profile, member: Member, table: Table, row: int, view: View) -> str:
+    """What one node lacks, as text; "" if nothing measurable."""
     return _lacks(profile, member, table, row, view)[1]
 
 
 def _lacks(profile: Profile, member: Member, table: Table, row: int, view: View) -> tuple[int, str, set[str]]:
-    """What a node lacks by the words of the plugins that can measure it (`lacks`): how much, as text, and who said so."""
+    """The shortage measured by plugins with `lacks`: size, text, and the plugins' names."""
     size, texts, by = 0, [], set()
     for plugin in profile.filters:
         measure = getattr(plugin, "lacks", None)
@@ -114,10 +114,10 @@ def _lacks(profile: Profile, member: Member, table: Table, row: int, view: View)
 
 
 def summary(verdicts: Sequence[Verdict], nodes: int) -> str:
-    """One line, in the words that users of Kubernetes know: `0/3 nodes are available: 2 Insufficient cpu, ...`."""
-    whole = [verdict.reason.text for verdict in verdicts if not verdict.count]
-    if whole:
-        return "; ".join(whole)
+    """One line in the style of Kubernetes: `0/3 nodes are available: 2 Insufficient cpu, ...`."""
+    gang_wide = [verdict.reason.text for verdict in verdicts if not verdict.count]
+    if gang_wide:
+        return "; ".join(gang_wide)
     if not nodes:
         return "no nodes have joined yet"
     parts = ", ".join(f"{verdict.count} {verdict.reason.text}" for verdict in verdicts)

@@ -1,7 +1,7 @@
-"""Room for a gang of unequal members: a bounded search, tried only when the greedy way found none.
+"""Bounded search for a placement of unequal members, tried only when the greedy placement fails.
 
-Hardest members first (fewest nodes to go to), nodes in order of score, nodes that are the same in the eyes of the
-search tried once. The search is exact within its budget; past it the gang waits, as if there were no room.
+Hardest members first (fewest feasible nodes), nodes by score, equal nodes tried once. Exact within its budget; beyond
+it the gang waits.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from hodei.engine.profile import Profile
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Candidate, Decision
+from hodei.model.job import Candidate, Decision
 
-# Placements tried. Each costs a look at every node, so that large clusters get fewer.
+# Placements tried. Each costs time proportional to the nodes, so large clusters get fewer.
 _BUDGET = 2000
 _BUDGET_AT_LEAST = 100
 _BUDGET_TIMES_NODES = 200_000
-# Wider gangs than this are left to the greedy way: the search would only burn its budget.
+# Larger gangs are not searched: the budget would not suffice.
 _MAX_MEMBERS = 64
 
 
 def pack(
     gang: Gang, profile: Profile, rankings: Rankings, table: Table, view: View, layout: Layout | None = None
 ) -> list[Placed] | None:
-    """Placements (already in the table) in member order, or None with the table as it was."""
+    """Placements (in the table) in member order, or None with the table unchanged."""
     if gang.size > _MAX_MEMBERS:
         return None
     wanted = [(number, kind, member) for kind, number, member in gang.each()]
@@ -39,7 +39,7 @@ def pack(
         for kind, member in enumerate(gang.members)
     }
     if any(feasible == 0 for feasible, _ in hardness.values()):
-        return None  # no order helps a member that no node takes at all
+        return None  # no order helps an infeasible member
     wanted.sort(key=lambda item: (hardness[item[1]], item[0]))
     search = _Search(gang, profile, rankings, table, view, layout, wanted)
     return sorted(search.placed, key=lambda placed: placed.index) if search.place(0, -1) else None
@@ -62,7 +62,7 @@ class _Search:
         self.placed: list[Placed] = []
 
     def place(self, depth: int, last_row: int) -> bool:
-        """Place members from `depth` on. Equal members take rows in one order only (`last_row`), to try each set once."""
+        """Place members from `depth` on. Equal members take rows in ascending order, to try each set once."""
         if depth == len(self._wanted):
             return True
         index, kind, member = self._wanted[depth]
@@ -78,7 +78,7 @@ class _Search:
             if self._budget <= 0:
                 return False
             self._budget -= 1
-            if not self._still_open(member, row, ranking.runner):
+            if not self._is_allowed(member, row, ranking.runner):
                 continue
             node = self._table.nodes[row]
             score = order.item(row) // ranking.weight if ranking.weight else 0
@@ -94,16 +94,16 @@ class _Search:
             self._table.release(row, member.task.request, member, grant)
         return False
 
-    def _still_open(self, member: Member, row: int, runner: Runner) -> bool:
-        """Whether those who count what is laid already let one more member go there; without asking them the search would
-        end with a way that is refused as a whole, though there is another."""
+    def _is_allowed(self, member: Member, row: int, runner: Runner) -> bool:
+        """Whether layout plugins allow one more member there; without this check the result would be refused as a
+        whole."""
         if self._layout is None or not self.placed:
             return True
         within: Mask | None = None
-        for plugin in self._gang.laid_by:
-            if hasattr(plugin, "still_open"):
+        for plugin in self._gang.layout_plugins:
+            if hasattr(plugin, "remaining_rows"):
                 if within is None:
                     within = np.zeros(len(self._table.names), dtype=np.bool_)
                     within[row] = True
-                within = runner.still_open(plugin, self._gang, member, within, self._table, self._view)
+                within = runner.remaining_rows(plugin, self._gang, member, within, self._table, self._view)
         return within is None or bool(within[row])

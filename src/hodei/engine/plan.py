@@ -7,14 +7,14 @@ from typing import Literal
 from msgspec import Struct
 
 from hodei.engine.points import Trigger
-from hodei.model.decision import Decision, StartKind, Verdict
 from hodei.model.ids import JobId, NodeName
+from hodei.model.job import Decision, StartKind, Verdict
 
 EXISTING_ANTI_AFFINITY = "EXISTING_ANTI_AFFINITY"
 
 
 class Bind(Struct, frozen=True, omit_defaults=True):
-    """Member `member` of job `job` goes to `node`. `kind`, of a line that promises starts: head | backfill | spill."""
+    """Member `member` of job `job` goes to `node`. `kind` in a backfill queue: head | backfill | spill."""
 
     job: JobId
     task: str
@@ -26,10 +26,9 @@ class Bind(Struct, frozen=True, omit_defaults=True):
 
 
 class Refusal(Struct, frozen=True, omit_defaults=True):
-    """Why a gang was not placed: every reason with its nodes, for the first member that found no room.
+    """Why a gang was not placed: every reason with its nodes, for the first member without a node.
 
-    `fitted` members of the gang had found one by then; all were let go again. `for_room`: on some node nothing but
-    others' work is in the way.
+    `fitted`: members placed before that (and released). `for_capacity`: preemption could make some node feasible.
     """
 
     job: JobId
@@ -37,23 +36,23 @@ class Refusal(Struct, frozen=True, omit_defaults=True):
     task: str = ""
     fitted: int = 0
     nodes: int = 0
-    cured_by: tuple[Trigger, ...] = ()
-    for_room: bool = False
+    requeue_on: tuple[Trigger, ...] = ()
+    for_capacity: bool = False
 
     @property
     def by_nodes(self) -> bool:
-        """Whether the nodes said no, each for itself: then they say so to every gang that asks them for the same."""
+        """Refused node by node: true for every gang with the same shapes."""
         return bool(self.verdicts) and not self.by_labels and all(verdict.count for verdict in self.verdicts)
 
     @property
     def by_labels(self) -> bool:
-        """Whether a rule of a resident had a part in it, which means some jobs by their labels and not others."""
+        """Refused by an existing job's anti-affinity, which depends on labels."""
         return any(verdict.reason.code == EXISTING_ANTI_AFFINITY for verdict in self.verdicts)
 
 
 class Eviction(Struct, frozen=True):
-    """`job` is told to go, to make room on `nodes` for `preemptor`, which starts when all who must have gone.
-    `members`: only those of it, and the others go on; none named: all."""
+    """`job` is stopped on `nodes` for `preemptor`, which starts when all victims have ended. `members`: only these
+    stop; empty for all."""
 
     job: JobId
     preemptor: JobId
@@ -62,7 +61,7 @@ class Eviction(Struct, frozen=True):
 
 
 class Fault(Struct, frozen=True):
-    """A plugin raised or answered nonsense; it was fenced, and the gang at hand went on without it or waits."""
+    """A plugin raised or returned an invalid answer; it was treated as a refusal or as no opinion."""
 
     plugin: str
     point: str

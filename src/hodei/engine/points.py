@@ -1,31 +1,31 @@
-"""POINTS: where a plugin can have its say, as contracts. A plugin implements those it cares about and no others.
+"""The extension points, as contracts. A plugin implements the points that it needs.
 
-Plugins are pure: the same arguments give the same answer, nothing is kept between calls, nothing is written into the
-arrays they are given. Caching is the cycle's business; `key` and `reads` tell it what an answer depends on.
+Plugins are pure: equal arguments give equal answers, no state between calls, no writes into the given
+arrays. The engine caches; `key` and `reads` state what an answer depends on.
 
 In the order they are called for a gang:
 
-queue_sort(gang) -> tuple of ints     Its place in the line, smallest first. One such plugin per profile (see QueueSort).
-pre_filter(gang, view) -> Reason|None Before any node is looked at; a Reason refuses the whole gang.
-layouts(gang, table, view)            For a gang whose members must lie in a certain way to each other: the ways to try,
-                                      best first, and what to say if none has room; None for no such wish,
-                                      a Reason if there is no way at all. With `wants_capacity = True` it is also given, for
-                                      each kind of member, how many of them each node would take if it were idle.
-still_open(gang, member, within, table, view)  Optional, beside layouts: what of `within` is left to one more member, when
-                                      others of its gang are in the table already.
+queue_sort(gang) -> tuple of ints     Its order in the queue, smallest first. One per profile (see QueueSort).
+pre_filter(gang, view) -> Reason|None Before any node is evaluated; a Reason refuses the gang.
+layouts(gang, table, view)            For gangs whose members depend on each other's place: the layouts to try,
+                                      best first, and the reason if none has capacity; None for no restriction,
+                                      a Reason if there is no layout. With `wants_capacity = True` it also gets, for
+                                      each kind of member, how many each node would take if it were idle.
+remaining_rows(gang, member, within, table, view)  Optional, with layouts: the rows of `within` left to one more member, when
+                                      others of its gang are placed already.
 filter(member, nodes, view)           Which nodes cannot take a member: pairs of (mask, Reason), empty for no objection.
                                       Every pair is reported by `why`; a node may appear in several.
-post_filter(gang, view) -> None       After a refusal: a chance to make room (not to say yes).
+post_filter(gang, view) -> None       After a refusal: may free capacity, cannot accept the gang.
 score(member, nodes, view)            0 to MAX_SCORE per node, higher is better; None for no opinion on this member.
-normalize(raw, feasible)              Optional: brings raw scores (any whole numbers, also several columns of them) to
-                                      0..MAX_SCORE, knowing which nodes are left.
-choose_gpu(member, nodes, view)       Optional, beside a score: of the one node that was chosen, the column of `nodes.gpus()`
-                                      that a fraction should be taken of; None (or one without room): the tightest.
+normalize(raw, feasible)              Optional: maps raw scores (integers, possibly several columns) to
+                                      0..MAX_SCORE, given the feasible nodes.
+choose_gpu(member, nodes, view)       Optional, with a score: for the chosen node, the column of `nodes.gpus()`
+                                      to take a fraction from; None (or a full one): the tightest fit.
 reserve(gang, placements, view)       The whole gang has nodes; a Reason undoes all of it. `unreserve` takes it back.
-permit(gang, placements, view)        The last word before the plan; a Reason undoes all of it.
+permit(gang, placements, view)        The last check before the plan; a Reason undoes all of it.
 bind(gang, placements, view)          The gang is in the plan; may return the placements with more detail.
 
-And for `why`, both optional: `lacks` (how far one node is from yes) and `repairs` (see `engine.changes`).
+For `why`, both optional: `lacks` (the shortage of one node) and `suggest` (see `engine.changes`).
 """
 
 from __future__ import annotations
@@ -38,43 +38,41 @@ from msgspec import Struct
 
 from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Decision, Reason
+from hodei.model.job import Decision, Reason
 from hodei.model.node import Grant, Node
 
 MAX_SCORE = 10_000  # hundredths of a point: 100.00
 
 Reads = Literal["static", "usage", "cluster"]
-# What can turn a refusal into a yes; the backlog sleeps until one of those that the refusing plugins named.
+# Events that can make a refused gang schedulable; it is parked until one that the refusing plugins named.
 Trigger = Literal["run_ended", "node_joined", "node_changed", "job_ended", "run_placed", "time"]
 ANY_TRIGGER: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended", "run_placed", "time")
 Refusals = Sequence[tuple[Mask, Reason]]
 
 
-SILENT: Hashable = ("silent",)
+NO_OPINION: Hashable = ("silent",)
 
 
 class Layout(Struct):
-    """One way to lay a gang over the cluster: for each of `gang.members` the rows that it may go to."""
+    """One layout of a gang: for each of `gang.members` the rows that it may use."""
 
     rows: tuple[Mask, ...]
 
 
 class Layouts(Struct):
-    """The ways to try, best first (a wish ends with all rows for everyone), and the reason given if none has room.
-    `crowded`: further ways, that have no room as things stand and would have some if others went; made when asked for."""
+    """Layouts to try, best first (a preference ends with all rows), and the reason if none has capacity. `full`:
+    further layouts that would need preemption; computed on demand."""
 
     options: Sequence[Layout]
     reason: Reason
-    crowded: Callable[[], Sequence[Layout]] = tuple
+    full: Callable[[], Sequence[Layout]] = tuple
 
-    def if_others_went(self) -> Iterator[Layout]:
-        """All ways, for those who would make room."""
-        return chain(self.options, self.crowded())
+    def with_preemption(self) -> Iterator[Layout]:
+        """All layouts, for preemption."""
+        return chain(self.options, self.full())
 
 
 class Placed(Struct):
-    """One member of a gang and the row and node that it was given."""
-
     member: Member
     index: int
     row: int
@@ -84,15 +82,15 @@ class Placed(Struct):
 
 
 class Plugin(Protocol):
-    """What every plugin has. `reads`: what its filter and score look at besides the member:
+    """Every plugin has a name. `reads`: what its filter and score depend on besides the member:
 
-    - "static": only what a node is (labels, capacity); its answers hold for a whole generation
-    - "usage": also that node's own usage; refreshed for the nodes that changed
-    - "cluster": anything else; asked anew each time (the safe choice, and the default if not said)
+    - "static": node properties (labels, capacity); answers are valid for a table generation
+    - "usage": also that node's usage; recomputed for changed nodes
+    - "cluster": anything else; called each time (the default)
 
-    `plain = True`: its filter and score are written with operators and the words of `nodes` alone, so that they may be
-    given a `OneNode` and answer with a plain bool or int: much faster when a single node has changed.
-    `cured_by`: which triggers can turn its refusals into a yes (default: any of them).
+    `scalar = True`: filter and score use only operators and the interface of `nodes`, so that they also accept
+    a `OneNode` and return a bool or int: much faster when a single node has changed.
+    `requeue_on`: the triggers that can change its refusals (default: all).
     """
 
     name: str
@@ -100,20 +98,19 @@ class Plugin(Protocol):
 
 class Keyed(Protocol):
     def key(self, member: Member) -> Hashable:
-        """All that the plugin reads of a member: members with equal keys get equal answers.
-        Without this method every job counts as different from every other.
-        `SILENT`: its filter and score have nothing to say about such members, whatever the nodes."""
+        """Everything the plugin reads of a member: members with equal keys get equal answers. Without this method
+        each job counts as different. `NO_OPINION`: filter and score do nothing for such members."""
 
 
 class Stamped(Protocol):
     def stamp(self, member: Member, table: Table) -> Hashable:
-        """For a plugin that reads "cluster": a value that changes whenever its answer for this member could, apart from
-        the node's own usage; its answers are kept while it stays. None: ask anew each time (as without this method).
-        Members with equal keys may have unequal stamps, and then unequal answers."""
+        """For a plugin that reads "cluster": a value that changes whenever its answer for this member could, apart
+        from the node's own usage. None: call each time. Members with equal keys may have different stamps and
+        answers."""
 
 
 class QueueSort(Protocol):
-    """`preempts`: whether gangs of this line may take the place of running work of a lower class."""
+    """`preempts`: whether its gangs may preempt running work of a lower class."""
 
     name: str
     preempts: bool
@@ -121,14 +118,14 @@ class QueueSort(Protocol):
     def queue_sort(self, gang: Gang) -> tuple[int, ...]: ...
 
     def tenant(self, gang: Gang) -> str:
-        """Gangs of one tenant wait in one line; lines take turns. "" for a single line."""
+        """Tenants take turns; "" for a single tenant."""
 
     def charge(self, gang: Gang) -> int:
-        """How far the tenant's clock moves on when this gang starts; the line with the lowest clock is next."""
+        """How far the tenant's virtual time advances when this gang starts; the lowest is next."""
 
 
-class Waiting(Struct):
-    """Who waits in a line, as columns; for one alone, as single numbers of NumPy. `cpus` is what all needed members ask for together, in thousandths."""
+class PendingColumns(Struct):
+    """Pending gangs as columns; NumPy scalars for a single one. `cpus`: thousandths over all needed members."""
 
     ids: Ints
     submitted_ms: Ints
@@ -139,26 +136,26 @@ class Waiting(Struct):
 
 
 class TimedQueue(QueueSort, Protocol):
-    """A line that promises starts. `promises`: how many of those who can not start are promised one, in order; nobody
-    behind them may start if that would break a promise (0: nobody behind the first may start at all). `restless`: the
-    order of two gangs may change while they wait. `by_submission`: it is that of submission. `balances`: gaps are filled by whom most of
-    what is left is used evenly. `lookahead`: how many are looked at, the first in order (if that does not
-    change; else all are). Keys of the order are given to each by itself, whoever else waits."""
+    """A queue with start reservations. `reservation_depth`: how many blocked gangs get one, in order; later gangs
+    start only if that delays none of them (0: later gangs never overtake). `reorders`: the order of two gangs may
+    change while they wait. `by_submission`: the order is that of submission. `balances`: backfill prefers gangs that
+    use free resources evenly. `lookahead`: how many gangs are considered, if the order is fixed (else all). The key
+    of a gang must not depend on other gangs."""
 
-    promises: int
-    restless: bool
+    reservation_depth: int
+    reorders: bool
     by_submission: bool
     balances: bool
     lookahead: int
 
     def estimate_ms(self, gang: Gang) -> int:
-        """How long a gang is expected to run, also if nobody said."""
+        """Expected run time, with a default."""
 
-    def order(self, waiting: Waiting, now_ms: int) -> Ints:
-        """Whole numbers, the smallest is first; ties by submission."""
+    def order(self, waiting: PendingColumns, now_ms: int) -> Ints:
+        """Integers, smallest first; ties by submission."""
 
-    def fill_order(self, waiting: Waiting, now_ms: int) -> Ints | None:
-        """The same for those who may go ahead of the promised ones; None for the same order."""
+    def fill_order(self, waiting: PendingColumns, now_ms: int) -> Ints | None:
+        """The order of backfill; None for the same order."""
 
 
 class PreFilter(Protocol):
@@ -208,15 +205,15 @@ class Bind(Protocol):
 
 
 class PerNode:
-    """The simple form, for authors in a hurry: say it for one node, the engine does the rest.
+    """Base class for simple plugins that evaluate one node at a time.
 
-    Override either method. `refuse` returns a text to say no, `points` a number from 0 to 100. `used` is what
-    runs hold of the node now. Slower than the array form (a Python call per node), and cached like it.
+    Override either method. `refuse` returns a text to refuse, `points` a number from 0 to 100. `used`: resources held
+    on the node. Slower than the array form (a Python call per node), with the same caching.
     """
 
     name = "per-node"
     reads: Reads = "usage"
-    cured_by: tuple[Trigger, ...] = ANY_TRIGGER
+    requeue_on: tuple[Trigger, ...] = ANY_TRIGGER
 
     def refuse(self, member: Member, node: Node, used: dict[str, int]) -> str | None:
         return None
@@ -250,6 +247,6 @@ def reads_of(plugin: Any) -> Reads:
     return reads
 
 
-def cures_of(plugin: Any) -> tuple[Trigger, ...]:
-    cures: tuple[Trigger, ...] = getattr(plugin, "cured_by", ANY_TRIGGER)
+def requeue_triggers(plugin: Any) -> tuple[Trigger, ...]:
+    cures: tuple[Trigger, ...] = getattr(plugin, "requeue_on", ANY_TRIGGER)
     return cures

@@ -1,22 +1,65 @@
-"""A profile: a named set of plugins with weights. Jobs name one; each has a line of its own."""
+"""A profile: a named set of plugins with weights, and a queue of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 from msgspec import Struct, field, structs
 
-from hodei.engine.points import SILENT, Bind, Filter, LayoutPoint, Permit, PreFilter, QueueSort, Reserve, Score
+from hodei.engine.nodes import Table
+from hodei.engine.points import (
+    NO_OPINION,
+    Bind,
+    Filter,
+    Layout,
+    LayoutPoint,
+    Layouts,
+    Permit,
+    PreFilter,
+    QueueSort,
+    Reserve,
+    Score,
+    Trigger,
+)
 from hodei.engine.preemption.victims import class_of
-from hodei.engine.relocation import MOVES
-from hodei.engine.view import Gang, Member
+from hodei.engine.view import Gang, Member, View
 from hodei.model.array import same_mould
-from hodei.model.job import JobSpec
+from hodei.model.job import JobSpec, Reason
+
+
+class RelocationFilter:
+    """Keeps a gang that is being moved off its old nodes, or on the node that it is sent to."""
+
+    name = "move"
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+
+    def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
+        if not gang.leaves and not gang.goes_to:
+            return None
+        rows = np.full(len(table.names), not gang.goes_to)
+        for name in (gang.goes_to,) if gang.goes_to else gang.leaves:
+            if name in table.row:
+                rows[table.row[name]] = bool(gang.goes_to)
+        return Layouts([Layout((rows,) * len(gang.members))], Reason(self.name, "MOVING", _text(gang), evictable=True))
+
+
+def _text(gang: Gang) -> str:
+    if gang.goes_to:
+        return f"it is being moved to {gang.goes_to}, which has no capacity for it"
+    names = ", ".join(gang.leaves[:5]) + (f" and {len(gang.leaves) - 5} more" if len(gang.leaves) > 5 else "")
+    return f"it is being moved off {names}, and no other node has capacity for it"
+
+
+RELOCATION = RelocationFilter()
+
+
+# ----------------------------------------------------------------------------------------------------
 
 _SHAPES_KEPT = 100_000
 _SPECS_KEPT = 4096
-_TAKES_NO_PLACE = -1  # no class has this number
+_NON_PREEMPTING = -1  # no class has this number
 
 
 class Weighted(Struct, frozen=True):
@@ -25,7 +68,7 @@ class Weighted(Struct, frozen=True):
 
 
 class Shapes:
-    """A small number for each shape, because a number is looked up much faster than all that it stands for."""
+    """Small ids for shapes: cheaper to look up than the shape itself."""
 
     __slots__ = ("_last", "_numbers")
 
@@ -37,26 +80,32 @@ class Shapes:
         found = self._numbers.get(shape)
         if found is None:
             if len(self._numbers) >= _SHAPES_KEPT:
-                self._numbers.clear()  # numbers are never used again, so equals are only told apart, not mixed up
+                self._numbers.clear()  # ids are never reused, so equal shapes may differ, never the reverse
             self._last += 1
             found = self._numbers[shape] = self._last
         return found
 
 
 class _Known:
-    """What is the same for all gangs of one spec. `tenant` None: its groups are not known yet."""
+    """Cached values shared by all gangs of one spec. `tenant` None: groups are not computed yet."""
 
-    __slots__ = ("alike", "group", "judged", "laid_by", "members", "shapes", "spec", "tenant")
+    __slots__ = ("alike", "gang_key", "group", "layout_plugins", "members", "shapes", "spec", "tenant")
 
     def __init__(
         self,
         spec: JobSpec,
         members: tuple[Member, ...],
         shapes: tuple[Hashable, ...],
-        judged: int,
-        laid_by: tuple[LayoutPoint, ...],
+        gang_key: int,
+        layout_plugins: tuple[LayoutPoint, ...],
     ) -> None:
-        self.spec, self.members, self.shapes, self.judged, self.laid_by = spec, members, shapes, judged, laid_by
+        self.spec, self.members, self.shapes, self.gang_key, self.layout_plugins = (
+            spec,
+            members,
+            shapes,
+            gang_key,
+            layout_plugins,
+        )
         self.tenant: str | None = None
         self.alike: tuple[Any, ...] = ()
         self.group: tuple[Any, ...] = ()
@@ -75,101 +124,105 @@ class Profile(Struct, frozen=True):
     binds: tuple[Bind, ...] = ()
     gpu_choosers: tuple[Any, ...] = ()
     max_pending: int = 1_000_000
-    # Those who judge nodes for a member, and those who judge the gang as a whole.
-    readers: tuple[Any, ...] = ()
-    judges: tuple[Any, ...] = ()
-    last_words: tuple[tuple[str, Any], ...] = ()
-    # How each of them tells members apart, and which of the judges lay gangs out: looked up once, used for every gang.
-    reader_keys: tuple[Callable[[Member], Hashable], ...] = ()
-    judge_keys: tuple[Callable[[Member], Hashable], ...] = ()
-    laying: tuple[tuple[int, LayoutPoint], ...] = ()
+    # Plugins that evaluate nodes, and plugins that evaluate whole gangs.
+    node_plugins: tuple[Any, ...] = ()
+    gang_plugins: tuple[Any, ...] = ()
+    final_checks: tuple[tuple[str, Any], ...] = ()
+    # Their `key` methods, and which gang plugins have layouts; looked up once.
+    node_keys: tuple[Callable[[Member], Hashable], ...] = ()
+    gang_keys: tuple[Callable[[Member], Hashable], ...] = ()
+    layout_positions: tuple[tuple[int, LayoutPoint], ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
     specs: dict[int, _Known] = {}
     same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    # Whether the priority number itself, not the class, tells who may take whose place: so says the policy of preemption.
+    # Preemption by priority number instead of class; set by the preemption policy.
     by_number: bool = False
 
     def __post_init__(self) -> None:
         scores = (weighted.plugin for weighted in self.scores)
-        structs.force_setattr(self, "readers", _once(*self.filters, *scores))
+        structs.force_setattr(self, "node_plugins", _once(*self.filters, *scores))
         reserves, permits = (("reserve", p) for p in self.reserves), (("permit", p) for p in self.permits)
-        structs.force_setattr(self, "last_words", (*reserves, *permits))
-        structs.force_setattr(self, "judges", _once(*self.pre_filters, *self.layouts, *self.reserves, *self.permits))
-        structs.force_setattr(self, "reader_keys", tuple(getattr(p, "key", _Itself) for p in self.readers))
-        structs.force_setattr(self, "judge_keys", tuple(getattr(p, "key", _Itself) for p in self.judges))
-        laying = ((place, p) for place, p in enumerate(self.judges) if any(p is each for each in self.layouts))
-        structs.force_setattr(self, "laying", tuple(laying))
+        structs.force_setattr(self, "final_checks", (*reserves, *permits))
+        structs.force_setattr(
+            self, "gang_plugins", _once(*self.pre_filters, *self.layouts, *self.reserves, *self.permits)
+        )
+        structs.force_setattr(self, "node_keys", tuple(getattr(p, "key", _Itself) for p in self.node_plugins))
+        structs.force_setattr(self, "gang_keys", tuple(getattr(p, "key", _Itself) for p in self.gang_plugins))
+        layout_positions = (
+            (place, p) for place, p in enumerate(self.gang_plugins) if any(p is each for each in self.layouts)
+        )
+        structs.force_setattr(self, "layout_positions", tuple(layout_positions))
 
     def admit(self, gang: Gang) -> None:
-        """Fill in what the queue and the caches need to know of a gang, once."""
+        """Set the order, shapes and groups of a gang."""
         gang.order = (*self.queue.queue_sort(gang), gang.id)
         known, tenant = self._known(gang), self.queue.tenant(gang)
         if known.tenant != tenant:
-            # Who may take whose place is told by the class, so gangs of different classes do not wait for each other.
+            # Preemption depends on the class, so classes are grouped apart.
             counts = (*map(len, gang.needed), *map(len, gang.extra))
-            rank: Hashable = class_of(gang.job.priority) if gang.job.preempts else _TAKES_NO_PLACE
+            rank: Hashable = class_of(gang.job.priority) if gang.job.preempts else _NON_PREEMPTING
             if self.by_number:
                 rank = (gang.job.priority, gang.job.preempts)
             alike = known.alike = self._one((rank, known.shapes, counts))
-            known.group = self._one((self.name, tenant, *alike, known.judged))
+            known.group = self._one((self.name, tenant, *alike, known.gang_key))
             known.tenant = tenant
-        # The same objects for all who are alike: a queue holds many of them.
+        # Share objects between equal gangs: queues hold many of them.
         gang.tenant, gang.alike, gang.group = known.tenant, known.alike, known.group
-        gang.shapes, gang.laid_by = known.alike[1], known.laid_by
+        gang.shapes, gang.layout_plugins = known.alike[1], known.layout_plugins
         if known.spec is gang.job and not gang.joins:
             gang.members = known.members
         if gang.leaves or gang.goes_to:
-            gang.laid_by = (*gang.laid_by, MOVES)
+            gang.layout_plugins = (*gang.layout_plugins, RELOCATION)
             gang.group = (*known.group, gang.leaves, gang.goes_to)
 
     def _one(self, words: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The first of all equal ones."""
+        """Intern a tuple."""
         if len(self.same) >= _SPECS_KEPT:
             self.same.clear()
         return self.same.setdefault(words, words)
 
     def _known(self, gang: Gang) -> _Known:
-        """What the plugins tell gangs apart by; jobs that share one spec (an array, a trace) are looked at once."""
+        """Plugin keys of a gang; jobs that share one spec (an array, a trace) are computed once."""
         place = gang.job.array
-        known_as = id(gang.job) if place is None else -place.first
-        seen = self.specs.get(known_as)
+        cache_key = id(gang.job) if place is None else -place.first
+        seen = self.specs.get(cache_key)
         if seen is not None and not gang.joins and (place is None or same_mould(seen.spec, gang.job)):
             return seen
         shapes = tuple([self._shape(member) for member in gang.members])
-        judged = tuple([self._judged(member) for member in gang.members])
-        heard = {place for keys in judged for place, _ in self.laying if keys[place] != SILENT}
-        laid_by = self._laid_by(heard)
-        # A number for all of it: groups are looked up several times for each gang.
-        found = _Known(gang.job, gang.members, shapes, self.shapes.number(judged), laid_by)
+        gang_key = tuple([self._gang_key(member) for member in gang.members])
+        active = {place for keys in gang_key for place, _ in self.layout_positions if keys[place] != NO_OPINION}
+        layout_plugins = self._laid_by(active)
+        # One id: groups are looked up several times per gang.
+        found = _Known(gang.job, gang.members, shapes, self.shapes.number(gang_key), layout_plugins)
         if not gang.joins:
             if len(self.specs) >= _SPECS_KEPT:
                 self.specs.clear()
-            # The spec is kept with it, so that no other can come to stand where it stood.
-            self.specs[known_as] = found
+            # Holding the spec keeps its id() from being reused.
+            self.specs[cache_key] = found
         return found
 
-    def _laid_by(self, heard: set[int]) -> tuple[Any, ...]:
-        """The same object for all who are laid by the same plugins."""
-        laid_by = tuple([plugin for place, plugin in self.laying if place in heard])
-        return self.same.setdefault(("laid by", *sorted(heard)), laid_by)
+    def _laid_by(self, active: set[int]) -> tuple[Any, ...]:
+        """Intern the tuple of layout plugins."""
+        layout_plugins = tuple([plugin for place, plugin in self.layout_positions if place in active])
+        return self.same.setdefault(("laid by", *sorted(active)), layout_plugins)
 
     def _shape(self, member: Member) -> Hashable:
-        """Members that no filter or score of this profile can tell apart have equal shapes."""
+        """Members with equal shapes get equal answers from every filter and score."""
         request = tuple(member.task.request.items())
         try:
-            number = self.shapes.number((*[key(member) for key in self.reader_keys], request))
+            number = self.shapes.number((*[key(member) for key in self.node_keys], request))
         except Exception:
-            number = self.shapes.number((*[key_of(plugin, member) for plugin in self.readers], request))
+            number = self.shapes.number((*[key_of(plugin, member) for plugin in self.node_plugins], request))
         return (self.name, number)
 
-    def _judged(self, member: Member) -> tuple[Hashable, ...]:
-        """The same for those who judge the gang as a whole."""
+    def _gang_key(self, member: Member) -> tuple[Hashable, ...]:
+        """The same for plugins that evaluate whole gangs."""
         try:
-            keys = tuple([key(member) for key in self.judge_keys])
+            keys = tuple([key(member) for key in self.gang_keys])
             hash(keys)
             return keys
         except Exception:
-            return tuple([key_of(plugin, member) for plugin in self.judges])
+            return tuple([key_of(plugin, member) for plugin in self.gang_plugins])
 
 
 def _once(*plugins: Any) -> tuple[Any, ...]:
@@ -177,7 +230,7 @@ def _once(*plugins: Any) -> tuple[Any, ...]:
 
 
 class _Itself:
-    """A key that is like no other; it holds on to its member, so that no later one can take its identity."""
+    """A key equal to no other; it holds its member so that the id() is not reused."""
 
     __slots__ = ("_member",)
 
@@ -192,7 +245,7 @@ class _Itself:
 
 
 def key_of(plugin: Any, member: Member) -> Hashable:
-    """What the plugin reads of a member; a plugin without a (working, hashable) key is asked about each anew."""
+    """The plugin's key for a member; a unique one if the plugin has no working, hashable key."""
     make = getattr(plugin, "key", None)
     if make is None:
         return _Itself(member)
@@ -216,7 +269,7 @@ def make_profile(
     *,
     max_pending: int = 1_000_000,
 ) -> Profile:
-    """Sort the plugins to the points that they implement; a score plugin takes part only with a weight above 0."""
+    """Assign plugins to the points that they implement; a score takes part only with a weight above 0."""
 
     def with_point(point: str) -> tuple[Any, ...]:
         return tuple(plugin for plugin in plugins if hasattr(plugin, point))

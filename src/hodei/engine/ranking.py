@@ -1,7 +1,7 @@
-"""Who could take a member, best first: filters and scores of one shape over all nodes, kept up to date row by row.
+"""Filters and scores of one shape over all nodes, updated row by row.
 
-Two caches, both exact. A `_Memo` is one plugin's answer for one key, shared by every shape with that key. A `Ranking` is
-the sum for one shape. Placing the ten-thousandth equal member re-asks the plugins about one node, not five thousand.
+Two exact caches: a `_Memo` is one plugin's answer for one key, shared by all shapes with that key; a `Ranking` is the
+sum for one shape. Placing the ten-thousandth equal member calls the plugins for one node, not five thousand.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any
 import numpy as np
 
 from hodei.engine.nodes import Ints, Mask, Nodes, OneNode, Rows, Table
-from hodei.engine.points import SILENT, reads_of
+from hodei.engine.points import NO_OPINION, reads_of
 from hodei.engine.profile import Profile, key_of
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, View
-from hodei.model.decision import Candidate, Decision, Term
+from hodei.model.job import Candidate, Decision, ScoreTerm
 
 _RANKINGS_KEPT = 256
 _MEMOS_KEPT = 1024
-# Past this many changed rows, asking about all rows at once is cheaper than one by one.
+# With more changed rows, one array call is cheaper than one call per row.
 _FEW_ROWS = 8
 
 
 def _changed(table: Table, seen: int) -> Collection[int]:
-    """The rows that have changed since so many changes were seen; all of them where that is quicker."""
+    """Rows changed since `seen`; all rows if that is cheaper."""
     changes = table.changes
     if len(changes) == seen + 1:
-        return changes[seen:]  # what happens most: one was placed
+        return changes[seen:]  # the most frequent case
     if len(changes) - seen >= len(table.names):
         return range(len(table.names))
     return set(changes[seen:])
 
 
 class _Memo:
-    """One plugin's answer over all rows. `array` is None when the plugin has nothing to say about such members."""
+    """One plugin's answer over all rows. `array` is None if the plugin has no opinion."""
 
-    __slots__ = ("_ask", "_live", "_plain", "_runner", "_seen", "array", "generation")
+    __slots__ = ("_ask", "_live", "_runner", "_scalar", "_seen", "array", "generation")
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class _Memo:
         ask: Callable[[Nodes], Any],
         *,
         live: bool = True,
-        plain: Callable[[OneNode], int] | None = None,
+        scalar: Callable[[OneNode], int] | None = None,
     ) -> None:
         self._runner = runner
         self._ask = ask
         self._live = live
-        self._plain = plain
+        self._scalar = scalar
         self._seen = 0
         self.generation = -1
         self.array: Any = None
 
     @property
     def void(self) -> bool:
-        """The plugin failed: what is held is a stand-in, and is asked for again next time."""
+        """The plugin failed: the array is a substitute, recomputed next time."""
         return self.generation < 0
 
     def refresh(self, table: Table) -> None:
@@ -70,12 +70,12 @@ class _Memo:
         rows = _changed(table, self._seen) if self.generation == table.generation else ()
         if self.generation != table.generation:
             answer = self._ask(table.view())
-            # A plugin may hand out an array that it (or the table) owns; this one is written to.
+            # A plugin may return an array that it (or the table) owns; this one is modified.
             self.array = None if answer is None else answer.copy()
             self.generation = table.generation
-        elif self._plain is not None and self.array is not None and len(rows) <= _FEW_ROWS:
+        elif self._scalar is not None and self.array is not None and len(rows) <= _FEW_ROWS:
             for row in rows:
-                self.array[row] = self._plain(table.one(row))
+                self.array[row] = self._scalar(table.one(row))
         else:
             self._refresh_rows(table, np.array(sorted(rows), dtype=np.intp))
         self._seen = len(changes)
@@ -93,11 +93,25 @@ class _Memo:
 
 
 class Ranking:
-    """The answer for one shape: `rank` is the weighted score where a node is feasible, -1 where it is not."""
+    """The answer for one shape: `rank` is the weighted score of feasible nodes, -1 elsewhere."""
 
     __slots__ = (
-        "_always_anew", "_filters", "_generation", "_normal", "_plain", "_refused", "_seen", "_stamps", "_static_total", "_table",
-        "feasible", "profile", "rank", "runner", "terms", "weight",
+        "_always_rebuild",
+        "_filters",
+        "_generation",
+        "_normal",
+        "_refused",
+        "_scalar",
+        "_seen",
+        "_stamps",
+        "_static_total",
+        "_table",
+        "feasible",
+        "profile",
+        "rank",
+        "runner",
+        "terms",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, table: Table, profile: Profile, runner: Runner) -> None:
@@ -106,10 +120,10 @@ class Ranking:
         self.runner = runner
         self._generation = -1
         self._seen = 0
-        self._always_anew = False
+        self._always_rebuild = False
         self._stamps: list[tuple[Any, Hashable]] = []
         self._filters: list[_Memo] = []
-        self._plain: list[tuple[int, _Memo]] = []
+        self._scalar: list[tuple[int, _Memo]] = []
         self._normal: list[tuple[Any, int, _Memo]] = []
         self.terms: list[tuple[str, int, _Memo, Any]] = []
         self._refused: Mask = np.zeros(0, dtype=np.bool_)
@@ -122,19 +136,19 @@ class Ranking:
 
     def refresh(self, memos: Memos, member: Member, view: View) -> None:
         table = self._table
-        if self._generation != table.generation or self._always_anew or self._is_stale(member):
+        if self._generation != table.generation or self._always_rebuild or self._is_stale(member):
             self._build(memos, member, view)
         elif self._seen != len(table.changes):
             trace = _changed(table, self._seen)
             for memo in self._filters:
                 memo.refresh(table)
-                self._always_anew |= memo.void
-            for _, memo in self._plain:
+                self._always_rebuild |= memo.void
+            for _, memo in self._scalar:
                 memo.refresh(table)
-                self._always_anew |= memo.void
+                self._always_rebuild |= memo.void
             for _, _, memo in self._normal:
                 memo.refresh(table)
-                self._always_anew |= memo.void
+                self._always_rebuild |= memo.void
             if len(trace) <= _FEW_ROWS:
                 for row in trace:
                     self._sum_row(row)
@@ -154,15 +168,15 @@ class Ranking:
     def _build(self, memos: Memos, member: Member, view: View) -> None:
         table, profile = self._table, self.profile
         self._generation = table.generation
-        self._always_anew = False
+        self._always_rebuild = False
         self._stamps = []
-        self._filters, self._plain, self._normal, self.terms = [], [], [], []
+        self._filters, self._scalar, self._normal, self.terms = [], [], [], []
         self._refused = np.zeros(len(table.names), dtype=np.bool_)
         self._static_total = np.zeros(len(table.names), dtype=np.int64)
         self.weight = 0
         for plugin in profile.filters:
             key = key_of(plugin, member)
-            if key == SILENT:
+            if key == NO_OPINION:
                 continue
             memo, reads = memos.filter(plugin, key, member, view), reads_of(plugin)
             memo.refresh(table)
@@ -171,11 +185,11 @@ class Ranking:
                 if memo.array is not None:
                     self._refused |= memo.array
             elif memo.array is not None or reads == "usage":
-                # What reads the cluster and has nothing to say stays silent until its stamp changes.
+                # A plugin that reads the cluster and has no opinion is skipped until its stamp changes.
                 self._filters.append(memo)
         for weighted in profile.scores:
             key = key_of(weighted.plugin, member)
-            if key == SILENT:
+            if key == NO_OPINION:
                 continue
             memo = memos.score(weighted.plugin, key, member, view)
             memo.refresh(table)
@@ -191,16 +205,16 @@ class Ranking:
             if reads_of(weighted.plugin) == "static":
                 self._static_total += memo.array * weighted.weight
             else:
-                self._plain.append((weighted.weight, memo))
+                self._scalar.append((weighted.weight, memo))
         self._sum_all()
 
     def _note(self, plugin: Any, memo: _Memo, member: Member) -> None:
         if memo.void:
-            self._always_anew = True
+            self._always_rebuild = True
         elif reads_of(plugin) == "cluster" and all(plugin is not noted for noted, _ in self._stamps):
             stamp = stamp_of(plugin, member, self._table)
             if stamp is None:
-                self._always_anew = True
+                self._always_rebuild = True
             else:
                 self._stamps.append((plugin, stamp))
 
@@ -210,7 +224,7 @@ class Ranking:
             if memo.array is not None:
                 refused |= memo.array
         total = self._static_total.copy()
-        for weight, memo in self._plain:
+        for weight, memo in self._scalar:
             total += memo.array * weight
         np.putmask(total, refused, -1)
         self.rank = total
@@ -224,7 +238,7 @@ class Ranking:
                     break
             else:
                 total = self._static_total.item(row)
-                for weight, memo in self._plain:
+                for weight, memo in self._scalar:
                     total += memo.array.item(row) * weight
         self.feasible += (total >= 0) - (self.rank.item(row) >= 0)
         self.rank[row] = total
@@ -232,7 +246,7 @@ class Ranking:
     # ------------------------------------------------------------------------------------------ reading
 
     def order(self) -> Ints:
-        """The final key per row, normalised scores included; -1 where a node is not feasible."""
+        """The final score per row, normalised scores included; -1 where infeasible."""
         return self._order(self._normalized())
 
     def _order(self, normalized: dict[str, Ints]) -> Ints:
@@ -245,17 +259,17 @@ class Ranking:
         return total
 
     @property
-    def plain(self) -> bool:
-        """Whether all filters but that of room judge the nodes alone, whatever runs on them."""
-        return not self._always_anew and len(self._filters) <= 1
+    def only_fit_reads_usage(self) -> bool:
+        """Whether no filter but `fit` depends on usage."""
+        return not self._always_rebuild and len(self._filters) <= 1
 
-    def openings(self) -> Mask:
-        """The nodes that could take the member if they were empty, as far as the filters that do not look at use say."""
+    def static_feasible(self) -> Mask:
+        """Nodes that filters independent of usage allow."""
         found: Mask = ~self._refused
         return found
 
     def best(self, within: Mask | None = None) -> int:
-        """The row of the best node, ties to the smallest name; -1 if there is none."""
+        """The best row, ties to the first name; -1 if there is none."""
         if not self.feasible:
             return -1
         order = self.order() if within is None else np.where(within, self.order(), -1)
@@ -263,7 +277,7 @@ class Ranking:
         return row if order.item(row) >= 0 else -1
 
     def decide(self, within: Mask | None = None, *, runners_up: int = 2) -> tuple[int, Decision] | None:
-        """The best row and the whole reason for it."""
+        """The best row, with scores and runners-up."""
         feasible = self.feasible
         if not feasible:
             return None
@@ -278,7 +292,7 @@ class Ranking:
         for _ in range(min(1 + runners_up, feasible)):
             row = int(order.argmax())
             best.append((row, order.item(row)))
-            order[row] = -1  # so that the next best is found; put back below
+            order[row] = -1  # to find the next best; restored below
         for row, value in best:
             order[row] = value
         chosen, *others = [self._candidate(row, value, normalized) for row, value in best]
@@ -292,7 +306,7 @@ class Ranking:
         return best[0][0], decision
 
     def candidate(self, row: int) -> Candidate | None:
-        """One node with its score and the terms of it; None if it cannot take the member."""
+        """One node with its score terms; None if infeasible."""
         normalized = self._normalized()
         total = self._order(normalized).item(row)
         return self._candidate(row, total, normalized) if total >= 0 else None
@@ -307,7 +321,7 @@ class Ranking:
         terms = []
         for name, weight, memo, normalizer in self.terms:
             array = memo.array if normalizer is None else normalized[name]
-            terms.append(Term(name, array.item(row), weight))
+            terms.append(ScoreTerm(name, array.item(row), weight))
         return Candidate(self._table.names[row], total // self.weight if self.weight else 0, tuple(terms))
 
 
@@ -320,42 +334,42 @@ def stamp_of(plugin: Any, member: Member, table: Table) -> Hashable:
 
 
 class Memos:
-    """Every plugin's answers by (plugin, point, key), the least recently used let go."""
+    """Every plugin's answers by (plugin, point, key); least recently used are dropped."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._kept: OrderedDict[Hashable, _Memo] = OrderedDict()
 
-    def filter(self, plugin: Any, told_by: Hashable, member: Member, view: View) -> _Memo:
-        """`told_by`: what the plugin tells members apart by, of this one."""
-        found, key = self._kept_memo(plugin, "filter", told_by)
+    def filter(self, plugin: Any, plugin_key: Hashable, member: Member, view: View) -> _Memo:
+        """`plugin_key`: the plugin's key of this member."""
+        found, key = self._kept_memo(plugin, "filter", plugin_key)
         if found is None:
             runner = self._runner
-            plain = partial(runner.refused_by_one, plugin, member, view) if getattr(plugin, "plain", False) else None
-            found = self._keep(key, plugin, lambda nodes: runner.refused(plugin, member, nodes, view), plain)
+            scalar = partial(runner.refused_by_one, plugin, member, view) if getattr(plugin, "scalar", False) else None
+            found = self._keep(key, plugin, lambda nodes: runner.refused(plugin, member, nodes, view), scalar)
         return found
 
-    def score(self, plugin: Any, told_by: Hashable, member: Member, view: View) -> _Memo:
-        found, key = self._kept_memo(plugin, "score", told_by)
+    def score(self, plugin: Any, plugin_key: Hashable, member: Member, view: View) -> _Memo:
+        found, key = self._kept_memo(plugin, "score", plugin_key)
         if found is None:
             runner = self._runner
-            plain = partial(runner.score_of_one, plugin, member, view) if getattr(plugin, "plain", False) else None
-            found = self._keep(key, plugin, lambda nodes: runner.score(plugin, member, nodes, view), plain)
+            scalar = partial(runner.score_of_one, plugin, member, view) if getattr(plugin, "scalar", False) else None
+            found = self._keep(key, plugin, lambda nodes: runner.score(plugin, member, nodes, view), scalar)
         return found
 
-    def _kept_memo(self, plugin: Any, point: str, told_by: Hashable) -> tuple[_Memo | None, Hashable]:
+    def _kept_memo(self, plugin: Any, point: str, plugin_key: Hashable) -> tuple[_Memo | None, Hashable]:
         if reads_of(plugin) == "cluster":
             return None, None
-        key = (id(plugin), point, told_by)
+        key = (id(plugin), point, plugin_key)
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
         return found, key
 
     def _keep(
-        self, key: Hashable, plugin: Any, ask: Callable[[Nodes], Any], plain: Callable[[OneNode], int] | None
+        self, key: Hashable, plugin: Any, ask: Callable[[Nodes], Any], scalar: Callable[[OneNode], int] | None
     ) -> _Memo:
-        made = _Memo(self._runner, ask, live=reads_of(plugin) == "usage", plain=plain)
+        made = _Memo(self._runner, ask, live=reads_of(plugin) == "usage", scalar=scalar)
         if key is not None:
             self._kept[key] = made
             if len(self._kept) > _MEMOS_KEPT:
@@ -364,7 +378,7 @@ class Memos:
 
 
 class Rankings:
-    """The rankings of all shapes in use, the least recently used let go."""
+    """The rankings of all shapes in use; least recently used are dropped."""
 
     def __init__(self, table: Table, runner: Runner) -> None:
         self._table = table

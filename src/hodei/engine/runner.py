@@ -1,7 +1,7 @@
-"""The fence around plugins: whatever one does, the cycle goes on.
+"""Calls plugins and contains their failures, so that the cycle goes on.
 
-A filter that fails refuses (nothing is placed on a rule that could not be read); a score that fails has no opinion.
-Both are reported as faults of the plan, once per plugin, point and cycle for each gang.
+A filter that fails refuses; a score that fails has no opinion. Failures are reported as faults of the plan, once per
+plugin, point and gang in a cycle.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hodei.engine.nodes import Ints, Mask, Nodes, OneNode, Table
 from hodei.engine.plan import Fault
 from hodei.engine.points import MAX_SCORE, Bind, Filter, LayoutPoint, Layouts, Placed, Refusals, Score
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
 from hodei.model.ids import JobId
+from hodei.model.job import Reason
 from hodei.model.node import Grant
 from hodei.model.resources import GPU
 
@@ -27,7 +27,7 @@ class Runner:
     def __init__(self) -> None:
         self.faults: list[Fault] = []
         self.job: JobId = 0
-        self.failures = 0  # counted, so that the caches do not keep a stand-in for an answer
+        self.failures = 0  # caches must not keep a substitute for a failed call
 
     def take_faults(self) -> list[Fault]:
         faults, self.faults = self.faults, []
@@ -44,7 +44,7 @@ class Runner:
             return [(~nodes.none(), self._report(plugin, "filter", error))]
 
     def refused(self, plugin: Filter, member: Member, nodes: Nodes, view: View) -> Mask | None:
-        """All the plugin's objections in one mask; None for none."""
+        """All objections of the plugin in one mask; None for none."""
         pairs = self.refusals(plugin, member, nodes, view)
         if not pairs:
             return None
@@ -58,10 +58,10 @@ class Runner:
             scores = plugin.score(member, nodes, view)
             if scores is not None and (len(scores) != len(nodes) or scores.dtype != np.int64):
                 raise TypeError(f"score must return an int64 array of {len(nodes)}")
-            # Below 0 means "cannot take it" further on; no score may say that. Raw scores are normalised first.
+            # Below 0 means infeasible later on, so no score may be. Raw scores are normalised first.
             if scores is None or not len(scores) or hasattr(plugin, "normalize"):
                 return scores
-            # Looking first is cheaper than clipping, and few plugins need it.
+            # Checking is cheaper than clipping, and few plugins need it.
             return np.clip(scores, 0, MAX_SCORE) if scores.min() < 0 or scores.max() > MAX_SCORE else scores
         except Exception as error:
             self._report(plugin, "score", error)
@@ -92,7 +92,7 @@ class Runner:
             return np.zeros(len(feasible), dtype=np.int64)
 
     def grant(self, choosers: Sequence[Any], member: Member, table: Table, row: int, view: View) -> Grant | None:
-        """The parts of a node for a member by what the plugins say of its GPUs; None if nobody minds which."""
+        """Devices for a member as the plugins choose; None if they have no preference."""
         parts = table.holds[row].parts
         if not choosers or parts is None or not member.task.request.get(GPU, 0) % 1000:
             return None
@@ -106,7 +106,7 @@ class Runner:
         return None
 
     def layouts(self, plugin: LayoutPoint, gang: Gang, table: Table, view: View, *more: Any) -> Layouts | Reason | None:
-        """How the gang may lie; a Reason if the plugin failed, which refuses the gang. `more`: what it wants to know besides."""
+        """Layouts for the gang; a Reason if the plugin failed."""
         try:
             found = plugin.layouts(gang, table, view, *more)
             if isinstance(found, Layouts):
@@ -119,21 +119,21 @@ class Runner:
         except Exception as error:
             return self._report(plugin, "layouts", error)
 
-    def still_open(
+    def remaining_rows(
         self, plugin: Any, gang: Gang, member: Member, within: Mask | None, table: Table, view: View
     ) -> Mask | None:
-        """What a layout leaves to one more member; if the plugin fails, nothing."""
+        """Rows left to one more member; none if the plugin fails."""
         try:
-            found: Mask = plugin.still_open(gang, member, within, table, view)
+            found: Mask = plugin.remaining_rows(gang, member, within, table, view)
             if len(found) != len(table.names) or found.dtype != np.bool_:
-                raise TypeError(f"still_open must return a bool array of {len(table.names)}")
+                raise TypeError(f"remaining_rows must return a bool array of {len(table.names)}")
             return found
         except Exception as error:
-            self._report(plugin, "still_open", error)
+            self._report(plugin, "remaining_rows", error)
             return table.view().none()
 
     def ask(self, plugin: Any, point: str, *args: Any) -> Reason | None:
-        """Any other point that may say no; a failure is a refusal of the gang."""
+        """Any other point that may refuse; a failure refuses the gang."""
         try:
             reason = getattr(plugin, point)(*args)
             if reason is not None and not isinstance(reason, Reason):
@@ -143,7 +143,7 @@ class Runner:
             return self._report(plugin, point, error)
 
     def bind(self, plugin: Bind, gang: Gang, placements: Sequence[Placed], view: View) -> list[Placed]:
-        """The placements with what the plugin adds to them; it cannot move them, and if it fails they stay as they are."""
+        """Placements with details added; the plugin cannot move them, and a failure leaves them unchanged."""
         try:
             bound = list(plugin.bind(gang, placements, view))
             if [(placed.index, placed.row) for placed in bound] != [

@@ -1,7 +1,6 @@
-"""When a gang that can not start now is expected to be able to, and where: by the book, and by all filters.
+"""Search for the earliest start of a gang, by the availability profile and all filters.
 
-What one request finds on each node is kept from one question to the next, and looked up anew for the nodes where something
-happened, or where a run has outlived what was expected of it.
+The result of a request per node is cached, and recomputed for nodes that changed or where a run passed its estimate.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from hodei.engine.view import Gang, View
 from hodei.model.ids import NodeName
 from hodei.model.resources import Resources
 
-_OUTLOOKS_KEPT = 256
-# Members of one gang may find their nodes at different times; they are asked again until all agree on one.
+_CACHED = 256
+# Members may find nodes at different times: repeat until all agree on one start.
 _ROUNDS = 50
-# Of so few nodes each is looked at in plain numbers.
+# Below this many nodes plain Python is faster than arrays.
 _FEW_NODES = 8
 
 
-class _Outlook:
-    """For one request: when each node has room for it, if nothing more is started; 0 for now, FOREVER for never."""
+class _FreeTimes:
+    """For one request: when each node has capacity, if nothing more starts; 0 for now, FOREVER for never."""
 
     __slots__ = ("_engine", "_generation", "_request", "_seen", "_until", "at_ms")
 
@@ -36,7 +35,7 @@ class _Outlook:
         self.at_ms: Ints = np.zeros(0, dtype=np.int64)
         self._until: Ints = np.zeros(0, dtype=np.int64)
 
-    def refresh(self, book: AvailabilityProfile, now_ms: int) -> None:
+    def refresh(self, availability: AvailabilityProfile, now_ms: int) -> None:
         table = self._engine.table
         if self._generation != table.generation:
             self._generation = table.generation
@@ -49,42 +48,42 @@ class _Outlook:
                 rows.update(np.flatnonzero(overdue).tolist())
         self._seen = len(table.changes)
         for row in rows:
-            self.at_ms[row], self._until[row] = book.unclaimed(table.names[row], self._request, now_ms)
+            self.at_ms[row], self._until[row] = availability.earliest_unclaimed(table.names[row], self._request, now_ms)
 
 
 class StartSearch:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._kept: OrderedDict[tuple[tuple[str, int], ...], _Outlook] = OrderedDict()
+        self._kept: OrderedDict[tuple[tuple[str, int], ...], _FreeTimes] = OrderedDict()
 
     def soonest(self, gang: Gang, view: View) -> StartReservation | None:
-        """The first time at which every needed member has a node by the book; None if no end in sight makes room.
+        """The earliest start at which every needed member has a node; None if no expected end frees enough capacity.
 
-        Members are given the node that is free first, one after another, and start together when the last has one. What
-        rules about company will say by then is not known now; they are asked again when the time has come.
+        Each member gets the node that is free first; all start together when the last has one. Affinity to other jobs
+        at that time is unknown, so it is checked again at the start.
         """
-        book = view.book
-        assert book is not None, "promises need a book"
+        availability = view.availability
+        assert availability is not None, "start reservations need an availability profile"
         duration_ms = gang.estimate_ms or FOREVER
         start_ms = view.now_ms
         for _ in range(_ROUNDS):
-            found = self._together(gang, view, book, duration_ms, start_ms)
+            found = self._together(gang, view, availability, duration_ms, start_ms)
             if found is None:
                 return None
             at_ms, taken = found
-            if at_ms <= start_ms or not book.claimed:
+            if at_ms <= start_ms or not availability.claimed:
                 end_ms = min(at_ms + duration_ms, FOREVER)
                 return StartReservation(gang.id, at_ms, end_ms, tuple(sorted(taken.items())), view.now_ms)
             start_ms = at_ms
         return None
 
     def _together(
-        self, gang: Gang, view: View, book: AvailabilityProfile, duration_ms: int, after_ms: int
+        self, gang: Gang, view: View, availability: AvailabilityProfile, duration_ms: int, after_ms: int
     ) -> tuple[int, dict[NodeName, Resources]] | None:
-        """Nodes for all needed members, none before `after_ms`, and when the last of them is free."""
+        """Nodes for all needed members, none before `after_ms`, and the time when the last is free."""
         table, start_ms = self._engine.table, after_ms
         if gang.size == 1 and len(table.names) <= _FEW_NODES:
-            return self._alone(gang, view, book, duration_ms, after_ms)
+            return self._alone(gang, view, availability, duration_ms, after_ms)
         taken: dict[NodeName, Resources] = {}
         at: dict[int, Ints] = {}
         for kind, _, member in gang.each():
@@ -92,12 +91,14 @@ class StartSearch:
 
             def on(row: int, asked: Resources) -> int:
                 name = table.names[row]
-                found = book.earliest(name, asked, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms)
+                found = availability.earliest(
+                    name, asked, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms
+                )
                 return FOREVER if found is None else found
 
             if kind not in at:
-                at[kind] = self._at(request, self._engine.open_rows(gang, kind, view), view, book, after_ms)
-                for name in book.claimed:
+                at[kind] = self._at(request, self._engine.open_rows(gang, kind, view), view, availability, after_ms)
+                for name in availability.claimed:
                     row = table.row.get(name)
                     if row is not None and at[kind][row] < FOREVER:
                         at[kind][row] = on(row, request)
@@ -108,7 +109,7 @@ class StartSearch:
             times = at[kind]
             if not times.size:
                 return None
-            # The first by name of those that are free by then, else the one that is free first.
+            # The first by name that is free by then, else the one that is free first.
             row = int((times <= start_ms).argmax())
             if times[row] > start_ms:
                 row = int(times.argmin())
@@ -125,42 +126,46 @@ class StartSearch:
         return start_ms, taken
 
     def _alone(
-        self, gang: Gang, view: View, book: AvailabilityProfile, duration_ms: int, after_ms: int
+        self, gang: Gang, view: View, availability: AvailabilityProfile, duration_ms: int, after_ms: int
     ) -> tuple[int, dict[NodeName, Resources]] | None:
-        """The same for one member and few nodes, in plain numbers: the node that is free first, ties to the first by name."""
+        """The same for one member and few nodes; ties go to the first name."""
         ((kind, _, member),) = gang.each()
         request = {resource: amount for resource, amount in member.task.request.items() if amount}
         open_rows = self._engine.open_rows(gang, kind, view)
         best: tuple[int, NodeName] | None = None
         for row, name in enumerate(self._engine.table.names):
             if open_rows.item(row):
-                at_ms = book.earliest(name, request, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms)
+                at_ms = availability.earliest(
+                    name, request, duration_ms, view.now_ms, gang.id, gang.job.project, after_ms
+                )
                 if at_ms is not None and (best is None or at_ms < best[0]):
                     best = (at_ms, name)
         return None if best is None else (best[0], {best[1]: request})
 
-    def _at(self, request: Resources, open_rows: Mask, view: View, book: AvailabilityProfile, after_ms: int) -> Ints:
+    def _at(
+        self, request: Resources, open_rows: Mask, view: View, availability: AvailabilityProfile, after_ms: int
+    ) -> Ints:
         key = tuple(sorted(request.items()))
-        outlook = self._kept.get(key)
-        if outlook is None:
-            outlook = self._kept[key] = _Outlook(self._engine, request)
-            if len(self._kept) > _OUTLOOKS_KEPT:
+        free_times = self._kept.get(key)
+        if free_times is None:
+            free_times = self._kept[key] = _FreeTimes(self._engine, request)
+            if len(self._kept) > _CACHED:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(key)
-        outlook.refresh(book, view.now_ms)
-        return np.where(open_rows, np.maximum(outlook.at_ms, after_ms), FOREVER)
+        free_times.refresh(availability, view.now_ms)
+        return np.where(open_rows, np.maximum(free_times.at_ms, after_ms), FOREVER)
 
 
 def most_free(table: Table, resource: str, without: Collection[int] = ()) -> int:
-    """The largest amount of it that is free on one node, some rows left out."""
+    """The largest amount free on one node, except on the rows in `without`."""
     if len(table.names) <= _FEW_NODES:
         most = 0
-        for row, room in enumerate(table.room):
+        for row, room in enumerate(table.allocatable):
             if row not in without:
                 most = max(most, room.get(resource, 0) - table.holds[row].used.get(resource, 0))
         return most
-    column = table.column_of(resource)  # before the array: a new column lays that anew
+    column = table.column_of(resource)  # first: a new column replaces the array
     free = table.free[column]
     if without:
         free = free.copy()

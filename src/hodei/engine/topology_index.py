@@ -1,7 +1,7 @@
-"""Who lives where: the members placed on the nodes, counted by topology domain for every rule that asks about them.
+"""Placed members counted by topology domain, for affinity, spread, port and volume rules.
 
-Members that no rule can tell apart are one `Kind`. A count for a rule is made once from all residents and then kept
-up with each placing and release, so that asking again costs one look-up per node and no walk over members.
+Members that no rule distinguishes form one `Kind`. A count is built once from all placed members, then updated with
+each placement and release, so that reading it costs one lookup per node.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hodei.engine.attachments import Attachments
 from hodei.engine.view import Member
-from hodei.model.job_affinity import HostPort, JobTerm, Labels
+from hodei.engine.volumes import Attachments
+from hodei.model.affinity import HostPort, JobTerm, Labels
 from hodei.model.node import Node
 from hodei.model.volume import Volume
 
@@ -26,16 +26,15 @@ Ints = NDArray[np.int64]
 Rule = tuple[JobTerm, str]
 _LOCATION = ("region", "zone", "datacenter", "rack")
 NO_DOMAIN = -1
-EACH_NODE = ""  # a topology of its own: every node is a domain, whatever its labels say
-# Rules come and go with their jobs; counts that nobody has asked for since are let go.
+EACH_NODE = ""  # every node is its own domain, whatever its labels
+# Rules disappear with their jobs; unused counts are dropped.
 _COUNTS_KEPT = 1024
-# Never the same number twice, so that a count made anew cannot be taken for the one that was let go.
+# Unique, so that a rebuilt count differs from the dropped one.
 _versions = counter(1)
 
 
 def domain_of(node: Node, topology: str) -> str | None:
-    """The value of a topology key on a node: a label, or one of the words region, zone, datacenter, rack, host,
-    backend."""
+    """A node's domain: the value of a label, or of region, zone, datacenter, rack, host, backend."""
     label = node.labels.get(topology)
     if label is not None:
         return label
@@ -50,7 +49,7 @@ def domain_of(node: Node, topology: str) -> str | None:
 
 
 class Kind:
-    """All that rules of others can see of a member, and the rules that it carries itself."""
+    """What rules of other jobs see of a member, and its own rules."""
 
     __slots__ = ("anti", "attract", "labels", "leaving", "ports", "project", "repel", "required", "volumes", "watched")
 
@@ -76,16 +75,16 @@ def kind_key(member: Member) -> Hashable:
     labels = tuple(sorted(member.labels.items())) if job.labels or task.labels else ()
     near, away = task.job_affinity, task.job_anti_affinity
     if not (task.ports or near.required or near.preferred or away.required or away.preferred or task.volumes):
-        # the most usual kind, and this is asked for every placing
+        # the most frequent case, evaluated for every placement
         return (job.project, labels, True) if member.leaving else (job.project, labels)
     return (job.project, labels, near, away, task.ports, task.volumes, member.leaving)
 
 
 class DomainCount:
-    """How many residents for which `counts` says so are in each domain of a topology key. `version` counts the changes.
+    """Placed members selected by `counts`, per domain of a topology key. `version` changes with every change.
 
-    `among`: the nodes that are counted, if not all; it may look at what nodes are, not at what they hold. `there`: which
-    of the domains have nodes that are counted.
+    `among`: the nodes that count, if not all; depends on node properties only. `there`: domains with nodes that
+    count.
     """
 
     __slots__ = (
@@ -131,7 +130,7 @@ class DomainCount:
                     self.add(row, weight * number)
 
     def add(self, row: int, amount: int) -> None:
-        """Residents on nodes without the topology key belong to no domain: they are not counted."""
+        """Members on nodes without the topology key are not counted."""
         domain = self.ids[row]
         if domain != self._absent:
             self.version = next(_versions)
@@ -139,7 +138,7 @@ class DomainCount:
             self.total += amount
 
     def per_node(self, rows: slice | NDArray[np.intp], absent: int = NO_DOMAIN) -> Ints:
-        """The count of each node's own domain; `absent` where a node has none."""
+        """The count of each node's domain; `absent` where a node has none."""
         values = self.by_domain
         if self._absent != NO_DOMAIN:
             values = values.copy()
@@ -149,20 +148,20 @@ class DomainCount:
 
 
 def domains(topology: str, table: Table) -> tuple[NDArray[np.intp], tuple[str | None, ...]]:
-    """The number of each node's domain, and what these numbers stand for (None: nodes without the key)."""
+    """The domain id of each node, and the domain names (None: nodes without the key)."""
     if topology == EACH_NODE:
         return np.arange(len(table.names)), tuple(table.names)
     column = table.interned(("topology", topology), lambda node: domain_of(node, topology))
     return column.ids, tuple(column.values)
 
 
-class RuleBook:
-    """The terms that residents carry, each with the project of its owner, found by the members that they mean."""
+class CarriedTerms:
+    """Affinity terms of placed members, each with its owner's project, indexed by label."""
 
     def __init__(self) -> None:
         self._carried: dict[Rule, int] = {}
-        # A term that wants one value of one label is looked up by it; all others are under None.
-        self._shelves: dict[tuple[str, str] | None, dict[Rule, None]] = {}
+        # Terms that require one value of one label are indexed by it, all others under None.
+        self._by_label: dict[tuple[str, str] | None, dict[Rule, None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._carried)
@@ -171,30 +170,30 @@ class RuleBook:
         rule = (term, owner)
         self._carried[rule] = self._carried.get(rule, 0) + 1
         if term.selector is not None:
-            self._shelves.setdefault(_shelf(term), {})[rule] = None
+            self._by_label.setdefault(_label_of(term), {})[rule] = None
 
     def remove(self, term: JobTerm, owner: str) -> None:
         rule = (term, owner)
         self._carried[rule] -= 1
         if not self._carried[rule]:
             del self._carried[rule]
-            shelf = self._shelves.get(_shelf(term), {})
-            shelf.pop(rule, None)
-            if not shelf:
-                self._shelves.pop(_shelf(term), None)
+            label = self._by_label.get(_label_of(term), {})
+            label.pop(rule, None)
+            if not label:
+                self._by_label.pop(_label_of(term), None)
 
     def meaning(self, member: Member, projects: Mapping[str, Labels]) -> list[Rule]:
-        """The rules that mean this member."""
+        """The rules that select this member."""
         labels, project = member.labels, member.job.project
         return [
             rule
-            for shelf in (None, *labels.items())
-            for rule in self._shelves.get(shelf, ())
+            for label in (None, *labels.items())
+            for rule in self._by_label.get(label, ())
             if rule[0].matches(rule[1], labels, project, projects)
         ]
 
 
-def _shelf(term: JobTerm) -> tuple[str, str] | None:
+def _label_of(term: JobTerm) -> tuple[str, str] | None:
     for requirement in term.selector or ():
         if requirement.operator == "In" and len(requirement.values) == 1:
             return (requirement.key, requirement.values[0])
@@ -202,20 +201,20 @@ def _shelf(term: JobTerm) -> tuple[str, str] | None:
 
 
 class TopologyIndex:
-    """The kinds that live on the nodes of a table, and the counts that rules have asked for."""
+    """The kinds on the nodes of a table, and the counts that rules use."""
 
     def __init__(self) -> None:
         self.projects: dict[str, Labels] = {}
-        self.repelling = RuleBook()  # required anti-affinity
-        self.pulling = RuleBook()  # whatever makes a place better or worse
-        self.quiet = True  # neither of the two holds anything
+        self.anti_affinity_terms = CarriedTerms()  # required
+        self.preference_terms = CarriedTerms()  # required and preferred terms that affect scores
+        self.no_terms = True  # no terms of either kind
         self._kinds: dict[Hashable, Kind] = {}
         self._carriers: dict[Kind, int] = {}
         self._counts: dict[Hashable, DomainCount] = {}
-        self._attachments: Attachments | None = None  # nobody has asked yet
+        self._attachments: Attachments | None = None  # built on first use
 
     def attachments_in(self, table: Table) -> Attachments:
-        """Which volumes are attached where, made if need be and up to date."""
+        """Attached volumes, up to date."""
         if self._attachments is None or self._attachments.generation != table.generation:
             self._attachments = Attachments(table)
         return self._attachments
@@ -225,17 +224,17 @@ class TopologyIndex:
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) > 100_000:
-                self._forget_kinds(table)
+                self._drop_kinds(table)
             kind = self._kinds[key] = Kind(member)
         return kind
 
-    def _forget_kinds(self, table: Table) -> None:
-        """Let go of the kinds that live nowhere any more."""
-        living = {kind for held in table.holds for kind in held.kinds}
-        self._kinds = {key: kind for key, kind in self._kinds.items() if kind in living}
+    def _drop_kinds(self, table: Table) -> None:
+        """Drop kinds without placed members."""
+        placed = {kind for held in table.holds for kind in held.kinds}
+        self._kinds = {key: kind for key, kind in self._kinds.items() if kind in placed}
 
     def moved(self, kind: Kind, row: int, by: int, table: Table) -> None:
-        """A member of `kind` came to (+1) or left (-1) a row."""
+        """A member of `kind` was placed on (+1) or released from (-1) a row."""
         if kind.has_rules or kind.ports:
             self._carried(kind, by)
         attachments = self._attachments
@@ -250,7 +249,7 @@ class TopologyIndex:
                 count.add(row, by * weight)
 
     def left(self, kind: Kind, number: int) -> None:
-        """Members that went with their node; counts are made anew in the new generation anyway."""
+        """Members removed with their node; counts are rebuilt in the new generation."""
         if kind.has_rules or kind.ports:
             self._carried(kind, -number)
 
@@ -262,16 +261,16 @@ class TopologyIndex:
         else:
             self._carriers.pop(kind, None)
         if bool(before) != bool(now):
-            for book, terms in (
-                (self.repelling, kind.anti),
-                (self.pulling, (*kind.required, *(wish.term for wish in (*kind.attract, *kind.repel)))),
+            for carried, terms in (
+                (self.anti_affinity_terms, kind.anti),
+                (self.preference_terms, (*kind.required, *(wish.term for wish in (*kind.attract, *kind.repel)))),
             ):
                 for term in terms:
-                    (book.add if now else book.remove)(term, kind.project)
-            self.quiet = not self.repelling and not self.pulling
+                    (carried.add if now else carried.remove)(term, kind.project)
+            self.no_terms = not self.anti_affinity_terms and not self.preference_terms
 
     def carriers(self) -> Mapping[Kind, int]:
-        """The kinds with rules (or ports) of their own that live somewhere, and how many of each."""
+        """Placed kinds with rules or ports of their own, and how many of each."""
         return self._carriers
 
     def count(
@@ -282,29 +281,29 @@ class TopologyIndex:
         table: Table,
         among: Callable[[Table], NDArray[np.bool_]] | None = None,
     ) -> DomainCount:
-        """The count of that name, made if need be and up to date. Equal keys must mean equal `counts` and `among`."""
+        """The up-to-date count for `key`. Equal keys must mean equal `counts` and `among`."""
         found = self._counts.pop((key, topology), None)
         if found is None:
             if len(self._counts) >= _COUNTS_KEPT:
-                self._forget_counts()
+                self._drop_counts()
             found = DomainCount(topology, counts, among)
             for kind in self._kinds.values():
                 if kind.watched is not None and (weight := found.counts(kind)):
                     kind.watched.append((found, weight))
-        self._counts[key, topology] = found  # the last asked for stands last
+        self._counts[key, topology] = found  # most recently used last
         if found.generation != table.generation:
             found.rebuild(table)
         return found
 
-    def _forget_counts(self) -> None:
-        """Let go of the older half."""
+    def _drop_counts(self) -> None:
+        """Drop the older half."""
         for old in list(self._counts)[: _COUNTS_KEPT // 2]:
             del self._counts[old]
         for kind in self._kinds.values():
             kind.watched = None
 
     def matching(self, term: JobTerm, owner: str, table: Table) -> DomainCount:
-        """How many members that `term` (of a job in project `owner`) means live in each domain."""
+        """Placed members per domain selected by `term` of a job in project `owner`."""
         projects = self.projects
         return self.count(
             ("term", term, owner), term.topology,

@@ -1,4 +1,4 @@
-"""What plugins are told of the world besides the nodes: the gang at hand, its parts, and the time."""
+"""What plugins see besides the nodes: the gang, its members, and the time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
 
-from hodei.model.decision import Reason, StartKind
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import JobSpec, TaskSpec
+from hodei.model.job import JobSpec, Reason, StartKind, TaskSpec
 
 if TYPE_CHECKING:
     from hodei.engine.availability import AvailabilityProfile
@@ -19,8 +18,8 @@ Numbers = tuple[tuple[int, ...], ...]
 
 
 class Member(Struct, frozen=True, gc=False):
-    """A task of a gang that wants a node; its `count` equals are indistinguishable, so they share one Member.
-    `leaving`: it is on its way out, holds its room still, and is not counted by rules that spread."""
+    """A task of a gang; its `count` equal members share one Member. `leaving`: it is stopping, holds its capacity,
+    and does not count for spread rules."""
 
     job: JobSpec
     task: TaskSpec
@@ -33,15 +32,14 @@ class Member(Struct, frozen=True, gc=False):
 
 
 class Gang(Struct, gc=False):
-    """The members that must be placed together. `order` is given by the profile's queue_sort, smallest first.
+    """The members that are placed together. `order`: from the profile's queue_sort, smallest first.
 
-    For each of `members`: the numbers of those that are `needed` (placed all, or nothing is), and of those that are
-    taken along if there is room for them too (`extra`). `joins`: they join a gang that runs already, on `beside`.
-    `group`: gangs that nothing can tell apart have the same; `alike`: those that ask nodes for the same, whoever's they are.
-    `leaves`: it was moved off these nodes, and goes elsewhere; `goes_to`: there or nowhere.
-    `estimate_ms`: how long it may hold what it gets, by which promises are kept; `expected_ms`: the best guess, for orders
-    and forecasts; 0 for "nobody knows". `kind`: how it came to its start, in a line that promises some. `laid_by`: the plugins that have a say in how it
-    lies.
+    For each of `members`: the numbers of `needed` members (all are placed, or none) and of `extra` members (placed if
+    capacity allows). `joins`: they join a gang that runs on the nodes `beside`. `group`: equal for gangs that no
+    plugin distinguishes; `alike`: equal for gangs with the same shapes, in any project. `leaves`: nodes that it was
+    moved off; `goes_to`: the only node allowed. `estimate_ms`: longest expected run time, used for start
+    reservations; `expected_ms`: best estimate, used for order and forecasts; 0 if unknown. `kind`: how a backfill
+    queue started it. `layout_plugins`: plugins that restrict its layout.
     """
 
     id: JobId
@@ -60,28 +58,27 @@ class Gang(Struct, gc=False):
     estimate_ms: int = 0
     expected_ms: int = 0
     kind: StartKind | Literal[""] = ""
-    laid_by: tuple[Any, ...] = ()
+    layout_plugins: tuple[Any, ...] = ()
     joins: bool = False
     beside: tuple[NodeName, ...] = ()
-    lifted: int | None = None
+    inherited_priority: int | None = None
     alike: tuple[Hashable, ...] = ()
 
     @property
     def priority(self) -> int:
-        """What it counts for in line: its own, or that of the most important who waits for it."""
+        """Its own priority, or the highest of the jobs that wait for it."""
         own = self.job.priority
-        return own if self.lifted is None or self.lifted < own else self.lifted
+        return own if self.inherited_priority is None or self.inherited_priority < own else self.inherited_priority
 
     leaves: tuple[NodeName, ...] = ()
     goes_to: NodeName = ""
 
     @property
     def size(self) -> int:
-        """How many are needed."""
         return sum(map(len, self.needed))
 
     def each(self) -> Iterator[tuple[int, int, Member]]:
-        """Every needed member in its own right: which of `members` it is one of, its number, and that member."""
+        """Every needed member: index in `members`, number, Member."""
         for kind, (member, numbers) in enumerate(zip(self.members, self.needed, strict=True)):
             for number in numbers:
                 yield kind, number, member
@@ -89,7 +86,7 @@ class Gang(Struct, gc=False):
 
 @lru_cache(maxsize=1024)
 def _numbers(counts: tuple[tuple[int, int], ...]) -> tuple[Numbers, Numbers]:
-    """Of the members of each task those that are needed and those that are extra: the same objects for all who are alike."""
+    """Needed and extra numbers per task; cached, so that equal gangs share the tuples."""
     needed, extra, first = [], [], 0
     for at_least, count in counts:
         enough, end = first + at_least, first + count
@@ -100,7 +97,7 @@ def _numbers(counts: tuple[tuple[int, int], ...]) -> tuple[Numbers, Numbers]:
 
 
 def gang_of(id: JobId, job: JobSpec, submitted_ms: int) -> Gang:
-    """All members of a job: of each task the first `needed`, and the rest as extra."""
+    """The gang of a job: per task the first `needed` members, the others as extra."""
     members = tuple([Member(job, task) for task in job.tasks])
     needed, extra = _numbers(tuple([(task.needed, task.count) for task in job.tasks]))
     return Gang(
@@ -122,23 +119,22 @@ class Shares(Protocol):
     version: int
 
     def changed_since(self, version: int) -> list[str] | None:
-        """The projects whose factors may have changed since; None for all."""
+        """Projects whose factors may have changed; None for all."""
 
     def factor_milli(self, project: str, user: str) -> int:
-        """How far the account is from its fair share: 1000 for one that has used nothing of it, towards 0 for one that
-        has used far too much."""
+        """Fair-share factor: 1000 for no past use, towards 0 for far too much."""
 
 
 class Bounds(Protocol):
     def refusal(self, gang: Gang, now_ms: int) -> Reason | None:
-        """Why it may not start now, as far as quotas and budgets go."""
+        """The quota or budget that prevents its start."""
 
 
 class View(Struct, frozen=True):
-    """The moment of decision, and the book of what is expected and promised after it (None: nobody keeps one).
-    `shares`: who has had how much so far, `bounds`: who may hold how much (None: nobody keeps account)."""
+    """The time of the decision, the availability profile (None: not tracked), fair-share factors and quotas (None:
+    not configured)."""
 
     now_ms: int
-    book: AvailabilityProfile | None = None
+    availability: AvailabilityProfile | None = None
     shares: Shares | None = None
     bounds: Bounds | None = None

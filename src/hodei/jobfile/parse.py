@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from hodei.jobfile import schema
-from hodei.jobfile.amounts import Entry, settle, size
 from hodei.jobfile.names import (
     did_you_mean,
     env_name,
@@ -25,7 +24,7 @@ from hodei.jobfile.names import (
 )
 from hodei.jobfile.names import word as checked_word
 from hodei.jobfile.sections import affinity, after, array, escalation, gang, health, placement
-from hodei.jobfile.values import Problems, absolute_path, check_text, duration, program, take
+from hodei.jobfile.values import Entry, Problems, absolute_path, check_text, duration, program, settle, size, take
 from hodei.jobfile.values import command as read_command
 from hodei.model.errors import InvalidInput
 from hodei.model.job import (
@@ -43,8 +42,7 @@ from hodei.model.job import (
     Workload,
 )  # fmt: skip
 from hodei.model.node import Location
-from hodei.model.quantity import format_duration
-from hodei.model.resources import GPU
+from hodei.model.resources import GPU, format_duration
 
 T = TypeVar("T")
 
@@ -145,9 +143,9 @@ def _job(
         retry_on=() if keys.retry_on is None else health.retry_on(keys.retry_on, f"{at}retry_on", problems),
         after=after.NOTHING if keys.after is None else after.dependencies(keys.after, f"{at}after", problems),
         array=None if keys.array is None else array.array_of(keys.array, f"{at}array", problems),
-        recovery=escalation.NOTHING
-        if keys.recovery is None
-        else escalation.recovery(keys.recovery, f"{at}recovery", problems),
+        escalation=escalation.NOTHING
+        if keys.escalation is None
+        else escalation.escalation(keys.escalation, f"{at}escalation", problems),
     )
 
 

@@ -14,13 +14,14 @@ from typing import Any
 from msgspec import structs
 
 from hodei.api.views import ArrayView, HoldView, JobView, NodeView, RunView, SocketView, TaintView
-from hodei.jobfile.sections import affinity_render, after, escalation, gang_render, health
+from hodei.jobfile.sections import affinity as affinity_render
+from hodei.jobfile.sections import after, escalation, gang, health
 from hodei.jobfile.sections.array import array_document
+from hodei.model.affinity import Requirement, parse_selector
 from hodei.model.array import ArrayPlace
 from hodei.model.errors import InvalidInput
 from hodei.model.escalation_state import applied
-from hodei.model.estimate import Estimate
-from hodei.model.forecast import StartForecast
+from hodei.model.estimate import Estimate, StartForecast
 from hodei.model.job import (
     PRIORITY_CLASSES,
     Affinity,
@@ -37,14 +38,12 @@ from hodei.model.job import (
     TaskSpec,
     Toleration,
     Workload,
+    job_qos,
 )  # fmt: skip
 from hodei.model.node import Location, Node
-from hodei.model.qos import job_qos
-from hodei.model.quantity import format_duration, format_quantity
 from hodei.model.reservation import Hold
-from hodei.model.resources import format_resources
+from hodei.model.resources import format_duration, format_quantity, format_resources
 from hodei.model.secrets import Shown, masked
-from hodei.model.selector import Requirement, parse_selector
 
 _MILLIS = tuple(f".{ms:03d}Z" for ms in range(1000))
 _CLASS_OF = {value: name for name, value in PRIORITY_CLASSES.items()}
@@ -72,7 +71,7 @@ def _minute(minute: int) -> str:
 
 
 def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast | None = None) -> JobView:
-    spec = applied(job.spec, job.recourse) if job.recourse else job.spec
+    spec = applied(job.spec, job.escalation_state) if job.escalation_state else job.spec
     tasks = spec.tasks
     return JobView(
         job.id,
@@ -218,11 +217,11 @@ def job_document(spec: JobSpec, *, env: Shown = "all") -> dict[str, Any]:
                     "deadline": iso(spec.deadline_ms),
                     "retries": spec.retries,
                 }
-                | gang_render.job_rules(spec)
+                | gang.render_job_rules(spec)
                 | health.job_rules(spec)
                 | {"after": after.document(spec.after)}
                 | {"array": array_document(spec.array)}
-                | {"recovery": escalation.document(spec.recovery)}
+                | {"escalation": escalation.document(spec.escalation)}
             ),
             **({} if spec.priority == 500 else {"priority": _CLASS_OF.get(spec.priority, spec.priority)}),
             **({} if spec.grace_ms == 10_000 else {"grace": format_duration(spec.grace_ms)}),
@@ -246,8 +245,8 @@ def _task(task: TaskSpec, env: Shown) -> dict[str, Any]:
             "affinity": _affinity(task.affinity) | affinity_render.blocks(task),
             "tolerations": [_toleration(toleration) for toleration in task.tolerations],
         }
-        | affinity_render.rules(task)
-        | gang_render.task_rules(task)
+        | affinity_render.render_rules(task)
+        | gang.render_task_rules(task)
     )
 
 

@@ -6,23 +6,26 @@ by `schema` (for editors). What the values mean is decided in `meaning`. `None` 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, field
 
-from hodei.jobfile.sections.affinity_schema import (
-    CompanyForm,
+from hodei.jobfile.check import twins
+from hodei.jobfile.sections.affinity import (
+    AffinityRuleForm,
     Constraint,
     JobAffinityForm,
     PodAffinity,
     PortForm,
     SpreadForm,
 )
-from hodei.jobfile.sections.after_schema import AfterKey
-from hodei.jobfile.sections.array_schema import ArrayKey
-from hodei.jobfile.sections.escalation_schema import RecoveryKey
-from hodei.jobfile.sections.gang_schema import CheckpointForm, DistributionForm, GangForm
-from hodei.jobfile.sections.health_schema import HealthKey, RetryOnKey
+from hodei.jobfile.sections.after import AfterKey
+from hodei.jobfile.sections.array import ArrayKey
+from hodei.jobfile.sections.escalation import EscalationKey
+from hodei.jobfile.sections.gang import CheckpointForm, DistributionForm, GangForm
+from hodei.jobfile.sections.health import HealthKey, RetryOnKey
 from hodei.jobfile.types import (
     Command,
     Duration,
@@ -234,8 +237,8 @@ Tolerations = Annotated[
 ]
 JobAffinityKey = Annotated[JobAffinityForm, _about("Jobs that are demanded or preferred in the same place.")]
 JobAntiAffinityKey = Annotated[JobAffinityForm, _about("Jobs that are refused or disliked in the same place.")]
-Company = Annotated[
-    list[CompanyForm],
+AffinityRules = Annotated[
+    list[AffinityRuleForm],
     Meta(max_length=64),
     _about("Where other jobs are, in short.", [{"with": "app=db", "same": "region"}]),
 ]
@@ -266,7 +269,7 @@ class _TaskKeys(_Form, frozen=True):
     tolerations: Tolerations | None = None
     job_affinity: JobAffinityKey | None = None
     job_anti_affinity: JobAntiAffinityKey | None = None
-    company: Company | None = None
+    affinity_rules: AffinityRules | None = None
     spread: Spread | None = None
     constraints: Constraints | None = field(name="topology_spread_constraints", default=None)
     ports: Ports | None = None
@@ -361,7 +364,7 @@ class FlatJob(_TaskKeys, frozen=True):
     retry_on: RetryOnKey | None = None
     after: AfterKey | None = None
     array: ArrayKey | None = None
-    recovery: RecoveryKey | None = None
+    escalation: EscalationKey | None = None
 
 
 class Metadata(_Form, frozen=True):
@@ -399,7 +402,7 @@ class JobKeys(_Form, frozen=True):
     retry_on: RetryOnKey | None = None
     after: AfterKey | None = None
     array: ArrayKey | None = None
-    recovery: RecoveryKey | None = None
+    escalation: EscalationKey | None = None
 
 
 class FullJob(_Form, frozen=True):
@@ -421,3 +424,63 @@ class FullJobs(_Form, frozen=True):
     """Many jobs in one request."""
 
     jobs: Annotated[list[FullJob], Meta(max_length=MAX_JOBS)]
+
+
+# ----------------------------------------------------------------------------------------- json schema
+# The JSON Schema of job files, made from the same types that read them, for editors and other programs.
+
+
+SCHEMA_ID = "urn:hodei:schema:job:v1"
+
+
+@cache
+def job_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of both forms. Kubernetes' spelling of a key stands beside ours. Not to be changed by callers."""
+    _, components = msgspec.json.schema_components([FlatJob, FullJob], ref_template="#/$defs/{name}")
+    definitions = {name: _with_twins(_tidy(definition, components)) for name, definition in components.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        "title": "Hodei job",
+        "description": "A job in its short form (one task, all keys on one level) or its full form (one or more tasks).",
+        "if": {"anyOf": [{"required": [key]} for key in ("apiVersion", "api_version", "kind", "metadata", "spec")]},
+        "then": {"$ref": "#/$defs/FullJob"},
+        "else": {"$ref": "#/$defs/FlatJob"},
+        "$defs": definitions,
+    }
+
+
+def _tidy(part: Any, definitions: dict[str, Any]) -> Any:
+    """Descriptions and examples out of `anyOf [..., null]`, where editors do not look for them."""
+    if isinstance(part, list):
+        return [_tidy(inner, definitions) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    part = {key: _tidy(inner, definitions) for key, inner in part.items() if not (key == "default" and inner is None)}
+    options = part.get("anyOf")
+    if isinstance(options, list) and len(options) == 2 and options[1] == {"type": "null"}:
+        option = options[0]
+        for key in ("description", "examples"):
+            if key in option:
+                part.setdefault(key, option.pop(key))
+    if "description" not in part and (reference := part.get("$ref") or (options and options[0].get("$ref"))):
+        part["description"] = definitions[reference.rpartition("/")[2]]["description"]
+    return part
+
+
+def _with_twins(definition: dict[str, Any]) -> dict[str, Any]:
+    """Each key in its other spelling too; a required key is then required in one of the two."""
+    properties = definition.get("properties")
+    if not properties:
+        return definition
+    out = dict(definition, properties=dict(properties), additionalProperties=False)
+    either = []
+    for name in properties:
+        for twin in twins(name):
+            out["properties"][twin] = dict(properties[name], description=f"Another spelling of `{name}`.")
+            if name in definition.get("required", ()):
+                either.append({"anyOf": [{"required": [name]}, {"required": [twin]}]})
+                out["required"] = [key for key in out["required"] if key != name]
+    if either:
+        out["allOf"] = either
+    return out

@@ -280,3 +280,89 @@ def _refusal(name: str, place: str, what: str, tip: str) -> InvalidInput:
         line, _, column = place.partition(":")
         where = f"line {line}, column {column}" if column else f"line {line}"
     return InvalidInput(f"{where}: {what}" if where else what, hint=tip, problems=((where, f"{what}; {tip}"),))
+
+
+# ------------------------------------------------------------------------------------------- flow yaml
+# Values as YAML on one line (`{job: big, on: [n1, n2]}`), for files that people read. `yamlfile` reads it back.
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./+-](?:[A-Za-z0-9_./+ -]*[A-Za-z0-9_./+-])?")
+
+
+def flow(value: Any) -> str:
+    """`value` (mappings, lists and scalars) on one line; text is quoted only where it must be."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow(key)}: {flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if isinstance(value, str):
+        return value if _says_itself(value) else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)
+
+
+def _says_itself(text: str) -> bool:
+    """Whether the bare text is read back as this very text, and not as a number, a list or nothing."""
+    if not _PLAIN.fullmatch(text) or text.startswith(("- ", "---")):
+        return False
+    try:
+        return load_yaml(text) == [text]
+    except InvalidInput:
+        return False
+
+
+# ------------------------------------------------------------------------------------------- key lines
+# In which line of a YAML or JSON text each key stands, by the paths that mistakes are told with (`tasks[0].memory`).
+
+
+_KeyLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Larger texts are not read a second time.
+_LARGEST = 4 * 1024 * 1024
+_MOST_KEYS = 100_000
+
+
+def key_lines(text: str) -> list[dict[str, int]]:
+    """For each job of the text, in order: path to line, counted from 1. A list, or a mapping with the one key `jobs`, holds
+    several jobs."""
+    if len(text) > _LARGEST:
+        return []
+    out: list[dict[str, int]] = []
+    try:
+        for document in yaml.compose_all(text, Loader=_KeyLoader):
+            if document is not None and not _is_null(document):
+                out += [_lines_in(job) for job in _jobs_in(document)]
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return []
+    return out
+
+
+def _is_null(node: Any) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.value in ("", "~", "null")
+
+
+def _jobs_in(node: Any) -> list[Any]:
+    if isinstance(node, yaml.MappingNode) and [key.value for key, _ in node.value] == ["jobs"]:
+        inner = node.value[0][1]
+        node = inner if isinstance(inner, yaml.SequenceNode) else node
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else [node]
+
+
+def _lines_in(job: Any) -> dict[str, int]:
+    lines = {"": job.start_mark.line + 1}
+    seen: set[int] = set()  # what an alias names is looked at once
+    left: list[tuple[str, Any]] = [("", job)]
+    while left and len(lines) < _MOST_KEYS:
+        path, node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                inner = f"{path}.{key.value}" if path else str(key.value)
+                lines.setdefault(inner, key.start_mark.line + 1)
+                left.append((inner, value))
+        elif isinstance(node, yaml.SequenceNode):
+            for number, value in enumerate(node.value):
+                inner = f"{path}[{number}]"
+                lines.setdefault(inner, value.start_mark.line + 1)
+                left.append((inner, value))
+    return lines

@@ -6,7 +6,74 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from hodei.model.accounting_config import BudgetConfig, QuotaConfig, RangeConfig, SharesConfig
+# ----------------------------------------------------------------------------------- accounting config
+# What an operator can set about who may have how much: shares, quotas, budgets, and the least and most of one job.
+
+
+Amount = str | int | float
+
+
+class AccountConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An organisation or a project. `under` names the account that it is part of (none: it stands at the top), `shares`
+    what it is due beside its siblings (or "parent": it dissolves into the account above), `users` what its users are."""
+
+    name: str
+    under: str = ""
+    shares: int | Literal["parent"] = 1
+    users: dict[str, int | Literal["parent"]] = {}
+
+
+class SharesConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Fair share. `half_life`: after so long use counts half; `window`: instead, only the last so long counts, in full.
+    `weights`: what one core, one byte (`0.25/Gi`), one GPU is worth, added up (`sum`) or only the dearest (`max`).
+    `refresh`: how often factors are worked out anew. Accounts that are not named have one share."""
+
+    enabled: bool = False
+    formula: Literal["fair_tree", "classic", "drf"] = "fair_tree"
+    half_life: str = "7d"
+    window: str = ""
+    refresh: str = "1m"
+    weights: dict[str, Amount] = field(default_factory=lambda: {"cpu": "1.0", "memory": "0.25/Gi", "gpu": "8.0"})
+    mode: Literal["sum", "max"] = "sum"
+    accounts: tuple[AccountConfig, ...] = ()
+
+
+class QuotaConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the jobs of a project may hold at once. `jobs` is a resource too: how many run. `hard` is never passed but by
+    borrowing within the `cohort`: at most `borrow` more, of what its members do not use and, by `lend`, give. `soft` may
+    be passed while nobody else waits for room. `per_user`: the same as hard for each user. `pending`: how many may wait.
+    """
+
+    hard: dict[str, Amount] = {}
+    soft: dict[str, Amount] = {}
+    per_user: dict[str, Amount] = {}
+    cohort: str = ""
+    lend: dict[str, Amount] = {}
+    borrow: dict[str, Amount] = {}
+    weight: int = 1
+    pending: int | None = None
+
+
+class RangeConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one member of a job of the project may ask for, at least and at most, and what it gets that does not say."""
+
+    min: dict[str, Amount] = {}
+    max: dict[str, Amount] = {}
+    default: dict[str, Amount] = {}
+
+
+class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a project may use over time: `hours` of whole resources (GPU-hours, core-hours) and `money` at `prices` an hour.
+    `period` starts it anew every day, week or month (UTC); `since` is a fixed day (2026-01-31) instead."""
+
+    hours: dict[str, Amount] = {}
+    money: float | None = None
+    prices: dict[str, Amount] = {}
+    period: Literal["", "day", "week", "month"] = "month"
+    since: str = ""
+
+
+# ----------------------------------------------------------------------------------------------------
 
 
 class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +105,7 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: str = ""
     fallback: str = ""
     fallback_after: str = "0s"
-    recovery: RecoveryConfig | None = None
+    escalation: EscalationConfig | None = None
     scheduling_timeout: str = ""
     max_queue_time: str = ""
     paused: bool = False
@@ -60,7 +127,7 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(name for name in named if name)
 
 
-class RecoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class EscalationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What is done about jobs that wait too long: after `relax_after` their rules named in `relax` count as wishes, after
     every `promote_after` they go up one class, at most to `promote_to`. "0s" for never."""
 
@@ -129,11 +196,13 @@ class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 class EstimatesConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How long jobs are expected to run: by what users say; learned: the `quantile` (in percent) of the last `window`
-    runs of their like; or corrected: what users say, less by what they said too much of their last `window` runs."""
+    runs of their like; or corrected: what users say, less by what they said too much of their last `window` runs. Other
+    names are estimators of installed packages, made with `options`."""
 
-    source: Literal["user", "learned", "corrected"] = "user"
+    source: str = "user"
     quantile: int = 75
     window: int = 20
+    options: dict[str, Any] = {}
 
 
 class ForecastConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,7 +260,7 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     estimates: EstimatesConfig = EstimatesConfig()
     forecast: ForecastConfig = ForecastConfig()
     routes: tuple[RouteConfig, ...] = ()
-    recovery: RecoveryConfig = RecoveryConfig()
+    escalation: EscalationConfig = EscalationConfig()
     breaker: BreakerConfig = BreakerConfig()
     shares: SharesConfig = SharesConfig()
     quotas: dict[str, QuotaConfig] = {}
@@ -286,6 +355,8 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retention: str = "30d"
     audit_retention: str = "90d"
     log_cap: str = "64Mi"
+    store: str = ""
+    authenticator: str = "tokens"
     limits: LimitsConfig = LimitsConfig()
 
 
@@ -294,4 +365,6 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     scheduling: SchedulingConfig = SchedulingConfig()
     nodes: tuple[NodeConfig, ...] = ()
     backends: dict[str, dict[str, Any]] = {}
+    sinks: dict[str, dict[str, Any]] = {}
+    collectors: dict[str, dict[str, Any]] = {}
     health: HealthConfig = HealthConfig()

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from hodei.model.config import Config, ProfileConfig, SchedulingConfig
+from hodei.model.explanation import WhatIf
 from hodei.model.secrets import without_secrets_in
-from hodei.model.whatif import WhatIf
 
 # start: read from the file when the server came up. reload: read from it again. set: handed in. undo: an earlier one.
 How = Literal["start", "reload", "set", "undo"]

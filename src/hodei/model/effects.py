@@ -9,13 +9,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from hodei.model.accounting import UsageRow
 from hodei.model.audit import AuditEntry
+from hodei.model.cron import Periodic
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Checkpoint, Job, JobSpec, Run, TaskSpec
 from hodei.model.node import NodeOverrides
-from hodei.model.periodic import Periodic
 from hodei.model.reservation import Reservation
-from hodei.model.usage import UsageRow
+from hodei.model.stop_reason import StopReason
 
 
 class Event(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -43,13 +44,13 @@ class SaveRun(Struct, frozen=True, gc=False):
 
 
 class SaveOverrides(Struct, frozen=True):
-    marks: NodeOverrides
+    overrides: NodeOverrides
 
 
 class SaveReservation(Struct, frozen=True):
     """`gone`: it is over or was given up, and need not be remembered."""
 
-    booking: Reservation
+    reservation: Reservation
     gone: bool = False
 
 
@@ -110,20 +111,13 @@ class Start(Struct, frozen=True):
 
 class Stop(Struct, frozen=True):
     """First the checkpoint's hook, if there is one; then TERM, then KILL after the grace period.
-    `reason` comes back with the observation. It is a code (one word) and a text for people."""
+    The text of `reason` comes back with the observation."""
 
     run: RunId
     backend: str
     grace_ms: int
-    reason: str
+    reason: StopReason
     checkpoint: Checkpoint | None = None
-
-    @property
-    def code(self) -> str:
-        """The cause: `cancelled`, `preempted`, `reclaimed`, `cleared`, `overran`, ... A member that is to be replaced
-        (`repair`) has the cause behind that word."""
-        first, _, rest = self.reason.partition(" ")
-        return rest.partition(" ")[0] if first == "repair" and rest else first
 
 
 class Spare(Struct, frozen=True):

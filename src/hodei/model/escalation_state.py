@@ -1,6 +1,6 @@
 """What the scheduler may change for a job that waits too long, what it has changed, and how that reads.
 
-The spec in the store stays what the user wrote; `Job.recourse` says what holds in its place, so that a restart finds it
+The spec in the store stays what the user wrote; `Job.escalation_state` says what holds in its place, so that a restart finds it
 again. While a job waits the spec in memory is the changed one.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct, structs
 
-from hodei.model.escalation import WISHES, Wish
-from hodei.model.job import PRIORITY_CLASSES, JobSpec
+from hodei.model.job import PRIORITY_CLASSES, WISHES, JobSpec, Wish
 
 _WORDS = {
     "spread": "its rule about spreading",
@@ -35,7 +34,7 @@ class EscalationState(Struct, frozen=True, omit_defaults=True):
     failed_ms: int = 0
 
 
-class Measure(Struct, frozen=True, omit_defaults=True):
+class EscalationStep(Struct, frozen=True, omit_defaults=True):
     """Something that was done about a job, for people; `at_ms` 0: when it was submitted."""
 
     text: str
@@ -50,22 +49,22 @@ def read(text: str) -> EscalationState:
     return _decode(text) if text else _NONE
 
 
-def write(recourse: EscalationState) -> str:
-    return msgspec.json.encode(recourse).decode()
+def write(escalation: EscalationState) -> str:
+    return msgspec.json.encode(escalation).decode()
 
 
 def applied(spec: JobSpec, text: str) -> JobSpec:
     """The spec with what was changed for the job; applied again it changes nothing more."""
     if not text:
         return spec
-    recourse = read(text)
-    if recourse.profile:
-        spec = structs.replace(spec, profile=recourse.profile)
-    if recourse.priority >= 0:
-        spec = structs.replace(spec, priority=recourse.priority)
-    if recourse.failed_on:
-        spec = structs.replace(spec, failed_on=recourse.failed_on)
-    return relaxed(spec, recourse.wishes)
+    escalation = read(text)
+    if escalation.profile:
+        spec = structs.replace(spec, profile=escalation.profile)
+    if escalation.priority >= 0:
+        spec = structs.replace(spec, priority=escalation.priority)
+    if escalation.failed_on:
+        spec = structs.replace(spec, failed_on=escalation.failed_on)
+    return relaxed(spec, escalation.wishes)
 
 
 def relaxed(spec: JobSpec, wishes: tuple[Wish, ...]) -> JobSpec:
@@ -98,23 +97,25 @@ def class_name(priority: int) -> str:
     return next((name for name, value in PRIORITY_CLASSES.items() if value == priority), str(priority))
 
 
-def measures(spec: JobSpec, text: str) -> tuple[Measure, ...]:
+def escalation_steps(spec: JobSpec, text: str) -> tuple[EscalationStep, ...]:
     """All that was done about a job, the earliest first."""
-    recourse, out = read(text), list[Measure]()
+    escalation, out = read(text), list[EscalationStep]()
     if spec.routed_by:
-        came_to = recourse.profile_before or spec.profile
-        out.append(Measure(f"routed to profile {came_to} by {spec.routed_by}"))
-    if recourse.profile:
-        moved = f"moved from profile {recourse.profile_before} to {recourse.profile}: {recourse.cause}"
-        out.append(Measure(moved, recourse.moved_ms))
-    if recourse.wishes:
-        counts = " and ".join(_WORDS[wish] for wish in recourse.wishes)
-        verb = "counts as a wish" if len(recourse.wishes) == 1 else "count as wishes"
-        out.append(Measure(f"{counts} {verb} since then", recourse.relaxed_ms))
-    if recourse.priority >= 0:
-        step = f"{class_name(recourse.priority_before)} to {class_name(recourse.priority)}"
-        out.append(Measure(f"promoted from {step} for its long wait", recourse.promoted_ms))
-    if recourse.failed_on:
-        failed = ", ".join(recourse.failed_on)
-        out.append(Measure(f"failed on backend {failed}: others of the fallback chain go first", recourse.failed_ms))
-    return tuple(sorted(out, key=lambda measure: measure.at_ms))
+        came_to = escalation.profile_before or spec.profile
+        out.append(EscalationStep(f"routed to profile {came_to} by {spec.routed_by}"))
+    if escalation.profile:
+        moved = f"moved from profile {escalation.profile_before} to {escalation.profile}: {escalation.cause}"
+        out.append(EscalationStep(moved, escalation.moved_ms))
+    if escalation.wishes:
+        counts = " and ".join(_WORDS[wish] for wish in escalation.wishes)
+        verb = "counts as a wish" if len(escalation.wishes) == 1 else "count as wishes"
+        out.append(EscalationStep(f"{counts} {verb} since then", escalation.relaxed_ms))
+    if escalation.priority >= 0:
+        step = f"{class_name(escalation.priority_before)} to {class_name(escalation.priority)}"
+        out.append(EscalationStep(f"promoted from {step} for its long wait", escalation.promoted_ms))
+    if escalation.failed_on:
+        failed = ", ".join(escalation.failed_on)
+        out.append(
+            EscalationStep(f"failed on backend {failed}: others of the fallback chain go first", escalation.failed_ms)
+        )
+    return tuple(sorted(out, key=lambda step: step.at_ms))

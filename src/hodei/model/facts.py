@@ -9,16 +9,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from hodei.model.accounting import UsageRow
 from hodei.model.config import SchedulingConfig
 from hodei.model.dependency import DependencyStatus
 from hodei.model.estimate import Ran
-from hodei.model.health import HealthState
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.job import Job, Run
-from hodei.model.lifecycle import RunState
+from hodei.model.job import HealthState, Job, Run, RunState
 from hodei.model.node import Node, NodeOverrides, Taint
 from hodei.model.reservation import Reservation
-from hodei.model.usage import UsageRow
 
 
 class Fact(Struct, frozen=True, tag_field="fact", tag=True, omit_defaults=True, kw_only=True):
@@ -43,7 +41,7 @@ class JobRestored(Fact, frozen=True, gc=False):
 
 
 class OverridesRestored(Fact, frozen=True):
-    marks: NodeOverrides
+    overrides: NodeOverrides
 
 
 class JobCancelled(Fact, frozen=True, gc=False):
@@ -163,7 +161,7 @@ class ReservationMade(Fact, frozen=True):
     """Someone has reserved capacity; the nodes are chosen and it was checked that there is room. Also read from the store
     at start-up (`restored`)."""
 
-    booking: Reservation
+    reservation: Reservation
     restored: bool = False
 
 

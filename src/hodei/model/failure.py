@@ -30,7 +30,7 @@ FAILURES: tuple[Failure, ...] = (
     Failure(
         "timeout",
         ("timeout",),
-        ("TIMEOUT", "SCHEDULING_TIMEOUT", "QUEUE_TIME_EXCEEDED", "OVERRAN"),
+        ("TIMEOUT", "SCHEDULING_TIMEOUT", "QUEUE_TIME_EXCEEDED", "OVERRUN"),
         "it took longer than it was allowed to",
     ),
     Failure("preempted", (), ("PREEMPTED",), "it was told to go, to make room for a job of a higher class"),

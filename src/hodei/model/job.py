@@ -10,19 +10,174 @@ from typing import Literal
 
 from msgspec import Struct
 
+from hodei.model.affinity import HostPort, JobAffinity, Requirement, SpreadRule
 from hodei.model.array import ArrayPlace
-from hodei.model.decision import Decision
 from hodei.model.dependency import Dependencies
-from hodei.model.escalation import Escalation
-from hodei.model.health import HealthCheck, HealthState
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.job_affinity import HostPort, JobAffinity, SpreadRule
-from hodei.model.lifecycle import JobState, RunState
 from hodei.model.node import Grant, Location, Taint, TaintEffect
-from hodei.model.resources import Resources
-from hodei.model.selector import Requirement
-from hodei.model.terms import NodeTerm as NodeTerm
+from hodei.model.resources import CPU, MEMORY, Resources
+from hodei.model.stop_reason import StopReason
+from hodei.model.volume import NodeTerm as NodeTerm
 from hodei.model.volume import Volume
+
+# -------------------------------------------------------------------------------------------- decision
+# Why: the values that say no (`Verdict`), and the record of a yes (`Decision`).
+
+
+# How a gang of a line that promises starts came to its own: first in line; before one that was promised its start, and
+# over by then; beside what is promised.
+StartKind = Literal["head", "backfill", "spill"]
+
+
+class Reason(Struct, frozen=True, omit_defaults=True):
+    """Why a plugin says no. `code` is stable; `evictable` is true when stopping other work could change the answer.
+    `hint`: what a user can do about it, if the plugin knows."""
+
+    plugin: str
+    code: str
+    text: str
+    evictable: bool = False
+    hint: str = ""
+
+
+class Verdict(Struct, frozen=True, omit_defaults=True):
+    """A reason and the nodes behind it. A verdict without nodes refuses the whole gang before any node is looked at."""
+
+    reason: Reason
+    count: int = 0
+    nodes: tuple[NodeName, ...] = ()
+
+
+class ScoreTerm(Struct, frozen=True):
+    """One plugin's part in a score: `score` in hundredths of a point (0 to 10,000), times `weight`."""
+
+    plugin: str
+    score: int
+    weight: int
+
+
+class Candidate(Struct, frozen=True, omit_defaults=True):
+    """A node that could take the run, with its weighted mean score in hundredths of a point."""
+
+    node: NodeName
+    score: int
+    terms: tuple[ScoreTerm, ...] = ()
+
+
+class Decision(Struct, frozen=True, omit_defaults=True):
+    """Why a run landed where it did: the chosen node, the runners-up, and how many nodes were in question. `note`: what
+    else a plugin says about the choice."""
+
+    chosen: Candidate
+    runners_up: tuple[Candidate, ...] = ()
+    feasible: int = 0
+    nodes: int = 0
+    profile: str = "default"
+    note: str = ""
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+# ------------------------------------------------------------------------------------------ escalation
+# What a job says for the case that it waits too long. What becomes of it: `model.escalation_state`.
+
+
+Wish = Literal["spread", "topology", "backend"]
+WISHES: tuple[Wish, ...] = ("spread", "topology", "backend")
+
+
+class Escalation(Struct, frozen=True, omit_defaults=True):
+    """After `relax_after_ms` of waiting its rules named in `relax` count as wishes; after every `promote_after_ms` it goes
+    up one class, as far as `promote_to`. What is 0 or empty is as the profile says."""
+
+    relax: tuple[Wish, ...] = ()
+    relax_after_ms: int = 0
+    promote_after_ms: int = 0
+    promote_to: int = 0
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+# ---------------------------------------------------------------------------------------------- health
+# How it is known that a run which lives is also well: one way to look, how often, and when it is given up.
+
+
+# A host in a health check's address that stands for the node on which the run is.
+NODE_HOST = "node"
+HealthState = Literal["", "ok", "failing"]
+
+
+class HealthCheck(Struct, frozen=True, omit_defaults=True):
+    """Exactly one of `command` (exit code 0 is well), `http` (any status from 200 to 399) and `file` (a heartbeat: its
+    time of change moves on from look to look) is set; none of them: nobody looks.
+
+    `after_ms` from the start on a look every `every_ms`, the first one `every_ms` later; one that takes longer than
+    `timeout_ms` has failed. After so many `failures` in a row the run is stopped.
+    """
+
+    command: tuple[str, ...] = ()
+    http: str = ""
+    file: str = ""
+    every_ms: int = 30_000
+    timeout_ms: int = 5_000
+    after_ms: int = 0
+    failures: int = 3
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.command or self.http or self.file)
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+# ------------------------------------------------------------------------------------------- lifecycle
+# The life of jobs and runs as tables with one door each. Only `control` calls the doors.
+
+
+JobState = Literal["pending", "held", "scheduled", "running", "succeeded", "failed", "cancelled"]
+RunState = Literal["placed", "running", "succeeded", "failed", "stopped", "lost"]
+
+JOB_STEPS: dict[JobState, frozenset[JobState]] = {
+    "pending": frozenset({"held", "scheduled", "failed", "cancelled"}),
+    "held": frozenset({"pending", "cancelled", "failed"}),
+    "scheduled": frozenset({"running", "pending", "held", "succeeded", "failed", "cancelled"}),
+    "running": frozenset({"pending", "held", "succeeded", "failed", "cancelled"}),
+    "succeeded": frozenset({"pending"}),
+    "failed": frozenset({"pending"}),
+    "cancelled": frozenset({"pending"}),
+}
+RUN_STEPS: dict[RunState, frozenset[RunState]] = {
+    "placed": frozenset({"running", "succeeded", "failed", "stopped", "lost"}),
+    "running": frozenset({"succeeded", "failed", "stopped", "lost"}),
+    "succeeded": frozenset(),
+    "failed": frozenset(),
+    "stopped": frozenset(),
+    "lost": frozenset(),
+}
+JOB_ENDED: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
+RUN_ENDED: frozenset[str] = frozenset(state for state, steps in RUN_STEPS.items() if not steps)
+
+
+class ImpossibleStep(AssertionError):
+    """The caller asked for a step that the table does not have."""
+
+
+def advance_job(state: JobState, to: JobState) -> JobState:
+    if to not in JOB_STEPS[state]:
+        raise ImpossibleStep(f"a {state} job cannot become {to}")
+    return to
+
+
+def advance_run(state: RunState, to: RunState) -> RunState:
+    if to not in RUN_STEPS[state]:
+        raise ImpossibleStep(f"a {state} run cannot become {to}")
+    return to
+
+
+# ----------------------------------------------------------------------------------------------------
 
 PRIORITY_CLASSES = {"critical": 1000, "high": 750, "medium": 500, "low": 250, "batch": 100, "scavenger": 0}
 RestartPolicy = Literal["never", "on_failure", "always"]
@@ -215,7 +370,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     health: HealthCheck = HealthCheck()
     retry_on: tuple[str, ...] = ()
     array: ArrayPlace | None = None
-    recovery: Escalation = Escalation()
+    escalation: Escalation = Escalation()
     routed_by: str = ""
     after: Dependencies = Dependencies()
     preempts: bool = True
@@ -245,7 +400,7 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes;
     `nodes` names where its latest attempt went (the first twenty, separated by spaces). Attempts are counted through;
     those since `first_attempt` make up the gang that runs now: members that joined or were replaced have later ones.
-    `recourse`: what was changed for it while it waited (`model.escalation_state`).
+    `escalation_state`: what was changed for it while it waited (`model.escalation_state`).
     `failure`: the class of its latest failure (`model.failure`). `move`: until it is placed again it goes "off" the nodes
     named, or "to" one."""
 
@@ -274,14 +429,14 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     failure: str = ""
     suspend_requested: bool = False
     move: str = ""
-    recourse: str = ""
+    escalation_state: str = ""
 
 
 class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     """One attempt of one member; it only moves forward. A retry is a new run.
 
     `rank` is the member's number among those that run together, without gaps when they start. `checkpoint_ms`: when
-    it last said that its work was saved. `grant`: which cores and devices of the node are its own. `kind`: how it came to
+    it last said that its work was saved. `stop_reason`: why it has to stop, or how its gang goes on without it. `grant`: which cores and devices of the node are its own. `kind`: how it came to
     start, in a line that promises starts.
     """
 
@@ -299,10 +454,59 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     exit_code: int | None = None
     reason_code: str = ""
     reason: str = ""
-    stop_requested: str = ""
+    stop_reason: StopReason | None = None
     decision: Decision | None = None
     rank: int = 0
     checkpoint_ms: int = 0
     grant: Grant | None = None
     kind: Literal["", "head", "backfill", "spill"] = ""
     health: HealthState = ""
+
+
+# ------------------------------------------------------------------------------------------------- qos
+# How firmly a member's resources are promised: Kubernetes' classes, from its requests and limits of cpu and memory.
+
+
+QoS = Literal["guaranteed", "burstable", "best-effort"]
+# Who has to go first, and who last, among jobs of equal priority.
+FIRMNESS: dict[QoS, int] = {"best-effort": 0, "burstable": 1, "guaranteed": 2}
+# As the kubelet does: the kernel kills best-effort first when memory runs out, then those who asked for little of it.
+_OOM_GUARANTEED, _OOM_BEST_EFFORT = -997, 1000
+_OOM_BURSTABLE = (3, 999)
+_LEAST_SHARES, _MOST_SHARES, _SHARES_PER_CORE = 2, 262_144, 1024
+
+
+def qos(task: TaskSpec) -> QoS:
+    """Guaranteed: cpu and memory both have a limit, equal to the request. Best-effort: neither has request or limit.
+    An amount of 0 is as good as none; a limit without a request is a request of the same amount."""
+    request, limits = task.request, task.limits
+    cpu, memory = limits.get(CPU, 0), limits.get(MEMORY, 0)
+    if cpu and memory and request.get(CPU, cpu) == cpu and request.get(MEMORY, memory) == memory:
+        return "guaranteed"
+    return "burstable" if cpu or memory or request.get(CPU) or request.get(MEMORY) else "best-effort"
+
+
+def job_qos(spec: JobSpec) -> QoS:
+    """The weakest of its tasks'."""
+    classes = [qos(task) for task in spec.tasks]
+    if "best-effort" in classes:
+        return "best-effort"
+    return "burstable" if "burstable" in classes else "guaranteed"
+
+
+def oom_score_adj(task: TaskSpec, memory_bytes: int) -> int:
+    """What is added to the score by which the kernel chooses whom to kill; `memory_bytes` is what the host has."""
+    kind = qos(task)
+    if kind == "guaranteed":
+        return _OOM_GUARANTEED
+    if kind == "best-effort":
+        return _OOM_BEST_EFFORT
+    least, most = _OOM_BURSTABLE
+    share = task.request.get(MEMORY, 0) * 1000 // memory_bytes if memory_bytes else 0
+    return min(max(1000 - share, least), most)
+
+
+def cpu_shares(task: TaskSpec) -> int:
+    """Its weight when all want the cpu at once: 1024 for each core asked for, the least that there is for who asks for none."""
+    asked = task.request.get(CPU, task.limits.get(CPU, 0))
+    return min(max(asked * _SHARES_PER_CORE // 1000, _LEAST_SHARES), _MOST_SHARES)

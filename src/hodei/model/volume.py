@@ -6,7 +6,24 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.model.terms import NodeTerm
+from hodei.model.affinity import Requirement
+
+# ----------------------------------------------------------------------------------------------- terms
+# A term about a node: conditions on its labels and fields that must hold together.
+
+
+class NodeTerm(Struct, frozen=True, omit_defaults=True):
+    """Conditions on a node's labels and fields (`metadata.name`); all of them must hold."""
+
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[Requirement, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(str(requirement) for requirement in (*self.labels, *self.fields))
+
+
+# ----------------------------------------------------------------------------------------------------
+
 
 # Where a volume is, where it could be made, where there is enough storage for it, and in which zone it is: the same demand,
 # told apart for those who read why.

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from msgspec import convert, structs
 
-from hodei.engine.changes import Change, alone
+from hodei.engine.changes import Change, sole_refusals
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.job import Affinity, NodeTerm
-from hodei.model.selector import Requirement
+from hodei.model.affinity import Requirement
+from hodei.model.job import Affinity, NodeTerm, Reason
 
 
 class NodeAffinity:
@@ -22,7 +21,7 @@ class NodeAffinity:
 
     name = "affinity"
     reads: Reads = "static"
-    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def __init__(self, added: Affinity | Mapping[str, Any] | None = None) -> None:
         self._added = added if isinstance(added, Affinity) else convert(added or {}, Affinity)
@@ -48,11 +47,11 @@ class NodeAffinity:
             out.append((~hit, Reason(self.name, "ADDED_AFFINITY", "not one of the nodes that this scheduler may use")))
         return out
 
-    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+    def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         """Drop one label of the selector, or the required affinity: in the order of the refusals."""
         task = member.task
         labels, pairs = sorted(task.node_selector.items()), self.filter(member, nodes, view)
-        for place, helps in enumerate(alone(pairs)):
+        for place, helps in enumerate(sole_refusals(pairs)):
             if helps and place < len(labels):
                 gone = labels[place]
                 rest = {label: value for label, value in task.node_selector.items() if label != gone[0]}

@@ -27,7 +27,7 @@ _MAX_SHAPE_SCORE = 10
 class _Allocation:
     name = ""
     reads: Reads = "usage"
-    plain = True
+    scalar = True
 
     def __init__(self, resources: Mapping[str, int] | None = None, unsaid: Mapping[str, str] | None = None) -> None:
         """`resources`: how much each counts, from 1 to 100. `unsaid`: for some of them a second resource that holds what

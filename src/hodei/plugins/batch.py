@@ -2,7 +2,7 @@
 
 `order` says who is first: fcfs, sjf (shortest), saf (smallest area), wfp3, unicef, f1 to f4 (published formulas) or hodei.
 `backfill` says what those behind a job that can not start may do: nothing (none), start if that does not delay the first
-(easy), or start if that delays nobody (conservative, for the first `promised` jobs).
+(easy), or start if that delays nobody (conservative, for the first `reservation_depth` jobs).
 `overrun` says what becomes of those who went ahead and are not over by then: they go on (let) or are stopped (stop).
 `fill` says who of them is tried first: queue (the same order), shortest, deadline (nearest
 first), largest, or balanced (whoever uses most of what is least in use, over all resources).
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hodei.engine.nodes import Ints
-from hodei.engine.points import Waiting
+from hodei.engine.points import PendingColumns
 from hodei.engine.view import Gang
 from hodei.model.errors import InvalidInput
-from hodei.model.priority import Term
-from hodei.model.quantity import format_duration, parse_duration_ms
+from hodei.model.explanation import PriorityTerm
+from hodei.model.resources import format_duration, parse_duration_ms
 from hodei.model.text import moment
 
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ _LARGEST = 1 << 60
 class _Jobs:
     """The quantities of the published formulas: r estimate, n processors, s submission, w wait so far, in seconds."""
 
-    def __init__(self, waiting: Waiting, now_ms: int) -> None:
+    def __init__(self, waiting: PendingColumns, now_ms: int) -> None:
         self.r: Floats = np.maximum(waiting.estimate_ms, 1) / 1000
         self.n: Floats = np.maximum(waiting.cpus, 1) / 1000
         self.s: Floats = np.maximum(waiting.submitted_ms / 1000, 1)
@@ -75,7 +75,7 @@ class Batch:
         backfill: str = "easy",
         fill: str = "queue",
         lookahead: int = 5000,
-        promised: int = 1000,
+        reservation_depth: int = 1000,
         default_estimate: str = "1h",
         doubling: str = "20h",
         overrun: str = "let",
@@ -87,14 +87,14 @@ class Batch:
         self._order, self._fill, self.overrun = order, fill, overrun
         self._doubling_ms = parse_duration_ms(doubling)
         self._default_ms = parse_duration_ms(default_estimate)
-        for word, amount in (("lookahead", lookahead), ("promised", promised)):
+        for word, amount in (("lookahead", lookahead), ("reservation_depth", reservation_depth)):
             if amount < 1:
                 raise InvalidInput(f"a batch line with {word} {amount}", hint="a whole number from 1 on")
-        self.restless = order in RESTLESS
+        self.reorders = order in RESTLESS
         self.by_submission = order == "fcfs"
         self.balances = fill == "balanced"
         self.lookahead = lookahead
-        self.promises = {"none": 0, "easy": 1, "conservative": promised}[backfill]
+        self.reservation_depth = {"none": 0, "easy": 1, "conservative": reservation_depth}[backfill]
 
     # ---------------------------------------------------------------------------------- as every line
 
@@ -112,7 +112,7 @@ class Batch:
     def estimate_ms(self, gang: Gang) -> int:
         return gang.job.estimate_ms or gang.job.timeout_ms or self._default_ms
 
-    def order(self, waiting: Waiting, now_ms: int) -> Ints:
+    def order(self, waiting: PendingColumns, now_ms: int) -> Ints:
         if self._order == "fcfs":
             return waiting.submitted_ms
         if self._order == "hodei":
@@ -121,18 +121,21 @@ class Batch:
             return keys
         return _whole(ORDERS[self._order](_Jobs(waiting, now_ms)))
 
-    def terms(self, gang: Gang) -> tuple[Term, ...]:
+    def terms(self, gang: Gang) -> tuple[PriorityTerm, ...]:
         """What its place comes from, in words: lines of this kind have no points, the smallest key is first."""
         estimate = format_duration(gang.expected_ms or gang.estimate_ms)
-        said = [Term("order", 0, f"{self._order}, the smallest first"), Term("submitted", 0, moment(gang.submitted_ms))]
+        said = [
+            PriorityTerm("order", 0, f"{self._order}, the smallest first"),
+            PriorityTerm("submitted", 0, moment(gang.submitted_ms)),
+        ]
         if self._order == "hodei":
             cost = format_duration(self._doubling_ms)
-            said.append(Term("estimate", 0, f"{estimate}; asking for twice the time costs {cost} in line"))
+            said.append(PriorityTerm("estimate", 0, f"{estimate}; asking for twice the time costs {cost} in line"))
         elif self._order != "fcfs":
-            said.append(Term("estimate", 0, estimate))
+            said.append(PriorityTerm("estimate", 0, estimate))
         return tuple(said)
 
-    def fill_order(self, waiting: Waiting, now_ms: int) -> Ints | None:
+    def fill_order(self, waiting: PendingColumns, now_ms: int) -> Ints | None:
         if self._fill == "shortest":
             return waiting.estimate_ms
         if self._fill == "deadline":

@@ -6,13 +6,11 @@ from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
-from hodei.engine.changes import Change, alone
+from hodei.engine.changes import Change, sole_refusals
 from hodei.engine.nodes import Mask, Nodes
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint, Interactive
+from hodei.model.job import Checkpoint, HealthCheck, Interactive, Reason
 from hodei.model.needs import NEEDS, needs_of
 from hodei.model.node import Node
 
@@ -31,7 +29,7 @@ _LEFT_OUT: dict[str, tuple[str, dict[str, Any], bool]] = {
 class Capabilities:
     name = "capabilities"
     reads: Reads = "static"
-    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         return needs_of(member.job, member.task)
@@ -53,9 +51,9 @@ class Capabilities:
                     out.append((backends.where(partial(_is, (name, cannot))), reason, need))
         return out
 
-    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+    def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         found = self._unable(member, nodes)
-        helps = alone([(mask, reason) for mask, reason, _ in found])
+        helps = sole_refusals([(mask, reason) for mask, reason, _ in found])
         told = set[str]()
         for (_, _, need), alone_in_the_way in zip(found, helps, strict=True):
             if alone_in_the_way and need in _LEFT_OUT and (words := _LEFT_OUT[need])[0] not in told:

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
 from hodei.engine.nodes import Mask, Nodes
-from hodei.engine.points import SILENT, Reads, Refusals, Trigger
+from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
+from hodei.model.job import Reason
 from hodei.model.node import Node
 
 Where = tuple[str, ...]
@@ -20,13 +20,13 @@ class DataRules:
 
     name = "data_rules"
     reads: Reads = "static"
-    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def __init__(self, rules: Mapping[str, Sequence[str]] | None = None) -> None:
         self._rules = {dataset: tuple(places) for dataset, places in (rules or {}).items()}
 
     def key(self, member: Member) -> Hashable:
-        return tuple(sorted(self._rules.keys() & set(member.job.inputs))) or SILENT
+        return tuple(sorted(self._rules.keys() & set(member.job.inputs))) or NO_OPINION
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         out: list[tuple[Mask, Reason]] = []

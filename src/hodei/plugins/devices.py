@@ -11,12 +11,11 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from hodei.engine.changes import Change, lowered
-from hodei.engine.device_slots import WHOLE, DeviceSlots, gpus_of, wants_parts
+from hodei.engine.device_slots import WHOLE, DeviceSlots, gpus_of, needs_devices
 from hodei.engine.nodes import Ints, Mask, Nodes
-from hodei.engine.points import SILENT, Reads, Refusals, Trigger
+from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.job import TaskSpec
+from hodei.model.job import Reason, TaskSpec
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, human_amount
 
@@ -31,17 +30,17 @@ _TEXTS = {
 class Devices:
     name = "devices"
     reads: Reads = "usage"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         task = member.task
-        if not wants_parts(task):
-            return SILENT
+        if not needs_devices(task):
+            return NO_OPINION
         return (task.request.get(GPU, 0), task.binding, task.request.get(CPU, 0) if task.binding else 0)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         task = member.task
-        if not wants_parts(task):
+        if not needs_devices(task):
             return ()
         out: list[tuple[Mask, Reason]] = []
         amount = task.request.get(GPU, 0)
@@ -86,7 +85,7 @@ class Devices:
             texts.append(f"has {' + '.join(map(str, free))} free cores in its sockets, {cores} asked")
         return size, ", ".join(texts)
 
-    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+    def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         """GPUs: the most that some node has in one piece. Cores: no binding, a looser one, or as many as one node has."""
         task = member.task
         amount = task.request.get(GPU, 0)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from hodei.engine.changes import Change
 from hodei.engine.nodes import Ints, Mask, Nodes, Table
-from hodei.engine.points import SILENT, Layout, Layouts, Trigger
+from hodei.engine.points import NO_OPINION, Layout, Layouts, Trigger
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
 from hodei.model.job import Distribution as Rules
+from hodei.model.job import Reason
 from hodei.plugins.free_room import Room, several
 
 CHOICES_TRIED = 256
@@ -29,11 +29,11 @@ _BEGINNINGS_KEPT = 1024
 
 class Distribution:
     name = "distribution"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "run_placed", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "run_placed", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         rules, task = member.job.distribution, member.task
-        return (rules, task.backends, task.name == rules.hub) if rules.model else SILENT
+        return (rules, task.backends, task.name == rules.hub) if rules.model else NO_OPINION
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
         rules = gang.job.distribution
@@ -55,7 +55,7 @@ class Distribution:
         options = [_layout(choice, column.ids) for choice in choices]
         return Layouts(options, Reason(self.name, "DISTRIBUTION", text, evictable=True), crowded)
 
-    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+    def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         rules = member.job.distribution
         if rules.model:
             text = f"drop distribution {rules.model.replace('_', ' ')}"

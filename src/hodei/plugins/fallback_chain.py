@@ -13,14 +13,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 
 from hodei.engine.nodes import Interned, Ints, Table
-from hodei.engine.points import ANY_TRIGGER, SILENT, Layout, Layouts
+from hodei.engine.points import ANY_TRIGGER, NO_OPINION, Layout, Layouts
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
+from hodei.model.job import Reason
 
 
 class FallbackChain:
     name = "fallback_chain"
-    cured_by = ANY_TRIGGER
+    requeue_on = ANY_TRIGGER
 
     def __init__(self, chain: Iterable[str] = (), only_after_failure: bool = False) -> None:
         self._chain, self._only_after_failure = tuple(chain), only_after_failure
@@ -29,7 +29,7 @@ class FallbackChain:
     def key(self, member: Member) -> Hashable:
         job = member.job
         if job.backend.mode != "any" or member.task.backends or job.gang.per_node:
-            return SILENT
+            return NO_OPINION
         return tuple(name for name in self._chain if name in job.failed_on)
 
     def layouts(self, gang: Gang, table: Table, view: View, capacity: Sequence[Ints] = ()) -> Layouts | None:

@@ -12,8 +12,8 @@ from hodei.engine.changes import Change, lowered
 from hodei.engine.nodes import Ints, Nodes
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
 from hodei.model.errors import InvalidInput
+from hodei.model.job import Reason
 from hodei.model.resources import human_amount
 from hodei.plugins.allocation import STRATEGIES
 
@@ -21,8 +21,8 @@ from hodei.plugins.allocation import STRATEGIES
 class Fit:
     name = "fit"
     reads: Reads = "usage"
-    plain = True
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+    scalar = True
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def __init__(self, strategy: str = "least_allocated", **options: Any) -> None:
         """`strategy` and its options are for the score alone, which takes part only where a profile gives it a weight."""
@@ -59,7 +59,7 @@ class Fit:
                 )
         return size, ", ".join(texts)
 
-    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+    def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         """Less of one resource: as much as all needed members of the task together find, of the others as asked for."""
         task = member.task
         asked = {resource: amount for resource, amount in task.request.items() if amount}

@@ -13,20 +13,20 @@ from msgspec import structs
 
 from hodei.engine.changes import Change
 from hodei.engine.nodes import Nodes, Table
-from hodei.engine.points import SILENT, Layout, Layouts, Trigger
+from hodei.engine.points import NO_OPINION, Layout, Layouts, Trigger
 from hodei.engine.topology_index import domain_of, domains
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
+from hodei.model.job import Reason
 from hodei.plugins.free_room import OnePlaceEach, Room, several
 
 
 class GangTopology:
     name = "gang_topology"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "run_placed", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "run_placed", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         rules = member.job.gang
-        return (rules.topology, rules.topology_required) if rules.topology else SILENT
+        return (rules.topology, rules.topology_required) if rules.topology else NO_OPINION
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
         rules = gang.job.gang
@@ -56,7 +56,7 @@ class GangTopology:
     def _reason(self, text: str) -> Reason:
         return Reason(self.name, "GANG_TOPOLOGY", text, evictable=True)
 
-    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+    def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         rules = member.job.gang
         if rules.topology and rules.topology_required:
             wish = structs.replace(rules, topology_required=False)

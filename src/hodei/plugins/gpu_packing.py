@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hodei.engine.device_slots import WHOLE
 from hodei.engine.nodes import Ints, Mask, Nodes
-from hodei.engine.points import MAX_SCORE, SILENT, Reads
+from hodei.engine.points import MAX_SCORE, NO_OPINION, Reads
 from hodei.engine.view import Member, View
 from hodei.model.resources import CPU, GPU
 
@@ -75,7 +75,7 @@ class _OfGpus:
     reads: Reads = "usage"
 
     def key(self, member: Member) -> Hashable:
-        return member.task.request.get(GPU, 0) or SILENT
+        return member.task.request.get(GPU, 0) or NO_OPINION
 
 
 class GpuPacking(_OfGpus):

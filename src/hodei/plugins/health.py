@@ -8,7 +8,7 @@ from functools import partial
 from hodei.engine.nodes import Mask, Nodes
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
+from hodei.model.job import Reason
 from hodei.model.node import Node, Taint
 from hodei.plugins.taints import tolerated
 
@@ -20,7 +20,7 @@ class Health:
 
     name = "health"
     reads: Reads = "static"
-    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def __init__(self, cordon_taint: str = "") -> None:
         self._cordon = Taint(cordon_taint) if cordon_taint else None

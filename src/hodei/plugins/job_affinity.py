@@ -15,9 +15,8 @@ from hodei.engine.plan import EXISTING_ANTI_AFFINITY
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.topology_index import DomainCount, Kind, Rule, TopologyIndex
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.job import TaskSpec
-from hodei.model.job_affinity import JobTerm
+from hodei.model.affinity import JobTerm
+from hodei.model.job import Reason, TaskSpec
 
 
 class JobAffinityPlugin:
@@ -25,7 +24,7 @@ class JobAffinityPlugin:
 
     name = "job_affinity"
     reads: Reads = "cluster"
-    cured_by: tuple[Trigger, ...] = ("run_placed", "run_ended", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_placed", "run_ended", "node_joined", "node_changed")
 
     def __init__(self, *, hard_weight: int = 1) -> None:
         if not 0 <= hard_weight <= 100:
@@ -40,7 +39,7 @@ class JobAffinityPlugin:
         return (job.project, labels, task.job_affinity, task.job_anti_affinity)
 
     def stamp(self, member: Member, table: Table) -> Hashable:
-        if table.residents.quiet and not _has_rules(member.task):
+        if table.topology_index.no_terms and not _has_rules(member.task):
             return 0
         counts = [
             *self._together(member, table),
@@ -55,7 +54,7 @@ class JobAffinityPlugin:
         out: list[tuple[Mask, Reason]] = []
         required = member.task.job_affinity.required
         together = self._together(member, table)
-        first = not any(count.total for count in together) and _means(required, member, table.residents)
+        first = not any(count.total for count in together) and _means(required, member, table.topology_index)
         for term, count in zip(required, together, strict=True):
             # The first of its kind may go wherever there is a domain at all.
             refused = count.per_node(rows) < (0 if first else 1)
@@ -84,34 +83,38 @@ class JobAffinityPlugin:
     def _together(self, member: Member, table: Table) -> list[DomainCount]:
         """For each required term: the residents that meet all the terms, by the domains of this one."""
         required, owner = member.task.job_affinity.required, member.job.project
-        residents = table.residents
-        projects = residents.projects
+        topology_index = table.topology_index
+        projects = topology_index.projects
 
         def meets_all(kind: Kind) -> int:
             return int(all(term.matches(owner, kind.labels, kind.project, projects) for term in required))
 
-        return [residents.count(("all", required, owner), term.topology, meets_all, table) for term in required]
+        return [topology_index.count(("all", required, owner), term.topology, meets_all, table) for term in required]
 
     def _apart(self, member: Member, table: Table) -> list[tuple[JobTerm, DomainCount]]:
-        owner, residents = member.job.project, table.residents
-        return [(term, residents.matching(term, owner, table)) for term in member.task.job_anti_affinity.required]
+        owner, topology_index = member.job.project, table.topology_index
+        return [(term, topology_index.matching(term, owner, table)) for term in member.task.job_anti_affinity.required]
 
     def _repelled(self, member: Member, table: Table) -> list[tuple[Rule, DomainCount]]:
         """The anti-affinity of residents that means this member, with where its carriers live."""
-        residents = table.residents
-        if not residents.repelling:
+        topology_index = table.topology_index
+        if not topology_index.anti_affinity_terms:
             return []
-        return [(rule, _carriers(rule, table)) for rule in residents.repelling.meaning(member, residents.projects)]
+        return [
+            (rule, _carriers(rule, table))
+            for rule in topology_index.anti_affinity_terms.meaning(member, topology_index.projects)
+        ]
 
     def _pulled(self, member: Member, table: Table) -> list[tuple[DomainCount, int]]:
         """What makes a domain better (or, below 0, worse), with its weight: own wishes, and those of residents."""
-        task, owner, residents = member.task, member.job.project, table.residents
-        out = [(residents.matching(wish.term, owner, table), wish.weight) for wish in task.job_affinity.preferred]
+        task, owner, topology_index = member.task, member.job.project, table.topology_index
+        out = [(topology_index.matching(wish.term, owner, table), wish.weight) for wish in task.job_affinity.preferred]
         out += [
-            (residents.matching(wish.term, owner, table), -wish.weight) for wish in task.job_anti_affinity.preferred
+            (topology_index.matching(wish.term, owner, table), -wish.weight)
+            for wish in task.job_anti_affinity.preferred
         ]
-        if residents.pulling:
-            for rule in residents.pulling.meaning(member, residents.projects):
+        if topology_index.preference_terms:
+            for rule in topology_index.preference_terms.meaning(member, topology_index.projects):
                 out.append((_pull(rule, self.hard_weight, table), 1))
         return out
 
@@ -121,10 +124,10 @@ def _has_rules(task: TaskSpec) -> bool:
     return bool(near.required or away.required or near.preferred or away.preferred)
 
 
-def _means(terms: tuple[JobTerm, ...], member: Member, residents: TopologyIndex) -> bool:
+def _means(terms: tuple[JobTerm, ...], member: Member, topology_index: TopologyIndex) -> bool:
     """Whether a member meets all of its own terms."""
     job, labels = member.job, member.labels
-    return all(term.matches(job.project, labels, job.project, residents.projects) for term in terms)
+    return all(term.matches(job.project, labels, job.project, topology_index.projects) for term in terms)
 
 
 def _carriers(rule: Rule, table: Table) -> DomainCount:
@@ -134,7 +137,7 @@ def _carriers(rule: Rule, table: Table) -> DomainCount:
     def carries(kind: Kind) -> int:
         return int(kind.project == owner and term in kind.anti)
 
-    return table.residents.count(("anti", term, owner), term.topology, carries, table)
+    return table.topology_index.count(("anti", term, owner), term.topology, carries, table)
 
 
 def _pull(rule: Rule, hard_weight: int, table: Table) -> DomainCount:
@@ -150,7 +153,7 @@ def _pull(rule: Rule, hard_weight: int, table: Table) -> DomainCount:
             + hard_weight * kind.required.count(term)
         )
 
-    return table.residents.count(("pull", term, owner, hard_weight), term.topology, pull, table)
+    return table.topology_index.count(("pull", term, owner, hard_weight), term.topology, pull, table)
 
 
 def _said(what: str, term: JobTerm, how: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hodei.engine.view import Gang, View
 from hodei.model.errors import InvalidInput
-from hodei.model.priority import Term
+from hodei.model.explanation import PriorityTerm
 from hodei.plugins.queues import Priority
 
 _HOUR_MS = 3_600_000
@@ -53,23 +53,23 @@ class Multifactor(Priority):
             return None
         return gang.queued_ms + -(-self._age_max_milli * _HOUR_MS // (self._age_per_hour * 1000))
 
-    def terms(self, gang: Gang, view: View) -> tuple[Term, ...]:
+    def terms(self, gang: Gang, view: View) -> tuple[PriorityTerm, ...]:
         own, waited = gang.job.priority * 1000, max(view.now_ms - gang.queued_ms, 0)
         age, share = self._age_milli(gang, view), self.share_milli(gang, view)
         out = [
-            Term("priority", own, "as submitted"),
-            Term(
+            PriorityTerm("priority", own, "as submitted"),
+            PriorityTerm(
                 "age", age,
                 f"{waited / _HOUR_MS:.2f} h of waiting at {self._age_per_hour} an hour, at most {self._age_max_milli // 1000}",
             ),
         ]  # fmt: skip
-        lifted = gang.priority * 1000 - own
-        if lifted:
-            out.append(Term("inherited", lifted, "a more important job waits for it"))
+        inherited_priority = gang.priority * 1000 - own
+        if inherited_priority:
+            out.append(PriorityTerm("inherited", inherited_priority, "a more important job waits for it"))
         if self.shared:
             factor = self._factor_milli(gang, view)
             said = f"{factor / 1000:.3f} of {self._share}" if factor is not None else "nobody keeps account of shares"
-            out.append(Term("fair share", share, said))
+            out.append(PriorityTerm("fair share", share, said))
         return tuple(out)
 
     def _age_milli(self, gang: Gang, view: View) -> int:

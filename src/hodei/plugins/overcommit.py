@@ -10,11 +10,10 @@ from collections.abc import Hashable
 from functools import partial
 
 from hodei.engine.nodes import Nodes
-from hodei.engine.points import SILENT, Reads, Refusals, Trigger
+from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
+from hodei.model.job import Reason, qos
 from hodei.model.node import Node
-from hodei.model.qos import qos
 from hodei.model.resources import CPU, MEMORY
 
 # What is sent ahead to a batch system waits in its queue: nothing is promised twice there.
@@ -25,13 +24,13 @@ _ENOUGH = 1 << 62
 class Overcommit:
     name = "overcommit"
     reads: Reads = "usage"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         task = member.task
         # Most tasks have no limits; the class of those need not be worked out.
         if not task.limits or qos(task) != "guaranteed":
-            return SILENT
+            return NO_OPINION
         return task.request.get(CPU, 0), task.request.get(MEMORY, 0)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:

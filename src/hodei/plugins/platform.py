@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from hodei.engine.changes import Change, alone
+from hodei.engine.changes import Change, sole_refusals
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.job import BackendChoice, TaskSpec
+from hodei.model.job import BackendChoice, Reason, TaskSpec
 
 _SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
@@ -23,7 +22,7 @@ def architecture(name: str) -> str:
 class Platform:
     name = "platform"
     reads: Reads = "static"
-    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         return (member.task.arch, member.task.gpu_type, member.task.backends, member.job.backend)
@@ -47,10 +46,10 @@ class Platform:
             out.append((other, Reason(self.name, "OTHER_BACKEND", _not_for_task(task))))
         return out
 
-    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+    def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         task, choice = member.task, member.job.backend
         pairs = self.filter(member, nodes, view)
-        for (_, reason), helps in zip(pairs, alone(pairs), strict=True):
+        for (_, reason), helps in zip(pairs, sole_refusals(pairs), strict=True):
             if helps and reason.code == "WRONG_ARCHITECTURE":
                 yield Change("drop", f"drop arch {task.arch}", {"arch": ""})
             elif helps and reason.code == "WRONG_GPU_TYPE":

@@ -11,14 +11,14 @@ from hodei.engine.columns import Interned
 from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
+from hodei.model.job import Reason
 from hodei.model.node import Node, Pool
 
 
 class Pools:
     name = "pools"
     reads: Reads = "cluster"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         return tuple(member.task.request.items())

@@ -8,14 +8,14 @@ from hodei.engine.nodes import Mask, Nodes, Table
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.topology_index import EACH_NODE, DomainCount, Kind
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.job_affinity import HostPort
+from hodei.model.affinity import HostPort
+from hodei.model.job import Reason
 
 
 class Ports:
     name = "ports"
     reads: Reads = "cluster"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined")
 
     def key(self, member: Member) -> Hashable:
         return member.task.ports
@@ -38,7 +38,7 @@ def _holders(port: HostPort, table: Table) -> DomainCount:
     def clashes(kind: Kind) -> int:
         return int(any(port.clashes(held) for held in kind.ports))
 
-    return table.residents.count(("port", port), EACH_NODE, clashes, table)
+    return table.topology_index.count(("port", port), EACH_NODE, clashes, table)
 
 
 def _said(port: HostPort) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Hashable
 
 from hodei.engine.points import Trigger
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
+from hodei.model.job import Reason
 
 
 class Quota:
     name = "quota"
     # What others wait for counts too, and ends when they are placed.
-    cured_by: tuple[Trigger, ...] = ("run_ended", "job_ended", "run_placed")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "job_ended", "run_placed")
 
     def key(self, member: Member) -> Hashable:
         return member.job.project, member.job.user

@@ -1,22 +1,20 @@
-"""Plugins by name: ours, those that installed packages announce, and those that a dotted path points to.
+"""Filters, scores, queues and tie-breakers by name, and the profiles made of them.
 
-A package announces a plugin under the entry point group `hodei.plugins`; a configuration may also say
-`my_module:MyPlugin`. Either must be a class with a `name` and at least one point; nothing else is ever called.
-All that is not built in is loaded by `_class_of` alone, which is also where `trusted` is obeyed.
+A plugin is a class with a `name` and at least one point; nothing else is ever called. `hodei.extensions` finds those that
+are not built in.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Iterator, Mapping
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from hodei.engine.points import QueueSort
 from hodei.engine.profile import Profile, make_profile
+from hodei.extensions import load
 from hodei.model.config import ProfileConfig, SchedulingConfig, SpillConfig
 from hodei.model.errors import InvalidInput
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.resources import parse_duration_ms
 from hodei.model.text import did_you_mean
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
@@ -46,7 +44,7 @@ from hodei.plugins.proximity import LocalityAware, Proximity
 from hodei.plugins.queues import Fair, Fifo, Priority
 from hodei.plugins.quota import Quota
 from hodei.plugins.scope import Scope
-from hodei.plugins.secondary import SECONDARIES, TwoOrders
+from hodei.plugins.secondary import SECONDARIES, TieBreakingQueue
 from hodei.plugins.spill import Spill, SpillRule
 from hodei.plugins.spread import Spread
 from hodei.plugins.start_reservations import StartReservations
@@ -76,7 +74,7 @@ FILTERS = (
     "devices", "overcommit", "workload",
 )  # fmt: skip
 # Backends are chosen before the places within them.
-LAYOUTS = ("distribution", "gang_topology", "promises")
+LAYOUTS = ("distribution", "gang_topology", "start_reservations")
 WEIGHTS = {"resource": 40, "load": 30, "affinity": 20, "proximity": 10, "platform": 20,
            "job_affinity": 20, "spread": 20, "taints": 30}  # fmt: skip
 _OF_DEFAULT_ALONE = ("resource", "load", "affinity", "proximity")
@@ -100,12 +98,7 @@ _POINTS = ("pre_filter", "layouts", "filter", "post_filter", "score", "reserve",
 def find(name: str, arguments: Mapping[str, Any] | None = None, *, trusted: Collection[str] | None = None) -> Any:
     """The plugin of that name, made with `arguments`. InvalidInput when there is none, or it does not fit. `trusted`: the
     only names besides the built-in ones that may be loaded; None for any."""
-    made = _class_of(name, PLUGINS, "hodei.plugins", trusted)
-    if made is None:
-        raise InvalidInput(
-            f"there is no plugin {name!r}{did_you_mean(name, PLUGINS)}",
-            hint="name a built-in plugin, an installed one (entry point group hodei.plugins) or module:Class",
-        )
+    made = _class_of("plugin", name, PLUGINS, "hodei.plugins", trusted)
     if not _has_method(made, _POINTS):
         raise _not_a_plugin(name)
     try:
@@ -193,12 +186,14 @@ def find_queue(
     line = _made("queue", name, QUEUES, arguments or {}, ("queue_sort", "tenant", "charge"), ("preempts",), trusted)
     if not secondary:
         return cast("QueueSort", line)
-    if hasattr(line, "promises") or hasattr(line, "rank_milli"):
+    if hasattr(line, "reservation_depth") or hasattr(line, "rank_milli"):
         why = (
-            "batch has an order of its own (options.batch.order)" if hasattr(line, "promises") else "it adds points up"
+            "batch has an order of its own (options.batch.order)"
+            if hasattr(line, "reservation_depth")
+            else "it adds points up"
         )
         raise InvalidInput(f"the queue {name!r} takes no secondary order: {why}", hint="leave secondary out")
-    return TwoOrders(
+    return TieBreakingQueue(
         line, _made("secondary", secondary, SECONDARIES, secondary_arguments or {}, ("keys",), (), trusted)
     )
 
@@ -213,12 +208,7 @@ def _made(
     trusted: Collection[str] | None,
 ) -> Any:
     """One of ours, one that an installed package announces (entry point group `hodei.queues`), or module:Class."""
-    made = _class_of(name, known, "hodei.queues", trusted)
-    if made is None:
-        raise InvalidInput(
-            f"there is no {what} {name!r}{did_you_mean(name, known)}",
-            hint=f"one of: {', '.join(known)}, or module:Class",
-        )
+    made = _class_of(what, name, known, "hodei.queues", trusted)
     _refuse_missing(what, name, [method for method in methods if not _has_method(made, (method,))])
     try:
         plugin = made(**dict(arguments))
@@ -243,31 +233,12 @@ def _has_method(made: type[Any], methods: tuple[str, ...]) -> bool:
 
 
 def _class_of(
-    name: str, known: Mapping[str, type[Any]], group: str, trusted: Collection[str] | None
-) -> type[Any] | None:
-    """The class of that name, not made yet: one of `known`, or from outside if it may be loaded. None if there is none."""
-    if name in known:
-        return known[name]
-    entries = () if ":" in name else tuple(entry_points(group=group, name=name))
-    if ":" not in name and not entries:
-        return None
-    if trusted is not None and name not in trusted:
-        raise InvalidInput(
-            f"plugin {name[:80]!r} is not in use on this server",
-            hint="only built-in plugins and those of the server's own configuration may be used here",
-        )
-    try:
-        found = entries[0].load() if entries else _dotted(name)
-    except Exception as error:
-        raise InvalidInput(f"plugin {name!r} cannot be imported: {error}", hint="check the path") from error
+    what: str, name: str, known: Mapping[str, type[Any]], group: str, trusted: Collection[str] | None
+) -> type[Any]:
+    found = load(group, name, what, built_in=known, trusted=trusted)
     if not isinstance(found, type):
         raise InvalidInput(f"{name!r} is not a class", hint="name a class: module:Class")
     return found
-
-
-def _dotted(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from hodei.engine.nodes import Nodes
-from hodei.engine.points import SILENT, Reads, Refusals, Trigger
+from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.selector import parse_selector
+from hodei.model.affinity import parse_selector
+from hodei.model.job import Reason
 
 
 class Scope:
     name = "scope"
     reads: Reads = "static"
-    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def __init__(self, nodes: str = "") -> None:
         self._wanted = parse_selector(nodes)
@@ -22,7 +22,7 @@ class Scope:
         self._reason = Reason(self.name, "OUTSIDE_PROFILE", f"not among the nodes of the profile ({shown})")
 
     def key(self, member: Member) -> Hashable:
-        return None if self._wanted else SILENT
+        return None if self._wanted else NO_OPINION
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         if not self._wanted:

@@ -81,7 +81,7 @@ SECONDARIES: dict[str, type[Any]] = {
 }
 
 
-class TwoOrders:
+class TieBreakingQueue:
     """A queue with a tie-breaker. All but the order is the queue's own."""
 
     def __init__(self, primary: QueueSort, secondary: TieBreaker) -> None:

@@ -18,9 +18,8 @@ from hodei.engine.availability import FOREVER
 from hodei.engine.nodes import Mask, Table
 from hodei.engine.points import ANY_TRIGGER, Layout, Layouts, Placed
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
-from hodei.model.quantity import format_duration
-from hodei.model.resources import Resources
+from hodei.model.job import Reason
+from hodei.model.resources import Resources, format_duration
 
 HOUR_MS = 3_600_000
 # More nodes than these are not looked at one by one: then what a job has waited already is all that counts.
@@ -39,8 +38,8 @@ class SpillRule(Struct, frozen=True):
 
 class Spill:
     name = "spill"
-    cured_by = ANY_TRIGGER
-    wants_book = True
+    requeue_on = ANY_TRIGGER
+    needs_availability = True
 
     def __init__(self, rules: Iterable[SpillRule | Mapping[str, Any]] = ()) -> None:
         self._rules = tuple(rule if isinstance(rule, SpillRule) else SpillRule(**rule) for rule in rules)
@@ -110,14 +109,14 @@ class Spill:
             return cheap, None
         least = int(whole[there].min())
         text = f"kept off backend {rule.to}: it would cost {_money(least)}, over {_money(rule.max_cost_milli)}"
-        return nothing, Reason(self.name, "SPILL_TOO_DEAR", text)
+        return nothing, Reason(self.name, "SPILL_TOO_EXPENSIVE", text)
 
     def _wait_ms(self, gang: Gang, table: Table, view: View, elsewhere: Mask) -> int:
         since_ms = gang.queued_ms or gang.submitted_ms
-        start_ms, book = view.now_ms, view.book
-        if book is not None:
-            if gang.id in book.forecasts:
-                start_ms = max(start_ms, book.forecasts[gang.id])
+        start_ms, availability = view.now_ms, view.availability
+        if availability is not None:
+            if gang.id in availability.forecasts:
+                start_ms = max(start_ms, availability.forecasts[gang.id])
             elif elsewhere.sum() <= _NODES_LOOKED_AT:
                 start_ms = max(start_ms, self._earliest(gang, table, view, elsewhere))
         return max(start_ms - since_ms, 0)
@@ -125,9 +124,9 @@ class Spill:
     def _earliest(self, gang: Gang, table: Table, view: View, elsewhere: Mask) -> int:
         """When each of its members has a node elsewhere, going by expected ends; FOREVER if one never has. Where a run
         that is in the way has no known end it may be any moment."""
-        book = view.book
-        assert book is not None
-        rows = [(table.nodes[row], table.room[row]) for row in np.flatnonzero(elsewhere)]
+        availability = view.availability
+        assert availability is not None
+        rows = [(table.nodes[row], table.allocatable[row]) for row in np.flatnonzero(elsewhere)]
         latest = view.now_ms
         for member, numbers in zip(gang.members, gang.needed, strict=True):
             if not numbers:
@@ -136,7 +135,7 @@ class Spill:
             request = {name: amount for name, amount in member.task.request.items() if amount}
             for node, room in rows:
                 if _may(member, node.backend) and _could(room, request):
-                    at_ms = book.earliest(
+                    at_ms = availability.earliest(
                         node.name, request, gang.estimate_ms, view.now_ms, gang.id, gang.job.project
                     )  # fmt: skip
                     soonest = min(soonest, view.now_ms if at_ms is None else at_ms)

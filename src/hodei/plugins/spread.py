@@ -15,9 +15,8 @@ from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.topology_index import EACH_NODE, DomainCount, Kind, domains
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.job_affinity import SpreadRule
-from hodei.model.selector import Requirement, all_match
+from hodei.model.affinity import Requirement, SpreadRule, all_match
+from hodei.model.job import Reason
 from hodei.plugins.affinity import term_mask
 from hodei.plugins.taints import hard_taints, tolerated
 
@@ -32,7 +31,7 @@ _COLUMNS = 4
 class Spread:
     name = "spread"
     reads: Reads = "cluster"
-    cured_by: tuple[Trigger, ...] = ("run_placed", "run_ended", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_placed", "run_ended", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         task, job = member.task, member.job
@@ -169,7 +168,7 @@ def _by_domain(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, 
     tolerated_taints = task.tolerations if rule.honour_taints else None
     topologies = tuple([(other.topology, other.keyless) for other in rules])
     key = ("spread", rule.selector, project, topologies, where, tolerated_taints)
-    return table.residents.count(key, rule.topology, means, table, among)
+    return table.topology_index.count(key, rule.topology, means, table, among)
 
 
 def _living(selector: tuple[Requirement, ...] | None, project: str, table: Table) -> DomainCount:
@@ -178,7 +177,7 @@ def _living(selector: tuple[Requirement, ...] | None, project: str, table: Table
     def means(kind: Kind) -> int:
         return _meant(selector, project, kind)
 
-    return table.residents.count(("spread", selector, project), EACH_NODE, means, table)
+    return table.topology_index.count(("spread", selector, project), EACH_NODE, means, table)
 
 
 def _meant(selector: tuple[Requirement, ...] | None, project: str, kind: Kind) -> int:

@@ -13,14 +13,14 @@ from hodei.engine.availability import FOREVER, Claim
 from hodei.engine.nodes import Mask, Table
 from hodei.engine.points import Layout, Layouts, Placed, Trigger
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
+from hodei.model.job import Reason
 from hodei.model.resources import Resources
 from hodei.model.text import moment
 
 
 class StartReservations:
-    name = "promises"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended")
+    name = "start_reservations"
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended")
 
     def key(self, member: Member) -> Hashable:
         # Not to the millisecond: those who wait in one group are tried one after another, the shortest of them in time.
@@ -28,33 +28,37 @@ class StartReservations:
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | Reason | None:
         """All nodes but those on which a member would stand in the way of a claim."""
-        book = view.book
-        if book is None or not book.claimed:
+        availability = view.availability
+        if availability is None or not availability.claimed:
             return None
         until_ms = _until(gang, view)
         closed: list[list[int]] = [[] for _ in gang.members]
         claim = None
         for member, its in zip(gang.members, closed, strict=True):
             asked = _asked(member)
-            for node in book.claimed:
+            for node in availability.claimed:
                 row = table.row.get(node)
                 if row is not None:
-                    hindered = book.hindered(node, asked, view.now_ms, until_ms, gang.id, gang.job.project)
-                    if hindered is not None:
+                    first_conflict = availability.first_conflict(
+                        node, asked, view.now_ms, until_ms, gang.id, gang.job.project
+                    )
+                    if first_conflict is not None:
                         its.append(row)
-                        claim = hindered
+                        claim = first_conflict
         if claim is None and sum(map(len, (*gang.needed, *gang.extra))) == 1:
             return None
         if claim is None:
             # Each alone stands in nobody's way; together they may.
-            others = (claim for node in book.claimed for claim in book.claims(node, gang.id, gang.job.project))
+            others = (
+                claim for node in availability.claimed for claim in availability.claims(node, gang.id, gang.job.project)
+            )
             claim = next(others, None)
         if claim is None:
             return None
         reason = self._reason(claim)
         rows = [_all_but(its, table) for its in closed]
         options = [Layout(tuple(rows))]
-        own = book.promises.get(gang.id)
+        own = availability.start_reservations.get(gang.id)
         if own is not None and own.start_ms <= view.now_ms:
             # Its time has come: what was kept for it is free for it, wherever it would go otherwise.
             kept = np.zeros(len(table.names), dtype=np.bool_)
@@ -65,42 +69,49 @@ class StartReservations:
             return reason
         return Layouts(options, reason)
 
-    def still_open(self, gang: Gang, member: Member, within: Mask, table: Table, view: View) -> Mask:
+    def remaining_rows(self, gang: Gang, member: Member, within: Mask, table: Table, view: View) -> Mask:
         """The same for one more member, when others of its gang are laid already."""
-        book = view.book
-        if book is None:
+        availability = view.availability
+        if availability is None:
             return within
         free = within.copy()
-        for node in book.claimed:
+        for node in availability.claimed:
             row = table.row.get(node)
             if row is not None and free[row]:
                 until_ms = _until(gang, view)
                 free[row] = (
-                    book.hindered(node, _asked(member), view.now_ms, until_ms, gang.id, gang.job.project) is None
+                    availability.first_conflict(node, _asked(member), view.now_ms, until_ms, gang.id, gang.job.project)
+                    is None
                 )
         return free
 
     def permit(self, gang: Gang, placements: Sequence[Placed], view: View) -> Reason | None:
         """Several members on one node: together they may be too much, where each alone was not."""
-        book = view.book
-        if book is None or not book.claimed or len(placements) == 1:
+        availability = view.availability
+        if availability is None or not availability.claimed or len(placements) == 1:
             return None
-        for node in sorted({placed.node.name for placed in placements} & set(book.claimed)):
+        for node in sorted({placed.node.name for placed in placements} & set(availability.claimed)):
             together: Resources = {}
             for placed in placements:
                 if placed.node.name == node:
                     together |= dict.fromkeys(_asked(placed.member), 0)
             # They are in the table already, so nothing further may be missing.
-            claim = book.hindered(node, together, view.now_ms, _until(gang, view), gang.id, gang.job.project)
+            claim = availability.first_conflict(
+                node, together, view.now_ms, _until(gang, view), gang.id, gang.job.project
+            )
             if claim is not None:
                 return self._reason(claim)
         return None
 
     def _reason(self, claim: Claim) -> Reason:
         if claim.job:
-            return Reason(self.name, "PROMISED", f"it would delay job {claim.job}, which is promised this room next")
+            return Reason(
+                self.name, "START_RESERVED", f"it would delay job {claim.job}, which is promised this room next"
+            )
         until = moment(claim.end_ms)
-        return Reason(self.name, "BOOKED", f"reservation {claim.name} of project {claim.project} has it until {until}")
+        return Reason(
+            self.name, "RESERVED", f"reservation {claim.name} of project {claim.project} has it until {until}"
+        )
 
 
 def _all_but(closed: list[int], table: Table) -> Mask:

@@ -24,7 +24,7 @@ _SMALL_REST = 15 * MAX_SCORE // 100
 class _Strategy:
     name = ""
     reads: Reads = "usage"
-    plain = True
+    scalar = True
 
     def key(self, member: Member) -> Hashable:
         return tuple(member.task.request.items())
@@ -142,7 +142,7 @@ class RoundRobin(_Strategy):
     """The node that has waited longest for work."""
 
     name = "round_robin"
-    plain = False
+    scalar = False
 
     def key(self, member: Member) -> Hashable:
         return None

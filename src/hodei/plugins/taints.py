@@ -11,8 +11,7 @@ from hodei.engine.changes import Change
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.job import TaskSpec, Toleration
+from hodei.model.job import Reason, TaskSpec, Toleration
 from hodei.model.node import GPU_ONLY, LINE, Node, Taint
 from hodei.model.resources import GPU
 
@@ -20,7 +19,7 @@ from hodei.model.resources import GPU
 class Taints:
     name = "taints"
     reads: Reads = "static"
-    cured_by: tuple[Trigger, ...] = ("node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         return tolerations_of(member.task)
@@ -41,7 +40,7 @@ class Taints:
             )
         return out
 
-    def repairs(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
+    def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         """Tolerate the one taint that alone keeps some node shut."""
         given, all_of_it = member.task.tolerations, tolerations_of(member.task)
         column = nodes.by("taints", hard_taints)

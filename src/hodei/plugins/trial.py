@@ -16,7 +16,7 @@ _MOST_ROUTES = 200
 _LONGEST = 200
 
 
-def fit_to_try(config: SchedulingConfig, live: SchedulingConfig) -> SchedulingConfig:
+def check_trial_policy(config: SchedulingConfig, live: SchedulingConfig) -> SchedulingConfig:
     """The configuration as it is; InvalidInput for what is not in use, built in, or plain."""
     if len(config.profiles) > _MOST_PROFILES:
         raise InvalidInput(f"{len(config.profiles)} profiles", hint=f"try at most {_MOST_PROFILES}")
@@ -41,8 +41,9 @@ def fit_to_try(config: SchedulingConfig, live: SchedulingConfig) -> SchedulingCo
 
 
 def in_use(config: SchedulingConfig) -> frozenset[str]:
-    """The plugins that its profiles name."""
-    return frozenset(name for profile in config.profiles.values() for name in profile.plugin_names())
+    """The plugins that its profiles name, and its estimator."""
+    named = (name for profile in config.profiles.values() for name in profile.plugin_names())
+    return frozenset((*named, config.estimates.source))
 
 
 def _plain(value: Any) -> bool:

@@ -14,23 +14,21 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from hodei.engine.assumed_volumes import AssumedVolumes
-from hodei.engine.attachments import Attachments
 from hodei.engine.nodes import Mask, Nodes, Table
-from hodei.engine.points import SILENT, Placed, Reads, Refusals, Trigger
+from hodei.engine.points import NO_OPINION, Placed, Reads, Refusals, Trigger
 from hodei.engine.topology_index import EACH_NODE, Kind
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
+from hodei.engine.volumes import AssumedVolumes, Attachments
+from hodei.model.affinity import all_match
+from hodei.model.job import Reason
 from hodei.model.node import Node
-from hodei.model.selector import all_match
-from hodei.model.terms import NodeTerm
-from hodei.model.volume import Choice, Reach, ReachKind, Volume
+from hodei.model.volume import Choice, NodeTerm, Reach, ReachKind, Volume
 from hodei.plugins.affinity import term_mask
 
 _OUT_OF_REACH: dict[ReachKind, tuple[str, str]] = {
     "there": ("VOLUME_NOT_HERE", "a volume can not be reached from here"),
     "could_be": ("NO_VOLUME_TO_BIND", "no volume is free here, or could be made here"),
-    "space": ("NOT_ENOUGH_STORAGE", "there is not enough free storage here to make a volume"),
+    "space": ("NO_VOLUME_SPACE", "there is not enough free storage here to make a volume"),
     "zone": ("VOLUME_ZONE", "a volume is in another zone"),
 }
 _NONE_LEFT = Reason("volumes", *_OUT_OF_REACH["could_be"])
@@ -43,26 +41,26 @@ _IN_USE = Reason("volumes", "VOLUME_TAKEN", "a volume that only one may use is i
 class Volumes:
     name = "volumes"
     reads: Reads = "cluster"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def __init__(self) -> None:
         self.assumed = AssumedVolumes()
 
     def key(self, member: Member) -> Hashable:
-        return member.task.volumes or SILENT
+        return member.task.volumes or NO_OPINION
 
     def stamp(self, member: Member, table: Table) -> Hashable:
         volumes = member.task.volumes
         if not any(volume.limit or volume.alone or volume.choices for volume in volumes):
             return 0
-        return (table.generation, table.residents.attachments_in(table).version, self.assumed.version)
+        return (table.generation, table.topology_index.attachments_in(table).version, self.assumed.version)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         volumes = member.task.volumes
         if not volumes:
             return ()
         out = [*_out_of_reach(volumes, nodes)]
-        attached = nodes.table.residents.attachments_in(nodes.table)
+        attached = nodes.table.topology_index.attachments_in(nodes.table)
         for volume in volumes:
             if volume.alone == "anywhere" and attached.rows_of(volume.handle):
                 out.append((~nodes.none(), _IN_USE))
@@ -229,6 +227,6 @@ def _users(volume: Volume, table: Table) -> Mask:
             any(held.handle == volume.handle and not (held.read_only and volume.read_only) for held in kind.volumes)
         )
 
-    count = table.residents.count(("volume", volume.handle, volume.read_only), EACH_NODE, clashes, table)
+    count = table.topology_index.count(("volume", volume.handle, volume.read_only), EACH_NODE, clashes, table)
     found: Mask = count.per_node(slice(None)) > 0
     return found

@@ -10,10 +10,9 @@ from collections.abc import Hashable
 from functools import partial
 
 from hodei.engine.nodes import Mask, Nodes
-from hodei.engine.points import SILENT, Reads, Refusals, Trigger
+from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.decision import Reason
-from hodei.model.job import DataProcessing, Serverless
+from hodei.model.job import DataProcessing, Reason, Serverless
 from hodei.model.node import Node
 from hodei.model.resources import STORAGE, human_amount
 from hodei.plugins.image_locality import normalized
@@ -22,11 +21,11 @@ from hodei.plugins.image_locality import normalized
 class Workload:
     name = "workload"
     reads: Reads = "usage"
-    cured_by: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         image, size = _wants(member)
-        return (image, size) if image or size else SILENT
+        return (image, size) if image or size else NO_OPINION
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         image, size = _wants(member)
@@ -40,7 +39,7 @@ class Workload:
             text = f"less than {human_amount(STORAGE, size)} of storage is free for its input and output"
             # What the task asks for is for the same data, so it is not counted besides.
             short = says & (nodes.free(STORAGE) < size)
-            out.append((short, Reason(self.name, "NO_ROOM_FOR_DATA", text, evictable=True)))
+            out.append((short, Reason(self.name, "NO_DATA_SPACE", text, evictable=True)))
         return out
 
 

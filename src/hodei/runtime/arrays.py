@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from hodei.control.chunks import parts
+from hodei.control.state import parts
 from hodei.model.array import ArrayPlace
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.facts import Fact, JobCancelled, JobHeld, JobReleased
 from hodei.model.ids import JobId
-from hodei.model.job import Job
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED, Job
 from hodei.ports import JobQuery, Store
-from hodei.runtime.caller import CALLER
+from hodei.runtime.rights import CALLER
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
@@ -78,7 +77,7 @@ async def wait_array(service: Service, id: JobId, timeout_ms: int) -> ArrayStatu
         async with asyncio.timeout(timeout_ms / 1000):
             # One after the other is as quick as all together: it is over when the slowest is.
             for element in range(status.place.first, status.place.last + 1):
-                while element in service.controller.world.jobs:
+                while element in service.controller.cluster.jobs:
                     await service.wait(element, timeout_ms)
     except TimeoutError:
         pass
@@ -94,7 +93,7 @@ async def _tell_all(
     first_to_last: bool = False,
 ) -> ArrayStatus:
     status = await array_status(service, id)
-    known, facts = service.controller.world.jobs, list[Fact]()
+    known, facts = service.controller.cluster.jobs, list[Fact]()
     caller = CALLER.get()
     by = caller.entry.who if caller is not None else ""
     # From the last on: an element that goes lets the next one in, and that one is about to go too. Those that come back

@@ -22,13 +22,13 @@ from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound
 from hodei.model.explanation import Explanation
 from hodei.model.facts import Noted
 from hodei.model.ids import JobId, NodeName, RunId, job_of
-from hodei.model.job import Run
-from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.job import RUN_ENDED, Run
 from hodei.model.node import Node
 from hodei.model.resources import scale_of
+from hodei.model.stop_reason import StopReason
 from hodei.model.text import did_you_mean, moment
 from hodei.ports import Backend, Store
-from hodei.runtime.backend_queries import BackendQueries, StartEstimates, in_line
+from hodei.runtime.backend_queries import BackendQueries, StartEstimates, backend_queue
 from hodei.runtime.binder import Binder
 from hodei.runtime.health_monitor import HealthMonitor, HealthPolicy
 from hodei.runtime.watcher import CALL_TIMEOUT_S, DISABLED, UNHEALTHY, Bar, Watcher
@@ -134,14 +134,14 @@ class BackendManager:
         service, name = self._service, backend.name
         dress = self._plan.dress(table) if self._plan else lambda node: node
         watcher = Watcher(
-            backend, service.controller.world, service.clock, service.prometheus, service.loop.tell, self.binder.act_again,
+            backend, service.controller.cluster, service.clock, service.prometheus, service.loop.tell, self.binder.act_again,
             service.loop.quiet, self._owners, dress, partial(self._spare, name),
         )  # fmt: skip
         pulse = HealthMonitor(backend, service.clock, self._health, lambda: self._turned(name))
         watcher.came_back = pulse.look_now
         inquiries = BackendQueries(
             backend,
-            service.controller.world,
+            service.controller.cluster,
             lambda: watcher.up.is_set() and not watcher.last_error and not pulse.circuit.broken,
         )
         member = self._members[name] = _Member(backend, table, watcher, pulse, inquiries)
@@ -155,7 +155,7 @@ class BackendManager:
     async def _spare(self, name: str, strangers: Sequence[RunId]) -> set[RunId]:
         """Runs that a backend has and nobody here knows of belong to attempts that are over, and are stopped. Unless the
         store says otherwise: then it is our records that are wrong, and the run goes on."""
-        store, damaged = self._service.store, self._service.controller.world.damaged
+        store, damaged = self._service.store, self._service.controller.cluster.damaged
         spared = set()
         for run in strangers:
             kept = await self._service.read(store.run, run)
@@ -173,12 +173,12 @@ class BackendManager:
 
     def spared_of(self, job: JobId) -> list[RunId]:
         """Runs of it that go on and are not known any more."""
-        known = self._service.controller.world.runs.get(job, {})
+        known = self._service.controller.cluster.runs.get(job, {})
         return [run for run in self.spared if job_of(run) == job and run not in known] if self.spared else []
 
     def stop_spared(self, job: JobId) -> bool:
         strays = self.spared_of(job)
-        self.binder.act([Stop(run, self.spared.pop(run), 10_000, "cancelled") for run in strays])
+        self.binder.act([Stop(run, self.spared.pop(run), 10_000, StopReason("cancelled")) for run in strays])
         return bool(strays)
 
     # --------------------------------------------------------------------------------------------- life
@@ -372,10 +372,10 @@ class BackendManager:
         return self._members[name]
 
     def _live_runs(self, name: str) -> list[Run]:
-        world = self._service.controller.world
+        cluster = self._service.controller.cluster
         return [
             run
-            for runs in world.runs.values()
+            for runs in cluster.runs.values()
             for run in runs.values()
             if run.backend == name and run.state not in RUN_ENDED
         ]
@@ -400,7 +400,7 @@ class BackendManager:
         return await self._bounded(backend.execute(run.id, command, timeout_ms), timeout_ms / 1000 + CALL_TIMEOUT_S)
 
     async def execute_on(self, node: NodeName, command: tuple[str, ...], timeout_ms: int) -> Executed:
-        known = self._service.controller.world.nodes
+        known = self._service.controller.cluster.nodes
         if node not in known:
             raise NotFound(f"there is no node {node[:80]!r}{did_you_mean(node, known)}", hint="hodei nodes")
         backend = self._known(known[node].backend).backend
@@ -415,9 +415,9 @@ class BackendManager:
         """When runs in the own lines of backends will begin, as far as these can tell."""
         return {run: told.start_ms for run, told in self._foretold().items() if told.start_ms}
 
-    def in_line(self, job: JobId, answer: Explanation) -> Explanation:
-        runs = self._service.controller.world.runs.get(job, {}).values()
-        return in_line(answer, runs, self.backends, self._foretold()) if answer.status == "placed" else answer
+    def backend_queue(self, job: JobId, answer: Explanation) -> Explanation:
+        runs = self._service.controller.cluster.runs.get(job, {}).values()
+        return backend_queue(answer, runs, self.backends, self._foretold()) if answer.status == "placed" else answer
 
     def _foretold(self) -> dict[RunId, StartEstimates]:
         return {run: told for member in self._members.values() for run, told in member.inquiries.line.answer.items()}

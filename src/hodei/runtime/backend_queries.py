@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from hodei.control.state import ClusterState
 from hodei.model.backend import NodeUsage
-from hodei.model.explanation import Explanation, InLine
+from hodei.model.explanation import BackendQueueEntry, Explanation
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import Run
 from hodei.ports import Backend
@@ -72,8 +72,8 @@ class BackendQuery(Generic[T]):
 class BackendQueries:
     """All that one backend is asked, as far as it says that it can tell. `well`: whether it is worth asking now."""
 
-    def __init__(self, backend: Backend, world: ClusterState, well: Callable[[], bool]) -> None:
-        self._backend, self._world, self._well = backend, world, well
+    def __init__(self, backend: Backend, cluster: ClusterState, well: Callable[[], bool]) -> None:
+        self._backend, self._cluster, self._well = backend, cluster, well
         self._looked_s = -_LOOKED_AT_S
         self.line = BackendQuery[StartEstimates](
             f"when runs in the line of backend {backend.name} will begin", self._ask_line, self._has_line, _LINE_EVERY_S
@@ -96,12 +96,12 @@ class BackendQueries:
     def _has_line(self) -> bool:
         if not self._well():
             return False
-        runs = (run for of_job in self._world.runs.values() for run in of_job.values())
+        runs = (run for of_job in self._cluster.runs.values() for run in of_job.values())
         return any(run.state == "placed" and run.backend == self._backend.name for run in runs)
 
     def _is_looked_at(self) -> bool:
         lately = time.monotonic() - self._looked_s < _LOOKED_AT_S
-        return lately and len(self._world.nodes) <= MAX_NODES and self._well()
+        return lately and len(self._cluster.nodes) <= MAX_NODES and self._well()
 
     async def _ask_line(self) -> dict[RunId, StartEstimates]:
         starts, known = await self._backend.expected(), await self._backend.known()
@@ -109,7 +109,7 @@ class BackendQueries:
         return {run: StartEstimates(starts.get(run, 0), reasons.get(run, "")) for run in starts.keys() | reasons.keys()}
 
 
-def in_line(
+def backend_queue(
     answer: Explanation, runs: Iterable[Run], backends: Mapping[str, Backend], foretold: Mapping[RunId, StartEstimates]
 ) -> Explanation:
     """The answer for a job that is placed, if the backend that it was handed to has a line of its own. Its gang begins when
@@ -121,6 +121,6 @@ def in_line(
     told = {run.id: foretold.get(run.id, StartEstimates()) for run in waiting}
     # Those of whom nobody can tell come last of all.
     last = max(waiting, key=lambda run: (not told[run.id].start_ms, told[run.id].start_ms, run.id))
-    line = InLine(last.backend, told[last.id].start_ms, told[last.id].reason)
+    line = BackendQueueEntry(last.backend, told[last.id].start_ms, told[last.id].reason)
     text = answer.summary.replace(", about to start", f", waits in {line.backend}'s own line", 1)
-    return structs.replace(answer, summary=text, in_line=line)
+    return structs.replace(answer, summary=text, backend_queue=line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any
 
 from hodei.control.lifecycle.gangs import NOT_REACHED_RUN, START_FAILED
@@ -17,9 +17,40 @@ from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefus
 from hodei.model.facts import Fact, RunObserved, RunSpared
 from hodei.model.ids import RunId
 from hodei.ports import Backend, Clock
-from hodei.runtime import two_phase
 from hodei.runtime.metrics import Metrics
 from hodei.runtime.watcher import CALL_TIMEOUT_S
+
+# ------------------------------------------------------------------------------------------- two phase
+# Gangs on a backend that can set room aside: first room for all of its members there, then their starts; else none
+# starts.
+
+
+Failed = dict[RunId, BackendError | BackendRefused]
+
+
+async def start(backend: Backend, orders: Sequence[Start], unsure: Set[RunId] = frozenset()) -> Failed:
+    """As `Backend.start`: what is not in the answer was accepted. `unsure`: runs that may have begun already. For a gang with
+    one of these no room is asked for: "no room" would be taken for "has not begun", and it may be what fills the room."""
+    gangs: dict[tuple[int, int], list[Start]] = {}
+    for order in orders:
+        if order.world_size > 1:
+            gangs.setdefault((order.run.job, order.run.attempt), []).append(order)
+    for id in [id for id, members in gangs.items() if any(order.run.id in unsure for order in members)]:
+        del gangs[id]
+    failed: Failed = {}
+    for members in gangs.values():
+        try:
+            await backend.reserve(members)
+        except (BackendError, BackendRefused) as error:
+            failed.update({order.run.id: error for order in members})
+    left = [order for order in orders if order.run.id not in failed]
+    refused = await backend.start(left) if left else {}
+    if refused and gangs:
+        await backend.unreserve([order.run.id for order in left if order.run.id in refused and order.world_size > 1])
+    return {**failed, **refused}
+
+
+# ----------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("hodei.binder")
 # How often a backend is asked again about a start that is in doubt.
@@ -204,7 +235,7 @@ class Binder:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 if backend.capabilities.reserve and any(act.world_size > 1 for act in starts):
-                    failed = await two_phase.start(backend, starts, before)
+                    failed = await start(backend, starts, before)
                 else:
                     failed = await backend.start(starts)
         except BackendRefused as error:

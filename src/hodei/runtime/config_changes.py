@@ -174,4 +174,4 @@ class ConfigChanges:
 
 
 def refuse_unreadable() -> Config:
-    raise InvalidInput("this server was started without a configuration file", hint="hodei config set -f FILE")
+    raise InvalidInput("this server was started without a configuration file", hint="hodei config set FILE")

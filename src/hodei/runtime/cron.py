@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from hodei.model.cron import Periodic, due, due_text, job_for
 from hodei.model.effects import SavePeriodic
 from hodei.model.errors import Conflict, HodeiError, NotFound, QueueFull, Unavailable
 from hodei.model.facts import Noted
 from hodei.model.ids import JobId
-from hodei.model.lifecycle import JOB_ENDED
-from hodei.model.periodic import Periodic, due, due_text, job_for
+from hodei.model.job import JOB_ENDED
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
@@ -59,14 +59,14 @@ class CronTask:
         async with self._turning:
             if periodic.name in self._periodics:
                 raise Conflict(
-                    f"there is a periodic job {periodic.name!r} already", hint=f"hodei cron remove {periodic.name}"
+                    f"there is a periodic job {periodic.name!r} already", hint=f"hodei cron delete {periodic.name}"
                 )
             mine = sum(one.by == periodic.by for one in self._periodics.values())
             if mine >= MOST_EACH or len(self._periodics) >= MOST:
                 raise QueueFull(
                     f"{periodic.by} has {mine} periodic jobs, all users together {len(self._periodics)};"
                     f" at most {MOST_EACH} and {MOST} are kept",
-                    hint="hodei cron remove; one job can make many (array)",
+                    hint="hodei cron delete; one job can make many (array)",
                 )
             return await self._save(structs.replace(periodic, made_ms=now, handled_ms=now), "periodic.added")
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from hodei.model.damage import Damage
 from hodei.model.errors import Unavailable
-from hodei.model.escalation_state import Measure
+from hodei.model.escalation_state import EscalationStep
 from hodei.model.facts import Fact, JobRestored, Noted
 from hodei.model.ids import JobId
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
@@ -49,7 +49,7 @@ class DamagedRecords:
 
     def _note(self, found: list[Damage]) -> None:
         self.damaged += found
-        self._service.controller.world.damaged |= {damage.job for damage in found if damage.job}
+        self._service.controller.cluster.damaged |= {damage.job for damage in found if damage.job}
         self._service.prometheus.damaged.set(len(self.damaged))
 
     # ------------------------------------------------------------------------------------------ telling
@@ -61,8 +61,8 @@ class DamagedRecords:
         """What is to be said of a job, "" for most."""
         return "; ".join(damage.text for damage in self.of(job)[-_MOST_SHOWN:])
 
-    def measures(self, job: JobId) -> tuple[Measure, ...]:
-        return tuple(Measure(damage.text, damage.at_ms) for damage in self.of(job)[-_MOST_SHOWN:])
+    def escalation_steps(self, job: JobId) -> tuple[EscalationStep, ...]:
+        return tuple(EscalationStep(damage.text, damage.at_ms) for damage in self.of(job)[-_MOST_SHOWN:])
 
     def told(self) -> tuple[bool, str]:
         """For `doctor`."""
@@ -75,10 +75,12 @@ class DamagedRecords:
 
     async def mend(self, *, starting: bool = False) -> None:
         """Set aside all that was come across."""
-        service, world = self._service, self._service.controller.world
+        service, cluster = self._service, self._service.controller.cluster
         async with service.loop.quiet:
             jobs = {job for _, job in service.store.suspects}
-            known = {id: (world.jobs[id], tuple(world.runs.get(id, {}).values())) for id in jobs if id in world.jobs}
+            known = {
+                id: (cluster.jobs[id], tuple(cluster.runs.get(id, {}).values())) for id in jobs if id in cluster.jobs
+            }
             found = await service.loop.write(partial(service.store.mend, service.clock.now_ms(), known))
         self.tell(found)
         told: list[Fact] = [
@@ -92,10 +94,10 @@ class DamagedRecords:
 
     def _taken_in(self, jobs: list[JobId]) -> list[Fact]:
         """Those that go on, and that nobody has in mind any more. Blocks."""
-        store, world = self._service.store, self._service.controller.world
+        store, cluster = self._service.store, self._service.controller.cluster
         out: list[Fact] = []
         for id in jobs:
-            job = store.job(id) if id not in world.jobs else None
+            job = store.job(id) if id not in cluster.jobs else None
             if job is not None and job.state not in JOB_ENDED:
                 runs = tuple(run for run in store.runs(id) if run.attempt >= job.first_attempt)
                 out.append(JobRestored(job, runs))

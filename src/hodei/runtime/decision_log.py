@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from hodei.control.chunks import PART, at_once, parts
 from hodei.control.controller import Controller
 from hodei.control.snapshot import dump
+from hodei.control.state import PART, at_once, parts
 from hodei.engine.plan import Plan
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import HodeiError
@@ -182,7 +182,7 @@ class DecisionLog:
             log.error("no new part of the decision log can be begun: %s", error.strerror)
             return
         self._broken_s, self._bytes = None, 0
-        self._begin(CONTINUED, controller.world.last_event, gap=gap)
+        self._begin(CONTINUED, controller.cluster.last_event, gap=gap)
         self._prune()
         if self._writing_state is None or self._writing_state.done():
             state = self._aside.at_once(partial(dump, controller))

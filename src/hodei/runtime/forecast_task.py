@@ -22,13 +22,12 @@ from hodei.control.explain.whatif import Question, what_if
 from hodei.model.config import ForecastConfig, SchedulingConfig
 from hodei.model.effects import Save, SaveJob, SaveNote
 from hodei.model.errors import InvalidInput, Unavailable
+from hodei.model.estimate import StartForecast
+from hodei.model.explanation import WhatIf
 from hodei.model.facts import Fact, StartsForecast
-from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId, RunId
-from hodei.model.job import Job
-from hodei.model.lifecycle import JOB_ENDED
-from hodei.model.quantity import parse_duration_ms
-from hodei.model.whatif import WhatIf
+from hodei.model.job import JOB_ENDED, Job
+from hodei.model.resources import parse_duration_ms
 from hodei.ports import Clock, JobQuery, Store
 from hodei.runtime.fork_worker import ForkWorker
 from hodei.runtime.metrics import Metrics
@@ -94,7 +93,7 @@ class ForecastTask:
                 self._learn(save.job)
 
     def _learn(self, job: Job) -> None:
-        self._forecasts.newcomers.arrived(job)
+        self._forecasts.arrivals.arrived(job)
         kept = self._forecasts.of.get(job.id)
         # Also when it has ended by the time that we hear of it.
         if kept and job.scheduled_ms >= kept[0].made_ms:
@@ -134,7 +133,7 @@ class ForecastTask:
                 go_on=_at_leisure(max(self._every_s * _SHARE, _LEAST_S), self._every_s),
             )
         )
-        jobs = self._controller.world.jobs
+        jobs = self._controller.cluster.jobs
         still = {id for id in found.keys() | self._forecasts.of.keys() if id in jobs and jobs[id].state in _WAITING}
         self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
         self._forecasts.forget(still)
@@ -158,7 +157,7 @@ class ForecastTask:
             for job in sorted(page.jobs, key=lambda job: (job.finished_ms, job.id)):
                 self._forecasts.ended(job)
             for job in sorted(page.jobs, key=lambda job: job.id):
-                self._forecasts.newcomers.arrived(job)
+                self._forecasts.arrivals.arrived(job)
             if text:
                 self._forecasts.restore(msgspec.json.decode(text, type=Record))
         except (Unavailable, msgspec.MsgspecError) as error:

@@ -16,20 +16,19 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from hodei.control.chunks import parts
 from hodei.control.controller import Controller, Step
+from hodei.control.state import parts
 from hodei.model.damage import Damage
 from hodei.model.effects import Act, Record, Save, SaveJob
 from hodei.model.errors import Conflict, HodeiError, NotFound, StaleEpoch, Unavailable
 from hodei.model.facts import Fact, JobSubmitted
 from hodei.model.ids import JobId
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 from hodei.ports import Clock, Store
-from hodei.runtime.caller import CALLER, Caller
 from hodei.runtime.decision_log import DecisionLog
 from hodei.runtime.event_hub import EventHub
 from hodei.runtime.metrics import Metrics
-from hodei.runtime.rights import Rights
+from hodei.runtime.rights import CALLER, Caller, Rights
 
 log = logging.getLogger("hodei.loop")
 T = TypeVar("T")
@@ -46,7 +45,7 @@ def held(error: Unavailable) -> Unavailable:
     return Unavailable(
         f"the request is held and will be carried out when the store can be written again: {error.message}",
         hint="look with `hodei jobs` when it is back; the same Idempotency-Key again never does it twice",
-        code="HELD_UP",
+        code="WRITE_PENDING",
     )
 
 
@@ -82,6 +81,7 @@ class Loop:
         self._in_a_hurry = asyncio.Event()
         self.waiting_jobs = 0
         self.on_step: Callable[[Step], None] | None = None
+        self.on_commit: Callable[[Sequence[Save]], None] | None = None
         self.on_damage: Callable[[list[Damage]], None] = lambda found: None
         self.rights: Rights | None = None
         # Held from a decision until it is stored and its acts are given out: whoever compares what is believed with what
@@ -255,6 +255,8 @@ class Loop:
             if not done.done():
                 done.set_result(None)
         placed = self._metrics.decided(step, seconds, committed - decided)
+        if self.on_commit is not None and saves:
+            self.on_commit(saves)
         await self._unhurried(self._telling(step, placed))
         if step.acts:
             self._act(step.acts)

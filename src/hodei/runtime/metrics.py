@@ -6,19 +6,54 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from hodei.control.accounting.accounts import Accounts
 from hodei.control.controller import Controller, Step
 from hodei.model.effects import Record, Save, SaveJob
 from hodei.model.failure import class_of
 from hodei.model.ids import JobId
-from hodei.model.lifecycle import JOB_ENDED
-from hodei.runtime.sharing_metrics import SharingMetrics
+from hodei.model.job import JOB_ENDED
+
+# ------------------------------------------------------------------------------------- sharing metrics
+# Gauges about who has had how much and who may have how much. For as many projects as a person can look at.
+
+
+# More than so many would be too many series: then there are none, and `hodei share` and `hodei quota` have them all.
+_MAX_PROJECTS = 200
+
+
+class SharingMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.factor = Gauge("hodei_share_factor", "Fair-share factor, 0 to 1", ["account"], registry=registry)
+        self.quota = Gauge(
+            "hodei_quota_used_ratio",
+            "What a project holds of its hard quota",
+            ["project", "resource"],
+            registry=registry,
+        )
+
+    def read(self, accounts: Accounts) -> None:
+        self.factor.clear()
+        self.quota.clear()
+        factors = accounts.sharing.account_factors() if accounts.sharing is not None and accounts.policy.shares else {}
+        if len(factors) <= _MAX_PROJECTS:
+            for account, milli in factors.items():
+                self.factor.labels(account).set(milli / 1000)
+        rows = accounts.quota_rows()
+        if len({row.project for row in rows}) <= _MAX_PROJECTS:
+            for row in rows:
+                if row.hard:
+                    self.quota.labels(row.project, row.resource).set(row.used / row.hard)
+
+
+# ----------------------------------------------------------------------------------------------------
+
 
 _MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _ERROR_S = (1, 10, 60, 300, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400, 604_800)
 _WAIT_MS = (10, 100, 1000, 5000, 30_000, 60_000, 300_000, 1_800_000, 7_200_000, 86_400_000)
 # Per-node gauges are for clusters that a person can look at; larger ones get the sums per backend.
 MAX_NODES = 200
-_RECOURSE = {"job.moved": "moved", "job.relaxed": "relaxed", "job.promoted": "promoted"}
+_ESCALATION = {"job.moved": "moved", "job.relaxed": "relaxed", "job.promoted": "promoted"}
 
 
 class Metrics:
@@ -41,9 +76,14 @@ class Metrics:
         self.starts = Counter(
             "hodei_starts", "Jobs of lines that promise starts, by how they came to theirs", ["kind"], registry=r
         )
-        self.broken = Counter("hodei_promises_broken", "Promised starts broken by the scheduler itself", registry=r)
+        self.broken = Counter(
+            "hodei_start_reservations_broken", "ReservedStart starts broken by the scheduler itself", registry=r
+        )
         self.missed = Counter(
-            "hodei_promises_missed", "Promised starts that came late for another cause", ["cause"], registry=r
+            "hodei_start_reservations_missed",
+            "ReservedStart starts that came late for another cause",
+            ["cause"],
+            registry=r,
         )
         self.forecast_error = Histogram(
             "hodei_forecast_error_seconds", "How far from its P50 a job started", buckets=_ERROR_S, registry=r
@@ -51,28 +91,36 @@ class Metrics:
         self.forecast_graded = Counter("hodei_forecast_graded", "Forecasts whose job has started", registry=r)
         self.forecast_covered = Counter("hodei_forecast_covered", "Of those, started by its P90", registry=r)
         self.faults = Counter(
-            "hodei_plugin_faults", "Plugin failures that were fenced", ["plugin", "point"], registry=r
+            "hodei_plugin_errors", "Plugin failures that were fenced", ["plugin", "point"], registry=r
         )
         self.backend_errors = Counter("hodei_backend_errors", "Failed calls to a backend", ["backend"], registry=r)
         self.backend_up = Gauge(
             "hodei_backend_up", "1 while a backend is well and not disabled", ["backend"], registry=r
         )
-        self.depending = Gauge("hodei_jobs_waiting_for_others", "Jobs that wait for other jobs or data", registry=r)
+        self.depending = Gauge(
+            "hodei_jobs_waiting_for_dependencies", "Jobs that wait for other jobs or data", registry=r
+        )
         self.pending = Gauge("hodei_queue_length", "Jobs waiting, by profile", ["profile"], registry=r)
         self.breaker = Gauge(
-            "hodei_breaker_open", "1 while a full cluster makes a line be tried less often", ["profile"], registry=r
+            "hodei_retry_breaker_open",
+            "1 while a full cluster makes a line be tried less often",
+            ["profile"],
+            registry=r,
         )
-        self.recourse = Counter(
-            "hodei_recourse", "Jobs helped because they waited too long: moved, relaxed, promoted", ["kind"], registry=r
+        self.escalation = Counter(
+            "hodei_escalations",
+            "Jobs helped because they waited too long: moved, relaxed, promoted",
+            ["kind"],
+            registry=r,
         )
         self.logins = Counter(
-            "hodei_login_failures", "Calls refused for want of a valid token, by what was wrong", ["reason"], registry=r
+            "hodei_auth_failures", "Calls refused for want of a valid token, by what was wrong", ["reason"], registry=r
         )
         self.sharing = SharingMetrics(r)
-        self.running = Gauge("hodei_runs_live", "Runs placed or running", registry=r)
+        self.running = Gauge("hodei_runs_active", "Runs placed or running", registry=r)
         self.nodes = Gauge("hodei_nodes", "Nodes, by state", ["state"], registry=r)
         self.used = Gauge(
-            "hodei_worker_utilization", "Share of a node's resource in use", ["node", "resource"], registry=r
+            "hodei_node_allocation_ratio", "Share of a node's resource in use", ["node", "resource"], registry=r
         )
         self.node_used = Gauge(
             "hodei_node_used", "What is used on a node as measured", ["backend", "node", "resource"], registry=r
@@ -126,24 +174,24 @@ class Metrics:
                     if class_of(job.reason_code):
                         self.job_failures.labels(class_of(job.reason_code)).inc()
             elif isinstance(save, Record):
-                if save.event.kind == "promise.missed":
+                if save.event.kind == "start_reservation.missed":
                     cause = save.event.detail["cause"]
                     (self.broken if cause == "broken" else self.missed.labels(cause)).inc()
-                elif save.event.kind in _RECOURSE:
-                    self.recourse.labels(_RECOURSE[save.event.kind]).inc()
+                elif save.event.kind in _ESCALATION:
+                    self.escalation.labels(_ESCALATION[save.event.kind]).inc()
         self.submitted.inc(new)
         for state, jobs in ended.items():
             self.ended.labels(state).inc(jobs)
 
     def render(self, controller: Controller) -> bytes:
         """The gauges are read off the world when someone asks, not kept up all the time."""
-        table = controller.world.table
+        table = controller.cluster.table
         table.settle()
         self.depending.set(len(controller.dependencies))
         for name, count in controller.pending().items():
             self.pending.labels(name).set(count)
-        for name in controller.lines:
-            breaker = controller.steering.breakers.of.get(name)
+        for name in controller.queues:
+            breaker = controller.profile_router.breakers.of.get(name)
             self.breaker.labels(name).set(breaker is not None and breaker.open)
         self.running.set(int(table.runs.sum()) if len(table.runs) else 0)
         states = [("ready" if node.ready and not node.cordoned else "cordoned" if node.ready else "not-ready")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from hodei.engine.nodes import promised
+from hodei.engine.nodes import allocatable
 from hodei.model.ids import NodeName
 from hodei.model.job import Job, Run
 from hodei.model.resources import Resources
@@ -49,8 +49,8 @@ async def node_history(
         found = await service.browse(service.store.jobs, JobQuery(ids=ids, limit=len(ids)))
         jobs = {job.id: job for job in found.jobs}
     held = [_held(run, jobs.get(run.job)) for run in page.runs]
-    there = service.controller.world.table.node(node)
-    room = promised(there) if there is not None else {}
+    there = service.controller.cluster.table.node(node)
+    room = allocatable(there) if there is not None else {}
     busy: dict[str, int] = {}
     for one in held:
         span_ms = max(0, min(one.run.finished_ms or until_ms, until_ms) - max(one.run.placed_ms, since_ms))

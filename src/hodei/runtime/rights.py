@@ -10,24 +10,84 @@ The routes' policies stand before this; they say who may call, this says what a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from hodei.model.audit import AuditEntry
+from hodei.model.cron import Periodic
 from hodei.model.effects import Save, SaveAudit, SaveKey, SavePeriodic
 from hodei.model.errors import NotPermitted
 from hodei.model.escalation_state import read
-from hodei.model.facts import Fact, JobReleased, JobRequeued, JobSubmitted, Noted
+from hodei.model.facts import Fact, JobReleased, JobRequeued, JobSubmitted, Noted, ReservationMade
 from hodei.model.job import Job, JobSpec
-from hodei.model.periodic import Periodic
-from hodei.runtime.caller import CALLER, Caller
+
+# ---------------------------------------------------------------------------------------------- caller
+# On whose behalf something is done. Whoever lets a caller in says so here; the loop signs the caller's facts with the
+# name, and puts the audit row into the very commit that carries the act.
+
+
+class Caller:
+    """One call of somebody. `entry` says who and what; its target is completed by what the call brings about."""
+
+    def __init__(self, entry: AuditEntry) -> None:
+        self.entry = entry
+        self.recorded = False
+        self._begun = False
+
+    def sign(self, facts: Sequence[Fact]) -> Sequence[Fact]:
+        # Jobs carry the name of their user already, and come by the hundred thousand.
+        if all(fact.by or type(fact) is JobSubmitted for fact in facts):
+            return facts
+        return [fact if fact.by else structs.replace(fact, by=self.entry.who) for fact in facts]
+
+    def record(self, facts: Sequence[Fact], saves: Sequence[Save]) -> Sequence[Save]:
+        """The audit row, once, to be committed together with these."""
+        if self.recorded:
+            return ()
+        self.recorded = True
+        if not self.entry.target:
+            self.entry = structs.replace(self.entry, target=_made(facts, saves))
+        return (SaveAudit(self.entry),)
+
+    def begin(self, detail: str) -> None:
+        """The row is about to be written before its act. If that then comes to nothing, a second row says so."""
+        self.entry = structs.replace(self.entry, detail=detail)
+        self._begun = True
+
+    def refused(self, code: str) -> SaveAudit | None:
+        """The row of a call that came to nothing; None if its act had been committed before."""
+        if self.recorded and not (self._begun and code):
+            return None
+        self.recorded = True
+        self.entry = structs.replace(self.entry, code=code)
+        return SaveAudit(self.entry)
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+def _made(facts: Sequence[Fact], saves: Sequence[Save]) -> str:
+    """What has come into being, for calls that do not name it in their path."""
+    ids = [fact.job.id for fact in facts if isinstance(fact, JobSubmitted)]
+    if ids:
+        return str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}"
+    names = [fact.reservation.name for fact in facts if isinstance(fact, ReservationMade)]
+    names += [save.periodic.name for save in saves if isinstance(save, SavePeriodic)]
+    names += [fact.detail["backend"] for fact in facts if isinstance(fact, Noted) and fact.kind == "backend.added"]
+    return ", ".join(names)
+
+
+# ----------------------------------------------------------------------------------------------------
+
 
 if TYPE_CHECKING:
     from hodei.control.accounting.accounts import AccountsPolicy
     from hodei.model.ids import JobId
 
 _SUBMITTERS = ("user", "admin")
-_NO_RECOVERY = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("recovery")].default
+_NO_ESCALATION = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("escalation")].default
 
 
 class Rights:
@@ -66,7 +126,7 @@ class Rights:
             raise NotPermitted(
                 f"{user} may not submit jobs: {user} {has}",
                 hint="an administrator can give them a token again, or remove what submits in their name",
-                code="OWNER_MAY_NOT",
+                code="OWNER_FORBIDDEN",
             )
         return role
 
@@ -74,23 +134,27 @@ class Rights:
         policy = self._policy()
         most = policy.max_priority.get(role)
         if most is not None:
-            asked = max(spec.priority, spec.recovery.promote_to)
+            asked = max(spec.priority, spec.escalation.promote_to)
             if asked > most:
                 raise NotPermitted(
                     f"{spec.name} asks for priority {asked}; the role {role} may give at most {most}",
                     hint="ask for less, or have someone with another role submit it",
                     code="PRIORITY_TOO_HIGH",
                 )
-            if spec.recovery is not _NO_RECOVERY and spec.recovery.promote_after_ms and not spec.recovery.promote_to:
+            if (
+                spec.escalation is not _NO_ESCALATION
+                and spec.escalation.promote_after_ms
+                and not spec.escalation.promote_to
+            ):
                 # A job that promotes itself goes no higher than its user may. Below 1 there is nowhere to go.
                 own = {"promote_to": most} if most > 0 else {"promote_after_ms": 0}
-                spec = structs.replace(spec, recovery=structs.replace(spec.recovery, **own))
+                spec = structs.replace(spec, escalation=structs.replace(spec.escalation, **own))
         users = policy.project_users.get(spec.project)
         if users is not None and role != "admin" and spec.user not in users:
             raise NotPermitted(
                 f"{spec.name}: project {spec.project!r} is not open to {spec.user}",
                 hint="name another project, or ask an administrator (scheduling.admission.project_users)",
-                code="PROJECT_NOT_OPEN",
+                code="PROJECT_FORBIDDEN",
             )
         return spec
 
@@ -138,7 +202,7 @@ class Rights:
 
 def _as_submitted(job: Job) -> JobSpec:
     """Without the promotion that the operator's own rules gave it."""
-    before = read(job.recourse).priority_before if job.recourse else -1
+    before = read(job.escalation_state).priority_before if job.escalation_state else -1
     return structs.replace(job.spec, priority=before) if before >= 0 else job.spec
 
 

@@ -14,22 +14,22 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-from hodei.control.chunks import parts
 from hodei.control.controller import Controller
 from hodei.control.explain import why as explain
-from hodei.control.explain.priority import priority_breakdown
-from hodei.control.explain.single_node import on_node
+from hodei.control.explain.suggestions import on_node
 from hodei.control.explain.time import holds_on
 from hodei.control.explain.whatif import Question
+from hodei.control.explain.why import priority_breakdown
 from hodei.control.reservations.reservations import choose, late_runs
+from hodei.control.state import parts
 from hodei.model.array import count_all, expanding, firsts, shell_word
 from hodei.model.config import SchedulingConfig
 from hodei.model.damage import CODE as DAMAGED
 from hodei.model.data_place import Allowed
 from hodei.model.effects import Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, Unavailable
-from hodei.model.estimate import Estimate, Ran, ran
-from hodei.model.explanation import Explanation
+from hodei.model.estimate import Estimate, Ran, StartForecast, ran
+from hodei.model.explanation import Explanation, PriorityBreakdown, WhatIf
 from hodei.model.facts import (
     Fact,
     HistoryRestored,
@@ -44,34 +44,29 @@ from hodei.model.facts import (
     ReservationMade,
     UsageRestored,
 )
-from hodei.model.forecast import StartForecast
 from hodei.model.ids import JobId
 from hodei.model.interning import Pool
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED, Job, JobSpec, Run
 from hodei.model.node import Node
-from hodei.model.priority import PriorityBreakdown
 from hodei.model.reservation import Hold, LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources
-from hodei.model.whatif import WhatIf
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
 from hodei.runtime.backend_manager import BackendChanges, BackendManager
-from hodei.runtime.caller import CALLER
 from hodei.runtime.clock import steady_ms
 from hodei.runtime.config_changes import ConfigChanges
 from hodei.runtime.cron import CronTask
 from hodei.runtime.damaged_records import DamagedRecords
-from hodei.runtime.data_watch import DataWatch
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.dependency_lookup import DependencyLookup
+from hodei.runtime.dependency_lookup import DataWatch, DependencyLookup
 from hodei.runtime.event_hub import EventHub, Subscription
 from hodei.runtime.forecast_task import ForecastTask
+from hodei.runtime.fork_worker import QueryQueue
 from hodei.runtime.health_monitor import HealthPolicy
 from hodei.runtime.loop import Loop, held
 from hodei.runtime.metrics import Metrics
-from hodei.runtime.query_queue import QueryQueue
+from hodei.runtime.observers import Observers
 from hodei.runtime.retention import Retention
-from hodei.runtime.rights import Rights
+from hodei.runtime.rights import CALLER, Rights
 
 log = logging.getLogger("hodei.service")
 T = TypeVar("T")
@@ -95,7 +90,7 @@ class NodeStatus(Struct, frozen=True):
 class ReservationStatus(Struct, frozen=True):
     """A reservation, what its project holds of it now, and the runs that may not make way for it in time."""
 
-    booking: Reservation
+    reservation: Reservation
     active: bool = False
     late: tuple[LateRun, ...] = ()
 
@@ -134,6 +129,7 @@ class Service:
         self.profiles = tuple(sorted(controller.engine.profiles))
         self.prometheus = Metrics()
         self.hub = EventHub()
+        self.observers = Observers(self.prometheus.registry)
         self._last_job = opened.last_job
         self._checks = checks
         self._decision_log = decision_log
@@ -147,7 +143,8 @@ class Service:
         self.configuring: ConfigChanges | None = None
         self.depending = DependencyLookup(controller, store, self.read, Allowed(self.scheduling.data.allow))
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
-        self.rights = self.loop.rights = Rights(lambda: controller.accounts.policy, controller.world.jobs)
+        self.loop.on_commit = self.observers.publish
+        self.rights = self.loop.rights = Rights(lambda: controller.accounts.policy, controller.cluster.jobs)
         self.foresight = ForecastTask(
             controller, store, clock, self.prometheus, self.scheduling.forecast, trial_controller
         )
@@ -195,7 +192,7 @@ class Service:
 
     async def _remembered(self) -> tuple[list[Fact], list[Save]]:
         """What the store knows, as facts; and what is to be written because its times were ahead of the clock."""
-        facts: list[Fact] = [OverridesRestored(marks) for marks in await self.read(self.store.marks)]
+        facts: list[Fact] = [OverridesRestored(overrides) for overrides in await self.read(self.store.overrides)]
         if self.controller.estimator.learns:
             facts.append(HistoryRestored(await self.read(self._history)))
         restored, saves = await self.read(self.depending.restored, self.clock.now_ms())
@@ -203,7 +200,9 @@ class Service:
         # After the runs: a window that has closed meanwhile may mean something to them.
         if self.controller.accounts.sharing is not None:
             facts.append(UsageRestored(tuple(await self.read(self.store.usage))))
-        facts += [ReservationMade(booking, restored=True) for booking in await self.read(self.store.bookings)]
+        facts += [
+            ReservationMade(reservation, restored=True) for reservation in await self.read(self.store.reservations)
+        ]
         return facts, saves
 
     def _history(self) -> tuple[Ran, ...]:
@@ -231,6 +230,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.fleet.stop()
+        await self.observers.close()
         self.foresight.close()
         self._readers.shutdown(wait=True)
         if self._decision_log is not None:
@@ -451,12 +451,12 @@ class Service:
 
     async def why(self, job: JobId, node: str = "") -> Explanation:
         """`node`: only what that one node says."""
-        known, found = self.controller.world.jobs.get(job), None
+        known, found = self.controller.cluster.jobs.get(job), None
         if known is not None and known.state == "pending":
             found = await self._answers.ask(
                 ("why", job), lambda: explain.why(self.controller, job, self.clock.now_ms())
             )
-            known = self.controller.world.jobs.get(job)
+            known = self.controller.cluster.jobs.get(job)
         elif known is not None:
             found = explain.why(self.controller, job, self.clock.now_ms())
             if found is not None and known.state == "scheduled" and (unsure := self._unsure(job)):
@@ -465,20 +465,20 @@ class Service:
             known = await self._stored(job)
             runs = await self.read(self.store.runs, job)
             found = explain.landed(known, runs, self.clock.now_ms(), self.controller.beat_ms)
-        found = self.fleet.in_line(job, structs.replace(found, forecast=self.forecast(known)))
-        if damage := self.records.measures(job):
-            found = structs.replace(found, measures=(*found.measures, *damage))
+        found = self.fleet.backend_queue(job, structs.replace(found, forecast=self.forecast(known)))
+        if damage := self.records.escalation_steps(job):
+            found = structs.replace(found, escalation_steps=(*found.escalation_steps, *damage))
         return on_node(self.controller, known.spec, found, node, self.clock.now_ms()) if node else found
 
     def _unsure(self, job: JobId) -> list[str]:
         """The backends that have not answered for a while whether the job's runs have started."""
         since_ms = self.clock.now_ms() - _DOUBT_AFTER_MS
-        live, doubtful = self.controller.world.live_runs(job), self.fleet.binder.doubtful
+        live, doubtful = self.controller.cluster.live_runs(job), self.fleet.binder.doubtful
         return sorted({run.backend for run in live if run.placed_ms <= since_ms and doubtful(run.id)})
 
     async def standing(self, job: JobId) -> PriorityBreakdown | None:
         """None for a job that does not wait in a line."""
-        if job not in self.controller.world.jobs:
+        if job not in self.controller.cluster.jobs:
             return None
         return await self._answers.ask(
             ("priority", job), lambda: priority_breakdown(self.controller, job, self.clock.now_ms())
@@ -528,16 +528,16 @@ class Service:
     # -------------------------------------------------------------------------------------------- nodes
 
     def nodes(self) -> list[NodeStatus]:
-        table = self.controller.world.table
+        table = self.controller.cluster.table
         table.settle()
-        world = self.controller.world
+        cluster = self.controller.cluster
         return [
-            NodeStatus(node, table.usage(row), int(table.runs[row]), holds_on(world, node.name))
+            NodeStatus(node, table.usage(row), int(table.runs[row]), holds_on(cluster, node.name))
             for row, node in enumerate(table.nodes)
         ]
 
     async def mark_node(self, change: NodeOverridden) -> NodeStatus:
-        if change.node not in self.controller.world.nodes:
+        if change.node not in self.controller.cluster.nodes:
             raise NotFound(f"there is no node {change.node!r}", hint="hodei nodes")
         await self.loop.committed([change])
         return next(status for status in self.nodes() if status.node.name == change.node)
@@ -546,22 +546,22 @@ class Service:
 
     def reservations(self) -> list[ReservationStatus]:
         """By the time at which they begin."""
-        bookings = self.controller.world.book.bookings.values()
-        return [self._reserved(booking) for booking in sorted(bookings, key=lambda b: (b.start_ms, b.name))]
+        reservations = self.controller.cluster.availability.reservations.values()
+        return [self._reserved(reservation) for reservation in sorted(reservations, key=lambda b: (b.start_ms, b.name))]
 
     def reservation(self, name: str) -> ReservationStatus:
-        booking = self.controller.world.book.bookings.get(name)
-        if booking is None:
-            raise NotFound(f"there is no reservation {name!r}", hint="hodei reserve list")
-        return self._reserved(booking)
+        reservation = self.controller.cluster.availability.reservations.get(name)
+        if reservation is None:
+            raise NotFound(f"there is no reservation {name!r}", hint="hodei reservation list")
+        return self._reserved(reservation)
 
     async def reserve(self, wish: ReservationSpec) -> ReservationStatus:
         """Durable when it returns. One after another, so that no two are given the same room."""
         async with self._reserving:
-            self.controller.world.table.settle()
-            booking = choose(self.controller.world, wish, self.clock.now_ms())
-            await self.loop.committed([ReservationMade(booking)])
-        return self._reserved(booking)
+            self.controller.cluster.table.settle()
+            reservation = choose(self.controller.cluster, wish, self.clock.now_ms())
+            await self.loop.committed([ReservationMade(reservation)])
+        return self._reserved(reservation)
 
     async def unreserve(self, name: str, by: str) -> ReservationStatus:
         async with self._reserving:
@@ -569,10 +569,10 @@ class Service:
             await self.loop.committed([ReservationCancelled(name, by=by)])
         return gone
 
-    def _reserved(self, booking: Reservation) -> ReservationStatus:
+    def _reserved(self, reservation: Reservation) -> ReservationStatus:
         now_ms = self.clock.now_ms()
-        late = tuple(late_runs(self.controller.world, booking, now_ms))
-        return ReservationStatus(booking, booking.start_ms <= now_ms < booking.end_ms, late)
+        late = tuple(late_runs(self.controller.cluster, reservation, now_ms))
+        return ReservationStatus(reservation, reservation.start_ms <= now_ms < reservation.end_ms, late)
 
     # ------------------------------------------------------------------------------------------- looking
 

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct, structs
 
 from hodei.control.admission.backend_availability import DISABLED as DISABLED
-from hodei.control.reconcile import NOT_WANTED, reconcile
+from hodei.control.lifecycle.runs import NOT_WANTED, reconcile
 from hodei.control.state import ClusterState
 from hodei.model.effects import Act, Forget, Stop
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import BackendReported, Fact, NodeJoined, NodeLost, RunObserved
 from hodei.model.ids import RunId
-from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.job import RUN_ENDED
 from hodei.model.needs import unmet_by
 from hodei.model.node import Node
 from hodei.model.text import moment
@@ -42,7 +42,7 @@ class Watcher:
     def __init__(
         self,
         backend: Backend,
-        world: ClusterState,
+        cluster: ClusterState,
         clock: Clock,
         metrics: Metrics,
         tell: Callable[[Sequence[Fact]], None],
@@ -56,7 +56,7 @@ class Watcher:
         by all watchers. `dress` adds what the configuration says of all nodes of this backend. `spared`: which of the runs
         that nobody here knows are not to be stopped all the same."""
         self._backend = backend
-        self._world = world
+        self._cluster = cluster
         self._clock = clock
         self._metrics = metrics
         self._tell = tell
@@ -136,7 +136,7 @@ class Watcher:
             )
             del found[node]
         # Also those that only the store remembers, from before a restart with other nodes.
-        mine = {run.node for runs in self._world.runs.values() for run in runs.values() if run.backend == name}
+        mine = {run.node for runs in self._cluster.runs.values() for run in runs.values() if run.backend == name}
         missing = sorted(node for node in mine if node not in found and node not in self._offered)
         if missing:
             log.warning("runs wait for nodes that are not offered any more: %s", ", ".join(missing))
@@ -186,7 +186,7 @@ class Watcher:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             known = await self._backend.known()
         async with self._quiet:
-            facts, orders = reconcile(self._world, self._backend.name, known, self._clock.now_ms())
+            facts, orders = reconcile(self._cluster, self._backend.name, known, self._clock.now_ms())
             strangers = [order.run for order in orders if isinstance(order, Stop) and order.reason == NOT_WANTED]
             spared = await self._left_alone(strangers)
             orders = [order for order in orders if not (isinstance(order, Stop) and order.run in spared)]
@@ -242,7 +242,7 @@ class Watcher:
         return await self._spared(strangers) if strangers and self._spared is not None else set()
 
     def _unwanted(self, seen: RunObserved) -> bool:
-        run = self._world.run(seen.run)
+        run = self._cluster.run(seen.run)
         return run is None or (run.state in RUN_ENDED and seen.state not in RUN_ENDED)
 
     def _went_down(self, error: str) -> None:

@@ -5,7 +5,6 @@ Prints its address and how to log in when it is ready; goes down in order on SIG
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -19,19 +18,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+import click
 import msgspec
 
 from hodei import __version__
+from hodei.cli.groups import exit_code
+from hodei.extensions import AUTHENTICATORS, make
 from hodei.model.config import Config, LimitsConfig
 from hodei.model.errors import Conflict, HodeiError, InvalidInput
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.resources import parse_duration_ms
 from hodei.runtime.service import Service
 from hodei.server.app import make_app
-from hodei.server.auth import open_tokens
-from hodei.server.home import CONFIG_FILES, ask_about_lost_store, only_one, settle_in
-from hodei.server.logfile import LogFile
+from hodei.server.home import CONFIG_FILES, LogFile, ask_about_lost_store, only_one, settle_in
 from hodei.server.serving import Limits, Server, make_server, refuse_clear_text
 from hodei.wiring import load_config, make_service
 
@@ -41,63 +42,57 @@ _AGAIN_S = 1.0
 # Not an exit code: the process goes on as a new server.
 _BEGIN_ANEW = -1
 _OTHER_FILES = 200
+_PATH = click.Path(path_type=Path)
 
 
-def main(args: list[str] | None = None) -> int:
-    given = _arguments().parse_args(args)
+@click.command("up", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--home", type=_PATH, help="Home directory of the server [env: HODEI_HOME; default: ~/.hodei].")
+@click.option("--config", type=_PATH, help="A TOML or YAML file [default: HOME/config.toml or HOME/hodei.yaml].")
+@click.option("--host", help="Address to listen on [default: 127.0.0.1].")
+@click.option("--port", type=int, help="Port; 0 for any free one [default: 7680, or any if taken].")
+@click.option("--insecure", is_flag=True, help="Allow listening beyond loopback without TLS.")
+@click.option("--decision-log", help="Write every decision to this file in HOME, for `hodei replay`; '' for none.")
+@click.option("--instant", is_flag=True, help="End jobs at once without running anything.")
+@click.option("--fresh", is_flag=True, help="Create a new store if that of an earlier server is lost.")
+@click.option("--trust-clock", is_flag=True, help="Trust the clock, however far it is ahead of the store's records.")
+@click.option("--log-file", type=_PATH, help="Write the log to this file, which is rotated.")
+@click.option("--verbose", is_flag=True)
+def up(**options: Any) -> int:
+    """Start a server: API, scheduler, store and local agent."""
+    given = SimpleNamespace(**options)
     try:
         handler = LogFile(given.log_file) if given.log_file else logging.StreamHandler(sys.stderr)
     except OSError as error:
-        print(f"error: cannot write the log {given.log_file}: {error.strerror}", file=sys.stderr)
-        return 1
+        raise HodeiError(f"cannot write the log {given.log_file}: {error.strerror}") from None
     logging.basicConfig(
         level=logging.DEBUG if given.verbose else logging.INFO, handlers=[handler],
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )  # fmt: skip
     try:
         return _serve(given)
-    except HodeiError as error:
-        problems = error.problems if isinstance(error, InvalidInput) else ()
-        others = "".join(f"\n  {place}: {text}" for place, text in problems[1:])
-        print(
-            f"error: {error.message}{others}\n  next: {error.hint or 'see docs/how-to/troubleshooting.md'}",
-            file=sys.stderr,
-        )
-        return 2 if isinstance(error, InvalidInput) else 1
+    except HodeiError:
+        raise
+    except Exception:
+        log.exception("the server failed")
+        raise
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hodei up", description="Start Hodei: API, scheduler, local agent, SQLite.")
-    parser.add_argument("--home", type=Path, help="where everything is kept (HODEI_HOME, else ~/.hodei)")
-    parser.add_argument("--config", type=Path, help="a TOML or YAML file (else HOME/config.toml or HOME/hodei.yaml)")
-    parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, help="the port; 0 for any free one (7680, or any if that is taken)")
-    parser.add_argument("--insecure", action="store_true", help="allow a non-loopback address without TLS")
-    parser.add_argument(
-        "--decision-log", help="write every decision to this file in HOME, for `hodei replay`; empty for none"
-    )
-    parser.add_argument("--instant", action="store_true", help="a fake backend that finishes everything at once")
-    parser.add_argument("--fresh", action="store_true", help="start anew where the store of an earlier server is lost")
-    parser.add_argument(
-        "--trust-clock", action="store_true", help="the clock is right, however far it is ahead of the store's records"
-    )
-    parser.add_argument("--log-file", type=Path, help="write the log to this file, which is set aside when it is large")
-    parser.add_argument("--verbose", action="store_true")
-    return parser
+def main(args: list[str] | None = None) -> int:
+    return exit_code(up.main, args, "hodei up", invalid_input=2)
 
 
-def _serve(given: argparse.Namespace) -> int:
+def _serve(given: SimpleNamespace) -> int:
     home: Path = given.home or Path(os.environ.get("HODEI_HOME") or "~/.hodei").expanduser()
     try:
         settle_in(home)
         lock = only_one(home)
-        aside = ask_about_lost_store(home, fresh=given.fresh)
+        config = _configured(given, home)
+        aside = [] if config.server.store else ask_about_lost_store(home, fresh=given.fresh)
     except OSError as error:
         hint = "name a directory that this user can write to: --home DIR"
         raise InvalidInput(f"{home} cannot be used as a home: {error.strerror}", hint=hint) from error
     for path in aside:
         log.warning("a fresh start: what an earlier server left is set aside in %s", path)
-    config = _configured(given, home)
     refuse_clear_text(config.server.host, tls=bool(config.server.tls_cert), insecure=given.insecure)
     listener = _listen(config, asked=given.port is not None)
     port: int = listener.getsockname()[1]
@@ -116,7 +111,7 @@ def _serve(given: argparse.Namespace) -> int:
     return code
 
 
-def _begin_anew(given: argparse.Namespace, port: int) -> NoReturn:
+def _begin_anew(given: SimpleNamespace, port: int) -> NoReturn:
     """The same program with the same settings in the same process, as after a restart; runs go on meanwhile."""
     options = {"home": given.home, "config": given.config, "host": given.host, "decision-log": given.decision_log,
                "log-file": given.log_file}  # fmt: skip
@@ -127,11 +122,11 @@ def _begin_anew(given: argparse.Namespace, port: int) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "hodei.server", f"--port={port}", *words])
 
 
-def _configured(given: argparse.Namespace, home: Path) -> Config:
+def _configured(given: SimpleNamespace, home: Path) -> Config:
     return _over(given, load_config(_config_path(given, home)))
 
 
-def _config_path(given: argparse.Namespace, home: Path) -> Path | None:
+def _config_path(given: SimpleNamespace, home: Path) -> Path | None:
     if given.config is not None:
         return Path(given.config)
     found = [home / name for name in CONFIG_FILES if (home / name).exists()]
@@ -141,7 +136,7 @@ def _config_path(given: argparse.Namespace, home: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _reread(given: argparse.Namespace, home: Path, before: Path | None) -> Config:
+def _reread(given: SimpleNamespace, home: Path, before: Path | None) -> Config:
     """For a reload; `before` had settings in it. A file that is gone since, or empty as while it is being written, is no
     wish for all the defaults."""
     path = _config_path(given, home)
@@ -158,7 +153,7 @@ def _with_settings(path: Path | None) -> Path | None:
     return path if path is not None and path.read_bytes().strip() else None
 
 
-def _over(given: argparse.Namespace, config: Config) -> Config:
+def _over(given: SimpleNamespace, config: Config) -> Config:
     """The file's settings with those of the command line in their place."""
     changes = {"host": given.host, "port": given.port, "decision_log": given.decision_log}
     server = msgspec.structs.replace(config.server, **{k: v for k, v in changes.items() if v is not None})
@@ -199,9 +194,9 @@ async def _live(
     config: Config,
     listener: socket.socket,
     reread: Callable[[], Config],
-    given: argparse.Namespace,
+    given: SimpleNamespace,
 ) -> int:
-    tokens, first_time = open_tokens(home)
+    authenticator, first_time = make(AUTHENTICATORS, config.server.authenticator, "authenticator", home)
     service = make_service(home, config, instant=given.instant, trust_clock=given.trust_clock, reread=reread)
     scheme = "https" if config.server.tls_cert else "http"
     host, port = listener.getsockname()[:2]
@@ -209,7 +204,7 @@ async def _live(
     limits = config.server.limits
     app = make_app(
         service,
-        tokens,
+        authenticator,
         hosts=(host, *config.server.names),
         metrics_public=config.server.metrics_public,
         limits=limits,

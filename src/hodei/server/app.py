@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hodei.model.config import LimitsConfig
 from hodei.server.audit import code_of, on_behalf_of, settle
-from hodei.server.auth import Tokens, admit, still_valid
+from hodei.server.auth import Authenticator, FailedLogins, admit, still_valid
 from hodei.server.errors import (
     Busy,
     Forbidden,
@@ -29,7 +29,6 @@ from hodei.server.errors import (
     reply_to,
 )
 from hodei.server.guard import Guard, check_depth, read_body
-from hodei.server.logins import FailedLogins
 from hodei.server.openapi import openapi
 from hodei.server.params import closest, read_params
 from hodei.server.rate_limits import Rates, Room, Slots, holder
@@ -178,7 +177,7 @@ def _mount(route: Route, shared: Shared, body_timeout_s: float) -> StarletteRout
 
 def make_app(
     service: Service,
-    tokens: Tokens,
+    tokens: Authenticator,
     *,
     hosts: Sequence[str] = (),
     metrics_public: bool = False,

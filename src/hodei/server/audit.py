@@ -1,6 +1,6 @@
 """The one place where calls are put on record: every route that is not a GET, unless it says that it is harmless.
 
-The row goes into the commit that carries the act (`runtime.caller`); a call that came to nothing gets a row of its own.
+The row goes into the commit that carries the act (`runtime.rights`); a call that came to nothing gets a row of its own.
 What was sent is never part of it. Calls without a valid token are for `logins`, and calls that are turned away because their
 caller makes too many leave no row: a flood must not fill the disk.
 """
@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from hodei.model.audit import AuditEntry
 from hodei.model.errors import HodeiError
-from hodei.runtime.caller import CALLER, Caller
+from hodei.runtime.rights import CALLER, Caller
 from hodei.server.route import API, Principal, Reply, Route, Shared
 
 log = logging.getLogger("hodei.server")

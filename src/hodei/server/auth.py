@@ -8,6 +8,7 @@ seconds, open streams included.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -18,15 +19,19 @@ import secrets
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct, structs
 from starlette.types import Scope
 
-from hodei.model.errors import Conflict, InvalidInput, Unavailable
-from hodei.server.errors import Forbidden, Malformed, Unauthorized
-from hodei.server.route import ANYONE, RANK, Policy, Principal, Role
+from hodei.model.audit import AuditEntry
+from hodei.model.effects import SaveAudit
+from hodei.model.errors import Conflict, HodeiError, InvalidInput, Unavailable
+from hodei.server.errors import Forbidden, Malformed, TooFast, Unauthorized
+from hodei.server.rate_limits import Rates, place_of
+from hodei.server.route import ANYONE, RANK, Policy, Principal, Role, Route
 
 log = logging.getLogger("hodei.server")
 PREFIX = "hod_"
@@ -45,6 +50,21 @@ _LOGIN_HINT = (
 class Entry(Struct, frozen=True):
     who: Principal
     digest: bytes
+
+
+class Authenticator(Protocol):
+    """Who a bearer token belongs to. An extension is called with the server's home and returns its authenticator and
+    whether it has just made the first credential."""
+
+    def find(self, token: str) -> Principal | None: ...
+
+    def current(self, who: Principal) -> bool:
+        """Whether the credential that `who` came in with still counts."""
+        ...
+
+    def role_of(self, name: str) -> Role | None:
+        """The role of that user now; None if there is no such user, Unavailable if that is not known."""
+        ...
 
 
 class Tokens:
@@ -113,7 +133,7 @@ class Tokens:
             log.error("all tokens are refused until this is put right: %s", error.message)
 
 
-def admit(policy: Policy, scope: Scope, tokens: Tokens) -> Principal:
+def admit(policy: Policy, scope: Scope, tokens: Authenticator) -> Principal:
     """The caller, if the policy lets them in; Unauthorized or Forbidden if not."""
     if policy.rank == 0:
         return ANYONE
@@ -148,7 +168,7 @@ def _unauthorized(message: str, kind: str = "unknown") -> Unauthorized:
     return refusal
 
 
-def still_valid(who: Principal, tokens: Tokens) -> None:
+def still_valid(who: Principal, tokens: Authenticator) -> None:
     """Unauthorized if the token that the caller came in with was replaced or taken away meanwhile."""
     if who is not ANYONE and not tokens.current(who):
         raise _unauthorized("the token was replaced or taken away while this went on")
@@ -233,7 +253,9 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
         if status.st_mode & 0o077:
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
             hint = f"run: chmod 600 {path}"
-            raise InvalidInput(f"the token file {path} is open to others (mode {mode})", hint=hint, code="UNSAFE")
+            raise InvalidInput(
+                f"the token file {path} is open to others (mode {mode})", hint=hint, code="UNSAFE_PERMISSIONS"
+            )
         with open(fd, "rb", closefd=False) as file:
             text = file.read().decode("utf-8", "replace")
     finally:
@@ -256,3 +278,55 @@ def _mark(path: Path) -> tuple[int, int, int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
+
+
+# ---------------------------------------------------------------------------------------------- logins
+# Calls that were refused for want of a valid token: all are counted, and those that showed a wrong token go on
+# record.
+
+
+VERB = "login.failed"
+
+
+class FailedLogins:
+    """`count` is told the kind of each failure, `record` stores a row."""
+
+    def __init__(
+        self,
+        count: Callable[[str], None],
+        record: Callable[[SaveAudit], Awaitable[None]],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._count, self._record, self._now_ms = count, record, now_ms
+        self._each = Rates(per_s=1 / 60, burst=1)
+        self._all = Rates(per_s=1 / 30, burst=30)
+        self._left_out = 0
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def failed(self, error: Unauthorized, route: Route, scope: Scope) -> None:
+        """Does not wait for the row to be stored: a store in trouble must not hold the answer up."""
+        self._count(error.kind)
+        if error.kind == "missing":
+            return
+        place = place_of(scope.get("client"))
+        try:
+            self._each.spend(place)
+            self._all.spend("")
+        except TooFast:
+            self._left_out += 1
+            return
+        # The route, not the path: a path is the caller's own text, and may hold a secret too.
+        target = f"{route.method} {route.path}"
+        more, self._left_out = self._left_out, 0
+        target += f" (and {more} more before)" if more else ""
+        entry = AuditEntry(self._now_ms(), "", "", VERB, target, error.code, remote=place)
+        log.warning("a call from %s with a token that is not valid was refused: %s", place or "a socket", target)
+        task = asyncio.ensure_future(self._write(entry))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _write(self, entry: AuditEntry) -> None:
+        try:
+            await self._record(SaveAudit(entry))
+        except HodeiError as error:
+            log.warning("an audit row could not be written (%s): %s", entry.verb, error.message)

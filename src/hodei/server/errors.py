@@ -74,19 +74,19 @@ class UnknownMediaType(Refused):
 
 
 class ForeignHost(Refused):
-    code = "FOREIGN_HOST"
+    code = "MISDIRECTED"
 
 
 class TooMany(Refused):
     """This caller holds too many at once."""
 
-    code = "TOO_MANY"
+    code = "TOO_MANY_REQUESTS"
 
 
 class TooFast(Refused):
     """This caller calls more often than it may."""
 
-    code = "TOO_FAST"
+    code = "RATE_LIMITED"
 
 
 class HeadersTooLarge(Refused):

@@ -12,6 +12,7 @@ import ipaddress
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
+import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hodei.server.errors import (
@@ -24,8 +25,40 @@ from hodei.server.errors import (
     TooSlow,
     reply_to,
 )
-from hodei.server.json_depth import deeper_than
 from hodei.server.route import KIB, MIB
+
+# ------------------------------------------------------------------------------------------ json depth
+# How deeply a JSON text is nested, without parsing it: linear in its size, in C, with bounded memory.
+
+
+_KEEP = b'[]{}"'
+_DROP = bytes(byte for byte in range(256) if byte not in _KEEP)
+_STEP = np.zeros(256, np.int8)
+_STEP[[ord("["), ord("{")]] = 1
+_STEP[[ord("]"), ord("}")]] = -1
+_PIECE = 1 << 20
+
+
+def deeper_than(raw: bytes, limit: int) -> bool:
+    """Whether brackets outside of strings are open more than `limit` deep anywhere in `raw`."""
+    if raw.count(b"[") + raw.count(b"{") <= limit:
+        return False
+    if b"\\" in raw:
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    overrides = raw.translate(None, _DROP)
+    depth, quotes = 0, 0
+    for start in range(0, len(overrides), _PIECE):
+        piece = np.frombuffer(overrides, np.uint8, min(_PIECE, len(overrides) - start), start)
+        quoted = (np.cumsum(piece == ord('"'), dtype=np.int32) + quotes) & 1
+        steps = np.where(quoted == 0, _STEP[piece], 0)
+        heights = np.cumsum(steps, dtype=np.int32) + depth
+        if int(heights.max()) > limit:
+            return True
+        depth, quotes = int(heights[-1]), int(quoted[-1])
+    return False
+
+
+# ----------------------------------------------------------------------------------------------------
 
 MAX_DEPTH = 64
 MAX_HEADERS = 100

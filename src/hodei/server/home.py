@@ -6,6 +6,7 @@ A store that is missing beside what an earlier server left is a question for the
 from __future__ import annotations
 
 import fcntl
+import logging.handlers
 import os
 import time
 from pathlib import Path
@@ -63,3 +64,34 @@ def ask_about_lost_store(home: Path, *, fresh: bool) -> list[Path]:
         aside.append(path.with_name(f"{path.name}.before-{stamp}"))
         path.rename(aside[-1])
     return aside
+
+
+# --------------------------------------------------------------------------------------------- logfile
+# The log of a server in the background: bounded in size, with a few older files beside it.
+
+
+MAX_BYTES = 16 << 20
+OLDER_FILES = 3
+
+
+class LogFile(logging.handlers.RotatingFileHandler):
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, older_files: int = OLDER_FILES) -> None:
+        super().__init__(path, maxBytes=max_bytes, backupCount=older_files, encoding="utf-8")
+        self._take_over()
+
+    def doRollover(self) -> None:
+        super().doRollover()
+        self._take_over()
+
+    def _take_over(self) -> None:
+        assert self.stream is not None
+        for fd in (1, 2):
+            os.dup2(self.stream.fileno(), fd)
+
+    def _open(self):  # type: ignore[no-untyped-def]
+        """The file is never readable by others, not even for a moment."""
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_closed_to_others)
+
+
+def _closed_to_others(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

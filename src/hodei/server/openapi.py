@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from hodei import __version__
 from hodei.api.views import Problem
-from hodei.jobfile.json_schema import job_schema
+from hodei.jobfile.schema import job_schema
 from hodei.server.route import PUBLIC, Param, Route
 
 _REF = "#/components/schemas/{name}"

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from starlette.types import Scope
 
 from hodei.model.errors import InvalidInput
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.resources import parse_duration_ms
 from hodei.server.errors import Malformed
 from hodei.server.route import Param, Route
 

@@ -6,17 +6,43 @@ below what there is, so that one caller alone never shuts the others out.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 from starlette.types import Scope
 
-from hodei.server.address import place_of
 from hodei.server.errors import Busy, TooFast, TooMany
 from hodei.server.route import Principal
+
+# --------------------------------------------------------------------------------------------- address
+# Which clients count as one place: an IPv4 address, or a network of 64 bits of IPv6, which is what one host is given.
+
+
+def place_of(client: Sequence[Any] | None) -> str:
+    """ "" for a client without an address (a Unix socket)."""
+    return _place(str(client[0])) if client else ""
+
+
+@lru_cache(maxsize=4096)
+def _place(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+
+
+# ----------------------------------------------------------------------------------------------------
 
 _KEPT = 4096
 

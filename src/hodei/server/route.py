@@ -17,8 +17,7 @@ from hodei.model.secrets import Shown
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
-    from hodei.server.auth import Tokens
-    from hodei.server.logins import FailedLogins
+    from hodei.server.auth import Authenticator, FailedLogins
     from hodei.server.rate_limits import Rates, Room, Slots
 
 Role = Literal["viewer", "user", "admin"]
@@ -81,7 +80,7 @@ class Shared:
     """What every call of one server shares. `closing` is set when the server wants its long calls to end."""
 
     service: Service
-    tokens: Tokens
+    tokens: Authenticator
     now_ms: Callable[[], int]
     closing: asyncio.Event
     requests: Slots

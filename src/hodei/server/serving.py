@@ -12,18 +12,79 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hodei.model.errors import InvalidInput
-from hodei.server.address import place_of
 from hodei.server.app import App
-from hodei.server.connections import OpenConnections
 from hodei.server.errors import Malformed, Refused, TooMany, reply_to
 from hodei.server.guard import MAX_HEADER_BYTES, MAX_HEADERS, host_name
+from hodei.server.rate_limits import place_of
+
+# ----------------------------------------------------------------------------------------- connections
+# The open connections, by the place that they come from. One place has its share and no more; when that is used up,
+# its connection that has been idle longest makes room, and only if none is idle is the new one turned away.
+
+
+class Connected(Protocol):
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered on it."""
+
+    def drop(self) -> None:
+        """Close it now. It leaves the crowd by itself, a little later."""
+
+
+class OpenConnections:
+    """`each` 0: no limit for one place; the place "" (a Unix socket) has none."""
+
+    def __init__(self, total: int, each: int) -> None:
+        self.total, self.each = total, each
+        self._of: dict[str, dict[Connected, None]] = {}  # in the order of their latest requests
+        self.count = 0
+
+    def enter(self, connection: Connected, place: str) -> bool:
+        """False if there is no room for it; it is not in the crowd then."""
+        mine = self._of.get(place, {})
+        if self.each and place and len(mine) >= self.each and not self._drop_one(place):
+            return False
+        if self.count >= self.total:
+            largest = max(self._of, key=lambda of: len(self._of[of]))
+            # A place with fewer connections than the largest has a better claim; one of the largest itself has none.
+            if not self._drop_one(largest):
+                return False
+        self._of.setdefault(place, {})[connection] = None
+        self.count += 1
+        return True
+
+    def worked(self, connection: Connected, place: str) -> None:
+        """A request has come on it: it is the last to make room now."""
+        mine = self._of.get(place)
+        if mine is not None and connection in mine:
+            del mine[connection]
+            mine[connection] = None
+
+    def leave(self, connection: Connected, place: str) -> None:
+        mine = self._of.get(place)
+        if mine is not None and connection in mine:
+            del mine[connection]
+            self.count -= 1
+            if not mine:
+                del self._of[place]
+
+    def _drop_one(self, place: str) -> bool:
+        for connection in self._of.get(place, ()):
+            if connection.idle:
+                self.leave(connection, place)
+                connection.drop()
+                return True
+        return False
+
+
+# ----------------------------------------------------------------------------------------------------
 
 _QUIET = logging.getLogger("hodei.http")
 _QUIET.setLevel(logging.ERROR)
@@ -205,7 +266,7 @@ def refuse_clear_text(host: str, *, tls: bool, insecure: bool) -> None:
     raise InvalidInput(
         f"listening on {host!r} without TLS would send tokens over the network in the clear",
         hint="give a certificate and key, listen on 127.0.0.1, or say --insecure if something else encrypts the traffic",
-        code="CLEAR_TEXT",
+        code="TLS_REQUIRED",
     )
 
 

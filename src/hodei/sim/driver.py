@@ -22,8 +22,7 @@ from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job
 from hodei.model.node import Node
 from hodei.model.resources import Resources
-from hodei.sim.fragmentation import Fragmentation
-from hodei.sim.results import Outcome, Result, Sample, StartKind
+from hodei.sim.metrics import Fragmentation, Outcome, Result, Sample, StartKind
 from hodei.sim.traces import Arrival, Workload
 
 # Samples are thinned out, every other one, when there are so many.
@@ -71,13 +70,13 @@ class Simulation:
         self._foreseen: list[tuple[int, int, RunId]] = []
         self._numbers = count()
         self._running: dict[RunId, JobId] = {}
-        self._lives: dict[JobId, _Life] = {}
+        self._lifecycle: dict[JobId, _Life] = {}
         self._outcomes: list[Outcome] = []
         self._samples: list[Sample] = []
         self._stride, self._steps, self._busy = 1, 0, 0
         self._used: Resources = {}
         self._preemptions = 0
-        self._unusable = Fragmentation(workload, controller.world.table)
+        self._unusable = Fragmentation(workload, controller.cluster.table)
 
     def run(self) -> Result:
         began = time.process_time()
@@ -88,8 +87,8 @@ class Simulation:
         finally:
             if collecting:
                 gc.enable()
-        unplaced = [life for life in self._lives.values() if life.started_ms < 0]
-        for life in self._lives.values():
+        unplaced = [life for life in self._lifecycle.values() if life.started_ms < 0]
+        for life in self._lifecycle.values():
             self._outcomes.append(_outcome(life, -1))
         return Result(
             policy=self._policy,
@@ -99,7 +98,7 @@ class Simulation:
             samples=self._samples,
             seconds=time.process_time() - began,
             unplaced=len(unplaced),
-            promises_broken=self._controller.keeping.broken,
+            start_reservations_broken=self._controller.reservation_audit.broken,
         )
 
     # --------------------------------------------------------------------------------------------- the heap
@@ -118,7 +117,7 @@ class Simulation:
                 return
             facts: list[Fact] = []
             if arrival is not None and arrival.at_ms <= now_ms:
-                self._lives[arrival.id] = _Life(arrival)
+                self._lifecycle[arrival.id] = _Life(arrival)
                 facts.append(JobSubmitted(Job(arrival.id, arrival.spec, "pending", now_ms, now_ms, queued_ms=now_ms)))
                 arrival = next(arrivals, None)
             elif self._ends and self._ends[0][0] <= now_ms and self._ends[0] < self._soonest_foreseen():
@@ -133,7 +132,7 @@ class Simulation:
     def _may_go_on(self, idle: int) -> bool:
         """Nothing arrives and nothing runs: whoever still waits may be helped by time alone (a pause, a booking's end)."""
         return (
-            bool(self._lives)
+            bool(self._lifecycle)
             and idle < _IDLE_STEPS
             and self._controller.next_wakeup_ms(self._controller.beat_ms) is not None
         )
@@ -166,7 +165,7 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------- runs
 
     def _started(self, order: Start, kind: StartKind | Literal[""], now_ms: int) -> None:
-        life = self._lives[order.run.job]
+        life = self._lifecycle[order.run.job]
         if not life.left:
             life.started_ms, life.nodes = now_ms, ()
             life.kind = kind or "head"
@@ -181,7 +180,7 @@ class Simulation:
         heapq.heappush(heap, (now_ms + life.arrival.run_ms, next(self._numbers), order.run.id))
 
     def _leave(self, run: RunId) -> _Life:
-        life = self._lives[self._running.pop(run)]
+        life = self._lifecycle[self._running.pop(run)]
         member = int(run.split(".")[1])
         for resource, amount in life.arrival.spec.task_of(member).request.items():
             self._used[resource] -= amount
@@ -195,7 +194,7 @@ class Simulation:
         life = self._leave(run)
         if not life.left:
             self._outcomes.append(_outcome(life, now_ms))
-            del self._lives[life.arrival.id]
+            del self._lifecycle[life.arrival.id]
         return [RunObserved(run, "succeeded", now_ms, 0)]
 
     def _stop(self, run: RunId, now_ms: int) -> None:
@@ -206,13 +205,13 @@ class Simulation:
             self._preemptions += 1
             life.started_ms = -1
         self._step(now_ms, [RunObserved(run, "stopped", now_ms, 143)])
-        if life.arrival.id not in self._controller.world.jobs and life.arrival.id in self._lives:
+        if life.arrival.id not in self._controller.cluster.jobs and life.arrival.id in self._lifecycle:
             life.started_ms = started_ms  # that was its end, as when it overran
             self._outcomes.append(_outcome(life, now_ms))
-            del self._lives[life.arrival.id]
+            del self._lifecycle[life.arrival.id]
 
     def _sample(self, now_ms: int) -> None:
-        waiting = len(self._lives) - self._busy
+        waiting = len(self._lifecycle) - self._busy
         fragmented = self._unusable.share(self._steps)
         self._samples.append(Sample(now_ms, dict(self._used), self._busy, waiting, self._preemptions, fragmented))
         if len(self._samples) > _SAMPLES_KEPT:

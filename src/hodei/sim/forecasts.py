@@ -16,12 +16,12 @@ from hodei.control.controller import Controller, Step
 from hodei.control.explain.forecasts import FUTURES, Forecasts
 from hodei.control.explain.lookahead import clone_controller
 from hodei.model.effects import SaveJob
+from hodei.model.estimate import Forecast
 from hodei.model.facts import Fact, JobSubmitted
-from hodei.model.forecast import Forecast
 from hodei.model.ids import JobId
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 from hodei.model.node import Node
-from hodei.model.quantity import format_duration
+from hodei.model.resources import format_duration
 from hodei.sim.driver import Simulation, Tell
 from hodei.sim.policies import policy
 from hodei.sim.traces import Workload
@@ -123,7 +123,7 @@ class Watched(Simulation):
             self._due_ms += self._every_ms
         for fact in facts:
             if isinstance(fact, JobSubmitted):
-                self.forecasts.newcomers.arrived(fact.job)
+                self.forecasts.arrivals.arrived(fact.job)
         step = super()._step(now_ms, facts)
         for job in dict.fromkeys(bind.job for bind in step.plan.binds):
             self.forecasts.started(job, now_ms)

@@ -5,15 +5,85 @@ Jobs that never started have no wait, and those that did not end no run: they ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from math import fsum
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 from msgspec import Struct
 
+from hodei.engine.nodes import Nodes, Table
+from hodei.model.ids import JobId, NodeName
 from hodei.model.resources import CPU, GPU, Resources
-from hodei.sim.results import Outcome, Result
+from hodei.plugins.fragmentation import Fragments, Shape, typical_of
+from hodei.sim.traces import Workload
+
+# --------------------------------------------------------------------------------------------- results
+# What a simulated run leaves behind: one `Outcome` per job and a `Sample` per change of load. Reports are made of
+# these.
+
+
+# How a job came to start: it was first in line, it filled a gap before one that had been promised its start, or it took
+# room that no promise needed.
+StartKind = Literal["head", "backfill", "spill"]
+
+
+class Outcome(Struct, frozen=True):
+    """How one job fared; times in milliseconds of simulated time, -1 for "never". `request` is for all members together."""
+
+    id: JobId
+    name: str
+    user: str
+    project: str
+    submitted_ms: int
+    started_ms: int
+    ended_ms: int
+    request: Resources
+    size: int = 1
+    nodes: tuple[NodeName, ...] = ()
+    estimate_ms: int = 0
+    kind: StartKind = "head"
+    preemptions: int = 0
+    deadline_ms: int = 0
+
+    @property
+    def wait_ms(self) -> int:
+        return self.started_ms - self.submitted_ms
+
+    @property
+    def run_ms(self) -> int:
+        return self.ended_ms - self.started_ms
+
+
+class Sample(Struct, frozen=True):
+    """The cluster at one moment. `fragmented`: the share of free GPU (cpu where nobody asks for GPU) that a
+    typical job could not use, in thousandths."""
+
+    at_ms: int
+    used: Resources
+    running: int
+    waiting: int
+    preemptions: int = 0
+    fragmented: int = 0
+
+
+class Result(Struct):
+    """One policy over one workload. `seconds` is how long the simulator took; `capacity` is of all nodes together."""
+
+    policy: str
+    workload: str
+    capacity: Resources
+    outcomes: list[Outcome]
+    samples: list[Sample]
+    seconds: float = 0.0
+    unplaced: int = 0
+    start_reservations_broken: int = 0
+
+
+# ----------------------------------------------------------------------------------------------------
+
 
 SHORT_RUN_MS = 10_000
 """Runs shorter than this count as so long in a slowdown: else a job of no time at all would be all that matters."""
@@ -58,7 +128,7 @@ def summary(result: Result, *, starved_ms: int = STARVED_MS) -> dict[str, Any]:
         "deadlines": sum(outcome.deadline_ms > 0 for outcome in result.outcomes),
         "deadlines_missed": deadlines_missed(result.outcomes),
         "preemptions": sum(outcome.preemptions for outcome in result.outcomes),
-        "promises_broken": result.promises_broken,
+        "start_reservations_broken": result.start_reservations_broken,
         "seconds": result.seconds,
         "jobs_per_second": len(result.outcomes) / result.seconds if result.seconds else 0.0,
     }
@@ -224,3 +294,66 @@ def _changes(outcome: Outcome) -> Iterator[tuple[int, Outcome, str, int]]:
             yield outcome.ended_ms, outcome, "use", -1
     if outcome.ended_ms >= 0:
         yield outcome.ended_ms, outcome, "presence", -1
+
+
+# --------------------------------------------------------------------------------------- fragmentation
+# How much of what is free could a typical job not use? The measure of fragmentation that a simulated run is sampled
+# with.
+
+
+# So many jobs are looked at, and so many different requests of theirs: measuring must stay cheap on ten thousand nodes.
+_LOOKED_AT = 5000
+_REQUESTS = 16
+# A measurement is good for this part of the steps taken so far: the pictures show fewer points than that.
+_PART = 250
+
+
+class Fragmentation:
+    """Measures when asked, but not each time: between measurements the last one is the answer."""
+
+    def __init__(self, workload: Workload, table: Table) -> None:
+        self._workload, self._table = workload, table
+        self._requests: list[tuple[Resources, int]] | None = None
+        self._fragments: Fragments | None = None
+        self._due, self._last = 0, 0
+
+    def share(self, step: int) -> int:
+        """In thousandths of what is free, after so many steps of the run; 0 on a single node, where nothing can be split."""
+        if step >= self._due:
+            self._due = step + max(step // _PART, 1)
+            self._last = self._measured() if len(self._table.names) > 1 else 0
+        return self._last
+
+    def _measured(self) -> int:
+        if self._requests is None:
+            self._requests = self._look()
+        nodes = Nodes(self._table)
+        if self._fragments is not None:
+            gpus = nodes.gpus()
+            free = int(np.maximum(gpus, 0).sum())
+            kinds = self._fragments.kinds(nodes)
+            usable = int(self._fragments.usable(kinds, nodes.free(CPU), gpus).sum())
+            return 1000 - usable * 1000 // (free * self._fragments.weight) if free else 0
+        cpu = np.maximum(nodes.free(CPU), 0)
+        free, weight = int(cpu.sum()), sum(times for _, times in self._requests)
+        usable = 0
+        for request, times in self._requests:
+            fits = np.logical_and.reduce([nodes.free(resource) >= amount for resource, amount in request.items()])
+            usable += times * int(cpu[fits].sum())
+        return 1000 - usable * 1000 // (free * weight) if free and weight else 0
+
+    def _look(self) -> list[tuple[Resources, int]]:
+        """What members ask for, the most frequent first."""
+        seen: Counter[tuple[tuple[str, int], ...]] = Counter()
+        for arrival in islice(iter(self._workload.arrivals), _LOOKED_AT):
+            for task in arrival.spec.tasks:
+                seen[tuple(sorted((name, amount) for name, amount in task.request.items() if amount))] += task.count
+        seen.pop((), None)
+        requests = [(dict(request), times) for request, times in seen.most_common()]
+        if self._table.gpus.shape[1]:
+            shapes: Counter[Shape] = Counter()
+            for request, times in requests:
+                if GPU in request:
+                    shapes[Shape(request.get(CPU, 0), request[GPU])] += times
+            self._fragments = Fragments(typical_of(shapes.elements())) if shapes else None
+        return requests[:_REQUESTS]

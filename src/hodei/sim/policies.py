@@ -6,8 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from hodei.model.accounting_config import SharesConfig
-from hodei.model.config import EstimatesConfig, PreemptionConfig, ProfileConfig, SchedulingConfig
+from hodei.model.config import EstimatesConfig, PreemptionConfig, ProfileConfig, SchedulingConfig, SharesConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.text import did_you_mean
 

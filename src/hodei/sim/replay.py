@@ -1,27 +1,27 @@
-"""`hodei replay [LOG]`: decide everything in a decision log again, and say whether every plan is the same.
-
-LOG: one file of a log. Without it: all that is kept of the log of the server in HODEI_HOME (or ~/.hodei).
-A log of another place may name only built-in plugins and those of the configuration in that home: see --trust-plugins.
-Exit code 0: identical. 1: the first difference is shown. 2: not a log that can be read.
-"""
+"""`hodei replay [LOG]`: decide everything in a decision log again, and compare the plans."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click
 import msgspec
 
+from hodei.cli.groups import exit_code
 from hodei.control.controller import Controller
 from hodei.control.snapshot import load, modules_of
 from hodei.engine.plan import Plan
+from hodei.extensions import BUILT_IN as KNOWN_EXTENSIONS
+from hodei.extensions import ESTIMATORS
 from hodei.model.config import SchedulingConfig
-from hodei.model.errors import HodeiError, InvalidInput
+from hodei.model.errors import InvalidInput
 from hodei.model.facts import AnyFact, Reconfigured
 from hodei.plugins.registry import BUILT_IN
 from hodei.plugins.trial import in_use
@@ -136,7 +136,9 @@ def beginning(part: Part, trusted: Collection[str] | None = ()) -> Controller:
 
 def refuse_strange_plugins(config: SchedulingConfig, trusted: Collection[str] | None, where: str) -> None:
     """InvalidInput if it names a plugin that is neither built in nor trusted: to load one is to run its code."""
-    strange = set() if trusted is None else in_use(config) - BUILT_IN - set(trusted)
+    strange = (
+        set() if trusted is None else in_use(config) - BUILT_IN - KNOWN_EXTENSIONS[ESTIMATORS].keys() - set(trusted)
+    )
     if strange:
         names = ", ".join(repr(name[:80]) for name in sorted(strange)[:5])
         raise InvalidInput(
@@ -242,39 +244,37 @@ def _moment(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="hodei replay", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("log", type=Path, nargs="?")
-    parser.add_argument("--home", type=Path, help="of which server, without LOG")
-    parser.add_argument("--all", action="store_true", help="with LOG: all files of that log, the oldest first")
-    parser.add_argument("--list", action="store_true", help="only list the files that are kept")
-    parser.add_argument(
-        "--trust-plugins",
-        action="store_true",
-        help="load whatever plugins the log names: their code runs as you",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    given = parser.parse_args(args)
+@click.command("replay", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("log", metavar="[LOG]", required=False, type=click.Path(path_type=Path))
+@click.option("--home", type=click.Path(path_type=Path), help="Home directory of the server, without LOG.")
+@click.option("--all", is_flag=True, help="With LOG: all files of that log, the oldest first.")
+@click.option("--list", is_flag=True, help="Only list the files that are kept.")
+@click.option("--trust-plugins", is_flag=True, help="Load every plugin that the log names: their code runs as you.")
+@click.option("--json", is_flag=True, help="Print the result as JSON.")
+def replay_command(**options: Any) -> int:
+    """Decide everything in a decision log again, and report whether every plan is the same.
+
+    LOG: one file of a log. Without it: all that is kept of the log of the server in HODEI_HOME (or ~/.hodei).
+    A log of another place may name only built-in plugins and those of the configuration in that home: see
+    --trust-plugins.
+
+    Exit code 0: identical. 1: the first difference is shown. 2: not a log that can be read.
+    """
+    given = SimpleNamespace(**options)
     home = given.home or Path(os.environ.get("HODEI_HOME") or "~/.hodei").expanduser()
-    try:
-        whole = given.all or given.list or given.log is None
-        parts = parts_of(given.log or home / _NAME) if whole else with_its_beginning(given.log)
-        if given.list:
-            print("\n".join(_listed(parts)))
-            return 0
-        trusted = None if given.trust_plugins else trusted_in(home, given.log)
-        result = replay_parts(parts, trusted)
-        if not result.files:
-            raise InvalidInput(
-                f"nothing of the log can be decided again: the state at the beginning of {result.left_out[0].name}"
-                " is not known, nor that of a later file",
-                hint="the server's log says why; a larger server.decision_log_size, or a restart, begins anew",
-            )
-    except HodeiError as error:
-        print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
-        return 2
+    whole = given.all or given.list or given.log is None
+    parts = parts_of(given.log or home / _NAME) if whole else with_its_beginning(given.log)
+    if given.list:
+        print("\n".join(_listed(parts)))
+        return 0
+    trusted = None if given.trust_plugins else trusted_in(home, given.log)
+    result = replay_parts(parts, trusted)
+    if not result.files:
+        raise InvalidInput(
+            f"nothing of the log can be decided again: the state at the beginning of {result.left_out[0].name}"
+            " is not known, nor that of a later file",
+            hint="the server's log says why; a larger server.decision_log_size, or a restart, begins anew",
+        )
     same = result.difference is None
     if given.json:
         at = result.difference.line if result.difference else None
@@ -289,6 +289,10 @@ def main(args: list[str] | None = None) -> int:
     for path in result.left_out:
         print(f"left out: {path.name}, the state at its beginning is not known", file=sys.stderr)
     return 0 if same else 1
+
+
+def main(args: list[str] | None = None) -> int:
+    return exit_code(replay_command.main, args, "hodei replay", invalid_input=2)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """REMEMBERS: jobs, runs, events, marks and keys behind the `Store` port. `MemoryStore` forgets with its process,
-`SqliteStore` survives power loss; both pass the same suite, `tests/conformance/test_stores.py`.
+`SqliteStore` survives power loss; both pass the same suite, `hodei.testing.StoreConformance`.
 
 The only room with SQL in it. It decides nothing and changes no state of its own accord: it keeps what it is given.
 Start at `batch` (what one commit comes to), then `memory` (the meaning, plainly), then `sqlite` (the same, durable).

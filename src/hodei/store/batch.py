@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from hodei.model.accounting import AccountPath, UsageRow
 from hodei.model.audit import AuditEntry
 from hodei.model.effects import (
     Event,
@@ -29,7 +30,6 @@ from hodei.model.errors import Conflict, InvalidInput
 from hodei.model.ids import JobId, NodeName, RunId, run_id
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeOverrides
-from hodei.model.usage import AccountPath, UsageRow
 
 
 class Batch:
@@ -37,15 +37,15 @@ class Batch:
 
     __slots__ = (
         "audits",
-        "bookings",
         "events",
         "jobs",
         "keys",
-        "marks",
         "new_jobs",
         "new_runs",
         "notes",
+        "overrides",
         "periodics",
+        "reservations",
         "runs",
         "usage",
     )
@@ -55,8 +55,8 @@ class Batch:
         self.jobs: dict[JobId, Job] = {}
         self.new_runs: dict[RunId, Run] = {}
         self.runs: dict[RunId, Run] = {}
-        self.marks: dict[NodeName, NodeOverrides] = {}
-        self.bookings: dict[str, SaveReservation] = {}
+        self.overrides: dict[NodeName, NodeOverrides] = {}
+        self.reservations: dict[str, SaveReservation] = {}
         self.keys: dict[str, SaveKey] = {}
         self.notes: dict[str, str] = {}
         self.events: dict[int, Event] = {}
@@ -88,13 +88,13 @@ def sort_saves(saves: Sequence[Save]) -> Batch:
         elif isinstance(save, SaveRun):
             _add_run(batch, save)
         elif isinstance(save, SaveOverrides):
-            batch.marks[save.marks.node] = save.marks
+            batch.overrides[save.overrides.node] = save.overrides
         elif isinstance(save, SaveAudit):
             batch.audits.append(save.entry)
         elif isinstance(save, SavePeriodic):
             batch.periodics[save.periodic.name] = save
         elif isinstance(save, SaveReservation):
-            batch.bookings[save.booking.name] = save
+            batch.reservations[save.reservation.name] = save
         elif isinstance(save, SaveUsage):
             batch.usage |= {(row.path, row.resource, row.start_ms): row for row in save.rows}
         elif isinstance(save, SaveNote):

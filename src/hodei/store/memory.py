@@ -6,26 +6,31 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import get_args
 
 from msgspec import structs
 
+from hodei.model.accounting import AccountPath, UsageRow
+from hodei.model.affinity import all_match
 from hodei.model.audit import AuditEntry, AuditQuery, matches
+from hodei.model.cron import Periodic
 from hodei.model.damage import Damage
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, NodeName, RunId, job_of
-from hodei.model.job import Job, Run
-from hodei.model.lifecycle import JOB_ENDED, JobState
+from hodei.model.job import JOB_ENDED, Job, JobState, Run
 from hodei.model.node import NodeOverrides
-from hodei.model.periodic import Periodic
 from hodei.model.reservation import Reservation
-from hodei.model.selector import all_match
-from hodei.model.usage import AccountPath, UsageRow
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened
 from hodei.store.batch import Batch, keep_decision, keep_spec, sort_saves
 
 _DAY_MS = 86_400_000
+
+
+def from_url(url: str, home: Path) -> MemoryStore:
+    """`memory:`. Everything is lost when the server stops."""
+    return MemoryStore()
 
 
 class _Memory:
@@ -43,8 +48,8 @@ class _Memory:
         self.awaits: dict[JobId, set[JobId]] = {}
         self.events: list[Event] = []
         self.events_of: dict[JobId, list[Event]] = {}
-        self.marks: dict[NodeName, NodeOverrides] = {}
-        self.bookings: dict[str, Reservation] = {}
+        self.overrides: dict[NodeName, NodeOverrides] = {}
+        self.reservations: dict[str, Reservation] = {}
         self.keys: dict[str, SaveKey] = {}
         self.notes: dict[str, str] = {}
         self.usage: dict[tuple[AccountPath, str, int], UsageRow] = {}
@@ -89,10 +94,10 @@ class MemoryStore:
             for event in batch.events.values():
                 insort(memory.events, event, key=_seq)
                 insort(memory.events_of.setdefault(event.job, []), event, key=_seq)
-            for marks in batch.marks.values():
-                memory.marks.pop(marks.node, None)
-                if not marks.empty:
-                    memory.marks[marks.node] = marks
+            for overrides in batch.overrides.values():
+                memory.overrides.pop(overrides.node, None)
+                if not overrides.empty:
+                    memory.overrides[overrides.node] = overrides
             for kept in batch.periodics.values():
                 memory.periodics.pop(kept.periodic.name, None)
                 if not kept.gone:
@@ -100,10 +105,10 @@ class MemoryStore:
             for entry in batch.audits:
                 memory.last_audit += 1
                 memory.audit.append(structs.replace(entry, seq=memory.last_audit))
-            for saved in batch.bookings.values():
-                memory.bookings.pop(saved.booking.name, None)
+            for saved in batch.reservations.values():
+                memory.reservations.pop(saved.reservation.name, None)
                 if not saved.gone:
-                    memory.bookings[saved.booking.name] = saved.booking
+                    memory.reservations[saved.reservation.name] = saved.reservation
             memory.keys.update(batch.keys)
             memory.notes.update(batch.notes)
             if batch.usage:
@@ -152,13 +157,13 @@ class MemoryStore:
             jobs = [memory.jobs[id] for id in sorted(memory.active)]
             return [(job, tuple(run for run in self.runs(job.id) if run.attempt >= job.first_attempt)) for job in jobs]
 
-    def marks(self) -> list[NodeOverrides]:
+    def overrides(self) -> list[NodeOverrides]:
         with self._memory.lock:
-            return [self._memory.marks[node] for node in sorted(self._memory.marks)]
+            return [self._memory.overrides[node] for node in sorted(self._memory.overrides)]
 
-    def bookings(self) -> list[Reservation]:
+    def reservations(self) -> list[Reservation]:
         with self._memory.lock:
-            return [self._memory.bookings[name] for name in sorted(self._memory.bookings)]
+            return [self._memory.reservations[name] for name in sorted(self._memory.reservations)]
 
     def usage(self) -> list[UsageRow]:
         with self._memory.lock:

@@ -18,8 +18,7 @@ from hodei.model import escalation_state
 from hodei.model.damage import CODE
 from hodei.model.effects import Event
 from hodei.model.ids import JobId, run_id
-from hodei.model.job import Job, JobSpec, Run, TaskSpec
-from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED, JobState
+from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, JobState, Run, TaskSpec
 from hodei.store import rows
 from hodei.store.damage import UNREADABLE
 
@@ -156,7 +155,7 @@ def _good_fields(of: type[Struct], raw: Mapping[str, Any]) -> tuple[dict[str, An
             good[name] = msgspec.convert(value, hints[name])
             if type(value) is int and name != "exit_code" and not 0 <= value <= _most(name):
                 raise ValueError("out of range")
-            if name == "recourse" and value:
+            if name == "escalation_state" and value:
                 escalation_state.read(str(value))
         except UNREADABLE:
             good.pop(name, None)
@@ -171,8 +170,8 @@ def _most(name: str) -> int:
 def run(row: Mapping[str, Any]) -> tuple[Run, bool]:
     """The run as far as it can be read, and whether it is known what it holds. A run whose state is lost counts as running:
     its backend says how it stands, or that it does not know of it."""
-    good, bad = _good_fields(Run, {name: row[name] for name in rows.RUN if name not in ("decision", "grant")})
-    for tree in ("decision", "grant"):
+    good, bad = _good_fields(Run, {name: row[name] for name in rows.RUN if name not in rows.TREES})
+    for tree in rows.TREES:
         if row[tree] is not None:
             try:
                 good[tree] = rows.tree_from(tree, row[tree])

@@ -16,11 +16,10 @@ from hodei.model.damage import Damage
 from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeOverrides
-from hodei.store import audits, placeholders, rows
+from hodei.store import placeholders, queries, rows
 from hodei.store.batch import Batch
 from hodei.store.damage import UNREADABLE, Key, lenient
-from hodei.store.rows import LAST_NUMBER
-from hodei.store.state_counts import recount
+from hodei.store.rows import LAST_NUMBER, recount
 
 log = logging.getLogger("hodei.store")
 TABLE = (
@@ -44,7 +43,7 @@ _TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "audit": ("audit", ("seq",)),
     "key": ("key", ("key",)),
     "node mark": ("mark", ("node",)),
-    "reservation": ("booking", ("name",)),
+    "reservation": ("reservation", ("name",)),
     "periodic job": ("periodic", ("name",)),
     "usage": ("usage", ("path", "resource", "start_ms")),
     "note": ("note", ("name",)),
@@ -260,8 +259,8 @@ def _bring_back(db: sqlite3.Connection, job: Job, now_ms: int) -> list[Damage]:
 
 
 def _put(db: sqlite3.Connection, table: str, columns: Sequence[str], values: Sequence[Any]) -> None:
-    marks = ", ".join("?" * len(columns))
-    db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", values)  # noqa: S608 (constants)
+    overrides = ", ".join("?" * len(columns))
+    db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({overrides})", values)  # noqa: S608 (constants)
 
 
 # --------------------------------------------------------------------------------------------------- jobs
@@ -311,8 +310,8 @@ def _mend_job(db: sqlite3.Connection, id: JobId, why: str, known: Known, now_ms:
         del standing["id"]
         _update(db, "job", ("id",), (id,), standing)
     else:
-        names, marks = ", ".join(standing), ", ".join("?" * len(standing))
-        db.execute(f"INSERT INTO job ({names}) VALUES ({marks})", list(standing.values()))  # noqa: S608 (constants)
+        names, overrides = ", ".join(standing), ", ".join("?" * len(standing))
+        db.execute(f"INSERT INTO job ({names}) VALUES ({overrides})", list(standing.values()))  # noqa: S608 (constants)
     db.execute("INSERT OR REPLACE INTO spec (job, body) VALUES (?, ?)", (id, rows.spec_text(spec)))
     return [*found, _set_aside(db, Damage(now_ms, "job", str(id), id, why, outcome), {"job": row, "spec": body})]
 
@@ -331,13 +330,13 @@ def _runs_left(db: sqlite3.Connection, id: JobId) -> list[Run]:
 
 def _cordon(db: sqlite3.Connection, node: str) -> None:
     found = db.execute("SELECT node, body FROM mark WHERE node = ?", (node,)).fetchone()
-    marks = NodeOverrides(node)
+    overrides = NodeOverrides(node)
     if found is not None:
         try:
-            marks = rows.marks_from(found)
+            overrides = rows.overrides_from(found)
         except UNREADABLE:
             pass
-    text = rows.marks_text(structs.replace(marks, cordoned=True))
+    text = rows.overrides_text(structs.replace(overrides, cordoned=True))
     db.execute("INSERT OR REPLACE INTO mark (node, body) VALUES (?, ?)", (node, text))
 
 
@@ -365,7 +364,7 @@ def _mend_other(db: sqlite3.Connection, kind: str, key: Any, why: str, now_ms: i
         _update(db, table, columns, values, dict(zip(rows.EVENT[1:], rows.event_row(event)[1:], strict=True)))
     elif kind == "audit":
         at_ms = raw[0]["at_ms"] if 0 <= raw[0]["at_ms"] <= rows.LAST_MS else 0
-        text = {column: placeholders.text_of(raw[0][column]) for column in audits.COLUMNS if column != "at_ms"}
+        text = {column: placeholders.text_of(raw[0][column]) for column in queries.COLUMNS if column != "at_ms"}
         _update(db, table, columns, values, {"at_ms": at_ms, **text})
     elif kind == "key" and isinstance(key, str):
         _update(db, table, columns, values, {"fingerprint": "", "jobs": "[]"})

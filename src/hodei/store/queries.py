@@ -11,15 +11,85 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
-from hodei.model.audit import AuditQuery
+from hodei.model.affinity import all_match
+from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.effects import Event
 from hodei.model.ids import JobId
-from hodei.model.job import Job, Run
-from hodei.model.lifecycle import JOB_ENDED, JobState
-from hodei.model.selector import all_match
+from hodei.model.job import JOB_ENDED, Job, JobState, Run
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery
-from hodei.store import audits, placeholders, rows
+from hodei.store import placeholders, rows
 from hodei.store.damage import UNREADABLE, Suspects, fetch, fetch_json, is_about_text, lenient
+
+# ---------------------------------------------------------------------------------------------- audits
+# The audit in SQLite: rows that are only ever added, and dropped when they are old.
+
+
+COLUMNS = ("at_ms", "who", "role", "verb", "target", "code", "request", "remote", "detail")
+TABLE = """CREATE TABLE audit (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        at_ms INTEGER NOT NULL,
+        who TEXT NOT NULL,
+        role TEXT NOT NULL,
+        verb TEXT NOT NULL,
+        target TEXT NOT NULL,
+        code TEXT NOT NULL,
+        request TEXT NOT NULL,
+        remote TEXT NOT NULL
+    ) STRICT"""
+# Which command was run on a machine.
+DETAIL = ("ALTER TABLE audit ADD COLUMN detail TEXT NOT NULL DEFAULT ''",)
+_NAMES = ", ".join(COLUMNS)
+_VALUES = ", ".join(f"value ->> {i}" for i in range(len(COLUMNS)))
+_INSERT = f"INSERT INTO audit ({_NAMES}) SELECT {_VALUES} FROM json_each(?)"  # noqa: S608 (constants)
+
+
+def write(db: sqlite3.Connection, entries: Sequence[AuditEntry]) -> None:
+    values = [[getattr(entry, column) for column in COLUMNS] for entry in entries]
+    db.execute(_INSERT, (rows.json_text(values),))
+
+
+def find(db: sqlite3.Connection, query: AuditQuery, suspects: Suspects) -> list[AuditEntry]:
+    wanted, values = ["at_ms >= ?"], list[int | str]([query.since_ms])
+    for column, value in (("who", query.who), ("target", query.target)):
+        if value:
+            wanted.append(f"{column} = ?")
+            values.append(value)
+    if query.what:
+        things, act = "substr(verb, 1, instr(verb, '.') - 1)", "substr(verb, instr(verb, '.') + 1)"
+        wanted.append(f"? IN (verb, {things}, {act})")
+        values.append(query.what)
+    if query.before:
+        wanted.append("seq < ?")
+        values.append(query.before)
+    order = "DESC"
+    if query.after is not None:
+        wanted.append("seq > ?")
+        values.append(query.after)
+        order = "ASC"
+    found = fetch_json(
+        db,
+        f"""SELECT json_group_array(json_array({_NAMES}, seq)) FROM
+            (SELECT * FROM audit WHERE {" AND ".join(wanted)} ORDER BY seq {order} LIMIT ?)""",  # noqa: S608 (constants)
+        (*values, max(1, query.limit)),
+    )
+    read = suspects.read("audit", found, rows.audit_from, lambda row: row[-1], _instead)
+    return sorted(read, key=lambda e: e.seq, reverse=order == "DESC")
+
+
+def _instead(row: Sequence[Any], why: str) -> AuditEntry:
+    words = dict(zip(COLUMNS[1:], map(placeholders.text_of, row[1:-1]), strict=True))
+    return AuditEntry(row[0] if 0 <= row[0] <= rows.LAST_MS else 0, seq=row[-1], **words)
+
+
+def prune(db: sqlite3.Connection, before_ms: int, limit: int) -> int:
+    """Rows come in order of time, so the oldest have the lowest numbers. How many went."""
+    gone = db.execute(
+        "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit ORDER BY seq LIMIT ?) AND at_ms < ?", (limit, before_ms)
+    )
+    return gone.rowcount
+
+
+# ----------------------------------------------------------------------------------------------------
 
 MOST_JOBS_IN_A_PAGE = 1000
 # With labels the jobs are looked at one by one: so many at most for one page, which may then be short but not the last.
@@ -300,7 +370,7 @@ def look_over(db: sqlite3.Connection, kind: str, after: Any, limit: int, suspect
         found: Sequence[Any] = events(db, after or 0, 0, limit, suspects)
         return found[-1].seq if len(found) == limit else None
     if kind == "audit":
-        found = audits.find(db, AuditQuery(after=after or 0, limit=limit), suspects)
+        found = find(db, AuditQuery(after=after or 0, limit=limit), suspects)
         return found[-1].seq if len(found) == limit else None
     if kind == "key":
         asked = "SELECT key, fingerprint, jobs, at_ms, rowid FROM key WHERE rowid > ? ORDER BY rowid LIMIT ?"

@@ -5,6 +5,8 @@ Reading is strict: what a healthy server could not have written raises (one of `
 
 from __future__ import annotations
 
+import sqlite3
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, get_args, get_type_hints
@@ -14,15 +16,14 @@ from msgspec import Meta, Struct
 
 from hodei.model import escalation_state
 from hodei.model.audit import AuditEntry
-from hodei.model.decision import Decision
+from hodei.model.cron import Periodic
 from hodei.model.effects import Event, SaveKey
 from hodei.model.ids import run_id
 from hodei.model.interning import Pool
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import JobState
+from hodei.model.job import Decision, Job, JobSpec, JobState, Run
 from hodei.model.node import Grant, NodeOverrides
-from hodei.model.periodic import Periodic
 from hodei.model.reservation import Reservation
+from hodei.model.stop_reason import StopReason
 
 Row = Sequence[Any]
 
@@ -32,13 +33,13 @@ JOB = (*STANDING, "project", "user", "name")
 RUN_KEY = ("job", "attempt", "member")
 RUN_STANDING = (
     *RUN_KEY, "task", "node", "backend", "state", "placed_ms", "started_ms", "finished_ms",
-    "exit_code", "reason_code", "reason", "stop_requested", "rank", "checkpoint_ms", "health",
+    "exit_code", "reason_code", "reason", "rank", "checkpoint_ms", "health", "stop_reason",
 )  # fmt: skip
 RUN = (*RUN_STANDING, "decision", "grant", "kind")
 EVENT = ("seq", "at_ms", "kind", "job", "run", "node", "detail")
 KEY = ("key", "fingerprint", "jobs", "at_ms")
 
-_RECOURSE = STANDING.index("recourse")
+_ESCALATION = STANDING.index("escalation_state")
 _STATE = STANDING.index("state")
 _JOB_STATES = frozenset(get_args(JobState))
 _JOB_TYPES = get_type_hints(Job)
@@ -52,22 +53,23 @@ _TEXTS_AND_TIMES = tuple(
     STANDING.index(column)
     for column in (
         "state", "submitted_ms", "changed_ms", "reason_code", "reason", "queued_ms", "not_before_ms", "scheduled_ms",
-        "started_ms", "nodes", "failure", "move", "recourse",
+        "started_ms", "nodes", "failure", "move", "escalation_state",
     )
 )  # fmt: skip
 _SPECS = 1024
 
 job_standing = attrgetter(*STANDING)
 job_row = attrgetter(*STANDING, "spec.project", "spec.user", "spec.name")
-run_standing = attrgetter(*RUN_STANDING)
+_run_head = attrgetter(*RUN_STANDING[:-1])
 _event_head = attrgetter(*EVENT[:-1])
 
 _encode = msgspec.json.Encoder().encode
 _decode_spec = msgspec.json.Decoder(JobSpec).decode
 _decode_decision = msgspec.json.Decoder(Decision).decode
 _decode_grant = msgspec.json.Decoder(Grant).decode
-_decode_marks = msgspec.json.Decoder(NodeOverrides).decode
-_decode_booking = msgspec.json.Decoder(Reservation).decode
+_decode_stop_reason = msgspec.json.Decoder(StopReason).decode
+_decode_overrides = msgspec.json.Decoder(NodeOverrides).decode
+_decode_reservation = msgspec.json.Decoder(Reservation).decode
 _decode_periodic = msgspec.json.Decoder(Periodic).decode
 _decode_jobs = msgspec.json.Decoder(tuple[int, ...]).decode
 _decode_detail = msgspec.json.Decoder(dict[str, Any]).decode
@@ -103,8 +105,12 @@ class _Labels(Struct):
 _decode_labels = msgspec.json.Decoder(_Labels).decode
 
 
-_TREES: dict[str, Callable[[str], Any]] = {"decision": _decode_decision, "grant": _decode_grant}
-_RunRow = _strict("_RunRow", Run, RUN, decision=str | None, grant=str | None)
+TREES: dict[str, Callable[[str], Any]] = {
+    "decision": _decode_decision,
+    "grant": _decode_grant,
+    "stop_reason": _decode_stop_reason,
+}
+_RunRow = _strict("_RunRow", Run, RUN, **dict.fromkeys(TREES, str | None))
 _EventRow = _strict("_EventRow", Event, EVENT, detail=str)
 _AuditRow = _strict("_AuditRow", AuditEntry, AuditEntry.__struct_fields__)
 _astuple = msgspec.structs.astuple
@@ -130,8 +136,8 @@ def _values(row: Row) -> list[Any]:
         raise ValueError("a number that cannot be")
     for flag in _FLAGS:
         values[flag] = bool(values[flag])
-    if values[_RECOURSE]:
-        escalation_state.read(values[_RECOURSE])
+    if values[_ESCALATION]:
+        escalation_state.read(values[_ESCALATION])
     return values
 
 
@@ -171,6 +177,10 @@ class Jobs:
         return found
 
 
+def run_standing(run: Run) -> tuple[Any, ...]:
+    return (*_run_head(run), None if run.stop_reason is None else _encode(run.stop_reason).decode())
+
+
 def run_row(run: Run) -> tuple[Any, ...]:
     decision = None if run.decision is None else _encode(run.decision).decode()
     grant = None if run.grant is None else _encode(run.grant).decode()
@@ -178,13 +188,13 @@ def run_row(run: Run) -> tuple[Any, ...]:
 
 
 def tree_from(column: str, text: str) -> Any:
-    """A run's decision or grant."""
-    return _TREES[column](text)
+    """A run's decision, grant or stop reason."""
+    return TREES[column](text)
 
 
 def run_from(row: Row) -> Run:
     values = dict(zip(RUN, _astuple(msgspec.convert(row, _RunRow)), strict=True))
-    for tree in _TREES:
+    for tree in TREES:
         if values[tree] is not None:
             values[tree] = tree_from(tree, values[tree])
     return Run(id=run_id(values["job"], values["member"], values["attempt"]), **values)
@@ -203,14 +213,14 @@ def audit_from(row: Row) -> AuditEntry:
     return AuditEntry(*_astuple(msgspec.convert(row, _AuditRow)))
 
 
-def marks_text(marks: NodeOverrides) -> str:
-    return _encode(marks).decode()
+def overrides_text(overrides: NodeOverrides) -> str:
+    return _encode(overrides).decode()
 
 
-def marks_from(row: Row) -> NodeOverrides:
+def overrides_from(row: Row) -> NodeOverrides:
     """From the node's name and the body."""
-    marks: NodeOverrides = _named(row[0], _decode_marks(row[1]), "node")
-    return marks
+    overrides: NodeOverrides = _named(row[0], _decode_overrides(row[1]), "node")
+    return overrides
 
 
 def _named(name: Any, value: Any, field: str = "name") -> Any:
@@ -219,15 +229,15 @@ def _named(name: Any, value: Any, field: str = "name") -> Any:
     return value
 
 
-def booking_text(booking: Reservation) -> str:
-    return _encode(booking).decode()
+def reservation_text(reservation: Reservation) -> str:
+    return _encode(reservation).decode()
 
 
-def booking_from(row: Row) -> Reservation:
-    booking: Reservation = _named(row[0], _decode_booking(row[1]))
-    if not 0 <= booking.start_ms <= booking.end_ms <= LAST_MS:
+def reservation_from(row: Row) -> Reservation:
+    reservation: Reservation = _named(row[0], _decode_reservation(row[1]))
+    if not 0 <= reservation.start_ms <= reservation.end_ms <= LAST_MS:
         raise ValueError("a window that cannot be")
-    return booking
+    return reservation
 
 
 def periodic_text(periodic: Periodic) -> str:
@@ -260,3 +270,23 @@ def rows_in(text: str) -> list[list[Any]]:
     """The rows of one `json_group_array(json_array(...))`."""
     rows: list[list[Any]] = _decode_any(text)
     return rows
+
+
+# ---------------------------------------------------------------------------------------- state counts
+# How many jobs stand in each state, kept up with every commit so that asking costs nothing.
+
+
+def move(db: sqlite3.Connection, moves: Counter[str]) -> None:
+    changes = [[state, change] for state, change in sorted(moves.items()) if change]
+    if changes:
+        db.execute(
+            """INSERT INTO tally (state, jobs) SELECT value ->> 0, value ->> 1 FROM json_each(?) WHERE true
+               ON CONFLICT DO UPDATE SET jobs = jobs + excluded.jobs""",
+            (json_text(changes),),
+        )
+
+
+def recount(db: sqlite3.Connection) -> None:
+    """As it must be: by the jobs that there are."""
+    db.execute("DELETE FROM tally")
+    db.execute("INSERT INTO tally (state, jobs) SELECT state, count(*) FROM job GROUP BY state")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 
 from hodei.model.errors import InvalidInput
-from hodei.store import audits, quarantine
+from hodei.store import quarantine, queries
 
 APPLICATION_ID = 0x484F4445  # "HODE": tells our files from other programs' files
 ENDED = "state IN ('succeeded', 'failed', 'cancelled')"
@@ -49,7 +49,7 @@ _VERSION_1 = (
         failure TEXT NOT NULL DEFAULT '',
         suspend_requested INTEGER NOT NULL DEFAULT 0,
         move TEXT NOT NULL DEFAULT '',
-        recourse TEXT NOT NULL DEFAULT '',
+        escalation_state TEXT NOT NULL DEFAULT '',
         project TEXT NOT NULL,
         user TEXT NOT NULL,
         name TEXT NOT NULL
@@ -83,7 +83,7 @@ _VERSION_1 = (
         exit_code INTEGER,
         reason_code TEXT NOT NULL,
         reason TEXT NOT NULL,
-        stop_requested TEXT NOT NULL,
+        stop_reason TEXT,
         decision TEXT,
         rank INTEGER NOT NULL DEFAULT 0,
         checkpoint_ms INTEGER NOT NULL DEFAULT 0,
@@ -103,7 +103,7 @@ _VERSION_1 = (
     ) STRICT""",
     "CREATE INDEX event_job ON event (job)",
     "CREATE TABLE mark (node TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
-    "CREATE TABLE booking (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
+    "CREATE TABLE reservation (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
     # What accounts used, by bucket of time; amounts do not fit into 64 bits.
     """CREATE TABLE usage (
         path TEXT NOT NULL,
@@ -115,7 +115,7 @@ _VERSION_1 = (
     ) STRICT, WITHOUT ROWID""",
     "CREATE TABLE note (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
     "CREATE TABLE periodic (name TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT",
-    audits.TABLE,
+    queries.TABLE,
     # Rows come in order of time, so the oldest keys are those with the lowest rowid.
     """CREATE TABLE key (
         key TEXT PRIMARY KEY,
@@ -128,7 +128,7 @@ _VERSION_1 = (
 # Rows that could not be read, as they were, and what was done about each.
 _VERSION_2 = quarantine.TABLE
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, audits.DETAIL)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, queries.DETAIL)
 VERSION = len(MIGRATIONS)
 
 

@@ -18,19 +18,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hodei.model.accounting import UsageRow
 from hodei.model.audit import AuditEntry, AuditQuery
+from hodei.model.cron import Periodic
 from hodei.model.damage import Damage
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import HodeiError, InvalidInput, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeOverrides
-from hodei.model.periodic import Periodic
 from hodei.model.reservation import Reservation
-from hodei.model.usage import UsageRow
 from hodei.ports import JobPage, JobQuery, NodeRunsPage, NodeRunsQuery, Opened, lost_key
-from hodei.store import audits, health, quarantine, queries, rows, schema, state_counts, vacuum, writing
-from hodei.store import usage as usages
+from hodei.store import health, quarantine, queries, rows, schema, writing
+from hodei.store import writing as usages
 from hodei.store.batch import sort_saves
 from hodei.store.damage import Suspects, fetch
 
@@ -52,6 +52,12 @@ _WRITER = (
 def new_installation() -> str:
     """Eight lower-case base32 characters."""
     return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(8))
+
+
+def from_url(url: str, home: Path) -> SqliteStore:
+    """`sqlite:FILE`, relative to the home; `sqlite:///FILE` for an absolute path. Without a file it is hodei.db."""
+    path = url.partition(":")[2].removeprefix("//")
+    return SqliteStore(home / (path or "hodei.db"))
 
 
 class SqliteStore:
@@ -97,7 +103,7 @@ class SqliteStore:
                     """UPDATE meta SET last_job = max(last_job, (SELECT coalesce(max(id), 0) FROM job), 0),
                         last_event = max(last_event, (SELECT coalesce(max(seq), 0) FROM event), 0)"""
                 )
-                state_counts.recount(db)
+                rows.recount(db)
                 opened = Opened(
                     *db.execute("SELECT installation, epoch, last_job, last_event FROM meta").fetchone(),
                 )
@@ -129,21 +135,21 @@ class SqliteStore:
 
     def shrink(self, limit: int) -> int:
         with self._writing, _errors_of(self.path):
-            return 0 if self._writer is None else vacuum.shrink(self._writer, limit)
+            return 0 if self._writer is None else health.shrink(self._writer, limit)
 
     def active(self) -> list[tuple[Job, tuple[Run, ...]]]:
         with self._reading() as db:
             return queries.active(db, self._suspects)
 
-    def marks(self) -> list[NodeOverrides]:
+    def overrides(self) -> list[NodeOverrides]:
         with self._reading() as db:
             found = fetch(db, "SELECT node, body FROM mark ORDER BY node")
-            return list(self._suspects.read("node mark", found, rows.marks_from, _first))
+            return list(self._suspects.read("node mark", found, rows.overrides_from, _first))
 
-    def bookings(self) -> list[Reservation]:
+    def reservations(self) -> list[Reservation]:
         with self._reading() as db:
-            found = fetch(db, "SELECT name, body FROM booking ORDER BY name")
-            return list(self._suspects.read("reservation", found, rows.booking_from, _first))
+            found = fetch(db, "SELECT name, body FROM reservation ORDER BY name")
+            return list(self._suspects.read("reservation", found, rows.reservation_from, _first))
 
     def usage(self) -> list[UsageRow]:
         with self._reading() as db:
@@ -156,11 +162,11 @@ class SqliteStore:
 
     def audit(self, query: AuditQuery) -> list[AuditEntry]:
         with self._reading() as db:
-            return audits.find(db, query, self._suspects)
+            return queries.find(db, query, self._suspects)
 
     def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
         with self._writing, _errors_of(self.path), self._fenced() as db:
-            return audits.prune(db, before_ms, limit)
+            return queries.prune(db, before_ms, limit)
 
     def states_between(self, first: JobId, last: JobId) -> dict[str, int]:
         with self._reading() as db:
@@ -293,7 +299,7 @@ class SqliteStore:
         db = self._connect("rw")
         try:
             schema.version_of(db)  # refuses what is not ours before the first change
-            vacuum.prepare(db, self.path)
+            health.prepare(db, self.path)
             if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise Unavailable(
                     f"{self.path} cannot be written ahead (WAL)",

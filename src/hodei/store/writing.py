@@ -7,6 +7,7 @@ interpreter lock around every single step of SQLite, and beside a busy thread ea
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -14,11 +15,51 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+from hodei.model.accounting import UsageRow
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.ids import JobId
-from hodei.store import audits, rows, state_counts, usage
+from hodei.store import queries, rows
 from hodei.store.batch import Batch
+from hodei.store.damage import Suspects, fetch
 from hodei.store.schema import ENDED
+
+# ----------------------------------------------------------------------------------------------- usage
+# What accounts have used, in SQLite: one row for each account, resource and bucket of time.
+
+
+def write_usage(db: sqlite3.Connection, changed: Iterable[UsageRow]) -> None:
+    """All of them in two statements; a row whose amount became 0 goes."""
+    rows = [(json.dumps(row.path), row.resource, row.start_ms, row.width_ms, str(row.amount)) for row in changed]
+    gone = json.dumps([row[:3] for row in rows if row[4] == "0"])
+    db.execute(
+        """DELETE FROM usage WHERE (path, resource, start_ms) IN
+           (SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(?))""",
+        (gone,),
+    )
+    db.execute(
+        """INSERT OR REPLACE INTO usage (path, resource, start_ms, width_ms, amount)
+           SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 FROM json_each(?) WHERE true""",
+        (json.dumps([row for row in rows if row[4] != "0"]),),
+    )
+
+
+def read(db: sqlite3.Connection, suspects: Suspects) -> list[UsageRow]:
+    found = fetch(db, "SELECT path, resource, start_ms, width_ms, amount FROM usage")
+    rows = suspects.read("usage", found, _row, lambda row: tuple(row[:3]))
+    return sorted(rows, key=lambda row: (row.path, row.resource, row.start_ms))
+
+
+def _row(row: Sequence[Any]) -> UsageRow:
+    path, resource, start_ms, width_ms, amount = row
+    names = json.loads(path)
+    if not isinstance(names, list) or not isinstance(resource, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError("not an account")
+    if start_ms < 0 or width_ms <= 0:
+        raise ValueError("a time that cannot be")
+    return UsageRow(tuple(names), resource, start_ms, width_ms, int(amount))
+
+
+# ----------------------------------------------------------------------------------------------------
 
 # SQLite takes 32,766 parameters in one statement; half of it keeps prepared statements small.
 _MOST_PARAMETERS = 16_384
@@ -52,16 +93,16 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
         _insert(db, "event", rows.EVENT, map(rows.event_row, batch.events.values()))
     if batch.keys:
         _insert(db, "key", rows.KEY, map(rows.key_row, batch.keys.values()))
-    for marks in batch.marks.values():
-        db.execute("DELETE FROM mark WHERE node = ?", (marks.node,))
-        if not marks.empty:
-            db.execute("INSERT INTO mark (node, body) VALUES (?, ?)", (marks.node, rows.marks_text(marks)))
+    for overrides in batch.overrides.values():
+        db.execute("DELETE FROM mark WHERE node = ?", (overrides.node,))
+        if not overrides.empty:
+            db.execute("INSERT INTO mark (node, body) VALUES (?, ?)", (overrides.node, rows.overrides_text(overrides)))
     if batch.usage:
-        usage.write(db, batch.usage.values())
+        write_usage(db, batch.usage.values())
     for name, body in batch.notes.items():
         db.execute("INSERT OR REPLACE INTO note (name, body) VALUES (?, ?)", (name, body))
     if batch.audits:
-        audits.write(db, batch.audits)
+        queries.write(db, batch.audits)
     for kept in batch.periodics.values():
         db.execute("DELETE FROM periodic WHERE name = ?", (kept.periodic.name,))
         if not kept.gone:
@@ -69,14 +110,14 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
                 "INSERT INTO periodic (name, body) VALUES (?, ?)",
                 (kept.periodic.name, rows.periodic_text(kept.periodic)),
             )
-    for saved in batch.bookings.values():
-        db.execute("DELETE FROM booking WHERE name = ?", (saved.booking.name,))
+    for saved in batch.reservations.values():
+        db.execute("DELETE FROM reservation WHERE name = ?", (saved.reservation.name,))
         if not saved.gone:
             db.execute(
-                "INSERT INTO booking (name, body) VALUES (?, ?)",
-                (saved.booking.name, rows.booking_text(saved.booking)),
+                "INSERT INTO reservation (name, body) VALUES (?, ?)",
+                (saved.reservation.name, rows.reservation_text(saved.reservation)),
             )
-    state_counts.move(db, moves)
+    rows.move(db, moves)
 
 
 def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobId]:
@@ -86,7 +127,7 @@ def prune(db: sqlite3.Connection, ended_before_ms: int, limit: int) -> list[JobI
     ids = rows.json_text([job for job, _ in gone])
     for table, column in (("job", "id"), ("spec", "job"), ("run", "job"), ("event", "job"), ("awaits", "awaited")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))", (ids,))  # noqa: S608 (constants)
-    state_counts.move(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
+    rows.move(db, Counter({state: -count for state, count in Counter(state for _, state in gone).items()}))
     return [job for job, _ in gone]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agent_host import Desk, until
-from docker_bench import a_docker
+from docker_backends import a_docker
 from docker_hosts import IMAGE, Daemon, Farm
 from gate import ABANDON, CUT, DROP, PASS, Gate, freeze
 from hodei.backends.docker import connection, start
@@ -26,8 +26,8 @@ from hodei.backends.docker.settings import Allow
 from hodei.model.effects import Forget
 from hodei.model.errors import BackendError
 from real.docker.test_runs import an_order, sh
-from real.house import House
-from real.house import until as until_true
+from real.installation import Installation
+from real.installation import until as until_true
 
 pytestmark = pytest.mark.real
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
@@ -59,7 +59,7 @@ class Scene:
         """The request was given up, and so would be a wait for the host."""
         await asyncio.to_thread(self.gate.left.wait, 20)
         await until(lambda: not self.desk.backend._hosts["h1"].up, "the host is known to be silent")
-        await asyncio.sleep(PATIENCE_S + 0.6)
+        await asyncio.sleep(PATIENCE_S + 0.6)  # the bound itself must pass
 
     async def nothing_is_left(self, run: str) -> None:
         await until(self.gate.is_idle, "the daemon has answered all that it was asked")
@@ -205,14 +205,14 @@ def test_a_start_that_never_arrived_is_made_up_for(daemon, tmp_path, impatient):
 @pytest.mark.parametrize("verb", REQUEST)
 @pytest.mark.parametrize("how", HOW)
 def test_a_server_that_is_killed_between_a_request_and_its_answer_runs_nothing_twice(
-    house: House, daemon, tmp_path, verb, how
+    installation: Installation, daemon, tmp_path, verb, how
 ):
     """With `hangs` the next server begins while the daemon still has the request."""
     if "HODEI_ROUNDS" not in os.environ and (verb == "create" or how == "hangs and is abandoned"):
         pytest.skip("takes long; set HODEI_ROUNDS to play it")
     shared, gate = tmp_path / "shared", a_gate(daemon, tmp_path / "gate.sock")
     shared.mkdir(mode=0o777)
-    house.configure(
+    installation.configure(
         '[backends.local]\nkind = "local"\nenabled = false\n'
         f'[backends.farm]\nkind = "docker"\nimage = "{IMAGE}"\nnetwork = "none"\nanswer_within = "1s"\n'
         f'allow.mounts = ["{shared}:rw"]\n[[backends.farm.hosts]]\nname = "h1"\nurl = "unix://{tmp_path}/gate.sock"\n'
@@ -224,9 +224,9 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_runs_nothing_t
         freeze(daemon.pid)
 
     def one_round(number: int) -> int:
-        client = house.client()
+        client = installation.client()
         until_true(lambda: any(node.state == "ready" for node in client.nodes()), "the host answers")
-        gate.expect(REQUEST[verb], HOW[how], before=still if hangs else lambda: None, after=house.kill)
+        gate.expect(REQUEST[verb], HOW[how], before=still if hangs else lambda: None, after=installation.kill)
         (job,) = client.submit_all(
             [
                 {
@@ -237,15 +237,15 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_runs_nothing_t
         )  # fmt: skip
         assert gate.met.wait(20)
         if hangs:
-            house.kill()
-        until_true(lambda: house.server.poll() is not None, "the server is dead")
-        house.start()
+            installation.kill()
+        until_true(lambda: installation.server.poll() is not None, "the server is dead")
+        installation.start()
         if hangs:
-            until_true(lambda: "did not answer" in house.said(), "the next server has met the daemon that hangs")
+            until_true(lambda: "did not answer" in installation.said(), "the next server has met the daemon that hangs")
             daemon.thaw()
-        until_true(lambda: "is up at" in house.said(), "the server is up", 120)
-        house.until_up()
-        client = house.client()
+        until_true(lambda: "is up at" in installation.said(), "the server is up", 120)
+        installation.until_up()
+        client = installation.client()
         until_true(lambda: client.job(job).job.state == "succeeded", "it has run")
         until_true(gate.is_idle, "the daemon has answered all that it was asked")
         until_true(lambda: daemon.containers() == [], "its container is gone")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agent_host import Desk, until
-from docker_bench import a_docker, a_name
+from agent_host import Desk, alive, until
+from docker_backends import a_docker, a_name
 from docker_hosts import Daemon, Farm
 from hodei.backends.docker.settings import Allow
 from real.docker.test_runs import an_order, sh
@@ -48,21 +50,38 @@ async def start_again(daemon: Daemon) -> None:
     await asyncio.to_thread(daemon.start)
 
 
+EXITS_6_ON_TERM = "trap 'exit 6' TERM; sleep 300 & wait"
+
+
+def process_of(daemon: Daemon, run: str) -> int:
+    """The first process of the run's container, as this machine numbers it."""
+    (container,) = [one for one in daemon.containers() if run in one["Labels"].values()]
+    return int(daemon.ask("GET", f"/containers/{container['Id']}/json")["State"]["Pid"])
+
+
+def ends_on_term(pid: int) -> bool:
+    """Sent until it works: a container's first process ignores signals before it has set its trap."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    return not alive(pid)
+
+
 def test_with_live_restore_runs_outlive_a_killed_daemon_and_ends_meanwhile_are_found(dockerd: Farm, tmp_path: Path):
     daemon = dockerd("h2", live_restore=True)
 
     async def story() -> None:
         async with hosts(tmp_path, daemon) as desk:
             stays = an_order(1, *sh("sleep 12; exit 5"), node="h2")
-            ends = an_order(2, *sh("sleep 1; exit 6"), node="h2")
+            ends = an_order(2, *sh(EXITS_6_ON_TERM), node="h2")
             assert await desk.backend.start([stays, ends]) == {}
             await desk.running("1.0.1")
             await desk.running("2.0.1")
+            pid = process_of(daemon, "2.0.1")
             daemon.kill()
             assert await node_is(desk, "h2", False)
             assert (await desk.backend.known())["1.0.1"].state == "running"
             assert "1.0.1" not in await desk.backend.start([stays])
-            await asyncio.sleep(1.5)  # so that the second one ends while nobody is there to see it
+            await until(lambda: ends_on_term(pid), "the second run ends while the daemon is away")
             await start_again(daemon)
             await node_is(desk, "h2", True)
             end = await desk.end_of("2.0.1")
@@ -80,14 +99,13 @@ def test_without_live_restore_a_killed_daemon_takes_its_runs_down_and_they_are_l
 
     async def story() -> None:
         async with hosts(tmp_path, daemon) as desk:
-            assert (
-                await desk.backend.start([an_order(1, "/bin/sleep", "300"), an_order(2, *sh("sleep 1; exit 6"))]) == {}
-            )
+            assert await desk.backend.start([an_order(1, "/bin/sleep", "300"), an_order(2, *sh(EXITS_6_ON_TERM))]) == {}
             await desk.running("1.0.1")
             await desk.running("2.0.1")
+            pid = process_of(daemon, "2.0.1")
             daemon.kill()
             await node_is(desk, "h1", False)
-            await asyncio.sleep(1.5)
+            await until(lambda: ends_on_term(pid), "the second run ends while the daemon is away")
             await start_again(daemon)
             await node_is(desk, "h1", True)
             end = await desk.end_of("1.0.1")
@@ -187,7 +205,7 @@ def test_a_run_that_ends_while_its_host_hangs_ended_then_and_not_when_the_host_c
                 await node_is(desk, "h1", False)
                 (tmp_path / "go").touch()
                 await until(ended.exists, "the run is over")
-                await asyncio.sleep(2)
+                await asyncio.sleep(2)  # the reported end must lie before the thaw by about this long
                 thawed_ms = now_ms()
                 daemon.thaw()
                 end = await desk.end_of(f"{job}.0.1")

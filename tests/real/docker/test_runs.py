@@ -13,14 +13,14 @@ from msgspec import structs
 
 from agent_host import Desk, until
 from agent_host import an_order as a_plain_order
-from docker_bench import a_docker, a_name
+from docker_backends import a_docker, a_name
 from docker_hosts import Farm
 from hodei.backends.docker.settings import Allow
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint
+from hodei.model.job import Checkpoint, HealthCheck
 from hodei.model.node import Grant
+from hodei.model.stop_reason import StopReason
 
 pytestmark = pytest.mark.real
 MI = 1 << 20
@@ -145,9 +145,9 @@ def test_a_run_that_waits_for_its_turn_can_be_stopped(tell):
     async def story(desk: Desk) -> None:
         assert await desk.backend.start([an_order(1, "/bin/sleep", "60"), an_order(2)]) == {}
         await desk.running("1.0.1")
-        await desk.stop("2.0.1", reason="changed my mind")
+        await desk.stop("2.0.1", reason=StopReason("cancelled", "by ann"))
         end = await desk.end_of("2.0.1")
-        assert (end.state, end.exit_code, end.reason) == ("stopped", None, "changed my mind")
+        assert (end.state, end.exit_code, end.reason) == ("stopped", None, "cancelled by ann")
 
     tell(story, hosts={"h1": {"max_containers": 1}})
 
@@ -246,7 +246,7 @@ def test_a_stop_waits_until_the_work_is_saved_and_says_when_that_was(tell, how):
         """
         await desk.backend.start([an_order(1, *sh(script), checkpoint=hook)])
         await desk.log_has("1.0.1", b"ready")
-        stop = Stop("1.0.1", desk.backend.name, 600_000, "preempted by 7", hook)
+        stop = Stop("1.0.1", desk.backend.name, 600_000, StopReason("preempted", "by 7"), hook)
         await desk.backend.stop([stop])
         await desk.backend.stop([stop])
         end = await desk.end_of("1.0.1")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_host import Desk
-from docker_bench import a_docker
+from docker_backends import a_docker
 from docker_hosts import Daemon, Farm
 from hodei.model.errors import BackendError
 from ports import free_port

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from agent_host import Desk
-from docker_bench import a_docker
+from docker_backends import a_docker
 from docker_hosts import Farm
 from hodei.backends.docker.settings import Allow
 from real.docker.test_runs import an_order

@@ -24,6 +24,7 @@ from hodei.backends.kubernetes.manifest import FINALIZER, pod_name
 from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
 from hodei.model.node import Node, Taint
+from hodei.model.stop_reason import StopReason
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.log_kubelet import LogKubelet
 from real.kubernetes.plane import HERE, Plane
@@ -243,8 +244,8 @@ def test_a_stop_ends_the_run_and_carries_its_reason_back(tell):
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1)])
         await bench.running("1.0.1")
-        await bench.stop("1.0.1", reason="preempted by 7")
-        await bench.stop("1.0.1", reason="a second time")
+        await bench.stop("1.0.1", reason=StopReason("preempted", "by 7"))
+        await bench.stop("1.0.1", reason=StopReason("cancelled", "a second time"))
         end = await bench.end_of("1.0.1")
         assert (end.state, end.exit_code, end.reason) == ("stopped", 143, "preempted by 7")
         assert FINALIZER in bench.pod("1.0.1")["metadata"]["finalizers"]
@@ -402,9 +403,9 @@ def test_a_run_that_no_scheduler_takes_can_be_stopped_and_is_given_up(tell, monk
 
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1), bench.order(2)])
-        await bench.stop("1.0.1", reason="enough")
+        await bench.stop("1.0.1", reason=StopReason("cancelled", "by ann"))
         stopped, given_up = await bench.end_of("1.0.1"), await bench.end_of("2.0.1")
-        assert (stopped.state, stopped.exit_code, stopped.reason) == ("stopped", None, "enough")
+        assert (stopped.state, stopped.exit_code, stopped.reason) == ("stopped", None, "cancelled by ann")
         assert (given_up.state, given_up.reason_code) == ("failed", "start_failed")
         assert "no scheduler" in given_up.reason
 
@@ -431,7 +432,7 @@ def test_a_stop_is_remembered_by_whoever_comes_next(tell):
     async def story(bench: Bench) -> None:
         await bench.backend.start([bench.order(1, stops_after="1s")])
         await bench.running("1.0.1")
-        await bench.stop("1.0.1", reason="preempted by 7")
+        await bench.stop("1.0.1", reason=StopReason("preempted", "by 7"))
         await bench.restart()
         end = await bench.end_of("1.0.1")
         assert (end.state, end.exit_code, end.reason) == ("stopped", 143, "preempted by 7")

@@ -20,9 +20,8 @@ from hodei.backends.kubernetes import backend, supervision
 from hodei.backends.kubernetes.manifest import pod_name
 from hodei.model.effects import Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused, NotFound, Unsupported
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint
-from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.job import RUN_ENDED, Checkpoint, HealthCheck
+from hodei.model.stop_reason import StopReason
 from real.kubernetes.api import ApiFailed
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.log_kubelet import LogKubelet
@@ -206,7 +205,7 @@ def test_a_stop_waits_until_work_is_saved(tell, kubelet, tmp_path):
         name = await running(bench, checkpoint=hook)
         with a_saver(file) as pid:
             kubelet.main[name] = pid
-            order = Stop(RUN, "prod", 5000, "preempted by 7", hook)
+            order = Stop(RUN, "prod", 5000, StopReason("preempted", "by 7"), hook)
             await bench.backend.stop([order])
             await bench.backend.stop([order])
             end = await bench.end_of(RUN)
@@ -222,7 +221,7 @@ def test_a_stop_goes_on_when_work_cannot_be_saved_and_says_so(tell, kubelet):
     async def story(bench: Bench) -> None:
         hook = Checkpoint(command=("sh", "-c", "exit 3"))
         await running(bench, checkpoint=hook)
-        await bench.backend.stop([Stop(RUN, "prod", 5000, "preempted by 7", hook)])
+        await bench.backend.stop([Stop(RUN, "prod", 5000, StopReason("preempted", "by 7"), hook)])
         end = await bench.end_of(RUN)
         assert (end.state, end.reason) == (
             "stopped", "preempted by 7; its checkpoint command failed: exit code 3",
@@ -236,10 +235,10 @@ def test_a_second_stop_without_a_hook_does_not_wait_for_the_first(tell, kubelet)
     async def story(bench: Bench) -> None:
         hook = Checkpoint(command=("sleep", "20"), timeout_ms=600_000)
         name = await running(bench, checkpoint=hook)
-        await bench.backend.stop([Stop(RUN, "prod", 60_000, "drained", hook)])
+        await bench.backend.stop([Stop(RUN, "prod", 60_000, StopReason("drained"), hook)])
         await bench.until(lambda: kubelet.commands(name), "the hook has begun")
         assert RUN not in [seen.run for seen in bench.heard if seen.state in RUN_ENDED]
-        await bench.stop(RUN, grace_ms=1000, reason="cancelled")
+        await bench.stop(RUN, grace_ms=1000, reason=StopReason("cancelled"))
         end = await bench.end_of(RUN)
         assert (end.state, end.reason) == ("stopped", "drained; saving its work was cut short")
 
@@ -252,7 +251,7 @@ def test_a_stop_that_a_server_did_not_live_to_carry_out_is_begun_anew_by_the_nex
             command=("sh", "-c", f"echo x >>{tmp_path}/saves; [ $(wc -l <{tmp_path}/saves) = 2 ] || sleep 15")
         )
         name = await running(bench, checkpoint=hook)
-        order = Stop(RUN, "prod", 1000, "drained", hook)
+        order = Stop(RUN, "prod", 1000, StopReason("drained"), hook)
         await bench.backend.stop([order])
         await bench.until(lambda: (tmp_path / "saves").exists() and kubelet.commands(name), "the hook has begun")
         await bench.restart()

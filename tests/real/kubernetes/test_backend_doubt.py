@@ -20,11 +20,11 @@ import pytest
 
 from gate import ABANDON, CUT, PASS, Gate
 from gate import freeze as stand_still
-from hodei.backends.kubernetes import pod_api, unconfirmed
+from hodei.backends.kubernetes import pod_api, runs
 from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError
 from ports import free_port
-from real.house import House, until
+from real.installation import Installation, until
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.plane import Plane
 from real.kubernetes.test_backend import Bench, let_go_of_all, opened
@@ -176,8 +176,8 @@ def test_a_refusal_counts_when_no_earlier_request_can_come_late_any_more(
     cluster, gate, through, tmp_path: Path, monkeypatch
 ):
     """The same, but the quota is full of another's pod, and the first request never created any."""
-    monkeypatch.setattr(unconfirmed, "DOUBT_S", 1.0)
-    monkeypatch.setattr(unconfirmed, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(runs, "DOUBT_S", 1.0)
+    monkeypatch.setattr(runs, "LOOK_EVERY_S", 0.2)
     cluster.apply([{
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": cluster.namespace},
         "spec": {"hard": {"pods": "0"}},
@@ -199,8 +199,8 @@ def test_a_refusal_counts_when_no_earlier_request_can_come_late_any_more(
 
 
 @pytest.fixture
-def server(house: House, cluster: Cluster, through: str) -> House:
-    return house.configure(f"""
+def server(installation: Installation, cluster: Cluster, through: str) -> Installation:
+    return installation.configure(f"""
 [backends.local]
 kind = "local"
 enabled = false
@@ -214,7 +214,7 @@ allow_annotations = ["hodei.test/"]
 """)
 
 
-def a_job(server: House, runs_for: str = "1ms") -> int:
+def a_job(server: Installation, runs_for: str = "1ms") -> int:
     (job,) = server.client().submit_all(
         [{
             "name": "one", "image": "busybox", "command": ["true"], "cpu": "10m", "memory": "1Mi",
@@ -226,7 +226,7 @@ def a_job(server: House, runs_for: str = "1ms") -> int:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
-    server: House, cluster: Cluster, pods: Pods, gate: Gate, how: str
+    server: Installation, cluster: Cluster, pods: Pods, gate: Gate, how: str
 ):
     if "HODEI_ROUNDS" not in os.environ and how != "cut":
         pytest.skip("takes long; set HODEI_ROUNDS to play it")
@@ -258,7 +258,7 @@ def test_a_server_that_is_killed_between_a_request_and_its_answer_makes_one_pod(
 
 
 def test_a_job_that_is_cancelled_while_nobody_knows_whether_its_pod_is_there_leaves_none(
-    server: House, cluster: Cluster, pods: Pods, gate: Gate
+    server: Installation, cluster: Cluster, pods: Pods, gate: Gate
 ):
     plane = cluster.plane
     server.up()

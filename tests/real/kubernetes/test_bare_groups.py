@@ -102,7 +102,7 @@ def test_a_gang_shrinks_with_its_job_and_plan_knows_its_size(
     wanted["metadata"]["namespace"] = cluster.namespace
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(wanted))
-    planned = _ask(plane, "plan", "-f", file)
+    planned = _ask(plane, "plan", file)
     assert "0 of 5 pods would start now" in planned
     cluster.apply([wanted])
     name = until_made(cluster, 5)[0]

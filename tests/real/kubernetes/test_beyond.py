@@ -153,7 +153,9 @@ def test_who_has_had_less_goes_first_also_after_a_restart_and_a_handover(
     cluster.make_pod("blocker", cpu="4")
     cluster.until_bound("blocker")
     make(greedy, "first-come", "3")
-    time.sleep(1.1)  # a pod's age is in whole seconds: the greedy one is older for certain
+    made = cluster.get(f"/api/v1/namespaces/{greedy}/pods/first-come")["metadata"]["creationTimestamp"]
+    # A pod's age is in whole seconds, and the greedy one must be older.
+    cluster.wait(lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()) > made, "the next second")
     make(modest, "later", "3")
     cluster.wait(
         lambda: cluster.get(f"/api/v1/namespaces/{modest}/pods/later")["status"].get("conditions"), "both wait"

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hodei.kube.api.client import Access, Api, ApiError
-from hodei.kube.api.discovery import served_path, served_resources, served_versions
+from hodei.kube.api.client import Access, Api, ApiError, served_path, served_resources, served_versions
 from hodei.kube.api.lease import Leadership
 from hodei.kube.api.objects import Namespace, Node, Pod
 from hodei.kube.api.reflector import Change, Reflector, Resource

@@ -42,10 +42,10 @@ def test_plan_tells_where_a_pod_would_go_and_creates_nothing(cluster: Cluster, p
     cluster.make_nodes(2, cpu="4", labels={"disk": "ssd"})
     wanted = tmp_path / "pod.yaml"
     wanted.write_text(json.dumps(pod("later", "2", nodeSelector={"disk": "ssd"})))
-    (answer,) = json.loads(_ask(plane, "plan", "-f", wanted, "-o", "json"))
+    (answer,) = json.loads(_ask(plane, "plan", wanted, "-o", "json"))
     assert answer["explanation"]["status"] == "placed"
     wanted.write_text(json.dumps(pod("later", "2", nodeSelector={"disk": "tape"})))
-    assert "later can never start as it is" in _ask(plane, "plan", "-f", wanted)
+    assert "later can never start as it is" in _ask(plane, "plan", wanted)
     assert cluster.pods() == []
 
 
@@ -56,10 +56,10 @@ def test_plan_judges_all_pods_of_a_workload(cluster: Cluster, plane: Plane, tmp_
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "fifty"}}
     wanted = tmp_path / "job.yaml"
     wanted.write_text(json.dumps({**job, "spec": {"parallelism": 50, "template": {"spec": spec}}}))
-    said = _ask(plane, "plan", "-f", wanted)
+    said = _ask(plane, "plan", wanted)
     assert "Job default/fifty: 6 of 50 pods would start now (4 on large, 2 on small); 44 would wait" in said
     assert "Insufficient cpu" in said
-    (answer,) = json.loads(_ask(plane, "plan", "-f", wanted, "-o", "json"))
+    (answer,) = json.loads(_ask(plane, "plan", wanted, "-o", "json"))
     assert (answer["total"], answer["now"], answer["waiting"]) == (50, 6, 44)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from msgspec import structs
 from agent_host import Desk, an_order
 from hodei.model.effects import Start
 from hodei.model.errors import BackendError
-from hpc_bench import a_slurm
+from hpc_backends import a_slurm
 from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -59,14 +60,18 @@ def test_a_job_that_slurm_forgets_in_a_crash_is_noticed_and_handed_in_again_once
             await slurm("scontrol", "update", "partitionname=main", "state=down")  # so that it waits
             await slurm("scontrol", "update", "partitionname=high", "state=down")
             order = on("hpc-n1", an_order(1, "/bin/sh", "-c", f"echo ran >> {proof}"))
-            # Slurm writes its state down some seconds after a change; what comes behind that is not yet on disk.
-            await asyncio.sleep(6)
+            # Slurm writes its state some seconds after a change. The crash loses what came after this copy.
+            await asyncio.to_thread(own_slurm.stop_ctld)
+            await asyncio.to_thread(shutil.copytree, own_slurm.home / "state", tmp_path / "state")
+            await asyncio.to_thread(own_slurm.start_ctld)
+            await asyncio.to_thread(own_slurm.wait_for_ctld)
             assert await desk.backend.start([order]) == {}
             number = desk.backend.tickets["1.0.1"].job
-            await asyncio.sleep(1)
             await asyncio.to_thread(own_slurm.kill, "slurmctld")
+            await asyncio.to_thread(shutil.rmtree, own_slurm.home / "state")
+            await asyncio.to_thread(shutil.copytree, tmp_path / "state", own_slurm.home / "state")
             await asyncio.to_thread(own_slurm.start_ctld)
-            await asyncio.to_thread(own_slurm.wait, lambda: "UP" in own_slurm._quietly("scontrol", "ping"), "slurmctld")
+            await asyncio.to_thread(own_slurm.wait_for_ctld)
             known = own_slurm._quietly("squeue", "-h", "-t", "all", "-o", "%i").split()
             assert number not in known, "Slurm has not forgotten it: this run of the test shows nothing"
             # Somebody else gets its number.
@@ -134,14 +139,17 @@ def test_a_run_whose_node_dies_is_lost_and_the_next_try_goes_elsewhere(own_slurm
 
 
 def test_a_controller_that_is_away_is_said_to_be_and_runs_are_found_again(own_slurm, tmp_path):
+    script = f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; exit 7"
+
     async def story() -> None:
         async with a_desk(own_slurm, tmp_path) as desk:
-            await desk.backend.start([on("hpc-n1", an_order(1, "/bin/sh", "-c", "sleep 3; exit 7"))])
+            await desk.backend.start([on("hpc-n1", an_order(1, "/bin/sh", "-c", script))])
             await desk.running("1.0.1")
-            await asyncio.sleep(6)  # until Slurm has written down that it runs
+            await asyncio.to_thread(own_slurm.wait_until_saved)
             await asyncio.to_thread(own_slurm.kill, "slurmctld")
             health = await desk.backend.health()
             assert not health.ok
+            (tmp_path / "go").touch()
             await asyncio.to_thread(own_slurm.start_ctld)
             end = await desk.end_of("1.0.1")
             assert (end.state, end.exit_code) == ("failed", 7)

@@ -16,7 +16,7 @@ from msgspec import structs
 from agent_host import Desk, an_order
 from hodei.backends.base import BackendContext
 from hodei.runtime.clock import SystemClock
-from hpc_bench import PbsStandIn
+from hpc_backends import PbsStandIn
 
 pytestmark = pytest.mark.real
 
@@ -27,10 +27,10 @@ def an_order_for(home: Path):
 
 
 def a_backend(home: Path):
-    house = BackendContext("kill9", 1, home / "backends", SystemClock())
+    context = BackendContext("kill9", 1, home / "backends", SystemClock())
     system = object.__new__(PbsStandIn)
     system.home = home / "pbs"
-    return system.backend(house, home / "output", "delegate")
+    return system.backend(context, home / "output", "delegate")
 
 
 async def serve(home: Path) -> None:

@@ -18,10 +18,11 @@ from hodei.model.array import ArrayPlace
 from hodei.model.effects import Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint
+from hodei.model.stop_reason import StopReason
 from hodei.runtime import backend_queries
 from hodei.runtime.clock import SystemClock
 from hodei.store.memory import MemoryStore
-from hpc_bench import a_slurm
+from hpc_backends import a_slurm
 from slurm_cluster import SlurmCluster
 from unit.runtime.living import a_service, until
 
@@ -178,7 +179,7 @@ def test_work_is_saved_in_between_and_before_a_stop(own_slurm, tmp_path, how):
             async with asyncio.timeout(30):
                 while not any(seen.checkpoint_ms for seen in desk.heard):
                     await desk.hear()
-            await desk.backend.stop([Stop("1.0.1", "hpc", 60_000, "enough", hook)])
+            await desk.backend.stop([Stop("1.0.1", "hpc", 60_000, StopReason("cancelled", "enough"), hook)])
             end = await desk.end_of("1.0.1")
             assert (end.state, end.exit_code, end.reason) == ("stopped", 9, "enough")
             assert max(seen.checkpoint_ms for seen in desk.heard) <= end.at_ms
@@ -217,14 +218,14 @@ def test_why_tells_slurms_own_estimate_of_a_job_in_its_line(own_slurm, tmp_path,
             assert await service.until_ready(30)
             job = a_job_spec(cpu=4, command=("/bin/sleep", "300"), timeout_ms=60_000)
             await service.submit([job])
-            await until(lambda: service.controller.world.jobs[1].state == "running", 30)
+            await until(lambda: service.controller.cluster.jobs[1].state == "running", 30)
             await service.submit([job])
             await until(service.fleet.begins, 60)  # Slurm estimates when its backfill has gone round
             answer = await service.why(2)
-            assert answer.in_line is not None
-            assert (answer.status, answer.in_line.backend) == ("placed", "hpc")
-            assert answer.in_line.start_ms > service.controller.world.jobs[1].started_ms
-            assert answer.in_line.reason.startswith("Slurm: ")
+            assert answer.backend_queue is not None
+            assert (answer.status, answer.backend_queue.backend) == ("placed", "hpc")
+            assert answer.backend_queue.start_ms > service.controller.cluster.jobs[1].started_ms
+            assert answer.backend_queue.reason.startswith("Slurm: ")
         finally:
             await service.stop()
             await asyncio.to_thread(own_slurm.clear)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hpc_bench import PbsStandIn
-from real.slurm.counting_house import QUICK, ROUNDS, CountingHouse
+from hpc_backends import PbsStandIn
+from real.slurm.counting_installation import QUICK, ROUNDS, CountingInstallation
 from real.slurm.cutter import Cutter
 from slurm_cluster import SlurmCluster, running
 
@@ -46,34 +46,40 @@ def slurm(cluster: SlurmCluster, **fields: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def a_house(home: Path, system: dict[str, Any], short: dict[str, float] = QUICK) -> Iterator[CountingHouse]:
-    house = CountingHouse(home, system, short)
-    house.up()
+def a_house(home: Path, system: dict[str, Any], short: dict[str, float] = QUICK) -> Iterator[CountingInstallation]:
+    installation = CountingInstallation(home, system, short)
+    installation.up()
     try:
-        yield house
+        yield installation
     finally:
-        house.kill()
+        installation.kill()
 
 
 def rounds(
-    house: CountingHouse, trouble: Any, seconds: float = HANG_S, count: int = ROUNDS, *, system_may_cancel: bool = False
+    installation: CountingInstallation,
+    trouble: Any,
+    seconds: float = HANG_S,
+    count: int = ROUNDS,
+    *,
+    system_may_cancel: bool = False,
 ) -> None:
     """`trouble`: what the system suffers from while jobs are handed in."""
     for number in range(count):
-        house.ready()
+        installation.ready()
         with trouble():
             began = time.monotonic()
-            house.submit(JOBS)
-            house.until(lambda: house.journal_says(JOBS), "jobs on their way")
+            installation.submit(JOBS)
+            installation.until(lambda: installation.journal_says(JOBS), "jobs on their way")
             if number % 2:
-                time.sleep(seconds / 4)
-                house.kill()
-                house.up()
-            time.sleep(max(0.0, seconds - (time.monotonic() - began)))
-        house.settle()
-        house.check(system_may_cancel=system_may_cancel)
+                time.sleep(seconds / 4)  # the server dies in the middle of the trouble
+                installation.kill()
+                installation.up()
+            time.sleep(max(0.0, seconds - (time.monotonic() - began)))  # how long the trouble lasts
+        installation.settle()
+        installation.check(system_may_cancel=system_may_cancel)
         print(
-            f"round {number + 1}: {sum(house.executions().values())} executions of {house.submitted} jobs", flush=True
+            f"round {number + 1}: {sum(installation.executions().values())} executions of {installation.submitted} jobs",
+            flush=True,
         )
 
 
@@ -84,8 +90,8 @@ def rounds(
 )
 def test_a_slurm_that_hangs_runs_each_job_once(hasty_slurm, tmp_path, way, hangs):
     system = slurm(hasty_slurm, transport=way, rest=f"unix:{hasty_slurm.rest_socket}")
-    with a_house(tmp_path, system) as house:
-        rounds(house, lambda: hasty_slurm.hung(hangs), count=max(ROUNDS, 2 if way == "commands" else 1))
+    with a_house(tmp_path, system) as installation:
+        rounds(installation, lambda: hasty_slurm.hung(hangs), count=max(ROUNDS, 2 if way == "commands" else 1))
 
 
 @contextlib.contextmanager
@@ -98,8 +104,8 @@ def crashing(cluster: SlurmCluster) -> Iterator[None]:
 
 
 def test_a_slurmctld_that_is_killed_runs_each_job_once(hasty_slurm, tmp_path):
-    with a_house(tmp_path, slurm(hasty_slurm)) as house:
-        rounds(house, lambda: crashing(hasty_slurm), 0.2, system_may_cancel=True)
+    with a_house(tmp_path, slurm(hasty_slurm)) as installation:
+        rounds(installation, lambda: crashing(hasty_slurm), 0.2, system_may_cancel=True)
 
 
 @contextlib.contextmanager
@@ -119,16 +125,16 @@ def test_an_answer_of_slurmctld_that_is_lost_on_the_way_runs_each_job_once(hasty
         )
         for name in ("gres.conf", "cgroup.conf"):
             (tmp_path / name).write_bytes((hasty_slurm.home / name).read_bytes())
-        with a_house(tmp_path, slurm(hasty_slurm, conf=str(conf))) as house:
-            rounds(house, lambda: cutting(cutter), 1.0)
+        with a_house(tmp_path, slurm(hasty_slurm, conf=str(conf))) as installation:
+            rounds(installation, lambda: cutting(cutter), 1.0)
 
 
 def test_an_answer_of_slurmrestd_that_is_lost_on_the_way_runs_each_job_once(hasty_slurm, tmp_path):
     with contextlib.ExitStack() as stack:
         to, path = str(hasty_slurm.rest_socket), tmp_path / "rest"
         cutter = stack.enter_context(Cutter(to, lambda request: request.startswith(b"POST"), path))
-        house = stack.enter_context(a_house(tmp_path, slurm(hasty_slurm, transport="rest", rest=cutter.address)))
-        rounds(house, lambda: cutting(cutter), 1.0)
+        installation = stack.enter_context(a_house(tmp_path, slurm(hasty_slurm, transport="rest", rest=cutter.address)))
+        rounds(installation, lambda: cutting(cutter), 1.0)
 
 
 @contextlib.contextmanager
@@ -145,13 +151,13 @@ def test_a_pbs_in_trouble_runs_each_job_once(tmp_path, trouble):
     pbs = PbsStandIn(tmp_path / "pbs")
     # Each command of the stand-in is an interpreter that has to start.
     short = {**QUICK, "command_s": 6.0 if ROUNDS > 1 else 3.0}
-    with a_house(tmp_path, {"kind": "pbs", "commands": str(pbs.home)}, short) as house:
-        rounds(house, lambda: having(pbs.home / trouble), 3.5 * short["command_s"] if trouble == "hung" else 1.5)
+    with a_house(tmp_path, {"kind": "pbs", "commands": str(pbs.home)}, short) as installation:
+        rounds(installation, lambda: having(pbs.home / trouble), 3.5 * short["command_s"] if trouble == "hung" else 1.5)
 
 
 @MANY
 @pytest.mark.parametrize("way", ["commands", "rest"])
 def test_a_slurm_that_hangs_for_40_seconds_runs_each_job_once_with_the_windows_of_real_life(own_slurm, tmp_path, way):
     system = slurm(own_slurm, transport=way, rest=f"unix:{own_slurm.rest_socket}", poll="2s")
-    with a_house(tmp_path, system, {}) as house:
-        rounds(house, lambda: own_slurm.hung("slurmctld"), 40.0, min(ROUNDS, 4))
+    with a_house(tmp_path, system, {}) as installation:
+        rounds(installation, lambda: own_slurm.hung("slurmctld"), 40.0, min(ROUNDS, 4))

@@ -20,7 +20,7 @@ from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 from hodei.runtime.clock import SystemClock
 from hodei.store.memory import MemoryStore
-from hpc_bench import PbsStandIn, an_installation
+from hpc_backends import PbsStandIn, an_installation
 from unit.runtime.living import a_service, until
 
 pytestmark = pytest.mark.real
@@ -133,14 +133,16 @@ def test_a_server_that_is_down_for_long_costs_a_new_job_nothing_but_time(tmp_pat
 
     async def story() -> None:
         system = PbsStandIn(tmp_path / "pbs")
-        house = BackendContext(an_installation(), 1, tmp_path / "backends", SystemClock())
-        service = a_service(MemoryStore(), system.backend(house, tmp_path / "output", "delegate"), clock=SystemClock())  # type: ignore[arg-type]
+        context = BackendContext(an_installation(), 1, tmp_path / "backends", SystemClock())
+        service = a_service(
+            MemoryStore(), system.backend(context, tmp_path / "output", "delegate"), clock=SystemClock()
+        )  # type: ignore[arg-type]
         await service.start()
         try:
             assert await service.until_ready(30)
             (system.home / "down").touch()
             await service.submit([a_job_spec(command=("/bin/true",), memory="16Mi")])
-            await asyncio.sleep(10)
+            await asyncio.sleep(10)  # longer than four attempts with their delays
             (system.home / "down").unlink()
             await until(lambda: service.store.job(1).finished_ms, 60)
             job = service.store.job(1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from real.house import House
+from real.installation import Installation
 from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -30,10 +30,10 @@ SHOW = "env | grep ^SLURM | sort"
 class Both:
     """The real commands with the cluster's configuration, and the shims with the server's."""
 
-    def __init__(self, cluster: SlurmCluster, house: House, folder: Path) -> None:
-        self._cluster, self._house, self.folder = cluster, house, folder
+    def __init__(self, cluster: SlurmCluster, installation: Installation, folder: Path) -> None:
+        self._cluster, self._house, self.folder = cluster, installation, folder
         self.bin = folder / "bin"
-        assert house.hodei("slurm-shims", str(self.bin)).code == 0
+        assert installation.hodei("slurm-shims", str(self.bin)).code == 0
 
     def real(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         return self._call([name, *words], {**os.environ, **self._cluster.env}, "real")
@@ -61,24 +61,24 @@ class Both:
 def both(request, own_slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("both")
     folder.chmod(0o755)
-    house = House(folder / "house" / "home")
-    house.home.parent.mkdir()
+    installation = Installation(folder / "house" / "home")
+    installation.home.parent.mkdir()
     nodes = "".join(f'[[nodes]]\nname = "{name}"\ncpu = "16"\nmemory = "16Gi"\n' for name in ("n1", "n2"))
     if request.param == "slurm":
         nodes = (
             '[backends.local]\nkind = "local"\nenabled = false\n[backends.hpc]\nkind = "slurm"\nmode = "placed"\npoll = "100ms"\n'
             f'partitions = ["main"]\noutput = "{folder / "output"}"\nconf = "{own_slurm.conf}"\n'
         )
-    house.configure(nodes)
+    installation.configure(nodes)
     try:
-        yield house.up()
+        yield installation.up()
     finally:
-        house.close()
+        installation.close()
         own_slurm.clear()
 
 
 @pytest.fixture
-def pair(both: House, own_slurm: SlurmCluster, tmp_path: Path) -> Both:
+def pair(both: Installation, own_slurm: SlurmCluster, tmp_path: Path) -> Both:
     return Both(own_slurm, both, tmp_path)
 
 

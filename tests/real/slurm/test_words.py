@@ -19,7 +19,7 @@ from msgspec import structs
 from agent_host import Desk, an_order
 from hodei.backends.hpc.request import job_name
 from hodei.backends.hpc.script import batch_script, quoted
-from hpc_bench import a_slurm
+from hpc_backends import a_slurm
 from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from hodei.api.views import RunView
-from hodei.model.decision import Candidate, Decision
 from hodei.model.effects import Event
 from hodei.model.explanation import Explanation
-from real.house import House, until
+from hodei.model.job import Candidate, Decision
+from real.installation import Installation, until
 
 HOSTNAME = "kubernetes.io/hostname"
 
@@ -32,7 +32,7 @@ def one_job_per_node(*names: str) -> list[str]:
     return [node(name, cpu=1, memory="64Mi") for name in names]
 
 
-class Cluster(House):
+class Cluster(Installation):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self._ends = home.parent / "ends"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_host import alive
-from real.house import until
+from real.installation import until
 from real.stories.cluster import Cluster, one_job_per_node
 
 pytestmark = pytest.mark.real

@@ -76,7 +76,10 @@ def test_jobs_that_should_not_share_a_region_are_spread_over_those_available(clu
 def test_jobs_that_must_not_share_a_region_wait_for_one_of_their_own(cluster: Cluster) -> None:
     cluster.of(*REGIONS)
     # Given three jobs that say in one line that they keep to different regions
-    nginx: dict[str, Any] = {"labels": {"app": "nginx"}, "company": [{"with": "app=nginx", "different": "region"}]}
+    nginx: dict[str, Any] = {
+        "labels": {"app": "nginx"},
+        "affinity_rules": [{"with": "app=nginx", "different": "region"}],
+    }
     # When they are scheduled, then they are in different regions
     jobs = [cluster.run(f"nginx-{i}", **nginx) for i in (1, 2, 3)]
     regions = regions_of(cluster, *jobs)

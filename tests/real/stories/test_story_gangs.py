@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from real.house import until
+from real.installation import until
 from real.stories.cluster import Cluster, one_job_per_node
 
 pytestmark = pytest.mark.real

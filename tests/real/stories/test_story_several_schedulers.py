@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from real.house import until
+from real.installation import until
 from real.stories.cluster import Cluster, node
 
 pytestmark = pytest.mark.real
@@ -27,8 +27,8 @@ CPU_NODE = node("cpu-1", cpu=4)
 GPU_NODE = node("gpu-1", cpu=4, gpu=2, labels={"pool": "gpu"})
 
 
-def measures(cluster: Cluster, job: int) -> list[str]:
-    return [measure.text for measure in cluster.why(job).measures]
+def escalation_steps(cluster: Cluster, job: int) -> list[str]:
+    return [step.text for step in cluster.why(job).escalation_steps]
 
 
 def test_scenario_multiple_scheduler_instances(cluster: Cluster) -> None:
@@ -39,10 +39,10 @@ def test_scenario_multiple_scheduler_instances(cluster: Cluster) -> None:
     # Then GPU jobs are routed to the scheduler "gpu"
     assert cluster.job(gpu).job.profile == "gpu"
     assert cluster.node_of(gpu) == "gpu-1"
-    assert measures(cluster, gpu) == ["routed to profile gpu by rule 1 (gpu)"]
+    assert escalation_steps(cluster, gpu) == ["routed to profile gpu by rule 1 (gpu)"]
     # And general jobs to the general one
     assert cluster.job(plain).job.profile == "default"
-    assert measures(cluster, plain) == []
+    assert escalation_steps(cluster, plain) == []
     assert "routed to profile gpu by rule 1 (gpu)" in cluster.ok("why", str(gpu)).out
 
 
@@ -66,7 +66,7 @@ def test_scenario_scheduler_fallback(cluster: Cluster) -> None:
     cluster.until_running(gpu)
     assert (cluster.job(gpu).job.profile, cluster.node_of(gpu)) == ("default", "odd-1")
     assert "job.moved" in cluster.history(gpu)
-    assert measures(cluster, gpu) == [
+    assert escalation_steps(cluster, gpu) == [
         "routed to profile gpu by rule 1 (gpu)",
         "moved from profile gpu to default: no node there could take it even when idle",
     ]
@@ -78,14 +78,14 @@ def test_scenario_scheduler_fallback_or_it_is_marked_as_unschedulable(cluster: C
     gpu = cluster.want("train", gpu=1)
     said = cluster.until_refused(gpu)
     assert said.status == "unsatisfiable"
-    assert "unschedulable: its profile gpu has no fallback that it could go to" in measures(cluster, gpu)
+    assert "unschedulable: its profile gpu has no fallback that it could go to" in escalation_steps(cluster, gpu)
 
 
 def test_a_profile_is_for_its_projects_alone(cluster: Cluster) -> None:
     cluster.of(CPU_NODE, config='[scheduling.profiles.lab]\nprojects = ["lab-*"]\n')
     document = {"name": "x", "command": ["true"], "profile": "lab", "project": "shop"}
     refused = cluster.request("POST", "/api/v1/jobs", json.dumps(document).encode())
-    assert (refused.status, refused.json["code"]) == (422, "PROFILE_NOT_OPEN")
+    assert (refused.status, refused.json["code"]) == (422, "PROFILE_FORBIDDEN")
     assert "lab-*" in refused.json["hint"]
     cluster.run("mine", profile="lab", project="lab-7")
 
@@ -135,11 +135,11 @@ profile = "gpu"
 [scheduling.retry]
 base = "soon"
 """
-    said = cluster.hodei("config", "set", "-f", "-", input=wrong)
+    said = cluster.hodei("config", "set", "-", input=wrong)
     assert said.code != 0
     for path in ("profiles.gpu", "profiles.gpu.fallback", "routes[0].when.priority_at_least", "retry.base"):
         assert f"scheduling.{path}" in said.err
-    misspelt = cluster.hodei("config", "set", "-f", "-", input="[scheduling.profiles.gpu]\nfalback = 'default'\n")
+    misspelt = cluster.hodei("config", "set", "-", input="[scheduling.profiles.gpu]\nfalback = 'default'\n")
     assert "did you mean 'fallback'?" in misspelt.err
     assert cluster.ok("config", "show", "-o", "json").json["number"] == 1
 
@@ -154,14 +154,14 @@ plugins = ["subprocess:Popen"]
 args = ["touch", "{marker}"]
 """
     for more in ((), ("--dry-run",)):
-        said = cluster.hodei("config", "set", "-f", "-", *more, input=code)
+        said = cluster.hodei("config", "set", "-", *more, input=code)
         assert "is a path to code that the server's own file does not name" in said.err
     assert not marker.exists()
 
 
 def test_what_was_set_outlives_a_restart_until_the_file_says_something_else(cluster: Cluster) -> None:
     cluster.of(CPU_NODE)
-    cluster.ok("config", "set", "-f", "-", input='[scheduling.profiles.extra]\nqueue = "fifo"\n')
+    cluster.ok("config", "set", "-", input='[scheduling.profiles.extra]\nqueue = "fifo"\n')
     first = cluster.run("stays", profile="extra")
     waits = cluster.want("waits", profile="extra", cpu=4)
     cluster.kill()
@@ -204,7 +204,7 @@ def test_only_administrators_see_and_change_it(cluster: Cluster) -> None:
 def test_a_decision_log_with_a_change_of_configuration_is_replayed_to_the_same_plans(cluster: Cluster) -> None:
     cluster.configure(CPU_NODE + GPU_NODE).up("--decision-log=decisions.jsonl")
     cluster.run("before", cpu=2)
-    cluster.ok("config", "set", "-f", "-", input=GENERAL_AND_GPU)
+    cluster.ok("config", "set", "-", input=GENERAL_AND_GPU)
     cluster.run("after", gpu=1)
     cluster.stop()
     replayed = cluster.ok("replay", str(cluster.home / "decisions.jsonl")).out

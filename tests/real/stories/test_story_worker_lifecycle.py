@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_host import alive
-from real.house import pids_in, until
+from real.installation import pids_in, until
 from real.stories.cluster import Cluster, one_job_per_node
 
 pytestmark = pytest.mark.real

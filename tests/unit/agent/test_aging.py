@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hodei.agent import aging
-from hodei.agent.aging import Aging
+from hodei.agent import logs
+from hodei.agent.logs import Aging
 from hodei.backends.docker.logs import Logs as DockerLogs
-from hodei.backends.hpc.files import Files
-from hodei.backends.kubernetes.logs import Logs as PodLogs
+from hodei.backends.hpc.request import Files
+from hodei.backends.kubernetes.streams import Logs as PodLogs
 
 DAY_S = 86_400.0
 MONTH_S, YEAR_S = 30 * DAY_S, 365 * DAY_S
@@ -33,7 +33,7 @@ class Times:
 def times(monkeypatch: pytest.MonkeyPatch) -> Times:
     times = Times()
     monkeypatch.setattr(time, "time", lambda: times.wall_s)
-    monkeypatch.setattr(aging, "steady_s", lambda: times.steady_s)
+    monkeypatch.setattr(logs, "steady_s", lambda: times.steady_s)
     return times
 
 

@@ -10,10 +10,9 @@ import threading
 import pytest
 
 from hodei.agent import probes
-from hodei.agent.hook import SIGNALS, BadHook, Hook
 from hodei.agent.probes import ProbeThread
 from hodei.agent.run import BadOrder, Run
-from hodei.agent.spawn import SCRIPT
+from hodei.agent.spawn import SCRIPT, SIGNALS, BadHook, Hook
 
 NOW_MS = 1_700_000_000_000
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from hodei.agent import log_times, logs
-from hodei.agent.log_times import LogTimes, read
+from hodei.agent import logs
+from hodei.agent.logs import LogTimes, read_times
 
 
 def _say(directory, text: bytes, stream: str = "stdout") -> None:
@@ -17,7 +17,7 @@ def test_a_mark_is_made_when_a_log_has_grown_and_not_otherwise(tmp_path):
     times = LogTimes()
     _say(tmp_path, b"")
     times.look([str(tmp_path)], 1000)
-    assert read(str(tmp_path), "stdout") == []
+    assert read_times(str(tmp_path), "stdout") == []
     assert sorted(os.listdir(tmp_path)) == ["stdout"]  # a directory in which nothing was said is used again
     _say(tmp_path, b"one\n")
     times.look([str(tmp_path)], 2000)
@@ -25,8 +25,8 @@ def test_a_mark_is_made_when_a_log_has_grown_and_not_otherwise(tmp_path):
     _say(tmp_path, b"two\n")
     _say(tmp_path, b"bad\n", "stderr")
     times.look([str(tmp_path)], 4000)
-    assert read(str(tmp_path), "stdout") == [(4, 2000), (8, 4000)]
-    assert read(str(tmp_path), "stderr") == [(4, 4000)]
+    assert read_times(str(tmp_path), "stdout") == [(4, 2000), (8, 4000)]
+    assert read_times(str(tmp_path), "stderr") == [(4, 4000)]
 
 
 def test_the_last_words_of_a_run_are_marked_when_it_ends(tmp_path):
@@ -37,10 +37,10 @@ def test_the_last_words_of_a_run_are_marked_when_it_ends(tmp_path):
     _say(tmp_path, b"two\n")
     _say(tmp_path, b"bad\n", "stderr")
     times.end(str(tmp_path), 2700)
-    assert read(str(tmp_path), "stdout") == [(4, 2000), (8, 2700)]
-    assert read(str(tmp_path), "stderr") == [(4, 2700)]
+    assert read_times(str(tmp_path), "stdout") == [(4, 2000), (8, 2700)]
+    assert read_times(str(tmp_path), "stderr") == [(4, 2700)]
     times.end(str(tmp_path), 2800)
-    assert read(str(tmp_path), "stdout") == [(4, 2000), (8, 2700)]
+    assert read_times(str(tmp_path), "stdout") == [(4, 2000), (8, 2700)]
 
 
 def test_a_run_that_was_over_before_the_first_look_has_no_marks(tmp_path):
@@ -56,16 +56,16 @@ def test_an_agent_that_was_restarted_goes_on_where_it_was(tmp_path):
     again.look([str(tmp_path)], 5000)
     _say(tmp_path, b"two\n")
     again.look([str(tmp_path)], 6000)
-    assert read(str(tmp_path), "stdout") == [(4, 2000), (8, 6000)]
+    assert read_times(str(tmp_path), "stdout") == [(4, 2000), (8, 6000)]
 
 
 def test_a_long_log_has_a_bounded_number_of_marks_from_its_beginning_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_times, "MOST_MARKS", 10)
+    monkeypatch.setattr(logs, "MAX_MARKS", 10)
     times = LogTimes()
     for second in range(1, 101):
         _say(tmp_path, b"line\n")
         times.look([str(tmp_path)], second * 1000)
-    found = read(str(tmp_path), "stdout")
+    found = read_times(str(tmp_path), "stdout")
     assert 5 <= len(found) <= 10
     assert found[0] == (5, 1000)
     assert found[-1] == (500, 100_000)
@@ -87,7 +87,7 @@ def test_garbage_where_the_times_are_is_no_time(tmp_path, found):
         os.mkfifo(tmp_path / "stdout.times")
     else:
         (tmp_path / "stdout.times").write_bytes(found)
-    assert read(str(tmp_path), "stdout") in ([], [(9, 3)])
-    assert read(str(tmp_path), "../secret") == []
+    assert read_times(str(tmp_path), "stdout") in ([], [(9, 3)])
+    assert read_times(str(tmp_path), "../secret") == []
     _say(tmp_path, b"one\n")
     LogTimes().look([str(tmp_path), str(tmp_path / "gone")], 1000)  # and it stops nobody

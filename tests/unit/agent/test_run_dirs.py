@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from hodei.agent.run_dirs import HOOK, MARK, RunDirs
-from hodei.agent.status import read_status
+from hodei.agent.journal import HOOK, MARK, RunDirs
+from hodei.agent.spawn import read_status
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hodei.agent.spawn import wrapper_of
-from hodei.agent.status import Status, read_status
+from hodei.agent.spawn import Status, read_status, wrapper_of
 
 WHOLE = b"7.0.1 pid 4711 4711\n7.0.1 exit 13 13\n"
 

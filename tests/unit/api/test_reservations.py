@@ -75,7 +75,7 @@ def test_moments_are_read(text, wanted):
 
 
 def test_a_reservation_is_shown_with_what_may_be_late():
-    booking = Reservation("nightly", "ml", NOW_MS, NOW_MS + HOUR, (("n1", amounts(2)),), "ann", NOW_MS)
-    view = reservation_view(booking, True, (LateRun("n1", "7.0.1"),))
+    reservation = Reservation("nightly", "ml", NOW_MS, NOW_MS + HOUR, (("n1", amounts(2)),), "ann", NOW_MS)
+    view = reservation_view(reservation, True, (LateRun("n1", "7.0.1"),))
     assert (view.state, view.start_at, view.places[0].resources) == ("active", "2023-11-14T22:13:20.000Z", {"cpu": "2"})
     assert (view.late[0].run, view.late[0].end_at) == ("7.0.1", "")

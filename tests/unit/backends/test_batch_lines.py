@@ -10,7 +10,7 @@ from msgspec import structs
 from builders import a_job_spec, a_run
 from hodei.backends.hpc.batch_lines import Option, needs_next_word, parse_options, parse_script
 from hodei.backends.hpc.convert import convert, slurm_memory, slurm_seconds
-from hodei.backends.hpc.pbs_options import PbsOptions
+from hodei.backends.hpc.pbs import PbsOptions
 from hodei.backends.hpc.ports import Line
 from hodei.backends.hpc.slurm_options import ANNOTATION, SlurmOptions
 from hodei.jobfile.document import parse_job

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from hodei.backends.hpc.batch_files import file_name, redirections
-from hodei.backends.hpc.batch_lines import Option
-from hodei.backends.hpc.convert import Submitted, convert
-from hodei.backends.hpc.slurm_depends import Depends, dependencies
+from hodei.backends.hpc.batch_lines import Option, file_name, redirections
+from hodei.backends.hpc.convert import Depends, Submitted, convert, dependencies
 from hodei.jobfile.document import parse_job
 from hodei.model.errors import InvalidInput
 

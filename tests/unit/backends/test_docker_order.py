@@ -17,8 +17,7 @@ from hodei.backends.docker.container_spec import CARE, Care, care_of, prepare
 from hodei.backends.docker.settings import Allow, Host, Settings, check
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, InvalidInput
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint
+from hodei.model.job import Checkpoint, HealthCheck
 from hodei.model.node import Grant
 
 HERE = Host("h1")

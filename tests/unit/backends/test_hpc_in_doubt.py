@@ -19,11 +19,12 @@ from hodei.backends.hpc.base import HpcBackend
 from hodei.backends.hpc.nodes import ClusterNodes
 from hodei.backends.hpc.ports import Cluster, Doubtful, Line, Queue, Seen, Submission
 from hodei.backends.hpc.request import RequestBuilder
-from hodei.backends.hpc.run_record import read_record
+from hodei.backends.hpc.tracked_run import read_record
 from hodei.model.backend import Capabilities
 from hodei.model.effects import Forget, Stop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused
 from hodei.model.node import Node
+from hodei.model.stop_reason import StopReason
 from hodei.runtime.clock import SystemClock
 
 ROOM = {"cpu": 64_000, "memory": 1 << 40}
@@ -107,13 +108,13 @@ class Fake(Queue):
 
 
 def a_backend(home: Path, queue: Fake) -> HpcBackend:
-    house = BackendContext("inst", 1, home / "backends", SystemClock())
+    context = BackendContext("inst", 1, home / "backends", SystemClock())
     offers = ClusterNodes("hpc", "slurm", queue, "placed", ())
     wants = RequestBuilder(
         offers, lambda order, line: (), job_variable="JOB", node_variable="NODE", element="", system="Fake", beside=False
     )  # fmt: skip
     return HpcBackend(
-        "hpc", house, queue, wants, offers, kind="slurm", system="Fake", output=home / "output", poll_s=0.01,
+        "hpc", context, queue, wants, offers, kind="slurm", system="Fake", output=home / "output", poll_s=0.01,
         capabilities=Capabilities(),
     )  # fmt: skip
 
@@ -171,7 +172,7 @@ def test_the_window_begins_with_the_first_complete_answer_and_not_with_the_doubt
         async with a_desk(tmp_path, queue) as desk:
             queue.replies, queue.deaf = [Doubtful("timed out")], True
             assert codes(await desk.backend.start([order()])) == DOUBT
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # longer than the window
             queue.deaf = False
             before = queue.answered
             await until(lambda: queue.answered >= before + 2)  # the first of them has been heard then
@@ -431,7 +432,7 @@ def test_a_stop_for_a_run_in_doubt_reaches_it_when_it_turns_up(tmp_path):
         async with a_desk(tmp_path, queue) as desk:
             queue.replies = [Doubtful("timed out")]
             assert codes(await desk.backend.start([order()])) == DOUBT
-            await desk.backend.stop([Stop("1.0.1", "hpc", 0, "enough")])
+            await desk.backend.stop([Stop("1.0.1", "hpc", 0, StopReason("cancelled", "enough"))])
             queue.come_through()
             await until(lambda: queue.cancelled[:1] == ["1"])
 

@@ -9,13 +9,11 @@ import pytest
 from msgspec import structs
 
 from builders import a_job_spec, a_run
-from hodei.backends.kubernetes.manifest import FINALIZER, label_value, manifest, own_labels, pod_name
-from hodei.backends.kubernetes.settings import Settings, check
+from hodei.backends.kubernetes.manifest import FINALIZER, Settings, check, label_value, manifest, own_labels, pod_name
+from hodei.model.affinity import HostPort
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, InvalidInput
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint, Toleration
-from hodei.model.job_affinity import HostPort
+from hodei.model.job import Checkpoint, HealthCheck, Toleration
 from hodei.model.node import Grant
 
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?|")

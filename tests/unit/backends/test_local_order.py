@@ -13,9 +13,9 @@ from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.backends.local_order import WORD_LIMIT, start_order, stop_order
 from hodei.model.effects import Stop
 from hodei.model.errors import BackendRefused
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint, Interactive
+from hodei.model.job import Checkpoint, HealthCheck, Interactive
 from hodei.model.node import Grant, Socket
+from hodei.model.stop_reason import StopReason
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_only_jobs_that_speak_of_checkpoints_are_looked_at(checkpoint, watched):
     ],
 )
 def test_a_stop_carries_its_hook_if_it_has_one(checkpoint, hook):
-    assert stop_order(Stop("1.0.1", "local", 5, "why", checkpoint)).get("checkpoint") == hook
+    assert stop_order(Stop("1.0.1", "local", 5, StopReason("cancelled", "why"), checkpoint)).get("checkpoint") == hook
 
 
 def test_addresses_that_the_system_could_not_hand_on_are_refused():

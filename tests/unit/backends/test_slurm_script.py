@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hodei.backends.hpc.run_record import SEALED, Record, parse_record, read_record, seal
 from hodei.backends.hpc.script import array_script, batch_script
 from hodei.backends.hpc.slurm_commands import SlurmCommands
+from hodei.backends.hpc.tracked_run import SEALED, Record, parse_record, read_record, seal
 from hodei.model.errors import BackendRefused
 
 

@@ -12,9 +12,18 @@ import pytest
 from hodei.backends.hpc.commands import Done
 from hodei.backends.hpc.ports import Doubtful, Submission
 from hodei.backends.hpc.slurm_commands import SlurmCommands, parse_sacct, parse_squeue, submit_words
-from hodei.backends.hpc.slurm_nodes import cluster, gres, minutes, node_of, rest_node, rest_partition
+from hodei.backends.hpc.slurm_nodes import (
+    cluster,
+    exit_code,
+    gres,
+    minutes,
+    node_of,
+    phase_of,
+    rest_node,
+    rest_partition,
+    seen_of,
+)
 from hodei.backends.hpc.slurm_rest import SlurmRest, _Answer, submit_fields
-from hodei.backends.hpc.slurm_states import exit_code, phase_of, seen_of
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused
 
 SAMPLES = Path(__file__).parent / "hpc_samples"
@@ -221,7 +230,11 @@ def test_what_sbatch_says_tells_whether_it_arrived(code, said, error, name):
 )  # fmt: skip
 def test_what_slurmrestd_or_a_proxy_before_it_says_tells_whether_it_arrived(status, body, error, name):
     queue = SlurmRest("unix:/nowhere", version="v0.0.38")
-    queue._link = Said((status, body.encode()))
+
+    async def exchange(*_: object) -> tuple[int, bytes]:
+        return status, body.encode()
+
+    queue._exchange = exchange
     with pytest.raises(error) as raised:
         asyncio.run(queue.submit(WANTED))
     assert (type(raised.value), raised.value.code) == (error, name)

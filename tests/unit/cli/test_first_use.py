@@ -21,7 +21,9 @@ from unit.cli.stub import job
 API = "/api/v1"
 
 
-@pytest.mark.parametrize("words", [[], ["job"], ["node"], ["backend"], ["cron"], ["reserve"], ["config"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [[], ["job"], ["node"], ["backend"], ["cron"], ["reservation"], ["config"]], ids=" ".join
+)
 def test_a_bare_command_prints_its_help(hodei, words: list[str]):
     result = hodei(*words)
     assert result.exit_code == 0
@@ -38,9 +40,9 @@ def test_a_bare_command_prints_its_help(hodei, words: list[str]):
         (["squeue"], "did you mean 'jobs'?"),
         (["delete", "3"], "did you mean 'cancel'?"),
         (["job", "shw", "3"], "did you mean 'hodei job show'?"),
-        (["job", "list"], "did you mean 'hodei jobs'?"),
-        (["node", "ls"], "did you mean 'hodei nodes'?"),
-        (["job", "cancel", "3"], "did you mean 'hodei cancel'?"),
+        (["node", "ls"], "did you mean 'hodei node list'?"),
+        (["backend", "add", "x"], "did you mean 'hodei backend create'?"),
+        (["node", "cancel", "3"], "did you mean 'hodei cancel'?"),
         (["cron", "zzz"], "there are: "),
         (["node", "drian", "a"], "did you mean 'hodei node drain'?"),
     ],
@@ -182,7 +184,7 @@ def test_exec_takes_names_and_durations(hodei, stub):
 
 
 def test_the_example_of_adding_a_docker_backend_is_one_that_a_server_takes(stub, hodei):
-    shown = hodei("backend", "add", "--help").stdout
+    shown = hodei("backend", "create", "--help").stdout
     (words,) = (shlex.split(line) for line in shown.splitlines() if "--kind docker" in line)
     hodei(*words[1:])
     sent = stub.sent("POST", f"{API}/backends")[0].json()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from hodei.api.graph import GraphEdge, GraphJob, JobGraph
-from hodei.cli.graph_drawing import dot, mermaid, svg, tree
+from hodei.api.views import GraphEdge, GraphJob, JobGraph
+from hodei.cli.graph import dot, mermaid, svg, tree
 
 DIAMOND = JobGraph(
     2,

@@ -23,7 +23,7 @@ EVENTS = [
 
 
 @pytest.fixture
-def world(stub):
+def cluster(stub):
     views = [
         job(3, "running", labels={"team": "a"}),
         job(2, "pending", started_at="", scheduled_at="", reason_code="INSUFFICIENT_CPU", reason="insufficient cpu"),
@@ -52,7 +52,7 @@ def world(stub):
         "events -o jsonl",
     ],
 )  # fmt: skip
-def test_output_is_as_it_always_was(hodei, world, args: str):
+def test_output_is_as_it_always_was(hodei, cluster, args: str):
     """Machine output is an interface: a golden file that has to change needs a word in the change log."""
     result = hodei(*args.split())
     assert result.exit_code == 0, result.stderr
@@ -60,7 +60,7 @@ def test_output_is_as_it_always_was(hodei, world, args: str):
     assert result.stdout == golden.read_text()
 
 
-def test_json_of_a_list_is_a_list_and_of_one_thing_an_object(hodei, world):
+def test_json_of_a_list_is_a_list_and_of_one_thing_an_object(hodei, cluster):
     assert [view["id"] for view in msgspec.json.decode(hodei("jobs", "-a", "-o", "json").stdout)] == [3, 2, 1]
     assert msgspec.json.decode(hodei("job", "show", "1", "-o", "json").stdout)["job"]["id"] == 1
     assert yaml.safe_load(hodei("nodes", "-o", "yaml").stdout)[0]["name"] == "laptop"
@@ -75,25 +75,25 @@ def test_an_empty_list_is_an_empty_list_for_programs_and_a_word_for_people(hodei
     assert people.stderr == "no active jobs (all: hodei jobs -a)\n"
 
 
-def test_the_environment_can_choose_the_form(hodei, world, monkeypatch):
+def test_the_environment_can_choose_the_form(hodei, cluster, monkeypatch):
     monkeypatch.setenv("HODEI_OUTPUT", "name")
     assert hodei("jobs").stdout == "3\n2\n1\n"
     assert hodei("jobs", "-o", "jsonl").stdout.startswith("{")
 
 
-def test_filters_go_to_the_server(hodei, world):
+def test_filters_go_to_the_server(hodei, cluster):
     hodei("jobs", "--project", "p", "--name", "n", "-l", "team in (a, b)", "--since", "6h", "--limit", "7")
     sent = {"project": "p", "name": "n", "label": "team in (a, b)", "since": "6h", "limit": "7"}
-    assert world.requests[-1].query == sent | {"arrays": "fold"}
+    assert cluster.requests[-1].query == sent | {"arrays": "fold"}
     hodei("jobs", "--elements")
-    assert "arrays" not in world.requests[-1].query
+    assert "arrays" not in cluster.requests[-1].query
     hodei("jobs")
-    assert world.requests[-1].query["state"] == "pending,held,scheduled,running"
+    assert cluster.requests[-1].query["state"] == "pending,held,scheduled,running"
     hodei("jobs", "--state", "failed", "--state", "cancelled")
-    assert world.requests[-1].query["state"] == "failed,cancelled"
+    assert cluster.requests[-1].query["state"] == "failed,cancelled"
 
 
-def test_a_list_that_was_cut_says_so_on_stderr(hodei, world):
+def test_a_list_that_was_cut_says_so_on_stderr(hodei, cluster):
     result = hodei("jobs", "-a", "--limit", "3", "-o", "name")
     assert result.stdout == "3\n2\n1\n"
     assert "there may be more" in result.stderr
@@ -233,7 +233,7 @@ def test_wide_characters_keep_columns_aligned():
     assert table(["数数", "abcd"], columns).splitlines() == ["A     B", "数数  x", "abcd  x"]
 
 
-def test_no_colour_unless_it_is_a_terminal(hodei, world, monkeypatch):
+def test_no_colour_unless_it_is_a_terminal(hodei, cluster, monkeypatch):
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b" not in hodei("jobs").stdout
 

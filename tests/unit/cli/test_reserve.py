@@ -29,7 +29,7 @@ def sent(stub) -> dict[str, object]:
 
 def test_a_reservation_is_made_and_what_may_be_late_is_a_warning(hodei, stub):
     stub.on("POST", API, VIEW)
-    made = hodei("reserve", "create", "nightly", "--project", "ml", "--from", "+2h", "--for", "3h", "--nodes", "1",
+    made = hodei("reservation", "create", "nightly", "--project", "ml", "--from", "+2h", "--for", "3h", "--nodes", "1",
                  "--cpu", "2")  # fmt: skip
     assert made.exit_code == 0, made.stderr
     assert sent(stub) == {"name": "nightly", "project": "ml", "from": "+2h", "for": "3h", "nodes": 1, "cpu": "2"}
@@ -40,15 +40,17 @@ def test_a_reservation_is_made_and_what_may_be_late_is_a_warning(hodei, stub):
 def test_who_is_in_the_way_is_stopped_if_it_is_said(hodei, stub):
     stub.on("POST", API, VIEW | {"at_start": "stop", "at_end": "stop"})
     stub.on("GET", f"{API}/nightly", VIEW | {"at_start": "stop", "at_end": "stop"})
-    made = hodei("reserve", "create", "nightly", "--project", "ml", "--for", "3h", "--nodes", "1", "--at-start", "stop",
+    made = hodei("reservation", "create", "nightly", "--project", "ml", "--for", "3h", "--nodes", "1", "--at-start", "stop",
                  "--at-end", "stop")  # fmt: skip
     assert (sent(stub)["at_start"], sent(stub)["at_end"]) == ("stop", "stop")
     assert "has no estimate and no timeout, and is stopped then if need be" in made.stderr
-    shown = hodei("reserve", "show", "nightly").stdout
+    shown = hodei("reservation", "show", "nightly").stdout
     assert "at start" in shown
     assert "the project's runs are stopped" in shown
     assert (
-        hodei("reserve", "create", "x", "--project", "ml", "--for", "1h", "--nodes", "1", "--at-end", "kill").exit_code
+        hodei(
+            "reservation", "create", "x", "--project", "ml", "--for", "1h", "--nodes", "1", "--at-end", "kill"
+        ).exit_code
         == 2
     )
 
@@ -64,7 +66,9 @@ def test_who_is_in_the_way_is_stopped_if_it_is_said(hodei, stub):
 )
 def test_times_are_this_machines(hodei, stub, text, wanted):
     stub.on("POST", API, VIEW)
-    hodei("reserve", "create", "x", "--project", "ml", "--from", text, "--for", "1h", "--node", "n1", "--node", "n2")
+    hodei(
+        "reservation", "create", "x", "--project", "ml", "--from", text, "--for", "1h", "--node", "n1", "--node", "n2"
+    )
     assert (sent(stub)["from"], sent(stub)["node"]) == (wanted, ["n1", "n2"])
 
 
@@ -79,7 +83,7 @@ def test_times_are_this_machines(hodei, stub, text, wanted):
     ],
 )
 def test_what_contradicts_itself_is_never_sent(hodei, stub, args):
-    assert hodei("reserve", "create", "x", "--project", "ml", *args).exit_code == 2
+    assert hodei("reservation", "create", "x", "--project", "ml", *args).exit_code == 2
     assert stub.requests == []
 
 
@@ -87,11 +91,11 @@ def test_lists_and_one(hodei, stub):
     stub.on("GET", API, {"reservations": [VIEW]})
     stub.on("GET", f"{API}/nightly", VIEW)
     stub.on("DELETE", f"{API}/nightly", VIEW)
-    assert hodei("reserve", "list").stdout.splitlines()[1].split() == [
+    assert hodei("reservation", "list").stdout.splitlines()[1].split() == [
         "nightly", "ml", "upcoming", "20:00", "23:00", "n1", "cpu", "2", "1",
     ]  # fmt: skip
-    assert hodei("reserve", "list", "-o", "name").stdout == "nightly\n"
-    assert '"state": "upcoming"' in hodei("reserve", "show", "nightly", "-o", "json").stdout
-    shown = hodei("reserve", "show", "nightly").stdout
+    assert hodei("reservation", "list", "-o", "name").stdout == "nightly\n"
+    assert '"state": "upcoming"' in hodei("reservation", "show", "nightly", "-o", "json").stdout
+    shown = hodei("reservation", "show", "nightly").stdout
     assert "from     20:00 (in 20h)" in shown
-    assert hodei("reserve", "delete", "nightly").stdout == "reservation nightly deleted\n"
+    assert hodei("reservation", "delete", "nightly").stdout == "reservation nightly deleted\n"

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hodei.cli import run as run_module
-from hodei.cli.failure_tail import last_lines
+from hodei.cli.logs import last_lines
 from unit.cli.stub import Answer, Request, detail, job
 
 API = "/api/v1"

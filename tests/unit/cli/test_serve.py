@@ -58,7 +58,7 @@ def test_the_home_before_the_command_counts_too(hodei, executed):
 @pytest.mark.parametrize(
     ("name", "module"),
     [
-        ("bench", "hodei.bench"),
+        ("bench", "benchmarks"),
         ("replay", "hodei.sim.replay"),
         ("sim", "hodei.sim"),
         ("kube", "hodei.kube"),
@@ -68,6 +68,14 @@ def test_the_home_before_the_command_counts_too(hodei, executed):
 def test_bench_kube_replay_sim_and_test_are_programs_of_their_own(hodei, executed, name: str, module: str):
     hodei(name, "engine", "--nodes", "5", "--help")
     assert executed == [["-m", module, "engine", "--nodes", "5", "--help"]]
+
+
+def test_benchmarks_without_a_source_checkout_are_refused_in_one_sentence(hodei, executed, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(serve, "__file__", str(tmp_path / "site-packages/hodei/cli/serve.py"))
+    result = hodei("bench", "engine")
+    assert result.exit_code == 2
+    assert not executed
+    assert "benchmarks are part of the source checkout" in result.stderr
 
 
 def test_a_client_without_a_server_part_says_what_to_install(hodei, monkeypatch):

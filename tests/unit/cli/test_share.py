@@ -88,9 +88,9 @@ def test_quota_shows_what_is_borrowed_and_who_holds_most(hodei, answers):
 
 def test_the_terms_of_a_priority_are_shown_with_their_sum(hodei, answers):
     lines = told(hodei, "priority", "7")
-    assert lines[0] == "job 7 is number 2 of 9 in its line (multifactor)"
+    assert lines[0] == "job 7 is number 2 of 9 in its queue (multifactor)"
     assert "priority 500 as submitted" in lines
-    assert lines[-1] == "together 533.609"
+    assert lines[-1] == "total 533.609"
 
 
 @pytest.mark.parametrize(

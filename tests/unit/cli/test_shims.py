@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.backends.slurm_hosts import counts, folded_hosts, folded_numbers, hosts, hosts_in_order
+from hodei.backends.slurm_variables import counts, folded_hosts, folded_numbers, hosts, hosts_in_order
 from hodei.cli.shims import sbatch, squeue
 from hodei.cli.shims.__main__ import COMMANDS, main
-from hodei.cli.shims.columns import lines
-from hodei.cli.shims.rows import Row, full_span, span
-from hodei.cli.shims.words import Refused, read
+from hodei.cli.shims.rows import Refused, Row, full_span, lines, read, span
 from unit.cli.stub import job
 
 
@@ -72,7 +70,7 @@ def test_numbers_are_folded():
     ("fields", "state", "reason", "code"),
     [
         ({"state": "pending", "reason_code": "INSUFFICIENT_CPU"}, "PENDING PD", "Resources", "0:0"),
-        ({"state": "pending", "reason_code": "WAITING_FOR"}, "PENDING PD", "Dependency", "0:0"),
+        ({"state": "pending", "reason_code": "WAITING_FOR_DEPENDENCY"}, "PENDING PD", "Dependency", "0:0"),
         ({"state": "pending", "reason_code": "ARRAY_LIMIT"}, "PENDING PD", "JobArrayTaskLimit", "0:0"),
         ({"state": "held"}, "PENDING PD", "JobHeldUser", "0:0"),
         ({"state": "scheduled"}, "CONFIGURING CF", "None", "0:0"),

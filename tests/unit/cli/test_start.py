@@ -8,7 +8,8 @@ import sys
 import click
 import pytest
 
-from hodei.cli.main import COMMANDS, cli
+from hodei import __version__
+from hodei.cli.main import ALIASES, COMMANDS, cli
 
 HEAVY = (
     "numpy",
@@ -22,7 +23,7 @@ HEAVY = (
     "http.client",
     "rich",
 )
-NAMES = [name for section in COMMANDS.values() for name in section]
+NAMES = [*(name for section in COMMANDS.values() for name in section), *ALIASES]
 
 
 def modules_after(*args: str) -> set[str]:
@@ -69,7 +70,7 @@ def data_commands() -> list[list[str]]:
     found = []
     for name in NAMES:
         command = cli.get_command(click.Context(cli), name)
-        subs = command.commands if isinstance(command, click.Group) else {"": command}
+        subs = command.list_commands(click.Context(command)) if isinstance(command, click.Group) else [""]
         found += [[name, sub] if sub else [name] for sub in subs]
     return found
 
@@ -90,6 +91,9 @@ ONE_FORM = (
     ["convert"],
     ["slurm-shims"],
     ["test"],
+    ["job", "run"],
+    ["job", "logs"],
+    ["job", "exec"],
     ["job", "init"],
     ["job", "export"],
 )
@@ -98,6 +102,16 @@ ONE_FORM = (
 @pytest.mark.parametrize("path", [p for p in data_commands() if p not in ONE_FORM], ids=" ".join)
 def test_every_command_that_prints_data_can_print_it_for_programs(hodei, path: list[str]):
     assert "--output" in hodei(*path, "--help").stdout
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_the_help_of_an_alias_names_its_command(hodei, alias: str):
+    assert f"Alias of `hodei {ALIASES[alias]}`." in hodei(alias, "--help").stdout
+
+
+@pytest.mark.parametrize("noun", ["job", "cron", "node", "backend", "reservation", "event", "audit", "share", "quota"])
+def test_every_resource_can_be_listed(hodei, noun: str):
+    assert hodei(noun, "list", "--help").exit_code == 0
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -118,14 +132,15 @@ def completed(hodei, monkeypatch: pytest.MonkeyPatch, words: str, word: int) -> 
 def test_completion_offers_the_commands(hodei, monkeypatch: pytest.MonkeyPatch):
     assert completed(hodei, monkeypatch, "hodei ", 1) == NAMES
     assert completed(hodei, monkeypatch, "hodei node ", 2) == [
-        "cordon",
-        "drain",
+        "list",
         "exec",
-        "history",
-        "label",
         "show",
-        "taint",
+        "cordon",
         "uncordon",
+        "drain",
+        "taint",
+        "label",
+        "history",
     ]
 
 
@@ -150,10 +165,10 @@ def test_a_mistyped_command_gets_a_suggestion(hodei):
 
 
 def test_the_version_tells_both_sides(hodei, stub):
-    assert hodei("version").stdout == "hodei 0.1.0 (no server in reach)\n"
+    assert hodei("version").stdout == f"hodei {__version__} (no server in reach)\n"
     info = {"version": "0.2.0", "api": "v1", "installation": "i", "address": "a", "epoch": 1, "started_at": ""}
     stub.on("GET", "/api/v1/info", info | {"ready": True, "profiles": [], "backends": [], "jobs": {}})
-    assert hodei("version").stdout == f"hodei 0.1.0, server 0.2.0 at {stub.address}\n"
+    assert hodei("version").stdout == f"hodei {__version__}, server 0.2.0 at {stub.address}\n"
 
 
 def test_the_reference_says_what_the_commands_say():

@@ -78,7 +78,7 @@ def test_a_one_liner_is_the_short_form_with_its_options(hodei, taken, monkeypatc
     monkeypatch.setenv("SECRET", "42")
     monkeypatch.chdir(tmp_path)
     args = "--name t --cpu 2 --memory 4Gi --gpu 1 --gpu-type a100 --priority 7 --env A=1=2 --env SECRET --retries 2"
-    more = "--label team=a --select disk=ssd --timeout 1h --project p --resource licence/x=1 --tolerate gpu:NoSchedule"
+    more = "--label team=a --node-selector disk=ssd --timeout 1h --project p --resource licence/x=1 --tolerate gpu:NoSchedule"
     result = hodei("submit", *args.split(), *more.split(), "--", "python", "--cpu", "x.py")
     assert result.exit_code == 0, result.stderr
     assert taken == [

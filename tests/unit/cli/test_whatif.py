@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hodei.model.whatif import Evicted, Outlook, WhatIf
+from hodei.model.explanation import Evicted, Outlook, WhatIf
 from unit.cli.stub import NOW_MS, problem
 
 PATH = "/api/v1/whatif"

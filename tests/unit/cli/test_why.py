@@ -6,8 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hodei.model.decision import Candidate, Decision, Term
-from hodei.model.explanation import Blocker, Explanation, InLine, NearestMiss, Patch, Placement, QueuePlace, Repair
+from hodei.model.explanation import (
+    BackendQueueEntry,
+    Blocker,
+    Explanation,
+    NearestMiss,
+    Patch,
+    Placement,
+    QueuePlace,
+    Suggestion,
+)
+from hodei.model.job import Candidate, Decision, ScoreTerm
 from unit.cli.stub import NOW_MS, job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -23,7 +32,12 @@ WAITING = Explanation(
     next_attempt_ms=NOW_MS + 8_000, next_trigger="when a run ends or a node joins", hint="ask for 1500m cpu or less",
     scheduler_beat_ms=NOW_MS - 100, at_ms=NOW_MS,
 )  # fmt: skip
-TERMS = (Term("resource_fit", 8000, 40), Term("load", 9000, 30), Term("affinity", 0, 20), Term("proximity", 5000, 10))
+TERMS = (
+    ScoreTerm("resource_fit", 8000, 40),
+    ScoreTerm("load", 9000, 30),
+    ScoreTerm("affinity", 0, 20),
+    ScoreTerm("proximity", 5000, 10),
+)
 PLACED = Explanation(
     status="running", code="PLACED", summary="n2 scored highest of 3 feasible nodes", job=12, name="train",
     state="running", nodes=7, feasible=3, placements=(
@@ -62,18 +76,18 @@ def test_a_scheduler_that_has_fallen_silent_is_part_of_the_answer(hodei, stub):
     ("line", "said"),
     [
         (
-            InLine("hpc", NOW_MS + 90_000, "Slurm: Priority"),
+            BackendQueueEntry("hpc", NOW_MS + 90_000, "Slurm: Priority"),
             r"expected to begin at \S.* \(in 90s\) by hpc's own estimate; ",
         ),
-        (InLine("hpc"), r"hpc has not told when it will begin\n"),
+        (BackendQueueEntry("hpc"), r"hpc has not told when it will begin\n"),
     ],
     ids=["it has told", "it has not"],
 )
-def test_who_waits_in_the_line_of_a_backend_is_told_its_own_estimate(hodei, stub, line: InLine, said: str):
-    answer = Explanation("placed", "PLACED", "placed on hpc-main, waits in hpc's own line", job=12, in_line=line)
+def test_who_waits_in_the_line_of_a_backend_is_told_its_own_estimate(hodei, stub, line: BackendQueueEntry, said: str):
+    answer = Explanation("placed", "PLACED", "placed on hpc-main, waits in hpc's own line", job=12, backend_queue=line)
     stub.on("GET", f"{API}/jobs/12/why", answer)
     assert re.search(said, hodei("why", "12").stdout)
-    assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation).in_line == line
+    assert msgspec.json.decode(hodei("why", "12", "-o", "json").stdout, type=Explanation).backend_queue == line
 
 
 def test_last_asks_for_the_newest_job(hodei, stub):
@@ -83,11 +97,11 @@ def test_last_asks_for_the_newest_job(hodei, stub):
 
 
 def test_the_changes_that_would_help_are_a_table_of_their_own(hodei, stub):
-    repairs = (
-        Repair("memory 64Gi to 60Gi", "lower", 3, "n2", Patch("main", {"request": {"memory": 60 * 2**30}})),
-        Repair("tolerate dedicated=gpu:NoSchedule", "tolerate", 5, "g1"),
+    suggestions = (
+        Suggestion("memory 64Gi to 60Gi", "lower", 3, "n2", Patch("main", {"request": {"memory": 60 * 2**30}})),
+        Suggestion("tolerate dedicated=gpu:NoSchedule", "tolerate", 5, "g1"),
     )
-    stub.on("GET", f"{API}/jobs/12/why", msgspec.structs.replace(WAITING, repairs=repairs))
+    stub.on("GET", f"{API}/jobs/12/why", msgspec.structs.replace(WAITING, suggestions=suggestions))
     said = hodei("why", "12").stdout
     assert "\n  any one of these changes would let it start now:\n" in said
     assert "  memory 64Gi to 60Gi                3      n2\n" in said

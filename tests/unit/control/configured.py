@@ -14,14 +14,14 @@ from hodei.control.controller import Step
 from hodei.model.config import Config, SchedulingConfig
 from hodei.model.facts import Fact, JobRestored, NodeJoined, Reconfigured
 from hodei.wiring import make_controller
-from unit.control.house import House
+from unit.control.harness import Harness
 
 
 def scheduling(toml: str) -> SchedulingConfig:
     return msgspec.toml.decode(toml, type=Config).scheduling
 
 
-class Configured(House):
+class Configured(Harness):
     def __init__(self, toml: str, *nodes: Any) -> None:
         super().__init__()
         self.config = scheduling(toml)
@@ -65,7 +65,7 @@ class Configured(House):
 
     def where(self, job: int) -> str:
         """The profile in whose line it waits; "" if in none."""
-        return next((name for name, line in self.controller.lines.items() if job in line.gangs), "")
+        return next((name for name, line in self.controller.queues.items() if job in line.gangs), "")
 
     def told(self, kind: str, job: int = 0) -> list[dict[str, Any]]:
         return [event.detail for event in self.events if event.kind == kind and (not job or event.job == job)]

@@ -7,11 +7,10 @@ from hodei.control.explain.why import why
 from hodei.control.queue.base import SchedulingQueue
 from hodei.engine.plan import EXISTING_ANTI_AFFINITY, Refusal
 from hodei.engine.view import gang_of
-from hodei.model.decision import Reason, Verdict
-from hodei.model.job_affinity import JobAffinity, JobTerm
-from hodei.model.selector import parse_selector
+from hodei.model.affinity import JobAffinity, JobTerm, parse_selector
+from hodei.model.job import Reason, Verdict
 from hodei.plugins.registry import build_profile
-from unit.control.house import a_house
+from unit.control.harness import a_harness
 
 
 def _line(*labels: dict[str, str]) -> SchedulingQueue:
@@ -27,7 +26,7 @@ def _try_all(line: SchedulingQueue, code: str, kept_off: str) -> list[int]:
     for gang in line.ready():
         tried.append(gang.id)
         if gang.job.labels.get("app") == kept_off:
-            line.refused(gang, Refusal(gang.id, (Verdict(Reason("x", code, "no")),), cured_by=("run_ended",)))
+            line.refused(gang, Refusal(gang.id, (Verdict(Reason("x", code, "no")),), requeue_on=("run_ended",)))
         else:
             line.started(gang)
     return tried
@@ -63,27 +62,27 @@ def test_one_that_was_set_apart_can_be_taken_out():
 
 
 def test_a_job_that_waits_for_company_is_tried_again_when_some_is_placed():
-    house = a_house(4)
+    harness = a_harness(4)
     near_web = JobAffinity((JobTerm("host", parse_selector("app=web")),))
-    house.submit(1, job_affinity=near_web)
-    assert house.reason(1)[0] == "JOB_AFFINITY"
-    told = why(house.controller, 1, house.now_ms)
+    harness.submit(1, job_affinity=near_web)
+    assert harness.reason(1)[0] == "JOB_AFFINITY"
+    told = why(harness.controller, 1, harness.now_ms)
     assert told is not None
     assert (told.status, told.code) == ("waiting", "JOB_AFFINITY")
     assert "another job is placed" in told.next_trigger
-    house.submit(2, labels={"app": "web"})
-    house.see("2.0.1", "running")
-    assert house.state(1) == "scheduled"
+    harness.submit(2, labels={"app": "web"})
+    harness.see("2.0.1", "running")
+    assert harness.state(1) == "scheduled"
 
 
 def test_a_job_that_a_resident_keeps_off_is_tried_again_when_it_ends():
-    house = a_house(4)
+    harness = a_harness(4)
     alone = JobAffinity((JobTerm("host", parse_selector("app=web")),))
-    house.submit(1, job_anti_affinity=alone)
-    house.submit(2, labels={"app": "web"})
-    house.submit(3, labels={"app": "db"})
-    assert house.reason(2)[0] == "EXISTING_ANTI_AFFINITY"
-    assert house.state(3) == "scheduled"
-    house.see("1.0.1", "running")
-    house.see("1.0.1", "succeeded", 0)
-    assert house.state(2) == "scheduled"
+    harness.submit(1, job_anti_affinity=alone)
+    harness.submit(2, labels={"app": "web"})
+    harness.submit(3, labels={"app": "db"})
+    assert harness.reason(2)[0] == "EXISTING_ANTI_AFFINITY"
+    assert harness.state(3) == "scheduled"
+    harness.see("1.0.1", "running")
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.state(2) == "scheduled"

@@ -11,7 +11,7 @@ from hodei.engine.availability import corrected_end
 from hodei.model.errors import InvalidInput
 from hodei.model.estimate import Estimate, Ran, name_of, ran, shape_of
 from hodei.model.facts import HistoryRestored
-from unit.control.house import a_house
+from unit.control.harness import a_harness
 
 MINUTE = 60_000
 
@@ -118,41 +118,41 @@ def test_a_run_whose_end_is_all_that_was_heard_of_it_ran_since_it_was_placed():
 # -------------------------------------------------------------------------------------------- in the controller
 
 
-def run_through(house, id: int, ran_ms: int, **fields) -> None:
-    house.submit(id, name="nightly", **fields)
-    house.see(f"{id}.0.1", "running")
-    house.now_ms += ran_ms
-    house.see(f"{id}.0.1", "succeeded", 0)
+def run_through(harness, id: int, ran_ms: int, **fields) -> None:
+    harness.submit(id, name="nightly", **fields)
+    harness.see(f"{id}.0.1", "running")
+    harness.now_ms += ran_ms
+    harness.see(f"{id}.0.1", "succeeded", 0)
 
 
 def test_the_controller_learns_from_jobs_that_end_and_why_says_so():
-    house = a_house(1, estimator=LearnedEstimates(percent=50))
+    harness = a_harness(1, estimator=LearnedEstimates(percent=50))
     for id in (1, 2, 3):
-        run_through(house, id, 10 * MINUTE)
-    house.submit(4, 5, name="nightly")
-    answer = explain.why(house.controller, 5, house.now_ms)
+        run_through(harness, id, 10 * MINUTE)
+    harness.submit(4, 5, name="nightly")
+    answer = explain.why(harness.controller, 5, harness.now_ms)
     assert answer.estimate == Estimate(10 * MINUTE, 10 * MINUTE, "learned", 50, 3)
     assert str(answer.estimate) == "expected to run 10m (P50 of its last 3 runs)"
 
 
 def test_what_the_store_remembers_is_learned_again_after_a_restart():
     spec = a_job_spec("nightly")
-    house = a_house(1, estimator=LearnedEstimates())
-    house.learn(HistoryRestored((lesson(spec, 5), lesson(spec, 5), lesson(spec, 5))))
-    assert house.controller.estimator.estimate(spec).runs == 3
+    harness = a_harness(1, estimator=LearnedEstimates())
+    harness.learn(HistoryRestored((lesson(spec, 5), lesson(spec, 5), lesson(spec, 5))))
+    assert harness.controller.estimator.estimate(spec).runs == 3
 
 
 def test_a_run_that_outlives_its_estimate_is_expected_to_take_twice_as_long_and_why_says_so():
-    house = a_house(1)
-    house.submit(1, estimate_ms=10 * MINUTE)
-    house.see("1.0.1", "running")
-    started = house.now_ms
-    house.later(5 * MINUTE)
-    fine = explain.why(house.controller, 1, house.now_ms)
-    assert (fine.expected_end_ms, fine.outlived) == (started + 10 * MINUTE, False)
-    house.later(10 * MINUTE)
-    late = explain.why(house.controller, 1, house.now_ms)
-    assert (late.expected_end_ms, late.outlived) == (started + 20 * MINUTE, True)
+    harness = a_harness(1)
+    harness.submit(1, estimate_ms=10 * MINUTE)
+    harness.see("1.0.1", "running")
+    started = harness.now_ms
+    harness.later(5 * MINUTE)
+    fine = explain.why(harness.controller, 1, harness.now_ms)
+    assert (fine.expected_end_ms, fine.past_estimate) == (started + 10 * MINUTE, False)
+    harness.later(10 * MINUTE)
+    late = explain.why(harness.controller, 1, harness.now_ms)
+    assert (late.expected_end_ms, late.past_estimate) == (started + 20 * MINUTE, True)
 
 
 @pytest.mark.parametrize(

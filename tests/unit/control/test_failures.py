@@ -9,7 +9,8 @@ import pytest
 from hodei.control.lifecycle.gangs import NOT_REACHED_RUN, START_FAILED
 from hodei.model.facts import JobRequeued, NodeLost, RunObserved
 from hodei.model.job import GangRules
-from unit.control.house import House, a_house
+from hodei.model.stop_reason import StopReason
+from unit.control.harness import Harness, a_harness
 from unit.control.scenes import live, running
 
 SEEN: dict[str, dict[str, Any]] = {
@@ -26,16 +27,16 @@ CODES = {
 }  # fmt: skip
 
 
-def struck(failure: str, **spec: Any) -> House:
+def struck(failure: str, **spec: Any) -> Harness:
     """A job on the first of two nodes, right after this has happened to it."""
-    house = a_house(1, 1)
-    house.submit(1, **spec)
+    harness = a_harness(1, 1)
+    harness.submit(1, **spec)
     if failure == "node_lost":
-        running(house, "1.0.1")
-        house.learn(NodeLost(house.runs["1.0.1"].node))
+        running(harness, "1.0.1")
+        harness.learn(NodeLost(harness.runs["1.0.1"].node))
     else:
-        house.learn(RunObserved("1.0.1", "failed", house.now_ms, **SEEN[failure]))
-    return house
+        harness.learn(RunObserved("1.0.1", "failed", harness.now_ms, **SEEN[failure]))
+    return harness
 
 
 # For each: the restart policy, the retries, and which classes are tried again then.
@@ -50,36 +51,36 @@ POLICIES = [
 @pytest.mark.parametrize(("restart", "retries", "again"), POLICIES)
 @pytest.mark.parametrize("failure", CODES)
 def test_each_failure_is_tried_again_as_its_policy_says(failure, restart, retries, again):
-    house = struck(failure, restart=restart, retries=retries)
-    job = house.jobs[1]
+    harness = struck(failure, restart=restart, retries=retries)
+    job = harness.jobs[1]
     assert job.failure == failure
     if failure in again:
         assert job.state in ("pending", "scheduled")
-        house.later(60_000)
-        assert house.state() == "scheduled"
+        harness.later(60_000)
+        assert harness.state() == "scheduled"
     else:
         assert (job.state, job.reason_code) == ("failed", CODES[failure])
 
 
 @pytest.mark.parametrize("failure", CODES)
 def test_retry_on_names_the_only_failures_after_which_it_is_tried_again(failure):
-    house = struck(failure, restart="always", retry_on=("node_lost", "out_of_memory"))
-    assert (house.state() == "failed") == (failure not in ("node_lost", "out_of_memory"))
+    harness = struck(failure, restart="always", retry_on=("node_lost", "out_of_memory"))
+    assert (harness.state() == "failed") == (failure not in ("node_lost", "out_of_memory"))
 
 
 def test_the_last_failure_stays_known_while_it_is_tried_again_and_is_forgotten_with_success():
-    house = struck("out_of_memory", retries=1)
-    house.later(10_000)
-    running(house, "1.0.2")
-    assert house.jobs[1].failure == "out_of_memory"
-    house.see("1.0.2", "succeeded", 0)
-    assert (house.state(), house.jobs[1].failure) == ("succeeded", "")
+    harness = struck("out_of_memory", retries=1)
+    harness.later(10_000)
+    running(harness, "1.0.2")
+    assert harness.jobs[1].failure == "out_of_memory"
+    harness.see("1.0.2", "succeeded", 0)
+    assert (harness.state(), harness.jobs[1].failure) == ("succeeded", "")
 
 
 def test_a_user_who_starts_it_anew_starts_without_a_failure():
-    house = struck("job_error")
-    house.learn(JobRequeued(1, house.jobs[1]))
-    assert (house.state(), house.jobs[1].failure, house.jobs[1].failures) == ("scheduled", "", 0)
+    harness = struck("job_error")
+    harness.learn(JobRequeued(1, harness.jobs[1]))
+    assert (harness.state(), harness.jobs[1].failure, harness.jobs[1].failures) == ("scheduled", "", 0)
 
 
 @pytest.mark.parametrize(
@@ -87,43 +88,43 @@ def test_a_user_who_starts_it_anew_starts_without_a_failure():
     [pytest.param((), True, id="any"), pytest.param(("node_lost",), False, id="only a lost node")],
 )
 def test_a_member_is_replaced_only_after_failures_that_count_for_its_job(retry_on, is_repaired):
-    house = a_house(1, 1)
-    house.submit(1, cpu="1", count=2, retries=3, retry_on=retry_on, gang=GangRules(on_failure="repair"))
-    running(house, "1.0.1", "1.1.1")
-    house.see("1.0.1", "failed", 1)
-    assert (house.runs["1.0.1"].stop_requested == "repair") == is_repaired
-    assert (house.stopped() == []) == is_repaired
-    assert live(house) == ["1.1.1"]
+    harness = a_harness(1, 1)
+    harness.submit(1, cpu="1", count=2, retries=3, retry_on=retry_on, gang=GangRules(on_failure="repair"))
+    running(harness, "1.0.1", "1.1.1")
+    harness.see("1.0.1", "failed", 1)
+    assert (harness.runs["1.0.1"].stop_reason == StopReason("member_ended", gang="repair")) == is_repaired
+    assert (harness.stopped() == []) == is_repaired
+    assert live(harness) == ["1.1.1"]
 
 
 @pytest.mark.parametrize("restart", ["never", "on_failure", "always"])
 def test_a_backend_that_is_out_of_reach_uses_up_nothing_however_often(restart):
-    house = a_house(1)
-    house.submit(1, restart=restart, retry_on=("job_error",))
+    harness = a_harness(1)
+    harness.submit(1, restart=restart, retry_on=("job_error",))
     for attempt in range(1, 11):
-        house.see(f"1.0.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
-        assert house.reason() == ("NOT_REACHED", "connection refused")
-        house.later(2000)
-        assert house.state() == "scheduled"
-    assert (house.jobs[1].losses, house.jobs[1].failures, house.jobs[1].started_ms) == (0, 0, 0)
+        harness.see(f"1.0.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+        assert harness.reason() == ("NOT_REACHED", "connection refused")
+        harness.later(2000)
+        assert harness.state() == "scheduled"
+    assert (harness.jobs[1].losses, harness.jobs[1].failures, harness.jobs[1].started_ms) == (0, 0, 0)
 
 
 def test_a_member_whose_backend_is_out_of_reach_is_brought_back_without_being_counted():
-    house = a_house(1, 1)
-    house.submit(1, count=2, gang=GangRules(on_failure="repair"))
-    running(house, "1.0.1")
+    harness = a_harness(1, 1)
+    harness.submit(1, count=2, gang=GangRules(on_failure="repair"))
+    running(harness, "1.0.1")
     for attempt in range(1, 6):
-        house.see(f"1.1.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
-        house.later(10_000)
-        assert house.runs[f"1.1.{attempt + 1}"].state == "placed"
-    assert house.runs["1.0.1"].state == "running"
-    assert (house.jobs[1].losses, house.jobs[1].failures) == (0, 0)
+        harness.see(f"1.1.{attempt}", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+        harness.later(10_000)
+        assert harness.runs[f"1.1.{attempt + 1}"].state == "placed"
+    assert harness.runs["1.0.1"].state == "running"
+    assert (harness.jobs[1].losses, harness.jobs[1].failures) == (0, 0)
 
 
 def test_a_gang_of_which_a_member_ran_does_not_run_again_if_it_never_may():
-    house = a_house(1, 1)
-    house.submit(1, count=2, restart="never")
-    running(house, "1.0.1")
-    house.see("1.1.1", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
-    house.see("1.0.1", "stopped")
-    assert (house.state(), house.reason()[0]) == ("failed", "START_FAILED")
+    harness = a_harness(1, 1)
+    harness.submit(1, count=2, restart="never")
+    running(harness, "1.0.1")
+    harness.see("1.1.1", "failed", reason_code=NOT_REACHED_RUN, reason="connection refused")
+    harness.see("1.0.1", "stopped")
+    assert (harness.state(), harness.reason()[0]) == ("failed", "START_FAILED")

@@ -10,11 +10,11 @@ import pytest
 
 from builders import NOW_MS, a_job, a_node
 from hodei.control import snapshot
-from hodei.control.controller import Controller
 from hodei.control.snapshot import dump, load
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobSubmitted, NodeJoined
+from hodei.model.job import Job
 from hodei.wiring import make_controller
 
 SNAPSHOT = "hodei.control.snapshot"
@@ -118,15 +118,15 @@ def test_a_large_state_of_equal_jobs_is_within_the_bound() -> None:
     controller.step(NOW_MS, [JobSubmitted(a_job(id, at_ms=NOW_MS, queued_ms=NOW_MS)) for id in range(1, 501)])
     state = dump(controller)
     assert len(zlib.decompress(state)) < snapshot._MOST_TIMES * len(state) / 4
-    assert load(state).world.jobs == controller.world.jobs
+    assert load(state).cluster.jobs == controller.cluster.jobs
 
 
-def test_a_function_that_is_not_listed_is_refused_by_the_writer() -> None:
+def test_a_function_that_is_not_a_method_is_refused_by_the_writer() -> None:
     controller = make_controller(SchedulingConfig())
-    controller._lives.ended = _unlisted
+    controller.cluster.signals.job_ended.append(_unlisted)
     with pytest.raises(pickle.PicklingError, match="_unlisted"):
         dump(controller)
 
 
-def _unlisted(it: Controller) -> None:
+def _unlisted(job: Job) -> None:
     """Stands for a callback that a later part of the controller might hold."""

@@ -7,7 +7,7 @@ import pytest
 from builders import a_job_spec, a_node, a_task
 from hodei.control.explain.why import plan, why
 from hodei.model.job import Distribution, GangRules
-from unit.control.house import House
+from unit.control.harness import Harness
 
 ONE_RACK = GangRules(topology="rack")
 
@@ -16,27 +16,27 @@ def racks(*names, cpu=4, **fields):
     return [a_node(f"{rack}-{number}", cpu, labels={"rack": rack}, **fields) for rack in names for number in (1, 2)]
 
 
-def _why(house, job=1):
-    return why(house.controller, job, house.now_ms)
+def _why(harness, job=1):
+    return why(harness.controller, job, harness.now_ms)
 
 
-def _repairs(house, job=1):
-    return [repair.change for repair in _why(house, job).repairs]
+def _repairs(harness, job=1):
+    return [suggestion.change for suggestion in _why(harness, job).suggestions]
 
 
 def test_why_names_the_best_rack_and_how_far_it_is_from_enough():
-    house = House(*racks("r1", "r2"))
-    house.submit(1, count=10, gang=ONE_RACK)
-    said = _why(house)
+    harness = Harness(*racks("r1", "r2"))
+    harness.submit(1, count=10, gang=ONE_RACK)
+    said = _why(harness)
     assert said.code == "GANG_TOPOLOGY"
     assert said.summary.endswith("no rack has room for all 10 members; the best one, r1, for 8 or fewer")
     assert [(b.code, b.plugin) for b in said.blockers] == [("GANG_TOPOLOGY", "gang_topology")]
 
 
 def test_it_could_be_a_wish_or_smaller_or_go_without():
-    house = House(*racks("r1", "r2"))
-    house.submit(1, count=10, gang=ONE_RACK)
-    assert _repairs(house) == [
+    harness = Harness(*racks("r1", "r2"))
+    harness.submit(1, count=10, gang=ONE_RACK)
+    assert _repairs(harness) == [
         "one rack for all members as a wish only",
         "drop gang topology rack",
         "8 members instead of 10",
@@ -44,17 +44,17 @@ def test_it_could_be_a_wish_or_smaller_or_go_without():
 
 
 def test_a_gang_that_may_start_with_less_is_told_to_start_with_less():
-    house = House(*racks("r1", "r2"))
-    house.submit(1, count=12, min_count=10, gang=ONE_RACK)
-    assert "start with 8 members instead of 10" in _repairs(house)
+    harness = Harness(*racks("r1", "r2"))
+    harness.submit(1, count=12, min_count=10, gang=ONE_RACK)
+    assert "start with 8 members instead of 10" in _repairs(harness)
 
 
 def test_a_gang_that_fits_nowhere_is_not_told_to_drop_its_rack():
-    house = House(*racks("r1", "r2"))
-    house.submit(1, count=20, gang=ONE_RACK)
-    assert _why(house).code == "INSUFFICIENT_CPU"
-    assert "8 members instead of 20" in _repairs(house)
-    assert not [change for change in _repairs(house) if "rack" in change]
+    harness = Harness(*racks("r1", "r2"))
+    harness.submit(1, count=20, gang=ONE_RACK)
+    assert _why(harness).code == "INSUFFICIENT_CPU"
+    assert "8 members instead of 20" in _repairs(harness)
+    assert not [change for change in _repairs(harness) if "rack" in change]
 
 
 @pytest.mark.parametrize(
@@ -62,38 +62,38 @@ def test_a_gang_that_fits_nowhere_is_not_told_to_drop_its_rack():
     [("colocated", "drop distribution colocated"), ("hub_and_spoke", "drop distribution hub and spoke")],
 )
 def test_a_job_can_do_without_its_distribution(model, change):
-    house = House(a_node("e", 4, backend="east"), a_node("w", 4, backend="west"))
-    house.submit(1, tasks=(a_task("a", count=5), a_task("b", count=3)), distribution=Distribution(model, "a"))
-    assert _why(house).code == "DISTRIBUTION"
-    assert change in _repairs(house)
+    harness = Harness(a_node("e", 4, backend="east"), a_node("w", 4, backend="west"))
+    harness.submit(1, tasks=(a_task("a", count=5), a_task("b", count=3)), distribution=Distribution(model, "a"))
+    assert _why(harness).code == "DISTRIBUTION"
+    assert change in _repairs(harness)
 
 
 def test_repairs_are_changes_that_were_tried():
-    house = House(*racks("r1", "r2"))
+    harness = Harness(*racks("r1", "r2"))
     spec = a_job_spec(count=10, gang=ONE_RACK)
-    (said,) = plan(house.controller, [spec], house.now_ms)
-    for repair in said.repairs:
-        (then,) = plan(house.controller, [repair.patch.applied_to(spec)], house.now_ms)
+    (said,) = plan(harness.controller, [spec], harness.now_ms)
+    for repair in said.suggestions:
+        (then,) = plan(harness.controller, [repair.patch.applied_to(spec)], harness.now_ms)
         assert then.code == "WOULD_START", repair.change
 
 
 def test_the_gang_starts_when_its_rack_has_room():
-    house = House(*racks("r1", "r2", cpu=4))
+    harness = Harness(*racks("r1", "r2", cpu=4))
     for job, rack in ((1, "r1"), (2, "r2")):
-        house.submit(job, cpu="4", node_selector={"rack": rack})
-        house.see(f"{job}.0.1", "running")
-    house.submit(3, count=8, gang=ONE_RACK)
-    assert house.state(3) == "pending"
-    house.see("2.0.1", "succeeded", 0)
-    assert {run.node for run in house.runs.values() if run.job == 3} == {"r2-1", "r2-2"}
+        harness.submit(job, cpu="4", node_selector={"rack": rack})
+        harness.see(f"{job}.0.1", "running")
+    harness.submit(3, count=8, gang=ONE_RACK)
+    assert harness.state(3) == "pending"
+    harness.see("2.0.1", "succeeded", 0)
+    assert {run.node for run in harness.runs.values() if run.job == 3} == {"r2-1", "r2-2"}
 
 
 def test_room_is_made_in_one_rack_and_nobody_goes_in_the_others():
-    house = House(*racks("r1", "r2"))
+    harness = Harness(*racks("r1", "r2"))
     for job in range(1, 5):
-        house.submit(job, cpu="3", priority="low")
-        house.see(f"{job}.0.1", "running")
-    house.now_ms += 60_000
-    house.submit(9, cpu="2", count=4, priority="critical", gang=ONE_RACK)
-    gone = {house.runs[run].node for run in house.stopped()}
+        harness.submit(job, cpu="3", priority="low")
+        harness.see(f"{job}.0.1", "running")
+    harness.now_ms += 60_000
+    harness.submit(9, cpu="2", count=4, priority="critical", gang=ONE_RACK)
+    gone = {harness.runs[run].node for run in harness.stopped()}
     assert gone in ({"r1-1", "r1-2"}, {"r2-1", "r2-2"})

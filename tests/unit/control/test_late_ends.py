@@ -10,35 +10,35 @@ from hodei.control.accounting.shares import SharesPolicy
 from hodei.control.estimates import LearnedEstimates
 from hodei.model.facts import JobCancelled, RunObserved
 from hodei.model.text import moment
-from unit.control.house import House, a_house, some_nodes
+from unit.control.harness import Harness, a_harness, some_nodes
 
 HOUR_MS = 3_600_000
 
 
-def hear_late(house: House, run: str, state: str, at_ms: int, exit_code: int | None = 0, **more) -> None:
-    house.learn(RunObserved(run, state, at_ms, exit_code, **more))
+def hear_late(harness: Harness, run: str, state: str, at_ms: int, exit_code: int | None = 0, **more) -> None:
+    harness.learn(RunObserved(run, state, at_ms, exit_code, **more))
 
 
 def test_an_end_that_is_heard_of_late_is_when_it_was():
-    house = a_house(4)
-    house.submit()
-    house.see("1.0.1", "running")
-    house.now_ms += 19_000
-    hear_late(house, "1.0.1", "succeeded", NOW_MS + 1000)
-    job, run = house.jobs[1], house.runs["1.0.1"]
+    harness = a_harness(4)
+    harness.submit()
+    harness.see("1.0.1", "running")
+    harness.now_ms += 19_000
+    hear_late(harness, "1.0.1", "succeeded", NOW_MS + 1000)
+    job, run = harness.jobs[1], harness.runs["1.0.1"]
     assert (job.state, job.started_ms, job.finished_ms, run.finished_ms) == (
         "succeeded", NOW_MS, NOW_MS + 1000, NOW_MS + 1000,
     )  # fmt: skip
-    told = {event.kind: event for event in house.events}
+    told = {event.kind: event for event in harness.events}
     assert told["job.ended"].at_ms == NOW_MS + 19_000
     assert told["job.ended"].detail["finished_at"] == told["run.ended"].detail["finished_at"] == moment(NOW_MS + 1000)
 
 
 def test_an_end_that_is_heard_of_at_once_says_nothing_about_that():
-    house = a_house(4)
-    house.submit()
-    house.see("1.0.1", "succeeded", 0)
-    assert all("finished_at" not in event.detail for event in house.events)
+    harness = a_harness(4)
+    harness.submit()
+    harness.see("1.0.1", "succeeded", 0)
+    assert all("finished_at" not in event.detail for event in harness.events)
 
 
 @pytest.mark.parametrize(
@@ -46,52 +46,52 @@ def test_an_end_that_is_heard_of_at_once_says_nothing_about_that():
     [("failed", 3, "failed"), ("lost", None, "failed"), ("stopped", 143, "failed")],
 )
 def test_bad_ends_too(state, code, ended):
-    house = a_house(4)
-    house.submit(restart="never")
-    house.see("1.0.1", "running")
-    house.now_ms += 19_000
-    hear_late(house, "1.0.1", state, NOW_MS + 1000, code)
-    assert (house.state(), house.jobs[1].finished_ms) == (ended, NOW_MS + 1000)
+    harness = a_harness(4)
+    harness.submit(restart="never")
+    harness.see("1.0.1", "running")
+    harness.now_ms += 19_000
+    hear_late(harness, "1.0.1", state, NOW_MS + 1000, code)
+    assert (harness.state(), harness.jobs[1].finished_ms) == (ended, NOW_MS + 1000)
 
 
 def test_a_cancelled_job_ended_with_its_last_run():
-    house = a_house(4)
-    house.submit()
-    house.see("1.0.1", "running")
-    house.now_ms += 1000
-    house.learn(JobCancelled(1))
-    house.now_ms += 30_000
-    hear_late(house, "1.0.1", "stopped", NOW_MS + 2000, 143)
-    assert (house.state(), house.jobs[1].finished_ms) == ("cancelled", NOW_MS + 2000)
+    harness = a_harness(4)
+    harness.submit()
+    harness.see("1.0.1", "running")
+    harness.now_ms += 1000
+    harness.learn(JobCancelled(1))
+    harness.now_ms += 30_000
+    hear_late(harness, "1.0.1", "stopped", NOW_MS + 2000, 143)
+    assert (harness.state(), harness.jobs[1].finished_ms) == ("cancelled", NOW_MS + 2000)
 
 
 def test_a_job_that_is_cancelled_before_it_runs_ends_then():
-    house = a_house(1)
-    house.submit(cpu=8)
-    house.now_ms += 500
-    house.learn(JobCancelled(1))
-    assert (house.state(), house.jobs[1].finished_ms) == ("cancelled", NOW_MS + 500)
+    harness = a_harness(1)
+    harness.submit(cpu=8)
+    harness.now_ms += 500
+    harness.learn(JobCancelled(1))
+    assert (harness.state(), harness.jobs[1].finished_ms) == ("cancelled", NOW_MS + 500)
 
 
 def test_a_gang_ended_with_the_last_of_its_members():
-    house = a_house(4)
-    house.submit(count=2)
-    house.see("1.0.1", "running")
-    house.see("1.1.1", "running")
-    house.now_ms += 60_000
-    hear_late(house, "1.0.1", "succeeded", NOW_MS + 9000)
-    hear_late(house, "1.1.1", "succeeded", NOW_MS + 4000)
-    assert house.jobs[1].finished_ms == NOW_MS + 9000
+    harness = a_harness(4)
+    harness.submit(count=2)
+    harness.see("1.0.1", "running")
+    harness.see("1.1.1", "running")
+    harness.now_ms += 60_000
+    hear_late(harness, "1.0.1", "succeeded", NOW_MS + 9000)
+    hear_late(harness, "1.1.1", "succeeded", NOW_MS + 4000)
+    assert harness.jobs[1].finished_ms == NOW_MS + 9000
 
 
 def test_a_run_of_which_only_the_end_was_heard_began_when_its_backend_says():
-    house = a_house(4)
-    house.submit()
-    house.now_ms += 60_000
-    hear_late(house, "1.0.1", "succeeded", NOW_MS + 9000, started_ms=NOW_MS + 4000)
-    job = house.jobs[1]
+    harness = a_harness(4)
+    harness.submit()
+    harness.now_ms += 60_000
+    hear_late(harness, "1.0.1", "succeeded", NOW_MS + 9000, started_ms=NOW_MS + 4000)
+    job = harness.jobs[1]
     assert (job.started_ms, job.finished_ms) == (NOW_MS + 4000, NOW_MS + 9000)
-    told = next(event for event in house.events if event.kind == "job.started")
+    told = next(event for event in harness.events if event.kind == "job.started")
     assert told.detail["started_at"] == moment(NOW_MS + 4000)
 
 
@@ -108,32 +108,32 @@ def test_a_run_of_which_only_the_end_was_heard_began_when_its_backend_says():
 )
 def test_times_that_cannot_be_are_not_believed(began, ended, started_ms, finished_ms):
     """`began` and `ended` are counted from when the run was placed; 0 is no time."""
-    house = a_house(4)
-    house.submit()
-    house.now_ms += 60_000
+    harness = a_harness(4)
+    harness.submit()
+    harness.now_ms += 60_000
     at = [NOW_MS + since if since else 0 for since in (began, ended)]
     if began:
-        house.learn(RunObserved("1.0.1", "running", at[0]))
-    hear_late(house, "1.0.1", "succeeded", at[1])
-    job, run = house.jobs[1], house.runs["1.0.1"]
+        harness.learn(RunObserved("1.0.1", "running", at[0]))
+    hear_late(harness, "1.0.1", "succeeded", at[1])
+    job, run = harness.jobs[1], harness.runs["1.0.1"]
     assert (run.started_ms - NOW_MS, run.finished_ms - NOW_MS) == (started_ms, finished_ms)
     assert (job.started_ms, job.finished_ms) == (run.started_ms, run.finished_ms)
 
 
 def test_what_is_learned_and_charged_is_the_time_that_it_ran():
     estimator = LearnedEstimates()
-    house = House(
+    harness = Harness(
         *some_nodes(4), estimator=estimator, accounts=AccountsPolicy(shares=SharesPolicy(half_life_ms=7 * 24 * HOUR_MS))
     )
     for id in (1, 2, 3):
-        house.submit(id, name="same", cpu=1)
-        placed_ms = house.now_ms
-        house.see(f"{id}.0.1", "running")
-        house.now_ms += HOUR_MS
-        hear_late(house, f"{id}.0.1", "succeeded", placed_ms + 10_000)
-    guess = estimator.estimate(house.jobs[1].spec)
+        harness.submit(id, name="same", cpu=1)
+        placed_ms = harness.now_ms
+        harness.see(f"{id}.0.1", "running")
+        harness.now_ms += HOUR_MS
+        hear_late(harness, f"{id}.0.1", "succeeded", placed_ms + 10_000)
+    guess = estimator.estimate(harness.jobs[1].spec)
     assert (guess.expected_ms, guess.source) == (10_000, "learned")
-    sharing = house.controller.accounts.sharing
+    sharing = harness.controller.accounts.sharing
     assert sharing is not None
     used = sum(row.amount for row in sharing.ledger.rows() if row.resource == "cpu")
     assert used == 3 * 10_000 * 1000  # thousandths of a core, in milliseconds

@@ -11,23 +11,23 @@ from hodei.engine.preemption.victims import class_of, may_preempt
 from hodei.model.facts import JobCancelled, NodeLost, NodeOverridden
 from hodei.model.job import Toleration
 from hodei.model.node import Taint
-from unit.control.house import House, a_house, some_nodes
+from unit.control.harness import Harness, a_harness, some_nodes
 
 
 def _full(*cpus, priority="low", **options):
     """A house with a job of `priority` on each core, ids from 1, which have run for a minute."""
-    house = a_house(*cpus, **options)
+    harness = a_harness(*cpus, **options)
     for id in range(1, sum(cpus) + 1):
-        house.submit(id, cpu="1", priority=priority)
-        house.see(f"{id}.0.1", "running")
-    house.now_ms += 60_000
-    return house
+        harness.submit(id, cpu="1", priority=priority)
+        harness.see(f"{id}.0.1", "running")
+    harness.now_ms += 60_000
+    return harness
 
 
-def _goes(house, *runs):
-    house.now_ms += 100
+def _goes(harness, *runs):
+    harness.now_ms += 100
     for run in runs:
-        house.see(run, "failed", 143)
+        harness.see(run, "failed", 143)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def _goes(house, *runs):
     ],
 )
 def test_a_class_takes_the_place_of_strictly_lower_classes_and_low_ones_of_nobody(who, whom, may):
-    house = _full(1, priority=whom)
-    house.submit(9, cpu="1", priority=who)
-    assert house.stopped() == (["1.0.1"] if may else [])
+    harness = _full(1, priority=whom)
+    harness.submit(9, cpu="1", priority=who)
+    assert harness.stopped() == (["1.0.1"] if may else [])
 
 
 def test_whole_numbers_belong_to_the_highest_class_that_they_reach():
@@ -59,208 +59,210 @@ def test_whole_numbers_belong_to_the_highest_class_that_they_reach():
 
 
 def test_the_victim_is_told_to_go_the_room_is_held_and_the_preemptor_starts_when_it_is_free():
-    house = _full(1)
-    house.submit(9, cpu="1", priority="high", name="urgent")
-    assert house.stopped() == ["1.0.1"]
-    assert house.started() == []
-    assert house.reason(9) == ("PREEMPTING", "room is being made on n1: job 1 was told to go")
-    assert why(house.controller, 9, house.now_ms).code == "PREEMPTING"
-    house.submit(10, cpu="1", priority="critical")  # even a higher one does not get the room that was made for another
-    assert house.stopped() == []
-    _goes(house, "1.0.1")
-    assert house.started() == ["9.0.1"]
-    assert house.state(1) == "pending"
-    assert house.jobs[1].preemptions == 1
-    assert "job.preempted" in house.kinds(1)
-    assert "job.preempting" in house.kinds(9)
+    harness = _full(1)
+    harness.submit(9, cpu="1", priority="high", name="urgent")
+    assert harness.stopped() == ["1.0.1"]
+    assert harness.started() == []
+    assert harness.reason(9) == ("PREEMPTING", "room is being made on n1: job 1 was told to go")
+    assert why(harness.controller, 9, harness.now_ms).code == "PREEMPTING"
+    harness.submit(
+        10, cpu="1", priority="critical"
+    )  # even a higher one does not get the room that was made for another
+    assert harness.stopped() == []
+    _goes(harness, "1.0.1")
+    assert harness.started() == ["9.0.1"]
+    assert harness.state(1) == "pending"
+    assert harness.jobs[1].preemptions == 1
+    assert "job.preempted" in harness.kinds(1)
+    assert "job.preempting" in harness.kinds(9)
 
 
 def test_a_victim_comes_back_by_itself_when_there_is_room_again():
-    house = _full(1)
-    house.submit(9, cpu="1", priority="high")
-    _goes(house, "1.0.1")
-    house.see("9.0.1", "running")
-    house.see("9.0.1", "succeeded", 0)
-    assert house.started() == ["1.0.2"]
+    harness = _full(1)
+    harness.submit(9, cpu="1", priority="high")
+    _goes(harness, "1.0.1")
+    harness.see("9.0.1", "running")
+    harness.see("9.0.1", "succeeded", 0)
+    assert harness.started() == ["1.0.2"]
 
 
 def test_nobody_goes_when_it_would_not_help():
-    house = _full(1, 1)
-    house.submit(9, cpu="2", priority="critical")
-    assert (house.stopped(), house.state(9)) == ([], "pending")
-    house.submit(10, cpu="1", priority="critical", node_selector={"zone": "nowhere"})
-    assert house.stopped() == []
+    harness = _full(1, 1)
+    harness.submit(9, cpu="2", priority="critical")
+    assert (harness.stopped(), harness.state(9)) == ([], "pending")
+    harness.submit(10, cpu="1", priority="critical", node_selector={"zone": "nowhere"})
+    assert harness.stopped() == []
 
 
 def test_no_more_go_than_must_and_the_least_valuable_of_them():
-    house = a_house(4)
+    harness = a_harness(4)
     for id, priority in ((1, "medium"), (2, "low"), (3, "batch"), (4, "scavenger")):
-        house.submit(id, cpu="1", priority=priority)
-        house.see(f"{id}.0.1", "running")
-    house.now_ms += 60_000
-    house.submit(9, cpu="2", priority="critical")
-    assert house.stopped() == ["3.0.1", "4.0.1"]
+        harness.submit(id, cpu="1", priority=priority)
+        harness.see(f"{id}.0.1", "running")
+    harness.now_ms += 60_000
+    harness.submit(9, cpu="2", priority="critical")
+    assert harness.stopped() == ["3.0.1", "4.0.1"]
 
 
 def test_of_equals_the_one_that_loses_least_work_goes():
-    house = a_house(2)
-    house.submit(1, cpu="1", priority="low")
-    house.see("1.0.1", "running")
-    house.now_ms += 600_000
-    house.submit(2, cpu="1", priority="low")
-    house.see("2.0.1", "running")
-    house.now_ms += 1000
-    house.submit(9, cpu="1", priority="high")
-    assert house.stopped() == ["2.0.1"]
+    harness = a_harness(2)
+    harness.submit(1, cpu="1", priority="low")
+    harness.see("1.0.1", "running")
+    harness.now_ms += 600_000
+    harness.submit(2, cpu="1", priority="low")
+    harness.see("2.0.1", "running")
+    harness.now_ms += 1000
+    harness.submit(9, cpu="1", priority="high")
+    assert harness.stopped() == ["2.0.1"]
 
 
 def test_a_victim_that_turns_out_not_to_be_needed_is_let_off():
     # Two members: the first takes a free core, so only one victim is needed, on whichever node is cheaper.
-    house = _full(2, 2)
-    house.see("4.0.1", "succeeded", 0)
-    house.submit(9, cpu="1", count=2, priority="high")
-    assert len(house.stopped()) == 1
+    harness = _full(2, 2)
+    harness.see("4.0.1", "succeeded", 0)
+    harness.submit(9, cpu="1", count=2, priority="high")
+    assert len(harness.stopped()) == 1
 
 
 def test_a_gang_takes_places_whole_or_not_at_all():
-    house = _full(2, 2)
-    house.submit(9, cpu="2", count=3, priority="critical")
-    assert house.stopped() == []
-    house.submit(10, cpu="2", count=2, priority="critical")
-    assert sorted(house.stopped()) == ["1.0.1", "2.0.1", "3.0.1", "4.0.1"]
-    _goes(house, "1.0.1", "2.0.1", "3.0.1")
-    assert house.started() == []
-    _goes(house, "4.0.1")
-    assert sorted(house.started()) == ["10.0.1", "10.1.1"]
+    harness = _full(2, 2)
+    harness.submit(9, cpu="2", count=3, priority="critical")
+    assert harness.stopped() == []
+    harness.submit(10, cpu="2", count=2, priority="critical")
+    assert sorted(harness.stopped()) == ["1.0.1", "2.0.1", "3.0.1", "4.0.1"]
+    _goes(harness, "1.0.1", "2.0.1", "3.0.1")
+    assert harness.started() == []
+    _goes(harness, "4.0.1")
+    assert sorted(harness.started()) == ["10.0.1", "10.1.1"]
 
 
 def test_a_gang_that_loses_one_member_to_another_goes_whole():
-    house = a_house(2, 2)
-    house.submit(1, cpu="2", count=2, priority="low")
-    house.now_ms += 1000
-    house.submit(9, cpu="1", priority="high")
-    assert sorted(house.stopped()) == ["1.0.1", "1.1.1"]
+    harness = a_harness(2, 2)
+    harness.submit(1, cpu="2", count=2, priority="low")
+    harness.now_ms += 1000
+    harness.submit(9, cpu="1", priority="high")
+    assert sorted(harness.stopped()) == ["1.0.1", "1.1.1"]
 
 
 def test_rules_of_every_kind_count_in_the_trial():
-    house = House(a_node("a", 1, taints=(Taint("dedicated"),)), a_node("b", 1))
-    house.submit(1, cpu="1", priority="low", node_selector={}, tolerations=(Toleration("dedicated", "Exists"),))
-    house.submit(2, cpu="1", priority="low")
-    house.now_ms += 1000
-    victim_on_b = next(run.id for run in house.runs.values() if run.node == "b")
-    house.submit(9, cpu="1", priority="high")
-    assert house.stopped() == [victim_on_b]
+    harness = Harness(a_node("a", 1, taints=(Taint("dedicated"),)), a_node("b", 1))
+    harness.submit(1, cpu="1", priority="low", node_selector={}, tolerations=(Toleration("dedicated", "Exists"),))
+    harness.submit(2, cpu="1", priority="low")
+    harness.now_ms += 1000
+    victim_on_b = next(run.id for run in harness.runs.values() if run.node == "b")
+    harness.submit(9, cpu="1", priority="high")
+    assert harness.stopped() == [victim_on_b]
 
 
 def test_work_is_safe_for_its_minimum_run_time_and_no_longer():
-    house = a_house(1, preemption=PreemptionPolicy(min_runtime_ms=30_000))
-    house.submit(1, cpu="1", priority="low")
-    house.see("1.0.1", "running")
-    house.now_ms += 10_000
-    house.submit(9, cpu="1", priority="high")
-    assert house.stopped() == []
-    assert house.controller.next_wakeup_ms(house.now_ms) is not None
-    house.later(25_000)
-    assert house.stopped() == ["1.0.1"]
+    harness = a_harness(1, preemption=PreemptionPolicy(min_runtime_ms=30_000))
+    harness.submit(1, cpu="1", priority="low")
+    harness.see("1.0.1", "running")
+    harness.now_ms += 10_000
+    harness.submit(9, cpu="1", priority="high")
+    assert harness.stopped() == []
+    assert harness.controller.next_wakeup_ms(harness.now_ms) is not None
+    harness.later(25_000)
+    assert harness.stopped() == ["1.0.1"]
 
 
 def test_a_job_is_sent_away_only_so_often():
-    house = a_house(1, preemption=PreemptionPolicy(max_per_job=1))
-    house.submit(1, cpu="1", priority="low")
-    house.now_ms += 1000
-    house.submit(2, cpu="1", priority="high")
-    _goes(house, "1.0.1")
-    house.see("2.0.1", "succeeded", 0)
-    assert house.started() == ["1.0.2"]
-    house.now_ms += 1000
-    house.submit(3, cpu="1", priority="high")
-    assert (house.stopped(), house.state(3)) == ([], "pending")
+    harness = a_harness(1, preemption=PreemptionPolicy(max_per_job=1))
+    harness.submit(1, cpu="1", priority="low")
+    harness.now_ms += 1000
+    harness.submit(2, cpu="1", priority="high")
+    _goes(harness, "1.0.1")
+    harness.see("2.0.1", "succeeded", 0)
+    assert harness.started() == ["1.0.2"]
+    harness.now_ms += 1000
+    harness.submit(3, cpu="1", priority="high")
+    assert (harness.stopped(), harness.state(3)) == ([], "pending")
 
 
 def test_the_budget_limits_evictions_within_an_interval():
-    house = _full(3, preemption=PreemptionPolicy(budget=2, interval_ms=60_000))
-    house.submit(7, 8, 9, cpu="1", priority="high")
-    assert len(house.stopped()) == 2
-    house.later(61_000)
-    assert len(house.stopped()) == 1
+    harness = _full(3, preemption=PreemptionPolicy(budget=2, interval_ms=60_000))
+    harness.submit(7, 8, 9, cpu="1", priority="high")
+    assert len(harness.stopped()) == 2
+    harness.later(61_000)
+    assert len(harness.stopped()) == 1
 
 
 def test_it_can_be_switched_off():
-    house = _full(1, preemption=PreemptionPolicy(enabled=False))
-    house.submit(9, cpu="1", priority="critical")
-    assert house.stopped() == []
+    harness = _full(1, preemption=PreemptionPolicy(enabled=False))
+    harness.submit(9, cpu="1", priority="critical")
+    assert harness.stopped() == []
 
 
 def test_there_is_no_ping_pong():
-    house = _full(1)
-    house.submit(9, cpu="1", priority="high")
-    _goes(house, "1.0.1")
+    harness = _full(1)
+    harness.submit(9, cpu="1", priority="high")
+    _goes(harness, "1.0.1")
     for _ in range(5):
-        house.later(60_000)
-        assert (house.started(), house.stopped()) == ([], [])
-    assert (house.state(9), house.state(1)) == ("scheduled", "pending")
+        harness.later(60_000)
+        assert (harness.started(), harness.stopped()) == ([], [])
+    assert (harness.state(9), harness.state(1)) == ("scheduled", "pending")
 
 
 def test_a_cancelled_preemptor_gives_its_room_up():
-    house = _full(1)
-    house.submit(9, cpu="1", priority="high")
-    house.learn(JobCancelled(9))
-    assert house.state(9) == "cancelled"
-    _goes(house, "1.0.1")
-    assert house.started() == ["1.0.2"]
-    assert house.used() == {"n1": {"cpu": 1000, "memory": house.used()["n1"]["memory"]}}
+    harness = _full(1)
+    harness.submit(9, cpu="1", priority="high")
+    harness.learn(JobCancelled(9))
+    assert harness.state(9) == "cancelled"
+    _goes(harness, "1.0.1")
+    assert harness.started() == ["1.0.2"]
+    assert harness.used() == {"n1": {"cpu": 1000, "memory": harness.used()["n1"]["memory"]}}
 
 
 def test_if_the_node_goes_too_the_preemptor_queues_again_and_it_is_on_record():
-    house = _full(1, 1)
-    house.submit(9, cpu="1", priority="high")
-    (victim,) = house.stopped()
-    house.learn(NodeLost(house.runs[victim].node))
-    assert "job.preemption_void" in house.kinds(9) or house.state(9) == "scheduled"
-    survivor = next(run for run in house.runs.values() if run.state == "running")
-    assert survivor.stop_requested.startswith("preempted by job 9")
+    harness = _full(1, 1)
+    harness.submit(9, cpu="1", priority="high")
+    (victim,) = harness.stopped()
+    harness.learn(NodeLost(harness.runs[victim].node))
+    assert "job.preemption_abandoned" in harness.kinds(9) or harness.state(9) == "scheduled"
+    survivor = next(run for run in harness.runs.values() if run.state == "running")
+    assert survivor.stop_reason.text.startswith("preempted by job 9")
 
 
 def test_after_a_restart_nobody_else_is_told_to_go_for_the_same_room():
-    house = _full(1, 1)
-    house.submit(9, cpu="1", priority="high")
-    (victim,) = house.stopped()
-    house.restart(*some_nodes(1, 1))
-    assert house.stopped() == []
-    _goes(house, victim)
-    assert house.started() == ["9.0.1"]
+    harness = _full(1, 1)
+    harness.submit(9, cpu="1", priority="high")
+    (victim,) = harness.stopped()
+    harness.restart(*some_nodes(1, 1))
+    assert harness.stopped() == []
+    _goes(harness, victim)
+    assert harness.started() == ["9.0.1"]
 
 
 def test_a_plan_says_whose_place_would_be_taken_and_takes_none():
-    house = _full(1)
-    (said,) = plan(house.controller, [a_job_spec(cpu="1", priority="high")], house.now_ms)
+    harness = _full(1)
+    (said,) = plan(harness.controller, [a_job_spec(cpu="1", priority="high")], harness.now_ms)
     assert said.code == "WOULD_PREEMPT"
     assert "would take the place of job 1" in said.summary
-    assert house.learn().plan.empty
+    assert harness.learn().plan.empty
 
 
 def test_a_no_execute_taint_sends_away_what_does_not_tolerate_it():
-    house = a_house(2, 2)
-    house.submit(1, cpu="2")
-    house.submit(2, cpu="2", tolerations=(Toleration("fire", "Exists"),))
-    on = {run.job: run.node for run in house.runs.values()}
-    house.learn(NodeOverridden(on[1], add_taints=(Taint("fire", effect="NoExecute"),)))
-    assert house.stopped() == ["1.0.1"]
-    house.learn(NodeOverridden(on[2], add_taints=(Taint("fire", effect="NoExecute"),)))
-    assert house.stopped() == []
-    _goes(house, "1.0.1")
-    assert house.state(1) == "pending"
-    assert house.jobs[1].reason_code == "UNTOLERATED_TAINT"
+    harness = a_harness(2, 2)
+    harness.submit(1, cpu="2")
+    harness.submit(2, cpu="2", tolerations=(Toleration("fire", "Exists"),))
+    on = {run.job: run.node for run in harness.runs.values()}
+    harness.learn(NodeOverridden(on[1], add_taints=(Taint("fire", effect="NoExecute"),)))
+    assert harness.stopped() == ["1.0.1"]
+    harness.learn(NodeOverridden(on[2], add_taints=(Taint("fire", effect="NoExecute"),)))
+    assert harness.stopped() == []
+    _goes(harness, "1.0.1")
+    assert harness.state(1) == "pending"
+    assert harness.jobs[1].reason_code == "UNTOLERATED_TAINT"
 
 
 def test_a_toleration_with_seconds_runs_out_unless_the_taint_goes_first():
-    house = a_house(2, 2)
+    harness = a_harness(2, 2)
     for id in (1, 2):
-        house.submit(id, cpu="2", tolerations=(Toleration("fire", "Exists", seconds=30),))
-    on = {run.job: run.node for run in house.runs.values()}
+        harness.submit(id, cpu="2", tolerations=(Toleration("fire", "Exists", seconds=30),))
+    on = {run.job: run.node for run in harness.runs.values()}
     for node in on.values():
-        house.learn(NodeOverridden(node, add_taints=(Taint("fire", effect="NoExecute"),)))
-    assert house.controller.next_wakeup_ms(house.now_ms) == house.now_ms + 30_000
-    house.learn(NodeOverridden(on[2], remove_taints=(Taint("fire", effect="NoExecute"),)))
-    house.later(30_000)
-    assert house.stopped() == ["1.0.1"]
+        harness.learn(NodeOverridden(node, add_taints=(Taint("fire", effect="NoExecute"),)))
+    assert harness.controller.next_wakeup_ms(harness.now_ms) == harness.now_ms + 30_000
+    harness.learn(NodeOverridden(on[2], remove_taints=(Taint("fire", effect="NoExecute"),)))
+    harness.later(30_000)
+    assert harness.stopped() == ["1.0.1"]

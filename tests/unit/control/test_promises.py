@@ -11,7 +11,7 @@ from hodei.control.controller import Step
 from hodei.model.facts import JobSubmitted, NodeLost
 from hodei.model.job import GangRules
 from hodei.plugins.registry import build_profile
-from unit.control.house import House
+from unit.control.harness import Harness
 
 SECOND = 1000
 HOUR = 3600 * SECOND
@@ -22,94 +22,94 @@ def a_line(backfill: str = "conservative", fill: str = "queue") -> Any:
     return build_profile("default", queue="batch", queue_arguments={"backfill": backfill, "fill": fill})
 
 
-def two_zones(**options: Any) -> House:
+def two_zones(**options: Any) -> Harness:
     nodes = [a_node(f"n{at}", 2, "64Gi", labels={"zone": zone}) for at, zone in enumerate("ab", 1)]
-    return House(*nodes, **options)
+    return Harness(*nodes, **options)
 
 
-def end(house: House, run: str, at_ms: int) -> Step:
-    house.now_ms = NOW_MS + at_ms
-    return house.see(run, "succeeded", 0)
+def end(harness: Harness, run: str, at_ms: int) -> Step:
+    harness.now_ms = NOW_MS + at_ms
+    return harness.see(run, "succeeded", 0)
 
 
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])
 def test_whom_a_rule_keeps_from_starting_when_its_time_has_come_loses_its_promise(backfill):
-    house = two_zones(profiles={"default": a_line(backfill)})
-    house.submit(1, cpu=1, estimate_ms=HOUR)
-    house.see("1.0.1", "running")
-    house.submit(2, cpu=1, count=4, min_count=4, estimate_ms=HOUR, gang=ONE_ZONE)
-    house.submit(3, cpu=2, estimate_ms=2 * HOUR)
-    assert house.reason(3)[0] == "PROMISED"
-    end(house, "1.0.1", HOUR)
-    assert house.started() == ["3.0.1"], "no zone will ever hold job 2, and nothing else is in its way"
+    harness = two_zones(profiles={"default": a_line(backfill)})
+    harness.submit(1, cpu=1, estimate_ms=HOUR)
+    harness.see("1.0.1", "running")
+    harness.submit(2, cpu=1, count=4, min_count=4, estimate_ms=HOUR, gang=ONE_ZONE)
+    harness.submit(3, cpu=2, estimate_ms=2 * HOUR)
+    assert harness.reason(3)[0] == "START_RESERVED"
+    end(harness, "1.0.1", HOUR)
+    assert harness.started() == ["3.0.1"], "no zone will ever hold job 2, and nothing else is in its way"
 
 
 @pytest.mark.parametrize("name", ["a line that has its turn before", "the line after"])
 def test_whoever_waits_for_it_in_another_line_is_called_again(name):
-    house = two_zones(profiles={"default": a_line(), name: build_profile(name)})
-    house.submit(1, cpu=1, estimate_ms=HOUR)
-    house.see("1.0.1", "running")
-    house.submit(2, cpu=1, count=4, min_count=4, estimate_ms=HOUR, gang=ONE_ZONE)
-    house.submit(3, cpu=2, estimate_ms=2 * HOUR, profile=name)
-    assert house.reason(3)[0] == "PROMISED"
-    end(house, "1.0.1", HOUR)
-    started = house.started()
-    assert house.controller.next_wakeup_ms(house.now_ms) == house.now_ms
-    house.learn()
-    assert [*started, *house.started()] == ["3.0.1"]
-    assert house.controller.next_wakeup_ms(house.now_ms) != house.now_ms, "once more, and only once"
+    harness = two_zones(profiles={"default": a_line(), name: build_profile(name)})
+    harness.submit(1, cpu=1, estimate_ms=HOUR)
+    harness.see("1.0.1", "running")
+    harness.submit(2, cpu=1, count=4, min_count=4, estimate_ms=HOUR, gang=ONE_ZONE)
+    harness.submit(3, cpu=2, estimate_ms=2 * HOUR, profile=name)
+    assert harness.reason(3)[0] == "START_RESERVED"
+    end(harness, "1.0.1", HOUR)
+    started = harness.started()
+    assert harness.controller.next_wakeup_ms(harness.now_ms) == harness.now_ms
+    harness.learn()
+    assert [*started, *harness.started()] == ["3.0.1"]
+    assert harness.controller.next_wakeup_ms(harness.now_ms) != harness.now_ms, "once more, and only once"
 
 
 def test_those_before_it_in_line_who_can_be_promised_nothing_are_woken_when_a_promise_is_withdrawn():
     """Job 1 fits in one order of its members only, which a promise, given one by one, does not find."""
     small = a_task("small", cpu="500m", count=2, min_count=2, node_selector={"zone": "b"})
     large = a_task("large", cpu=1, count=3, min_count=3)
-    house = two_zones(profiles={"default": a_line()})
-    house.submit(9, cpu=1, estimate_ms=HOUR)
-    house.see("9.0.1", "running")
-    house.now_ms += SECOND
-    house.submit(1, tasks=(large, small), estimate_ms=HOUR)
-    house.now_ms += SECOND
-    house.submit(2, cpu=1, count=4, min_count=4, estimate_ms=HOUR, gang=ONE_ZONE)
-    assert list(house.controller.world.book.promises) == [2]
-    end(house, "9.0.1", HOUR)
-    assert house.started() == ["1.0.1", "1.1.1", "1.2.1", "1.3.1", "1.4.1"]
+    harness = two_zones(profiles={"default": a_line()})
+    harness.submit(9, cpu=1, estimate_ms=HOUR)
+    harness.see("9.0.1", "running")
+    harness.now_ms += SECOND
+    harness.submit(1, tasks=(large, small), estimate_ms=HOUR)
+    harness.now_ms += SECOND
+    harness.submit(2, cpu=1, count=4, min_count=4, estimate_ms=HOUR, gang=ONE_ZONE)
+    assert list(harness.controller.cluster.availability.start_reservations) == [2]
+    end(harness, "9.0.1", HOUR)
+    assert harness.started() == ["1.0.1", "1.1.1", "1.2.1", "1.3.1", "1.4.1"]
 
 
 def test_a_promise_that_counts_on_a_node_that_is_gone_is_given_anew():
-    house = House(a_node("n1", 4), a_node("n2", 4), profiles={"default": a_line()})
-    house.submit(1, cpu=3, estimate_ms=HOUR)
-    house.see("1.0.1", "running")
-    house.submit(2, cpu=4, count=2, min_count=2, estimate_ms=HOUR)
-    house.submit(3, cpu=4, estimate_ms=2 * HOUR)
-    assert house.reason(3)[0] == "PROMISED"
-    house.now_ms += SECOND
-    house.learn(NodeLost("n1" if house.runs["1.0.1"].node == "n1" else "n2", "gone"))
-    assert house.started() == ["3.0.1"], "job 2 can not start on one node"
+    harness = Harness(a_node("n1", 4), a_node("n2", 4), profiles={"default": a_line()})
+    harness.submit(1, cpu=3, estimate_ms=HOUR)
+    harness.see("1.0.1", "running")
+    harness.submit(2, cpu=4, count=2, min_count=2, estimate_ms=HOUR)
+    harness.submit(3, cpu=4, estimate_ms=2 * HOUR)
+    assert harness.reason(3)[0] == "START_RESERVED"
+    harness.now_ms += SECOND
+    harness.learn(NodeLost("n1" if harness.runs["1.0.1"].node == "n1" else "n2", "gone"))
+    assert harness.started() == ["3.0.1"], "job 2 can not start on one node"
 
 
 def test_a_gang_of_unequal_members_starts_at_the_promised_time_though_it_may_lie_in_one_way_only():
     """Of the ways in which job 4 has room, all but what it was promised would delay job 6."""
     rooms = (("2", "8Gi"), ("4", "4Gi"), ("2", "4Gi"), ("4", "8Gi"))
     nodes = [a_node(f"n{at}", cpu, memory) for at, (cpu, memory) in enumerate(rooms, 1)]
-    house = House(*nodes, profiles={"default": a_line(fill="largest")})
+    harness = Harness(*nodes, profiles={"default": a_line(fill="largest")})
     thin = a_task("thin", cpu="500m", memory="2Gi", count=3, min_count=3)
     thick = a_task("thick", cpu=1, memory="3Gi", count=3, min_count=3)
-    house.submit(1, cpu=1, memory="2Gi", estimate_ms=19 * SECOND)
-    house.submit(2, cpu=1, memory=0, estimate_ms=27 * SECOND)
-    house.now_ms += SECOND
-    house.submit(3, cpu=2, memory="1Gi", estimate_ms=8 * SECOND)
-    at = {"at_ms": house.now_ms, "queued_ms": house.now_ms}
-    house.learn(
+    harness.submit(1, cpu=1, memory="2Gi", estimate_ms=19 * SECOND)
+    harness.submit(2, cpu=1, memory=0, estimate_ms=27 * SECOND)
+    harness.now_ms += SECOND
+    harness.submit(3, cpu=2, memory="1Gi", estimate_ms=8 * SECOND)
+    at = {"at_ms": harness.now_ms, "queued_ms": harness.now_ms}
+    harness.learn(
         JobSubmitted(a_job(4, tasks=(thin, thick), estimate_ms=55 * SECOND, **at)),
         JobSubmitted(a_job(5, cpu=1, memory="3Gi", estimate_ms=21 * SECOND, **at)),
         JobSubmitted(a_job(6, cpu=1, memory="2Gi", count=3, min_count=3, estimate_ms=53 * SECOND, **at)),
         JobSubmitted(a_job(7, cpu=1, memory="2Gi", estimate_ms=6 * SECOND, **at)),
     )
-    assert house.controller.world.book.promises[4].start_ms == NOW_MS + 9 * SECOND
-    end(house, "7.0.1", 5200)
-    end(house, "1.0.1", 5700)
-    assert house.reason(4)[0] == "PROMISED"
-    end(house, "3.0.1", 9000)
-    assert [run for run in house.started() if run.startswith("4.")], house.reason(4)
-    assert house.controller.keeping.broken == 0
+    assert harness.controller.cluster.availability.start_reservations[4].start_ms == NOW_MS + 9 * SECOND
+    end(harness, "7.0.1", 5200)
+    end(harness, "1.0.1", 5700)
+    assert harness.reason(4)[0] == "START_RESERVED"
+    end(harness, "3.0.1", 9000)
+    assert [run for run in harness.started() if run.startswith("4.")], harness.reason(4)
+    assert harness.controller.reservation_audit.broken == 0

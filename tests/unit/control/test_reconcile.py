@@ -5,22 +5,25 @@ from __future__ import annotations
 import pytest
 
 from builders import NOW_MS, a_job, a_run
-from hodei.control.reconcile import reconcile
+from hodei.control.lifecycle.runs import reconcile
 from hodei.control.state import ClusterState
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
+from hodei.model.stop_reason import StopReason
 
 RUNNING = RunObserved("1.0.1", "running", NOW_MS)
 ENDED = RunObserved("1.0.1", "succeeded", NOW_MS, 0)
 LOST = RunObserved("1.0.1", "lost", NOW_MS, reason_code="lost", reason="backend local no longer knows of it")
 
 
-def _world(state, stop="", backend="local", spec_grace=10_000):
-    world = ClusterState()
-    world.add_job(a_job(1, state="scheduled", attempt=1, grace_ms=spec_grace), new=False)
+def _cluster(state, stop="", backend="local", spec_grace=10_000):
+    cluster = ClusterState()
+    cluster.add_job(a_job(1, state="scheduled", attempt=1, grace_ms=spec_grace), new=False)
     if state is not None:
-        world.add_run(a_run(1, state=state, stop_requested=stop, backend=backend), new=False)
-    return world
+        cluster.add_run(
+            a_run(1, state=state, stop_reason=StopReason(stop) if stop else None, backend=backend), new=False
+        )
+    return cluster
 
 
 @pytest.mark.parametrize(
@@ -46,25 +49,25 @@ def _world(state, stop="", backend="local", spec_grace=10_000):
 )
 def test_both_sides_agree_again(ours, stop, theirs, facts, orders):
     known = {} if theirs is None else {"1.0.1": theirs}
-    found, given = reconcile(_world(ours, stop), "local", known, NOW_MS)
+    found, given = reconcile(_cluster(ours, stop), "local", known, NOW_MS)
     assert found == facts
     assert [type(order).__name__ for order in given] == orders
 
 
 def test_orders_carry_all_that_a_backend_needs():
-    world = _world("placed", "cancelled", spec_grace=777)
-    _, (start, stop) = reconcile(world, "local", {}, NOW_MS)
-    spec = world.jobs[1].spec
-    assert start == Start(a_run(1, stop_requested="cancelled"), spec, spec.tasks[0])
-    assert stop == Stop("1.0.1", "local", 777, "cancelled")
+    cluster = _cluster("placed", "cancelled", spec_grace=777)
+    _, (start, stop) = reconcile(cluster, "local", {}, NOW_MS)
+    spec = cluster.jobs[1].spec
+    assert start == Start(a_run(1, stop_reason=StopReason("cancelled")), spec, spec.tasks[0])
+    assert stop == Stop("1.0.1", "local", 777, StopReason("cancelled"))
 
 
 def test_what_nobody_wants_is_stopped_without_grace_and_an_old_end_is_forgotten():
     known = {"7.0.3": RunObserved("7.0.3", "running", NOW_MS), "8.0.1": RunObserved("8.0.1", "failed", NOW_MS, 1)}
-    facts, orders = reconcile(_world(None), "local", known, NOW_MS)
+    facts, orders = reconcile(_cluster(None), "local", known, NOW_MS)
     assert facts == []
-    assert orders == [Stop("7.0.3", "local", 0, "not wanted"), Forget("8.0.1", "local")]
+    assert orders == [Stop("7.0.3", "local", 0, StopReason("not_wanted")), Forget("8.0.1", "local")]
 
 
 def test_runs_on_other_backends_are_none_of_its_business():
-    assert reconcile(_world("running", backend="elsewhere"), "local", {}, NOW_MS) == ([], [])
+    assert reconcile(_cluster("running", backend="elsewhere"), "local", {}, NOW_MS) == ([], [])

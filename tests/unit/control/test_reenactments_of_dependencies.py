@@ -6,62 +6,68 @@ from __future__ import annotations
 from hodei.control.explain.why import landed
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.facts import JobCancelled, JobRequeued, NodeLost
-from unit.control.house import a_house
+from unit.control.harness import a_harness
 from unit.control.lifecycle.test_dependencies import after, end, job, submit
 
 
 def test_a_dependency_that_can_never_be_met_ends_the_job_at_once_and_says_why():
     """Elsewhere: `DependencyNeverSatisfied` stood in a queue for weeks. Here: it ends at once, and names the culprit."""
-    house = a_house(4)
-    submit(house, job(house, 1), job(house, 2, after(1)), job(house, 3, after(2)), job(house, 4, after(3, on="failed")))
-    end(house, 1, "failed")
-    assert house.reason(2) == ("DEPENDENCY_NEVER_MET", "it waited for job 1 (job-1) to succeed, but that failed")
-    assert house.reason(3) == ("DEPENDENCY_NEVER_MET", "it waited for job 2 (job-2) to succeed, but that failed")
-    assert house.started() == ["4.0.1"]
-    answer = landed(house.jobs[2], [], house.now_ms)
+    harness = a_harness(4)
+    submit(
+        harness,
+        job(harness, 1),
+        job(harness, 2, after(1)),
+        job(harness, 3, after(2)),
+        job(harness, 4, after(3, on="failed")),
+    )
+    end(harness, 1, "failed")
+    assert harness.reason(2) == ("DEPENDENCY_NEVER_MET", "it waited for job 1 (job-1) to succeed, but that failed")
+    assert harness.reason(3) == ("DEPENDENCY_NEVER_MET", "it waited for job 2 (job-2) to succeed, but that failed")
+    assert harness.started() == ["4.0.1"]
+    answer = landed(harness.jobs[2], [], harness.now_ms)
     assert (answer.status, answer.code) == ("ended", "DEPENDENCY_NEVER_MET")
     assert "job 1 (job-1)" in answer.summary
 
 
 def test_one_that_was_given_up_can_be_brought_back_with_what_it_waits_for():
     """Elsewhere: mending the first job left the rest of the pipeline dead. Here: requeue both, and it goes on."""
-    house = a_house(4)
-    submit(house, job(house, 1), job(house, 2, after(1)))
-    end(house, 1, "failed")
-    house.learn(JobRequeued(1, house.jobs[1]), JobRequeued(2, house.jobs[2]))
-    assert house.reason(2)[0] == "WAITING_FOR"
-    end(house, 1, attempt=2)
-    assert house.state(2) == "scheduled"
+    harness = a_harness(4)
+    submit(harness, job(harness, 1), job(harness, 2, after(1)))
+    end(harness, 1, "failed")
+    harness.learn(JobRequeued(1, harness.jobs[1]), JobRequeued(2, harness.jobs[2]))
+    assert harness.reason(2)[0] == "WAITING_FOR_DEPENDENCY"
+    end(harness, 1, attempt=2)
+    assert harness.state(2) == "scheduled"
 
 
 def test_a_lost_node_is_not_a_failed_job():
     """Elsewhere: the death of a host ended everything downstream. Here: the job is tried again, and they wait."""
-    house = a_house(1, 1)
-    submit(house, job(house, 1), job(house, 2, after(1)), job(house, 3, after(1, on="failed")))
-    house.see("1.0.1", "running")
-    house.learn(NodeLost(house.runs["1.0.1"].node))
-    assert {house.state(2), house.state(3)} == {"pending"}
-    house.later(60_000)
-    assert house.started() == ["1.0.2"]
+    harness = a_harness(1, 1)
+    submit(harness, job(harness, 1), job(harness, 2, after(1)), job(harness, 3, after(1, on="failed")))
+    harness.see("1.0.1", "running")
+    harness.learn(NodeLost(harness.runs["1.0.1"].node))
+    assert {harness.state(2), harness.state(3)} == {"pending"}
+    harness.later(60_000)
+    assert harness.started() == ["1.0.2"]
 
 
 def test_the_first_of_two_mirrors_is_enough_and_the_other_may_fail():
     """Elsewhere: any-of was not to be had, and a dummy job stood in for it. Here: so many of so many."""
-    house = a_house(4)
+    harness = a_harness(4)
     either = Dependencies((Dependency("succeeded", job=1), Dependency("succeeded", job=2)), need=1)
-    submit(house, job(house, 1), job(house, 2), job(house, 3, either))
-    end(house, 1, "failed")
-    assert house.state(3) == "pending"
-    end(house, 2)
-    assert house.state(3) == "scheduled"
+    submit(harness, job(harness, 1), job(harness, 2), job(harness, 3, either))
+    end(harness, 1, "failed")
+    assert harness.state(3) == "pending"
+    end(harness, 2)
+    assert harness.state(3) == "scheduled"
 
 
 def test_cancelling_a_pipeline_from_the_top_leaves_nobody_behind():
     """Elsewhere: jobs whose first had been cancelled stayed in the queue. Here: each ends and says so."""
-    house = a_house(1)
-    submit(house, job(house, 9))
-    submit(house, job(house, 1), *(job(house, id, after(id - 1)) for id in range(2, 6)))
-    house.learn(JobCancelled(1))
-    assert [house.state(id) for id in range(2, 6)] == ["failed"] * 4
-    assert "was cancelled" in house.reason(2)[1]
-    assert house.controller.pending() == {"default": 0}
+    harness = a_harness(1)
+    submit(harness, job(harness, 9))
+    submit(harness, job(harness, 1), *(job(harness, id, after(id - 1)) for id in range(2, 6)))
+    harness.learn(JobCancelled(1))
+    assert [harness.state(id) for id in range(2, 6)] == ["failed"] * 4
+    assert "was cancelled" in harness.reason(2)[1]
+    assert harness.controller.pending() == {"default": 0}

@@ -7,7 +7,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_job_spec, a_node
@@ -18,7 +18,8 @@ from hodei.plugins.registry import build_profile
 from hodei.sim.driver import Simulation
 from hodei.sim.traces import Arrival, Workload
 from hodei.wiring import make_controller
-from unit.control.house import House, some_nodes
+from property.examples import examples
+from unit.control.harness import Harness, some_nodes
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -108,11 +109,11 @@ def test_no_more_is_borrowed_whatever_unit_each_side_is_written_in(hard, borrow,
     config = {"quotas": {"a": {"hard": hard, "borrow": borrow, "cohort": "lab"},
                          "b": {"hard": {resource: "64" if resource == "cpu" else "64Gi"}, "cohort": "lab"}}}  # fmt: skip
     profiles = {"default": build_profile("default", plugins=("quota",))}
-    house = House(
+    harness = Harness(
         *some_nodes(64, 64), profiles=profiles, accounts=accounts_policy(msgspec.convert(config, SchedulingConfig))
     )
-    house.submit(*range(1, 21), project="a", **{"memory": "1Mi", **asked})
-    assert sum(house.state(id) == "scheduled" for id in range(1, 21)) == fits
+    harness.submit(*range(1, 21), project="a", **{"memory": "1Mi", **asked})
+    assert sum(harness.state(id) == "scheduled" for id in range(1, 21)) == fits
 
 
 @pytest.mark.parametrize("amount", ["2 cores", "2x", "", "-1", "nan", "1e400"])
@@ -147,7 +148,7 @@ def test_plain_priorities_let_a_stream_of_higher_jobs_starve_a_lower_one():
     assert played(arrivals, cores=1, **line("priority"))["low"] > STREAM_HOURS * HOUR
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     seed=st.integers(0, 10**6), own=st.integers(0, 500), above=st.lists(st.integers(1, 400), min_size=1, max_size=4),
     rate=st.integers(20, 200), run=st.integers(2, 20),

@@ -9,8 +9,15 @@ import pytest
 from builders import NOW_MS, a_job, a_node
 from hodei.control.explain.why import why
 from hodei.control.snapshot import dump, load, modules_of
-from hodei.model.accounting_config import BudgetConfig, QuotaConfig, SharesConfig
-from hodei.model.config import EstimatesConfig, ProfileConfig, SchedulingConfig, SpillConfig
+from hodei.model.config import (
+    BudgetConfig,
+    EstimatesConfig,
+    ProfileConfig,
+    QuotaConfig,
+    SchedulingConfig,
+    SharesConfig,
+    SpillConfig,
+)
 from hodei.model.facts import BackendReported, JobSubmitted, NodeJoined, Reconfigured, RunObserved
 from hodei.plugins.registry import PLUGINS, QUEUES
 from hodei.wiring import make_controller
@@ -92,7 +99,7 @@ def test_every_plugin_can_be_written() -> None:
         config = _config(profiles={"default": ProfileConfig(plugins=(name,))})
         controller = make_controller(config)
         controller.step(NOW_MS, [NodeJoined(a_node("n1", 4)), _submitted(1)])
-        assert load(dump(controller)).world.jobs == controller.world.jobs, name
+        assert load(dump(controller)).cluster.jobs == controller.cluster.jobs, name
 
 
 def test_secrets_of_a_strangers_plugin_are_not_written() -> None:
@@ -100,10 +107,10 @@ def test_secrets_of_a_strangers_plugin_are_not_written() -> None:
         plugins=(f"{__name__}:Stranger",), options={f"{__name__}:Stranger": {"api_token": "canary", "words": ["a"]}}
     )
     controller = make_controller(_config(profiles={"default": profile}))
-    [original] = [each for each in controller.engine.profiles["default"].readers if each.name == "stranger"]
+    [original] = [each for each in controller.engine.profiles["default"].node_plugins if each.name == "stranger"]
     assert original.api_token == "canary"
     again = load(dump(controller), modules_of(controller))
-    [stranger] = [each for each in again.engine.profiles["default"].readers if each.name == "stranger"]
+    [stranger] = [each for each in again.engine.profiles["default"].node_plugins if each.name == "stranger"]
     assert (stranger.api_token, list(stranger.words)) == ("***", ["a"])
 
 

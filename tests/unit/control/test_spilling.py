@@ -34,87 +34,87 @@ CLOUD = a_node("cloud-1", 64, "640Gi", backend="cloud", cost_milli=5000, locatio
 
 def a_full_house(estimate_ms: int = 10 * HOUR_MS) -> Configured:
     """Job 1 has all of onprem for so long."""
-    house = Configured(RULES, ONPREM, CLOUD)
-    house.submit(1, cpu="4", estimate_ms=estimate_ms)
-    assert house.runs["1.0.1"].node == "onprem-1"
-    return house
+    harness = Configured(RULES, ONPREM, CLOUD)
+    harness.submit(1, cpu="4", estimate_ms=estimate_ms)
+    assert harness.runs["1.0.1"].node == "onprem-1"
+    return harness
 
 
-def where(house: Configured, job: int) -> str:
-    return house.runs[f"{job}.0.1"].node if f"{job}.0.1" in house.runs else ""
+def where(harness: Configured, job: int) -> str:
+    return harness.runs[f"{job}.0.1"].node if f"{job}.0.1" in harness.runs else ""
 
 
-def said(house: Configured, job: int) -> str:
-    return repr(why(house.controller, job, house.now_ms))
+def said(harness: Configured, job: int) -> str:
+    return repr(why(harness.controller, job, harness.now_ms))
 
 
 def test_a_job_goes_to_the_cloud_at_once_if_it_would_wait_too_long_on_premises():
-    house = a_full_house()
-    house.submit(2, cpu="4", estimate_ms=HOUR_MS)
-    assert where(house, 2) == "cloud-1"
+    harness = a_full_house()
+    harness.submit(2, cpu="4", estimate_ms=HOUR_MS)
+    assert where(harness, 2) == "cloud-1"
 
 
 def test_a_job_that_need_not_wait_long_waits_and_why_names_the_rule():
-    house = a_full_house(20 * MINUTE_MS)
-    house.submit(2, cpu="4", estimate_ms=HOUR_MS)
-    assert where(house, 2) == ""
-    assert "kept off backend cloud: elsewhere it waits 20m, and goes there if that is over 30m" in said(house, 2)
-    assert "SPILL_NOT_YET" in said(house, 2)
-    house.see("1.0.1", "running")
-    house.now_ms += 20 * MINUTE_MS
-    house.see("1.0.1", "succeeded", 0)
-    assert where(house, 2) == "onprem-1"
+    harness = a_full_house(20 * MINUTE_MS)
+    harness.submit(2, cpu="4", estimate_ms=HOUR_MS)
+    assert where(harness, 2) == ""
+    assert "kept off backend cloud: elsewhere it waits 20m, and goes there if that is over 30m" in said(harness, 2)
+    assert "SPILL_NOT_YET" in said(harness, 2)
+    harness.see("1.0.1", "running")
+    harness.now_ms += 20 * MINUTE_MS
+    harness.see("1.0.1", "succeeded", 0)
+    assert where(harness, 2) == "onprem-1"
 
 
 def test_a_wait_that_became_too_long_after_all_ends_in_the_cloud():
-    house = a_full_house(20 * MINUTE_MS)
-    house.see("1.0.1", "running")
-    house.submit(2, cpu="4", estimate_ms=HOUR_MS)
-    house.until(29 * MINUTE_MS)
-    house.until(2 * MINUTE_MS)
-    assert where(house, 2) == "cloud-1"
+    harness = a_full_house(20 * MINUTE_MS)
+    harness.see("1.0.1", "running")
+    harness.submit(2, cpu="4", estimate_ms=HOUR_MS)
+    harness.until(29 * MINUTE_MS)
+    harness.until(2 * MINUTE_MS)
+    assert where(harness, 2) == "cloud-1"
 
 
 def test_a_job_that_is_too_dear_there_stays_whatever_the_wait():
-    house = a_full_house()
-    house.submit(2, cpu="4", estimate_ms=5 * HOUR_MS)
-    house.until(2 * HOUR_MS)
-    assert where(house, 2) == ""
-    assert "it would cost 25.00, over 20.00" in said(house, 2)
+    harness = a_full_house()
+    harness.submit(2, cpu="4", estimate_ms=5 * HOUR_MS)
+    harness.until(2 * HOUR_MS)
+    assert where(harness, 2) == ""
+    assert "it would cost 25.00, over 20.00" in said(harness, 2)
 
 
 def test_data_that_must_stay_keeps_its_jobs_from_spilling():
-    house = a_full_house()
-    house.submit(2, cpu="4", estimate_ms=HOUR_MS, inputs=("patients",))
-    house.until(2 * HOUR_MS)
-    assert where(house, 2) == ""
-    assert "data set patients must stay in eu" in said(house, 2)
+    harness = a_full_house()
+    harness.submit(2, cpu="4", estimate_ms=HOUR_MS, inputs=("patients",))
+    harness.until(2 * HOUR_MS)
+    assert where(harness, 2) == ""
+    assert "data set patients must stay in eu" in said(harness, 2)
 
 
 def test_not_even_a_job_that_asks_for_the_cloud_takes_the_data_there():
-    house = Configured(RULES, ONPREM, CLOUD)
+    harness = Configured(RULES, ONPREM, CLOUD)
     choice = BackendChoice("specific", ("cloud",))
-    house.submit(2, cpu="4", estimate_ms=HOUR_MS, inputs=("patients",), backend=choice)
-    assert where(house, 2) == ""
+    harness.submit(2, cpu="4", estimate_ms=HOUR_MS, inputs=("patients",), backend=choice)
+    assert where(harness, 2) == ""
 
 
 def test_one_far_back_in_line_spills_by_its_forecast_while_those_before_it_wait():
-    house = a_full_house(20 * MINUTE_MS)
-    house.submit(2, cpu="4", estimate_ms=20 * MINUTE_MS)
-    house.submit(3, cpu="4", estimate_ms=25 * MINUTE_MS)
-    assert where(house, 2) == where(house, 3) == ""
-    house.learn(StartsForecast({2: house.now_ms + 20 * MINUTE_MS, 3: house.now_ms + 40 * MINUTE_MS}))
-    house.until(1000)
-    assert (where(house, 2), where(house, 3)) == ("", "cloud-1")
+    harness = a_full_house(20 * MINUTE_MS)
+    harness.submit(2, cpu="4", estimate_ms=20 * MINUTE_MS)
+    harness.submit(3, cpu="4", estimate_ms=25 * MINUTE_MS)
+    assert where(harness, 2) == where(harness, 3) == ""
+    harness.learn(StartsForecast({2: harness.now_ms + 20 * MINUTE_MS, 3: harness.now_ms + 40 * MINUTE_MS}))
+    harness.until(1000)
+    assert (where(harness, 2), where(harness, 3)) == ("", "cloud-1")
 
 
 def test_a_twin_knows_the_forecasts_and_its_own_do_not_come_back():
-    house = a_full_house(20 * MINUTE_MS)
-    house.learn(StartsForecast({7: 1}))
-    other = clone_controller(house.controller)
-    assert other.world.book.forecasts == {7: 1}
-    other.step(house.now_ms, [StartsForecast({8: 2})])
-    assert house.controller.world.book.forecasts == {7: 1}
+    harness = a_full_house(20 * MINUTE_MS)
+    harness.learn(StartsForecast({7: 1}))
+    other = clone_controller(harness.controller)
+    assert other.cluster.availability.forecasts == {7: 1}
+    other.step(harness.now_ms, [StartsForecast({8: 2})])
+    assert harness.controller.cluster.availability.forecasts == {7: 1}
 
 
 def test_what_was_foretold_can_be_read_back_from_a_decision_log():
@@ -124,11 +124,11 @@ def test_what_was_foretold_can_be_read_back_from_a_decision_log():
 
 @pytest.mark.parametrize("policy", ["cost_optimized", "performance", "locality"])
 def test_a_backend_policy_chooses_the_backend_and_the_rest_the_node(policy):
-    house = Configured(
+    harness = Configured(
         f'[scheduling.profiles.default]\nbackend_policy = "{policy}"',
         a_node("a1", 4, "64Gi", backend="a", cost_milli=100),
         a_node("a2", 64, "640Gi", backend="a", cost_milli=100),
         a_node("b1", 64, "640Gi", backend="b", cost_milli=900, data=("imagenet",)),
     )
-    house.submit(1, cpu="2", memory="1Gi", inputs=("imagenet",))
-    assert where(house, 1) == {"cost_optimized": "a2", "performance": "b1", "locality": "b1"}[policy]
+    harness.submit(1, cpu="2", memory="1Gi", inputs=("imagenet",))
+    assert where(harness, 1) == {"cost_optimized": "a2", "performance": "b1", "locality": "b1"}[policy]

@@ -14,74 +14,75 @@ from hodei.model.facts import (
     NodeLost,
 )
 from hodei.model.job import Checkpoint, GangRules
-from unit.control.house import House, a_house, some_nodes
+from hodei.model.stop_reason import StopReason
+from unit.control.harness import Harness, a_harness, some_nodes
 from unit.control.scenes import gone, is_empty, live, running
 
 SAVES = Checkpoint(signal="USR1")
 
 
-def a_running(*cpus: int, **spec) -> House:
-    house = a_house(*cpus or (1,))
-    house.submit(1, **spec)
-    running(house, *live(house))
-    return house
+def a_running(*cpus: int, **spec) -> Harness:
+    harness = a_harness(*cpus or (1,))
+    harness.submit(1, **spec)
+    running(harness, *live(harness))
+    return harness
 
 
 def test_a_running_job_saves_its_work_leaves_and_is_held():
-    house = a_running(checkpoint=SAVES)
-    house.learn(JobSuspended(1))
-    assert house.acts == [Stop("1.0.1", "local", 10_000, "suspended", SAVES)]
-    assert (house.state(), house.jobs[1].suspend_requested) == ("running", True)
-    house.see("1.0.1", "stopped", 143, checkpoint_ms=house.now_ms)
-    assert (house.state(), house.reason()) == ("held", ("SUSPENDED", "suspended by a user"))
-    assert (house.jobs[1].suspend_requested, house.runs["1.0.1"].checkpoint_ms) == (False, house.now_ms)
-    assert is_empty(house)
-    assert house.kinds(1)[-3:] == ["job.suspend_requested", "run.ended", "job.suspended"]
+    harness = a_running(checkpoint=SAVES)
+    harness.learn(JobSuspended(1))
+    assert harness.acts == [Stop("1.0.1", "local", 10_000, StopReason("suspended"), SAVES)]
+    assert (harness.state(), harness.jobs[1].suspend_requested) == ("running", True)
+    harness.see("1.0.1", "stopped", 143, checkpoint_ms=harness.now_ms)
+    assert (harness.state(), harness.reason()) == ("held", ("SUSPENDED", "suspended by a user"))
+    assert (harness.jobs[1].suspend_requested, harness.runs["1.0.1"].checkpoint_ms) == (False, harness.now_ms)
+    assert is_empty(harness)
+    assert harness.kinds(1)[-3:] == ["job.suspend_requested", "run.ended", "job.suspended"]
 
 
 def test_a_resumed_job_is_a_new_attempt_with_the_same_place_in_line_and_the_same_failures():
-    house = a_running(retries=3)
-    house.see("1.0.1", "failed", 1)
-    house.later(5_000)
-    running(house, "1.0.2")
-    submitted = house.jobs[1].submitted_ms
-    house.learn(JobSuspended(1))
-    gone(house, "1.0.2")
-    house.learn(JobReleased(1))
-    assert (house.state(), house.started()) == ("scheduled", ["1.0.3"])
-    assert (house.jobs[1].submitted_ms, house.jobs[1].failures) == (submitted, 1)
+    harness = a_running(retries=3)
+    harness.see("1.0.1", "failed", 1)
+    harness.later(5_000)
+    running(harness, "1.0.2")
+    submitted = harness.jobs[1].submitted_ms
+    harness.learn(JobSuspended(1))
+    gone(harness, "1.0.2")
+    harness.learn(JobReleased(1))
+    assert (harness.state(), harness.started()) == ("scheduled", ["1.0.3"])
+    assert (harness.jobs[1].submitted_ms, harness.jobs[1].failures) == (submitted, 1)
 
 
 def test_a_waiting_job_is_held_at_once():
-    house = a_house(1)
-    house.submit(1, 2)
-    house.learn(JobSuspended(2))
-    assert (house.state(2), house.reason(2)[0]) == ("held", "SUSPENDED")
-    house.see("1.0.1", "succeeded", 0)
-    assert house.started() == []
-    house.learn(JobReleased(2))
-    assert house.started() == ["2.0.1"]
+    harness = a_harness(1)
+    harness.submit(1, 2)
+    harness.learn(JobSuspended(2))
+    assert (harness.state(2), harness.reason(2)[0]) == ("held", "SUSPENDED")
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.started() == []
+    harness.learn(JobReleased(2))
+    assert harness.started() == ["2.0.1"]
 
 
 def test_all_members_of_a_gang_go_and_come_back():
-    house = a_running(1, 1, cpu="1", count=2)
-    house.learn(JobSuspended(1))
-    assert sorted(house.stopped()) == ["1.0.1", "1.1.1"]
-    gone(house, "1.0.1", "1.1.1")
-    assert house.state() == "held"
-    house.learn(JobReleased(1))
-    assert sorted(house.started()) == ["1.0.2", "1.1.2"]
+    harness = a_running(1, 1, cpu="1", count=2)
+    harness.learn(JobSuspended(1))
+    assert sorted(harness.stopped()) == ["1.0.1", "1.1.1"]
+    gone(harness, "1.0.1", "1.1.1")
+    assert harness.state() == "held"
+    harness.learn(JobReleased(1))
+    assert sorted(harness.started()) == ["1.0.2", "1.1.2"]
 
 
 def test_a_gang_that_lacks_a_member_is_suspended_with_it():
-    house = a_running(1, 1, cpu="1", count=2, retries=3, gang=GangRules(on_failure="repair"))
-    house.see("1.0.1", "failed", 1)
-    house.learn(JobSuspended(1))
-    assert house.stopped() == ["1.1.1"]
-    gone(house, "1.1.1")
-    assert house.state() == "held"
-    house.later(60_000)
-    assert (house.state(), is_empty(house)) == ("held", True)
+    harness = a_running(1, 1, cpu="1", count=2, retries=3, gang=GangRules(on_failure="repair"))
+    harness.see("1.0.1", "failed", 1)
+    harness.learn(JobSuspended(1))
+    assert harness.stopped() == ["1.1.1"]
+    gone(harness, "1.1.1")
+    assert harness.state() == "held"
+    harness.later(60_000)
+    assert (harness.state(), is_empty(harness)) == ("held", True)
 
 
 @pytest.mark.parametrize(
@@ -93,18 +94,18 @@ def test_a_gang_that_lacks_a_member_is_suspended_with_it():
     ],
 )
 def test_however_a_run_goes_its_job_is_suspended_unless_it_was_done(what, state):
-    house = a_running()
-    house.learn(JobSuspended(1))
-    house.see("1.0.1", **what)
-    assert house.state() == state
+    harness = a_running()
+    harness.learn(JobSuspended(1))
+    harness.see("1.0.1", **what)
+    assert harness.state() == state
 
 
 def test_one_that_is_resumed_before_it_has_gone_comes_back_when_it_has():
-    house = a_running()
-    house.learn(JobSuspended(1))
-    house.learn(JobReleased(1))
-    gone(house, "1.0.1")
-    assert (house.state(), house.started()) == ("scheduled", ["1.0.2"])
+    harness = a_running()
+    harness.learn(JobSuspended(1))
+    harness.learn(JobReleased(1))
+    gone(harness, "1.0.1")
+    assert (harness.state(), harness.started()) == ("scheduled", ["1.0.2"])
 
 
 @pytest.mark.parametrize(
@@ -115,56 +116,56 @@ def test_one_that_is_resumed_before_it_has_gone_comes_back_when_it_has():
     ],
 )
 def test_the_last_word_counts(word, state):
-    house = a_running()
-    house.learn(JobSuspended(1))
-    house.learn(word)
-    gone(house, "1.0.1")
-    assert house.state() == state
+    harness = a_running()
+    harness.learn(JobSuspended(1))
+    harness.learn(word)
+    gone(harness, "1.0.1")
+    assert harness.state() == state
 
 
 def test_a_crash_between_the_wish_and_the_end_forgets_nothing():
-    house = a_running()
-    house.learn(JobSuspended(1))
-    house.restart(*some_nodes(1))
-    gone(house, "1.0.1")
-    assert (house.state(), house.reason()[0]) == ("held", "SUSPENDED")
-    house.restart(*some_nodes(1))
-    assert (house.state(), house.started()) == ("held", [])
+    harness = a_running()
+    harness.learn(JobSuspended(1))
+    harness.restart(*some_nodes(1))
+    gone(harness, "1.0.1")
+    assert (harness.state(), harness.reason()[0]) == ("held", "SUSPENDED")
+    harness.restart(*some_nodes(1))
+    assert (harness.state(), harness.started()) == ("held", [])
 
 
 def test_a_node_that_goes_takes_nobody_out_of_suspension():
-    house = a_running(1, 1)
-    house.learn(JobSuspended(1))
-    house.learn(NodeLost(house.runs["1.0.1"].node))
-    assert (house.state(), house.reason()[0]) == ("held", "SUSPENDED")
+    harness = a_running(1, 1)
+    harness.learn(JobSuspended(1))
+    harness.learn(NodeLost(harness.runs["1.0.1"].node))
+    assert (harness.state(), harness.reason()[0]) == ("held", "SUSPENDED")
 
 
 # -------------------------------------------------------------------------------------- saving in between
 
 
 def test_every_run_is_told_to_save_its_work_and_goes_on():
-    house = a_running(1, 1, cpu="1", count=2, checkpoint=SAVES)
-    house.learn(JobCheckpointRequested(1))
-    assert house.acts == [TakeCheckpoint(f"1.{member}.1", "local", SAVES) for member in (0, 1)]
-    house.see("1.0.1", "running", checkpoint_ms=house.now_ms)
-    assert house.runs["1.0.1"].checkpoint_ms == house.now_ms
-    house.see("1.1.1", "running", checkpoint_error="no checkpoint was seen within 30s")
-    assert house.events[-1].kind == "run.checkpoint_failed"
-    assert (house.state(), house.runs["1.1.1"].checkpoint_ms) == ("running", 0)
+    harness = a_running(1, 1, cpu="1", count=2, checkpoint=SAVES)
+    harness.learn(JobCheckpointRequested(1))
+    assert harness.acts == [TakeCheckpoint(f"1.{member}.1", "local", SAVES) for member in (0, 1)]
+    harness.see("1.0.1", "running", checkpoint_ms=harness.now_ms)
+    assert harness.runs["1.0.1"].checkpoint_ms == harness.now_ms
+    harness.see("1.1.1", "running", checkpoint_error="no checkpoint was seen within 30s")
+    assert harness.events[-1].kind == "run.checkpoint_failed"
+    assert (harness.state(), harness.runs["1.1.1"].checkpoint_ms) == ("running", 0)
 
 
 @pytest.mark.parametrize("spec", [{}, {"checkpoint": Checkpoint(file="/x")}], ids=["nothing said", "only a file"])
 def test_nobody_is_told_who_can_not_save(spec):
-    house = a_running(**spec)
-    house.learn(JobCheckpointRequested(1))
-    assert house.acts == []
+    harness = a_running(**spec)
+    harness.learn(JobCheckpointRequested(1))
+    assert harness.acts == []
 
 
 def test_health_is_kept_with_the_run_and_told_when_it_changes():
-    house = a_running()
+    harness = a_running()
     for health in ("ok", "ok", "failing", "ok"):
-        house.see("1.0.1", "running", health=health)
-    assert house.runs["1.0.1"].health == "ok"
-    assert [kind for kind in house.kinds(1) if kind.endswith("healthy")] == [
+        harness.see("1.0.1", "running", health=health)
+    assert harness.runs["1.0.1"].health == "ok"
+    assert [kind for kind in harness.kinds(1) if kind.endswith("healthy")] == [
         "run.healthy", "run.unhealthy", "run.healthy",
     ]  # fmt: skip

@@ -7,11 +7,11 @@ from hodei.control.explain.why import in_doubt, why
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.model.text import moment
 from hodei.plugins.registry import build_profile
-from unit.control.house import House, a_house
+from unit.control.harness import Harness, a_harness
 
 
-def _why(house: House, job: int = 1):
-    found = why(house.controller, job, house.now_ms)
+def _why(harness: Harness, job: int = 1):
+    found = why(harness.controller, job, harness.now_ms)
     assert found is not None
     return found
 
@@ -19,94 +19,94 @@ def _why(house: House, job: int = 1):
 # ----------------------------------------------------------------------------------------- protected victims
 
 
-def _guarded(**policy: int) -> House:
-    house = a_house(4, preemption=PreemptionPolicy(**policy))
-    house.submit(1, cpu="4", name="low", priority=100)
-    house.see("1.0.1", "running")
-    return house
+def _guarded(**policy: int) -> Harness:
+    harness = a_harness(4, preemption=PreemptionPolicy(**policy))
+    harness.submit(1, cpu="4", name="low", priority=100)
+    harness.see("1.0.1", "running")
+    return harness
 
 
 def test_victims_that_are_protected_for_a_while_are_named_with_the_moment():
-    house = _guarded(min_runtime_ms=60_000)
-    started = house.now_ms
-    house.now_ms += 1000
-    house.submit(2, cpu="4", priority=1000)
-    said = _why(house, 2)
+    harness = _guarded(min_runtime_ms=60_000)
+    started = harness.now_ms
+    harness.now_ms += 1000
+    harness.submit(2, cpu="4", priority=1000)
+    said = _why(harness, 2)
     assert said.code == "VICTIMS_PROTECTED"
     until = f"victims are protected until {moment(started + 60_000)} (min_runtime)"
     assert said.summary.startswith(f"it could take the place of job 1 (low), but {until}")
     assert said.next_attempt_ms == started + 60_000
-    house.later(60_000)
-    assert _why(house, 2).code == "PREEMPTING"
+    harness.later(60_000)
+    assert _why(harness, 2).code == "PREEMPTING"
 
 
 def test_a_victim_that_was_sent_away_too_often_is_protected_for_good():
-    house = _guarded(max_per_job=0)
-    house.later(1000)
-    house.submit(2, cpu="4", priority=1000)
-    said = _why(house, 2)
+    harness = _guarded(max_per_job=0)
+    harness.later(1000)
+    harness.submit(2, cpu="4", priority=1000)
+    said = _why(harness, 2)
     assert said.code == "VICTIMS_PROTECTED"
     assert "protected for good (max_per_job)" in said.summary
 
 
 def test_a_budget_that_is_used_up_is_told():
-    house = a_house(4, 4, preemption=PreemptionPolicy(budget=1, interval_ms=60_000))
+    harness = a_harness(4, 4, preemption=PreemptionPolicy(budget=1, interval_ms=60_000))
     for job in (1, 2):
-        house.submit(job, cpu="4", priority=100)
-        house.see(f"{job}.0.1", "running")
-    house.later(1000)
-    house.submit(3, cpu="4", priority=1000)
-    spent = house.now_ms
-    house.submit(4, cpu="4", priority=1000)
-    said = _why(house, 4)
+        harness.submit(job, cpu="4", priority=100)
+        harness.see(f"{job}.0.1", "running")
+    harness.later(1000)
+    harness.submit(3, cpu="4", priority=1000)
+    spent = harness.now_ms
+    harness.submit(4, cpu="4", priority=1000)
+    said = _why(harness, 4)
     assert said.code == "VICTIMS_PROTECTED"
     assert f"no more jobs are preempted until {moment(spent + 60_000)} (budget)" in said.summary
 
 
 def test_a_job_that_nobodys_leaving_would_help_is_told_what_it_lacks():
-    house = _guarded(min_runtime_ms=60_000)
-    house.submit(2, cpu="4", priority=100)
-    assert _why(house, 2).code == "INSUFFICIENT_CPU"
+    harness = _guarded(min_runtime_ms=60_000)
+    harness.submit(2, cpu="4", priority=100)
+    assert _why(harness, 2).code == "INSUFFICIENT_CPU"
 
 
 # --------------------------------------------------------------------------------------- what happened before
 
 
 def test_a_preempted_job_that_waits_says_so_and_names_no_node():
-    house = _guarded()
-    house.later(1000)
-    house.submit(2, cpu="4", name="urgent", priority=1000)
-    house.see("1.0.1", "stopped")
-    assert house.state(2) == "scheduled"
-    assert (house.state(1), house.jobs[1].nodes) == ("pending", "")
+    harness = _guarded()
+    harness.later(1000)
+    harness.submit(2, cpu="4", name="urgent", priority=1000)
+    harness.see("1.0.1", "stopped")
+    assert harness.state(2) == "scheduled"
+    assert (harness.state(1), harness.jobs[1].nodes) == ("pending", "")
     told = "preempted by job 2 (urgent, priority 1000); 0/1 nodes are available: 1 Insufficient cpu"
-    assert house.reason(1) == ("INSUFFICIENT_CPU", told)
-    assert _why(house).summary == told
-    house.later(1000)
-    assert _why(house).summary == told  # said once, however often it is refused
-    house.see("2.0.1", "succeeded", 0)
-    assert house.jobs[1].nodes == "n1"
+    assert harness.reason(1) == ("INSUFFICIENT_CPU", told)
+    assert _why(harness).summary == told
+    harness.later(1000)
+    assert _why(harness).summary == told  # said once, however often it is refused
+    harness.see("2.0.1", "succeeded", 0)
+    assert harness.jobs[1].nodes == "n1"
 
 
 def test_a_job_that_spilled_says_so():
     rules = [{"to": "cloud", "wait_ms": 60_000}]
     profile = build_profile("default", plugins=("spill",), arguments={"spill": {"rules": rules}})
-    house = House(a_node("n1", 4), a_node("c1", 4, backend="cloud"), profiles={"default": profile})
-    house.submit(1, cpu="4")
-    house.submit(2, cpu="4")
-    assert house.state(2) == "pending"
-    house.later(61_000)
-    said = _why(house, 2)
+    harness = Harness(a_node("n1", 4), a_node("c1", 4, backend="cloud"), profiles={"default": profile})
+    harness.submit(1, cpu="4")
+    harness.submit(2, cpu="4")
+    assert harness.state(2) == "pending"
+    harness.later(61_000)
+    said = _why(harness, 2)
     assert (
         said.summary == "placed on c1, about to start; spilled to backend cloud: elsewhere it would wait longer than 1m"
     )
-    assert "spilled" not in _why(house, 1).summary
+    assert "spilled" not in _why(harness, 1).summary
 
 
 def test_a_start_in_doubt_is_told_as_that():
-    house = a_house(4)
-    house.submit(1)
-    said = in_doubt(_why(house), ["slurm1"])
+    harness = a_harness(4)
+    harness.submit(1)
+    said = in_doubt(_why(harness), ["slurm1"])
     assert said.code == "START_IN_DOUBT"
     assert said.summary.startswith("placed on n1; whether it has started is not known: backend slurm1 has not answered")
 
@@ -116,19 +116,19 @@ def test_a_start_in_doubt_is_told_as_that():
 
 def test_a_timeout_reads_the_same_whichever_backend_stopped_the_run():
     for words in ("it ran longer than 60 s", "it reached the time limit that it had in Slurm", "DeadlineExceeded"):
-        house = a_house(4)
-        house.submit(1, timeout_ms=60_000)
-        house.see("1.0.1", "running")
-        house.now_ms += 60_000
-        house.see("1.0.1", "failed", 143, reason_code="timeout", reason=words)
-        assert house.reason() == ("TIMEOUT", "it ran longer than its timeout of 60s")
+        harness = a_harness(4)
+        harness.submit(1, timeout_ms=60_000)
+        harness.see("1.0.1", "running")
+        harness.now_ms += 60_000
+        harness.see("1.0.1", "failed", 143, reason_code="timeout", reason=words)
+        assert harness.reason() == ("TIMEOUT", "it ran longer than its timeout of 60s")
 
 
 def test_a_limit_of_the_backends_own_is_told_in_its_words():
     for timeout_ms in (0, 600_000):
-        house = a_house(4)
-        house.submit(1, timeout_ms=timeout_ms)
-        house.see("1.0.1", "running")
-        house.now_ms += 60_000
-        house.see("1.0.1", "failed", reason_code="timeout", reason="it used up the CPU time that it had in PBS")
-        assert house.reason() == ("TIMEOUT", "it used up the CPU time that it had in PBS")
+        harness = a_harness(4)
+        harness.submit(1, timeout_ms=timeout_ms)
+        harness.see("1.0.1", "running")
+        harness.now_ms += 60_000
+        harness.see("1.0.1", "failed", reason_code="timeout", reason="it used up the CPU time that it had in PBS")
+        assert harness.reason() == ("TIMEOUT", "it used up the CPU time that it had in PBS")

@@ -6,46 +6,46 @@ from builders import a_node
 from hodei.control.explain.why import why
 from hodei.model.facts import NodeJoined
 from hodei.model.job import DataProcessing, Serverless
-from unit.control.house import House
+from unit.control.harness import Harness
 
 GIB = 1 << 30
 WARM = {"busybox:latest": 1 << 20}
 
 
-def _code(house: House, job: int) -> str:
-    found = why(house.controller, job, house.now_ms)
+def _code(harness: Harness, job: int) -> str:
+    found = why(harness.controller, job, harness.now_ms)
     assert found is not None
     return found.code
 
 
 def test_a_job_that_accepts_no_cold_start_waits_for_a_node_that_holds_its_image():
-    house = House(a_node("cold", 64))
-    house.submit(1, image="busybox", workload=Serverless(cold_start_acceptable=False))
-    assert (house.state(1), _code(house, 1)) == ("pending", "COLD_START")
-    house.learn(NodeJoined(a_node("warm", 1, images=WARM)))
-    assert house.runs["1.0.1"].node == "warm"
+    harness = Harness(a_node("cold", 64))
+    harness.submit(1, image="busybox", workload=Serverless(cold_start_acceptable=False))
+    assert (harness.state(1), _code(harness, 1)) == ("pending", "COLD_START")
+    harness.learn(NodeJoined(a_node("warm", 1, images=WARM)))
+    assert harness.runs["1.0.1"].node == "warm"
 
 
 def test_a_cold_start_that_is_acceptable_or_needs_no_image_goes_anywhere():
-    house = House(a_node("cold", 64))
-    house.submit(1, image="busybox", workload=Serverless())
-    house.submit(2, workload=Serverless(cold_start_acceptable=False))
-    assert [house.state(1), house.state(2)] == ["scheduled", "scheduled"]
+    harness = Harness(a_node("cold", 64))
+    harness.submit(1, image="busybox", workload=Serverless())
+    harness.submit(2, workload=Serverless(cold_start_acceptable=False))
+    assert [harness.state(1), harness.state(2)] == ["scheduled", "scheduled"]
 
 
 def test_data_processing_goes_where_its_input_and_output_have_room():
-    house = House(a_node("small", 64, capacity={"storage": 10 * GIB}))
+    harness = Harness(a_node("small", 64, capacity={"storage": 10 * GIB}))
     data = DataProcessing(input_bytes=12 * GIB, output_bytes=4 * GIB)
-    house.submit(1, workload=data)
-    assert (house.state(1), _code(house, 1)) == ("pending", "NO_ROOM_FOR_DATA")
-    house.learn(NodeJoined(a_node("large", 1, capacity={"storage": 20 * GIB})))
-    assert house.runs["1.0.1"].node == "large"
+    harness.submit(1, workload=data)
+    assert (harness.state(1), _code(harness, 1)) == ("pending", "NO_DATA_SPACE")
+    harness.learn(NodeJoined(a_node("large", 1, capacity={"storage": 20 * GIB})))
+    assert harness.runs["1.0.1"].node == "large"
 
 
 def test_members_share_the_data_and_nodes_that_do_not_say_their_storage_are_not_judged():
-    house = House(a_node("small", 64, capacity={"storage": 10 * GIB}))
-    house.submit(1, count=2, workload=DataProcessing(input_bytes=16 * GIB))
-    assert house.state(1) == "scheduled"
-    silent = House(a_node("silent", 64))
+    harness = Harness(a_node("small", 64, capacity={"storage": 10 * GIB}))
+    harness.submit(1, count=2, workload=DataProcessing(input_bytes=16 * GIB))
+    assert harness.state(1) == "scheduled"
+    silent = Harness(a_node("silent", 64))
     silent.submit(1, workload=DataProcessing(input_bytes=16 * GIB))
     assert silent.state(1) == "scheduled"

@@ -20,21 +20,21 @@ class Desk:
         self.table = Table()
         self.table.put(a_node("n1", 4))
         self.table.settle()
-        self.book = AvailabilityProfile(self.table)
+        self.availability = AvailabilityProfile(self.table)
 
     def runs(self, run: str, request: dict, start: int, estimate: int, project: str = "p") -> None:
         spec = a_job_spec()
         self.table.hold("n1", request, Member(spec, spec.tasks[0]), None)
-        self.book.started(run, "n1", request, start, estimate, project)
+        self.availability.started(run, "n1", request, start, estimate, project)
 
     def booked(self, start: int, end: int, request: dict = FOUR, project: str = "ours", name: str = "b") -> None:
-        self.book.book(Reservation(name, project, start, end, (("n1", request),)))
+        self.availability.add_reservation(Reservation(name, project, start, end, (("n1", request),)))
 
-    def hindered(self, request: dict, until: int, project: str = "p", now: int = 0) -> bool:
-        return self.book.hindered("n1", request, now, until, 99, project) is not None
+    def first_conflict(self, request: dict, until: int, project: str = "p", now: int = 0) -> bool:
+        return self.availability.first_conflict("n1", request, now, until, 99, project) is not None
 
     def earliest(self, request: dict, duration: int, project: str = "p", now: int = 0) -> int | None:
-        return self.book.earliest("n1", request, duration, now, 99, project)
+        return self.availability.earliest("n1", request, duration, now, 99, project)
 
 
 @pytest.fixture
@@ -43,29 +43,29 @@ def desk() -> Desk:
 
 
 @pytest.mark.parametrize(
-    ("until", "project", "hindered"),
+    ("until", "project", "first_conflict"),
     [
         pytest.param(100, "p", False, id="over when it begins"),
         pytest.param(101, "p", True, id="a moment too long"),
         pytest.param(101, "ours", False, id="of the project itself"),
     ],
 )
-def test_who_is_not_over_by_then_may_not_start_where_room_is_booked(desk, until, project, hindered):
+def test_who_is_not_over_by_then_may_not_start_where_room_is_booked(desk, until, project, first_conflict):
     desk.booked(100, 200)
-    assert desk.hindered(ONE, until, project) == hindered
+    assert desk.first_conflict(ONE, until, project) == first_conflict
 
 
 def test_beside_a_booking_of_a_part_there_is_room_for_as_long_as_one_likes(desk):
     desk.booked(100, 200, TWO)
-    assert not desk.hindered(TWO, 1000)
-    assert desk.hindered(amounts(3), 1000)
+    assert not desk.first_conflict(TWO, 1000)
+    assert desk.first_conflict(amounts(3), 1000)
 
 
 def test_what_the_project_holds_already_is_not_set_aside_a_second_time(desk):
     desk.booked(0, 200, TWO)
     desk.runs("1.0.1", TWO, 0, 150, "ours")
-    assert not desk.hindered(TWO, 1000), "2 for the project, which has them; 2 for others"
-    assert desk.hindered(amounts(3), 1000)
+    assert not desk.first_conflict(TWO, 1000), "2 for the project, which has them; 2 for others"
+    assert desk.first_conflict(amounts(3), 1000)
 
 
 def test_when_the_run_of_the_project_ends_its_room_stays_booked(desk):
@@ -87,23 +87,23 @@ def test_the_earliest_time_skips_gaps_that_are_too_short(desk):
 def test_room_of_a_run_that_is_only_thought_away_does_not_count_twice(desk):
     desk.runs("1.0.1", TWO, 0, 100)
     desk.runs("2.0.1", TWO, 0, 500)
-    desk.book.promise(StartReservation(5, 100, 300, (("n1", TWO),)))
+    desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
     spec = a_job_spec()
     desk.table.let_go("n1", TWO, Member(spec, spec.tasks[0]), None)  # a trial without run 1; the book still has it
-    assert desk.hindered(TWO, 200), "at 100 two cores are free, and they are promised"
+    assert desk.first_conflict(TWO, 200), "at 100 two cores are free, and they are promised"
 
 
 def test_a_promise_whose_time_has_passed_is_named_once(desk):
-    desk.book.promise(StartReservation(5, 100, 300, (("n1", TWO),)))
-    assert desk.book.overdue(100) == []
-    assert [promise.job for promise in desk.book.overdue(101)] == [5]
-    assert desk.book.overdue(102) == []
+    desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
+    assert desk.availability.overdue(100) == []
+    assert [start_reservation.job for start_reservation in desk.availability.overdue(101)] == [5]
+    assert desk.availability.overdue(102) == []
 
 
 def test_a_promise_that_was_moved_or_withdrawn_is_not_overdue(desk):
-    desk.book.promise(StartReservation(5, 100, 300, (("n1", TWO),)))
-    desk.book.promise(StartReservation(5, 90, 300, (("n1", TWO),)))
-    assert [promise.start_ms for promise in desk.book.overdue(200)] == [90]
-    desk.book.promise(StartReservation(6, 250, 300, (("n1", TWO),)))
-    desk.book.withdraw(6)
-    assert desk.book.overdue(1000) == []
+    desk.availability.add_start_reservation(StartReservation(5, 100, 300, (("n1", TWO),)))
+    desk.availability.add_start_reservation(StartReservation(5, 90, 300, (("n1", TWO),)))
+    assert [start_reservation.start_ms for start_reservation in desk.availability.overdue(200)] == [90]
+    desk.availability.add_start_reservation(StartReservation(6, 250, 300, (("n1", TWO),)))
+    desk.availability.remove_start_reservation(6)
+    assert desk.availability.overdue(1000) == []

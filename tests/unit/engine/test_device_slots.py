@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_node, a_task
-from hodei.engine.device_slots import DeviceSlots, wants_parts
+from hodei.engine.device_slots import DeviceSlots, needs_devices
 from hodei.model.node import Grant, Socket
 
 TWO_SOCKETS = (Socket((0, 1, 2, 3), (0, 1)), Socket((4, 5, 6, 7), (2, 3)))
@@ -30,7 +30,7 @@ def _parts(gpu="4", sockets=TWO_SOCKETS, taken=(), **fields):
     ids=["only amounts", "a share of a GPU", "cores of its own", "one socket", "no GPU at all"],
 )
 def test_only_gpus_and_bound_cores_are_given_by_number(fields, wants):
-    assert wants_parts(a_task(**fields)) is wants
+    assert needs_devices(a_task(**fields)) is wants
 
 
 @pytest.mark.parametrize(

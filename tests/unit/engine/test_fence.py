@@ -12,8 +12,8 @@ from hodei.control.controller import Controller
 from hodei.control.explain.why import why
 from hodei.engine.points import PerNode, Placed
 from hodei.engine.profile import make_profile
-from hodei.model.decision import Reason
 from hodei.model.facts import JobSubmitted, NodeJoined
+from hodei.model.job import Reason
 from hodei.plugins.registry import build_profile
 
 
@@ -88,9 +88,9 @@ def test_nothing_is_placed_on_a_rule_that_could_not_be_read_and_the_others_go_on
     assert {(fault.plugin, fault.point, fault.job) for fault in plan.faults} == {("wrong", point, 2)}
     (refusal,) = plan.refusals
     assert "PLUGIN_FAILED" in {verdict.reason.code for verdict in refusal.verdicts}
-    assert controller.world.jobs[2].reason_code == "PLUGIN_FAILED"
-    assert not controller.world.table.usage(0).get("gpu")
-    assert int(controller.world.table.runs.sum()) == 2
+    assert controller.cluster.jobs[2].reason_code == "PLUGIN_FAILED"
+    assert not controller.cluster.table.usage(0).get("gpu")
+    assert int(controller.cluster.table.runs.sum()) == 2
 
 
 @pytest.mark.parametrize(("point", "answer"), REFUSING)
@@ -244,7 +244,7 @@ def test_a_plugin_that_reads_the_whole_cluster_is_asked_anew_each_time():
         """No `reads`: anything may have changed."""
 
         name = "evenings"
-        cured_by = ("node_changed",)
+        requeue_on = ("node_changed",)
 
         def key(self, member):
             return None

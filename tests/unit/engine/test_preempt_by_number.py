@@ -24,8 +24,8 @@ class Rows:
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
-        self.tenancy = VictimIndex(self.table, "number")
-        self.preemptions = Preemptions(self.engine, self.tenancy)
+        self.victim_index = VictimIndex(self.table, "number")
+        self.preemptions = Preemptions(self.engine, self.victim_index)
         for id, priority in enumerate(priorities):
             self.put(id, priority)
 
@@ -37,14 +37,14 @@ class Rows:
     def put(self, id: int, priority: int, **of_tenant: object) -> None:
         gang, name = self.gang(id, priority), f"n{id:04}"
         grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
-        self.tenancy.put(
+        self.victim_index.put(
             id, [VictimCandidate(id, gang.job, (Place(name, gang.members[0], grant),), NOW_MS - 1000, **of_tenant)]
         )
 
     def send_away(self, id: int) -> None:
-        for name, member, grant in self.tenancy.of_job[id][0].places:
+        for name, member, grant in self.victim_index.of_job[id][0].places:
             self.table.let_go(name, member.task.request, member, grant)
-        self.tenancy.remove(id)
+        self.victim_index.remove(id)
 
     def victims(self, priority: int, **fields: object) -> list[int] | None:
         found = self.preemptions.find(self.gang(9999, priority, **fields), VIEW)
@@ -53,15 +53,15 @@ class Rows:
 
 def test_the_rank_of_a_tenant_is_its_number():
     rows = Rows(-5, 0, 2_000_001_000)
-    assert [rows.tenancy.of_job[id][0].rank for id in range(3)] == [-5, 0, 2_000_001_000]
-    assert rows.tenancy.ranks_below(2_000_001_000) == [-5, 0]
+    assert [rows.victim_index.of_job[id][0].rank for id in range(3)] == [-5, 0, 2_000_001_000]
+    assert rows.victim_index.ranks_below(2_000_001_000) == [-5, 0]
 
 
 @pytest.mark.parametrize("step", [1, 1_000_003], ids=["close to each other", "far from each other"])
 def test_of_two_thousand_different_numbers_the_lowest_goes(step):
     numbers = [((i * 7919) % 2000 - 1000) * step for i in range(2000)]
     rows = Rows(*numbers)
-    assert rows.tenancy.many
+    assert rows.victim_index.many
     order = sorted(range(2000), key=lambda id: numbers[id])
     for turn, priority in enumerate((5 * step, 2 * step, 999 * step, -990 * step)):
         assert rows.victims(priority) == [order[turn]]
@@ -79,19 +79,19 @@ def test_numbers_that_become_many_and_few_again_change_no_answer():
     for id in range(50):
         rows.send_away(id)
         rows.put(id, 1000 + id)
-    assert not rows.tenancy.many
+    assert not rows.victim_index.many
     for id in range(50):
         rows.send_away(id)
         rows.put(id, 2000 + 100 * id)
         assert rows.victims(100) == [50]
     rows = Rows(*range(100))
-    assert rows.tenancy.many
+    assert rows.victim_index.many
     assert rows.victims(1000) == [0]
     for id in range(80):
         rows.send_away(id)
         rows.put(id, 5000)
         assert rows.victims(1000) == [id + 1]
-    assert not rows.tenancy.many
+    assert not rows.victim_index.many
     assert rows.victims(1000, count=2) == [80, 81]
 
 
@@ -101,20 +101,20 @@ def test_nothing_is_kept_of_numbers_that_nobody_has_any_more():
         rows.send_away(0)
         rows.put(0, priority)
         rows.victims(10_000)
-    assert set(rows.tenancy._held) - {LEAVING} == {499}
-    assert len(rows.tenancy._ranks) == 1
+    assert set(rows.victim_index._held) - {LEAVING} == {499}
+    assert len(rows.victim_index._ranks) == 1
 
 
 def test_numbers_above_the_same_tenants_share_what_is_known():
     rows = Rows(0, 10)
     for priority in range(11, 400):
         assert rows.victims(priority) == [0]
-    assert len(rows.preemptions._prospects._kept) == 1
+    assert len(rows.preemptions._candidates._kept) == 1
 
 
 def test_who_has_nobody_below_does_not_look_at_all(monkeypatch):
     rows = Rows(0, 0)
-    monkeypatch.setattr(rows.preemptions._prospects, "of", lambda *args: pytest.fail("it looked"))
+    monkeypatch.setattr(rows.preemptions._candidates, "of", lambda *args: pytest.fail("it looked"))
     assert rows.victims(0) is None
     assert rows.victims(-3) is None
 
@@ -122,17 +122,17 @@ def test_who_has_nobody_below_does_not_look_at_all(monkeypatch):
 def test_it_is_too_soon_while_the_only_lower_one_is_protected():
     rows = Rows(5)
     rows.send_away(0)
-    rows.put(0, 0, safe_until_ms=NOW_MS + 5000)
+    rows.put(0, 0, protected_until_ms=NOW_MS + 5000)
     assert rows.victims(3) is None
-    assert rows.preemptions.too_soon
+    assert rows.preemptions.retry_later
     assert rows.victims(0) is None
-    assert not rows.preemptions.too_soon
+    assert not rows.preemptions.retry_later
 
 
 def test_it_is_too_soon_also_among_many():
     rows = Rows(*range(100, 300))
     rows.send_away(0)
-    rows.put(0, 0, safe_until_ms=NOW_MS + 5000)
-    assert rows.tenancy.many
+    rows.put(0, 0, protected_until_ms=NOW_MS + 5000)
+    assert rows.victim_index.many
     assert rows.victims(3) is None
-    assert rows.preemptions.too_soon
+    assert rows.preemptions.retry_later

@@ -11,7 +11,7 @@ from hodei.engine.profile import make_profile
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
 from hodei.engine.view import View, gang_of
-from hodei.model.selector import Requirement
+from hodei.model.affinity import Requirement
 from hodei.plugins.fit import Fit
 from hodei.plugins.queues import Fifo
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from hodei.jobfile.document import decode_jobs, parse_job, parse_jobs
+from hodei.model.affinity import Requirement
 from hodei.model.errors import InvalidInput
 from hodei.model.job import (
     Affinity,
@@ -22,7 +23,6 @@ from hodei.model.job import (
     Toleration,
 )
 from hodei.model.node import Location
-from hodei.model.selector import Requirement
 
 MI, GI = 2**20, 2**30
 

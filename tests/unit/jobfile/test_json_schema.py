@@ -10,15 +10,18 @@ import msgspec
 import pytest
 
 from hodei.jobfile.document import parse_job
-from hodei.jobfile.json_schema import job_schema
-from hodei.jobfile.schema import AffinityForm, BackendForm, FlatJob, FullJob, JobKeys, Metadata, NearForm, TaskForm
-from hodei.jobfile.sections.gang_schema import (
-    CheckpointForm,
-    DistributionForm,
-    GangForm,
-    TopologyForm,
-    TransferCostForm,
+from hodei.jobfile.schema import (
+    AffinityForm,
+    BackendForm,
+    FlatJob,
+    FullJob,
+    JobKeys,
+    Metadata,
+    NearForm,
+    TaskForm,
+    job_schema,
 )
+from hodei.jobfile.sections.gang import CheckpointForm, DistributionForm, GangForm, TopologyForm, TransferCostForm
 from hodei.jobfile.yaml_reader import load_yaml
 
 ROOT = Path(__file__).parents[3]

@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_job
 from hodei.jobfile.document import decode_jobs, parse_job
 from hodei.jobfile.render import iso, job_document, job_view, node_view, run_view
+from hodei.model.affinity import Requirement
 from hodei.model.job import (
     Affinity,
     BackendChoice,
@@ -33,7 +34,7 @@ from hodei.model.job import (
     TransferCost,
 )
 from hodei.model.node import Grant, Location, Node, Socket, Taint
-from hodei.model.selector import Requirement
+from property.examples import examples
 
 names = st.sampled_from(["a", "7", "a-b", "default", "main", "x" * 63, "node-1"])
 words = names | st.sampled_from(["A.b_c", "NVIDIA-A100", "1.2", "true", "any"])
@@ -181,7 +182,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
     )
 
 
-@settings(max_examples=100, deadline=1000)
+@examples(100)
 @given(specs())
 def test_a_rendered_job_reads_back_as_the_same_job(spec: JobSpec) -> None:
     document = job_document(spec)

@@ -31,8 +31,8 @@ def a_node(name: str = "n1", *, allocatable: dict[str, str] | None = None, **spe
     return from_plain({"metadata": meta, "spec": spec, "status": status}, Node)
 
 
-def wanted(around: Surroundings = ALONE, **fields: Any) -> Wanted:
-    return translate.pod(a_pod(**fields), around)
+def wanted(cache: Surroundings = ALONE, **fields: Any) -> Wanted:
+    return translate.pod(a_pod(**fields), cache)
 
 
 def a_table(*nodes: Node) -> Table:

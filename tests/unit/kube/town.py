@@ -9,7 +9,7 @@ from typing import Any
 
 from hodei.control.controller import Step
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.build import Options, PodSchedulerParts, furnish
+from hodei.kube.scheduler.build import Options, PodSchedulerParts, build_scheduler
 from hodei.model.effects import Start
 from unit.kube.podding import a_node, a_pod
 
@@ -18,13 +18,13 @@ NOW_MS = 1_790_000_000_000  # 2026-09-21T14:13:20Z
 
 class Town:
     def __init__(self, options: Options | None = None) -> None:
-        self.house: PodSchedulerParts = furnish(options or Options())
+        self.harness: PodSchedulerParts = build_scheduler(options or Options())
         self.now_ms = NOW_MS
-        self.house.pods._now_ms = lambda: self.now_ms
+        self.harness.pods._now_ms = lambda: self.now_ms
         self.pods: dict[str, Pod] = {}
 
     def node(self, name: str, cpu: str = "4", **fields: Any) -> None:
-        self.house.pods.node_moved(
+        self.harness.pods.node_moved(
             name, None, a_node(name, allocatable={"cpu": cpu, "memory": "64Gi", "pods": "110"}, **fields)
         )
 
@@ -38,26 +38,26 @@ class Town:
 
     def move(self, pod: Pod) -> None:
         uid = pod.metadata.uid
-        self.house.pods.moved(uid, self.pods.get(uid), pod)
+        self.harness.pods.moved(uid, self.pods.get(uid), pod)
         self.pods[uid] = pod
 
     def gone(self, name: str) -> None:
-        self.house.pods.moved(f"uid-{name}", self.pods.pop(f"uid-{name}"), None)
+        self.harness.pods.moved(f"uid-{name}", self.pods.pop(f"uid-{name}"), None)
 
     def step(self, *facts: Any) -> Step:
         """Until nothing is left to decide; what was placed is bound."""
-        self.house.pods.give(facts)
+        self.harness.pods.give(facts)
         while True:
-            step = self.house.controller.step(self.now_ms, self.house.pods.take_facts())
-            for entry in self.house.pods.placed([act for act in step.acts if isinstance(act, Start)], self.now_ms):
-                self.house.pods.bound(entry.uid, entry.run)
-            due = self.house.controller.next_wakeup_ms(self.now_ms)
-            if not self.house.pods.stirred and (due is None or due > self.now_ms):
+            step = self.harness.controller.step(self.now_ms, self.harness.pods.take_facts())
+            for entry in self.harness.pods.placed([act for act in step.acts if isinstance(act, Start)], self.now_ms):
+                self.harness.pods.bound(entry.uid, entry.run)
+            due = self.harness.controller.next_wakeup_ms(self.now_ms)
+            if not self.harness.pods.stirred and (due is None or due > self.now_ms):
                 return step
 
     def where(self, name: str) -> str:
-        entry = self.house.pods.entries[f"uid-{name}"]
+        entry = self.harness.pods.entries[f"uid-{name}"]
         return entry.node if entry.holds else ""
 
     def job(self, name: str) -> int:
-        return self.house.pods.entries[f"uid-{name}"].id
+        return self.harness.pods.entries[f"uid-{name}"].id

@@ -91,7 +91,7 @@ weights = {"team a" = 3, b = 1}
 projects = ["x-*"]
 scores = {fit = 10}
 options = {gpu_hodei = {depth = 3}}
-[scheduling.profiles.gpu.recovery]
+[scheduling.profiles.gpu.escalation]
 promote_after = "1h"
 [scheduling.profiles.plain]
 [[scheduling.routes]]

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from hodei.jobfile.sections.health_schema import RetryOnKey
+from hodei.jobfile.sections.health import RetryOnKey
 from hodei.model.failure import CLASSES, FAILURES, RETRIED, FailureClass, class_of, class_of_run, code_of_run, may_retry
 
 

@@ -8,15 +8,16 @@ import pytest
 
 from builders import a_job_spec, a_node, a_task
 from hodei.model.ids import job_of, run_id
-from hodei.model.job import PRIORITY_CLASSES, Toleration
-from hodei.model.lifecycle import (
+from hodei.model.job import (
     JOB_ENDED,
     JOB_STEPS,
+    PRIORITY_CLASSES,
     RUN_ENDED,
     RUN_STEPS,
     ImpossibleStep,
     JobState,
     RunState,
+    Toleration,
     advance_job,
     advance_run,
 )
@@ -48,10 +49,10 @@ def test_tolerations_follow_kubernetes(toleration, tolerates):
 
 def test_marks_are_laid_over_what_the_backend_says():
     node = a_node(labels={"disk": "hdd", "old": "yes"}, taints=(Taint("spot"), TAINT))
-    marks = NodeOverrides(
+    overrides = NodeOverrides(
         "n1", True, labels={"disk": "ssd"}, removed_labels=("old",), taints=(Taint("new"),), removed_taints=(TAINT,)
     )
-    seen = marks.over(node)
+    seen = overrides.over(node)
     assert seen.cordoned
     assert seen.labels == {"disk": "ssd"}
     assert seen.taints == (Taint("spot"), Taint("new"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_task
-from hodei.model.periodic import Periodic, due, job_for
+from hodei.model.cron import Periodic, due, job_for
 
 MINUTE = 60_000
 START = 1_767_225_600_000  # 2026-01-01T00:00Z

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from hodei.model.errors import InvalidInput
-from hodei.model.quantity import (
+from hodei.model.resources import (
     format_duration,
     format_quantity,
+    format_resources,
+    human_amount,
     human_quantity,
     parse_duration_ms,
     parse_quantity,
+    parse_resources,
 )
-from hodei.model.resources import format_resources, human_amount, parse_resources
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from hodei.engine.topology_index import domain_of
 from hodei.engine.view import Member
-from hodei.model.job_affinity import JobTerm, SpreadRule
+from hodei.model.affinity import JobTerm, SpreadRule, all_match
 from hodei.model.node import Node
-from hodei.model.selector import all_match
 
 Labels = Mapping[str, str]
 
@@ -22,44 +21,44 @@ class World(Struct):
     projects: dict[str, Labels]
 
 
-def means(term: JobTerm, owner: Member, other: Member, world: World) -> bool:
-    return term.matches(owner.job.project, other.job.labels, other.job.project, world.projects)
+def means(term: JobTerm, owner: Member, other: Member, cluster: World) -> bool:
+    return term.matches(owner.job.project, other.job.labels, other.job.project, cluster.projects)
 
 
 def together(a: Node, b: Node, topology: str) -> bool:
     return domain_of(a, topology) is not None and domain_of(a, topology) == domain_of(b, topology)
 
 
-def refused_by_affinity(member: Member, node: Node, world: World) -> bool:
+def refused_by_affinity(member: Member, node: Node, cluster: World) -> bool:
     terms = member.task.job_affinity.required
     if any(domain_of(node, term.topology) is None for term in terms):
         return True
-    friends = [home for home, other in world.living if all(means(term, member, other, world) for term in terms)]
+    friends = [home for home, other in cluster.living if all(means(term, member, other, cluster) for term in terms)]
     if all(any(together(node, home, term.topology) for home in friends) for term in terms):
         return False
     nobody = not any(domain_of(home, term.topology) is not None for home in friends for term in terms)
-    return not (nobody and all(means(term, member, member, world) for term in terms))
+    return not (nobody and all(means(term, member, member, cluster) for term in terms))
 
 
-def refused_by_anti_affinity(member: Member, node: Node, world: World) -> bool:
+def refused_by_anti_affinity(member: Member, node: Node, cluster: World) -> bool:
     return any(
-        means(term, member, other, world) and together(node, home, term.topology)
+        means(term, member, other, cluster) and together(node, home, term.topology)
         for term in member.task.job_anti_affinity.required
-        for home, other in world.living
+        for home, other in cluster.living
     )
 
 
-def refused_by_residents(member: Member, node: Node, world: World) -> bool:
+def refused_by_residents(member: Member, node: Node, cluster: World) -> bool:
     return any(
-        means(term, other, member, world) and together(node, home, term.topology)
-        for home, other in world.living
+        means(term, other, member, cluster) and together(node, home, term.topology)
+        for home, other in cluster.living
         for term in other.task.job_anti_affinity.required
     )
 
 
-def pull(member: Member, node: Node, world: World, hard_weight: int) -> int:
+def pull(member: Member, node: Node, cluster: World, hard_weight: int) -> int:
     total = 0
-    for home, other in world.living:
+    for home, other in cluster.living:
         for sign, wishes in (
             (1, member.task.job_affinity.preferred),
             (-1, member.task.job_anti_affinity.preferred),
@@ -67,16 +66,16 @@ def pull(member: Member, node: Node, world: World, hard_weight: int) -> int:
             total += sum(
                 sign * wish.weight
                 for wish in wishes
-                if means(wish.term, member, other, world) and together(node, home, wish.term.topology)
+                if means(wish.term, member, other, cluster) and together(node, home, wish.term.topology)
             )
         for sign, wishes in ((1, other.task.job_affinity.preferred), (-1, other.task.job_anti_affinity.preferred)):
             total += sum(
                 sign * wish.weight
                 for wish in wishes
-                if means(wish.term, other, member, world) and together(node, home, wish.term.topology)
+                if means(wish.term, other, member, cluster) and together(node, home, wish.term.topology)
             )
         total += hard_weight * sum(
-            means(term, other, member, world) and together(node, home, term.topology)
+            means(term, other, member, cluster) and together(node, home, term.topology)
             for term in other.task.job_affinity.required
         )
     return total
@@ -94,33 +93,33 @@ def counts(rule: SpreadRule, member: Member, node: Node) -> bool:
     return not rule.honour_taints or all(any(t.tolerates(taint) for t in task.tolerations) for taint in hard)
 
 
-def living_on(rule: SpreadRule, member: Member, node: Node, world: World) -> int:
+def living_on(rule: SpreadRule, member: Member, node: Node, cluster: World) -> int:
     if not rule.selector:
         return 0
     return sum(
         home.name == node.name
         and other.job.project == member.job.project
         and all_match(rule.selector, other.job.labels)
-        for home, other in world.living
+        for home, other in cluster.living
     )
 
 
-def by_domain(rule: SpreadRule, rules: list[SpreadRule], member: Member, world: World) -> dict[str, int]:
+def by_domain(rule: SpreadRule, rules: list[SpreadRule], member: Member, cluster: World) -> dict[str, int]:
     out: dict[str, int] = {}
-    for node in world.nodes:
+    for node in cluster.nodes:
         if all(domain_of(node, one.topology) is not None for one in rules) and counts(rule, member, node):
             domain = str(domain_of(node, rule.topology))
-            out[domain] = out.get(domain, 0) + living_on(rule, member, node, world)
+            out[domain] = out.get(domain, 0) + living_on(rule, member, node, cluster)
     return out
 
 
-def refused_by_spread(member: Member, node: Node, world: World) -> bool:
+def refused_by_spread(member: Member, node: Node, cluster: World) -> bool:
     rules = [rule for rule in member.task.spread if rule.hard]
     for rule in rules:
         domain = domain_of(node, rule.topology)
         if domain is None:
             return True
-        held = by_domain(rule, rules, member, world)
+        held = by_domain(rule, rules, member, cluster)
         least = min(held.values()) if len(held) >= rule.min_domains else 0
         own = rule.selector is not None and all_match(rule.selector, member.job.labels)
         if held.get(domain, 0) + own - least > rule.max_skew:
@@ -128,7 +127,7 @@ def refused_by_spread(member: Member, node: Node, world: World) -> bool:
     return False
 
 
-def spread_points(member: Member, left: list[Node], world: World) -> dict[str, int]:
+def spread_points(member: Member, left: list[Node], cluster: World) -> dict[str, int]:
     """0 to 10,000 for each node that is left."""
     rules = [rule for rule in member.task.spread if not rule.hard]
     part = [node for node in left if all(domain_of(node, rule.topology) is not None for rule in rules)]
@@ -137,10 +136,10 @@ def spread_points(member: Member, left: list[Node], world: World) -> dict[str, i
         points = 0.0
         for rule in rules:
             if rule.topology in ("host", "kubernetes.io/hostname"):
-                size, held = len(part), living_on(rule, member, node, world)
+                size, held = len(part), living_on(rule, member, node, cluster)
             else:
                 size = len({domain_of(other, rule.topology) for other in part})
-                held = by_domain(rule, rules, member, world).get(str(domain_of(node, rule.topology)), 0)
+                held = by_domain(rule, rules, member, cluster).get(str(domain_of(node, rule.topology)), 0)
             points += held * math.log(size + 2) + (rule.max_skew - 1)
         crowds[node.name] = math.floor(points + 0.5)
     out = {node.name: 0 for node in left}
@@ -150,10 +149,10 @@ def spread_points(member: Member, left: list[Node], world: World) -> dict[str, i
     return out
 
 
-def port_taken(member: Member, node: Node, world: World) -> bool:
+def port_taken(member: Member, node: Node, cluster: World) -> bool:
     return any(
         home.name == node.name and wanted.clashes(held)
-        for home, other in world.living
+        for home, other in cluster.living
         for held in other.task.ports
         for wanted in member.task.ports
     )

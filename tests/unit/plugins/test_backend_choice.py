@@ -121,12 +121,12 @@ def a_gang(*, waited_ms: int = 0, estimate_ms: int = HOUR_MS, **fields):
 def open_to(rule: SpillRule, gang, *, busy_ms: int = 0, forecasts=None, nodes=(HOME, CLOUD)) -> tuple[list[str], str]:
     """On which nodes the gang may lie in the last of its ways, and what keeps it off others."""
     table = a_table(list(nodes))
-    book = AvailabilityProfile(table)
+    availability = AvailabilityProfile(table)
     if busy_ms:
         table.place(table.row["home-1"], {"cpu": 4000})
-        book.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, busy_ms)
-    book.forecasts = forecasts or {}
-    found = Spill([rule]).layouts(gang, table, View(NOW_MS, book))
+        availability.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, busy_ms)
+    availability.forecasts = forecasts or {}
+    found = Spill([rule]).layouts(gang, table, View(NOW_MS, availability))
     assert [name for name, may in zip(table.names, found.options[0].rows[0], strict=True) if may] == ["home-1"]
     rows = found.options[-1].rows[0]
     return [name for name, may in zip(table.names, rows, strict=True) if may], found.reason.text
@@ -182,11 +182,11 @@ def test_a_job_that_never_fits_elsewhere_need_not_wait():
 def test_only_the_backends_that_a_rule_is_from_are_asked_how_long():
     busy, other = a_node("home-1", 4, backend="home"), a_node("home-2", 4, backend="other")
     table = a_table([busy, other, CLOUD], {"home-1": {"cpu": "4"}})
-    book = AvailabilityProfile(table)
-    book.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, HOUR_MS)
+    availability = AvailabilityProfile(table)
+    availability.started("9.0.1", "home-1", {"cpu": 4000}, NOW_MS, HOUR_MS)
     for home, ways in (((), 1), (("home",), 2)):
         rule = SpillRule("cloud", 30 * MINUTE_MS, None, home)
-        assert len(Spill([rule]).layouts(a_gang(), table, View(NOW_MS, book)).options) == ways
+        assert len(Spill([rule]).layouts(a_gang(), table, View(NOW_MS, availability)).options) == ways
 
 
 def test_without_nodes_to_spill_to_there_is_nothing_to_say():
@@ -198,7 +198,7 @@ def test_without_nodes_to_spill_to_there_is_nothing_to_say():
 
 def test_rules_and_policies_of_the_configuration_become_plugins_and_cost_nothing_if_there_are_none():
     plain = build_profiles(SchedulingConfig())["default"]
-    names = {plugin.name for plugin in (*plain.layouts, *plain.judges)}
+    names = {plugin.name for plugin in (*plain.layouts, *plain.gang_plugins)}
     assert not names & {"spill", "data_rules", "cost_optimized"}
     config = SchedulingConfig(
         profiles={"default": ProfileConfig(backend_policy="cost_optimized")},

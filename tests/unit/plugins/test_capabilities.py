@@ -14,8 +14,7 @@ from hodei.backends.instant import InstantBackend
 from hodei.backends.kubernetes.backend import CAPABILITIES as KUBERNETES
 from hodei.backends.local import LocalBackend
 from hodei.engine.view import Member
-from hodei.model.health import HealthCheck
-from hodei.model.job import Checkpoint, GangRules, Interactive
+from hodei.model.job import Checkpoint, GangRules, HealthCheck, Interactive
 from hodei.model.needs import NEEDS, needs_of, unmet_by
 from hodei.plugins.capabilities import Capabilities
 from unit.plugins.asking import a_member, a_table, refused
@@ -88,11 +87,11 @@ def test_what_can_be_left_out_is_proposed():
     table = a_table([a_node("n", backend="hpc", cannot=("health_checks", "checkpoint", "checkpoint_commands"))])
     plugin = Capabilities()
     one = a_member(**JOBS["health_checks"])
-    assert [change.text for change in plugin.repairs(one, table.view(), None)] == ["drop health"]
+    assert [change.text for change in plugin.suggest(one, table.view(), None)] == ["drop health"]
     saving = a_member(**JOBS["checkpoint_commands"])
-    assert [change.text for change in plugin.repairs(saving, table.view(), None)] == ["drop checkpoint"]
+    assert [change.text for change in plugin.suggest(saving, table.view(), None)] == ["drop checkpoint"]
     both = a_member(a_job_spec("both", **JOBS["health_checks"], **JOBS["checkpoint"]))
-    assert list(plugin.repairs(both, table.view(), None)) == []  # neither alone helps
+    assert list(plugin.suggest(both, table.view(), None)) == []  # neither alone helps
 
 
 def _asked(fields: dict[str, Any]) -> tuple[Any, Any]:

@@ -11,10 +11,9 @@ from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Member, gang_of
+from hodei.model.affinity import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm, parse_selector
 from hodei.model.job import Toleration
-from hodei.model.job_affinity import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.node import Location, Taint
-from hodei.model.selector import parse_selector
 from hodei.plugins.job_affinity import JobAffinityPlugin
 from hodei.plugins.ports import Ports
 from hodei.plugins.registry import build_profile
@@ -239,7 +238,7 @@ def test_a_kept_ranking_follows_the_company_that_comes_and_goes():
     full = place(4, **alone)
     assert isinstance(full, Refusal)
     assert {verdict.reason.code for verdict in full.verdicts} == {"JOB_ANTI_AFFINITY", "EXISTING_ANTI_AFFINITY"}
-    assert "run_placed" in full.cured_by
+    assert "run_placed" in full.requeue_on
     # Those without rules share a ranking, whatever their labels; whom the residents mean is told apart all the same.
     assert not isinstance(place(5, labels={"app": "other"}), Refusal)
     assert isinstance(place(6, labels={"app": "web"}), Refusal)
@@ -255,4 +254,4 @@ def test_being_placed_wakes_only_those_who_wait_for_company():
     profile.admit(gang)
     refusal = engine.try_gang(gang, VIEW)
     assert isinstance(refusal, Refusal)
-    assert "run_placed" not in refusal.cured_by
+    assert "run_placed" not in refusal.requeue_on

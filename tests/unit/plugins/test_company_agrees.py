@@ -19,10 +19,9 @@ from hodei.engine.nodes import Table
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, gang_of
+from hodei.model.affinity import HostPort, JobAffinity, JobTerm, Requirement, SpreadRule, WeightedJobTerm
 from hodei.model.job import Affinity, NodeTerm, Toleration
-from hodei.model.job_affinity import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
 from hodei.model.node import Location, Node, Taint
-from hodei.model.selector import Requirement
 from hodei.plugins.job_affinity import JobAffinityPlugin
 from hodei.plugins.ports import Ports
 from hodei.plugins.registry import build_profile
@@ -112,7 +111,7 @@ class _Story:
         self.kinds = [_member(dice) for _ in range(4)]
         self.table = Table(self.nodes)
         self.table.settle()
-        self.table.residents.projects = PROJECTS
+        self.table.topology_index.projects = PROJECTS
         self.living: list[tuple[Node, Member]] = []
 
     def go_on(self) -> None:
@@ -133,7 +132,7 @@ class _Story:
             self.table.settle()
 
     @property
-    def world(self) -> naive.World:
+    def cluster(self) -> naive.World:
         return naive.World(self.nodes, self.living, PROJECTS)
 
 
@@ -168,7 +167,7 @@ def _refused(plugin: Any, member: Member, table: Table, codes: tuple[str, ...] =
 def test_the_same_nodes_are_refused(number, code, rule):
     plugin: Any = {"SPREAD": Spread, "PORT_TAKEN": Ports}.get(code, JobAffinityPlugin)()
     for story, member in _stories(number):
-        expected = {node.name for node in story.nodes if rule(member, node, story.world)}
+        expected = {node.name for node in story.nodes if rule(member, node, story.cluster)}
         assert _refused(plugin, member, story.table, (code,)) == expected
 
 
@@ -177,7 +176,7 @@ def test_company_scores_the_same():
     for story, member in _stories(6):
         runner = Runner()
         raw = runner.score(plugin, member, story.table.view(), VIEW)
-        expected = {node.name: naive.pull(member, node, story.world, 3) for node in story.nodes}
+        expected = {node.name: naive.pull(member, node, story.cluster, 3) for node in story.nodes}
         got = [0] * len(story.nodes) if raw is None else raw.tolist()
         assert dict(zip(story.table.names, got, strict=True)) == expected
 
@@ -196,7 +195,7 @@ def test_spread_scores_the_same_whichever_nodes_are_left():
         points = runner.normalize(plugin, raw, feasible)
         assert not runner.faults
         got = {name: int(value) for name, value in zip(table.names, points, strict=True) if name in names}
-        assert got == naive.spread_points(member, left, story.world)
+        assert got == naive.spread_points(member, left, story.cluster)
 
 
 @pytest.mark.parametrize("plugin", [JobAffinityPlugin(), Spread(), Ports()], ids=lambda plugin: plugin.name)

@@ -12,7 +12,7 @@ from hodei.control.explain.why import why
 from hodei.engine.changes import Change
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Refusal
-from hodei.engine.points import SILENT
+from hodei.engine.points import NO_OPINION
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, View, gang_of
 from hodei.model.facts import JobSubmitted, NodeJoined
@@ -44,7 +44,7 @@ def _said(member: Member, table) -> list[tuple[str, bool, list[str]]]:
 
 
 def test_it_has_nothing_to_say_about_jobs_that_float():
-    assert Devices().key(a_member(cpu="2")) == SILENT
+    assert Devices().key(a_member(cpu="2")) == NO_OPINION
     assert Devices().filter(a_member(cpu="2"), a_table([a_node()]).view(), VIEW) == ()
 
 
@@ -108,7 +108,7 @@ def test_it_tells_what_is_free_and_how():
 
 
 def _repairs(member: Member, table) -> list[Change]:
-    return list(Devices().repairs(member, table.view(), VIEW))
+    return list(Devices().suggest(member, table.view(), VIEW))
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def _why(**asked):
 def test_why_names_the_pieces_and_a_repair_that_was_tried():
     told = _why(gpu="0.5", cpu="100m")
     assert told.code == "GPU_FRAGMENTED"
-    assert [repair.change for repair in told.repairs] == ["gpu 0.5 to 0.4"]
+    assert [repair.change for repair in told.suggestions] == ["gpu 0.5 to 0.4"]
     assert "0.4, 0.4; 0.5 asked" in told.nearest.text
 
 
 def test_why_names_the_binding_that_stands_in_the_way():
     told = _why(cpu="5", binding="cores")
     assert told.code == "NO_FREE_CORES"
-    assert [repair.change for repair in told.repairs] == ["cpu 5 to 4", "drop binding to cores"]
+    assert [repair.change for repair in told.suggestions] == ["cpu 5 to 4", "drop binding to cores"]
 
 
 def test_who_wants_a_whole_gpu_takes_the_place_of_those_who_share_one_and_of_no_more():

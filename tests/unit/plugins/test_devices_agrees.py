@@ -9,7 +9,7 @@ import os
 import random
 
 from builders import a_job_spec, a_node
-from hodei.engine.device_slots import wants_parts
+from hodei.engine.device_slots import needs_devices
 from hodei.engine.nodes import Table
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
@@ -103,7 +103,7 @@ def test_a_node_that_is_not_refused_has_parts_to_give_and_only_what_is_free():
     plugin = Devices()
     for story, member in _stories(2):
         task, nodes = member.task, story.table.view()
-        if not wants_parts(task):
+        if not needs_devices(task):
             continue
         refused = Runner().refused(plugin, member, nodes, VIEW)
         said_no = nodes.none() if refused is None else refused

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from builders import a_job_spec, a_task
-from hodei.engine.points import SILENT
+from hodei.engine.points import NO_OPINION
 from hodei.model.job import BackendChoice, Distribution, TransferCost
 from hodei.plugins.distribution import CHOICES_TRIED
 from hodei.plugins.distribution import Distribution as Plugin
@@ -197,13 +197,13 @@ def test_both_the_job_and_the_task_must_allow_a_backend():
 )
 def test_the_repair_names_the_one_that_is_in_the_way(fields, change):
     table = a_table(on_backends(THREE))
-    found = [one.text for one in Platform().repairs(a_member(**fields), table.view(), VIEW)]
+    found = [one.text for one in Platform().suggest(a_member(**fields), table.view(), VIEW)]
     assert found == ([] if change is None else [change])
 
 
 def test_jobs_are_told_apart_by_what_the_choice_depends_on():
     plugin = Plugin()
-    assert plugin.key(a_member()) == SILENT
+    assert plugin.key(a_member()) == NO_OPINION
     members = [
         a_member(distribution=Distribution("colocated")),
         a_member(distribution=Distribution("distributed")),

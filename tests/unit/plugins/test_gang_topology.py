@@ -7,7 +7,7 @@ from msgspec import structs
 
 from builders import a_job_spec, a_node, a_task
 from hodei.engine.plan import Refusal
-from hodei.engine.points import SILENT
+from hodei.engine.points import NO_OPINION
 from hodei.engine.topology_index import domain_of
 from hodei.model.job import Distribution, GangRules
 from hodei.model.node import Location
@@ -78,7 +78,7 @@ def test_what_it_says_can_change_when_others_go():
     refusal = engine.try_gang(a_gang(engine, a_job_spec(count=8, gang=MUST)), VIEW)
     assert isinstance(refusal, Refusal)
     assert refusal.verdicts[0].reason.evictable
-    assert set(refusal.cured_by) >= {"run_ended", "node_joined", "node_changed"}
+    assert set(refusal.requeue_on) >= {"run_ended", "node_joined", "node_changed"}
 
 
 def test_a_gang_that_fits_nowhere_hears_of_room_and_not_of_racks():
@@ -196,7 +196,7 @@ def test_members_share_a_host_or_a_backend(topology, nodes):
 
 def test_gangs_are_told_apart_by_their_topology_alone():
     plugin = GangTopology()
-    assert plugin.key(a_member()) == SILENT
+    assert plugin.key(a_member()) == NO_OPINION
     keys = {plugin.key(a_member(gang=rules)) for rules in (MUST, WISH, GangRules(topology="zone"), GangRules())}
     assert len(keys) == 4
     repaired = structs.replace(MUST, on_failure="repair")

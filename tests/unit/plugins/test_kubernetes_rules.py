@@ -7,10 +7,9 @@ from builders import a_job_spec, a_task
 from hodei.engine.nodes import Table
 from hodei.engine.profile import Profile
 from hodei.engine.view import Member, gang_of
+from hodei.model.affinity import Requirement, SpreadRule
 from hodei.model.job import Affinity, NodeTerm, PreferredTerm, Toleration
-from hodei.model.job_affinity import SpreadRule
 from hodei.model.node import Node, Taint
-from hodei.model.selector import Requirement
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.health import Health
 from hodei.plugins.queues import Priority
@@ -47,7 +46,7 @@ def test_the_operator_may_demand_and_prefer_nodes_for_all():
     assert refused(demand, a_member(), table) == {
         "ADDED_AFFINITY: not one of the nodes that this scheduler may use": ["n2"]
     }
-    assert not list(demand.repairs(a_member(), table.view(), None))
+    assert not list(demand.suggest(a_member(), table.view(), None))
     assert scores(NodeAffinity(Affinity(preferred=(PreferredTerm(5, ZONE_A),))), a_member(), table) == {
         "n1": 10_000, "n2": 0,
     }  # fmt: skip

@@ -6,7 +6,7 @@ from builders import a_node
 from hodei.model.facts import NodeJoined
 from hodei.model.node import GPU_ONLY, Pool, Taint
 from hodei.plugins.pools import Pools
-from unit.control.house import House
+from unit.control.harness import Harness
 from unit.plugins.asking import a_member, a_table, refused
 
 POOL = Pool("hpc-main", (("cpu", 8000), ("memory", 64 << 30)))
@@ -33,40 +33,40 @@ def test_without_pools_it_has_nothing_to_say_and_its_stamp_stays():
 
 
 def test_two_lines_of_the_same_machines_are_not_promised_twice_and_free_again_together():
-    house = House(_line("main", 8), _line("high", 8))
+    harness = Harness(_line("main", 8), _line("high", 8))
     for job in range(1, 5):
-        house.submit(job, cpu="4")
-    assert [house.state(job) for job in range(1, 5)] == ["scheduled", "scheduled", "pending", "pending"]
-    assert house.reason(3)[0] == "SHARED_MACHINES_FULL"
-    house.see("1.0.1", "running")
-    house.see("1.0.1", "succeeded", 0)
-    assert [house.state(job) for job in (3, 4)] == ["scheduled", "pending"]
+        harness.submit(job, cpu="4")
+    assert [harness.state(job) for job in range(1, 5)] == ["scheduled", "scheduled", "pending", "pending"]
+    assert harness.reason(3)[0] == "SHARED_MACHINES_FULL"
+    harness.see("1.0.1", "running")
+    harness.see("1.0.1", "succeeded", 0)
+    assert [harness.state(job) for job in (3, 4)] == ["scheduled", "pending"]
 
 
 def test_the_members_of_a_gang_are_counted_together():
-    house = House(_line("main", 8), _line("high", 8))
-    house.submit(1, cpu="4", count=3)
-    assert house.state(1) == "pending"
-    house.submit(2, cpu="4", count=2)
-    assert house.state(2) == "scheduled"
+    harness = Harness(_line("main", 8), _line("high", 8))
+    harness.submit(1, cpu="4", count=3)
+    assert harness.state(1) == "pending"
+    harness.submit(2, cpu="4", count=2)
+    assert harness.state(2) == "scheduled"
 
 
 def test_work_without_gpus_stays_off_nodes_for_gpus_unless_it_asks_for_them_by_name():
     taint = Taint(GPU_ONLY)
-    house = House(a_node("gpu", 8, gpu=2, taints=(taint,), labels={"slurm.hodei.io/line": "gpu"}))
-    house.submit(1, cpu="1")
-    assert house.reason(1)[0] == "UNTOLERATED_TAINT"
-    house.submit(2, cpu="1", gpu="1")
-    house.submit(3, cpu="1", node_selector={"slurm.hodei.io/line": "gpu"})
-    assert [house.state(job) for job in (1, 2, 3)] == ["pending", "scheduled", "scheduled"]
-    house.learn(NodeJoined(a_node("main", 1)))
-    house.submit(4, cpu="1", gpu="1")
-    assert [house.runs[f"{job}.0.1"].node for job in (1, 2, 3, 4)] == ["main", "gpu", "gpu", "gpu"]
+    harness = Harness(a_node("gpu", 8, gpu=2, taints=(taint,), labels={"slurm.hodei.io/line": "gpu"}))
+    harness.submit(1, cpu="1")
+    assert harness.reason(1)[0] == "UNTOLERATED_TAINT"
+    harness.submit(2, cpu="1", gpu="1")
+    harness.submit(3, cpu="1", node_selector={"slurm.hodei.io/line": "gpu"})
+    assert [harness.state(job) for job in (1, 2, 3)] == ["pending", "scheduled", "scheduled"]
+    harness.learn(NodeJoined(a_node("main", 1)))
+    harness.submit(4, cpu="1", gpu="1")
+    assert [harness.runs[f"{job}.0.1"].node for job in (1, 2, 3, 4)] == ["main", "gpu", "gpu", "gpu"]
 
 
 def test_a_soft_taint_makes_them_the_last_choice():
     soft = Taint(GPU_ONLY, effect="PreferNoSchedule")
-    house = House(a_node("gpu", 64, gpu=2, taints=(soft,)), a_node("main", 1))
-    house.submit(1, cpu="1")
-    house.submit(2, cpu="1")
-    assert [house.runs[f"{job}.0.1"].node for job in (1, 2)] == ["main", "gpu"]
+    harness = Harness(a_node("gpu", 64, gpu=2, taints=(soft,)), a_node("main", 1))
+    harness.submit(1, cpu="1")
+    harness.submit(2, cpu="1")
+    assert [harness.runs[f"{job}.0.1"].node for job in (1, 2)] == ["main", "gpu"]

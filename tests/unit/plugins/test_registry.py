@@ -9,13 +9,14 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from builders import NOW_MS, a_job, a_node
+from hodei import extensions
 from hodei.control.controller import Controller
 from hodei.engine.points import PerNode
 from hodei.engine.profile import make_profile
 from hodei.model.config import ProfileConfig, SchedulingConfig
-from hodei.model.decision import Reason
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobSubmitted, NodeJoined
+from hodei.model.job import Reason
 from hodei.plugins import registry
 from hodei.plugins.registry import build_profile, build_profiles, find
 
@@ -57,11 +58,11 @@ def module(monkeypatch):
 
 @pytest.fixture
 def announced(monkeypatch, module):
-    def entry_points(*, group, name):
+    def entry_points(*, group, name=""):
         assert group == "hodei.plugins"
         return [EntryPoint("even", "my_plugins:Even", group)] if name == "even" else []
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(extensions, "entry_points", entry_points)
 
 
 def _placed(profile, nodes=4):

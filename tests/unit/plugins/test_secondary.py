@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from hodei.control.explain.priority import priority_breakdown
+from hodei.control.explain.why import priority_breakdown
 from hodei.engine.view import Gang
 from hodei.model.configuration import code_named
 from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import build_profiles
 from hodei.wiring import check_scheduling
 from unit.control.configured import Configured, scheduling
-from unit.control.house import some_nodes
+from unit.control.harness import some_nodes
 
 HOUR = 3_600_000
 JOBS: dict[int, dict[str, Any]] = {
@@ -54,17 +54,17 @@ class Odd:
 
 def order_of(profile: str, jobs: dict[int, dict[str, Any]] = JOBS, apart_ms: int = 1) -> list[int]:
     """The order in which jobs start on a node that has room for one at a time."""
-    house = Configured(
+    harness = Configured(
         f"[scheduling.preemption]\nenabled = false\n[scheduling.profiles.default]\n{profile}", *some_nodes(4)
     )
-    house.submit(99, cpu=4)
+    harness.submit(99, cpu=4)
     for id, fields in jobs.items():
-        house.now_ms += apart_ms
-        house.submit(id, **{"cpu": 4, **fields, "memory": "40Gi"})
+        harness.now_ms += apart_ms
+        harness.submit(id, **{"cpu": 4, **fields, "memory": "40Gi"})
     out, run = [], "99.0.1"
     for _ in jobs:
-        house.see(run, "succeeded", 0)
-        (run,) = house.started()
+        harness.see(run, "succeeded", 0)
+        (run,) = harness.started()
         out.append(int(run.split(".")[0]))
     return out
 
@@ -107,11 +107,11 @@ def test_a_second_order_of_ones_own_takes_arguments() -> None:
 
 
 def test_the_place_in_line_counts_the_second_order_and_says_so() -> None:
-    house = Configured('[scheduling.profiles.default]\nsecondary = "shortest"\n', *some_nodes(1))
-    house.submit(9, cpu=1)
+    harness = Configured('[scheduling.profiles.default]\nsecondary = "shortest"\n', *some_nodes(1))
+    harness.submit(9, cpu=1)
     for id, fields in JOBS.items():
-        house.submit(id, **{**fields, "cpu": 1})
-    found = priority_breakdown(house.controller, 3, house.now_ms)
+        harness.submit(id, **{**fields, "cpu": 1})
+    found = priority_breakdown(harness.controller, 3, harness.now_ms)
     assert found is not None
     assert found.position == 1
     assert found.terms[-1].text == "shortest, among those of equal priority"

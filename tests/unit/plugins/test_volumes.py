@@ -6,9 +6,9 @@ from builders import a_job_spec, a_task
 from hodei.engine.nodes import Table
 from hodei.engine.points import Placed
 from hodei.engine.view import Member
+from hodei.model.affinity import Requirement
 from hodei.model.job import NodeTerm
 from hodei.model.node import Node
-from hodei.model.selector import Requirement
 from hodei.model.volume import Choice, Reach, Volume
 from hodei.plugins.image_locality import ImageLocality
 from hodei.plugins.volumes import Volumes

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from builders import NOW_MS, a_job_spec, a_node
-from hodei.control.circuit import CircuitPolicy
+from hodei.control.admission.backend_availability import CircuitPolicy
 from hodei.model.backend import Capabilities, NodeUsage
 from hodei.model.errors import BackendError
-from hodei.model.explanation import InLine
+from hodei.model.explanation import BackendQueueEntry
 from hodei.model.facts import RunObserved
 from hodei.model.job import GangRules
 from hodei.runtime import backend_queries
@@ -29,7 +29,7 @@ NEVER_ASKED = HealthPolicy(every_ms=0, circuit=CircuitPolicy(failures=1))
 
 
 class Queue(ObedientBackend):
-    """Has a line of its own, and measures its nodes."""
+    """Has a queue of its own, and measures its nodes."""
 
     capabilities = Capabilities(delegates=True, expects=True, usage=True)
 
@@ -63,12 +63,12 @@ def test_why_tells_what_the_backend_expects_of_a_run_in_its_own_line(often):
             await service.submit([a_job_spec()])
             await until(service.fleet.begins)
             answer = await service.why(1)
-            assert answer.in_line == InLine("hpc", NOW_MS + MINUTE, "Slurm: Resources")
+            assert answer.backend_queue == BackendQueueEntry("hpc", NOW_MS + MINUTE, "Slurm: Resources")
             assert answer.summary == "placed on hpc-main, waits in hpc's own line"
             backend.say(RunObserved("1.0.1", "running", NOW_MS))
             await until(lambda: not service.fleet.begins())
             answer = await service.why(1)
-            assert (answer.status, answer.in_line) == ("running", None)
+            assert (answer.status, answer.backend_queue) == ("running", None)
 
     asyncio.run(main())
 
@@ -91,8 +91,8 @@ def test_a_backend_that_has_not_told_is_said_to_have_a_line_all_the_same():
     async def main():
         async with alive(a_service(MemoryStore(), Queue(), health=NEVER_ASKED)) as service:
             await service.submit([a_job_spec()])
-            await until(lambda: service.controller.world.runs.get(1))
-            assert (await service.why(1)).in_line == InLine("hpc")
+            await until(lambda: service.controller.cluster.runs.get(1))
+            assert (await service.why(1)).backend_queue == BackendQueueEntry("hpc")
 
     asyncio.run(main())
 
@@ -101,9 +101,9 @@ def test_without_a_line_of_its_own_nothing_is_said_of_one():
     async def main():
         async with alive(a_service(MemoryStore(), ObedientBackend(), health=NEVER_ASKED)) as service:
             await service.submit([a_job_spec()])
-            await until(lambda: service.controller.world.runs.get(1))
+            await until(lambda: service.controller.cluster.runs.get(1))
             answer = await service.why(1)
-            assert (answer.status, answer.in_line) == ("placed", None)
+            assert (answer.status, answer.backend_queue) == ("placed", None)
             assert answer.summary.endswith("about to start")
 
     asyncio.run(main())
@@ -123,7 +123,7 @@ def test_a_gang_begins_with_the_last_of_its_members(often, starts, begins_ms):
         async with alive(a_service(MemoryStore(), backend, health=NEVER_ASKED)) as service:
             await service.submit([a_job_spec(count=2, gang=GangRules())])
             await until(service.fleet.begins)
-            assert (await service.why(1)).in_line == InLine("hpc", begins_ms)
+            assert (await service.why(1)).backend_queue == BackendQueueEntry("hpc", begins_ms)
 
     asyncio.run(main())
 
@@ -194,7 +194,7 @@ def test_with_more_nodes_than_a_person_can_look_at_there_is_no_such_metric(often
             if of == "nodes that were measured":
                 await until(lambda: backend.asked.count("usage") > 1)
             else:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # ten times the interval at which usage is read
                 assert backend.asked == []
             assert b"hodei_node_used{" not in service.metrics()
 

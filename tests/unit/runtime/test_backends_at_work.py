@@ -12,6 +12,7 @@ from hodei.model.effects import Forget, Spare, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.facts import RunObserved, RunSpared
 from hodei.model.job import Checkpoint
+from hodei.model.stop_reason import StopReason
 from hodei.model.text import moment
 from hodei.runtime.binder import Binder
 from hodei.runtime.metrics import Metrics
@@ -34,7 +35,7 @@ def test_orders_whose_reply_was_lost_are_sent_again_in_order():
         backend.start_errors = [BackendError("lost"), OSError("broken pipe"), TimeoutError()]
         binder, told = _binder(backend)
         serving = asyncio.create_task(binder.serve("obedient"))
-        binder.act([_start(1), Stop("9.0.1", "obedient", 0, "cancelled")])
+        binder.act([_start(1), Stop("9.0.1", "obedient", 0, StopReason("cancelled"))])
         await until(lambda: len(backend.diary.lines) == 1)
         binder.act([_start(2), Forget("8.0.1", "obedient")])
         await until(lambda: ("forget", ["8.0.1"]) in backend.diary.lines)
@@ -66,7 +67,9 @@ def test_a_run_that_was_not_started_is_told_with_whether_asking_again_can_help()
 def test_a_start_on_a_backend_that_is_gone_is_refused_for_good_and_its_stops_are_dropped():
     async def main():
         binder, told = _binder(ObedientBackend())
-        binder.act([_start(1, backend="old"), Stop("1.0.1", "old", 0, "x"), Forget("1.0.1", "old")])
+        binder.act(
+            [_start(1, backend="old"), Stop("1.0.1", "old", 0, StopReason("cancelled", "x")), Forget("1.0.1", "old")]
+        )
         assert [(fact.run, fact.permanent) for fact in told] == [("1.0.1", True)]
 
     asyncio.run(main())
@@ -81,7 +84,7 @@ def test_a_job_with_an_image_is_not_sent_to_a_backend_that_runs_none():
         boxes.capabilities = Capabilities(images=True)
         bare.refuse = {"1.0.1": BackendRefused("no images here")}
         async with alive(a_service(TalkingStore(), bare, boxes)) as service:
-            assert service.controller.world.table.node("b1").cannot
+            assert service.controller.cluster.table.node("b1").cannot
             await service.submit([a_job_spec(image="busybox")])
             await until(lambda: ("start", ["1.0.1"]) in boxes.diary.lines)
             assert ("start", ["1.0.1"]) not in bare.diary.lines
@@ -94,13 +97,13 @@ def test_a_backend_that_is_never_reached_is_the_reason_of_those_that_only_it_cou
         gone, here = ObedientBackend("gone"), ObedientBackend("here", [a_node("h1", 1, backend="here")])
         gone.open_errors = [BackendError("nobody listens")] * 1000
         async with alive(a_service(TalkingStore(), gone, here)) as service:
-            await until(lambda: service.controller.backend_availability.unknown(a_job_spec()))
+            await until(lambda: service.controller.gate.unreached.usable_by(a_job_spec()))
             await service.submit([a_job_spec(cpu="2")])
             await until(lambda: service.store.job(1).reason_code == "BACKEND_UNAVAILABLE")
             assert "nobody listens" in service.store.job(1).reason
             gone.open_errors.clear()
             await until(lambda: ("start", ["1.0.1"]) in gone.diary.lines, 15)
-            assert not service.controller.backend_availability.unknown(a_job_spec())
+            assert not service.controller.gate.unreached.usable_by(a_job_spec())
 
     asyncio.run(main())
 
@@ -242,7 +245,7 @@ def test_an_order_that_is_not_taken_holds_up_no_order_of_another_kind(kind, erro
         binder, told = _binder(backend)
         serving = asyncio.create_task(binder.serve("obedient"))
         stop, save = (
-            Stop("7.0.1", "obedient", 0, "cancelled"),
+            Stop("7.0.1", "obedient", 0, StopReason("cancelled")),
             TakeCheckpoint("8.0.1", "obedient", Checkpoint(signal="USR1")),
         )
         binder.act([stop, save, Forget("9.0.1", "obedient")])
@@ -276,7 +279,7 @@ def test_a_forget_that_fails_is_sent_again_with_the_next_ones():
 
 
 def _stop(run="9.0.1"):
-    return Stop(run, "obedient", 0, "preempted by job 5")
+    return Stop(run, "obedient", 0, StopReason("preempted", "by job 5"))
 
 
 def test_an_order_to_stop_that_was_not_sent_yet_is_dropped_if_the_run_is_to_be_spared():

@@ -9,13 +9,13 @@ import pytest
 from msgspec import structs
 
 from builders import NOW_MS, a_job, a_job_spec, a_run
-from hodei.control.lifecycle.timestamps import not_ahead, run_not_ahead
+from hodei.control.lifecycle.jobs import not_ahead, run_not_ahead
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.effects import SaveAudit, SaveJob, SaveRun
 from hodei.model.facts import RunObserved
 from hodei.ports import JobQuery
 from hodei.runtime.clock import SMALL_STEP_MS, SystemClock
-from hodei.runtime.retention_clock import Kept, RetentionClock
+from hodei.runtime.retention import Kept, RetentionClock
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, TalkingStore, a_service, alive, until
 
@@ -169,7 +169,7 @@ def test_a_restart_is_no_confirmation():
 # ---------------------------------------------------------------------------------------------- retention
 
 
-def a_house(store, clock, steady, **options):
+def a_harness(store, clock, steady, **options):
     return a_service(
         store, ObedientBackend(), clock=clock, retention_ms=30 * DAY_MS, audit_retention_ms=90 * DAY_MS,
         steady_ms=lambda: steady.ms, **options,
@@ -189,10 +189,10 @@ def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audi
         store, clock, steady = MemoryStore(), StillClock(), StillClock()
         history(store)
         if when == "while it is off":
-            async with alive(a_house(store, clock, steady)) as service:
+            async with alive(a_harness(store, clock, steady)) as service:
                 await service.housekeeping.once()
             store, clock.ms = MemoryStore(of=store), clock.ms + YEAR_MS
-        async with alive(a_house(store, clock, steady)) as service:
+        async with alive(a_harness(store, clock, steady)) as service:
             await service.housekeeping.once()
             clock.ms += YEAR_MS
             for _ in range(10):
@@ -207,7 +207,7 @@ def test_a_clock_that_jumps_beyond_the_retention_erases_neither_history_nor_audi
             assert b"hodei_retention_held 1.0" in service.metrics()
             # A restart confirms nothing.
         store = MemoryStore(of=store)
-        async with alive(a_house(store, clock, steady)) as service:
+        async with alive(a_harness(store, clock, steady)) as service:
             await service.housekeeping.once()
             assert store.job(1) is not None
             assert not service.housekeeping.told()[0]
@@ -226,10 +226,10 @@ def test_an_operator_who_says_that_the_clock_is_right_is_believed():
     async def main():
         store, clock, steady = MemoryStore(), StillClock(), StillClock()
         history(store)
-        async with alive(a_house(store, clock, steady)) as service:
+        async with alive(a_harness(store, clock, steady)) as service:
             await service.housekeeping.once()
         store, clock.ms = MemoryStore(of=store), clock.ms + YEAR_MS
-        async with alive(a_house(store, clock, steady, trust_clock=True)) as service:
+        async with alive(a_harness(store, clock, steady, trust_clock=True)) as service:
             await service.housekeeping.once()
             assert store.job(1) is None
 
@@ -241,7 +241,7 @@ def test_a_store_of_an_older_version_is_judged_by_its_newest_job():
         store, clock, steady = MemoryStore(), StillClock(), StillClock()
         history(store)
         clock.ms += YEAR_MS
-        async with alive(a_house(store, clock, steady)) as service:
+        async with alive(a_harness(store, clock, steady)) as service:
             await service.housekeeping.once()
             assert store.job(1) is not None
             assert not service.housekeeping.told()[0]
@@ -257,7 +257,7 @@ def test_all_that_is_due_goes_in_one_round_however_much_it_is():
         job = a_job(1, state="succeeded", submitted_ms=old, changed_ms=old, finished_ms=old)
         store.commit([SaveJob(structs.replace(job, id=id), new=True) for id in range(1, 3001)])
         store.commit([SaveJob(a_job(3001, state="succeeded", changed_ms=NOW_MS), new=True)])
-        async with alive(a_house(store, clock, steady)) as service:
+        async with alive(a_harness(store, clock, steady)) as service:
             await service.housekeeping.once()
             assert [job.id for job in store.jobs(JobQuery()).jobs] == [3001]
 

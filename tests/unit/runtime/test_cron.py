@@ -10,13 +10,13 @@ from msgspec import structs
 from builders import NOW_MS, a_job_spec
 from hodei.model.array import ArrayPlace
 from hodei.model.audit import AuditEntry, AuditQuery
+from hodei.model.cron import Periodic
 from hodei.model.effects import SavePeriodic
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.facts import RunObserved
-from hodei.model.periodic import Periodic
 from hodei.ports import JobQuery
 from hodei.runtime.arrays import cancel_array, folded, hold_array, wait_array
-from hodei.runtime.caller import CALLER, Caller
+from hodei.runtime.rights import CALLER, Caller
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, a_service, alive
 

@@ -12,7 +12,7 @@ import pytest
 
 from hodei.model.data_place import Allowed
 from hodei.model.facts import DataAppeared, Fact
-from hodei.runtime.data_watch import DataWatch, is_there
+from hodei.runtime.dependency_lookup import DataWatch, is_there
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from builders import a_job_spec
 from hodei.control import clone
 from hodei.control.explain.whatif import Question
 from hodei.model.errors import InvalidInput, NotFound, Unavailable
-from hodei.runtime import query_queue as answering
-from hodei.runtime.fork_worker import ForkWorker
-from hodei.runtime.query_queue import QueryQueue
+from hodei.runtime import fork_worker as answering
+from hodei.runtime.fork_worker import ForkWorker, QueryQueue
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, a_service, alive, until
 

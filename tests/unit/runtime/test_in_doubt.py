@@ -13,8 +13,9 @@ from hodei.model.effects import Forget, Stop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError
 from hodei.model.facts import RunObserved
 from hodei.model.job import BackendChoice
+from hodei.model.stop_reason import StopReason
 from hodei.runtime import binder as binding
-from hodei.runtime.two_phase import start as start_gangs
+from hodei.runtime.binder import start as start_gangs
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, StillClock, a_service, alive, until
 from unit.runtime.test_backend_manager import BY_HAND, Patient
@@ -38,8 +39,16 @@ def test_a_run_in_doubt_is_ordered_again_under_its_own_id_and_others_do_not_wait
         failures = []
         binder.on_failure = lambda name, text: failures.append(text)
         serving = asyncio.create_task(binder.serve("obedient"))
-        stop = Stop("1.0.1", "obedient", 0, "cancelled")
-        binder.act([_start(1), _start(2), stop, Stop("9.0.1", "obedient", 0, "x"), Forget("8.0.1", "obedient")])
+        stop = Stop("1.0.1", "obedient", 0, StopReason("cancelled"))
+        binder.act(
+            [
+                _start(1),
+                _start(2),
+                stop,
+                Stop("9.0.1", "obedient", 0, StopReason("cancelled", "x")),
+                Forget("8.0.1", "obedient"),
+            ]
+        )
         await until(lambda: len(_starts(backend)) >= 3)
         assert ("stop", ["9.0.1"]) in backend.diary.lines
         assert ("forget", ["8.0.1"]) in backend.diary.lines

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from builders import a_job_spec
-from hodei.control.chunks import PART
 from hodei.control.controller import Controller
+from hodei.control.state import PART
 from hodei.model.array import ArrayPlace
 from hodei.model.audit import AuditEntry
 from hodei.model.config import SchedulingConfig
@@ -21,9 +21,9 @@ from hodei.model.errors import Conflict, NotPermitted, QueueFull, Unavailable
 from hodei.model.facts import Reconfigured
 from hodei.plugins.registry import build_profile
 from hodei.runtime.arrays import cancel_array, hold_array, release_array
-from hodei.runtime.caller import CALLER, Caller
 from hodei.runtime.decision_log import DecisionLog
-from hodei.runtime.requeue import requeue_all
+from hodei.runtime.job_actions import requeue_all
+from hodei.runtime.rights import CALLER, Caller
 from hodei.sim.replay import replay
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, TalkingStore, a_service, alive
@@ -64,7 +64,7 @@ async def watched():
 
 async def _begun(service):
     """The first part of an array is known, and no more: there is no time to wait for anything else."""
-    while not service.controller.world.jobs:  # noqa: ASYNC110 (one turn of the loop at a time)
+    while not service.controller.cluster.jobs:  # noqa: ASYNC110 (one turn of the loop at a time)
         await asyncio.sleep(0)
 
 
@@ -96,7 +96,7 @@ def test_all_elements_are_one_commit_and_none_is_seen_before_it():
         async with alive(a_service(store, ObedientBackend())) as service:
             submitting = asyncio.create_task(service.submit([an_array(3 * PART, cpu="4")]))
             await _begun(service)
-            known = len(service.controller.world.jobs)
+            known = len(service.controller.cluster.jobs)
             assert 0 < known < 3 * PART, "it is being learned in parts"
             assert store.job(1) is None
             assert (await service.why(known)).code in ("QUEUED", "INSUFFICIENT_RESOURCES")
@@ -180,7 +180,7 @@ def test_a_second_cancel_is_told_how_they_stand_when_the_first_is_stored():
         async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
             await service.submit([an_array(3 * PART)])
             first = asyncio.create_task(cancel_array(service, 1, "no more"))
-            while len(service.controller.world.jobs) == 3 * PART:  # noqa: ASYNC110 (one turn of the loop at a time)
+            while len(service.controller.cluster.jobs) == 3 * PART:  # noqa: ASYNC110 (one turn of the loop at a time)
                 await asyncio.sleep(0)
             again = asyncio.create_task(cancel_array(service, 1, "no more"))
             await first
@@ -200,7 +200,7 @@ def test_others_submit_meanwhile_and_no_number_is_given_twice():
             others = await asyncio.gather(*(service.submit([a_job_spec(f"other-{i}")]) for i in range(5)))
             assert (await array).ids == (1,)
             assert sorted(done.ids[0] for done in others) == list(range(3 * PART + 1, 3 * PART + 6))
-            assert len(service.controller.world.jobs) == 3 * PART + 5
+            assert len(service.controller.cluster.jobs) == 3 * PART + 5
 
     asyncio.run(main())
 
@@ -257,7 +257,7 @@ def test_the_loop_has_its_turns_while_a_queue_gets_other_settings():
             async with watched() as turns:
                 await service.loop.committed([Reconfigured(SchedulingConfig())])
             assert _is_in_parts(turns)
-            line = service.controller.lines["default"]
+            line = service.controller.queues["default"]
             assert (line.profile.queue.name, len(line)) == ("fifo", COUNT - 1)
             assert (await service.why(COUNT)).queue.position == COUNT - 1
 

@@ -23,6 +23,18 @@ def _instant(diary=None):
     return InstantBackend("instant", [a_node("n1", 4, backend="instant")])
 
 
+def _hold_commits(store: TalkingStore) -> tuple[threading.Event, threading.Event]:
+    """Commits wait for the second event; the first one says that a commit has begun."""
+    writing, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        writing.set()
+        gate.wait(5)
+
+    store.hold = hold
+    return writing, gate
+
+
 def test_a_submit_that_was_acknowledged_is_in_the_store():
     async def main():
         store = TalkingStore()
@@ -36,11 +48,11 @@ def test_a_submit_that_was_acknowledged_is_in_the_store():
 
 def test_a_submit_is_not_acknowledged_while_the_store_is_still_writing():
     async def main():
-        store, gate = TalkingStore(), threading.Event()
+        store = TalkingStore()
         async with alive(a_service(store, ObedientBackend())) as service:
-            store.hold = lambda: gate.wait(5)
+            writing, gate = _hold_commits(store)
             submitting = asyncio.create_task(service.submit([a_job_spec()]))
-            await asyncio.sleep(0.05)
+            await until(writing.is_set)
             assert not submitting.done()
             assert store.job(1) is None
             gate.set()
@@ -174,14 +186,14 @@ def test_the_same_key_many_times_at_once_is_once():
 
 def test_a_caller_who_gave_up_and_asks_again_with_the_same_key_gets_the_same_job():
     async def main():
-        store, gate = TalkingStore(), threading.Event()
+        store = TalkingStore()
         async with alive(a_service(store, ObedientBackend())) as service:
-            store.hold = lambda: gate.wait(5)
+            writing, gate = _hold_commits(store)
             impatient = asyncio.create_task(service.submit([a_job_spec()], key="k", fingerprint="f"))
-            await asyncio.sleep(0.05)
+            await until(writing.is_set)
             impatient.cancel()
             again = asyncio.create_task(service.submit([a_job_spec()], key="k", fingerprint="f"))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # the second call is on its way
             gate.set()
             assert (await again).ids == (1,)
             assert store.job(2) is None

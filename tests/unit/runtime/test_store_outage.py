@@ -12,7 +12,7 @@ from builders import NOW_MS, a_job_spec
 from hodei.model.audit import AuditEntry
 from hodei.model.errors import Unavailable
 from hodei.ports import JobQuery
-from hodei.runtime.caller import CALLER, Caller
+from hodei.runtime.rights import CALLER, Caller
 from unit.runtime.living import ObedientBackend, TalkingStore, a_service, alive, until
 
 
@@ -53,11 +53,11 @@ def test_a_client_is_told_at_once_and_its_request_is_carried_out_once(key):
             with pytest.raises(Unavailable) as first:
                 async with asyncio.timeout(2):
                     await _submit(service, key)
-            assert first.value.code == "HELD_UP"
+            assert first.value.code == "WRITE_PENDING"
             with pytest.raises(Unavailable) as second:  # by now it is known before
                 async with asyncio.timeout(2):
                     await _submit(service, key)
-            assert second.value.code == ("HELD_UP" if key else "UNAVAILABLE")
+            assert second.value.code == ("WRITE_PENDING" if key else "UNAVAILABLE")
             assert "nothing can be stored" in service.not_ready_reason
             store.full = False
             await until(lambda: service.ready)

@@ -14,27 +14,26 @@ from types import SimpleNamespace
 from typing import Any
 
 from msgspec import Struct
+from prometheus_client import CollectorRegistry
 
 from builders import NOW_MS
 from hodei.api.views import Check
 from hodei.control.explain.whatif import Question
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.config import SchedulingConfig
+from hodei.model.cron import Periodic
 from hodei.model.effects import Event, SaveAudit
 from hodei.model.errors import Conflict, NotFound, Unavailable
-from hodei.model.estimate import Estimate
-from hodei.model.explanation import Explanation
+from hodei.model.estimate import Estimate, StartForecast
+from hodei.model.explanation import Explanation, Outlook, WhatIf
 from hodei.model.facts import NodeOverridden
-from hodei.model.forecast import StartForecast
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED, Job, JobSpec, Run
 from hodei.model.node import Node
-from hodei.model.periodic import Periodic
 from hodei.model.reservation import Hold, LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources
-from hodei.model.whatif import Outlook, WhatIf
 from hodei.ports import JobPage, JobQuery
 from hodei.runtime.metrics import Metrics
+from hodei.runtime.observers import Observers
 
 
 class NodeStatus(Struct, frozen=True):
@@ -45,7 +44,7 @@ class NodeStatus(Struct, frozen=True):
 
 
 class ReservationStatus(Struct, frozen=True):
-    booking: Reservation
+    reservation: Reservation
     active: bool = False
     late: tuple[LateRun, ...] = ()
 
@@ -164,6 +163,7 @@ class FakeService:
         return self.errors
 
     store: FakeStore = field(default_factory=FakeStore)
+    observers: Observers = field(default_factory=lambda: Observers(CollectorRegistry()))
     installation: str = "test"
     epoch: int = 1
     started_ms: int = NOW_MS

@@ -102,7 +102,7 @@ class LiveApp:
 
     def runs_go_on(self) -> None:
         """What was placed runs, what ran ends."""
-        live = [run for runs in self.service.controller.world.runs.values() for run in runs.values()]
+        live = [run for runs in self.service.controller.cluster.runs.values() for run in runs.values()]
         news = [RunObserved(run.id, "running" if run.state == "placed" else "succeeded", self.clock.ms) for run in live]
         if news:
             self.run(self.service.loop.committed(news))

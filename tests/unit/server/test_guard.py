@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hodei.server.guard import Guard, host_name
-from hodei.server.json_depth import deeper_than
+from hodei.server.guard import Guard, deeper_than, host_name
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ def test_its_own_names_are_let_in(ask, host):
 )  # fmt: skip
 def test_a_foreign_host_is_turned_away_even_with_a_token(ask, host):
     got = ask("GET", "/api/v1/jobs", headers={"host": host})
-    assert (got.status, got.code) == (421, "FOREIGN_HOST")
+    assert (got.status, got.code) == (421, "MISDIRECTED")
     assert got.headers["x-content-type-options"] == "nosniff"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 _PROGRAM = """
 import logging, os, sys
 from pathlib import Path
-from hodei.server.logfile import LogFile
+from hodei.server.home import LogFile
 handler = LogFile(Path(sys.argv[1]), max_bytes=10_000, older_files=3)
 log = logging.getLogger("x")
 log.addHandler(handler)

@@ -13,7 +13,7 @@ from unit.server.fake_service import FakeService
 
 
 def count(service: FakeService, reason: str) -> float:
-    return service.prometheus.registry.get_sample_value("hodei_login_failures_total", {"reason": reason}) or 0.0
+    return service.prometheus.registry.get_sample_value("hodei_auth_failures_total", {"reason": reason}) or 0.0
 
 
 def knock(app: App, *shown: str, path: str = "/api/v1/jobs") -> list[int]:
@@ -31,6 +31,7 @@ def knock(app: App, *shown: str, path: str = "/api/v1/jobs") -> list[int]:
 @pytest.mark.parametrize(
     ("shown", "reason"),
     [("", "missing"), ("Basic x", "malformed"), (f"Bearer {new_token()}", "unknown"), ("Bearer hod_half", "malformed")],
+    ids=["missing", "no bearer", "unknown", "half a token"],
 )
 def test_every_failure_is_counted_by_what_was_wrong(app, service, shown, reason):
     assert knock(app, shown, shown) == [401, 401]
@@ -55,7 +56,7 @@ def test_a_million_tries_leave_a_handful_of_rows(app, service):
 
 def test_tries_from_many_addresses_leave_a_handful_of_rows_too(app, service, monkeypatch):
     addresses = iter(f"10.0.{number // 250}.{number % 250}" for number in range(500))
-    monkeypatch.setattr("hodei.server.logins.place_of", lambda client: next(addresses))
+    monkeypatch.setattr("hodei.server.auth.place_of", lambda client: next(addresses))
     knock(app, *["Bearer wrong"] * 500)
     assert 1 < len(service.recorded) <= 40
     assert len({row.remote for row in service.recorded}) == len(service.recorded)

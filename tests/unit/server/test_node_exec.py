@@ -136,7 +136,7 @@ def test_here_a_command_leaves_nothing_behind_and_what_it_says_is_cut(tmp_path: 
         child = f"sleep 300 & echo $! > {pid_file}; sleep 300"
         assert (await run_here(["/bin/sh", "-c", child], 2)).exit_code is None
         pid = int(pid_file.read_text())
-        await until(lambda: not _lives(pid))
+        await until(lambda: not _lifecycle(pid))
         loud = await run_here(["/bin/sh", "-c", "head -c 3000000 /dev/zero"], 20)
         assert (loud.exit_code, len(loud.stdout), loud.cut) == (0, OUTPUT_LIMIT, True)
         assert (await run_here(["/no/such/program"], 20)).exit_code == 127
@@ -158,7 +158,7 @@ def test_here_the_answer_comes_when_the_command_is_over_and_what_it_left_is_ende
     )
     done = asyncio.run(run_here(["/bin/sh", "-c", script], 60))
     assert (done.exit_code, done.stdout) == (0, b"bg\n")
-    assert not _lives(int(pid_file.read_text()))
+    assert not _lifecycle(int(pid_file.read_text()))
 
 
 def test_here_a_command_does_not_get_the_servers_environment(monkeypatch: pytest.MonkeyPatch):
@@ -167,7 +167,7 @@ def test_here_a_command_does_not_get_the_servers_environment(monkeypatch: pytest
     assert names <= {b"PATH", b"LANG", b"TZ", b"HOME", b"USER", b"LOGNAME"}
 
 
-def _lives(pid: int) -> bool:
+def _lifecycle(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:

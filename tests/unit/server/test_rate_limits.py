@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.server.address import place_of
-from hodei.server.connections import OpenConnections
 from hodei.server.errors import Busy, TooFast, TooMany
-from hodei.server.rate_limits import Rates, Room, Slots, holder
+from hodei.server.rate_limits import Rates, Room, Slots, holder, place_of
 from hodei.server.route import ANYONE, Principal
+from hodei.server.serving import OpenConnections
 
 
 def test_places_are_bounded_for_each_and_for_all():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +13,8 @@ from hodei.server.__main__ import _config_path, _reread, _with_settings
 TEXT = "[scheduling]\nmax_losses = 7\n"
 
 
-def _given(config: Path | None = None) -> argparse.Namespace:
-    return argparse.Namespace(config=config, host=None, port=None, decision_log=None)
+def _given(config: Path | None = None) -> SimpleNamespace:
+    return SimpleNamespace(config=config, host=None, port=None, decision_log=None)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["of the home", "named by --config"])

@@ -40,8 +40,8 @@ def job(**fields: Any) -> dict[str, Any]:
 )
 def test_no_path_lets_a_user_ask_for_more_than_the_role_may_have(live: LiveApp, method: str, path: str, wrap: Any):
     assert live.refused("ana", method, path, wrap(job(priority=401))) == "PRIORITY_TOO_HIGH"
-    assert live.refused("ana", method, path, wrap(job(recovery={"promote_to": "critical"}))) == "PRIORITY_TOO_HIGH"
-    assert live.refused("ana", method, path, wrap(job(project="closed"))) == "PROJECT_NOT_OPEN"
+    assert live.refused("ana", method, path, wrap(job(escalation={"promote_to": "critical"}))) == "PRIORITY_TOO_HIGH"
+    assert live.refused("ana", method, path, wrap(job(project="closed"))) == "PROJECT_FORBIDDEN"
     assert live.jobs() == []
     assert live.service.calendar.all() == []
     for who, one in (("ana", job(priority=400)), ("bo", job(project="closed")), ("root", job(priority=1000))):
@@ -53,7 +53,7 @@ def test_a_periodic_job_is_judged_by_the_rights_that_its_owner_has_when_it_is_du
     assert live.ask("ana", "POST", "/periodic", TICK | {"job": job(priority=1000)}).status == 201
     live.pass_time(MINUTE)
     assert [(one.spec.user, one.spec.priority) for one in live.jobs()] == [("ana", 1000)]
-    for role, code in (("user", "PRIORITY_TOO_HIGH"), ("viewer", "OWNER_MAY_NOT"), ("", "OWNER_MAY_NOT")):
+    for role, code in (("user", "PRIORITY_TOO_HIGH"), ("viewer", "OWNER_FORBIDDEN"), ("", "OWNER_FORBIDDEN")):
         live.give("ana", role)
         live.pass_time(MINUTE)
         assert len(live.jobs()) == 1
@@ -79,11 +79,11 @@ def test_a_token_file_in_trouble_delays_periodic_jobs_and_loses_none(live: LiveA
 
 def test_a_job_that_promotes_itself_goes_no_higher_than_its_user_may(live: LiveApp):
     live.submit("root", cpu=4)
-    mine = live.submit("ana", cpu=4, priority=100, recovery={"promote_after": "1s"})
-    theirs = live.submit("root", cpu=4, priority=100, recovery={"promote_after": "1s"})
+    mine = live.submit("ana", cpu=4, priority=100, escalation={"promote_after": "1s"})
+    theirs = live.submit("root", cpu=4, priority=100, escalation={"promote_after": "1s"})
     for _ in range(6):
         live.pass_time(2000)
-    priorities = {one.id: applied(one.spec, one.recourse).priority for one in live.jobs()}
+    priorities = {one.id: applied(one.spec, one.escalation_state).priority for one in live.jobs()}
     assert priorities[mine] == 400
     assert priorities[theirs] == 750
 
@@ -136,7 +136,7 @@ def test_many_are_started_again_by_their_owner_and_what_waited_for_them_only_if_
     done = live.ask("ana", "POST", "/jobs/requeue", {"arrays": [id], "failed": True})
     assert done.json == {"requeued": [id + 1], "revived": [hers, after_hers], "refused": [his]}
     # They wait for it again, and start when it has succeeded this time.
-    assert [live.store.job(one).reason_code for one in (hers, after_hers)] == ["WAITING_FOR"] * 2
+    assert [live.store.job(one).reason_code for one in (hers, after_hers)] == ["WAITING_FOR_DEPENDENCY"] * 2
     for _ in range(8):
         live.runs_go_on()
     assert [live.store.job(one).state for one in (id + 1, hers, after_hers)] == ["succeeded"] * 3
@@ -163,7 +163,7 @@ def test_a_job_above_the_ceiling_does_not_come_back_into_line_by_a_users_word(li
 
 def test_a_promotion_by_the_operators_rules_is_no_crime_of_the_user(live: LiveApp):
     live.submit("root", cpu=4)
-    id = live.submit("ana", cpu=4, priority=250, recovery={"promote_after": "1s"})
+    id = live.submit("ana", cpu=4, priority=250, escalation={"promote_after": "1s"})
     for _ in range(3):
         live.pass_time(2000)
     assert live.ask("ana", "POST", f"/jobs/{id}/hold").status == 200

@@ -187,7 +187,7 @@ def test_streams_are_counted_for_each_token_and_for_all(service, tokens):
         listeners = [Listener(served), Listener(served)]
         third = Listener(served)
         assert third.response.status == 429
-        assert json.loads(third.response.read())["code"] == "TOO_MANY"
+        assert json.loads(third.response.read())["code"] == "TOO_MANY_REQUESTS"
         assert third.response.headers["retry-after"]
         listeners.append(Listener(served, role="user"))
         assert listeners[-1].response.status == 200
@@ -231,7 +231,7 @@ def test_a_server_that_stops_ends_its_streams_and_waits_at_once(service, tokens)
         assert listener.seqs(1) == []
         response = waiting.getresponse()
         assert response.status == 503
-        assert json.loads(response.read())["code"] == "CLOSING"
+        assert json.loads(response.read())["code"] == "SHUTTING_DOWN"
         listener.close()
         waiting.close()
 

@@ -10,7 +10,7 @@ from hodei.engine.view import gang_of
 from hodei.model.job import JobSpec, TaskSpec
 from hodei.model.node import Node
 from hodei.sim.driver import Simulation
-from hodei.sim.fragmentation import Fragmentation
+from hodei.sim.metrics import Fragmentation
 from hodei.sim.policies import policy
 from hodei.sim.traces import Arrival, Workload, open_workload
 from hodei.wiring import make_controller

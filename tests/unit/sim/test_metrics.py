@@ -8,6 +8,8 @@ import pytest
 from msgspec import structs
 
 from hodei.sim.metrics import (
+    Outcome,
+    Result,
     bounded_slowdown,
     dominant_shares,
     fairness_over_time,
@@ -21,7 +23,6 @@ from hodei.sim.metrics import (
     summary,
     utilisation,
 )
-from hodei.sim.results import Outcome, Result
 from hodei.sim.traces import open_workload
 from unit.sim.traces.shared import TRACES, needs_traces
 
@@ -68,11 +69,13 @@ def test_a_run_of_no_jobs_has_a_summary_too() -> None:
 
 
 def test_the_summary_has_the_numbers_that_reports_and_scripts_read() -> None:
-    result = a_result(an_outcome(1, kind="backfill", preemptions=2), seconds=0.5, promises_broken=1, unplaced=3)
+    result = a_result(
+        an_outcome(1, kind="backfill", preemptions=2), seconds=0.5, start_reservations_broken=1, unplaced=3
+    )
     found = summary(result)
     assert {"bounded_slowdown", "mean_wait_s", "max_wait_s", "utilisation", "jobs", "seconds"} <= found.keys()
     assert found["starts"] == {"head": 0, "backfill": 1, "spill": 0}
-    assert (found["preemptions"], found["promises_broken"], found["unplaced"]) == (2, 1, 3)
+    assert (found["preemptions"], found["start_reservations_broken"], found["unplaced"]) == (2, 1, 3)
     assert found["jobs_per_second"] == 2.0
 
 

@@ -14,9 +14,8 @@ from hodei.model.errors import InvalidInput
 from hodei.sim.policies import POLICIES
 from hodei.sim.scenario.__main__ import main
 from hodei.sim.scenario.check import Finding, Outcome, run
-from hodei.sim.scenario.golden import updated
 from hodei.sim.scenario.parse import parse_scenario, read_scenario
-from hodei.sim.scenario.report import as_data, told
+from hodei.sim.scenario.report import as_data, told, updated
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples" / "scenarios").glob("*.yaml"))
@@ -100,7 +99,7 @@ NOT_HELD = {
     "an end that does not come": ("{job: stays, ends: succeeded}", "it has not ended: running", ""),
     "a second start": ("{job: first, attempt: 2, starts: 1m}", "it started 1 times in all", ""),
     "a preemption": ("{preempted: first, by: second}", "it was not preempted", ""),
-    "a broken promise": ("{promises_broken: 1}", "0 were", ""),
+    "a broken promise": ("{start_reservations_broken: 1}", "0 were", ""),
 }
 
 
@@ -275,7 +274,7 @@ def test_an_update_changes_what_did_not_hold_and_nothing_else():
     text = (
         "scenario: a test\n" + ONE_NODE + "jobs:\n  - {name: a, run: 1m}   # short\n"
         "expect:\n  - {job: a, starts: 0s}   # at once\n  - job: a\n    ends: failed\n\n  # gone:\n"
-        "  - {preempted: a}\n  - {promises_broken: 0}\n"
+        "  - {preempted: a}\n  - {start_reservations_broken: 0}\n"
     )
     wanted = text.replace("job: a\n    ends: failed", "{job: a, ends: succeeded}").replace("  - {preempted: a}\n", "")
     assert updated(run(parse_scenario(text.encode(), "a"))) == wanted
@@ -288,7 +287,7 @@ def test_a_file_that_expects_nothing_gets_all_that_happened():
         "  - {job: a, starts: 0s, on: n1}",
         "  - {job: a, ends: succeeded}",
         "  - {job: b, ends: refused, reason: LARGER_THAN_CLUSTER}",
-        "  - {promises_broken: 0}",
+        "  - {start_reservations_broken: 0}",
     ]
     assert run(parse_scenario(after.encode(), "a")).held
 

@@ -20,17 +20,17 @@ def told(jobs: str, facts: str = "") -> dict[str, list[tuple[int, str]]]:
 
 
 def test_jobs_wait_by_name_by_number_and_for_data() -> None:
-    lives = told(
+    lifecycle = told(
         "- {name: last, after: [second, 7], run: 1m}\n"
         "- {name: second, after: {succeeded: first, exists: /data/x}, run: 1m}\n"
         "- {name: first, run: 1m}\n"
         "- {name: mend, after: {failed: first}}\n",
         "facts:\n- {at: 90s, appear: /data/x}\n",
     )
-    assert (60, "succeeded") in lives["first"]
-    assert (90, "scheduled") in lives["second"]
-    assert lives["last"][-1] == (210, "succeeded")
-    assert lives["mend"][-1] == (60, "failed")
+    assert (60, "succeeded") in lifecycle["first"]
+    assert (90, "scheduled") in lifecycle["second"]
+    assert lifecycle["last"][-1] == (210, "succeeded")
+    assert lifecycle["mend"][-1] == (60, "failed")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from builders import NOW_MS, a_job, a_key, a_record, a_run
+from hodei.model.accounting import UsageRow
 from hodei.model.audit import AuditEntry, AuditQuery
-from hodei.model.decision import Candidate, Decision
+from hodei.model.cron import Periodic
 from hodei.model.effects import (
     Save,
     SaveAudit,
@@ -26,11 +27,9 @@ from hodei.model.effects import (
     SaveUsage,
 )
 from hodei.model.errors import Conflict, NotFound, Unavailable
-from hodei.model.job import GangRules
+from hodei.model.job import Candidate, Decision, GangRules
 from hodei.model.node import NodeOverrides
-from hodei.model.periodic import Periodic
 from hodei.model.reservation import Reservation
-from hodei.model.usage import UsageRow
 from hodei.ports import JobQuery
 from hodei.store import SqliteStore
 
@@ -87,8 +86,8 @@ def read_all(store: SqliteStore) -> dict[str, object]:
         "runs": [store.runs(job.id) for job in jobs],
         "events": store.events(),
         "audit": store.audit(AuditQuery()),
-        "marks": store.marks(),
-        "bookings": store.bookings(),
+        "overrides": store.overrides(),
+        "reservations": store.reservations(),
         "periodics": store.periodics(),
         "usage": store.usage(),
         "key": store.key("k1"),
@@ -115,7 +114,7 @@ DAMAGES = {
     "a time beyond all times": ("UPDATE job SET submitted_ms = 9000000000000000 WHERE id = ?", 1),
     "a number below zero": ("UPDATE job SET attempt = -1 WHERE id = ?", 1),
     "a reason that is no text": ("UPDATE job SET reason = CAST(x'ff' AS TEXT) WHERE id = ?", 1),
-    "a recourse that is no JSON": ("UPDATE job SET recourse = '{' WHERE id = ?", 1),
+    "a escalation that is no JSON": ("UPDATE job SET escalation_state = '{' WHERE id = ?", 1),
     "the spec of a running job": ("UPDATE spec SET body = '{garbage' WHERE job = ?", 2),
     "the state of a running job": ("UPDATE job SET state = 'flying' WHERE id = ?", 2),
     "the spec of an ended job": ("UPDATE spec SET body = 'x' WHERE job = ?", 3),
@@ -129,8 +128,8 @@ DAMAGES = {
     "an event's time": ("UPDATE event SET at_ms = -1 WHERE seq = ?", 2),
     "a row of the audit": ("UPDATE audit SET who = CAST(x'ff' AS TEXT) WHERE seq = ?", 1),
     "a mark": ("UPDATE mark SET body = '{' WHERE node = ?", "n1"),
-    "a booking": ("UPDATE booking SET body = '{' WHERE name = ?", "b1"),
-    "a booking's name": ("UPDATE booking SET name = CAST(x'ff' AS TEXT) WHERE name = ?", "b1"),
+    "a reservation": ("UPDATE reservation SET body = '{' WHERE name = ?", "b1"),
+    "a reservation's name": ("UPDATE reservation SET name = CAST(x'ff' AS TEXT) WHERE name = ?", "b1"),
     "a periodic job": ("UPDATE periodic SET body = replace(body, '0 3 * * *', 'often') WHERE name = ?", "nightly"),
     "usage": ("UPDATE usage SET amount = 'much' WHERE resource = ?", "cpu"),
     "whose usage it is": ("UPDATE usage SET path = '{' WHERE resource = ?", "cpu"),
@@ -174,7 +173,7 @@ def test_a_running_job_whose_description_is_lost_goes_on_and_its_node_takes_noth
     ((job, (run,)),) = [each for each in opened.active() if each[0].id == 2]
     assert (job.state, job.spec.restart, run.id, run.state) == ("running", "never", "2.0.1", "running")
     assert "cordoned" in found.outcome
-    assert opened.marks() == [NodeOverrides("n1", cordoned=True, labels={"a": "b"})]
+    assert opened.overrides() == [NodeOverrides("n1", cordoned=True, labels={"a": "b"})]
 
 
 def test_a_running_job_whose_request_can_still_be_read_holds_what_it_held(path: Path, opened: SqliteStore):
@@ -186,7 +185,7 @@ def test_a_running_job_whose_request_can_still_be_read_holds_what_it_held(path: 
     opened.mend(NOW_MS)
     job = opened.job(2)
     assert job.spec.tasks[0].request == wanted
-    assert not opened.marks()[0].cordoned
+    assert not opened.overrides()[0].cordoned
 
 
 @pytest.mark.parametrize("column", ["member", "attempt"])
@@ -418,7 +417,7 @@ TABLES = (
     "run",
     "event",
     "mark",
-    "booking",
+    "reservation",
     "usage",
     "note",
     "periodic",

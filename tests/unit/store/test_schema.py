@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from builders import a_job, a_key, a_record, a_run
-from hodei.model.decision import Candidate, Decision
 from hodei.model.effects import SaveJob, SaveOverrides, SaveRun
 from hodei.model.errors import InvalidInput, Unavailable
-from hodei.model.job import Job, Run
+from hodei.model.job import Candidate, Decision, Job, Run
 from hodei.model.node import NodeOverrides
+from hodei.model.stop_reason import StopReason
 from hodei.store import SqliteStore, rows, schema, writing
 
 
@@ -51,8 +51,8 @@ def test_a_file_of_version_1_is_brought_up_to_date_and_keeps_everything(path: Pa
         db.execute("INSERT INTO tally VALUES ('running', 1)")
         db.execute(
             """INSERT INTO run (job, attempt, member, task, node, backend, state, placed_ms, started_ms, finished_ms,
-               exit_code, reason_code, reason, stop_requested, decision)
-               VALUES (7, 1, 0, 'main', 'n1', 'local', 'running', 3, 4, 0, NULL, '', '', '',
+               exit_code, reason_code, reason, stop_reason, decision)
+               VALUES (7, 1, 0, 'main', 'n1', 'local', 'running', 3, 4, 0, NULL, '', '', '{"code":"drained","detail":"n1"}',
                '{"chosen":{"node":"n1","score":5}}')"""
         )
         db.execute("""INSERT INTO event VALUES (9, 4, 'run.started', 7, '7.0.1', 'n1', '{"pid":12}')""")
@@ -64,8 +64,9 @@ def test_a_file_of_version_1_is_brought_up_to_date_and_keeps_everything(path: Pa
     [(job, (run,))] = store.active()
     assert (job.id, job.spec.name, job.cancel_requested, job.version) == (7, "train", True, 5)
     assert (run.id, run.decision) == ("7.0.1", Decision(Candidate("n1", 5)))
+    assert run.stop_reason == StopReason("drained", "n1")
     assert store.events()[0].detail == {"pid": 12}
-    assert store.marks() == [NodeOverrides("n1", cordoned=True)]
+    assert store.overrides() == [NodeOverrides("n1", cordoned=True)]
     assert store.key("k").jobs == (7,)
     assert store.counts()["running"] == 1
 

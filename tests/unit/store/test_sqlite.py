@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from builders import NOW_MS, a_job, a_record
+from hodei.model.affinity import parse_selector
 from hodei.model.effects import SaveJob
 from hodei.model.errors import InvalidInput, Unavailable
-from hodei.model.selector import parse_selector
 from hodei.ports import JobQuery
 from hodei.store import SqliteStore, health, queries, schema, sqlite
 

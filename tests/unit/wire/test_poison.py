@@ -98,7 +98,7 @@ def outcome(read: Callable[[], object]) -> Any:
         return error
 
 
-@settings(max_examples=150, deadline=1000)
+@settings(max_examples=150, deadline=None)
 @given(junk)
 def test_any_data_is_a_job_or_invalid_and_nothing_else(data: Any) -> None:
     for read in (parse_job, parse_jobs):
@@ -106,14 +106,14 @@ def test_any_data_is_a_job_or_invalid_and_nothing_else(data: Any) -> None:
         assert isinstance(found, JobSpec | list) or len(found.message) < 1200
 
 
-@settings(max_examples=100, deadline=1000)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(FlatJob.__struct_encode_fields__), junk, max_size=6))
 def test_any_values_of_known_keys_are_a_job_or_invalid(data: dict[str, Any]) -> None:
     found = outcome(lambda: parse_job({"command": "x", **data}))
     assert isinstance(found, JobSpec) or found.problems
 
 
-@settings(max_examples=100, deadline=1000)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200) | st.text(alphabet="{}[]:,-&*!|>'\"# \n\tab1", max_size=60).map(str.encode))
 def test_any_bytes_are_jobs_or_invalid(raw: bytes) -> None:
     for content_type in (JSON, YAML):

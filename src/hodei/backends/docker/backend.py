@@ -1,7 +1,6 @@
-"""`ports.Backend` over Docker hosts: sends each order to the run's host, and puts together what they say.
+"""`ports.Backend` over Docker hosts: routes each order to the run's host and merges the answers.
 
-No call waits for a host that does not answer longer than its own bound, and starts and stops wait for none at all: the
-host's own tasks carry them out.
+Every call has a time limit; starts and stops return at once and are carried out by tasks of the host.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from collections.abc import Sequence
 from hodei.backends.base import BackendContext, PlainBackend
 from hodei.backends.docker.container_spec import prepare
 from hodei.backends.docker.engine import DaemonError
-from hodei.backends.docker.exec import execute
 from hodei.backends.docker.host import DockerHost
-from hodei.backends.docker.logs import Logs
-from hodei.backends.docker.node import node_of
+from hodei.backends.docker.logs import Logs, execute
+from hodei.backends.docker.node import Meter, node_of
 from hodei.backends.docker.run_table import Places, Tracked
 from hodei.backends.docker.settings import Settings, check
-from hodei.backends.docker.usage import Meter
 from hodei.model.backend import Capabilities, Executed, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
@@ -48,13 +45,13 @@ CAPABILITIES = Capabilities(
 class DockerBackend(PlainBackend):
     kind = "docker"
 
-    def __init__(self, name: str, settings: Settings, house: BackendContext) -> None:
+    def __init__(self, name: str, settings: Settings, context: BackendContext) -> None:
         super().__init__(name)
         check(name, settings)
         self.capabilities = Capabilities(**{**_fields(CAPABILITIES), "bare": bool(settings.image)})
-        self._settings, self._house = settings, house
-        self._home = house.home / name
-        self._logs = Logs(self._home / "logs", house.log_cap_bytes, house.keep_logs_s)
+        self._settings, self._context = settings, context
+        self._home = context.home / name
+        self._logs = Logs(self._home / "logs", context.log_cap_bytes, context.keep_logs_s)
         self._news: list[RunObserved] = []
         self._something_new, self._nodes_news = asyncio.Event(), asyncio.Event()
         self._pruner: asyncio.Task[None] | None = None
@@ -63,10 +60,10 @@ class DockerBackend(PlainBackend):
                 host,
                 settings,
                 backend=name,
-                installation=house.installation,
+                installation=context.installation,
                 places=Places(self._home / "runs" / host.name),
                 logs=self._logs,
-                now_ms=house.clock.now_ms,
+                now_ms=context.clock.now_ms,
                 tell=self._hear,
                 changed=self._nodes_news.set,
             )
@@ -77,7 +74,7 @@ class DockerBackend(PlainBackend):
     # ---------------------------------------------------------------------------------------- connection
 
     async def open(self) -> None:
-        """Wait until every host has answered, or is known not to; one that answers is enough."""
+        """Wait for the first answer of every host; one that is up is enough."""
         for host in self._hosts.values():
             host.begin()
         if self._pruner is None:
@@ -175,9 +172,9 @@ class DockerBackend(PlainBackend):
             order,
             self._settings,
             host.host,
-            installation=self._house.installation,
+            installation=self._context.installation,
             backend=self.name,
-            log_cap=self._house.log_cap_bytes,
+            log_cap=self._context.log_cap_bytes,
             info=host.talk.info,
         )
         if not host.up and not host.sent_before(order.run.id):
@@ -188,7 +185,7 @@ class DockerBackend(PlainBackend):
         for order in orders:
             if found := self._find(order.run):
                 host, tracked = found
-                host.stop(tracked, "", order.reason, order.grace_ms, order.checkpoint)
+                host.stop(tracked, "", order.reason.text, order.grace_ms, order.checkpoint)
 
     async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
         for order in orders:
@@ -216,12 +213,12 @@ class DockerBackend(PlainBackend):
         if host is None or self._logs.kept(run):
             return await asyncio.to_thread(self._logs.read_kept, run, stream, offset, limit)
         if not container:
-            await asyncio.sleep(0)  # whoever asks in a loop lets others have their turn
+            await asyncio.sleep(0)  # a caller that polls must not starve other tasks
             return b"", offset
         try:
             return await self._logs.read(host.engine, container, run, stream, offset, limit)
         except DaemonError as error:
-            if error.status in (404, 409) and self._logs.kept(run):  # cleared away a moment ago
+            if error.status in (404, 409) and self._logs.kept(run):  # removed a moment ago
                 return await asyncio.to_thread(self._logs.read_kept, run, stream, offset, limit)
             if error.status in (404, 409):
                 raise NotFound(f"the log of run {run} is gone with its container") from None
@@ -237,7 +234,8 @@ class DockerBackend(PlainBackend):
 
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
         found = self._find(run)
-        if found is None or not found[1].running:
+        # Not `running`: the start event may be late. The daemon refuses if the container does not run.
+        if found is None or found[1].over or not found[1].container:
             raise NotFound(f"run {run} does not run")
         return await execute(found[0].engine, found[1].container, command, min(timeout_ms, 50_000))
 
@@ -261,12 +259,12 @@ class DockerBackend(PlainBackend):
     async def _freeze(self, runs: Sequence[RunId], verb: str) -> None:
         for run in runs:
             found = self._find(run)
-            if found is None or not found[1].running:
+            if found is None or found[1].over or not found[1].container:
                 continue
             try:
                 await found[0].engine.ask("POST", f"containers/{found[1].container}/{verb}")
             except DaemonError as error:
-                # Paused already, not paused, or gone: as it was wanted. Older daemons call that an error of their own.
+                # Already paused, not paused, or removed. Older daemons answer 500.
                 if error.status not in (404, 409, 500):
                     raise
 
@@ -275,5 +273,5 @@ def _fields(capabilities: Capabilities) -> dict[str, bool]:
     return {name: getattr(capabilities, name) for name in capabilities.__struct_fields__}
 
 
-def make(name: str, settings: Settings, house: BackendContext) -> DockerBackend:
-    return DockerBackend(name, settings, house)
+def make(name: str, settings: Settings, context: BackendContext) -> DockerBackend:
+    return DockerBackend(name, settings, context)

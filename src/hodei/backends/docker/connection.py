@@ -1,6 +1,4 @@
-"""Keeping in touch with one daemon: connect, hear its events, ask now and then whether it is still there, and all over again
-after an outage. Knows when it was silent, and since when; knows nothing of runs.
-"""
+"""The connection to one daemon: connect, receive events, ping, and reconnect after an outage. Knows nothing of runs."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ log = logging.getLogger("hodei.docker")
 
 PING_EVERY_S = 2.0
 RETRY_MAX_S = 2.0
-# A daemon that takes longer for a sign of life may have stood still.
+# A daemon that answers a ping later than this may have been suspended.
 HASTE_S = 1.0
-# So long after that it may still be busy with what happened meanwhile.
+# For so long afterwards its events may be late.
 BEHIND_S = 5.0
-# A host that is silent is waited for so long, unless it may have begun the run already.
+# How long a start waits for a silent host, unless the run may have started there.
 PATIENCE_S = 10.0
-# Clocks that are closer than this are taken to be the same.
+# Smaller differences between clocks are ignored.
 SKEW_MS = 1000
 EVENTS = ["create", "start", "die", "destroy", "health_status", "health_status: healthy", "health_status: unhealthy"]
 
@@ -34,8 +32,8 @@ EVENTS = ["create", "start", "die", "destroy", "health_status", "health_status: 
 class DaemonConnection:
     """`up` while the daemon answers; `problem` says why it does not; `tried` once it is known either way.
 
-    `hear` takes each event that has all of `labels`; `settle` is called after every silence, before it counts as up: what
-    happened meanwhile is to be found out there. `changed` is called when it comes and goes.
+    `hear` receives each event with all of `labels`; `settle` is called after every outage, before `up` is set, to find out
+    what happened meanwhile. `changed` is called when `up` changes.
     """
 
     def __init__(
@@ -83,12 +81,12 @@ class DaemonConnection:
 
     @property
     def lively(self) -> bool:
-        """It has answered all the time, so that what it tells is new."""
+        """It has answered without a pause, so its events are not late."""
         now = asyncio.get_running_loop().time()
         return self.up.is_set() and now - self._answered_s < PING_EVERY_S + HASTE_S and now > self._behind_until_s
 
     def silent(self, problem: str) -> None:
-        """Somebody got no answer."""
+        """A request got no answer."""
         was_up, said = self.up.is_set(), self.problem
         self.up.clear()
         self.problem = problem
@@ -99,7 +97,7 @@ class DaemonConnection:
             self._changed()
 
     async def reachable(self) -> None:
-        """Wait for a daemon that is silent, but not for ever: BackendError with NOT_REACHED then."""
+        """Wait for a silent daemon; BackendError with NOT_REACHED after a while."""
         if self.up.is_set():
             return
         with contextlib.suppress(TimeoutError):
@@ -109,7 +107,7 @@ class DaemonConnection:
         raise BackendError(self.problem, hint="it starts elsewhere, or when the host is back", code=NOT_REACHED)
 
     async def answers(self) -> None:
-        """Wait for a daemon that is silent, however long it takes."""
+        """Wait for a silent daemon without a time limit."""
         await self.up.wait()
 
     async def ping(self) -> str:
@@ -138,8 +136,8 @@ class DaemonConnection:
             pause_s = min(pause_s * 2, RETRY_MAX_S)
 
     async def _converse(self) -> None:
-        """Until the daemon goes: always raises."""
-        await self._engine.open()
+        """Runs until the connection breaks: always raises."""
+        await self._engine.open(self._answer_s)
         before = self._now_ms()
         self.info = await self._engine.ask_json("GET", "info", within_s=self._answer_s)
         self._set_skew(before)
@@ -147,7 +145,7 @@ class DaemonConnection:
         hearing = asyncio.create_task(self._listen(listening), name=f"events of {self.name}")
         opened = asyncio.create_task(listening.wait())
         try:
-            # First the ears, then the look: nothing can happen between the two unnoticed.
+            # Subscribe before listing, so that no event is missed in between.
             await asyncio.wait({hearing, opened}, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
             if hearing.done():
                 hearing.result()

@@ -1,40 +1,137 @@
-"""The conversation with one Docker daemon: a question with a bound, an answer or an error that says whether asking again
-can help. The only file that knows the client library.
-"""
+"""The API of one Docker daemon: requests with a time limit, and errors that say whether a retry can help."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import shutil
 import ssl
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
-import aiodocker
-import aiohttp
 import msgspec
 
 from hodei.backends.docker.settings import Host
-from hodei.backends.docker.tunnel import Tunnel
+from hodei.http_client import Connection, Origin, Pool, Reply, Unreached, encode_request
 from hodei.model.errors import BackendError
 
+# ---------------------------------------------------------------------------------------------- tunnel
+# A Docker host behind ssh: one ssh process forwards a socket in a private directory to the remote socket.
+
+
+REMOTE_SOCKET = "/var/run/docker.sock"
+CONNECT_S = 8
+
+
+def ssh_command(host: Host, near: Path) -> list[str]:
+    url = urlsplit(host.url)
+    far = unquote(url.path) if len(url.path) > 1 else REMOTE_SOCKET
+    options = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "ConnectTimeout": str(CONNECT_S),
+        "ExitOnForwardFailure": "yes",
+        "StreamLocalBindMask": "0177",
+        "StreamLocalBindUnlink": "yes",
+        "ServerAliveInterval": "5",
+        "ServerAliveCountMax": "3",
+        "ControlMaster": "no",
+        "ControlPath": "none",
+        "PermitLocalCommand": "no",
+        "ForwardAgent": "no",
+    }
+    if host.known_hosts:
+        options |= {"UserKnownHostsFile": host.known_hosts, "GlobalKnownHostsFile": "/dev/null"}
+    if host.ssh_key:
+        options |= {"IdentityFile": host.ssh_key, "IdentitiesOnly": "yes"}
+    command = ["ssh", "-N", "-T"]
+    for name, value in options.items():
+        command += ["-o", f"{name}={value}"]
+    command += ["-L", f"{near}:{far}"]
+    if url.port:
+        command += ["-p", str(url.port)]
+    if url.username:
+        command += ["-l", unquote(url.username)]
+    return [*command, "--", url.hostname or ""]
+
+
+class Tunnel:
+    """`open` creates the local socket; the next `open` restarts an ssh that has died."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._place = ""
+        self._ssh: asyncio.subprocess.Process | None = None
+
+    @property
+    def socket(self) -> Path:
+        if not self._place:
+            self._place = tempfile.mkdtemp(prefix="hodei-ssh-")  # 0700, ours alone
+        return Path(self._place) / "docker.sock"
+
+    async def open(self) -> None:
+        if self._ssh is not None and self._ssh.returncode is None:
+            return
+        near = self.socket
+        with contextlib.suppress(FileNotFoundError):
+            near.unlink()
+        try:
+            self._ssh = await asyncio.create_subprocess_exec(
+                *ssh_command(self._host, near),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            raise BackendError(f"ssh cannot be started: {error.strerror}", hint="install openssh-client") from None
+        for _ in range(CONNECT_S * 20 + 20):
+            if near.exists():
+                return
+            if self._ssh.returncode is not None:
+                break
+            await asyncio.sleep(0.05)
+        words = await self._last_words()
+        await self._end()
+        raise BackendError(
+            f"ssh to {self._host.name} failed: {words or 'no answer'}",
+            hint=f"see what `ssh {urlsplit(self._host.url).hostname}` says; its host key must be in known_hosts",
+        )
+
+    async def _last_words(self) -> str:
+        if self._ssh is None or self._ssh.stderr is None or self._ssh.returncode is None:
+            return ""
+        said = (await self._ssh.stderr.read(4096)).decode(errors="replace").strip().splitlines()
+        return "; ".join(said[-2:])[:300]
+
+    async def _end(self) -> None:
+        if self._ssh is not None and self._ssh.returncode is None:
+            self._ssh.kill()
+            await self._ssh.wait()
+        self._ssh = None
+
+    async def close(self) -> None:
+        await self._end()
+        if self._place:
+            shutil.rmtree(self._place, ignore_errors=True)
+            self._place = ""
+
+
+# ----------------------------------------------------------------------------------------------------
+
 ANSWER_S = 20.0
-# Under load a daemon takes its time to make a container; a hanging one is noticed by other means.
+# Under load a daemon is slow to create a container; pings detect one that hangs.
 WORK_S = 60.0
 CONNECTIONS = 64
-# What the library says when there was no answer at all.
-_NOT_REACHED = 900
-
-
-# What a proxy before a daemon says that does not answer in time, or not at all.
+# Statuses of a proxy whose daemon did not answer.
 _GATEWAY = (502, 503, 504)
 
 
 class DaemonError(BackendError):
-    """The daemon's own no, with its HTTP status; 0 if nobody answered. `sent`: the daemon may have got the request."""
+    """The daemon refused, with its HTTP status; 0 without an answer. `sent`: the daemon may have received the request."""
 
     def __init__(self, status: int, message: str, *, sent: bool = True) -> None:
         super().__init__(message)
@@ -42,48 +139,79 @@ class DaemonError(BackendError):
 
     @property
     def unknown(self) -> bool:
-        """Whether the daemon may have done it, or may do it later."""
+        """The daemon may have done it, or may do it later."""
         return self.sent and (self.status == 0 or self.status in _GATEWAY)
 
 
+class Response:
+    """The head of an answer; iterate to read its body in pieces."""
+
+    def __init__(self, connection: Connection, reply: Reply) -> None:
+        self._connection, self.status = connection, reply.status
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers.items()}
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunks in self._connection.chunks(quiet_s=0):
+            yield b"".join(chunks)
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        rest = b""
+        async for chunk in self:
+            *complete, rest = (rest + chunk).split(b"\n")
+            for line in complete:
+                yield line
+        yield rest
+
+
 class Engine:
-    """One daemon. Every call ends within its bound; connections are made when they are needed."""
+    """One daemon. Every request has a time limit; connections are opened on demand."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._client: aiodocker.Docker | None = None
+        self._pool: Pool | None = None
         self._tunnel: Tunnel | None = None
+        self._version = ""
 
-    async def open(self) -> None:
-        """Have all that the first question needs; DaemonError or BackendError if that can not be had."""
+    async def open(self, within_s: float = ANSWER_S) -> None:
+        """Prepare the connection and learn the API version of the daemon; DaemonError or BackendError if that fails."""
+        if self._pool is None:
+            self._pool = Pool(self._origin(), CONNECTIONS)
         if self._tunnel is not None:
             await self._tunnel.open()
-        if self._client is not None:
-            return
+        self._version = ""  # it may be another daemon now
+        self._version = str((await self.ask_json("GET", "version", within_s=within_s)).get("ApiVersion", ""))
+
+    def _origin(self) -> Origin:
         url = urlsplit(self.host.url)
-        connector: aiohttp.BaseConnector
         if url.scheme == "unix":
-            connector, base = aiohttp.UnixConnector(url.path, limit=CONNECTIONS), "unix://localhost"
-        elif url.scheme == "ssh":
+            return Origin(unix=url.path)
+        if url.scheme == "ssh":
             self._tunnel = Tunnel(self.host)
-            await self._tunnel.open()
-            connector = aiohttp.UnixConnector(str(self._tunnel.socket), limit=CONNECTIONS)
-            base = "unix://localhost"
-        else:
-            trust = _trust(Path(self.host.tls)) if self.host.tls else None
-            connector = aiohttp.TCPConnector(ssl=trust if trust is not None else True, limit=CONNECTIONS)
-            base = f"{'https' if trust else 'http'}://{url.netloc}"
-        session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=ANSWER_S))
-        self._client = aiodocker.Docker(url=base, connector=connector, session=session)
+            return Origin(unix=str(self._tunnel.socket))
+        tls = _trust(Path(self.host.tls)) if self.host.tls else None
+        return Origin(url.hostname or "", url.port or (443 if tls else 80), tls)
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.session.close()
-            await self._client.close()
-            self._client = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         if self._tunnel is not None:
             await self._tunnel.close()
             self._tunnel = None
+
+    def _encode(
+        self, method: str, path: str, params: dict[str, str] | None, body: Any, headers: dict[str, str] | None
+    ) -> tuple[Pool, bytes]:
+        if self._pool is None:
+            raise DaemonError(0, f"{self.host.name} is not connected", sent=False)
+        target = f"/v{self._version}/{path}" if self._version else f"/{path}"
+        if params:
+            target = f"{target}?{urlencode(params, quote_via=quote)}"
+        headers = dict(headers or {})
+        if body is not None and not isinstance(body, bytes):
+            body = msgspec.json.encode(body)
+            headers["Content-Type"] = "application/json"
+        return self._pool, encode_request(self._pool.origin, method, target, headers, body)
 
     @asynccontextmanager
     async def answer(
@@ -95,32 +223,24 @@ class Engine:
         body: Any = None,
         headers: dict[str, str] | None = None,
         within_s: float | None = ANSWER_S,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response, for those who read it bit by bit. `within_s` None: however long it takes."""
-        if self._client is None:
-            raise DaemonError(0, f"{self.host.name} is not connected", sent=False)
-        data = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
-        bound = aiohttp.ClientTimeout(total=within_s, connect=min(within_s or ANSWER_S, ANSWER_S))
+    ) -> AsyncIterator[Response]:
+        """A response that is read in pieces. `within_s` bounds all of it; None: only its head."""
+        pool, data = self._encode(method, path, params, body, headers)
         try:
-            query = self._client._query(path, method, params=params, data=data, headers=headers, timeout=bound)
-            async with asyncio.timeout(within_s):  # before its first question the library asks one of its own
-                response = await query.__aenter__()
-            try:
-                yield response
-            finally:
-                response.close()  # one that was read to its end has given its connection back already
-        except aiodocker.DockerError as error:
-            status = 0 if error.status == _NOT_REACHED else error.status
-            sent = not isinstance(error.__context__, aiohttp.ClientConnectorError)
-            raise DaemonError(status, f"{self.host.name}: {error.message.strip()}", sent=sent) from None
-        except json.JSONDecodeError:
-            # The library wants to read the text of an error, and the answer to HEAD has none.
-            raise DaemonError(400, f"{self.host.name}: {method} {path} was refused") from None
-        except TimeoutError as error:
-            sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
-            raise DaemonError(0, f"{self.host.name} did not answer within {within_s:g} s", sent=sent) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise DaemonError(0, f"{self.host.name} is out of reach: {error}") from None
+            async with asyncio.timeout(within_s):
+                connection, reply = await pool.stream(data, within_s or ANSWER_S)
+                try:
+                    response = Response(connection, reply)
+                    if reply.status >= 400:
+                        reply.body = b"".join([chunk async for chunk in response])
+                        raise self._refusal(method, path, reply)
+                    yield response
+                finally:
+                    pool.drop(connection)
+        except TimeoutError:
+            raise DaemonError(0, f"{self.host.name} did not answer within {within_s or ANSWER_S:g} s") from None
+        except Unreached as failure:
+            raise self._unreached(failure) from None
 
     async def ask(
         self,
@@ -132,15 +252,31 @@ class Engine:
         headers: dict[str, str] | None = None,
         within_s: float = ANSWER_S,
     ) -> bytes:
-        """The whole answer."""
-        async with self.answer(method, path, params=params, body=body, headers=headers, within_s=within_s) as response:
-            return await response.read()
+        """The complete answer."""
+        pool, data = self._encode(method, path, params, body, headers)
+        try:
+            reply = await pool.exchange(method, data, within_s)
+        except Unreached as failure:
+            raise self._unreached(failure) from None
+        if reply.status >= 400:
+            raise self._refusal(method, path, reply)
+        return reply.body
 
     async def ask_json(self, method: str, path: str, **how: Any) -> Any:
         return msgspec.json.decode(await self.ask(method, path, **how))
 
+    def _refusal(self, method: str, path: str, reply: Reply) -> DaemonError:
+        try:
+            message = str(msgspec.json.decode(reply.body)["message"])
+        except (msgspec.DecodeError, KeyError, TypeError):
+            message = reply.body[:500].decode(errors="replace") or f"{method} {path}: HTTP status {reply.status}"
+        return DaemonError(reply.status, f"{self.host.name}: {message.strip()}")
+
+    def _unreached(self, failure: Unreached) -> DaemonError:
+        return DaemonError(0, f"{self.host.name} did not answer: {failure.why}", sent=failure.sent)
+
     async def container(self, name: str) -> dict[str, Any] | None:
-        """All that is known of it; None if it is not there."""
+        """What `docker inspect` shows; None without such a container."""
         try:
             found: dict[str, Any] = await self.ask_json("GET", f"containers/{name}/json")
         except DaemonError as error:
@@ -155,16 +291,13 @@ class Engine:
         """Each JSON line of an endless answer; `opened` is called when it has begun."""
         async with self.answer("GET", path, params=params, within_s=None) as response:
             opened()
-            rest = b""
-            async for chunk in response.content.iter_any():
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    if line.strip():
-                        yield msgspec.json.decode(line)
+            async for line in response.lines():
+                if line.strip():
+                    yield msgspec.json.decode(line)
 
 
 def _trust(place: Path) -> ssl.SSLContext:
-    """Both sides show who they are, as Docker wants it."""
+    """Mutual TLS, as Docker requires."""
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(place / "ca.pem"))
         context.load_cert_chain(place / "cert.pem", place / "key.pem")

@@ -1,7 +1,7 @@
-"""One Docker host: the conversation with its daemon kept alive, its events heard, and every run on it remembered.
+"""One Docker host: its connection, its events and its runs.
 
-A host that does not answer holds up nobody but its own runs. What happened while it was silent is found by comparing the
-whole list when it is back: ends with their exit codes, and runs whose containers somebody has taken away.
+A silent host delays its own runs only. After an outage the list of containers is compared with the tracked runs, which
+finds exit codes and removed containers.
 """
 
 from __future__ import annotations
@@ -16,36 +16,32 @@ import msgspec
 from msgspec import structs
 
 from hodei.backends.docker import supervision
-from hodei.backends.docker.cleanup import Cleanup
 from hodei.backends.docker.connection import SKEW_MS, DaemonConnection
 from hodei.backends.docker.container_spec import BACKEND, INSTALLATION, RUN, Prepared, care_of
 from hodei.backends.docker.engine import DaemonError, Engine
-from hodei.backends.docker.images import Images
 from hodei.backends.docker.logs import Logs
-from hodei.backends.docker.run_table import Places, Tracked
+from hodei.backends.docker.node import held_images
+from hodei.backends.docker.run_table import Cleanup, ContainerSlots, Places, Tracked
 from hodei.backends.docker.settings import Host, Settings
-from hodei.backends.docker.slots import ContainerSlots
-from hodei.backends.docker.start import ContainerStarts
+from hodei.backends.docker.start import ContainerStarts, Images
 from hodei.backends.docker.states import State, end_of, gone, never_ran, state_of
-from hodei.backends.docker.stop import Stops
-from hodei.backends.docker.usage import held_images
+from hodei.backends.docker.supervision import Stops
 from hodei.model.errors import BackendError
 from hodei.model.facts import RunObserved
-from hodei.model.health import HealthState
 from hodei.model.ids import RunId
-from hodei.model.job import Checkpoint
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.job import Checkpoint, HealthState
+from hodei.model.resources import parse_duration_ms
 
 log = logging.getLogger("hodei.docker")
 
-# A container of ours that was made and never started, and that nobody asked for again since, is rubbish by then.
+# A container that was created and not started is removed after this time, unless its run is ordered again.
 STRAY_S = 60
-# Whoever kills a container often takes it away in the same breath.
+# `docker rm -f` kills a container just before it removes it.
 LINGER_S = 0.4
 
 
 class DockerHost:
-    """`tell` takes observations, `changed` is called when the node may look different."""
+    """`tell` receives observations; `changed` is called when the node may have changed."""
 
     def __init__(
         self,
@@ -92,7 +88,7 @@ class DockerHost:
         self._vouched = self._given_up = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = ContainerSlots(host.max_containers)
-        # Runs whose containers are not wanted, should they be made yet; and containers that are being removed for that.
+        # Forgotten runs whose container may still be created; and such containers while they are being removed.
         self._unwanted: set[RunId] = set()
         self._strays: set[str] = set()
 
@@ -109,7 +105,7 @@ class DockerHost:
         await self.talk.close()
         await self.images.close()
         await self.engine.close()
-        # Whoever opens it again finds out anew.
+        # The next `begin` finds the runs again.
         self.runs.clear()
         self.sweeper.at_work.clear()
         self._room = ContainerSlots(self.host.max_containers)
@@ -124,7 +120,7 @@ class DockerHost:
 
     @property
     def lost(self) -> bool:
-        """Silent for so long that its runs are given up."""
+        """Silent for longer than `lost_after`."""
         if self._lost_after_s and self.talk.silent_for_s() > self._lost_after_s:
             self._given_up = True
         return self._given_up
@@ -133,7 +129,7 @@ class DockerHost:
         await self.compare()
         self.held_images = await held_images(self.engine)
         if self._given_up:
-            # The scheduler was told that these are lost, and may have started them elsewhere.
+            # These were reported lost, so the scheduler may have started them elsewhere.
             self._given_up = False
             for tracked in list(self.runs.values()):
                 self.stop(tracked, "lost", "its host was silent for so long that it was given up")
@@ -159,7 +155,7 @@ class DockerHost:
         elif action == "die":
             code = int(told.get("exitCode") or told.get("containerExitCode") or 0)
             tracked.container = actor.get("ID") or tracked.container
-            # A daemon that stood still tells of ends when it goes on, not when they were.
+            # A daemon that was suspended stamps events when it resumes, not when they happened.
             if self.talk.lively and (code == 0 or tracked.stopping is not None):
                 state = State("exited", code, started_ms=tracked.started_ms, finished_ms=at_ms)
                 self._ended(tracked, state)
@@ -174,16 +170,16 @@ class DockerHost:
             self.health_seen(tracked, "ok")
 
     async def _look_at_all(self) -> None:
-        """A container was started that nobody here knows of: by a request of a server before us, perhaps."""
-        with contextlib.suppress(BackendError):  # then the host is looked at when it is back
+        """An unknown container was started, perhaps by a request of an earlier server."""
+        with contextlib.suppress(BackendError):  # `_settle` compares when the host is back
             await self.compare()
 
     def _made(self, run: RunId, container: str) -> None:
-        """A container that was made and that nobody waits for goes: at once if its run was given up, else after a while in
-        which the run may be ordered again."""
+        """Remove a created container without a tracked run: at once if the run is forgotten, else after STRAY_S, in which the
+        run may be ordered again."""
         tracked = self.runs.get(run)
         if tracked is not None and tracked.over and not tracked.container:
-            tracked.container = container  # goes with the run
+            tracked.container = container  # removed with the run
         elif tracked is None and container not in self._strays:
             self._strays.add(container)
             self.spawn_own(self._clear_stray(run, container, 0 if run in self._unwanted else STRAY_S))
@@ -199,7 +195,7 @@ class DockerHost:
             self._strays.discard(container)
 
     async def _find_out(self, tracked: Tracked) -> None:
-        """It ended with an error: what kind? A container that is taken away in the same breath is lost."""
+        """Classify a failed end. A container that is removed right after it was killed is lost."""
         container = tracked.container
         try:
             state = await self._inspect(tracked)
@@ -207,12 +203,12 @@ class DockerHost:
                 await asyncio.sleep(LINGER_S)
                 state = await self._inspect(tracked)
         except BackendError:
-            return  # the host is going: `compare` finds out when it is back
+            return  # an outage: `compare` finds out afterwards
         if tracked.over:
             return
         if state is None or state.status == "removing":
             if tracked.voided == container:
-                return  # by us: `starting` finds out how it ended
+                return  # removed by us: ContainerStarts finds out how it ended
             self._finish(tracked, gone(tracked.run, self._now_ms(), f"its container was removed from {self.host.name}"))
         elif self.up or state.code == 0 or tracked.stopping is not None:
             self._ended(tracked, state)
@@ -224,9 +220,9 @@ class DockerHost:
     # --------------------------------------------------------------------------------- the whole picture
 
     async def compare(self) -> None:
-        """Every container of ours against what we remember. Ends are told again until they are forgotten."""
+        """Compare our containers with the tracked runs. Ends are reported again until they are forgotten."""
         params = {"all": "1", "filters": msgspec.json.encode({"label": self._ours}).decode()}
-        # Only of those that had one before the question can it be said that their container is gone.
+        # Only a run that had a container before the request can have lost it.
         had_one = [tracked for tracked in self.runs.values() if tracked.container and tracked.prepared is None]
         listed = await self.engine.ask_json("GET", "containers/json", params=params)
         there = {(item.get("Labels") or {}).get(RUN, ""): item for item in listed}
@@ -241,7 +237,7 @@ class DockerHost:
                 else:
                     self._finish(tracked, gone(tracked.run, self._now_ms(), self._no_longer))
         if self._vouched:
-            # The scheduler was told that they are still there, when nobody could look.
+            # `known` reported these as placed while the host could not be checked.
             self._vouched = False
             for run in self._places.all():
                 if run not in self.runs:
@@ -295,7 +291,7 @@ class DockerHost:
     # ---------------------------------------------------------------------------------------------- runs
 
     def start(self, prepared: Prepared) -> None:
-        """Accepted: its outcome is told. A second order for the same run changes nothing."""
+        """Accept an order; its outcome is reported later. A second order for the same run changes nothing."""
         if prepared.run in self.runs or prepared.run in self.sweeper.at_work:
             return
         tracked = self.runs[prepared.run] = Tracked(prepared.run, prepared.care, prepared)
@@ -306,7 +302,7 @@ class DockerHost:
         self.spawn(tracked, self._begin(tracked, prepared))
 
     def sent_before(self, run: RunId) -> bool:
-        """By a server before us, which may have asked for its start."""
+        """An earlier server may have requested its start."""
         return self._places.has(run)
 
     async def _begin(self, tracked: Tracked, prepared: Prepared) -> None:
@@ -382,7 +378,7 @@ class DockerHost:
                 await self.talk.up.wait()
 
     async def save(self, tracked: Tracked, hook: Checkpoint) -> None:
-        """Let it save its work, and go on."""
+        """Take a checkpoint; the run continues."""
         if tracked.saving:
             return
         tracked.saving = True
@@ -411,7 +407,7 @@ class DockerHost:
     # --------------------------------------------------------------------------------------- being asked
 
     async def known(self) -> dict[RunId, RunObserved]:
-        """A host that is silent vouches for all that was sent to it: nobody can tell, so nothing is over."""
+        """While the host is silent, every run that was sent to it counts as placed: absent means unknown."""
         if self.up:
             try:
                 await self.compare()
@@ -439,7 +435,7 @@ class DockerHost:
     # -------------------------------------------------------------------------------------------- tasks
 
     def spawn(self, tracked: Tracked, work: Coroutine[Any, Any, None]) -> None:
-        """Work for one run; it goes when the run has ended."""
+        """A task of one run; cancelled when the run ends."""
         self._spawn(tracked.tasks, work)
 
     def spawn_own(self, work: Coroutine[Any, Any, None]) -> None:

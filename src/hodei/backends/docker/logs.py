@@ -6,18 +6,105 @@ offset that it begins at; the next question begins there instead of at the very 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
-from hodei.agent.aging import Aging
-from hodei.backends.docker.engine import Engine
-from hodei.backends.docker.frames import STDERR, STDOUT, frames, since, split_time
-from hodei.model.errors import NotFound
+from hodei.agent.logs import Aging
+from hodei.backends.docker.engine import ANSWER_S, DaemonError, Engine, Response
+from hodei.model.backend import Executed
+from hodei.model.errors import BackendRefused, NotFound
 from hodei.model.ids import RunId
 from hodei.ports import Stream
+
+# ---------------------------------------------------------------------------------------------- frames
+# Docker's multiplexed streams: frames of one of two streams, each with a head of eight bytes.
+
+
+STDOUT, STDERR = 1, 2
+_HEAD = 8
+# Far above any frame of Docker (16 KiB and a timestamp).
+_LONGEST = 64 << 20
+
+
+async def frames(response: Response) -> AsyncIterator[tuple[int, bytes]]:
+    """(stream, data) until the end; a torn last frame is dropped."""
+    buffer = bytearray()
+    async for chunk in response:
+        buffer += chunk
+        at = 0
+        while len(buffer) - at >= _HEAD:
+            size = int.from_bytes(buffer[at + 4 : at + _HEAD], "big")
+            if size > _LONGEST or buffer[at] > STDERR:
+                raise ValueError("this is not one of Docker's streams")
+            if len(buffer) - at < _HEAD + size:
+                break
+            yield buffer[at], bytes(buffer[at + _HEAD : at + _HEAD + size])
+            at += _HEAD + size
+        del buffer[:at]
+
+
+def split_time(frame: bytes) -> tuple[bytes, bytes]:
+    """(timestamp, data) of a log frame with timestamps."""
+    time, space, said = frame.partition(b" ")
+    return (time, said) if space else (b"", frame)
+
+
+def since(time: bytes) -> str:
+    """A log timestamp in the form of the `since` parameter: seconds, a dot, nine digits."""
+    text = time.decode()
+    whole, dot, fraction = text.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return f"{seconds}.{(fraction if dot else '')[:9]:0<9}"
+
+
+# ----------------------------------------------------------------------------------------------------
+
+SAID_LIMIT = 1 << 20
+
+
+async def execute(engine: Engine, container: str, command: Sequence[str], timeout_ms: int) -> Executed:
+    """NotFound if the container does not run. Docker cannot end an exec: one that exceeds its timeout ends with the container."""
+    if not command or any("\0" in word for word in command):
+        raise BackendRefused("the command is empty, or holds a NUL character")
+    body = {"Cmd": list(command), "AttachStdout": True, "AttachStderr": True, "AttachStdin": False, "Tty": False}
+    try:
+        made = await engine.ask_json("POST", f"containers/{container}/exec", body=body)
+        said = {1: bytearray(), 2: bytearray()}
+        cut = False
+        try:
+            async with (
+                asyncio.timeout(timeout_ms / 1000),
+                engine.answer(
+                    "POST", f"exec/{made['Id']}/start", body={"Detach": False, "Tty": False}, within_s=None
+                ) as response,
+            ):
+                async for number, part in frames(response):
+                    stream = said.get(number, said[STDOUT])
+                    cut = cut or len(stream) + len(part) > SAID_LIMIT
+                    stream += part[: SAID_LIMIT - len(stream)]
+        except TimeoutError:
+            return Executed(None, bytes(said[1]), bytes(said[2]), cut)
+        for _ in range(int(ANSWER_S / 0.02)):
+            told = await engine.ask_json("GET", f"exec/{made['Id']}/json")
+            if not told.get("Running"):
+                break
+            await asyncio.sleep(0.02)  # the output may close before the exit code is known
+        code = told.get("ExitCode")
+        return Executed(code, bytes(said[1]), bytes(said[2]), cut)
+    except DaemonError as error:
+        if error.status in (404, 409):
+            raise NotFound(f"it does not run: {error.message}") from None
+        if error.status == 400:
+            # The command cannot be started: Docker answers with a message instead of an exit code.
+            return Executed(127 if "not found" in error.message else 126, b"", error.message.encode())
+        raise
+
 
 READ_LIMIT = 1 << 20
 READ_S = 10.0

@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Taint
-from hodei.model.quantity import parse_duration_ms
-from hodei.model.resources import CPU, GPU, MEMORY, Resources, parse_resources
+from hodei.model.resources import CPU, GPU, MEMORY, Resources, parse_duration_ms, parse_resources
 
 PullPolicy = Literal["always", "missing", "never"]
 HostNamespace = Literal["network", "pid", "ipc", "uts"]

@@ -1,33 +1,121 @@
-"""From an order to a running container, once: whatever is found under the run's name is adopted, never made a second time.
+"""From an order to a running container, exactly once: a container with the run's name is adopted, never created again.
 
-Docker starts a container that has ended once more if it is asked to, so that a request to start that got no answer is never
-repeated. What became of it is found out when the host answers again; if it has done nothing, its container is removed before
-another is made, and a request that comes late finds nothing to start.
+Docker restarts an ended container on request, so a start request without an answer is never repeated. Its outcome is
+read when the host answers again; if it had none, the container is removed before another is created, so that a late
+request finds nothing to start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import tarfile
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hodei.backends.docker.container_spec import CHECKPOINT_DIR, INSTALLATION, RUN, Prepared
 from hodei.backends.docker.engine import WORK_S, DaemonError, Engine
-from hodei.backends.docker.images import Images
 from hodei.backends.docker.run_table import Tracked
 from hodei.backends.docker.states import State, could_not_run, end_of, gone, never_ran, not_started, state_of
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 
+# ---------------------------------------------------------------------------------------------- images
+# Images on a host: pulled by policy, each once at a time, with the operator's login if there is one.
+
+
+_HUB = "https://index.docker.io/v1/"
+# Permanent errors of a registry.
+_NEVER = ("manifest unknown", "not found", "pull access denied", "unauthorized", "does not exist", "invalid reference")
+
+
+class Images:
+    def __init__(self, engine: Engine, within_s: float, auth_file: str = "") -> None:
+        self._engine, self._within_s, self._auth_file = engine, within_s, auth_file
+        self._coming: dict[str, asyncio.Task[None]] = {}
+
+    async def pull(self, image: str) -> None:
+        """BackendRefused if the image can never be pulled, BackendError if it cannot be pulled now."""
+        task = self._coming.get(image)
+        if task is None:
+            task = asyncio.create_task(self._pull(image), name=f"pull {image} to {self._engine.host.name}")
+            self._coming[image] = task
+            task.add_done_callback(lambda _: self._coming.pop(image, None))
+        await asyncio.shield(task)
+
+    async def _pull(self, image: str) -> None:
+        name, tag = split_image(image)
+        params = {"fromImage": name} | ({"tag": tag} if tag else {})
+        headers = {}
+        if login := login_for(image, self._auth_file):
+            headers["X-Registry-Auth"] = login
+        try:
+            async with self._engine.answer(
+                "POST", "images/create", params=params, headers=headers, within_s=self._within_s
+            ) as response:
+                async for line in response.lines():
+                    _raise_pull_error(line)
+        except DaemonError as error:
+            raise _in_words(image, error.message) from None
+
+    async def close(self) -> None:
+        for task in list(self._coming.values()):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, BackendError, BackendRefused):
+                await task
+
+
+def _raise_pull_error(line: bytes) -> None:
+    if b'"error' in line:
+        told = msgspec.json.decode(line)
+        raise DaemonError(500, str((told.get("errorDetail") or {}).get("message") or told.get("error")))
+
+
+def _in_words(image: str, said: str) -> BackendError | BackendRefused:
+    text = f"the image {image} cannot be fetched: {said}"
+    if any(word in said for word in _NEVER):
+        return BackendRefused(text, hint="check its name, and that the backend has a login for its registry")
+    return BackendError(text, hint="load it on the host, or see that the host reaches the registry")
+
+
+def split_image(image: str) -> tuple[str, str]:
+    """(name, tag or digest): `host:5000/a:b` is (`host:5000/a`, `b`); without a tag it is `latest`."""
+    name, at, digest = image.partition("@")
+    if at:
+        return name, digest
+    head, colon, tag = name.rpartition(":")
+    return (head, tag) if colon and "/" not in tag else (name, "latest")
+
+
+def login_for(image: str, auth_file: str) -> str:
+    """The header for the registry of this image, from a file like Docker's own config.json; "" if there is none."""
+    if not auth_file:
+        return ""
+    first = image.partition("/")[0]
+    registry = first if "/" in image and ("." in first or ":" in first or first == "localhost") else _HUB
+    try:
+        known: dict[str, Any] = msgspec.json.decode(Path(auth_file).read_bytes()).get("auths", {})
+        found = known.get(registry) or known.get(f"https://{registry}") or {}
+        user, _, password = base64.b64decode(found.get("auth", "")).decode().partition(":")
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise BackendError(f"the file of logins {auth_file} cannot be read: {type(error).__name__}") from None
+    if not user:
+        return ""
+    header = {"username": user, "password": password, "serveraddress": registry}
+    return base64.urlsafe_b64encode(msgspec.json.encode(header)).decode()
+
+
+# ----------------------------------------------------------------------------------------------------
+
 ADOPT_TRIES = 20
 LOOK_AGAIN_S = 0.1
-# So long a daemon may take to tell what it did with a container.
+# Time limit for reading the past events of a container.
 EVENTS_S = 5.0
 
 Outcome = RunObserved | dict[str, Any] | None
@@ -42,8 +130,8 @@ class _Refusal(Exception):
 
 
 class ContainerStarts:
-    """Begins runs on one host. `reachable` waits until the host answers again, or raises BackendError when it has been
-    silent for too long; `answers` waits however long it takes. `skew_ms`: how far the host's clock is ahead."""
+    """Starts runs on one host. `reachable` waits for the host, or raises BackendError after a while; `answers` waits without
+    a limit. `skew_ms`: how far the host's clock is ahead."""
 
     def __init__(
         self,
@@ -61,12 +149,12 @@ class ContainerStarts:
         self._reachable, self._answers, self._now_ms, self._skew_ms = reachable, answers, now_ms, skew_ms
 
     async def begin(self, tracked: Tracked, prepared: Prepared) -> Outcome:
-        """None: it has been asked to run. An observation: it never will, was told to stop before, or has ended. What the
-        daemon says of the container, if it has run, or runs, by an earlier request."""
+        """None: started. An observation: it was refused, stopped before its start, or has ended. A dict: the inspected container,
+        which an earlier request started."""
         try:
             if tracked.in_doubt:
                 found = await self._look(prepared.name)
-                tracked.in_doubt = found is not None  # without a container there is nothing that could start late
+                tracked.in_doubt = found is not None  # without a container no late request can start it
                 outcome = await self._settle(self._take(tracked, prepared, found)) if found is not None else None
                 if outcome is not None:
                     return outcome
@@ -139,7 +227,7 @@ class ContainerStarts:
                 elif error.status and not error.unknown:
                     raise
                 else:
-                    # It is unknown whether it was made. Ask again when the host is back; its name tells.
+                    # Unknown whether it was created. Try again when the host is back: a conflict of names tells.
                     asked = tracked.may_come_late = asked or error.sent
                     await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -150,7 +238,7 @@ class ContainerStarts:
             if found is not None:
                 self._take(tracked, prepared, found)
                 return
-            await asyncio.sleep(LOOK_AGAIN_S)  # the name is taken before the container is there
+            await asyncio.sleep(LOOK_AGAIN_S)  # the name is reserved before the container exists
         raise BackendError(f"{self._engine.host.name}: the name {prepared.name} is taken, and nothing has it")
 
     def _take(self, tracked: Tracked, prepared: Prepared, found: dict[str, Any]) -> Tracked:
@@ -192,7 +280,7 @@ class ContainerStarts:
         return False
 
     async def _discard(self, tracked: Tracked) -> None:
-        """Remove a container that the daemon has refused to start."""
+        """Remove a container that the daemon refused to start."""
         id = tracked.voided = tracked.container
         while (found := await self._look(id)) is not None and not _has_run(found):
             with contextlib.suppress(DaemonError):
@@ -203,8 +291,7 @@ class ContainerStarts:
             tracked.in_doubt, tracked.container = False, ""
 
     async def _look(self, name: str) -> dict[str, Any] | None:
-        """What the daemon says of a container, however long it takes to say it: whoever gave up here would say that the
-        run did not begin."""
+        """Inspect a container, without a time limit: giving up would mean that the run did not start."""
         while True:
             await self._answers()
             try:
@@ -228,7 +315,7 @@ class ContainerStarts:
                 return outcome
             if never_ran(found):
                 tracked.voided, removing = id, True
-                with contextlib.suppress(DaemonError):  # it runs by now, or nobody answered: look again
+                with contextlib.suppress(DaemonError):  # it runs by now, or there was no answer: inspect again
                     await self._engine.ask("DELETE", f"containers/{id}", params={"v": "1"}, within_s=WORK_S)
                     continue
             elif state_of(found).status != "removing":
@@ -237,7 +324,7 @@ class ContainerStarts:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _what_it_did(self, tracked: Tracked, id: str, *, by_us: bool) -> RunObserved | None:
-        """The daemon remembers for a while what became of a container that is gone."""
+        """Read the daemon's past events of a removed container."""
         began_ms, ended = 0, None
         filters = msgspec.json.encode({"container": [id]}).decode()
         with contextlib.suppress(DaemonError, TimeoutError):
@@ -271,7 +358,7 @@ class ContainerStarts:
         return could_not_run(tracked.run, at_ms, said) or not_started(tracked.run, at_ms, said)
 
     async def _make_checkpoint_dir(self, tracked: Tracked) -> None:
-        """Where everybody in the container may write the file that tells of saved work."""
+        """A directory for the checkpoint file, writable by every user in the container."""
         if not tracked.care.checkpoint_file.startswith(CHECKPOINT_DIR):
             return
         packed = io.BytesIO()

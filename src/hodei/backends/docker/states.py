@@ -1,4 +1,4 @@
-"""What Docker says of a container, in the words of a run. Pure: no questions are asked here."""
+"""The state of a container as the state of a run. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -10,25 +10,14 @@ from msgspec import Struct
 
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
+from hodei.model.job import RunState
+from hodei.supervision import StopPlan, timeout_reason
 
 START_FAILED, NOT_REACHED = "start_failed", "not_reached"
-# How a container ends that its daemon takes down with itself.
+# Exit codes of a container that its daemon stops at its own shutdown.
 _TAKEN_DOWN = (137, 143)
 # The last one: its removal was begun, and failed.
 _NEVER_RAN = ("created", "configured", "initialized", "dead")
-
-
-class Stopping(Struct):
-    """Why a run is being stopped, by us. `code` is "" for an order, else one of RunObserved's reason codes; `note`: what
-    went wrong with saving its work; `saving`: it has been asked to save, and not yet to go. Times are the loop's."""
-
-    code: str
-    reason: str
-    kill_at_s: float
-    save_until_s: float = 0
-    grace_s: float = 0
-    note: str = ""
-    saving: bool = False
 
 
 class State(Struct, frozen=True):
@@ -76,7 +65,7 @@ def moment_ms(text: str, skew_ms: int = 0) -> int:
 
 
 def never_ran(inspected: dict[str, Any]) -> bool:
-    """It was made, and nobody has started it yet."""
+    """Created, and not started yet."""
     state = state_of(inspected)
     return state.status in _NEVER_RAN and not state.error and not state.started_ms
 
@@ -84,7 +73,7 @@ def never_ran(inspected: dict[str, Any]) -> bool:
 def end_of(
     run: RunId,
     state: State,
-    stopping: Stopping | None,
+    stopping: StopPlan | None,
     *,
     timeout_ms: int = 0,
     memory: int = 0,
@@ -97,18 +86,16 @@ def end_of(
     if stopping is not None and stopping.saving and code == 0:
         return RunObserved(run, "succeeded", at_ms, 0)  # asked to save its work, not to end: that is its own doing
     if stopping is not None:
-        reason = "; ".join(text for text in (stopping.reason, stopping.note) if text)
-        if stopping.code:
-            return RunObserved(run, "failed", at_ms, code, stopping.code, reason)
-        return RunObserved(run, "stopped", at_ms, code, "", reason)
+        state_name: RunState = "failed" if stopping.code else "stopped"
+        return RunObserved(run, state_name, at_ms, code, stopping.code, stopping.because)
     if code and state.oom:
         limit = f" of {memory} bytes" if memory else ""
         return RunObserved(run, "failed", at_ms, code, "oom", f"it went over its memory limit{limit}")
     if code == 0:
         return RunObserved(run, "succeeded", at_ms, 0)
     if code in _TAKEN_DOWN and timeout_ms and at_ms - state.started_ms >= timeout_ms:
-        # Stopped by a server before us, which did not live to tell.
-        return RunObserved(run, "failed", at_ms, code, "timeout", f"it ran longer than {timeout_ms / 1000:g} s")
+        # Stopped by an earlier server that died before it reported.
+        return RunObserved(run, "failed", at_ms, code, "timeout", timeout_reason(timeout_ms))
     if code in _TAKEN_DOWN and state.health == "unhealthy":
         return RunObserved(run, "failed", at_ms, code, "unhealthy", "its health check failed too often in a row")
     if code in _TAKEN_DOWN and daemon_went:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
-from hodei.agent.aging import Aging
+from hodei.agent.logs import Aging
 from hodei.backends.base import BackendContext, PlainBackend
-from hodei.backends.hpc.files import Files
-from hodei.backends.hpc.journal import Journal
 from hodei.backends.hpc.nodes import ClusterNodes
 from hodei.backends.hpc.poll import QueuePoll
 from hodei.backends.hpc.ports import Doubtful, Queue, Seen
-from hodei.backends.hpc.request import RequestBuilder
+from hodei.backends.hpc.request import Files, RequestBuilder
 from hodei.backends.hpc.submission import ARRAY, Submissions
 from hodei.backends.hpc.supervision import RunSupervision
 from hodei.backends.hpc.tracked_run import Entry, TrackedRun
@@ -32,6 +33,58 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.ports import Stream
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Entry).decode
+
+
+class Journal:
+    """`lock` is a file that we, and every command which hands in a job, hold open: as long as anybody of an earlier server
+    does, a job of his may still be on its way."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._path = home / "journal"
+        self._file: int | None = None
+        self.lock: int | None = None
+
+    def open(self) -> dict[str, Entry]:
+        """The runs in it that are not forgotten. BlockingIOError: an earlier server's commands
+        are still under way. Blocks for the time of reading a file."""
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._home / "handing-in.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+        self.lock = lock
+        entries: dict[str, Entry] = {}
+        if self._path.exists():
+            for line in self._path.read_bytes().splitlines():
+                with contextlib.suppress(msgspec.MsgspecError):  # a torn line
+                    entry = _decode(line)
+                    entries.pop(entry.run, None)
+                    if not entry.forgotten:
+                        entries[entry.run] = entry
+        fresh = self._path.with_suffix(".new")
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.writelines(_encode(entry) + b"\n" for entry in entries.values())
+        fresh.rename(self._path)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        return entries
+
+    def write(self, *entries: Entry) -> None:
+        assert self._file is not None
+        os.write(self._file, b"".join(_encode(entry) + b"\n" for entry in entries))
+
+    def close(self) -> None:
+        for fd in (self._file, self.lock):
+            if fd is not None:
+                os.close(fd)
+        self._file = self.lock = None
+
 
 LOCK_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 2.0
@@ -44,7 +97,7 @@ class HpcBackend(PlainBackend):
     def __init__(
         self,
         name: str,
-        house: BackendContext,
+        context: BackendContext,
         queue: Queue,
         wants: RequestBuilder,
         offers: ClusterNodes,
@@ -57,11 +110,11 @@ class HpcBackend(PlainBackend):
     ) -> None:
         super().__init__(name)
         self.kind, self.system, self.capabilities = kind, system, capabilities
-        self.house, self.queue, self.offers = house, queue, offers
-        self.files = Files(output / house.installation / name)
-        self.journal = Journal(house.home / name)
-        self._aging = Aging(str(house.home / name / "clock"), house.keep_logs_s)
-        self.prefix = f"hodei:{house.installation}:{name}:"
+        self.context, self.queue, self.offers = context, queue, offers
+        self.files = Files(output / context.installation / name)
+        self.journal = Journal(context.home / name)
+        self._aging = Aging(str(context.home / name / "clock"), context.keep_logs_s)
+        self.prefix = f"hodei:{context.installation}:{name}:"
         self.tickets: dict[RunId, TrackedRun] = {}
         self._wants, self._poll_s = wants, poll_s
         self._handing_in = Submissions(self, wants)
@@ -227,7 +280,7 @@ class HpcBackend(PlainBackend):
         order = ticket.order
         assert order is not None
         mark = self.mark(ticket.run)
-        _, submission = self._wants.submission(order, mark, ticket.files, self.house.clock.now_ms())
+        _, submission = self._wants.submission(order, mark, ticket.files, self.context.clock.now_ms())
         also = tuple(sorted({*ticket.entry.marks} - {mark}))
         ticket.entry = structs.replace(ticket.entry, mark=mark, also=also, times=ticket.entry.times + 1)
         self.journal.write(ticket.entry)

@@ -13,14 +13,47 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hodei.backends.hpc.batch_files import redirections
-from hodei.backends.hpc.batch_lines import BatchScript, Option, parse_script
+from hodei.backends.hpc.batch_lines import BatchScript, Option, parse_script, redirections
 from hodei.backends.hpc.pbs_states import minutes as pbs_minutes
-from hodei.backends.hpc.slurm_depends import dependencies
 from hodei.backends.hpc.slurm_options import LET_THROUGH
 from hodei.backends.slurm_variables import ALL, ANNOTATION, STEPS
 from hodei.model.errors import InvalidInput
 from hodei.model.node import DELEGATED
+
+# --------------------------------------------------------------------------------------- slurm depends
+# `--dependency` of sbatch: `afterok:12:13,afterany:14`, or with `?` between them for any one.
+
+
+_KINDS = {"afterok": "succeeded", "afterany": "completed", "afternotok": "failed"}
+_JOB = re.compile(r"\d+(_(\d+|\*|\[[\d,:-]+\]))?")
+
+
+class Depends(NamedTuple):
+    """The jobs as they were written, by how they must have ended. `any`: one of them is enough."""
+
+    jobs: dict[str, list[str]]
+    any: bool = False
+
+
+def dependencies(text: str) -> Depends | str:
+    """Or what can not be done."""
+    if "," in text and "?" in text:
+        return "has both , and ?"
+    jobs: dict[str, list[str]] = {}
+    for part in re.split(r"[,?]", text):
+        kind, _, rest = part.partition(":")
+        if _JOB.fullmatch(kind) and not rest:  # a number alone is an old way to write afterany
+            kind, rest = "afterany", kind
+        if kind not in _KINDS:
+            return f"({kind[:40]}) has no like here; there is {', '.join(_KINDS)}"
+        named = rest.split(":") if rest else []
+        if not named or not all(map(_JOB.fullmatch, named)):
+            return f"names no jobs after {kind}"
+        jobs.setdefault(_KINDS[kind], []).extend(named)
+    return Depends(jobs, "?" in text)
+
+
+# ----------------------------------------------------------------------------------------------------
 
 Document = dict[str, Any]
 # The members of a job on several nodes have this label, and keep off each other by it.

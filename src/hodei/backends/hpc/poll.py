@@ -11,10 +11,9 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from hodei.backends.hpc.ports import Seen
-from hodei.backends.hpc.run_record import Record, read_record, seal
 from hodei.backends.hpc.script import NOT_TRIED
 from hodei.backends.hpc.submission import the_one
-from hodei.backends.hpc.tracked_run import TrackedRun, end_of
+from hodei.backends.hpc.tracked_run import Record, TrackedRun, end_of, read_record, seal
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 
@@ -69,7 +68,7 @@ class QueuePoll:
         return record.began and record.number != seen.job
 
     def _alive(self, ticket: TrackedRun, seen: Seen) -> None:
-        now_ms = self._of.house.clock.now_ms()
+        now_ms = self._of.context.clock.now_ms()
         ticket.missing_since_ms = 0
         ticket.phase, ticket.submit_s = seen.phase, seen.submit_s
         if seen.phase == "running" and not ticket.began_ms:
@@ -88,7 +87,7 @@ class QueuePoll:
         self._of.tell(ticket.said)
 
     async def _end(self, ended: list[tuple[TrackedRun, Seen]]) -> None:
-        now_ms = self._of.house.clock.now_ms()
+        now_ms = self._of.context.clock.now_ms()
         for (ticket, seen), (record, saved_ms) in zip(ended, await self._records(ended), strict=True):
             # The command said 125, or its script did: which of them may be late to be seen. If it has begun, the system has
             # started the job a second time, and the first may still be at it.
@@ -120,7 +119,7 @@ class QueuePoll:
 
     async def _search(self, missing: list[TrackedRun]) -> list[tuple[TrackedRun, Seen]]:
         """Those of them that are found to have ended."""
-        now_ms = self._of.house.clock.now_ms()
+        now_ms = self._of.context.clock.now_ms()
         ours = await self._of.queue.ours(self._of.prefix)
         records = await asyncio.to_thread(lambda: [read_record(ticket.files) for ticket in missing])
         out: list[tuple[TrackedRun, Seen]] = []

@@ -18,7 +18,7 @@ from hodei.backends.hpc.slurm_options import SlurmOptions
 from hodei.backends.hpc.slurm_rest import SlurmRest
 from hodei.model.backend import Capabilities
 from hodei.model.errors import InvalidInput
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.resources import parse_duration_ms
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -67,7 +67,7 @@ def capabilities(mode: Mode, transport: str) -> Capabilities:
     )
 
 
-def make(name: str, settings: Settings, house: BackendContext) -> HpcBackend:
+def make(name: str, settings: Settings, context: BackendContext) -> HpcBackend:
     """InvalidInput if the settings make no sense."""
     poll_ms = _check(name, settings)
     queue: Queue
@@ -110,7 +110,7 @@ def make(name: str, settings: Settings, house: BackendContext) -> HpcBackend:
     )
     return HpcBackend(
         name,
-        house,
+        context,
         queue,
         wants,
         offers,

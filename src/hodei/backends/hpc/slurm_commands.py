@@ -15,8 +15,7 @@ from msgspec import structs
 from hodei.backends.hpc.commands import Commands, Done
 from hodei.backends.hpc.ports import Cluster, Doubtful, Seen, Submission
 from hodei.backends.hpc.script import array_script
-from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, node_of, partition_of, usage
-from hodei.backends.hpc.slurm_states import seen_of
+from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, node_of, partition_of, seen_of, usage
 from hodei.model.backend import Executed
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.resources import Resources

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
 from hodei.backends.hpc.commands import clean_environment
 from hodei.backends.hpc.ports import Cluster, Doubtful, Seen, Submission
-from hodei.backends.hpc.rest_link import RestLink
 from hodei.backends.hpc.slurm_commands import NEVER, gres_words
-from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, rest_node, rest_partition, usage
-from hodei.backends.hpc.slurm_states import seen_of
+from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, rest_node, rest_partition, seen_of, usage
+from hodei.http_client import IDLE_S, Origin, Pool, Unreached, encode_request
 from hodei.model.backend import Executed
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.resources import Resources
 
 TIMEOUT_S = 25.0
+CONNECTIONS = 4
+# The server has not closed a connection that was in use this recently. One that closes under a submission leaves doubt.
+FRESH_S = 1.0
 FEW = 8
 # Clocks may differ by this much; and a full answer is taken at least so often.
 SKEW_S = 2
@@ -110,7 +114,8 @@ class SlurmRest:
     def __init__(
         self, address: str, *, version: str, user: str = "", token_file: str = "", requeue: bool = False
     ) -> None:
-        self._link = RestLink(address)
+        self._address = address
+        self._pool: Pool | None = None
         self._root = f"/slurm/{version}/"
         self._user, self._token_file, self._requeue = user, token_file, requeue
         self._token = ("", 0)
@@ -121,7 +126,9 @@ class SlurmRest:
         """No commands, no heirs."""
 
     async def close(self) -> None:
-        await self._link.close()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     async def ping(self) -> str:
         pings = (await self._get("ping")).pings
@@ -226,16 +233,32 @@ class SlurmRest:
         return answer
 
     async def _ask(self, method: str, what: str, body: bytes = b"", *, once: bool = False) -> tuple[int, _Answer]:
-        status, text = await self._link.ask(
-            method, self._root + what, headers=self._headers(), body=body, timeout_s=TIMEOUT_S, once=once
-        )
+        """`once`: never repeat it; Doubtful if the request may have arrived without an answer."""
+        try:
+            status, text = await self._exchange(method, self._root + what, body, FRESH_S if once else IDLE_S)
+        except Unreached as failure:
+            error = f"slurmrestd at {self._address}: {failure.why}"
+            if failure.sent and once:
+                raise Doubtful(error) from None
+            hint = "is slurmrestd up? see docs/how-to/slurm.md"
+            raise BackendError(error, hint=hint, code="" if failure.sent else NOT_REACHED) from None
         if status == 304 or not text:
             return status, _Answer(errors=[] if status < 400 else [_Error(f"HTTP status {status}")])
         try:
             return status, _decode(text)
         except msgspec.MsgspecError:
-            said = text[:200].decode(errors="replace")
-            return status, _Answer(errors=[_Error(f"HTTP status {status}: {' '.join(said.split())}")])
+            excerpt = text[:200].decode(errors="replace")
+            return status, _Answer(errors=[_Error(f"HTTP status {status}: {' '.join(excerpt.split())}")])
+
+    async def _exchange(self, method: str, target: str, body: bytes, idle_s: float) -> tuple[int, bytes]:
+        if self._pool is None:
+            self._pool = Pool(_origin(self._address), CONNECTIONS)
+        headers = {"Connection": "keep-alive", "Accept": "application/json", **self._headers()}
+        if body:
+            headers["Content-Type"] = "application/json"
+        data = encode_request(self._pool.origin, method, target, headers, body or None)
+        reply = await self._pool.exchange(method, data, TIMEOUT_S, idle_s=idle_s)
+        return reply.status, reply.body
 
     def _headers(self) -> dict[str, str]:
         if not self._token_file:
@@ -248,6 +271,15 @@ class SlurmRest:
         except OSError as error:
             raise BackendError(f"the token file {self._token_file} cannot be read: {error.strerror}") from None
         return {"X-SLURM-USER-NAME": self._user or clean_environment({})["USER"], "X-SLURM-USER-TOKEN": self._token[0]}
+
+
+def _origin(address: str) -> Origin:
+    """`address`: unix:/path, http://host:port or https://host:port."""
+    if address.startswith("unix:"):
+        return Origin(unix=address.removeprefix("unix:").removeprefix("//"))
+    url = urlsplit(address)
+    tls = ssl.create_default_context() if url.scheme == "https" else None
+    return Origin(url.hostname or "localhost", url.port or (443 if tls else 6820), tls)
 
 
 def submit_fields(wanted: Submission, *, requeue: bool) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hodei.backends.hpc.ports import Doubtful, Seen, Submission
-from hodei.backends.hpc.run_record import Record, read_record, seal
 from hodei.backends.hpc.script import SCRIPT_LIMIT
-from hodei.backends.hpc.tracked_run import Entry, TrackedRun
+from hodei.backends.hpc.tracked_run import Entry, Record, TrackedRun, read_record, seal
 from hodei.model.effects import Start
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.ids import RunId
@@ -105,7 +104,7 @@ class Submissions:
 
     def _wanted(self, order: Start) -> Wanted:
         of, run = self._of, order.run.id
-        entry, submission = self._wants.submission(order, of.mark(run), of.files.of(run), of.house.clock.now_ms())
+        entry, submission = self._wants.submission(order, of.mark(run), of.files.of(run), of.context.clock.now_ms())
         if doubt := self.doubts.get(run):
             marks = {mark for mark in (*doubt.entry.also, doubt.entry.mark) if mark != entry.mark}
             entry = structs.replace(entry, also=tuple(sorted(marks)), times=doubt.entry.times + 1)

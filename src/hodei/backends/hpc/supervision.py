@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from hodei.backends.hpc.run_record import read_record
-from hodei.backends.hpc.tracked_run import TrackedRun
+from hodei.backends.hpc.tracked_run import TrackedRun, read_record
 from hodei.model.backend import Executed
 from hodei.model.effects import Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.ids import RunId
 from hodei.model.job import Checkpoint
+from hodei.supervision import command_problem, no_checkpoint, timeout_reason
 
 if TYPE_CHECKING:
     from hodei.backends.hpc.base import HpcBackend
@@ -62,7 +62,7 @@ class RunSupervision:
         hook = order.checkpoint if order.checkpoint is not None and order.checkpoint.hooked else None
         grace_s = order.grace_ms / 1000
         if not ticket.stop_code:
-            ticket.stop_code, ticket.stop_reason, ticket.grace_s = "stop", order.reason, grace_s
+            ticket.stop_code, ticket.stop_reason, ticket.grace_s = "stop", order.reason.text, grace_s
             self._do(self._bring_down(ticket, hook))
             return
         ticket.in_a_hurry = ticket.in_a_hurry or hook is None
@@ -113,12 +113,12 @@ class RunSupervision:
 
     def look_after(self, ticket: TrackedRun) -> None:
         """At every look at a running run: has it had its time, is it due to save its work?"""
-        entry, now_ms = ticket.entry, self._of.house.clock.now_ms()
+        entry, now_ms = ticket.entry, self._of.context.clock.now_ms()
         if ticket.stop_code:
             return
         if entry.timeout_ms and now_ms - ticket.began_ms >= entry.timeout_ms:
             ticket.stop_code = "timeout"
-            ticket.stop_reason = f"it ran for longer than its timeout of {entry.timeout_ms / 1000:g} s"
+            ticket.stop_reason = timeout_reason(entry.timeout_ms)
             ticket.grace_s = entry.grace_ms / 1000
             self._do(self._bring_down(ticket, None))
         elif entry.hook is not None and entry.hook.hooked and entry.hook.every_ms:
@@ -157,9 +157,7 @@ class RunSupervision:
         try:
             if hook.command:
                 done = await self.beside(ticket, hook.command, hook.timeout_ms)
-                if done.exit_code is None:
-                    return f"its checkpoint command did not end within {hook.timeout_ms / 1000:g}s"
-                return f"its checkpoint command failed: exit code {done.exit_code}" if done.exit_code else ""
+                return command_problem(done.exit_code, hook.timeout_ms)
             await self._of.queue.signal([ticket.job], hook.signal)
         except (BackendError, BackendRefused, NotFound) as error:
             return f"its checkpoint could not be asked for: {error.message}"
@@ -167,7 +165,7 @@ class RunSupervision:
             if ticket.ended.is_set() or ticket.in_a_hurry:
                 return "it was not waited for"
             if loop.time() >= deadline_s:
-                return f"no checkpoint was seen within {hook.timeout_ms / 1000:g}s"
+                return no_checkpoint(hook.timeout_ms)
             await _within(ticket.ended, LOOK_S)
         return ""
 

@@ -5,6 +5,6 @@ pods of others into ours; `runs` remembers; `asking` and `logs` ask; `backend` p
 """
 
 from hodei.backends.kubernetes.backend import KubernetesBackend, make
-from hodei.backends.kubernetes.settings import Settings
+from hodei.backends.kubernetes.manifest import Settings
 
 __all__ = ["KubernetesBackend", "Settings", "make"]

@@ -14,17 +14,13 @@ import msgspec
 from msgspec import structs
 
 from hodei.backends.base import BackendContext, PlainBackend
-from hodei.backends.kubernetes.exec import execute
-from hodei.backends.kubernetes.logs import Logs
-from hodei.backends.kubernetes.manifest import manifest, own_labels
+from hodei.backends.kubernetes.manifest import Settings, check, manifest, own_labels
 from hodei.backends.kubernetes.nodes import NodeSink, Picture, PodSink
-from hodei.backends.kubernetes.pod_api import Gone, Pods, Unsure, each
-from hodei.backends.kubernetes.runs import Runs
-from hodei.backends.kubernetes.settings import Settings, check
+from hodei.backends.kubernetes.pod_api import Gone, Pods, Unsure, each, node_usage
+from hodei.backends.kubernetes.runs import Runs, UnconfirmedPods
 from hodei.backends.kubernetes.states import Ending, RunPod, deadline_s, forced, grace_left, hopeless, unwell
+from hodei.backends.kubernetes.streams import Logs, execute
 from hodei.backends.kubernetes.supervision import RunSupervision
-from hodei.backends.kubernetes.unconfirmed import UnconfirmedPods
-from hodei.backends.kubernetes.usage import node_usage
 from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.api.objects import Pod
@@ -35,7 +31,7 @@ from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Invali
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.resources import parse_duration_ms
 from hodei.ports import Stream
 
 log = logging.getLogger("hodei.kubernetes")
@@ -69,18 +65,18 @@ GIVE_UP_GRACE_S = 1
 class KubernetesBackend(PlainBackend):
     kind = "kubernetes"
 
-    def __init__(self, name: str, settings: Settings, house: BackendContext) -> None:
+    def __init__(self, name: str, settings: Settings, context: BackendContext) -> None:
         super().__init__(name)
         check(name, settings)
         self.capabilities = structs.replace(CAPABILITIES, bare=bool(settings.image))
-        self._settings, self._house = settings, house
+        self._settings, self._context = settings, context
         self._patience_ms = parse_duration_ms(settings.pull_patience)
-        self._ours = own_labels(house.installation, name)
-        self._logs = Logs(house.home / name / "logs", house.log_cap_bytes, house.keep_logs_s)
+        self._ours = own_labels(context.installation, name)
+        self._logs = Logs(context.home / name / "logs", context.log_cap_bytes, context.keep_logs_s)
         self._nodes_news = asyncio.Event()
-        self._runs = Runs(house.clock.now_ms, self._ended)
-        self._doubts = UnconfirmedPods(self._runs, house.clock.now_ms)
-        self._keeper = RunSupervision(self._runs, house.clock.now_ms, self._stop, self._errand)
+        self._runs = Runs(context.clock.now_ms, self._ended)
+        self._doubts = UnconfirmedPods(self._runs, context.clock.now_ms)
+        self._keeper = RunSupervision(self._runs, context.clock.now_ms, self._stop, self._errand)
         self._picture = Picture(name, settings, self._ours, self._nodes_news.set)
         self._pods: Pods | None = None
         self._reflectors: list[Reflector[Any]] = []
@@ -101,7 +97,7 @@ class KubernetesBackend(PlainBackend):
             raise BackendError(error.message, hint=error.hint, code=NOT_REACHED) from error
         except InvalidInput as error:
             raise BackendError(error.message, hint=error.hint) from error
-        self._pods = Pods(api, self._settings.namespace, self._house.installation)
+        self._pods = Pods(api, self._settings.namespace, self._context.installation)
         self._keeper.begin(self._pods)
         selector = ",".join(f"{key}={value}" for key, value in self._ours.items())
         own = Reflector(
@@ -184,7 +180,7 @@ class KubernetesBackend(PlainBackend):
             nonlocal answered
             run, before = order.run.id, self._doubts.of(order)
             try:
-                body = manifest(order, self.name, self._house.installation, self._settings)
+                body = manifest(order, self.name, self._context.installation, self._settings)
                 self._doubts.sent(run)
                 await pods.create(body)
             except Unsure as unsure:
@@ -215,7 +211,7 @@ class KubernetesBackend(PlainBackend):
     async def stop(self, orders: Sequence[Stop]) -> None:
         async def one(order: Stop) -> None:
             if not self._keeper.stop_later(order):
-                await self._stop(order.run, Ending(order.reason), math.ceil(order.grace_ms / 1000))
+                await self._stop(order.run, Ending(order.reason.text), math.ceil(order.grace_ms / 1000))
 
         async with self._bounded():
             await each(orders, one)
@@ -227,7 +223,7 @@ class KubernetesBackend(PlainBackend):
         try:
             if pod is None or pod.ending is None:
                 pod = await pods.mark(run, ending)
-            left = grace_left(pod, self._house.clock.now_ms(), grace_s)
+            left = grace_left(pod, self._context.clock.now_ms(), grace_s)
             if not pod.over and left is not None:
                 await pods.delete(run, left)
         except Gone:
@@ -315,7 +311,7 @@ class KubernetesBackend(PlainBackend):
         while True:
             await asyncio.sleep(CARE_EVERY_S)
             try:
-                now_ms = self._house.clock.now_ms()
+                now_ms = self._context.clock.now_ms()
                 for run, pod in list(self._runs.pods.items()):
                     if run not in self._runs.ends and run not in self._caring:
                         self._care_for(run, pod, now_ms)
@@ -388,5 +384,5 @@ class KubernetesBackend(PlainBackend):
         return await self._logs.read(pods.api, pods.path_of(run), run, max(0, offset), limit)
 
 
-def make(name: str, settings: Settings, house: BackendContext) -> KubernetesBackend:
-    return KubernetesBackend(name, settings, house)
+def make(name: str, settings: Settings, context: BackendContext) -> KubernetesBackend:
+    return KubernetesBackend(name, settings, context)

@@ -10,20 +10,160 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
-from hodei.backends.kubernetes.pod_annotations import CHECKPOINT_DIR, CHECKPOINT_FILE, care_for, probe
-from hodei.backends.kubernetes.settings import Settings
 from hodei.backends.local_order import check_size, check_words, own_env
+from hodei.kube.api.client import Access
+from hodei.model.affinity import HostPort
 from hodei.model.effects import Start
-from hodei.model.errors import BackendRefused
+from hodei.model.errors import BackendRefused, InvalidInput
 from hodei.model.ids import RunId
-from hodei.model.job import JobSpec, Toleration
-from hodei.model.job_affinity import HostPort
-from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources
+from hodei.model.job import NODE_HOST, Checkpoint, HealthCheck, JobSpec, Toleration
+from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources, parse_duration_ms
+
+_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_PREFIX = re.compile(r"[a-z0-9][-a-z0-9.]{0,62}|")
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kubeconfig`, `context`: which cluster ("" for $KUBECONFIG, ~/.kube/config, or the one that this runs in).
+    `namespace`: where pods are made. `image`: for tasks that name none (empty: those are refused). `node_selector`: the
+    nodes that may be used; `node_prefix`: put before their names here, for clusters whose nodes are called the same.
+    `scheduler`: "" and the pod names its node itself; else that scheduler is asked to put it there. `gpu`: the resource
+    that a GPU is. `pull_patience`: how long an image may fail to come, or that scheduler may take, before the run is
+    given up. `pod_labels`, `pod_annotations`: put on every pod; `allow_annotations`: which ones jobs may put on theirs, by
+    whole name or, with a `/` at the end, by prefix. `restricted`: pods keep the rules of the Pod Security Standard of that
+    name."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    namespace: str = "default"
+    image: str = ""
+    node_selector: dict[str, str] = {}
+    node_prefix: str = ""
+    scheduler: str = ""
+    service_account: str = ""
+    runtime_class: str = ""
+    image_pull_secrets: tuple[str, ...] = ()
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    pod_labels: dict[str, str] = {}
+    pod_annotations: dict[str, str] = {}
+    allow_annotations: tuple[str, ...] = ()
+    restricted: bool = False
+    gpu: str = "nvidia.com/gpu"
+    pull_patience: str = "2m"
+
+    @property
+    def access(self) -> Access:
+        return Access(self.kubeconfig, self.context)
+
+    def allows(self, annotation: str) -> bool:
+        return any(
+            annotation.startswith(name) if name.endswith("/") else annotation == name for name in self.allow_annotations
+        )
+
+
+def check(name: str, settings: Settings) -> None:
+    """InvalidInput names the key that is wrong."""
+    if not _NAMESPACE.fullmatch(settings.namespace):
+        raise _wrong(name, "namespace", f"{settings.namespace[:80]!r} is not a namespace", 'namespace = "hodei-jobs"')
+    if not _PREFIX.fullmatch(settings.node_prefix):
+        raise _wrong(name, "node_prefix", f"{settings.node_prefix[:80]!r} cannot begin a node's name", '"prod-"')
+    if not settings.gpu:
+        raise _wrong(name, "gpu", "the resource that a GPU is has no name", 'gpu = "nvidia.com/gpu"')
+    for key in (*settings.pod_labels, *settings.pod_annotations, *settings.allow_annotations):
+        if key.startswith(("hodei.io/", "job.hodei.io/")):
+            raise _wrong(name, "pod_labels", f"{key} is Hodei's own", "choose another prefix than hodei.io/")
+    try:
+        parse_duration_ms(settings.pull_patience)
+    except InvalidInput as error:
+        raise _wrong(name, "pull_patience", error.message, 'pull_patience = "2m"') from None
+
+
+def _wrong(name: str, key: str, text: str, hint: str) -> InvalidInput:
+    path = f"backends.{name}.{key}"
+    return InvalidInput(f"{path}: {text}", hint=hint, problems=((path, text),))
+
+
+# ------------------------------------------------------------------------------------- pod annotations
+# What a job asks for while it runs, as far as its pod must remember it: how its work is saved, how its health is
+# seen. Pure.
+
+
+CHECKPOINT_DIR = "/run/hodei"
+CHECKPOINT_FILE = f"{CHECKPOINT_DIR}/checkpoint"
+_HERE = ("localhost", "127.0.0.1", "::1", NODE_HOST)
+
+
+class Care(Struct, frozen=True, omit_defaults=True):
+    """Kept on the pod as JSON. `file`: whose time of change says when work was saved. `save`: its hook, if it has one.
+    `grace_ms`: between TERM and KILL, for stops that nobody orders."""
+
+    file: str = ""
+    save: Checkpoint | None = None
+    health: HealthCheck | None = None
+    grace_ms: int = 0
+
+    @property
+    def probed(self) -> HealthCheck | None:
+        """A health check that the kubelet carries out."""
+        return self.health if self.health is not None and not self.health.file else None
+
+
+def care_for(order: Start) -> Care | None:
+    """None if the job asks for nothing of this kind."""
+    spec, checkpoint = order.spec, order.spec.checkpoint
+    asked = checkpoint != Checkpoint()
+    if not asked and not spec.health.wanted:
+        return None
+    health = spec.health
+    if health.file:
+        health = HealthCheck((), "", _absolute(health.file, order), *_times(health))
+    return Care(
+        file=(_absolute(checkpoint.file, order) if checkpoint.file else CHECKPOINT_FILE) if asked else "",
+        save=checkpoint if checkpoint.hooked else None,
+        health=health if health.wanted else None,
+        grace_ms=spec.grace_ms,
+    )
+
+
+def probe(health: HealthCheck, command: list[str]) -> dict[str, Any]:
+    """As a pod has it. `command`: its words as Kubernetes reads them. BackendRefused for an address of another host."""
+    times = {
+        "initialDelaySeconds": _seconds(health.after_ms + health.every_ms),
+        "periodSeconds": _seconds(health.every_ms),
+        "timeoutSeconds": _seconds(health.timeout_ms),
+        "failureThreshold": max(1, health.failures),
+    }
+    if command:
+        return {"exec": {"command": command}, **times}
+    at = urlsplit(health.http)
+    if at.scheme != "http" or at.hostname not in _HERE:
+        raise BackendRefused(
+            f"a pod's health cannot be seen at {health.http[:200]}",
+            hint="write http://localhost:PORT/PATH: the node asks the address of the pod, so listen on all addresses there",
+        )
+    path = (at.path or "/") + (f"?{at.query}" if at.query else "")
+    return {"httpGet": {"path": path, "port": at.port or 80, "scheme": "HTTP"}, **times}
+
+
+def _times(health: HealthCheck) -> tuple[int, int, int, int]:
+    return health.every_ms, health.timeout_ms, health.after_ms, health.failures
+
+
+def _absolute(path: str, order: Start) -> str:
+    return path if path.startswith("/") else f"{order.task.workdir.rstrip('/')}/{path}"
+
+
+def _seconds(ms: int) -> int:
+    return max(1, math.ceil(ms / 1000))
+
+
+# ----------------------------------------------------------------------------------------------------
 
 INSTALLATION, BACKEND, RUN, JOB = (f"hodei.io/{name}" for name in ("installation", "backend", "run", "job"))
 JOB_NAME, TIMEOUT, END, CARE = (f"hodei.io/{name}" for name in ("job-name", "timeout-ms", "end", "care"))

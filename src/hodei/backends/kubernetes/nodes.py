@@ -8,12 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from hodei.backends.kubernetes.manifest import WHOLE_GPU
-from hodei.backends.kubernetes.settings import Settings
+from hodei.backends.kubernetes.manifest import WHOLE_GPU, Settings
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.api.objects import Pod
-from hodei.kube.api.quantities import amounts
-from hodei.kube.api.requests import PODS, requests_of
+from hodei.kube.api.quantities import PODS, amounts, requests_of
 from hodei.model.errors import InvalidInput
 from hodei.model.ids import NodeName
 from hodei.model.node import Location, Node, Taint

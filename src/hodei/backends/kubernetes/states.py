@@ -13,12 +13,11 @@ from functools import cached_property
 import msgspec
 from msgspec import Struct, field, structs
 
-from hodei.backends.kubernetes.manifest import CARE, END, MAIN, RUN, TIMEOUT
-from hodei.backends.kubernetes.pod_annotations import Care
+from hodei.backends.kubernetes.manifest import CARE, END, MAIN, RUN, TIMEOUT, Care
 from hodei.kube.api.objects import Condition, Meta, Slim
 from hodei.model.facts import RunObserved
-from hodei.model.health import HealthState
 from hodei.model.ids import RunId
+from hodei.model.job import HealthState
 
 START_FAILED = "start_failed"
 OVER = ("Succeeded", "Failed")
@@ -60,7 +59,7 @@ class Terminated(Slim, frozen=True):
     finished_at: str | None = None
 
 
-class Waiting(Slim, frozen=True):
+class PendingColumns(Slim, frozen=True):
     reason: str = ""
     message: str = ""
 
@@ -70,7 +69,7 @@ class Running(Slim, frozen=True):
 
 
 class ContainerState(Slim, frozen=True):
-    waiting: Waiting | None = None
+    waiting: PendingColumns | None = None
     running: Running | None = None
     terminated: Terminated | None = None
 
@@ -205,7 +204,7 @@ def hopeless(pod: RunPod, now_ms: int, patience_ms: int) -> Ending | None:
     """Why a run is to be given up whose container never comes; None while there is hope."""
     if pod.began or pod.over or pod.leaving:
         return None
-    waiting = pod.container.waiting or Waiting()
+    waiting = pod.container.waiting or PendingColumns()
     if waiting.reason in _NEVER:
         return Ending(_why_it_waits(pod), START_FAILED, permanent=True)
     waited_ms = now_ms - at_ms(pod.metadata.creation_timestamp, now_ms)

@@ -13,15 +13,14 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from hodei.backends.kubernetes.exec import execute
 from hodei.backends.kubernetes.pod_api import Pods
 from hodei.backends.kubernetes.runs import Runs
 from hodei.backends.kubernetes.states import Ending, RunPod, at_ms
+from hodei.backends.kubernetes.streams import execute
 from hodei.model.effects import Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound
-from hodei.model.health import HealthCheck
 from hodei.model.ids import RunId
-from hodei.model.job import Checkpoint
+from hodei.model.job import Checkpoint, HealthCheck
 
 log = logging.getLogger("hodei.kubernetes")
 SIGNALS = ("ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR1", "USR2", "VTALRM", "WINCH")
@@ -112,7 +111,7 @@ class RunSupervision:
             return False
         kept = self._kept.setdefault(order.run, _Kept())
         kept.stopping = asked
-        self._spawn(self._bring_down(order.run, kept, asked, order.reason, hook))
+        self._spawn(self._bring_down(order.run, kept, asked, order.reason.text, hook))
         return True
 
     async def _bring_down(self, run: RunId, kept: _Kept, stopping: _Stopping, reason: str, hook: Checkpoint) -> None:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from hodei import __version__
-from hodei.cli.shims.words import Refused
+from hodei.cli.shims.rows import Refused
 from hodei.model.errors import HodeiError, InvalidInput
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sacct", "sinfo")

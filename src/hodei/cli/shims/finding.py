@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from hodei.cli.shims.rows import LIVE, STATES, Row
-from hodei.cli.shims.words import Given, Refused
+from hodei.cli.shims.rows import LIVE, STATES, Given, Refused, Row
 from hodei.model.array import read_indices
 from hodei.model.errors import InvalidInput, NotFound
 

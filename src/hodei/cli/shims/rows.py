@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import getopt
 import re
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from hodei.backends.slurm_hosts import folded_hosts
+from hodei.backends.slurm_variables import folded_hosts
 from hodei.cli import times
+from hodei.cli.output import clean
 from hodei.cli.times import ms_of
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 from hodei.model.resources import CPU, GPU, MEMORY
 
 if TYPE_CHECKING:
@@ -31,13 +34,13 @@ _PLAIN = {"pending": "PENDING", "held": "PENDING", "scheduled": "CONFIGURING", "
 _FAILED = {"TIMEOUT": "TIMEOUT", "OUT_OF_MEMORY": "OUT_OF_MEMORY", "LOST": "NODE_FAIL"}
 _REASONS = (
     (r"HELD", "JobHeldUser"),
-    (r"WAITING_FOR", "Dependency"),
+    (r"WAITING_FOR_DEPENDENCY", "Dependency"),
     (r"DEPENDENCY_\w+", "DependencyNeverSatisfied"),
     (r"ARRAY_LIMIT", "JobArrayTaskLimit"),
     (r"QUOTA|QUOTA_LENT|SOFT_QUOTA", "AssocGrpCpuLimit"),
     (r"BUDGET", "AssocGrpBillingMinutes"),
-    (r"BOOKED", "Reservation"),
-    (r"PROMISED|QUEUED", "Priority"),
+    (r"RESERVED", "Reservation"),
+    (r"START_RESERVED|QUEUED", "Priority"),
     (r"BACKOFF", "BeginTime"),
     (r"NODE_\w+|BACKEND_(UNHEALTHY|DISABLED)|NO_NODES|NOT_REACHED", "ReqNodeNotAvail"),
     (r"SELECTOR_MISMATCH|AFFINITY_MISMATCH|WRONG_\w+|OTHER_BACKEND|UNTOLERATED_TAINT", "BadConstraints"),
@@ -223,3 +226,84 @@ def stamp(seconds: int) -> str:
 def midnight() -> str:
     today = time.localtime()
     return datetime(today.tm_year, today.tm_mon, today.tm_mday).astimezone().isoformat(timespec="seconds")
+
+
+# --------------------------------------------------------------------------------------------- columns
+# Columns: `%.18i %j` of squeue and sinfo, and tables with fixed widths.
+
+
+T = TypeVar("T")
+Fields = Mapping[str, tuple[str, Callable[[T], object]]]
+_FIELD = re.compile(r"%(\.)?(\d+)?([A-Za-z])")
+
+
+def lines(format: str, fields: Fields[T], rows: Iterable[T], *, header: bool) -> Iterable[str]:
+    """Each row by `format`: `%i` as it is, `%18i` cut and filled to 18 letters, `%.18i` to the right."""
+    for _, _, letter in _FIELD.findall(format):
+        if letter not in fields:
+            raise Refused(
+                f"error: the field %{letter} is not known here; there is {' '.join('%' + one for one in fields)}"
+            )
+    if header:
+        yield _FIELD.sub(lambda found: _cell(found, fields[found[3]][0]), format)
+    yield from (_line(format, fields, row) for row in rows)
+
+
+def _line(format: str, fields: Fields[T], row: T) -> str:
+    return _FIELD.sub(lambda found: _cell(found, clean(str(fields[found[3]][1](row)))), format)
+
+
+def _cell(found: re.Match[str], text: str) -> str:
+    width = int(found[2] or 0)
+    if not width:
+        return text
+    return text[:width].rjust(width) if found[1] else text[:width].ljust(width)
+
+
+# ----------------------------------------------------------------------------------------------- words
+# Options of the command line as Slurm's commands read them: short ones joined, long ones cut short, values behind
+# `=`.
+
+
+class Refused(Exception):
+    """What is said behind the command's name, and the exit code."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Given:
+    """The options that were given by their long names, the last of each, and the other words."""
+
+    def __init__(self, options: Mapping[str, str], rest: Sequence[str]) -> None:
+        self._options, self.rest = dict(options), list(rest)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._options
+
+    def get(self, name: str, default: str = "") -> str:
+        return self._options.get(name, default)
+
+    def several(self, name: str) -> list[str]:
+        """`a,b,c`"""
+        return [part for part in self.get(name).split(",") if part]
+
+
+def read(words: Sequence[str], known: str, code: int = 1) -> Given:
+    """`known`: `h/noheader u/user= me`: letter and name, `=` for those with a value."""
+    letters, names, by_letter = "", [], {}
+    for one in known.split():
+        letter, slash, name = one.partition("/") if "/" in one else ("", "", one)
+        names.append(name)
+        if slash:
+            by_letter[f"-{letter}"] = name.rstrip("=")
+            letters += letter + (":" if name.endswith("=") else "")
+    try:
+        found, rest = getopt.gnu_getopt(list(words), letters, names)
+    except getopt.GetoptError as error:
+        word = f"-{error.opt}" if len(error.opt) == 1 else f"--{error.opt}"
+        if "argument" in error.msg:
+            raise Refused(f"{error.msg}", code) from None
+        raise Refused(f"unrecognized option '{word}'\nit is not known here; see docs/how-to/slurm.md", code) from None
+    return Given({by_letter.get(name, name.lstrip("-")): value for name, value in found}, rest)

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from hodei.cli import times
 from hodei.cli.output import clean
 from hodei.cli.shims.finding import jobs_of, rows, states_of
-from hodei.cli.shims.rows import STATES, Row, clock, full_span, midnight
-from hodei.cli.shims.words import Given, Refused, read
+from hodei.cli.shims.rows import STATES, Given, Refused, Row, clock, full_span, midnight, read
 from hodei.cli.times import ms_of
 from hodei.model.errors import NotFound
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hodei.backends.hpc.batch_lines import Option, needs_next_word, parse_words
 from hodei.cli.shims.finding import ids_of, jobs_of
-from hodei.cli.shims.rows import PARTITION, USER
-from hodei.cli.shims.words import Refused
+from hodei.cli.shims.rows import PARTITION, USER, Refused
 from hodei.model.errors import HodeiError
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 
 if TYPE_CHECKING:
     from hodei.client import Client

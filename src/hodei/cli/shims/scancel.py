@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from hodei.cli.shims.finding import FILTERS, ids_of, jobs_of, rows, states_of, whole_array
-from hodei.cli.shims.words import Refused, read
+from hodei.cli.shims.rows import Refused, read
 from hodei.model.errors import Conflict, NotFound
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED
 
 
 def run(words: list[str]) -> int:

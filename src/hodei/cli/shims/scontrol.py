@@ -6,11 +6,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from hodei.backends.slurm_hosts import hosts
+from hodei.backends.slurm_variables import hosts
 from hodei.cli.output import clean
 from hodei.cli.shims.finding import ids_of, jobs_of, rows, whole_array
-from hodei.cli.shims.rows import STATES, Row, clock, full_span
-from hodei.cli.shims.words import Given, Refused, read
+from hodei.cli.shims.rows import STATES, Given, Refused, Row, clock, full_span, read
 from hodei.model.errors import Conflict, NotFound
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import sys
 import time
 from typing import NamedTuple
 
-from hodei.backends.slurm_hosts import folded_hosts
-from hodei.cli.shims.columns import Fields, lines
-from hodei.cli.shims.words import Refused, read
+from hodei.backends.slurm_variables import folded_hosts
+from hodei.cli.shims.rows import Fields, Refused, lines, read
 
 _USUAL = "%9P %.5a %.10l %.6D %.6t %N"
 _BY_NODE = "%10N %.6D %.9P %6t"
@@ -72,7 +71,7 @@ def run(words: list[str]) -> int:
 
 
 def _state(state: str, used: dict[str, str], capacity: dict[str, str]) -> str:
-    from hodei.model.quantity import parse_quantity
+    from hodei.model.resources import parse_quantity
 
     taken, there = (parse_quantity(amounts.get("cpu", "0"), scale=1000) for amounts in (used, capacity))
     if state == "cordoned":

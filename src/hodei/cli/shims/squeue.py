@@ -7,11 +7,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from hodei.backends.slurm_hosts import folded_numbers
-from hodei.cli.shims.columns import Fields, lines
+from hodei.backends.slurm_variables import folded_numbers
 from hodei.cli.shims.finding import jobs_of, rows, states_of
-from hodei.cli.shims.rows import Row, clock, span
-from hodei.cli.shims.words import Refused, read
+from hodei.cli.shims.rows import Fields, Refused, Row, clock, lines, read, span
 from hodei.model.errors import NotFound
 
 if TYPE_CHECKING:

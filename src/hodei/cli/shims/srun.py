@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import getpass
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,10 +20,87 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from hodei.backends.hpc.batch_lines import Option, needs_next_word, parse_words
-from hodei.cli.shims.step_files import Files, per_task
-from hodei.cli.shims.words import Refused
+from hodei.backends.hpc.batch_lines import NO_INDEX, Option, needs_next_word, parse_words
+from hodei.cli.shims.rows import Refused
 from hodei.model.errors import HodeiError
+
+# ------------------------------------------------------------------------------------------ step files
+# `--output`, `--error` and `--input` of an srun within a job: files whose names may hold patterns, for each task.
+
+
+_PATTERN = re.compile(r"%(\d{1,2})?([%AJNajnstux])")
+
+
+class Opened(NamedTuple):
+    """None: as the srun itself has it."""
+
+    stdin: int | None
+    stdout: int | None
+    stderr: int | None
+
+
+def per_task(pattern: str) -> bool:
+    """Whether the name differs from task to task."""
+    return bool(re.search(r"(?<!%)(%%)*%\d*t", pattern))
+
+
+class Files:
+    """`several`: other members write them too, so none may empty what another wrote."""
+
+    def __init__(self, said: Mapping[str, str], here: Mapping[str, str], *, several: bool) -> None:
+        self._said, self._here = said, here
+        self._append = several or said.get("open-mode", "").startswith("a")
+        self._open: dict[str, int] = {}
+
+    def of(self, rank: int) -> Opened:
+        stdout = self._write(self._said.get("output", ""), rank)
+        error = self._said.get("error", "")
+        return Opened(
+            self._read(self._said.get("input", ""), rank), stdout, self._write(error, rank) if error else stdout
+        )
+
+    def _write(self, pattern: str, rank: int) -> int | None:
+        if pattern in ("", "all"):
+            return None
+        if pattern == "none" or (pattern.isdigit() and int(pattern) != rank):
+            return subprocess.DEVNULL
+        if pattern.isdigit():
+            return None
+        name = self._name(pattern, rank)
+        if name not in self._open:
+            append = (self._append and not per_task(pattern)) or self._said.get("open-mode", "").startswith("a")
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+            self._open[name] = os.open(name, flags, 0o666)
+        return self._open[name]
+
+    def _read(self, pattern: str, rank: int) -> int | None:
+        if pattern in ("", "all"):
+            return None
+        if pattern == "none" or (pattern.isdigit() and int(pattern) != rank):
+            return subprocess.DEVNULL
+        # Each task reads all of it, so each has its own.
+        return None if pattern.isdigit() else os.open(self._name(pattern, rank), os.O_RDONLY)
+
+    def _name(self, pattern: str, rank: int) -> str:
+        if "\\" in pattern:
+            return pattern.replace("\\", "")
+        here = self._here
+        job = here.get("HODEI_JOB_ID", "")
+        values = {
+            "%": "%", "j": job, "A": here.get("HODEI_ARRAY_JOB", job), "a": here.get("HODEI_ARRAY_INDEX", NO_INDEX),
+            "J": f"{job}.0", "s": "0", "t": str(rank), "n": here.get("SLURM_NODEID", "0"),
+            "N": here.get("SLURMD_NODENAME", os.uname().nodename), "x": here.get("SLURM_JOB_NAME", ""),
+            "u": here.get("SLURM_JOB_USER") or getpass.getuser(),
+        }  # fmt: skip
+
+        def fill(found: re.Match[str]) -> str:
+            value = values[found[2]].replace("/", "_")
+            return value.zfill(min(int(found[1]), 10)) if found[1] and found[2] in "jAaJtns" else value
+
+        return _PATTERN.sub(fill, pattern)
+
+
+# ----------------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     from hodei.client import Client
@@ -127,18 +206,18 @@ class _Part(NamedTuple):
 
 def _part(said: dict[str, str], here: Mapping[str, str]) -> _Part:
     """Every member runs the script and so this srun. The tasks go to the first members in blocks, as evenly as they can."""
-    world, rank = _number(here.get("HODEI_WORLD_SIZE", "1")), int(here.get("HODEI_RANK", "0"))
+    cluster, rank = _number(here.get("HODEI_WORLD_SIZE", "1")), int(here.get("HODEI_RANK", "0"))
     of_job = int(here.get("SLURM_NTASKS", "1"))
-    members = _number(said["nodes"].partition("-")[0]) if "nodes" in said else world
+    members = _number(said["nodes"].partition("-")[0]) if "nodes" in said else cluster
     job = here["SLURM_JOB_ID"]
-    if members > world:
+    if members > cluster:
         raise Refused(f"error: Unable to create step for job {job}: More nodes requested than permitted")
     if "ntasks" in said:
         tasks = _number(said["ntasks"])
     elif "ntasks-per-node" in said:
         tasks = _number(said["ntasks-per-node"]) * members
     else:
-        tasks = sum(_share(of_job, world, number) for number in range(members)) or 1
+        tasks = sum(_share(of_job, cluster, number) for number in range(members)) or 1
     members = min(members, tasks)
     mine = _share(tasks, members, rank) if rank < members else 0
     each = _number(said.get("cpus-per-task") or "1")
@@ -246,7 +325,7 @@ def _number(text: str) -> int:
 
 
 def _job(options: tuple[Option, ...], said: dict[str, str], label: bool, command: list[str]) -> int:
-    from hodei.backends.hpc.batch_files import redirections
+    from hodei.backends.hpc.batch_lines import redirections
     from hodei.cli.shims.sbatch import submission
     from hodei.client import Client
 

@@ -14,17 +14,14 @@ from hodei.control.accounting.quotas import LENT, NOBODY, ProjectQuota, Quotas
 from hodei.control.accounting.ranges import Range, Ranges
 from hodei.control.accounting.shares import FairShare, SharesPolicy
 from hodei.control.lifecycle.jobs import JobLifecycle
-from hodei.control.state import Accountant, ClusterState
+from hodei.control.state import ClusterState
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Bounds, Gang, Shares
+from hodei.model.accounting import QuotaRow, ShareReport, UsageRow
 from hodei.model.array import elements_of
-from hodei.model.decision import Reason
 from hodei.model.effects import Save, SaveUsage
 from hodei.model.errors import InvalidInput, QueueFull
-from hodei.model.job import Job, JobSpec
-from hodei.model.quota import QuotaRow
-from hodei.model.share import ShareReport
-from hodei.model.usage import UsageRow
+from hodei.model.job import Job, JobSpec, Reason, Run
 
 
 class AccountsPolicy(Struct, frozen=True):
@@ -39,29 +36,47 @@ class AccountsPolicy(Struct, frozen=True):
 
 
 class Accounts:
-    def __init__(self, policy: AccountsPolicy, world: ClusterState, lives: JobLifecycle) -> None:
+    def __init__(self, policy: AccountsPolicy, cluster: ClusterState, lifecycle: JobLifecycle) -> None:
+        self._cluster, self._lifecycle = cluster, lifecycle
+        cluster.signals.run_opened.append(self._run_opened)
+        cluster.signals.run_closed.append(self._run_closed)
+        cluster.signals.job_pending.append(self._count_pending)
+        self._use(policy)
+
+    def _use(self, policy: AccountsPolicy) -> None:
+        cluster = self._cluster
         self.policy = policy
-        self.quotas = Quotas(policy.quotas, world, lives)
-        self.sharing = FairShare(policy.shares or SharesPolicy(), world) if policy.shares or policy.budgets else None
+        self.quotas = Quotas(policy.quotas, cluster, self._lifecycle)
+        self.sharing = FairShare(policy.shares or SharesPolicy(), cluster) if policy.shares or policy.budgets else None
         self._counts_past = policy.shares is not None
         self.budgets: Budgets | None = None
         if policy.budgets and self.sharing is not None:
             self.budgets = Budgets(policy.budgets, self.sharing.ledger, self.sharing.path_of_project)
         self.ranges = Ranges(policy.ranges)
-        kept: list[Accountant] = [self.quotas] if self.quotas else []
-        world.accountants = (*kept, self.sharing) if self.sharing is not None else tuple(kept)
-        self._world, self._lives = world, lives
         self._renewed_ms: int | None = None
-        # How many wait, by project and user; kept only where a quota bounds them.
+        # Pending jobs by project and user; counted only where a quota bounds them.
         self._waiting: dict[str, dict[str, int]] = {}
-        world.on_pending = None
-        if any(quota.pending is not None for quota in policy.quotas.values()):
-            world.on_pending = self._count_pending
-            for job in world.jobs.values():
+        self._counts_pending = any(quota.pending is not None for quota in policy.quotas.values())
+        if self._counts_pending:
+            for job in cluster.jobs.values():
                 if job.state == "pending":
                     self._count_pending(job, 1)
 
+    def _run_opened(self, run: Run, spec: JobSpec) -> None:
+        if self.quotas:
+            self.quotas.opened(run, spec)
+        if self.sharing is not None:
+            self.sharing.opened(run, spec)
+
+    def _run_closed(self, run: Run, spec: JobSpec) -> None:
+        if self.quotas:
+            self.quotas.closed(run, spec)
+        if self.sharing is not None:
+            self.sharing.closed(run, spec)
+
     def _count_pending(self, job: Job, change: int) -> None:
+        if not self._counts_pending:
+            return
         by, user = self._waiting.setdefault(job.spec.project, {}), job.spec.user
         by[user] = by.get(user, 0) + change
         if not by[user]:
@@ -72,12 +87,11 @@ class Accounts:
     def take_settings(self, other: Accounts) -> None:
         """Other policies from now on; what was used so far stays known, and what runs is counted anew."""
         rows = self.sharing.ledger.rows() if self.sharing is not None else []
-        self.__init__(other.policy, self._world, self._lives)  # type: ignore[misc]
+        self._use(other.policy)
         self.restore(rows)
-        for job in sorted(self._world.runs):
-            for run in self._world.live_runs(job):
-                for accountant in self._world.accountants:
-                    accountant.opened(run, self._world.jobs[job].spec)
+        for job in sorted(self._cluster.runs):
+            for run in self._cluster.live_runs(job):
+                self._run_opened(run, self._cluster.jobs[job].spec)
 
     # ------------------------------------------------------------------------------------------- for decisions
 
@@ -101,8 +115,8 @@ class Accounts:
         """What a refusal means for others: borrowers are to give back, those beyond their soft quota make way."""
         if not self.quotas:
             return
-        if refusal.for_room:
-            self.quotas.wants_room(gang)
+        if refusal.for_capacity:
+            self.quotas.needs_capacity(gang)
         elif refusal.verdicts and refusal.verdicts[0].reason.code == LENT:
             self.quotas.take_back(gang, now_ms)
 

@@ -12,9 +12,9 @@ from hodei.control.accounting.ledger import Ledger
 from hodei.engine.fairness.billing import HOUR_MS, MICRO, Budget, Rate, Spent, spent
 from hodei.engine.fairness.tree import Path
 from hodei.engine.view import Gang
-from hodei.model.decision import Reason
+from hodei.model.accounting import BudgetRow
+from hodei.model.job import Reason
 from hodei.model.resources import Resources, scale_of
-from hodei.model.share import BudgetRow
 
 Period = Literal["", "day", "week", "month"]
 

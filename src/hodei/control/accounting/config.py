@@ -14,12 +14,18 @@ from hodei.control.accounting.shares import SharesPolicy
 from hodei.engine.fairness.billing import MICRO, parse_rates
 from hodei.engine.fairness.lending import quota_of
 from hodei.engine.fairness.tree import Path, Shares
-from hodei.model.accounting_config import AccountConfig, Amount, BudgetConfig, QuotaConfig, RangeConfig, SharesConfig
-from hodei.model.config import SchedulingConfig
+from hodei.model.config import (
+    AccountConfig,
+    Amount,
+    BudgetConfig,
+    QuotaConfig,
+    RangeConfig,
+    SchedulingConfig,
+    SharesConfig,
+)
 from hodei.model.errors import InvalidInput
 from hodei.model.job import PRIORITY_CLASSES
-from hodei.model.quantity import parse_duration_ms
-from hodei.model.resources import Resources, parse_resources
+from hodei.model.resources import Resources, parse_duration_ms, parse_resources
 
 _BUCKET_MS = 3_600_000
 C = TypeVar("C")

@@ -15,12 +15,11 @@ from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.state import ClusterState
 from hodei.engine.fairness.lending import Quota, allowance, reclaim_from
 from hodei.engine.view import Gang
-from hodei.model.decision import Reason
+from hodei.model.accounting import QuotaRow
 from hodei.model.ids import JobId
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.qos import FIRMNESS, job_qos
-from hodei.model.quota import QuotaRow
+from hodei.model.job import FIRMNESS, Job, JobSpec, Reason, Run, job_qos
 from hodei.model.resources import Resources, human_amount
+from hodei.model.stop_reason import StopReason
 
 JOBS = "jobs"
 EVERY_PROJECT = "*"
@@ -43,9 +42,9 @@ class ProjectQuota(Struct, frozen=True):
 class Quotas:
     """Keeps account of live runs, for the projects that have a quota. None configured: nothing is kept at all."""
 
-    def __init__(self, quotas: Mapping[str, ProjectQuota], world: ClusterState, lives: JobLifecycle) -> None:
+    def __init__(self, quotas: Mapping[str, ProjectQuota], cluster: ClusterState, lifecycle: JobLifecycle) -> None:
         self._quotas = dict(quotas)
-        self._world, self._lives = world, lives
+        self._cluster, self._lifecycle = cluster, lifecycle
         self._used: dict[str, Resources] = {}
         self._of_user: dict[tuple[str, str], Resources] = {}
         self._live: dict[JobId, int] = {}
@@ -85,7 +84,7 @@ class Quotas:
             for name, amount in amounts.items():
                 held[name] = held.get(name, 0) + amount
 
-    def wants_room(self, gang: Gang) -> None:
+    def needs_capacity(self, gang: Gang) -> None:
         """It was refused because of what others hold."""
         self._for_room[gang.id] = gang.job.project
 
@@ -129,7 +128,7 @@ class Quotas:
         if not over:
             return None
         for job, other in list(self._for_room.items()):
-            known = self._world.jobs.get(job)
+            known = self._cluster.jobs.get(job)
             if known is None or known.state != "pending":
                 del self._for_room[job]
             elif other != project and not self._is_beyond_soft(other):
@@ -153,7 +152,7 @@ class Quotas:
         cohort = self._cohort(mine.cohort)
         used = {name: dict(self._used.get(name, {})) for name in cohort}
         for waiting, (owner, amounts) in list(self._wants.items()):
-            known = self._world.jobs.get(waiting)
+            known = self._cluster.jobs.get(waiting)
             if known is None or known.state != "pending":
                 del self._wants[waiting]
             elif waiting != job and owner in used and owner != project:
@@ -177,26 +176,28 @@ class Quotas:
         used = {name: dict(self._used.get(name, {})) for name in cohort}
         for project in cohort:
             for job in self._running_in(project):
-                if any(run.stop_requested for run in self._world.live_runs(job.id)):
-                    for name, amount in _held_by(job, self._world.live_runs(job.id)).items():
+                if any(run.stop_reason for run in self._cluster.live_runs(job.id)):
+                    for name, amount in _held_by(job, self._cluster.live_runs(job.id)).items():
                         used[project][name] = used[project].get(name, 0) - amount  # is on its way back already
         told: list[JobId] = []
         for debt in reclaim_from(gang.job.project, demand(gang), cohort, used) or []:
             short = dict(debt.amounts)
             for job in self._running_in(debt.project):
-                runs = self._world.live_runs(job.id)
+                runs = self._cluster.live_runs(job.id)
                 gives = _held_by(job, runs)
                 if not any(amount > 0 for amount in short.values()):
                     break
-                if any(run.stop_requested for run in runs) or not any(
+                if any(run.stop_reason for run in runs) or not any(
                     short.get(name, 0) > 0 and amount for name, amount in gives.items()
                 ):
                     continue
                 owner = gang.job.project
                 gives_back = f"gives back what project {debt.project} borrowed of the quota of {owner}"
-                reason = f"reclaimed for project {owner}: it {gives_back}"
-                self._lives.stop_all(job, reason, now_ms)
-                self._world.tell("job.reclaimed", now_ms, job=job.id, by_job=gang.id, project=owner, reason=reason)
+                reason = StopReason("reclaimed", f"for project {owner}: it {gives_back}")
+                self._lifecycle.stop_all(job, reason, now_ms)
+                self._cluster.emit(
+                    "job.reclaimed", now_ms, job=job.id, by_job=gang.id, project=owner, reason=reason.text
+                )
                 told.append(job.id)
                 for name, amount in gives.items():
                     if name in short:
@@ -205,7 +206,7 @@ class Quotas:
 
     def _running_in(self, project: str) -> list[Job]:
         """The jobs of a project that hold something, the least important, least firm (QoS) and youngest first."""
-        live = (self._world.jobs[id] for id in self._live if id in self._world.jobs)
+        live = (self._cluster.jobs[id] for id in self._live if id in self._cluster.jobs)
         mine = [job for job in live if job.spec.project == project]
         return sorted(
             mine, key=lambda job: (job.spec.priority, FIRMNESS[job_qos(job.spec)], -job.scheduled_ms, -job.id)

@@ -20,10 +20,9 @@ from hodei.engine.fairness.classic import classic
 from hodei.engine.fairness.drf import dominant_share
 from hodei.engine.fairness.fair_tree import fair_tree, fair_tree_ranks
 from hodei.engine.fairness.tree import Account, Path, Shares, build_tree
+from hodei.model.accounting import Formula, ShareRow, UsageRow
 from hodei.model.job import JobSpec, Run
 from hodei.model.resources import Resources
-from hodei.model.share import Formula, ShareRow
-from hodei.model.usage import UsageRow
 
 _MOST = 1000
 
@@ -42,8 +41,8 @@ class SharesPolicy(Struct, frozen=True):
 
 
 class FairShare:
-    def __init__(self, policy: SharesPolicy, world: ClusterState) -> None:
-        self._policy, self._world = policy, world
+    def __init__(self, policy: SharesPolicy, cluster: ClusterState) -> None:
+        self._policy, self._cluster = policy, cluster
         self.ledger = Ledger(half_life_ms=policy.half_life_ms, window_ms=policy.window_ms)
         self.version = 0
         self._changed: dict[str, int] = {}
@@ -114,7 +113,7 @@ class FairShare:
 
     def changed_since(self, version: int) -> list[str] | None:
         """The projects whose factors may be others than they were at that version; None for all."""
-        if self._policy.formula == "drf" and self._totals[0] != self._world.table.generation:
+        if self._policy.formula == "drf" and self._totals[0] != self._cluster.table.generation:
             self._all()
             self.version += 1
             return None  # a share of another whole
@@ -209,10 +208,10 @@ class FairShare:
 
     def _all(self) -> Resources:
         """What all nodes have together."""
-        table = self._world.table
+        table = self._cluster.table
         if self._totals[0] != table.generation:
             totals: Resources = {}
-            for node in self._world.nodes.values():
+            for node in self._cluster.nodes.values():
                 for resource, amount in node.capacity.items():
                     totals[resource] = totals.get(resource, 0) + amount
             self._totals = (table.generation, totals)

@@ -7,8 +7,12 @@ all. Backends that were never reached have no nodes here; of them only the name 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Literal
+
+from msgspec import Struct
 
 from hodei.control.admission.gate import Gate
+from hodei.control.lifecycle.retry import Backoff
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import objections
 from hodei.engine.nodes import Table
@@ -26,30 +30,18 @@ _MOST_KEPT = 10_000
 class BackendAvailability:
     def __init__(self, engine: Engine, gate: Gate) -> None:
         self._engine, self._gate = engine, gate
-        self._unreached: dict[str, BackendReported] = {}
-        self._version = 0
+        self._unreached = gate.unreached
         self._seen = (-1, -1)
         self._down: dict[str, tuple[str, str]] = {}  # by node, why its backend is down, and the code of that
         self._up, self._all = Table(), Table()
         self._texts: dict[Hashable, str] = {}
-
-    def reported(self, fact: BackendReported) -> None:
-        self._version += 1
-        if fact.down:
-            self._unreached[fact.backend] = fact
-        else:
-            self._unreached.pop(fact.backend, None)
-
-    def unknown(self, spec: JobSpec) -> list[str]:
-        """Why backends are down that were never reached and that the job may use: nobody knows if it fits there."""
-        return [self._unreached[name].down for name in sorted(self._unreached) if _may_use(spec, self._unreached[name])]
 
     def text(self, gang: Gang, refusal: Refusal) -> str:
         """What to say if only backends that are down could take the gang; "" if that is not the reason."""
         if refusal.verdicts and not refusal.verdicts[0].count:
             return ""  # refused before any node was looked at
         self._keep_up()
-        if not self._down and not self._unreached:
+        if not self._down and not self._unreached.reports:
             return ""
         found = self._texts.get(gang.group)
         if found is None:
@@ -65,7 +57,7 @@ class BackendAvailability:
         causes = list[str]()
         if self._down and self._gate.could_take(self._all, spec):
             causes = self._suitable(gang)
-        causes += self.unknown(spec)
+        causes += self._unreached.usable_by(spec)
         if not causes:
             return "; ".join(
                 f"{fact.down}; and backend {fact.backend} cannot {' or '.join(NEEDS[need].what for need in unmet)}"
@@ -75,7 +67,11 @@ class BackendAvailability:
 
     def advice(self, spec: JobSpec) -> str:
         """What to do about a job that would not start either if the backends that it names were reached; "" if it might."""
-        needs = [need for _, unmet in self._named_in_vain(spec) for need in unmet] if not self.unknown(spec) else []
+        needs = (
+            [need for _, unmet in self._named_in_vain(spec) for need in unmet]
+            if not self._unreached.usable_by(spec)
+            else []
+        )
         return "; ".join(NEEDS[need].hint for need in dict.fromkeys(needs))
 
     def _named_in_vain(self, spec: JobSpec) -> list[tuple[BackendReported, list[str]]]:
@@ -83,7 +79,8 @@ class BackendAvailability:
         wanted = set(spec.backend.names) if spec.backend.mode == "specific" else set[str]()
         wanted = wanted.union(*(task.backends for task in spec.tasks))
         needs = dict.fromkeys(need for task in spec.tasks for need in needs_of(spec, task))
-        found = [self._unreached[name] for name in sorted(wanted & self._unreached.keys())]
+        reports = self._unreached.reports
+        found = [reports[name] for name in sorted(wanted & reports.keys())]
         return [(fact, unmet) for fact in found if (unmet := [need for need in needs if need in fact.cannot])]
 
     def _suitable(self, gang: Gang) -> list[str]:
@@ -101,7 +98,7 @@ class BackendAvailability:
     def _keep_up(self) -> None:
         table = self._engine.table
         table.settle()
-        now = (table.generation, self._version)
+        now = (table.generation, self._unreached.version)
         if self._seen == now:
             return
         self._seen = now
@@ -109,16 +106,67 @@ class BackendAvailability:
         self._down = {
             node.name: (node.not_ready_reason, node.not_ready_code) for node in table.nodes if node.not_ready_code
         }
-        if self._down or self._unreached:
+        if self._down or self._unreached.reports:
             self._all, self._up = table.at_best(), table.at_best(backends_up=True)
             self._all.settle()
             self._up.settle()
 
 
-def _may_use(spec: JobSpec, backend: BackendReported) -> bool:
-    if spec.backend.mode == "specific" and backend.backend not in spec.backend.names:
-        return False
-    return any(
-        (not task.backends or backend.backend in task.backends) and not set(needs_of(spec, task)) & set(backend.cannot)
-        for task in spec.tasks
-    )
+# --------------------------------------------------------------------------------------------- circuit
+# A circuit breaker: whoever fails again and again is left alone for a while, then tried once, and trusted again if it
+# went well.
+
+
+State = Literal["closed", "open", "half-open"]
+
+
+class CircuitPolicy(Struct, frozen=True):
+    failures: int = 3
+    pauses: Backoff = Backoff(base_ms=5000, max_ms=300_000, jitter_milli=0)
+
+
+class Circuit:
+    """`since_ms`: since when there is nothing but failures, 0 if the last answer was a good one; `text`: what the first of
+    them said."""
+
+    def __init__(self, policy: CircuitPolicy | None = None) -> None:
+        self.policy = policy or CircuitPolicy()
+        self.failures = 0
+        self.since_ms = 0
+        self.until_ms = 0
+        self.text = ""
+        self._opened = 0
+
+    @property
+    def broken(self) -> bool:
+        """Open or half-open: not to be relied on."""
+        return self._opened > 0
+
+    def state(self, now_ms: int) -> State:
+        if not self.broken:
+            return "closed"
+        return "open" if now_ms < self.until_ms else "half-open"
+
+    def succeeded(self) -> bool:
+        """True if it was broken until now."""
+        mended = self.broken
+        self.failures = self._opened = self.since_ms = self.until_ms = 0
+        self.text = ""
+        return mended
+
+    def failed(self, now_ms: int, text: str) -> bool:
+        """True if it is broken from now on."""
+        if not self.failures:
+            self.since_ms, self.text = now_ms, text
+        self.failures += 1
+        if self.failures < self.policy.failures or (self.broken and now_ms < self.until_ms):
+            return False
+        self._opened += 1
+        self.until_ms = now_ms + self.policy.pauses.pause_ms(0, self._opened)
+        return self._opened == 1
+
+    def next_ms(self, now_ms: int, every_ms: int) -> int:
+        """When to ask next: at the end of its pause, soon after a failure, else after the usual time."""
+        if self.broken:
+            return max(self.until_ms, now_ms)
+        return now_ms + (min(self.policy.pauses.base_ms, every_ms) if self.failures else every_ms)

@@ -1,4 +1,4 @@
-"""From the configuration to what steers jobs between profiles: routes, scopes, fallbacks, recovery, breaker.
+"""From the configuration to what steers jobs between profiles: routes, scopes, fallbacks, escalation, breaker.
 
 `problems_of` finds all mistakes at once, each with its path; `make_steering` is for a configuration without any.
 """
@@ -10,16 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from hodei.control.admission.escalation import EscalationPolicy, Escalations, Fallback
-from hodei.control.admission.profile_availability import ProfileAvailability
-from hodei.control.admission.profile_router import ProfileRouter
-from hodei.control.admission.retry_breaker import BreakerPolicy
-from hodei.control.admission.routing import RouteRule, Routing
-from hodei.control.admission.wait_limits import WaitDefaults, WaitLimits
-from hodei.model.config import RecoveryConfig, RouteConfig, SchedulingConfig
+from hodei.control.admission.profile_router import BreakerPolicy, ProfileRouter
+from hodei.control.admission.routing import ProfileAvailability, RouteRule, Routing, WaitDefaults, WaitLimits
+from hodei.model.affinity import parse_selector
+from hodei.model.config import EscalationConfig, RouteConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.job import PRIORITY_CLASSES
-from hodei.model.quantity import parse_duration_ms
-from hodei.model.selector import parse_selector
+from hodei.model.resources import parse_duration_ms
 from hodei.model.text import did_you_mean
 
 Problems = list[tuple[str, str]]
@@ -52,8 +49,8 @@ def make_steering(
             ),
         ),
         Escalations(
-            _policy(config.recovery),
-            {name: _policy(profile.recovery) for name, profile in named if profile.recovery is not None},
+            _policy(config.escalation),
+            {name: _policy(profile.escalation) for name, profile in named if profile.escalation is not None},
             {
                 name: Fallback(profile.fallback, parse_duration_ms(profile.fallback_after))
                 for name, profile in named
@@ -114,7 +111,7 @@ def _said(route: RouteConfig) -> Iterator[str]:
             yield f"{what} {getattr(when, what)}"
 
 
-def _policy(config: RecoveryConfig) -> EscalationPolicy:
+def _policy(config: EscalationConfig) -> EscalationPolicy:
     return EscalationPolicy(
         config.relax,
         parse_duration_ms(config.relax_after),
@@ -164,11 +161,11 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
             near = did_you_mean(name, profiles)
             out.append((path, f"there is no profile {name!r}{near}; one of: {', '.join(sorted(profiles))}"))
 
-    def recovery(path: str, given: RecoveryConfig) -> None:
+    def escalation(path: str, given: EscalationConfig) -> None:
         look(f"{path}.relax_after", parse_duration_ms, given.relax_after)
         look(f"{path}.promote_after", parse_duration_ms, given.promote_after)
         look(f"{path}.promote_to", _priority, given.promote_to)
-        if given.relax_after != RecoveryConfig().relax_after and not given.relax:
+        if given.relax_after != EscalationConfig().relax_after and not given.relax:
             out.append((f"{path}.relax", "missing: name the rules that may count as wishes: spread, topology, backend"))
 
     for number, route in enumerate(config.routes):
@@ -177,8 +174,6 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         if route.when.priority_at_least is not None:
             look(f"routes[{number}].when.priority_at_least", _priority, route.when.priority_at_least)
         look(f"routes[{number}].when.labels", parse_selector, route.when.labels)
-    if config.max_losses < 0:
-        out.append(("max_losses", f"{config.max_losses} is below 0; 0 means that a lost run is not tried again"))
     for name, profile in sorted(config.profiles.items()):
         if not _NAME.fullmatch(name):
             text = "is not a name: up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
@@ -195,19 +190,15 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         for key in ("scheduling_timeout", "max_queue_time", "grace"):
             if getattr(profile, key):
                 look(f"profiles.{name}.{key}", parse_duration_ms, getattr(profile, key))
-        if profile.recovery is not None:
-            recovery(f"profiles.{name}.recovery", profile.recovery)
+        if profile.escalation is not None:
+            escalation(f"profiles.{name}.escalation", profile.escalation)
         if profile.fallback:
             known(f"profiles.{name}.fallback", profile.fallback)
             if _in_a_ring(config, name):
                 out.append((f"profiles.{name}.fallback", "it leads back to where it began; let the last have none"))
         elif profile.fallback_after != "0s":
             out.append((f"profiles.{name}.fallback_after", "needs a fallback: name the profile to go to"))
-    recovery("recovery", config.recovery)
-    if config.preemption.max_per_job < 0:
-        out.append(("preemption.max_per_job", "below 0; 0 means that nobody is ever told to go"))
-    if config.preemption.budget < 0:
-        out.append(("preemption.budget", "below 0; 0 means no limit"))
+    escalation("escalation", config.escalation)
     look("parallel_scheduling", batch_of, config.parallel_scheduling)
     if len(set(config.fallback)) < len(config.fallback) or "" in config.fallback:
         out.append(("fallback", "names a backend twice, or an empty one"))
@@ -215,8 +206,13 @@ def problems_of(config: SchedulingConfig, profiles: Collection[str]) -> Problems
         look(key, parse_duration_ms, getattr(config, key))
     for key in ("within", "pause", "max_pause"):
         look(f"breaker.{key}", parse_duration_ms, getattr(config.breaker, key))
-    if config.breaker.rounds < 0:
-        out.append(("breaker.rounds", "below 0; 0 means that it never opens"))
+    at_least_0 = (
+        ("max_losses", config.max_losses, "a lost run is not tried again"),
+        ("preemption.max_per_job", config.preemption.max_per_job, "no job is ever preempted"),
+        ("preemption.budget", config.preemption.budget, "no limit"),
+        ("breaker.rounds", config.breaker.rounds, "it never opens"),
+    )
+    out += [(path, f"{value} is below 0; 0 means: {meaning}") for path, value, meaning in at_least_0 if value < 0]
     return out
 
 

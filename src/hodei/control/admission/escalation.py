@@ -1,6 +1,6 @@
 """What is done about jobs that wait too long: another profile, rules that count as wishes, a higher class.
 
-Each is an event with its cause, and is kept in `Job.recourse`, so that it is found again after a restart. Only what is
+Each is an event with its cause, and is kept in `Job.escalation_state`, so that it is found again after a restart. Only what is
 configured is watched: a job with nothing to come costs nothing.
 """
 
@@ -12,14 +12,12 @@ from typing import Any
 from msgspec import Struct, structs
 
 from hodei.control.admission.routing import Routing
-from hodei.control.state import ClusterState
-from hodei.control.timers import Timers
+from hodei.control.state import ClusterState, Timers
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
-from hodei.model.escalation import Wish
 from hodei.model.escalation_state import EscalationState, class_name, next_class, read, relaxable, relaxed, write
-from hodei.model.job import Job, JobSpec
-from hodei.model.quantity import format_duration
+from hodei.model.job import Job, JobSpec, Wish
+from hodei.model.resources import format_duration
 
 # How long nodes are given to come, after a restart say, before none of them counts as able to take a job; then how often
 # that is asked again.
@@ -38,7 +36,7 @@ class EscalationPolicy(Struct, frozen=True):
 
     def of(self, spec: JobSpec) -> EscalationPolicy:
         """For one job, with what it says itself."""
-        said = spec.recovery
+        said = spec.escalation
         if said == _NOTHING_SAID:
             return self
         cap = min(said.promote_to, self.promote_to) if said.promote_to else self.promote_to
@@ -57,7 +55,7 @@ class Fallback(Struct, frozen=True):
     after_ms: int = 0
 
 
-_NOTHING_SAID = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("recovery")].default
+_NOTHING_SAID = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("escalation")].default
 
 
 class Escalations:
@@ -82,14 +80,14 @@ class Escalations:
 
     def bind(
         self,
-        world: ClusterState,
+        cluster: ClusterState,
         lines: Mapping[str, Any],
         never_fits: Callable[[JobSpec], Refusal | None],
         routing: Routing,
         enqueue: Callable[[Job, int], None],
         dequeue: Callable[[Job], None],
     ) -> None:
-        self._world, self._lines, self._never_fits, self._routing = world, lines, never_fits, routing
+        self._cluster, self._lines, self._never_fits, self._routing = cluster, lines, never_fits, routing
         self._enqueue, self._dequeue = enqueue, dequeue
 
     def take_settings(self, other: Escalations) -> None:
@@ -114,30 +112,30 @@ class Escalations:
         to = there.instead_of(here) if problem and there.mode == "fallback" else ""
         if not to or not self._routing.open_to(to, job.spec.project):
             return job
-        before = read(job.recourse)
-        recourse = structs.replace(
+        before = read(job.escalation_state)
+        escalation = structs.replace(
             before, profile=to, profile_before=before.profile_before or here, moved_ms=now_ms, cause=problem
         )
-        self._world.tell("job.moved", now_ms, job=job.id, before=here, to=to, cause=problem)
-        return self._changed(job, structs.replace(job.spec, profile=to), recourse, now_ms)
+        self._cluster.emit("job.moved", now_ms, job=job.id, before=here, to=to, cause=problem)
+        return self._changed(job, structs.replace(job.spec, profile=to), escalation, now_ms)
 
     def backend_failed(self, job: Job, backends: Collection[str], now_ms: int) -> Job:
         """A job could not be started there, or was lost: the others of the chain go first for it from now on."""
-        before = read(job.recourse)
+        before = read(job.escalation_state)
         new = [name for name in self._chain if name in backends and name not in before.failed_on]
         if not new:
             return job
-        recourse = structs.replace(before, failed_on=(*before.failed_on, *new), failed_ms=now_ms)
-        self._world.tell("job.failed_over", now_ms, job=job.id, backends=new)
-        return self._changed(job, structs.replace(job.spec, failed_on=recourse.failed_on), recourse, now_ms)
+        escalation = structs.replace(before, failed_on=(*before.failed_on, *new), failed_ms=now_ms)
+        self._cluster.emit("job.failed_over", now_ms, job=job.id, backends=new)
+        return self._changed(job, structs.replace(job.spec, failed_on=escalation.failed_on), escalation, now_ms)
 
     # --------------------------------------------------------------------------------------------- watching
 
     def watch(self, job: Job, now_ms: int) -> None:
         """It begins to wait, or waits on: note when something is to be done about it."""
-        if self._idle and job.spec.recovery is _NOTHING_SAID:
+        if self._idle and job.spec.escalation is _NOTHING_SAID:
             return
-        if self._fallbacks or job.spec.recovery != _NOTHING_SAID or self._policy_counts(job.spec.profile):
+        if self._fallbacks or job.spec.escalation != _NOTHING_SAID or self._policy_counts(job.spec.profile):
             at_ms = self._next_for(job, now_ms)
             if at_ms is not None:
                 self._timers.set(max(at_ms, now_ms), job.id)
@@ -147,17 +145,17 @@ class Escalations:
         return bool(policy.relax_after_ms or policy.promote_after_ms)
 
     def _next_for(self, job: Job, now_ms: int) -> int | None:
-        policy, recourse, since = self._for(job.spec), read(job.recourse), job.queued_ms or job.submitted_ms
+        policy, escalation, since = self._for(job.spec), read(job.escalation_state), job.queued_ms or job.submitted_ms
         due = []
         if policy.relax_after_ms and relaxable(job.spec, policy.relax):
             due.append(since + policy.relax_after_ms)
         if policy.promote_after_ms and next_class(job.spec.priority, policy.promote_to) > job.spec.priority:
-            due.append(max(since, recourse.promoted_ms) + policy.promote_after_ms)
+            due.append(max(since, escalation.promoted_ms) + policy.promote_after_ms)
         fallback = self._open_fallback(job)
         if fallback is not None:
             due.append(now_ms + _NODES_COME_MS)
             if fallback.after_ms:
-                due.append(max(since, recourse.moved_ms) + fallback.after_ms)
+                due.append(max(since, escalation.moved_ms) + fallback.after_ms)
         return min(due, default=None)
 
     def _for(self, spec: JobSpec) -> EscalationPolicy:
@@ -177,7 +175,7 @@ class Escalations:
     def run_out(self, now_ms: int) -> None:
         """Do what has become due."""
         for id in self._timers.due(now_ms):
-            job = self._world.jobs.get(id)
+            job = self._cluster.jobs.get(id)
             line = self._lines.get(job.spec.profile) if job is not None else None
             if job is None or job.state != "pending" or line is None or id not in line.gangs:
                 continue  # it has started, or room is being made for it: nothing need be done
@@ -203,33 +201,33 @@ class Escalations:
         wishes = relaxable(job.spec, policy.relax) if policy.relax_after_ms else ()
         if wishes and since + policy.relax_after_ms <= now_ms:
             job = self._relax(job, wishes, now_ms)
-        promoted_ms = max(since, read(job.recourse).promoted_ms)
+        promoted_ms = max(since, read(job.escalation_state).promoted_ms)
         if policy.promote_after_ms and promoted_ms + policy.promote_after_ms <= now_ms:
             job = self._promote(job, policy.promote_to, now_ms)
         return self._fall_back(job, gang, since, now_ms)
 
     def _relax(self, job: Job, wishes: tuple[Wish, ...], now_ms: int) -> Job:
-        before = read(job.recourse)
-        recourse = structs.replace(before, wishes=(*before.wishes, *wishes), relaxed_ms=now_ms)
+        before = read(job.escalation_state)
+        escalation = structs.replace(before, wishes=(*before.wishes, *wishes), relaxed_ms=now_ms)
         cause = f"it has waited for {_waited(job, now_ms)}"
-        self._world.tell("job.relaxed", now_ms, job=job.id, rules=list(wishes), cause=cause)
-        return self._changed(job, relaxed(job.spec, wishes), recourse, now_ms)
+        self._cluster.emit("job.relaxed", now_ms, job=job.id, rules=list(wishes), cause=cause)
+        return self._changed(job, relaxed(job.spec, wishes), escalation, now_ms)
 
     def _promote(self, job: Job, cap: int, now_ms: int) -> Job:
         priority = next_class(job.spec.priority, cap)
         if priority == job.spec.priority:
             return job
-        before = read(job.recourse)
+        before = read(job.escalation_state)
         first = before.priority_before if before.priority_before >= 0 else job.spec.priority
-        recourse = structs.replace(before, priority=priority, priority_before=first, promoted_ms=now_ms)
-        self._world.tell(
+        escalation = structs.replace(before, priority=priority, priority_before=first, promoted_ms=now_ms)
+        self._cluster.emit(
             "job.promoted", now_ms, job=job.id, before=class_name(job.spec.priority), to=class_name(priority),
             cause=f"it has waited for {_waited(job, now_ms)}",
         )  # fmt: skip
-        return self._changed(job, structs.replace(job.spec, priority=priority), recourse, now_ms)
+        return self._changed(job, structs.replace(job.spec, priority=priority), escalation, now_ms)
 
     def _fall_back(self, job: Job, gang: Gang, since_ms: int, now_ms: int) -> Job:
-        fallback, before = self._open_fallback(job), read(job.recourse)
+        fallback, before = self._open_fallback(job), read(job.escalation_state)
         if fallback is None:
             return job
         since_ms = max(since_ms, before.moved_ms)
@@ -240,15 +238,15 @@ class Escalations:
         else:
             return job
         here, to = job.spec.profile, fallback.to
-        recourse = structs.replace(
+        escalation = structs.replace(
             before, profile=to, profile_before=before.profile_before or here, moved_ms=now_ms, cause=cause
         )
-        self._world.tell("job.moved", now_ms, job=job.id, before=here, to=to, cause=cause)
-        return self._changed(job, structs.replace(job.spec, profile=to), recourse, now_ms)
+        self._cluster.emit("job.moved", now_ms, job=job.id, before=here, to=to, cause=cause)
+        return self._changed(job, structs.replace(job.spec, profile=to), escalation, now_ms)
 
     def _is_hopeless(self, job: Job, gang: Gang) -> bool:
         """Asked once for all who are alike, as long as the nodes stay."""
-        generation = self._world.table.generation
+        generation = self._cluster.table.generation
         if self._generation != generation or len(self._hopeless) > _KEPT:
             self._generation = generation
             self._hopeless.clear()
@@ -257,9 +255,9 @@ class Escalations:
             self._hopeless[key] = self._never_fits(job.spec) is not None
         return self._hopeless[key]
 
-    def _changed(self, job: Job, spec: JobSpec, recourse: EscalationState, now_ms: int) -> Job:
+    def _changed(self, job: Job, spec: JobSpec, escalation: EscalationState, now_ms: int) -> Job:
         # The line that it waits in is found by its spec, so the caller takes it out by the job as it was.
-        return self._world.change_job(job, now_ms, spec=spec, recourse=write(recourse))
+        return self._cluster.change_job(job, now_ms, spec=spec, escalation_state=write(escalation))
 
 
 def _waited(job: Job, now_ms: int) -> str:

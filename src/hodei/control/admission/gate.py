@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -15,7 +15,9 @@ from hodei.engine.profile import Profile
 from hodei.engine.view import View, gang_of
 from hodei.model.array import elements_of
 from hodei.model.errors import InvalidInput, QueueFull
+from hodei.model.facts import BackendReported
 from hodei.model.job import JobSpec
+from hodei.model.needs import needs_of
 from hodei.model.resources import human_amount
 from hodei.model.text import did_you_mean
 
@@ -27,19 +29,42 @@ class AdmissionPolicy(Struct, frozen=True):
     max_members: int = 100_000
 
 
-def _none_unknown(spec: JobSpec) -> Sequence[str]:
-    return ()
+class UnreachedBackends:
+    """Backends that were never reached, by name. Their nodes are unknown, so a job may fit there."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, BackendReported] = {}
+        self.version = 0
+
+    def reported(self, fact: BackendReported) -> None:
+        self.version += 1
+        if fact.down:
+            self.reports[fact.backend] = fact
+        else:
+            self.reports.pop(fact.backend, None)
+
+    def usable_by(self, spec: JobSpec) -> list[str]:
+        """Of those that the job may use: why each is down."""
+        return [report.down for _, report in sorted(self.reports.items()) if _may_use(spec, report)]
+
+
+def _may_use(spec: JobSpec, backend: BackendReported) -> bool:
+    if spec.backend.mode == "specific" and backend.backend not in spec.backend.names:
+        return False
+    return any(
+        (not task.backends or backend.backend in task.backends) and not set(needs_of(spec, task)) & set(backend.cannot)
+        for task in spec.tasks
+    )
 
 
 class Gate:
     """Checks specs against the profiles and the nodes. Answers are kept by size for as long as the nodes stay."""
 
-    def __init__(self, engine: Engine, policy: AdmissionPolicy) -> None:
+    def __init__(self, engine: Engine, policy: AdmissionPolicy, unreached: UnreachedBackends) -> None:
         self._engine = engine
         self._policy = policy
+        self.unreached = unreached
         self.routing = Routing()
-        # Why backends are down that were never reached, of those that a job may use: it may fit there.
-        self.unknown: Callable[[JobSpec], Sequence[str]] = _none_unknown
         self._generation = -1
         self._empty = Table()
         self._sizes: dict[Hashable, Refusal | None] = {}
@@ -72,7 +97,7 @@ class Gate:
                 )
             if known is None and self._policy.oversized == "reject":
                 refusal = self._too_large(spec)
-                if refusal is not None and not self.unknown(spec):
+                if refusal is not None and not self.unreached.usable_by(spec):
                     which = f"document {place + 1} ({spec.name})" if len(specs) > 1 else spec.name
                     raise InvalidInput(
                         f"{which} can never run here: {self._in_words(spec, refusal)}",

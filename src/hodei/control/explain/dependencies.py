@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hodei.control.controller import Controller
-from hodei.control.lifecycle.dependencies import NEVER_MET, WAITING_FOR
+from hodei.control.lifecycle.dependencies import NEVER_MET, WAITING_FOR_DEPENDENCY
 from hodei.model.array import shell_word
 from hodei.model.dependency import Dependency, DependencyStatus
 from hodei.model.explanation import Blocker, Explanation
@@ -26,15 +26,21 @@ def waiting_for(controller: Controller, job: Job, now_ms: int, why: Why) -> Expl
     open_ones = [one for one, state in progress if state == "open"]
     met = sum(state == "met" for _, state in progress)
     blockers = [
-        Blocker(WAITING_FOR, f"{one}: {_how(controller, one, now_ms, why if i < _ASKED else None)}", "dependencies")
+        Blocker(
+            WAITING_FOR_DEPENDENCY,
+            f"{one}: {_how(controller, one, now_ms, why if i < _ASKED else None)}",
+            "dependencies",
+        )
         for i, one in enumerate(open_ones[:_LISTED])
     ]
     if len(open_ones) > _LISTED:
-        blockers.append(Blocker(WAITING_FOR, f"… and {len(open_ones) - _LISTED} more, not listed here", "dependencies"))
+        blockers.append(
+            Blocker(WAITING_FOR_DEPENDENCY, f"… and {len(open_ones) - _LISTED} more, not listed here", "dependencies")
+        )
     of = f"; {met} of {len(progress)} are met" if len(progress) > 1 else ""
     few = f", {job.spec.after.needed} are needed" if job.spec.after.need else ""
     return Explanation(
-        status="waiting", code=WAITING_FOR, summary=f"{job.reason}{of}{few}", job=job.id, name=job.spec.name,
+        status="waiting", code=WAITING_FOR_DEPENDENCY, summary=f"{job.reason}{of}{few}", job=job.id, name=job.spec.name,
         state=job.state, blockers=tuple(blockers), hint=_hint(controller, job, open_ones), at_ms=now_ms,
         next_trigger=_trigger(open_ones), scheduler_beat_ms=controller.beat_ms,
     )  # fmt: skip
@@ -49,7 +55,7 @@ def would_wait(
     ended = {one.job: one for one in standings}
     open_ones, lost = list[Dependency](), list[Dependency]()
     for one in spec.after.of:
-        known, told = controller.world.jobs.get(one.job), ended.get(one.job)
+        known, told = controller.cluster.jobs.get(one.job), ended.get(one.job)
         state = known.state if known is not None else told.state if told is not None else ""
         met = one.met_by(state, saved=told is not None and told.saved) if one.on != "exists" else None
         if met is not True:
@@ -57,7 +63,7 @@ def would_wait(
     total, needed = len(spec.after.of), spec.after.needed
     if total - len(open_ones) - len(lost) >= needed:
         return None
-    code, text = WAITING_FOR, f"would wait for {', '.join(map(str, open_ones[:3]))}"
+    code, text = WAITING_FOR_DEPENDENCY, f"would wait for {', '.join(map(str, open_ones[:3]))}"
     if total - len(lost) < needed:
         code, text = NEVER_MET, f"would fail at once: it can never be met that it waits for {lost[0]}"
     elif len(open_ones) > 3:
@@ -69,7 +75,7 @@ def _how(controller: Controller, one: Dependency, now_ms: int, why: Why | None) 
     """How the thing stands that is waited for."""
     if one.on == "exists":
         return "it is not there"
-    job = controller.world.jobs.get(one.job)
+    job = controller.cluster.jobs.get(one.job)
     if job is None:
         return "it is not known here"
     if job.state not in ("pending", "held"):
@@ -82,7 +88,7 @@ def _how(controller: Controller, one: Dependency, now_ms: int, why: Why | None) 
 
 def _hint(controller: Controller, job: Job, open_ones: list[Dependency]) -> str:
     jobs = [one.job for one in open_ones if one.job]
-    held = next((id for id in jobs if (found := controller.world.jobs.get(id)) and found.state == "held"), 0)
+    held = next((id for id in jobs if (found := controller.cluster.jobs.get(id)) and found.state == "held"), 0)
     if held:
         return f"hodei release {_word(controller, held)}: it is held, and this job waits for it"
     if jobs:
@@ -91,7 +97,7 @@ def _hint(controller: Controller, job: Job, open_ones: list[Dependency]) -> str:
 
 
 def _word(controller: Controller, id: JobId) -> str:
-    found = controller.world.jobs.get(id)
+    found = controller.cluster.jobs.get(id)
     return shell_word(id, found.spec.array if found is not None else None)
 
 

@@ -1,7 +1,7 @@
 """When will it start? Forecasts by running the real controller ahead, several times, with run times as they have been.
 
 How long runs really take is drawn from how past runs compared with what was said of them, and who else comes from who came
-(`control.explain.arrival_model`). From the starts in all these futures follow a middle one (P50) and one that nine of ten should not
+(`control.explain.forecasts`). From the starts in all these futures follow a middle one (P50) and one that nine of ten should not
 exceed (P90). What no such run can know (which nodes fail, that tomorrow is not like today) is learned from earlier
 forecasts: the P90 is stretched by as much as past ones had to be. No clock here, and chance comes from outside: the same
 history and the same seeds give the same forecasts.
@@ -9,19 +9,80 @@ history and the same seeds give the same forecasts.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hodei.control.controller import Controller
-from hodei.control.explain.arrival_model import ArrivalModel
 from hodei.control.explain.lookahead import clone_controller, look_ahead
-from hodei.control.explain.randomness import RandomSource
-from hodei.model.forecast import Forecast, StartForecast
+from hodei.model.estimate import Forecast, StartForecast
 from hodei.model.ids import JobId, RunId
 from hodei.model.job import Job, JobSpec, Run
+
+# ------------------------------------------------------------------------------------------ randomness
+# Chance, as it comes from outside: nothing in here throws dice of its own.
+
+
+class RandomSource(Protocol):
+    """`random.Random`, made by whoever asks for forecasts: with the same seed they are the same."""
+
+    def randrange(self, start: int, stop: int) -> int: ...
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+# --------------------------------------------------------------------------------------- arrival model
+# Who else will come? Those who came before come again: the past from a random moment of it on, over and over.
+
+
+# So many are remembered, and fewer than those tell nothing.
+_REMEMBERED = 1000
+_ENOUGH_ARRIVALS = 20
+
+
+class ArrivalModel:
+    def __init__(self) -> None:
+        self._at_ms: deque[int] = deque(maxlen=_REMEMBERED)
+        self._specs: deque[JobSpec] = deque(maxlen=_REMEMBERED)
+        self._last: JobId = 0
+
+    def arrived(self, job: Job) -> None:
+        """To be told of every job once it is submitted, in their order; of one that is known already nothing is learned."""
+        if job.id <= self._last:
+            return
+        self._last = job.id
+        self._at_ms.append(max(job.submitted_ms, self._at_ms[-1] if self._at_ms else 0))
+        # A deadline that has passed means nothing to another job.
+        self._specs.append(structs.replace(job.spec, deadline_ms=0) if job.spec.deadline_ms else job.spec)
+
+    def draw(self, now_ms: int, first_id: JobId, most: int, chance: RandomSource) -> Iterator[tuple[int, Job]]:
+        """At most so many to come, in order of time, numbered from `first_id` on."""
+        times, specs = list(self._at_ms), list(self._specs)
+        span_ms = now_ms - times[0] if times else 0
+        if len(times) < _ENOUGH_ARRIVALS or span_ms <= 0:
+            return iter(())
+        return islice(_again(times, specs, now_ms, times[0] + chance.randrange(0, span_ms), first_id), most)
+
+
+def _again(
+    times: list[int], specs: list[JobSpec], now_ms: int, from_ms: int, first_id: JobId
+) -> Iterator[tuple[int, Job]]:
+    ahead_ms, place, id = now_ms - from_ms, bisect_left(times, from_ms), first_id
+    while True:
+        for past_ms, spec in zip(times[place:], specs[place:], strict=True):
+            at_ms = max(past_ms + ahead_ms, now_ms)
+            yield at_ms, Job(id, spec, "pending", at_ms, at_ms, queued_ms=at_ms)
+            id += 1
+        ahead_ms += now_ms - times[0]
+        place = 0
+
+
+# ----------------------------------------------------------------------------------------------------
 
 FUTURES = 10
 # Of each user so many runs are remembered, of all together so many more, and so many users.
@@ -155,7 +216,7 @@ class Forecasts:
 
     def __init__(self) -> None:
         self.run_times = RunTimes()
-        self.newcomers = ArrivalModel()
+        self.arrivals = ArrivalModel()
         self.of: dict[JobId, list[Forecast]] = {}
         self._grades: deque[Grade] = deque(maxlen=_GRADES)
         self._covered = 0
@@ -239,8 +300,8 @@ class Forecasts:
         gives each future, by number, what it is drawn with; `begins`: when runs in a backend's own line will.
         If `go_on` ends it early those futures count that were seen to their end, or else the first as far as it was."""
         starts: dict[JobId, list[int]] = {}
-        waiting = {id for id, job in controller.world.jobs.items() if job.state == "pending"}
-        first_id = max(controller.world.jobs, default=0) + 1
+        waiting = {id for id, job in controller.cluster.jobs.items() if job.state == "pending"}
+        first_id = max(controller.cluster.jobs, default=0) + 1
         most = min(_NEWCOMERS + len(waiting), _MOST_NEWCOMERS)
         seen = 0
         for number in range(futures):
@@ -249,7 +310,7 @@ class Forecasts:
                 clone_controller(controller),
                 now_ms,
                 drawn,
-                arrivals=self.newcomers.draw(now_ms, first_id, most, dice),
+                arrivals=self.arrivals.draw(now_ms, first_id, most, dice),
                 awaited=waiting,
                 begins=begins,
                 max_steps=max_steps,

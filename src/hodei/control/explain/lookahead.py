@@ -18,8 +18,7 @@ from hodei.control.controller import Controller, Step
 from hodei.model.effects import Start, Stop
 from hodei.model.facts import Fact, JobSubmitted, RunObserved
 from hodei.model.ids import JobId, NodeName, RunId, job_of
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
 
 __all__ = ["Evicted", "Lookahead", "Started", "clone_controller", "corrected_ms", "look_ahead"]
 
@@ -159,16 +158,16 @@ class _Walk:
         return self._out
 
     def _see_what_runs(self) -> None:
-        world = self._controller.world
-        for job in sorted(world.runs):
-            for run in world.runs[job].values():
+        cluster = self._controller.cluster
+        for job in sorted(cluster.runs):
+            for run in cluster.runs[job].values():
                 if run.state in RUN_ENDED:
                     continue
                 self._live.add(run.id)
-                if run.stop_requested:
+                if run.stop_reason:
                     self._stop(run.id)
                 else:
-                    self._expect(run, world.jobs[job].spec, run.started_ms or self._begin_ms(run))
+                    self._expect(run, cluster.jobs[job].spec, run.started_ms or self._begin_ms(run))
 
     def _begin_ms(self, run: Run) -> int:
         """Of a run that is placed: at once, or when its turn comes in the line that it is in."""
@@ -201,7 +200,7 @@ class _Walk:
         for bind in step.plan.binds:
             placed.setdefault(bind.job, []).append(bind.node)
             kinds[bind.job] = bind.kind
-        jobs, starts = self._controller.world.jobs, self._out.starts
+        jobs, starts = self._controller.cluster.jobs, self._out.starts
         for job, nodes in placed.items():
             # Members that join a gang which runs already are no start of it.
             if job not in starts and jobs[job].scheduled_ms == now_ms:

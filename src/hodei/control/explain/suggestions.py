@@ -13,18 +13,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, to_builtins
+from msgspec import Struct, structs, to_builtins
 
-from hodei.engine.changes import Change, dropped_company, fewer_members
+from hodei.control.controller import Controller
+from hodei.engine.changes import Change, dropped_placement_rules, fewer_members
 from hodei.engine.cycle import Engine
-from hodei.engine.explain import objections
+from hodei.engine.explain import objections, shortage
 from hodei.engine.nodes import Ints, Nodes
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
+from hodei.engine.ranking import Rankings
 from hodei.engine.view import Gang, Member, View, gang_of
-from hodei.model.explanation import Patch, Repair
+from hodei.model.errors import NotFound
+from hodei.model.explanation import Blocker, Explanation, NearestMiss, Patch, Placement, Suggestion
+from hodei.model.ids import NodeName
+from hodei.model.job import Decision, JobSpec
+from hodei.model.text import did_you_mean
 
-REPAIRS_SHOWN = 5
+SUGGESTIONS_SHOWN = 5
 # Every try costs as much as placing the gang, and `why` must answer at once: fewer tries of a large gang in a wide cluster.
 _MAX_TRIES = 40
 _LARGE = 500
@@ -44,10 +50,10 @@ class _Found(Struct, frozen=True):
     placements: list[Placed]
 
 
-def suggestions(engine: Engine, gang: Gang, refusal: Refusal, view: View) -> tuple[Repair, ...]:
+def suggestions(engine: Engine, gang: Gang, refusal: Refusal, view: View) -> tuple[Suggestion, ...]:
     """The smallest single changes that make a gang placeable which has just been refused; none if there is none."""
-    laid_by = {plugin.name for plugin in engine.profile(gang).layouts}
-    if not engine.table.names or any(not v.count and v.reason.plugin not in laid_by for v in refusal.verdicts):
+    layout_plugins = {plugin.name for plugin in engine.profile(gang).layouts}
+    if not engine.table.names or any(not v.count and v.reason.plugin not in layout_plugins for v in refusal.verdicts):
         return ()  # nothing to go to, or refused as a whole: no rule of the job stands in the way of a node
     bench = _Bench(engine, gang, view)
     proposed = {(_task(member, change), change.text): (member, change) for member, change in bench.proposals(refusal)}
@@ -56,7 +62,7 @@ def suggestions(engine: Engine, gang: Gang, refusal: Refusal, view: View) -> tup
     found = [bench.best(member, change) for member, change in in_turn]
     kept = {one.patch.task + one.change.text: one for one in found if one is not None}
     smallest = sorted(kept.values(), key=lambda one: _smallness((one.gang.members[0], one.change)))
-    return tuple(bench.told(one) for one in smallest[:REPAIRS_SHOWN])
+    return tuple(bench.told(one) for one in smallest[:SUGGESTIONS_SHOWN])
 
 
 def _smallness(proposal: tuple[Member, Change]) -> tuple[int, int, str]:
@@ -111,16 +117,16 @@ class _Bench:
             rows = np.flatnonzero(count == (0 if mask is None else mask))
             if not len(rows):
                 continue
-            if not hasattr(plugin, "repairs"):
+            if not hasattr(plugin, "suggest"):
                 silent |= mask is not None and bool(mask.any())
                 continue
             yield from self._told_by(plugin, member, table.view(rows))
         if silent or len(self._gang.members) > 1 or member.task.count > 1:
-            yield from dropped_company(member.task)
+            yield from dropped_placement_rules(member.task)
 
     def _told_by(self, plugin: Any, member: Member, nodes: Nodes) -> list[Change]:
         try:
-            return list(plugin.repairs(member, nodes, self._view)) if hasattr(plugin, "repairs") else []
+            return list(plugin.suggest(member, nodes, self._view)) if hasattr(plugin, "suggest") else []
         except Exception:
             return []  # a plugin that fails here has no proposal; the answer lives without it
 
@@ -159,7 +165,7 @@ class _Bench:
         self._engine.withdraw(gang, result)
         return _Found(change, patch, gang, result)
 
-    def told(self, found: _Found) -> Repair:
+    def told(self, found: _Found) -> Suggestion:
         engine, change, task = self._engine, found.change, found.patch.task
         changed = [member for member in found.gang.members if task in ("", member.task.name)]
         nodes = min(
@@ -167,6 +173,81 @@ class _Bench:
         )
         example = next(placed.node.name for placed in found.placements if placed.member in changed)
         several = len(found.gang.members) > 1 and task
-        return Repair(
+        return Suggestion(
             f"task {task}: {change.text}" if several else change.text, change.kind, nodes, example, found.patch
         )
+
+
+# ----------------------------------------------------------------------------------------- single node
+# What one node says of a job: every objection to each of its tasks, or the score with which it could take it.
+
+
+def on_node(controller: Controller, spec: JobSpec, answer: Explanation, node: NodeName, now_ms: int) -> Explanation:
+    """The answer about a job, restricted to one node as it is now. NotFound if there is no such node."""
+    table = controller.engine.table
+    table.settle()
+    row = table.row.get(node)
+    if row is None:
+        raise NotFound(f"there is no node {node!r}{did_you_mean(node, table.names)}", hint="see 'hodei nodes'")
+    blockers: list[Blocker] = []
+    could: list[Placement] = []
+    lacks: list[NearestMiss] = []
+    gang = controller.gang(answer.job, spec, now_ms)
+    if spec.profile in controller.engine.profiles:
+        blockers, could, lacks = _asked(controller, gang, row, controller.view(now_ms))
+    there = tuple(place for place in answer.placements if place.node == node)
+    if answer.status not in ("waiting", "unsatisfiable"):
+        word = "could take another like it now" if not blockers else f"says no to it now: {_texts(blockers)}"
+        return structs.replace(
+            answer, summary=f"{answer.summary}; {node} {word}", placements=there, blockers=tuple(blockers), nodes=1,
+            feasible=int(not blockers),
+        )  # fmt: skip
+    code = answer.code
+    if answer.code not in ("BACKOFF", "PREEMPTING", "WAITING_FOR_DEPENDENCY"):
+        code = blockers[0].code if blockers else "FITS_HERE"
+    return structs.replace(
+        answer, code=code, summary=_summary(node, gang, blockers, could), placements=tuple(could), nodes=1,
+        blockers=tuple(blockers), nearest=lacks[0] if lacks else None, feasible=int(not blockers), suggestions=(), hint="",
+    )  # fmt: skip
+
+
+def _asked(
+    controller: Controller, gang: Gang, row: int, view: View
+) -> tuple[list[Blocker], list[Placement], list[NearestMiss]]:
+    engine, table = controller.engine, controller.engine.table
+    profile, node = engine.profile(gang), table.names[row]
+    profile.admit(gang)
+    rankings = Rankings(table, engine.runner)
+    blockers: list[Blocker] = []
+    could: list[Placement] = []
+    lacks: list[NearestMiss] = []
+    index = 0
+    for member, shape in zip(gang.members, gang.shapes, strict=True):
+        name, before = member.task.name, len(blockers)
+        for plugin in profile.filters:
+            for mask, reason in engine.runner.refusals(plugin, member, table.view(slice(row, row + 1)), view):
+                if mask[0]:
+                    blockers.append(Blocker(reason.code, reason.text, reason.plugin, name, 1, (node,), reason.hint))
+        text = shortage(profile, member, table, row, view)
+        if text:
+            lacks.append(NearestMiss(node, text, name))
+        if len(blockers) == before:
+            candidate = rankings.of(profile, member, shape, view).candidate(row)
+            if candidate is not None:
+                could.append(Placement(node, name, index, decision=Decision(candidate, profile=profile.name)))
+        index += member.task.count
+    engine.runner.take_faults()
+    return blockers, could, lacks
+
+
+def _summary(node: NodeName, gang: Gang, blockers: list[Blocker], could: list[Placement]) -> str:
+    if not blockers:
+        size = "one member of it at least" if gang.size > 1 else "it"
+        scores = ", ".join(f"{place.decision.chosen.score / 100:.1f}" for place in could if place.decision)
+        return f"{node} could take {size}" + (f" with a score of {scores} of 100" if scores else "")
+    fine = f"; it could take {', '.join(place.task for place in could)}" if could else ""
+    return f"{node} cannot take it: {_texts(blockers)}{fine}"
+
+
+def _texts(blockers: list[Blocker]) -> str:
+    return "; ".join(dict.fromkeys(blocker.text for blocker in blockers))

@@ -15,6 +15,7 @@ from hodei.control.controller import Controller
 from hodei.control.explain.lookahead import Lookahead, Started, look_ahead
 from hodei.model.dependency import DependencyStatus
 from hodei.model.errors import InvalidInput, NotFound
+from hodei.model.explanation import Evicted, Outlook, WhatIf
 from hodei.model.facts import (
     Fact,
     JobRestored,
@@ -28,7 +29,6 @@ from hodei.model.ids import JobId, NodeName
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node
 from hodei.model.text import did_you_mean
-from hodei.model.whatif import Evicted, Outlook, WhatIf
 
 MOST_NODES_ADDED = 10_000
 # A start that moves by less is the same start.
@@ -71,7 +71,7 @@ def what_if(
     changes = _node_facts(live, question)
     changed = clone_controller(live) if under is None else under
     first: list[Fact] = [] if under is None else _restored(live, under, now_ms)
-    next_id = question.first or max(live.world.jobs, default=0) + 1
+    next_id = question.first or max(live.cluster.jobs, default=0) + 1
     asked = dict(enumerate(question.jobs, next_id))
     if asked:
         probe = clone_controller(changed)
@@ -87,7 +87,7 @@ def what_if(
 
 
 def _node_facts(live: Controller, question: Question) -> list[Fact]:
-    known = live.world.nodes
+    known = live.cluster.nodes
     for name in (*question.remove_nodes, *((question.like,) if question.like else ())):
         if name not in known:
             raise NotFound(f"there is no node {name!r}{did_you_mean(name, known)}", hint="hodei nodes")
@@ -101,7 +101,7 @@ def _node_facts(live: Controller, question: Question) -> list[Fact]:
 
 def _more(live: Controller, question: Question) -> list[Node]:
     """Copies of a node, healthy and without the operator's marks."""
-    nodes = live.world.nodes
+    nodes = live.cluster.nodes
     if not nodes:
         raise InvalidInput("there is no node that the added ones could be like", hint="wait until one has joined")
     model = nodes[question.like] if question.like else max(
@@ -122,16 +122,16 @@ def _more(live: Controller, question: Question) -> list[Node]:
 def _restored(live: Controller, under: Controller, now_ms: int) -> list[Fact]:
     """Bring a new controller to where the live one stands: what runs is told at once, while there is no node yet that it
     could place anything on; the rest is returned, to be told as the first thing that happens."""
-    world = live.world
+    cluster = live.cluster
     if type(under.estimator) is type(live.estimator):
         under.estimator = live.estimator
-    told: list[Fact] = [OverridesRestored(marks) for marks in world.marks.values()]
-    told += [ReservationMade(booking, restored=True) for booking in world.book.bookings.values()]
-    later: list[Fact] = [NodeJoined(node) for node in world.nodes.values()]
-    for id in sorted(world.jobs):
-        runs = tuple(world.runs.get(id, {}).values())
-        fact = JobRestored(world.jobs[id], runs, live.dependencies.told(id))
-        (later if world.jobs[id].state == "pending" else told).append(fact)
+    told: list[Fact] = [OverridesRestored(overrides) for overrides in cluster.overrides.values()]
+    told += [ReservationMade(reservation, restored=True) for reservation in cluster.availability.reservations.values()]
+    later: list[Fact] = [NodeJoined(node) for node in cluster.nodes.values()]
+    for id in sorted(cluster.jobs):
+        runs = tuple(cluster.runs.get(id, {}).values())
+        fact = JobRestored(cluster.jobs[id], runs, live.dependencies.told(id))
+        (later if cluster.jobs[id].state == "pending" else told).append(fact)
     under.step(now_ms, told)
     return later
 
@@ -147,7 +147,7 @@ def _answer(
     after: Lookahead,
     notes: tuple[str, ...],
 ) -> WhatIf:
-    jobs = live.world.jobs
+    jobs = live.cluster.jobs
     waiting = [id for id in sorted(jobs) if jobs[id].state == "pending"]
     sooner, later, same = list[Outlook](), list[Outlook](), 0
     for id in waiting:

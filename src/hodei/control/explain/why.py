@@ -1,39 +1,52 @@
 """Why a job waits, why it landed there, what would happen: one explanation, by the engine that decides.
 
 Whether a job could start now is not argued but tried, on the live table, and undone. So is every change to a job that is
-proposed here (`repair`), and the work whose end it waits for (`patience`).
+proposed here (`suggestion`), and the work whose end it waits for (`patience`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from hodei.control.admission.backend_availability import UNAVAILABLE
 from hodei.control.controller import Controller
 from hodei.control.explain.dependencies import waiting_for, would_wait
-from hodei.control.explain.next_release import next_release
 from hodei.control.explain.suggestions import suggestions
-from hodei.control.explain.time import in_time
+from hodei.control.explain.time import in_time, next_release
 from hodei.control.lifecycle.gangs import latest
 from hodei.control.lifecycle.preemption import Protection, with_past
+from hodei.control.queue.backfill import BackfillQueue
+from hodei.control.queue.multifactor import MultifactorQueue
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import blockers, nearest_miss, objections, summary
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
 from hodei.engine.preemption.search import Preemption
-from hodei.engine.preemption.victims import FOR_EVER
+from hodei.engine.preemption.victims import FOREVER
 from hodei.engine.view import Gang, View
 from hodei.model.array import shell_word
 from hodei.model.dependency import DependencyStatus
-from hodei.model.escalation_state import measures
-from hodei.model.explanation import Blocker, Explanation, NearestMiss, Placement, QueuePlace, Status
+from hodei.model.escalation_state import escalation_steps
+from hodei.model.explanation import (
+    Blocker,
+    Explanation,
+    NearestMiss,
+    Placement,
+    PriorityBreakdown,
+    PriorityTerm,
+    QueuePlace,
+    Status,
+)
 from hodei.model.ids import JobId
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import JOB_ENDED, RUN_ENDED
-from hodei.model.quantity import format_duration
+from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, Run
+from hodei.model.resources import format_duration
 from hodei.model.text import moment
+
+if TYPE_CHECKING:
+    from hodei.control.controller import Controller
 
 _TRIGGER_WORDS = {
     "run_ended": "a run ends",
@@ -50,7 +63,7 @@ _PLANS_REPAIRED = 5
 
 def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
     """For a job that has not ended; None if it is not known here."""
-    known = controller.world.jobs.get(job)
+    known = controller.cluster.jobs.get(job)
     if known is None:
         return None
     if known.state == "held":
@@ -62,7 +75,7 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
         return outside
     if known.state == "pending":
         return in_time(controller, known, _waiting(controller, known, now_ms), now_ms)
-    answer = landed(known, list(controller.world.runs.get(job, {}).values()), now_ms, controller.beat_ms)
+    answer = landed(known, list(controller.cluster.runs.get(job, {}).values()), now_ms, controller.beat_ms)
     return in_time(controller, known, answer, now_ms)
 
 
@@ -89,7 +102,7 @@ def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Expl
         code, text = "CANCELLING", f"{text}; being cancelled"
     return Explanation(
         status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, placements=places,
-        attempts=job.attempt, scheduler_beat_ms=beat_ms, at_ms=now_ms, measures=measures(job.spec, job.recourse),
+        attempts=job.attempt, scheduler_beat_ms=beat_ms, at_ms=now_ms, escalation_steps=escalation_steps(job.spec, job.escalation_state),
     )  # fmt: skip
 
 
@@ -110,7 +123,7 @@ def plan(
     out, engine = list[Explanation](), controller.engine
     specs = controller.accounts.admitted(specs)
     controller.gate.check(specs, controller.pending())
-    specs = [controller.steering.routing.routed(spec) for spec in specs]
+    specs = [controller.profile_router.routing.routed(spec) for spec in specs]
     engine.table.settle()
     with engine.table.trial():
         kept: list[tuple[Gang, list[Placed]]] = []
@@ -128,34 +141,37 @@ def plan(
             gang.order = ()
             engine.profile(gang).admit(gang)
             result = engine.try_gang(gang, controller.view(now_ms))
-            taking = controller.preempting.look(gang, controller.view(now_ms)) if isinstance(result, Refusal) else None
+            taking = controller.preemption.look(gang, controller.view(now_ms)) if isinstance(result, Refusal) else None
             if taking is not None:
                 out.append(_would_preempt(spec, taking, now_ms))
             elif isinstance(result, Refusal):
                 refused, last = refused + 1, spec
-                out.append(_refused(controller, spec, gang, result, now_ms, repair=refused <= _PLANS_REPAIRED))
+                out.append(_refused(controller, spec, gang, result, now_ms, suggestion=refused <= _PLANS_REPAIRED))
             else:
                 kept.append((gang, result))
                 out.append(_would_start(spec, result, now_ms))
         for gang, placements in reversed(kept):
             engine.withdraw(gang, placements)
     engine.runner.take_faults()
-    return [structs.replace(each, measures=measures(spec, "")) for each, spec in zip(out, specs, strict=True)]
+    return [
+        structs.replace(each, escalation_steps=escalation_steps(spec, ""))
+        for each, spec in zip(out, specs, strict=True)
+    ]
 
 
 def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
-    hold = controller.preempting.holds.get(job.id)
+    hold = controller.preemption.holds.get(job.id)
     if hold is not None:
         trigger = f"when {', '.join(sorted(hold.waiting_for)[:5])} has stopped, or other room appears"
         return _about(controller, job, now_ms, "waiting", "PREEMPTING", job.reason, next_trigger=trigger)
     for_others = waiting_for(controller, job, now_ms, why)
     if for_others is not None:
         return for_others
-    paused = controller.steering.routing.availability
+    paused = controller.profile_router.routing.availability
     if job.spec.profile in paused.paused:
         text = f"{paused.problem(job.spec.profile)}: none of its jobs starts"
         return _about(controller, job, now_ms, "waiting", "PROFILE_PAUSED", text, next_trigger="when it is resumed")
-    line = controller.lines[job.spec.profile]
+    line = controller.queues[job.spec.profile]
     gang = line.gangs.get(job.id)
     if gang is None:
         text = "it has come just now and takes its place in line at once"
@@ -185,19 +201,19 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
         controller, job, now_ms, explanation.status, explanation.code, past + explanation.summary, nodes=explanation.nodes,
         next_attempt_ms=explanation.next_attempt_ms,
         feasible=explanation.feasible, blockers=explanation.blockers, nearest=explanation.nearest, hint=explanation.hint,
-        next_trigger=explanation.next_trigger, repairs=explanation.repairs, **common,
+        next_trigger=explanation.next_trigger, suggestions=explanation.suggestions, **common,
     )  # fmt: skip
 
 
 def _refused(
-    controller: Controller, spec: JobSpec, gang: Gang, refusal: Refusal, now_ms: int, *, repair: bool = True
+    controller: Controller, spec: JobSpec, gang: Gang, refusal: Refusal, now_ms: int, *, suggestion: bool = True
 ) -> Explanation:
     """To be called inside a trial."""
     engine, view = controller.engine, controller.view(now_ms)
     found, misses, feasible = _all_blockers(engine, gang, refusal, view)
     down = controller.backend_availability.text(gang, refusal)
     hopeless = None if down else controller.gate.never_fits(spec)
-    cures = suggestions(engine, gang, refusal, view) if repair else ()
+    cures = suggestions(engine, gang, refusal, view) if suggestion else ()
     cause = hopeless or refusal
     text, code = summary(cause.verdicts, cause.nodes), cause.verdicts[0].reason.code if cause.verdicts else "NO_NODES"
     whole = bool(cause.verdicts) and not cause.verdicts[0].count  # refused as a whole, not for want of one node
@@ -207,27 +223,27 @@ def _refused(
     elif hopeless:
         text = f"no node could take it even when idle; {text}"
     guarded = None
-    if repair and not down and not hopeless and any(verdict.reason.evictable for verdict in refusal.verdicts):
-        guarded = controller.preempting.protected(gang, view)
+    if suggestion and not down and not hopeless and any(verdict.reason.evictable for verdict in refusal.verdicts):
+        guarded = controller.preemption.protected(gang, view)
     if down:
         code, text = UNAVAILABLE, f"{down}; {text}"
     elif guarded is not None:
         code, text = "VICTIMS_PROTECTED", f"{_protected(guarded)}; {text}"
-    trigger = "when " + " or ".join(_TRIGGER_WORDS[cure] for cure in refusal.cured_by) if refusal.cured_by else ""
+    trigger = "when " + " or ".join(_TRIGGER_WORDS[cure] for cure in refusal.requeue_on) if refusal.requeue_on else ""
     return Explanation(
         status="unsatisfiable" if hopeless else "waiting",
         code=code, summary=text, name=spec.name, state="pending", nodes=refusal.nodes, feasible=feasible, blockers=found,
-        nearest=misses, next_trigger=trigger, at_ms=now_ms, scheduler_beat_ms=controller.beat_ms, repairs=cures,
+        nearest=misses, next_trigger=trigger, at_ms=now_ms, scheduler_beat_ms=controller.beat_ms, suggestions=cures,
         hint=controller.backend_availability.advice(spec) or _DOWN if down else
-        _advice(controller, gang, refusal, view, hopeless=hopeless is not None, cures=bool(cures)) if repair else "",
-        next_attempt_ms=guarded.until_ms if guarded is not None and guarded.until_ms < FOR_EVER else 0,
+        _advice(controller, gang, refusal, view, hopeless=hopeless is not None, cures=bool(cures)) if suggestion else "",
+        next_attempt_ms=guarded.until_ms if guarded is not None and guarded.until_ms < FOREVER else 0,
     )  # fmt: skip
 
 
 def _protected(found: Protection) -> str:
     names = ", ".join(f"job {victim.id} ({victim.job.name})" for victim in found.victims[:5])
     more = " and more" if len(found.victims) > 5 else ""
-    until = f"until {moment(found.until_ms)}" if found.until_ms < FOR_EVER else "for good"
+    until = f"until {moment(found.until_ms)}" if found.until_ms < FOREVER else "for good"
     if found.by == "budget":
         return f"it could take the place of {names}{more}, but no more jobs are preempted {until} (budget)"
     return f"it could take the place of {names}{more}, but victims are protected {until} ({found.by})"
@@ -242,8 +258,8 @@ def _advice(controller: Controller, gang: Gang, refusal: Refusal, view: View, *,
         change = "make one of these changes" if cures else "no single change to the job lets it start now: change more"
         return f"{change}, or add or change a node"
     alternative = "" if cures else "no single change to the job lets it start now; "
-    end = next_release(controller.engine, controller.world, gang, view)
-    if end is None and "run_placed" in refusal.cured_by:
+    end = next_release(controller.engine, controller.cluster, gang, view)
+    if end is None and "run_placed" in refusal.requeue_on:
         return f"{alternative}wait: it depends on where other jobs are, which changes as they come and go"
     if end is None:
         return f"{alternative}wait: it fits when the nodes are idle and in service"
@@ -302,8 +318,8 @@ def _would_start(spec: JobSpec, placements: Sequence[Placed], now_ms: int) -> Ex
 
 def _would_preempt(spec: JobSpec, taking: Preemption, now_ms: int) -> Explanation:
     nodes = sorted({placed.node.name for placed in taking.placements})
-    victims = ", ".join(f"{tenant.id} ({tenant.job.name})" for tenant in taking.victims[:5])
-    leaving = ", ".join(f"{tenant.id} ({tenant.job.name})" for tenant in taking.leaving[:5])
+    victims = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.victims[:5])
+    leaving = ", ".join(f"{victim.id} ({victim.job.name})" for victim in taking.leaving[:5])
     how = f"would take the place of job {victims}" if victims else f"would wait for job {leaving}, which is stopping"
     text = f"{how}, on {', '.join(nodes[:5])}{' and more' if len(nodes) > 5 else ''}"
     trigger = "when they have stopped"
@@ -317,6 +333,41 @@ def _about(
 ) -> Explanation:
     return Explanation(
         status=status, code=code, summary=text, job=job.id, name=job.spec.name, state=job.state, at_ms=now_ms,
-        scheduler_beat_ms=controller.beat_ms, measures=controller.steering.measures(job, status),
+        scheduler_beat_ms=controller.beat_ms, escalation_steps=controller.profile_router.escalation_steps(job, status),
         **more,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------- priority
+# What a waiting job's place in line comes from, by the line itself: the sum that orders it, term by term.
+
+
+def priority_breakdown(controller: Controller, job: JobId, now_ms: int) -> PriorityBreakdown | None:
+    """None for a job that does not wait in a line."""
+    known = controller.cluster.jobs.get(job)
+    line = controller.queues.get(known.spec.profile) if known is not None else None
+    gang = line.gangs.get(job) if line is not None else None
+    if line is None or gang is None:
+        return None
+    view, queue = controller.view(now_ms), line.profile.queue
+    own = PriorityTerm("priority", gang.job.priority * 1000, "as submitted")
+    waited = PriorityTerm("age", 0, f"has waited {format_duration(max(now_ms - gang.queued_ms, 0) // 1000 * 1000)}")
+    position = line.position(gang, view)
+    if isinstance(line, MultifactorQueue):
+        terms = queue.terms(gang, view)  # type: ignore[attr-defined]
+    elif isinstance(line, BackfillQueue):
+        terms = (*line.queue.terms(gang), waited) if hasattr(line.queue, "terms") else (waited,)
+    elif queue.name == "fifo":
+        terms = (waited,)
+    else:
+        inherited_priority = (gang.priority - gang.job.priority) * 1000
+        terms = (
+            (own, PriorityTerm("inherited", inherited_priority, "a more important job waits for it"), waited)
+            if inherited_priority
+            else (own, waited)
+        )
+    secondary = getattr(queue, "secondary", None)
+    if secondary is not None:
+        terms = (*terms, PriorityTerm("secondary", 0, f"{secondary.name}, among those of equal priority"))
+    total = sum(term.milli for term in terms)
+    return PriorityBreakdown(job, total, terms, position, len(line), queue.name)

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator
 
-from hodei.control.chunks import PART, parts
 from hodei.control.queue.sorted_keys import SortedKeys
-from hodei.control.state import ClusterState
+from hodei.control.state import PART, ClusterState, parts
 from hodei.model.explanation import Explanation
 from hodei.model.ids import JobId
 from hodei.model.job import Job
@@ -31,8 +30,8 @@ class _Array:
 class Arrays:
     """Nothing is known here of arrays without a limit: they cost nothing."""
 
-    def __init__(self, world: ClusterState, enqueue: Callable[[Job, int], None]) -> None:
-        self._world = world
+    def __init__(self, cluster: ClusterState, enqueue: Callable[[Job, int], None]) -> None:
+        self._cluster = cluster
         self._enqueue = enqueue
         self._arrays: dict[JobId, _Array] = {}
         # By profile, how many wait outside.
@@ -54,7 +53,7 @@ class Arrays:
             self.waiting[job.spec.profile] += 1
         if job.reason_code != LIMIT:
             reason = f"at most {place.at_most} of the {place.count} elements of its array at once"
-            self._world.change_job(job, now_ms, reason_code=LIMIT, reason=reason)
+            self._cluster.change_job(job, now_ms, reason_code=LIMIT, reason=reason)
         return False
 
     def restored(self, job: Job) -> None:
@@ -65,10 +64,10 @@ class Arrays:
 
     def turning(self, now_ms: int) -> Generator[None, None, None]:
         """Those who have ended or are held give their places to the next; in parts."""
-        gone, self._world.left_arrays = self._world.left_arrays, []
+        gone, self._cluster.left_arrays = self._cluster.left_arrays, []
         for part in parts(gone):
             for job in part:
-                now = self._world.jobs.get(job.id)
+                now = self._cluster.jobs.get(job.id)
                 if now is None or now.state == "held":  # else it was released within the same moment, and has its place
                     self._left(job, now_ms)
             if len(gone) > PART:
@@ -91,14 +90,14 @@ class Arrays:
 
     def _next_of(self, array: _Array) -> Job | None:
         """The first of those outside; one that was held just now is about to leave."""
-        known = (self._world.jobs.get(id) for id in array.outside)
+        known = (self._cluster.jobs.get(id) for id in array.outside)
         return next((job for job in known if job is not None and job.state == "pending"), None)
 
     def _let_in(self, array: _Array, job: Job, now_ms: int) -> None:
         array.inside.add(job.id)
         self.waiting[job.spec.profile] -= 1
         # Its patience (scheduling_timeout) begins now: until here it was not even in line.
-        job = self._world.change_job(job, now_ms, reason_code="", reason="", queued_ms=now_ms)
+        job = self._cluster.change_job(job, now_ms, reason_code="", reason="", queued_ms=now_ms)
         self._enqueue(job, now_ms)
 
     def explain(self, job: Job, now_ms: int, beat_ms: int) -> Explanation | None:

@@ -9,22 +9,20 @@ can never be met any more ends the job that has it, as soon as too few of the ot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 from msgspec import structs
 
-from hodei.control.chunks import PART, parts
 from hodei.control.lifecycle.jobs import JobLifecycle
-from hodei.control.state import ClusterState
-from hodei.control.timers import Timers
+from hodei.control.queue.base import SchedulingQueue
+from hodei.control.state import PART, ClusterState, Timers, parts
 from hodei.model.dependency import Dependencies as Wanted
 from hodei.model.dependency import Dependency, DependencyStatus
 from hodei.model.ids import JobId
-from hodei.model.job import Job
-from hodei.model.lifecycle import JOB_ENDED
-from hodei.model.quantity import format_duration
+from hodei.model.job import JOB_ENDED, Job
+from hodei.model.resources import format_duration
 
-WAITING_FOR, NEVER_MET, TIMED_OUT = "WAITING_FOR", "DEPENDENCY_NEVER_MET", "DEPENDENCY_TIMEOUT"
+WAITING_FOR_DEPENDENCY, NEVER_MET, TIMED_OUT = "WAITING_FOR_DEPENDENCY", "DEPENDENCY_NEVER_MET", "DEPENDENCY_TIMEOUT"
 _OPEN, _MET, _NEVER = 0, 1, 2
 # So many are named in a reason; the next ones take their places.
 _NAMED = 3
@@ -47,9 +45,10 @@ class _Wait:
 
 
 class Dependencies:
-    def __init__(self, world: ClusterState, lives: JobLifecycle, enqueue: Callable[[Job, int], None]) -> None:
-        self._world, self._lives, self._enqueue = world, lives, enqueue
-        lives.settled, lives.saved = self._ended, self._saved
+    def __init__(self, cluster: ClusterState, lifecycle: JobLifecycle, enqueue: Callable[[Job, int], None]) -> None:
+        self._cluster, self._lifecycle, self._enqueue = cluster, lifecycle, enqueue
+        cluster.signals.job_ended.append(self._ended)
+        cluster.signals.checkpoint_saved.append(self._saved)
         self._waits: dict[JobId, _Wait] = {}
         self._on_job: dict[JobId, list[tuple[JobId, int]]] = {}
         self._on_data: dict[str, dict[tuple[JobId, int], None]] = {}
@@ -183,7 +182,7 @@ class Dependencies:
             arrived, self._arrived = self._arrived, {}
             for part in parts(arrived):
                 for id in part:
-                    job = self._world.jobs.get(id)
+                    job = self._cluster.jobs.get(id)
                     if job is not None:
                         self._begin(job)
                 if len(arrived) > PART:
@@ -232,11 +231,11 @@ class Dependencies:
 
     def _state_of(self, job: JobId) -> str:
         """Of a job that is not known any more: nothing."""
-        known = self._world.jobs.get(job)
+        known = self._cluster.jobs.get(job)
         return known.state if known is not None else self._ends.get(job) or self._older_ends.get(job, "")
 
     def _has_saved(self, job: JobId) -> bool:
-        return job in self._had_saved or any(run.checkpoint_ms for run in self._world.runs.get(job, {}).values())
+        return job in self._had_saved or any(run.checkpoint_ms for run in self._cluster.runs.get(job, {}).values())
 
     def _hear(self, awaited: JobId, state: str, *, saved: bool) -> None:
         left = []
@@ -265,7 +264,7 @@ class Dependencies:
         self._touched[waiter] = None
 
     def _conclude(self, id: JobId, now_ms: int) -> None:
-        wait, job = self._waits.get(id), self._world.jobs.get(id)
+        wait, job = self._waits.get(id), self._cluster.jobs.get(id)
         if wait is None or job is None:
             return
         all_of_them, needed = len(wait.wanted.of), wait.wanted.needed
@@ -276,26 +275,28 @@ class Dependencies:
             text = f"it waited for {lost}"
             if needed < all_of_them:
                 text = f"needs {needed} of {all_of_them} and {wait.never} can never be met any more: {text}"
-            self._lives.finish(job, "failed", now_ms, NEVER_MET, text)
+            self._lifecycle.finish(job, "failed", now_ms, NEVER_MET, text)
         elif job.state == "pending":
             text = self._reason(wait)
-            if (job.reason_code, job.reason) != (WAITING_FOR, text):
-                self._world.change_job(job, now_ms, reason_code=WAITING_FOR, reason=text)
+            if (job.reason_code, job.reason) != (WAITING_FOR_DEPENDENCY, text):
+                self._cluster.change_job(job, now_ms, reason_code=WAITING_FOR_DEPENDENCY, reason=text)
 
     def _release(self, job: Job, wait: _Wait, now_ms: int) -> None:
         self._forget(job.id)
-        self._world.tell("job.dependencies_met", now_ms, job=job.id, met=wait.met, of=len(wait.status))
+        self._cluster.emit("job.dependencies_met", now_ms, job=job.id, met=wait.met, of=len(wait.status))
         if job.state == "held":
-            self._world.change_job(job, now_ms, queued_ms=now_ms)
+            self._cluster.change_job(job, now_ms, queued_ms=now_ms)
         else:
-            self._enqueue(self._world.change_job(job, now_ms, queued_ms=now_ms, reason_code="", reason=""), now_ms)
+            self._enqueue(self._cluster.change_job(job, now_ms, queued_ms=now_ms, reason_code="", reason=""), now_ms)
 
     def _time_out(self, now_ms: int) -> None:
         for id in self._timers.due(now_ms):
-            wait, job = self._waits.get(id), self._world.jobs.get(id)
+            wait, job = self._waits.get(id), self._cluster.jobs.get(id)
             if wait is not None and job is not None:
                 patience = format_duration(wait.wanted.timeout_ms)
-                self._lives.finish(job, "failed", now_ms, TIMED_OUT, f"after {patience} it still {self._reason(wait)}")
+                self._lifecycle.finish(
+                    job, "failed", now_ms, TIMED_OUT, f"after {patience} it still {self._reason(wait)}"
+                )
 
     def _reason(self, wait: _Wait) -> str:
         """Names the first few that are open. How many there are besides is for `why`: it would change too often."""
@@ -314,3 +315,46 @@ def _end(state: str) -> str:
     if state not in JOB_ENDED:
         return "is not known any more"
     return "was cancelled" if state == "cancelled" else state
+
+
+# -------------------------------------------------------------------------------- priority inheritance
+# Priority inheritance: a job counts in its line for as much as the most important job that waits for it, or for one
+# that waits for it. What it was submitted with does not change: it takes nobody's place for it, and shows it no
+# longer when they have ended or do not wait any more.
+
+
+class PriorityInheritance:
+    def __init__(self, cluster: ClusterState, dependencies: Dependencies, lines: Mapping[str, object]) -> None:
+        self._cluster, self._dependencies, self._lines = cluster, dependencies, lines
+        self.lifts: dict[JobId, int] = {}
+
+    def follow(self) -> None:
+        """Once a step: what has changed in who waits for whom."""
+        changed = self._dependencies.take_changed()
+        while changed:
+            job, _ = changed.popitem()
+            if self._lift(job):
+                changed |= dict.fromkeys(self._dependencies.awaited(job))
+
+    def _lift(self, id: JobId) -> bool:
+        """Whether it counts for more or less than before."""
+        job, before = self._cluster.jobs.get(id), self.lifts.get(id)
+        waiting = [self._worth(waiter) for waiter in self._dependencies.dependents(id)] if job is not None else []
+        to = max(waiting, default=None)
+        if job is None or to is None or to <= job.spec.priority:
+            to = None
+        if to == before:
+            return False
+        if to is None:
+            del self.lifts[id]
+        else:
+            self.lifts[id] = to
+        line = self._lines.get(job.spec.profile) if job is not None else None
+        if isinstance(line, SchedulingQueue):
+            line.lift(id, to)
+        return True
+
+    def _worth(self, id: JobId) -> int:
+        job = self._cluster.jobs.get(id)
+        own = job.spec.priority if job is not None else 0
+        return max(own, self.lifts.get(id, own))

@@ -1,13 +1,14 @@
 """Gangs that run with members missing: who is to be brought back, who may still join, and in which place.
 
-A member's end is the end of its gang unless the run carries one of two marks in `stop_requested`: REPAIR (another run is to
-take its place) or SHRUNK (the gang goes on without it). All that is kept here follows from the marks of the latest run
-of each member, so that after a crash it is found again.
+A member's end is the end of its gang unless the `stop_reason` of the run says that the gang goes on: another run is to take
+its place ("repair"), or none ("shrink"). All that is kept here follows from the latest run of each member, so that
+after a crash it is found again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Literal
 
 from msgspec import Struct
 
@@ -19,11 +20,11 @@ from hodei.engine.view import Gang, Member
 from hodei.model.facts import RunObserved
 from hodei.model.failure import class_of_run, may_retry
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import Job, Run
-from hodei.model.lifecycle import RUN_ENDED, RunState
+from hodei.model.job import RUN_ENDED, Job, Run, RunState
+from hodei.model.stop_reason import StopReason
 
-REPAIR = "repair"
-SHRUNK = "shrunk"
+REPAIR = StopReason("member_ended", gang="repair")
+SHRUNK = StopReason("member_ended", gang="shrink")
 # How runs end that never began: the backend did not start it, or was out of reach. The second is no attempt of the job.
 START_FAILED = "start_failed"
 NOT_REACHED_RUN = "not_reached"
@@ -38,18 +39,18 @@ def latest(runs: Iterable[Run]) -> dict[int, Run]:
     return out
 
 
-def marked(run: Run, mark: str) -> bool:
-    return run.stop_requested.startswith(mark)
+def gang_goes_on(run: Run) -> Literal["", "repair", "shrink"]:
+    return run.stop_reason.gang if run.stop_reason is not None else ""
 
 
 def is_missing(run: Run) -> bool:
     """Ended, and another run is to take its place."""
-    return run.state in RUN_ENDED and run.state != "succeeded" and marked(run, REPAIR)
+    return run.state in RUN_ENDED and run.state != "succeeded" and gang_goes_on(run) == "repair"
 
 
 def lost_together(run: Run, at_ms: int) -> bool:
     """Members that went down with one node are one loss."""
-    return run.state == "lost" and marked(run, REPAIR) and run.finished_ms == at_ms
+    return run.state == "lost" and gang_goes_on(run) == "repair" and run.finished_ms == at_ms
 
 
 class Repair(Struct):
@@ -63,53 +64,61 @@ class Repair(Struct):
 
 
 class Gangs:
-    def __init__(self, world: ClusterState, profiles: Mapping[str, Profile], retry: RetryPolicy) -> None:
-        self._world, self._profiles, self._retry = world, profiles, retry
+    """`drop_hold`: capacity held for missing members of a job is no longer needed. `check_per_node`: a run of a job that
+    runs on every node has changed."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        profiles: Mapping[str, Profile],
+        retry: RetryPolicy,
+        drop_hold: Callable[[JobId], None],
+        check_per_node: Callable[[JobId], None],
+    ) -> None:
+        self._cluster, self._profiles, self._retry = cluster, profiles, retry
+        self._drop_hold, self._check_per_node = drop_hold, check_per_node
         self.repairs: dict[JobId, Repair] = {}
         self.growing: dict[JobId, None] = {}
         self._grew = False
-        self.given_up: Callable[[JobId], None] = lambda id: None
-        # Called with jobs that run on every node, when something has become of them.
-        self.spread: Callable[[JobId], None] = lambda id: None
 
     def take_settings(self, other: Gangs) -> None:
         self._retry = other._retry
 
     # --------------------------------------------------------------------------------------- what an end means
 
-    def mark_for(self, job: Job, run: Run, state: RunState, fact: RunObserved) -> str:
-        """REPAIR or SHRUNK if the gang can live with this end, "" if it is the end of the gang."""
+    def mark_for(self, job: Job, run: Run, state: RunState, fact: RunObserved) -> StopReason | None:
+        """REPAIR or SHRUNK if the gang can live with this end, None if it is the end of the gang."""
         spec = job.spec
-        runs = latest(self._world.runs.get(job.id, {}).values())
+        runs = latest(self._cluster.runs.get(job.id, {}).values())
         others = [other for other in runs.values() if other.member != run.member]
         asked = job.cancel_requested or job.requeue_requested or job.suspend_requested
         if (
             spec.gang.per_node
         ):  # each node is on its own; what becomes of this one is seen in `control.lifecycle.per_node`
-            return "" if asked or any(self._is_going(other) for other in others) else SHRUNK
+            return None if asked or any(self._is_going(other) for other in others) else SHRUNK
         if spec.size == 1 or asked or fact.permanent:
-            return ""
+            return None
         if any(self._is_going(other) for other in others):
-            return ""
+            return None
         if state == "lost" and spec.gang.elastic and self._enough(job, others, run):
             return SHRUNK
         if spec.gang.on_failure != "repair" or spec.restart == "never":
-            return ""
+            return None
         if not may_retry(spec.retry_on, class_of_run("lost" if state == "lost" else fact.reason_code)):
-            return ""
+            return None
         if fact.reason_code == NOT_REACHED_RUN:
             return REPAIR
         if state == "lost" or fact.reason_code == START_FAILED:
             counted = any(lost_together(other, fact.at_ms) for other in others)
-            return REPAIR if counted or job.losses < self._retry.max_losses else ""
-        return REPAIR if spec.restart == "always" or job.failures < spec.retries else ""
+            return REPAIR if counted or job.losses < self._retry.max_losses else None
+        return REPAIR if spec.restart == "always" or job.failures < spec.retries else None
 
     @staticmethod
     def _is_going(run: Run) -> bool:
         """The gang is being stopped, or has failed already."""
-        if marked(run, REPAIR) or marked(run, SHRUNK):
+        if gang_goes_on(run):
             return False
-        return bool(run.stop_requested) or run.state in ("failed", "lost")
+        return run.stop_reason is not None or run.state in ("failed", "lost")
 
     @staticmethod
     def _enough(job: Job, others: Collection[Run], run: Run) -> bool:
@@ -121,11 +130,11 @@ class Gangs:
 
     def look(self, job: Job, now_ms: int, *, pause_ms: int = 0) -> Job:
         """Learn anew which members the gang lacks; said in the job's reason as long as it does."""
-        world, spec = self._world, job.spec
+        cluster, spec = self._cluster, job.spec
         if spec.gang.per_node:
-            self.spread(job.id)
+            self._check_per_node(job.id)
             return job
-        runs = latest(world.runs.get(job.id, {}).values())
+        runs = latest(cluster.runs.get(job.id, {}).values())
         asked = job.cancel_requested or job.requeue_requested or job.suspend_requested
         if asked or any(self._is_going(run) for run in runs.values()):
             self.forget(job.id)
@@ -150,7 +159,7 @@ class Gangs:
             elif spec.gang.elastic and not ending:
                 text += "; more join when there is room"
         if (job.reason_code, job.reason) != (code, text):
-            job = world.change_job(job, now_ms, reason_code=code, reason=text)
+            job = cluster.change_job(job, now_ms, reason_code=code, reason=text)
         return job
 
     def _want(self, job: Job, lacking: list[Run], now_ms: int, pause_ms: int) -> None:
@@ -161,7 +170,7 @@ class Gangs:
         for run in lacking:
             if pause_ms and run.state == "failed":
                 member = Member(job.spec, job.spec.task_of(run.member))
-                self._world.table.hold(run.node, member.task.request, member, run.grant)
+                self._cluster.table.hold(run.node, member.task.request, member, run.grant)
                 kept.append(Place(run.node, member, run.grant))
         self.repairs[job.id] = Repair(
             self._joining(job, [run.member for run in lacking]),
@@ -176,14 +185,14 @@ class Gangs:
             self._settled(id)
         if self.growing:
             self.growing.pop(id, None)
-        self.given_up(id)
+        self._drop_hold(id)
 
     def leave_node(self, node: NodeName) -> None:
         """A node is about to go: nothing is kept on it any more."""
         for repair in self.repairs.values():
             for name, member, grant in repair.kept:
                 if name == node:
-                    self._world.table.let_go(name, member.task.request, member, grant)
+                    self._cluster.table.let_go(name, member.task.request, member, grant)
             repair.kept = [place for place in repair.kept if place.node != node]
 
     def _settled(self, id: JobId) -> None:
@@ -193,7 +202,7 @@ class Gangs:
 
     def _let_go(self, repair: Repair) -> None:
         for name, member, grant in repair.kept:
-            self._world.table.let_go(name, member.task.request, member, grant)
+            self._cluster.table.let_go(name, member.task.request, member, grant)
         repair.kept = []
 
     # ------------------------------------------------------------------------------------------- whose turn it is
@@ -229,8 +238,8 @@ class Gangs:
         self._grew = False
         gangs = []
         for id in self.growing:
-            job = self._world.jobs[id]
-            runs = latest(self._world.runs.get(id, {}).values())
+            job = self._cluster.jobs[id]
+            runs = latest(self._cluster.runs.get(id, {}).values())
             gangs.append(self._joining(job, [m for m in range(job.spec.size) if m not in runs or _is_away(runs[m])]))
         return sorted(gangs, key=lambda gang: gang.order)
 
@@ -245,19 +254,19 @@ class Gangs:
                 members.append(Member(spec, task))
                 needed.append(wanted[:1] if len(members) == 1 else ())
                 extra.append(wanted[1:] if len(members) == 1 else wanted)
-        beside = tuple(sorted({run.node for run in self._world.live_runs(job.id)}))
+        beside = tuple(sorted({run.node for run in self._cluster.live_runs(job.id)}))
         gang = Gang(
             job.id, spec, job.submitted_ms, tuple(members), tuple(needed), tuple(extra),
             queued_ms=job.submitted_ms, joins=True, beside=beside,
-            estimate_ms=self._world.estimates.get(job.id) or self._world.limit_ms(spec),
+            estimate_ms=self._cluster.estimates.get(job.id) or self._cluster.limit_ms(spec),
         )  # fmt: skip
         (self._profiles.get(spec.profile) or self._profiles["default"]).admit(gang)  # it may outlive its profile
         return gang
 
 
 def _stays(run: Run) -> bool:
-    return run.state == "succeeded" or (run.state not in RUN_ENDED and not run.stop_requested)
+    return run.state == "succeeded" or (run.state not in RUN_ENDED and not run.stop_reason)
 
 
 def _is_away(run: Run) -> bool:
-    return run.state in RUN_ENDED and run.state != "succeeded" and marked(run, SHRUNK)
+    return run.state in RUN_ENDED and run.state != "succeeded" and gang_goes_on(run) == "shrink"

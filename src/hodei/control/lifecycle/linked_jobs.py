@@ -30,8 +30,8 @@ class JobLink(Struct, frozen=True):
 
 
 class JobLinks:
-    def __init__(self, world: ClusterState) -> None:
-        self._world = world
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
         self._bonds: dict[Hashable, JobLink] = {}
         self._of_job: dict[JobId, Hashable] = {}
         self._by_id: dict[JobId, JobLink] = {}
@@ -50,7 +50,7 @@ class JobLinks:
         for id in before.jobs if before is not None else ():
             if self._of_job.get(id) == key:
                 del self._of_job[id]
-            self._world.moved(id)
+            self._cluster.moved(id)
         if not core:
             assert before is not None
             del self._bonds[key], self._by_id[before.id]
@@ -61,7 +61,7 @@ class JobLinks:
         self._bonds[key] = self._by_id[bond.id] = bond
         for id in bond.jobs:
             self._of_job[id] = key
-            self._world.moved(id)
+            self._cluster.moved(id)
         return None
 
     def gang(self, job: JobId) -> JobId:
@@ -84,7 +84,7 @@ class JobLinks:
         """The bond as the tenants of one gang, made from those that its jobs would be alone."""
         out: list[VictimCandidate] = []
         alive = [id for id in bond.jobs if id in apart]
-        staying = {id: t for id in alive for t in apart[id] if not t.stopping and t.whole}
+        staying = {id: t for id in alive for t in apart[id] if not t.stopping and t.stops_gang}
         going = [t for id in alive for t in apart[id] if t.stopping]
         core = [staying[id] for id in bond.core if id in staying]
         if going:
@@ -94,7 +94,7 @@ class JobLinks:
             # If the core goes all go: nobody may take the place of one that is too high for him.
             highest = max(tenant.job.priority for tenant in staying.values())
             whole = _merged(bond.id, core, priority=highest)
-            whole.safe_until_ms = max(tenant.safe_until_ms for tenant in staying.values())
+            whole.protected_until_ms = max(tenant.protected_until_ms for tenant in staying.values())
             out.append(whole)
         for order, id in enumerate(bond.spare):
             if id in staying:
@@ -109,9 +109,9 @@ class JobLinks:
                 out.append(victim)
                 continue
             for id in self.jobs(victim.id, victim.members):
-                runs = [run for run in self._world.live_runs(id) if bool(run.stop_requested) == going]
+                runs = [run for run in self._cluster.live_runs(id) if bool(run.stop_reason) == going]
                 if runs:
-                    out.append(Victim(id, self._world.jobs[id].spec, _nodes(runs)))
+                    out.append(Victim(id, self._cluster.jobs[id].spec, _nodes(runs)))
         return out
 
 
@@ -149,7 +149,7 @@ def _merged(
     return VictimCandidate(
         id, spec, tuple(places), min(tenant.since_ms for tenant in tenants),
         unsaved_ms=tuple(at for tenant in tenants for at in tenant.unsaved_ms),
-        stopping=stopping, safe_until_ms=max(tenant.safe_until_ms for tenant in tenants), members=members, order=order,
+        stopping=stopping, protected_until_ms=max(tenant.protected_until_ms for tenant in tenants), members=members, order=order,
     )  # fmt: skip
 
 

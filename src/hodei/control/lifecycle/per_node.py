@@ -17,8 +17,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.control.admission.profile_availability import ProfileAvailability
-from hodei.control.lifecycle.gangs import SHRUNK, marked
+from hodei.control.admission.routing import ProfileAvailability
+from hodei.control.lifecycle.gangs import gang_goes_on
 from hodei.control.lifecycle.retry import RetryPolicy
 from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
@@ -28,8 +28,7 @@ from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, Member, View
 from hodei.model.failure import class_of_run, code_of_run, may_retry
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
 from hodei.model.node import Node
 
 AT_ONCE = 200
@@ -57,8 +56,8 @@ class Left(Struct):
 
 
 class PerNode:
-    def __init__(self, world: ClusterState, engine: Engine, retry: RetryPolicy) -> None:
-        self._world, self._engine, self._retry = world, engine, retry
+    def __init__(self, cluster: ClusterState, engine: Engine, retry: RetryPolicy) -> None:
+        self._cluster, self._engine, self._retry = cluster, engine, retry
         self._jobs: dict[JobId, None] = {}
         self._fresh = False
         self._next_ms: int | None = None
@@ -78,10 +77,10 @@ class PerNode:
         self._jobs[job] = None
         if self._view is None:
             self._fresh = True
-        elif job not in self._looked and not self._is_going(self._world.jobs[job]):
+        elif job not in self._looked and not self._is_going(self._cluster.jobs[job]):
             # Its first run was placed just now: the others take their turn in this very step.
             self._new.add(job)
-            self._offer(self._world.jobs[job], self._left(self._world.jobs[job], self._view))
+            self._offer(self._cluster.jobs[job], self._left(self._cluster.jobs[job], self._view))
 
     def next_ms(self) -> int | None:
         return self._next_ms
@@ -101,7 +100,7 @@ class PerNode:
             return
         self._fresh, self._next_ms = False, None
         for id in sorted(self._jobs):
-            job = self._world.jobs.get(id)
+            job = self._cluster.jobs.get(id)
             if job is None or job.state not in ("scheduled", "running"):
                 del self._jobs[id]
                 continue
@@ -129,7 +128,7 @@ class PerNode:
         """The same among the lines of all profiles: by priority, then by who came first."""
         if self.first(profile) is None:
             return None
-        job = self._world.jobs[self._waiting[profile][0][1]]
+        job = self._cluster.jobs[self._waiting[profile][0][1]]
         return -job.spec.priority, job.submitted_ms, job.id
 
     def take(self, profile: str) -> Gang:
@@ -142,7 +141,7 @@ class PerNode:
         left.tried.append(node)
         if not left.open:
             heapq.heappop(heap)
-        return self._gang(self._world.jobs[id], node)
+        return self._gang(self._cluster.jobs[id], node)
 
     def refused(self, gang: Gang, refusal: Refusal) -> None:
         said, left = self._refused.setdefault(gang.id, {}), self._looked[gang.id]
@@ -160,7 +159,7 @@ class PerNode:
         """Say in each job's reason what it lacks. Whether there is more to do at once."""
         more = any(heap for name, heap in self._waiting.items() if name not in availability.paused)
         for id, left in self._looked.items():
-            job = self._world.jobs.get(id)
+            job = self._cluster.jobs.get(id)
             if job is None or job.state not in ("scheduled", "running") or self._is_going(job):
                 continue
             if left.tried or id in self._new:
@@ -178,10 +177,12 @@ class PerNode:
 
     def _is_going(self, job: Job) -> bool:
         asked = job.cancel_requested or job.requeue_requested or job.suspend_requested
-        return asked or any(run.stop_requested and not marked(run, SHRUNK) for run in self._world.live_runs(job.id))
+        return asked or any(
+            run.stop_reason is not None and gang_goes_on(run) != "shrink" for run in self._cluster.live_runs(job.id)
+        )
 
     def _left(self, job: Job, view: View) -> Left:
-        spec, table = job.spec, self._world.table
+        spec, table = job.spec, self._cluster.table
         member, out = Member(spec, spec.tasks[0]), Left()
         found = objections(self._profile(spec), self._engine.runner, member, table, view)
         shut = table.view().none()
@@ -189,7 +190,7 @@ class PerNode:
             if not reason.evictable:
                 shut = shut | mask
         of_node: dict[NodeName, list[Run]] = {}
-        for run in sorted(self._world.runs.get(job.id, {}).values(), key=lambda run: run.attempt):
+        for run in sorted(self._cluster.runs.get(job.id, {}).values(), key=lambda run: run.attempt):
             of_node.setdefault(run.node, []).append(run)
         for name, runs in of_node.items():
             if len(runs) > ENDED_KEPT:
@@ -215,7 +216,7 @@ class PerNode:
         counted = spec.restart != "always"
         older = [run for run in runs[:-ENDED_KEPT] if not (counted and run.state == "failed")]
         for run in older:
-            self._world.drop_run(run)
+            self._cluster.drop_run(run)
         gone = {run.id for run in older}
         return [run for run in runs if run.id not in gone]
 
@@ -248,7 +249,7 @@ class PerNode:
 
     def _gang(self, job: Job, node: NodeName) -> Gang:
         """One more member, for this node. It keeps its number there."""
-        runs = self._world.runs.get(job.id, {}).values()
+        runs = self._cluster.runs.get(job.id, {}).values()
         number = next((run.member for run in runs if run.node == node), -1)
         if number < 0:
             number = max((run.member for run in runs), default=-1) + 1
@@ -256,7 +257,7 @@ class PerNode:
         gang = Gang(
             job.id, spec, job.submitted_ms, (Member(spec, spec.tasks[0]),), ((number,),), ((),),
             queued_ms=job.submitted_ms, joins=True, goes_to=node,
-            estimate_ms=self._world.estimates.get(job.id) or self._world.limit_ms(spec),
+            estimate_ms=self._cluster.estimates.get(job.id) or self._cluster.limit_ms(spec),
         )  # fmt: skip
         self._profile(spec).admit(gang)
         return gang
@@ -287,7 +288,7 @@ class PerNode:
         elif not left.live:
             code, text = "PARTIAL", "no node is there for it now; it starts on each that joins"
         if (job.reason_code, job.reason) != (code, text):
-            self._world.change_job(job, now_ms, reason_code=code, reason=text)
+            self._cluster.change_job(job, now_ms, reason_code=code, reason=text)
 
 
 def end_of(failed: Run) -> tuple[str, str]:

@@ -5,7 +5,7 @@ Between the order to go and the last victim's end the preemptor has a hold: it c
 that nobody else takes the room, and nothing of it is started. Then it is placed by the engine, before anyone else.
 
 The hold does not tie it: whenever something happens that could help it, it is tried against all nodes in its turn, its own
-room included. If it starts, the hold is released, and victims that were not told yet stay (`control.lifecycle.spared_victims`).
+room included. If it starts, the hold is released, and victims that were not told yet stay (`control.lifecycle.preemption`).
 
 Where priority numbers count, a hold keeps the room from equals and lower ones only: a higher one takes it if it finds no
 other, and the one it was held for queues again.
@@ -20,17 +20,96 @@ from msgspec import Struct, structs
 
 from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.lifecycle.linked_jobs import JobLink, JobLinks, LinkGuard
-from hodei.control.lifecycle.spared_victims import SparedVictims
+from hodei.control.lifecycle.runs import stop_order
 from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Eviction, Refusal
 from hodei.engine.points import ANY_TRIGGER, Placed, Trigger
 from hodei.engine.preemption.search import Preemption, Preemptions, Victim
-from hodei.engine.preemption.victims import FOR_EVER, NO_PARTS, By, Guard, Place, VictimCandidate, VictimIndex
+from hodei.engine.preemption.victims import FOREVER, NO_PARTS, By, Guard, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, Member, View
+from hodei.model.effects import Spare
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
+from hodei.model.stop_reason import StopReason
+
+# -------------------------------------------------------------------------------------- spared victims
+# Victims whose going helps nobody any more: they stay, if they have not been told to stop yet.
+
+
+class _Asked(Struct):
+    """The runs of one gang that need not stop any more, with why they were told to; those whose order was dropped."""
+
+    runs: dict[RunId, StopReason]
+    dropped: set[RunId]
+
+
+class SparedVictims:
+    """`wanted`: whether somebody waits for the end of a run. `gang`: what the gang of a job is known by."""
+
+    def __init__(self, cluster: ClusterState, wanted: Callable[[RunId], bool], gang: Callable[[JobId], JobId]) -> None:
+        self._cluster, self._wanted, self._gang = cluster, wanted, gang
+        self._asked: dict[JobId, _Asked] = {}
+        self._needless: dict[RunId, None] = {}
+
+    def needless(self, runs: Iterable[RunId]) -> None:
+        """These were told to go for one who does not need their room any more."""
+        self._needless.update(dict.fromkeys(runs))
+
+    def dropped(self, id: RunId) -> None:
+        """The driver had not sent the order yet, and will not."""
+        for asked in self._asked.values():
+            if id in asked.runs:
+                asked.dropped.add(id)
+                return
+        run = self._cluster.run(id)
+        if run is not None and run.state not in RUN_ENDED and run.stop_reason:
+            self._tell_again(run)
+
+    def ask(self) -> None:
+        """At the end of a step: ask for those whose end nobody has come to wait for meanwhile."""
+        if not self._needless:
+            return
+        needless, self._needless = self._needless, {}
+        for id in needless:
+            run = self._cluster.run(id)
+            if run is None or run.state in RUN_ENDED or not run.stop_reason or self._wanted(id):
+                continue
+            asked = self._asked.setdefault(self._gang(run.job), _Asked({}, set()))
+            asked.runs[id] = run.stop_reason
+            self._cluster.spared.add(id)
+            self._cluster.act(Spare(id, run.backend))
+
+    def settle(self, now_ms: int) -> None:
+        """Whose orders have all been dropped stays. If one member went, or somebody has come to wait for one, or the job
+        is to stop for another reason, then all go after all."""
+        for gang, asked in list(self._asked.items()):
+            runs = {id: self._cluster.run(id) for id in asked.runs}
+            live = [run for run in runs.values() if run is not None and run.state not in RUN_ENDED]
+            as_told = all(run.stop_reason == asked.runs[run.id] for run in live)
+            if len(live) < len(runs) or not as_told or any(self._wanted(id) for id in runs):
+                self._forget(gang)
+                for run in live:
+                    if run.id in asked.dropped and run.stop_reason == asked.runs[run.id]:
+                        self._tell_again(run)
+            elif len(asked.dropped) == len(runs):
+                self._forget(gang)
+                for run in live:
+                    self._cluster.change_run(run, stop_reason=None)
+                for job in sorted({run.job for run in live}):
+                    self._cluster.emit(
+                        "job.preemption_cancelled", now_ms, job=job, reason="its room is not needed any more"
+                    )
+
+    def _forget(self, gang: JobId) -> None:
+        self._cluster.spared.difference_update(self._asked.pop(gang).runs)
+
+    def _tell_again(self, run: Run) -> None:
+        if run.stop_reason is not None:
+            self._cluster.act(stop_order(self._cluster.jobs[run.job], run, run.stop_reason))
+
+
+# ----------------------------------------------------------------------------------------------------
 
 
 class PreemptionPolicy(Struct, frozen=True):
@@ -51,18 +130,18 @@ _PAST = ("preempted by ", "reclaimed ")
 
 class Hold(Struct):
     """Room kept for a gang until the runs in `waiting_for` have ended; `told`: those of them that were told to go for it.
-    `cured_by`: what could let it start elsewhere before. `awake`: such a thing has happened since it was last tried."""
+    `requeue_on`: what could let it start elsewhere before. `awake`: such a thing has happened since it was last tried."""
 
     gang: Gang
     places: list[Place]
     waiting_for: set[RunId]
     told: tuple[RunId, ...] = ()
-    cured_by: tuple[Trigger, ...] = ANY_TRIGGER
+    requeue_on: tuple[Trigger, ...] = ANY_TRIGGER
     awake: bool = False
 
 
 class Protection(Struct, frozen=True):
-    """Whose place a gang could take but for the setting `by`, and until when that holds (FOR_EVER: for good)."""
+    """Whose place a gang could take but for the setting `by`, and until when that holds (FOREVER: for good)."""
 
     victims: tuple[Victim, ...]
     until_ms: int
@@ -73,20 +152,20 @@ class PreemptionControl:
     """`void` is called with every gang whose hold a higher one took, why, and when."""
 
     def __init__(
-        self, world: ClusterState, engine: Engine, lives: JobLifecycle, policy: PreemptionPolicy,
-        void: Callable[[Gang, str, int], None] = lambda gang, why, now_ms: None,
+        self, cluster: ClusterState, engine: Engine, lifecycle: JobLifecycle, policy: PreemptionPolicy,
+        void: Callable[[Gang, str, int], None],
     ) -> None:  # fmt: skip
-        self._world, self._engine, self._lives, self._policy, self._void = world, engine, lives, policy, void
-        self._tenancy = VictimIndex(world.table, policy.by)
-        self._preemptions = Preemptions(engine, self._tenancy)
+        self._cluster, self._engine, self._lifecycle = cluster, engine, lifecycle
+        self._policy, self._void = policy, void
+        self._victim_index = VictimIndex(cluster.table, policy.by)
+        self._preemptions = Preemptions(engine, self._victim_index)
         for profile in engine.profiles.values():
             structs.force_setattr(profile, "by_number", policy.by == "number")
         self._evicted_at: deque[int] = deque()
         self.holds: dict[JobId, Hold] = {}
-        self.bonds = JobLinks(world)
+        self.bonds = JobLinks(cluster)
         self._guard: Guard | None = None
-        self.sparing = SparedVictims(world, self.waits_for, self.bonds.gang)
-        lives.spared = self.sparing
+        self.sparing = SparedVictims(cluster, self.waits_for, self.bonds.gang)
         self.too_soon = False  # whether the last attempt may do better later: a protection or the budget runs out
 
     @property
@@ -97,43 +176,43 @@ class PreemptionControl:
     @guard.setter
     def guard(self, guard: Guard | None) -> None:
         self._guard = guard
-        self._tenancy.guard = LinkGuard(guard, self.bonds) if guard is not None else None
+        self._victim_index.guard = LinkGuard(guard, self.bonds) if guard is not None else None
 
     def tie(self, key: Hashable, core: Sequence[JobId], spare: Sequence[JobId] = ()) -> None:
         """Jobs that are one gang though each lives by itself: `core` go together or not at all, `spare` may go alone. No
         core: there is no such gang any more."""
         gone = self.bonds.tie(key, core, spare)
         if gone is not None:
-            self._tenancy.remove(gone)
+            self._victim_index.remove(gone)
 
     # --------------------------------------------------------------------------------------- who is where
 
     def keep_up(self) -> None:
         """Learn where the gangs are that were placed, moved or stopped since last time."""
-        world = self._world
-        moved = world.take_moved()
+        cluster = self._cluster
+        moved = cluster.take_moved()
         tied = dict[JobId, JobLink]()
-        for id in sorted({*self._tenancy.of_job, *world.runs}) if moved is None else moved:
+        for id in sorted({*self._victim_index.of_job, *cluster.runs}) if moved is None else moved:
             bond = self.bonds.of(id) if self.bonds else None
             if bond is not None:
                 tied[bond.id] = bond
-                self._tenancy.remove(id)
+                self._victim_index.remove(id)
                 continue
-            live = world.live_runs(id)
-            job = world.jobs.get(id)
+            live = cluster.live_runs(id)
+            job = cluster.jobs.get(id)
             if job is None or not live:
                 if id >= 0:
-                    self._tenancy.remove(id)
+                    self._victim_index.remove(id)
                 continue
-            self._tenancy.put(id, self._tenants(job, live))
+            self._victim_index.put(id, self._tenants(job, live))
         for bond in tied.values():
-            self._tenancy.put(bond.id, self.bonds.tenants(bond, self._apart(bond)))
+            self._victim_index.put(bond.id, self.bonds.tenants(bond, self._apart(bond)))
 
     def _apart(self, bond: JobLink) -> dict[JobId, list[VictimCandidate]]:
         """The jobs of a bond that hold room, each as if it were alone."""
         out: dict[JobId, list[VictimCandidate]] = {}
         for id in bond.jobs:
-            job, live = self._world.jobs.get(id), self._world.live_runs(id)
+            job, live = self._cluster.jobs.get(id), self._cluster.live_runs(id)
             if job is not None and live:
                 out[id] = self._tenants(job, live)
         return out
@@ -142,8 +221,8 @@ class PreemptionControl:
         """Those who can be told to go: the gang as a whole, and before it each member that it can do without."""
         spec, least_ms = job.spec, max(self._policy.min_runtime_ms, 1)
         since = min(run.started_ms or run.placed_ms for run in live)
-        staying = [run for run in live if not run.stop_requested]
-        going = [run for run in live if run.stop_requested]
+        staying = [run for run in live if not run.stop_reason]
+        going = [run for run in live if run.stop_reason]
         out = []
         if going:
             members = tuple(run.member for run in going) if staying else ()
@@ -155,17 +234,17 @@ class PreemptionControl:
             # One placed in this very step has not even been started: it is left for the next.
             safe = max(since + least_ms, *(run.placed_ms + 1 for run in staying))
             lost = () if spec.checkpoint.hooked else tuple(unsaved)  # who is told to save its work loses none
-            safe = safe if job.preemptions < self._policy.max_per_job else FOR_EVER
+            safe = safe if job.preemptions < self._policy.max_per_job else FOREVER
             if core:
                 out.append(
-                    VictimCandidate(job.id, spec, _places(spec, core), since, unsaved_ms=lost, safe_until_ms=safe)
+                    VictimCandidate(job.id, spec, _places(spec, core), since, unsaved_ms=lost, protected_until_ms=safe)
                 )
             for run in spared:
                 safe = max((run.started_ms or run.placed_ms) + least_ms, run.placed_ms + 1)
                 places = _places(spec, [run])
                 out.append(
                     VictimCandidate(
-                        job.id, spec, places, since, safe_until_ms=safe, members=(run.member,), order=run.rank
+                        job.id, spec, places, since, protected_until_ms=safe, members=(run.member,), order=run.rank
                     )
                 )
         return out
@@ -175,7 +254,7 @@ class PreemptionControl:
     def attempt(self, gang: Gang, view: View, refusal: Refusal) -> list[Eviction] | None:
         """Make room for a refused gang if that can be done; None if it cannot. It has a hold then, and must leave the line."""
         found = self.look(gang, view)
-        return self._carry_out(gang, found, view.now_ms, refusal.cured_by) if found is not None else None
+        return self._carry_out(gang, found, view.now_ms, refusal.requeue_on) if found is not None else None
 
     def look(self, gang: Gang, view: View) -> Preemption | None:
         """Who would have to go for it, if that would help and is allowed. Nothing is changed."""
@@ -187,7 +266,7 @@ class PreemptionControl:
         if found is not None and self.bonds:
             found.victims = self.bonds.apart(found.victims, going=False)
             found.leaving = self.bonds.apart(found.leaving, going=True)
-        self.too_soon = self._preemptions.too_soon
+        self.too_soon = self._preemptions.retry_later
         if found is not None and not found.victims and not found.leaving:
             return None  # nobody would go for it: it was refused for something else than room that others hold
         if found is not None and len(found.victims) > self._left(view.now_ms):
@@ -199,7 +278,7 @@ class PreemptionControl:
         lower = self._lower_holds(gang)
         if not lower:
             return self._preemptions.find(gang, view)
-        with self._world.table.trial():
+        with self._cluster.table.trial():
             self._set_aside(lower)
             try:
                 return self._preemptions.find(gang, view)
@@ -211,17 +290,17 @@ class PreemptionControl:
         if not (self._policy.enabled and gang.job.preempts and self._engine.profile(gang).queue.preempts):
             return None
         self.keep_up()
-        known, now_ms = self._tenancy, view.now_ms
+        known, now_ms = self._victim_index, view.now_ms
         safe = {id: until for id, all in known.of_job.items() if (until := _safe_until(all)) > now_ms}
         budget_ms = (
             self._evicted_at[0] + self._policy.interval_ms if self._left(now_ms) <= 0 and self._evicted_at else 0
         )
         if not safe and not budget_ms:
             return None
-        bare = VictimIndex(self._world.table, self._policy.by)
+        bare = VictimIndex(self._cluster.table, self._policy.by)
         bare.guard = known.guard
         for id, tenants in known.of_job.items():
-            bare.put(id, [structs.replace(tenant, safe_until_ms=0, counted=False) for tenant in tenants])
+            bare.put(id, [structs.replace(tenant, protected_until_ms=0, counted=False) for tenant in tenants])
         found = Preemptions(self._engine, bare).find(gang, view)
         if found is None or not found.victims:
             return None
@@ -229,11 +308,11 @@ class PreemptionControl:
         if not kept:
             return Protection(tuple(found.victims), budget_ms, "budget") if budget_ms else None
         until_ms = max(safe[victim.id] for victim in kept)
-        return Protection(tuple(kept), until_ms, "max_per_job" if until_ms >= FOR_EVER else "min_runtime")
+        return Protection(tuple(kept), until_ms, "max_per_job" if until_ms >= FOREVER else "min_runtime")
 
     def next_change_ms(self, now_ms: int) -> int:
         """When time alone may next let it do more: a protection runs out, or the budget allows one more."""
-        first = self._tenancy.next_unsafe_ms(now_ms)
+        first = self._victim_index.next_unprotected_ms(now_ms)
         if self._policy.budget and self._evicted_at:
             first = min(first, self._evicted_at[0] + self._policy.interval_ms)
         return first
@@ -242,25 +321,25 @@ class PreemptionControl:
         """From now on by another's policy; what was protected by the old one is looked at anew."""
         if self._policy != other._policy:
             if self._policy.by != other._policy.by:
-                guard, self._tenancy = self.guard, VictimIndex(self._world.table, other._policy.by)
-                self._preemptions, self.guard = Preemptions(self._engine, self._tenancy), guard
+                guard, self._victim_index = self.guard, VictimIndex(self._cluster.table, other._policy.by)
+                self._preemptions, self.guard = Preemptions(self._engine, self._victim_index), guard
             self._policy = other._policy
-            for id in sorted(self._world.runs):
-                self._world.moved(id)
+            for id in sorted(self._cluster.runs):
+                self._cluster.moved(id)
 
     def _carry_out(
-        self, gang: Gang, found: Preemption, now_ms: int, cured_by: tuple[Trigger, ...] = ANY_TRIGGER
+        self, gang: Gang, found: Preemption, now_ms: int, requeue_on: tuple[Trigger, ...] = ANY_TRIGGER
     ) -> list[Eviction]:
-        world, lower = self._world, self._lower_holds(gang)
+        cluster, lower = self._cluster, self._lower_holds(gang)
         self._set_aside(lower)
         waiting = {run.id for victim in (*found.victims, *found.leaving) for run in self._runs_of(victim)}
         places = []
         for placed in found.placements:
             # What the victims still hold may not be given twice: which parts it gets is chosen when they are gone.
-            world.table.hold(placed.node.name, placed.member.task.request, placed.member, NO_PARTS)
+            cluster.table.hold(placed.node.name, placed.member.task.request, placed.member, NO_PARTS)
             places.append(Place(placed.node.name, placed.member, NO_PARTS))
         told = tuple(run.id for victim in found.victims for run in self._runs_of(victim))
-        self.holds[gang.id] = Hold(gang, places, waiting, told, cured_by)
+        self.holds[gang.id] = Hold(gang, places, waiting, told, requeue_on)
         nodes = sorted({place.node for place in places})
         evictions = []
         for victim in found.victims:
@@ -269,27 +348,27 @@ class PreemptionControl:
             evictions.append(Eviction(victim.id, gang.id, victim.nodes, victim.members))
         who = ", ".join(_said(victim) for victim in (*found.victims, *found.leaving))
         text = f"room is being made on {', '.join(nodes[:5])}: job {who} was told to go"
-        world.change_job(world.jobs[gang.id], now_ms, reason_code="PREEMPTING", reason=text)
-        world.tell("job.preempting", now_ms, job=gang.id, victims=[v.id for v in found.victims], nodes=nodes[:20])
+        cluster.change_job(cluster.jobs[gang.id], now_ms, reason_code="PREEMPTING", reason=text)
+        cluster.emit("job.preempting", now_ms, job=gang.id, victims=[v.id for v in found.victims], nodes=nodes[:20])
         self._take_from(lower, gang, now_ms)
         return evictions
 
     def _send_away(self, victim: Victim, gang: Gang, now_ms: int) -> None:
         by = f"job {gang.id} ({gang.job.name}, priority {gang.job.priority})"
         if not victim.members:
-            reason = f"preempted by {by}"
-            self._lives.stop_all(self._world.jobs[victim.id], reason, now_ms)
-            self._world.tell("job.preempted", now_ms, job=victim.id, by=gang.id, reason=reason)
+            reason = StopReason("preempted", f"by {by}")
+            self._lifecycle.stop_all(self._cluster.jobs[victim.id], reason, now_ms)
+            self._cluster.emit("job.preempted", now_ms, job=victim.id, by=gang.id, reason=reason.text)
             return
-        reason = f"shrunk for {by}"
+        reason = StopReason("preempted", f"by {by}", gang="shrink")
         for run in self._runs_of(victim):
-            self._lives.shrink(run, reason, now_ms)
-        self._world.tell(
-            "job.shrunk", now_ms, job=victim.id, by=gang.id, members=list(victim.members), reason=reason
+            self._lifecycle.shrink(run, reason, now_ms)
+        self._cluster.emit(
+            "job.shrunk", now_ms, job=victim.id, by=gang.id, members=list(victim.members), reason=reason.text
         )  # fmt: skip
 
     def _runs_of(self, victim: Victim) -> list[Run]:
-        live = self._world.live_runs(victim.id)
+        live = self._cluster.live_runs(victim.id)
         return [run for run in live if run.member in victim.members] if victim.members else live
 
     def _left(self, now_ms: int) -> int:
@@ -310,7 +389,7 @@ class PreemptionControl:
         lower = self._lower_holds(gang)
         if not lower:
             return result
-        with self._world.table.trial():
+        with self._cluster.table.trial():
             self._set_aside(lower)
             trial = self._engine.place(gang, view)
             if not isinstance(trial, Refusal):
@@ -333,12 +412,12 @@ class PreemptionControl:
     def _set_aside(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
             for name, member, grant in hold.places:
-                self._world.table.let_go(name, member.task.request, member, grant)
+                self._cluster.table.let_go(name, member.task.request, member, grant)
 
     def _keep(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
             for name, member, grant in hold.places:
-                self._world.table.hold(name, member.task.request, member, grant)
+                self._cluster.table.hold(name, member.task.request, member, grant)
 
     def _take_from(self, aside: Iterable[Hold], gang: Gang, now_ms: int) -> None:
         """A gang has its room now. Of the holds that were set aside for it those stay that still have theirs, the others
@@ -354,17 +433,17 @@ class PreemptionControl:
 
     def _still_has_room(self, hold: Hold) -> bool:
         """Whether its nodes are large enough for all who are and will be there, when those have gone who were told to."""
-        table = self._world.table
+        table = self._cluster.table
         for name in {place.node for place in hold.places}:
             row = table.row.get(name)
             if row is None:
                 return False
-            here = [run for id in self._world.on_node.get(name, ()) if (run := self._world.run(id)) is not None]
-            going = [run for run in here if run.stop_requested]
-            requests = [self._world.jobs[run.job].spec.task_of(run.member).request for run in going]
+            here = [run for id in self._cluster.on_node.get(name, ()) if (run := self._cluster.run(id)) is not None]
+            going = [run for run in here if run.stop_reason]
+            requests = [self._cluster.jobs[run.job].spec.task_of(run.member).request for run in going]
             for resource, used in table.holds[row].used.items():
                 freed = sum(request.get(resource, 0) for request in requests)
-                if used - freed > table.room[row].get(resource, 0):
+                if used - freed > table.allocatable[row].get(resource, 0):
                     return False
         return True
 
@@ -376,7 +455,7 @@ class PreemptionControl:
 
     def wake(self, triggers: set[Trigger]) -> None:
         for hold in self.holds.values():
-            hold.awake = hold.awake or not triggers.isdisjoint(hold.cured_by)
+            hold.awake = hold.awake or not triggers.isdisjoint(hold.requeue_on)
 
     def awake(self, profile: str = "", *, joins: bool = False) -> list[Hold]:
         """The holds whose gangs may find room elsewhere now, in their order in the line: those of one profile, or those of
@@ -395,10 +474,10 @@ class PreemptionControl:
         gang, alone = hold.gang, hold.gang.size == 1
         if alone and gang.alike in refused and not self._own_room(hold):
             return None
-        with self._world.table.trial():
+        with self._cluster.table.trial():
             self._set_aside([hold])
             trial: list[Placed] | Refusal | None = None
-            if not alone or gang.laid_by or self._engine.best_row(gang, 0, view) >= 0:
+            if not alone or gang.layout_plugins or self._engine.best_row(gang, 0, view) >= 0:
                 trial = self._engine.place(gang, view)
             if isinstance(trial, list):
                 self._engine.withdraw(gang, trial)
@@ -408,18 +487,18 @@ class PreemptionControl:
             return None
         self.drop(gang.id)
         nodes = sorted({place.node for place in hold.places})
-        self._world.tell("job.preemption_unneeded", view.now_ms, job=gang.id, nodes=nodes[:20])
+        self._cluster.emit("job.preemption_not_needed", view.now_ms, job=gang.id, nodes=nodes[:20])
         placed = self._engine.try_gang(gang, view)
         assert not isinstance(placed, Refusal), "the trial found room"
         return placed
 
     def _own_room(self, hold: Hold) -> bool:
         """Whether a node of its own has enough for a member, by amounts, if its hold is not counted."""
-        table = self._world.table
+        table = self._cluster.table
         for name, member, _ in hold.places:
             row = table.row.get(name)
             if row is not None:
-                room, used, request = table.room[row], table.holds[row].used, member.task.request
+                room, used, request = table.allocatable[row], table.holds[row].used, member.task.request
                 if all(used.get(resource, 0) <= room.get(resource, 0) for resource in request if request[resource]):
                     return True
         return False
@@ -428,7 +507,7 @@ class PreemptionControl:
         """Gangs whose room is free now; their holds are let go, so they must be placed before anyone else is tried."""
         out = []
         for id, hold in list(self.holds.items()):
-            if not any((run := self._world.run(id)) and run.state not in RUN_ENDED for id in hold.waiting_for):
+            if not any((run := self._cluster.run(id)) and run.state not in RUN_ENDED for id in hold.waiting_for):
                 self.drop(id)
                 out.append(hold.gang)
         return out
@@ -447,7 +526,7 @@ class PreemptionControl:
             return False
         self.sparing.needless(hold.told)
         for name, member, grant in hold.places:
-            self._world.table.let_go(name, member.task.request, member, grant)
+            self._cluster.table.let_go(name, member.task.request, member, grant)
         return True
 
 
@@ -459,7 +538,7 @@ def with_past(job: Job, text: str) -> str:
 
 
 def _safe_until(tenants: Sequence[VictimCandidate]) -> int:
-    return max((tenant.safe_until_ms for tenant in tenants if not tenant.stopping), default=0)
+    return max((tenant.protected_until_ms for tenant in tenants if not tenant.stopping), default=0)
 
 
 def _places(spec: JobSpec, runs: list[Run]) -> tuple[Place, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.lifecycle.preemption import Hold, PreemptionControl
-from hodei.control.state import ClusterState
+from hodei.control.state import ClusterState, Timers
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import summary
 from hodei.engine.plan import Refusal
@@ -20,6 +20,7 @@ from hodei.engine.view import Gang, View
 from hodei.model.facts import JobMigrated
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import Job
+from hodei.model.stop_reason import StopReason
 
 # So long a job that left its nodes looks for others alone: better late in the old place than never.
 PATIENCE_MS = 600_000
@@ -28,62 +29,60 @@ PATIENCE_MS = 600_000
 class Relocation:
     def __init__(
         self,
-        world: ClusterState,
+        cluster: ClusterState,
         engine: Engine,
-        lives: JobLifecycle,
+        lifecycle: JobLifecycle,
         preempting: PreemptionControl,
         gang: Callable[..., Gang],
         view: Callable[[int], View],
-    ) -> None:
-        self._world, self._engine, self._lives, self._preempting = world, engine, lives, preempting
-        self._gang, self._view = gang, view
-        self.kept: dict[JobId, list[Place]] = {}
-
-    def queueing(
-        self,
         dequeue: Callable[[Job], None],
         enqueue: Callable[[Job, int], None],
-        set_timer: Callable[[int, JobId], None],
+        timers: Timers,
     ) -> None:
-        self._dequeue, self._enqueue, self._set_timer = dequeue, enqueue, set_timer
+        self._cluster, self._engine, self._lifecycle, self._preempting = cluster, engine, lifecycle, preempting
+        self._gang, self._view = gang, view
+        self._dequeue, self._enqueue, self._timers = dequeue, enqueue, timers
+        self.kept: dict[JobId, list[Place]] = {}
+        cluster.signals.job_ended.append(self._left)
+        cluster.signals.job_suspended.append(self._left)
 
     # --------------------------------------------------------------------------------------------- leaving
 
     def migrate(self, fact: JobMigrated, now_ms: int) -> None:
-        job = self._world.jobs.get(fact.job)
+        job = self._cluster.jobs.get(fact.job)
         if job is None or not can_move(job):
             return
         move = self._way(job, fact.to)
         places = self._trial(job, move, now_ms)
         if isinstance(places, str) and not fact.force:
-            self._world.tell("job.migration_refused", now_ms, job=job.id, reason=places)
+            self._cluster.emit("job.migration_refused", now_ms, job=job.id, reason=places)
             return
         where = f"to {fact.to}" if fact.to else move
-        self._world.tell("job.migrating", now_ms, job=job.id, move=where)
-        job = self._world.change_job(job, now_ms, move=move)
-        self._lives.stop_all(job, f"migrated {where}", now_ms)
+        self._cluster.emit("job.migrating", now_ms, job=job.id, move=where)
+        job = self._cluster.change_job(job, now_ms, move=move)
+        self._lifecycle.stop_all(job, StopReason("migrated", where), now_ms)
         if not isinstance(places, str):
             self._keep(job.id, places)
-        self._lives.conclude(self._world.jobs[job.id], now_ms)
+        self._lifecycle.conclude(self._cluster.jobs[job.id], now_ms)
 
     def drain(self, node: NodeName, now_ms: int) -> None:
         """The node takes nothing new any more; what is on it leaves. Room elsewhere is kept for those who find some now;
         the others wait in line, where they were before."""
-        world = self._world
-        for id in sorted(world.on_node.get(node, ())):
-            run = world.run(id)
+        cluster = self._cluster
+        for id in sorted(cluster.on_node.get(node, ())):
+            run = cluster.run(id)
             if run is None:
                 continue
-            job = world.jobs[run.job]
+            job = cluster.jobs[run.job]
             gang = job.spec.gang
             moves_whole = not gang.per_node and (job.spec.size == 1 or gang.on_failure != "repair")
-            if moves_whole and not run.stop_requested and can_move(job):
+            if moves_whole and not run.stop_reason and can_move(job):
                 places = self._trial(job, job.move, now_ms)
-                self._lives.leave(run, f"drained {node}", now_ms)
-                if not isinstance(places, str) and job.id in world.jobs:
+                self._lifecycle.leave(run, StopReason("drained", node), now_ms)
+                if not isinstance(places, str) and job.id in cluster.jobs:
                     self._keep(job.id, places)
             else:
-                self._lives.leave(run, f"drained {node}", now_ms)
+                self._lifecycle.leave(run, StopReason("drained", node), now_ms)
 
     def refusal(self, job: Job, to: NodeName, now_ms: int) -> str:
         """Why nobody else could take the job now; "" if somebody could. Nothing is changed."""
@@ -93,15 +92,15 @@ class Relocation:
     def _way(self, job: Job, to: NodeName) -> str:
         if to:
             return f"to {to}"
-        return "off " + " ".join(sorted({run.node for run in self._world.live_runs(job.id)}))
+        return "off " + " ".join(sorted({run.node for run in self._cluster.live_runs(job.id)}))
 
     def _trial(self, job: Job, move: str, now_ms: int) -> list[Place] | str:
         """Where it would go beside all that runs now, itself included; or why nowhere."""
-        table = self._world.table
+        table = self._cluster.table
         table.settle()
         gang = self._steered(job, move)
         with table.trial():
-            found = self._engine.room_for(gang, self._view(now_ms))
+            found = self._engine.place_needed(gang, self._view(now_ms))
             if isinstance(found, Refusal):
                 return summary(found.verdicts, found.nodes)
             self._engine.undo(found)
@@ -118,13 +117,16 @@ class Relocation:
     def _keep(self, id: JobId, places: list[Place]) -> None:
         self.drop(id)
         for name, member, grant in places:
-            self._world.table.hold(name, member.task.request, member, grant)
+            self._cluster.table.hold(name, member.task.request, member, grant)
         self.kept[id] = places
 
     def drop(self, id: JobId) -> None:
         """It has ended or does not come any more: nothing is kept for it."""
         for name, member, grant in self.kept.pop(id, ()):
-            self._world.table.let_go(name, member.task.request, member, grant)
+            self._cluster.table.let_go(name, member.task.request, member, grant)
+
+    def _left(self, job: Job) -> None:
+        self.drop(job.id)
 
     def void_on(self, node: NodeName) -> None:
         """A node is about to go: whoever was to go there finds another place in line."""
@@ -137,7 +139,7 @@ class Relocation:
         places = self.kept.pop(job.id, None) if self.kept else None
         if places is None:
             if job.move:
-                self._set_timer(job.queued_ms + PATIENCE_MS, job.id)
+                self._timers.set(job.queued_ms + PATIENCE_MS, job.id)
             return False
         self._engine.profile(gang).admit(gang)
         self._preempting.holds[job.id] = Hold(gang, places, set())
@@ -145,11 +147,11 @@ class Relocation:
 
     def lapse(self, id: JobId, now_ms: int) -> None:
         """One that has looked for another place long enough takes any, the one that it left included."""
-        job = self._world.jobs.get(id)
+        job = self._cluster.jobs.get(id)
         if job is not None and job.move and job.state == "pending" and job.queued_ms + PATIENCE_MS <= now_ms:
             self._dequeue(job)
-            job = self._world.change_job(job, now_ms, move="")
-            self._world.tell("job.move_given_up", now_ms, job=id)
+            job = self._cluster.change_job(job, now_ms, move="")
+            self._cluster.emit("job.migration_abandoned", now_ms, job=id)
             self._enqueue(job, now_ms)
 
 

@@ -122,10 +122,10 @@ class SchedulingQueue:
     def lift(self, job: JobId, to: int | None) -> None:
         """More important work waits for this gang, or no longer does: it goes where it belongs."""
         gang = self.gangs.get(job)
-        if gang is not None and gang.lifted != to:
+        if gang is not None and gang.inherited_priority != to:
             until = self._until.get(job, 0)
             self.remove(job)
-            gang.lifted = to
+            gang.inherited_priority = to
             self.add(gang, not_before_ms=until)
 
     def started(self, gang: Gang) -> None:
@@ -185,12 +185,12 @@ class SchedulingQueue:
 
     def wake(self, *triggers: Trigger) -> None:
         for alike, kind in list(self._kinds_asleep.items()):
-            if kind.refusal is not None and not set(triggers).isdisjoint(kind.refusal.cured_by):
+            if kind.refusal is not None and not set(triggers).isdisjoint(kind.refusal.requeue_on):
                 kind.refusal = None
                 del self._kinds_asleep[alike]
                 self._kind_woken(alike, kind)
         for key, group in list(self._asleep.items()):
-            if group.refusal is not None and not set(triggers).isdisjoint(group.refusal.cured_by):
+            if group.refusal is not None and not set(triggers).isdisjoint(group.refusal.requeue_on):
                 group.refusal = None
                 del self._asleep[key]
                 self._expose(key)
@@ -211,11 +211,11 @@ class SchedulingQueue:
             heapq.heappop(self._backoff)
         return self._backoff[0][0] if self._backoff else None
 
-    def wants_room(self) -> bool:
+    def needs_capacity(self) -> bool:
         """Whether somebody here is kept waiting by what others hold."""
         asleep = [kind.refusal for kind in self._kinds_asleep.values()]
         asleep += [group.refusal for group in self._asleep.values()]
-        return any(refusal is not None and refusal.for_room for refusal in asleep)
+        return any(refusal is not None and refusal.for_capacity for refusal in asleep)
 
     # -------------------------------------------------------------------------------------------- for `why`
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hodei.control.queue.sorted_keys import SortedKeys
 from hodei.engine.nodes import Ints, Mask
-from hodei.engine.points import ANY_TRIGGER, TimedQueue, Trigger, Waiting
+from hodei.engine.points import ANY_TRIGGER, PendingColumns, TimedQueue, Trigger
 from hodei.engine.profile import Shapes
 from hodei.engine.view import Gang
 from hodei.model.ids import JobId
@@ -25,7 +25,7 @@ BIT: dict[Trigger, int] = {trigger: 1 << place for place, trigger in enumerate(A
 _NEVER = np.iinfo(np.int64).max
 # Bits of `asleep` beside those of the triggers that wake: asleep at all, and nobody is there (any more).
 _SLEEPS, _GONE = 1 << 40, 1 << 41
-_WAITING = len(Waiting.__struct_fields__)
+_WAITING = len(PendingColumns.__struct_fields__)
 _ID, _SUBMITTED, _ESTIMATE, _PRIORITY = 0, 1, 2, 4
 _LIMIT, _GROUP, _ASLEEP, _TRIED, _KEY = range(_WAITING, _WAITING + 5)
 # Fewer changes of place than these are made one by one.
@@ -53,9 +53,9 @@ class PendingTable:
 
     def __init__(self, queue: TimedQueue, gangs: Mapping[JobId, Gang]) -> None:
         self._queue, self._gangs = queue, gangs
-        self.steady = not queue.restless
-        self._fills_in_order = queue.fill_order(Waiting(*np.zeros((_WAITING, 0), dtype=np.int64)), 0) is None
-        self._window = max(queue.lookahead, queue.promises, 1) if self.steady else _NEVER
+        self.steady = not queue.reorders
+        self._fills_in_order = queue.fill_order(PendingColumns(*np.zeros((_WAITING, 0), dtype=np.int64)), 0) is None
+        self._window = max(queue.lookahead, queue.reservation_depth, 1) if self.steady else _NEVER
         self.slots: dict[JobId, int] = {}
         self.end = 0
         self._holes: list[int] = []
@@ -68,7 +68,7 @@ class PendingTable:
         # Those who came since this was last emptied, and the cures that any and all of those asleep wait for.
         self.fresh: list[JobId] = []
         self._cures, self._common = 0, -1
-        # One row for each of `Waiting`, then those named below, then the needs; one column for each slot.
+        # One row for each of `PendingColumns`, then those named below, then the needs; one column for each slot.
         self.data: Ints = np.zeros((_WAITING + 5, 64), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class PendingTable:
             return 0, values[1], values[0]
         if self._queue.by_submission:
             return values[1], values[1], values[0]
-        return int(self._queue.order(Waiting(*map(np.int64, values)), 0)), values[1], values[0]  # type: ignore[arg-type]
+        return int(self._queue.order(PendingColumns(*map(np.int64, values)), 0)), values[1], values[0]  # type: ignore[arg-type]
 
     def _seat(self, gang: Gang, values: tuple[int, ...], largest: Resources, place: Place) -> None:
         for resource in largest:
@@ -179,7 +179,7 @@ class PendingTable:
         self.data[_ESTIMATE, slots] = list(expected.values())
         if not self.steady:
             return
-        keys = self._queue.order(Waiting(*self.data[:_WAITING, slots]), 0)
+        keys = self._queue.order(PendingColumns(*self.data[:_WAITING, slots]), 0)
         self.data[_KEY, slots] = keys
         before = {self._places[job] for job in expected}
         for job, key in zip(expected, keys.tolist(), strict=True):
@@ -202,10 +202,10 @@ class PendingTable:
 
     # ------------------------------------------------------------------------------------ sleeping and waking
 
-    def put_to_sleep(self, job: JobId, cured_by: Sequence[Trigger], *, but: Sequence[JobId]) -> None:
+    def put_to_sleep(self, job: JobId, requeue_on: Sequence[Trigger], *, but: Sequence[JobId]) -> None:
         """A gang sleeps, and with it those of its group that would run as long or longer."""
         bits, slot, end = _SLEEPS, self.slots[job], self.end
-        for trigger in cured_by:
+        for trigger in requeue_on:
             bits |= BIT[trigger]
         alike: Mask = (self.data[_GROUP, :end] == self.data[_GROUP, slot]) & (self.data[_ASLEEP, :end] != _GONE)
         alike &= self.data[_LIMIT, :end] >= self.data[_LIMIT, slot]
@@ -337,7 +337,7 @@ class PendingTable:
         elif self.steady and self._fills_in_order:
             keys = self.data[_KEY].take(slots)
         else:
-            waiting = Waiting(*self.data[:_WAITING, slots])
+            waiting = PendingColumns(*self.data[:_WAITING, slots])
             found = self._queue.fill_order(waiting, now_ms)
             keys = found if found is not None else self._queue.order(waiting, now_ms)
         return self._first(slots[keys == keys.item(keys.argmin())])
@@ -348,8 +348,8 @@ class PendingTable:
             slots = slots[np.lexsort((self.data[_ID, slots], self.data[_SUBMITTED, slots]))]
         return int(slots[0])
 
-    def waiting(self) -> Waiting:
-        return Waiting(*self.data[:_WAITING, : self.end])
+    def waiting(self) -> PendingColumns:
+        return PendingColumns(*self.data[:_WAITING, : self.end])
 
     def place_of(self, job: JobId) -> Place:
         return self._places[job]

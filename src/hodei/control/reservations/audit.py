@@ -18,8 +18,8 @@ Cause = Literal["broken", "overrun", "node", "rules"]
 
 
 class StartReservationAudit:
-    def __init__(self, world: ClusterState) -> None:
-        self._world = world
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
         self.missed: dict[str, int] = dict.fromkeys(get_args(Cause), 0)
 
     @property
@@ -28,29 +28,29 @@ class StartReservationAudit:
 
     def judge(self, now_ms: int) -> None:
         """To be called before anything new is learned: what the world looks like is how it looked when time passed."""
-        for promise in self._world.book.overdue(now_ms):
-            cause = self._cause(promise)
+        for start_reservation in self._cluster.availability.overdue(now_ms):
+            cause = self._cause(start_reservation)
             self.missed[cause] += 1
-            self._world.tell(
-                "promise.missed", now_ms, job=promise.job, cause=cause, promised_ms=promise.start_ms,
-                nodes=[node for node, _ in promise.places[:20]],
+            self._cluster.emit(
+                "start_reservation.missed", now_ms, job=start_reservation.job, cause=cause, reserved_start_ms=start_reservation.start_ms,
+                nodes=[node for node, _ in start_reservation.places[:20]],
             )  # fmt: skip
 
-    def _cause(self, promise: StartReservation) -> Cause:
-        table, book = self._world.table, self._world.book
+    def _cause(self, start_reservation: StartReservation) -> Cause:
+        table, availability = self._cluster.table, self._cluster.availability
         table.settle()
         overrun = False
-        for name, request in promise.places:
+        for name, request in start_reservation.places:
             row = table.row.get(name)
             if row is None or not table.nodes[row].ready or table.nodes[row].cordoned:
                 return "node"
-            room, used = table.room[row], table.usage(row)
+            room, used = table.allocatable[row], table.usage(row)
             if not _has(room, {}, request):
                 return "node"
             if not _has(room, used, request):
                 overrun = True
                 left = dict(used)
-                late = {span.run: span.request for span in book.outlived(name, promise.start_ms)}
+                late = {span.run: span.request for span in availability.overdue_runs(name, start_reservation.start_ms)}
                 for request_held in (late | self._told_to_go(name)).values():
                     for resource, amount in request_held.items():
                         left[resource] = left.get(resource, 0) - amount
@@ -60,9 +60,9 @@ class StartReservationAudit:
 
     def _told_to_go(self, node: NodeName) -> dict[RunId, Resources]:
         """What runs hold that are on their way out: the book expects them to be gone later than they should have been."""
-        world = self._world
-        runs = [run for id in world.on_node.get(node, ()) if (run := world.run(id)) is not None and run.stop_requested]
-        return {run.id: world.jobs[run.job].spec.task_of(run.member).request for run in runs}
+        cluster = self._cluster
+        runs = [run for id in cluster.on_node.get(node, ()) if (run := cluster.run(id)) is not None and run.stop_reason]
+        return {run.id: cluster.jobs[run.job].spec.task_of(run.member).request for run in runs}
 
 
 def _has(room: Resources, used: Resources, request: Resources) -> bool:

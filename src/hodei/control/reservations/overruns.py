@@ -18,9 +18,9 @@ from hodei.control.state import ClusterState
 from hodei.engine.availability import FOREVER, StartReservation
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import Job, Run
-from hodei.model.quantity import format_duration
 from hodei.model.reservation import Reservation
-from hodei.model.resources import Resources
+from hodei.model.resources import Resources, format_duration
+from hodei.model.stop_reason import StopReason
 
 STOP = "stop"
 
@@ -28,10 +28,10 @@ STOP = "stop"
 class OverrunEnforcement:
     """Backfilled runs whose estimate is over, and the promised jobs that could start if they were gone."""
 
-    def __init__(self, world: ClusterState, lives: JobLifecycle, overrun: Callable[[str], str]) -> None:
+    def __init__(self, cluster: ClusterState, lifecycle: JobLifecycle, overrun: Callable[[str], str]) -> None:
         """`overrun`: what the line of that profile does about them, `let` or `stop`."""
-        self._world = world
-        self._lives = lives
+        self._cluster = cluster
+        self._lifecycle = lifecycle
         self._overrun = overrun
         self._due: list[tuple[int, RunId]] = []
         self._over: set[RunId] = set()
@@ -40,8 +40,8 @@ class OverrunEnforcement:
         """The job was placed, or is known again after a restart."""
         if self._overrun(job.spec.profile) != STOP:
             return
-        for run in self._world.live_runs(job.id):
-            end_ms = self._world.book.expected_end_ms(run.id) if run.kind == "backfill" else FOREVER
+        for run in self._cluster.live_runs(job.id):
+            end_ms = self._cluster.availability.expected_end_ms(run.id) if run.kind == "backfill" else FOREVER
             if end_ms < FOREVER:
                 heapq.heappush(self._due, (end_ms, run.id))
 
@@ -55,19 +55,21 @@ class OverrunEnforcement:
             self._over.add(heapq.heappop(self._due)[1])
         if not self._over:
             return
-        staying = {run.id: run for id in self._over if (run := self._world.run(id)) is not None and _stays(run)}
+        staying = {run.id: run for id in self._over if (run := self._cluster.run(id)) is not None and _stays(run)}
         self._over.intersection_update(staying)
         if not staying:
             return
-        self._world.table.settle()
+        self._cluster.table.settle()
         nodes = {run.node for run in staying.values()}
         spoken_for: dict[NodeName, Resources] = {}
-        promises = self._world.book.promises.values()
-        for promise in sorted(promises, key=lambda promise: (promise.start_ms, promise.job)):
-            wanted = _by_node(promise.places)
+        start_reservations = self._cluster.availability.start_reservations.values()
+        for start_reservation in sorted(
+            start_reservations, key=lambda start_reservation: (start_reservation.start_ms, start_reservation.job)
+        ):
+            wanted = _by_node(start_reservation.places)
             if not nodes.isdisjoint(wanted):
                 for run in self._in_the_way(wanted, staying, spoken_for):
-                    self._stop(run, promise, now_ms)
+                    self._stop(run, start_reservation, now_ms)
             for node, request in wanted.items():
                 _add(spoken_for.setdefault(node, {}), request)
 
@@ -76,16 +78,16 @@ class OverrunEnforcement:
     ) -> list[Run]:
         """The fewest of those over time without whom there is room for all that is wanted; none if that is not enough."""
         out: list[Run] = []
-        table = self._world.table
+        table = self._cluster.table
         for name in sorted(wanted):
             row = table.row.get(name)
             if row is None or not table.nodes[row].ready or table.nodes[row].cordoned:
                 return []
-            here = on_node(self._world, name)
+            here = on_node(self._cluster, name)
             lacking = dict(wanted[name])
             _add(lacking, spoken_for.get(name, {}))
             _add(lacking, _together(here))
-            _add(lacking, table.room[row], sign=-1)
+            _add(lacking, table.allocatable[row], sign=-1)
             lacking = {resource: lacking[resource] for resource in wanted[name] if lacking[resource] > 0}
             picked = fewest(lacking, [one for one in here if one.run.id in over])
             if picked is None:
@@ -93,94 +95,102 @@ class OverrunEnforcement:
             out += [one.run for one in picked]
         return out
 
-    def _stop(self, run: Run, promise: StartReservation, now_ms: int) -> None:
-        job = self._world.jobs.get(run.job)
-        if job is None or not _stays(self._world.run(run.id)):
+    def _stop(self, run: Run, start_reservation: StartReservation, now_ms: int) -> None:
+        job = self._cluster.jobs.get(run.job)
+        if job is None or not _stays(self._cluster.run(run.id)):
             return  # it goes already, with another member of its gang
-        allowed = format_duration(self._world.book.expected_end_ms(run.id) - (run.started_ms or run.placed_ms))
-        reason = f"overran its estimate of {allowed} while job {promise.job} was promised its room"
-        self._world.tell("job.overran", now_ms, job=job.id, run=run.id, node=run.node, promised=promise.job)
-        evict_run(self._world, self._lives, run, reason, now_ms, whole=True)
+        allowed = format_duration(
+            self._cluster.availability.expected_end_ms(run.id) - (run.started_ms or run.placed_ms)
+        )
+        detail = f"its estimate of {allowed} while job {start_reservation.job} was promised its room"
+        self._cluster.emit("job.overrun", now_ms, job=job.id, run=run.id, node=run.node, promised=start_reservation.job)
+        evict_run(self._cluster, self._lifecycle, run, StopReason("overran", detail), now_ms, whole=True)
 
 
 class ReservationWindows:
     """What the beginning and the end of a reservation's window mean to the runs that are there."""
 
-    def __init__(self, world: ClusterState, lives: JobLifecycle) -> None:
-        self._world = world
-        self._lives = lives
+    def __init__(self, cluster: ClusterState, lifecycle: JobLifecycle) -> None:
+        self._cluster = cluster
+        self._lifecycle = lifecycle
         # Nodes that are still to be looked at: after a restart they join one by one.
         self._unseen: set[tuple[str, NodeName]] = set()
 
-    def begins(self, booking: Reservation) -> None:
+    def begins(self, reservation: Reservation) -> None:
         """Also to be called after a restart within the window: whoever should have gone meanwhile is told then."""
-        if booking.at_start == STOP:
-            self._unseen |= {(booking.name, node) for node, _ in booking.places}
+        if reservation.at_start == STOP:
+            self._unseen |= {(reservation.name, node) for node, _ in reservation.places}
 
     def clear(self, now_ms: int) -> None:
         """Others leave nodes of windows that have begun, as far as the reserved room is not there without that."""
         if self._unseen:
-            self._world.table.settle()  # nodes may have joined in this very step
+            self._cluster.table.settle()  # nodes may have joined in this very step
         for name, node in sorted(self._unseen):
-            booking = self._world.book.bookings.get(name)
-            if booking is None:
+            reservation = self._cluster.availability.reservations.get(name)
+            if reservation is None:
                 self._unseen.discard((name, node))
-            elif node in self._world.table.row:
+            elif node in self._cluster.table.row:
                 self._unseen.discard((name, node))
-                self._clear(booking, node, now_ms)
+                self._clear(reservation, node, now_ms)
 
-    def _clear(self, booking: Reservation, node: NodeName, now_ms: int) -> None:
-        here = on_node(self._world, node)
+    def _clear(self, reservation: Reservation, node: NodeName, now_ms: int) -> None:
+        here = on_node(self._cluster, node)
         booked = self._booked(node, now_ms)
-        own = _together(one for one in here if one.project == booking.project)
-        others = [one for one in here if one.project != booking.project]
-        lacking = dict(booked.get(booking.project, {}))
+        own = _together(one for one in here if one.project == reservation.project)
+        others = [one for one in here if one.project != reservation.project]
+        lacking = dict(booked.get(reservation.project, {}))
         for resource in lacking:
             lacking[resource] = max(lacking[resource] - own.get(resource, 0), 0)
-        room = self._world.table.room[self._world.table.row[node]]
+        room = self._cluster.table.allocatable[self._cluster.table.row[node]]
         held = _together(here)
         lacking = {
             resource: amount - (room.get(resource, 0) - held.get(resource, 0)) for resource, amount in lacking.items()
         }
         lacking = {resource: amount for resource, amount in lacking.items() if amount > 0}
-        reason = f"cleared off {node}: reservation {booking.name} of project {booking.project} has begun"
+        detail = f"off {node}: reservation {reservation.name} of project {reservation.project} has begun"
         # As much as can be had: a node that has shrunk may never have all of it.
         for one in fewest(lacking, _beyond(others, booked), all_or_nothing=False) or ():
-            self._send_away(one, booking, reason, now_ms)
+            self._send_away(one, reservation, StopReason("cleared", detail), now_ms)
 
-    def ends(self, booking: Reservation, now_ms: int) -> None:
+    def ends(self, reservation: Reservation, now_ms: int) -> None:
         """To be called when the booking is off the book: its project gives back as much as was reserved, the latest of
         its runs first."""
-        if booking.at_end != STOP:
+        if reservation.at_end != STOP:
             return
-        for node, request in sorted(_by_node(booking.places).items()):
-            own = [one for one in on_node(self._world, node) if one.project == booking.project]
-            held, kept = _together(own), self._booked(node, now_ms).get(booking.project, {})
+        for node, request in sorted(_by_node(reservation.places).items()):
+            own = [one for one in on_node(self._cluster, node) if one.project == reservation.project]
+            held, kept = _together(own), self._booked(node, now_ms).get(reservation.project, {})
             back = {
                 resource: min(amount, held.get(resource, 0) - kept.get(resource, 0))
                 for resource, amount in request.items()
             }
             back = {resource: amount for resource, amount in back.items() if amount > 0}
-            reason = f"outstayed reservation {booking.name}, which is over"
-            beyond = _beyond(own, {booking.project: kept})
+            reason = StopReason("outstayed", f"reservation {reservation.name}, which is over")
+            beyond = _beyond(own, {reservation.project: kept})
             for one in fewest(back, beyond, all_or_nothing=False) or ():
-                self._send_away(one, booking, reason, now_ms)
+                self._send_away(one, reservation, reason, now_ms)
 
     def _booked(self, node: NodeName, now_ms: int) -> dict[str, Resources]:
         """What of a node is reserved now, by project."""
         out: dict[str, Resources] = {}
-        for claim in self._world.book.claims_on(node):
+        for claim in self._cluster.availability.claims_on(node):
             if not claim.job and claim.start_ms <= now_ms < claim.end_ms:
                 _add(out.setdefault(claim.project, {}), claim.request)
         return out
 
-    def _send_away(self, one: NodeOccupant, booking: Reservation, reason: str, now_ms: int) -> None:
+    def _send_away(self, one: NodeOccupant, reservation: Reservation, reason: StopReason, now_ms: int) -> None:
         run = one.run
-        if _stays(self._world.run(run.id)):
-            self._world.tell(
-                "reservation.stopped", now_ms, job=run.job, run=run.id, node=run.node, name=booking.name, reason=reason
+        if _stays(self._cluster.run(run.id)):
+            self._cluster.emit(
+                "reservation.run_stopped",
+                now_ms,
+                job=run.job,
+                run=run.id,
+                node=run.node,
+                name=reservation.name,
+                reason=reason.text,
             )
-            evict_run(self._world, self._lives, run, reason, now_ms)
+            evict_run(self._cluster, self._lifecycle, run, reason, now_ms)
 
 
 # ---------------------------------------------------------------------------------------------- who has to go
@@ -196,10 +206,10 @@ class NodeOccupant:
         self.request = job.spec.task_of(run.member).request
 
 
-def on_node(world: ClusterState, node: NodeName) -> list[NodeOccupant]:
+def on_node(cluster: ClusterState, node: NodeName) -> list[NodeOccupant]:
     """Those who stay there, in the order in which they would have to go: the least important first, of those the latest."""
-    runs = [run for id in world.on_node.get(node, ()) if (run := world.run(id)) is not None and _stays(run)]
-    tenants = [NodeOccupant(run, world.jobs[run.job]) for run in runs]
+    runs = [run for id in cluster.on_node.get(node, ()) if (run := cluster.run(id)) is not None and _stays(run)]
+    tenants = [NodeOccupant(run, cluster.jobs[run.job]) for run in runs]
     return sorted(tenants, key=lambda one: (one.priority, -one.run.placed_ms, one.run.id))
 
 
@@ -240,26 +250,28 @@ def _beyond(tenants: Sequence[NodeOccupant], booked: Mapping[str, Resources]) ->
 
 
 def evict_run(
-    world: ClusterState, lives: JobLifecycle, run: Run, reason: str, now_ms: int, *, whole: bool = False
+    cluster: ClusterState, lifecycle: JobLifecycle, run: Run, reason: StopReason, now_ms: int, *, whole: bool = False
 ) -> None:
     """Told to go, alone or with its gang; the book expects it to be gone when its grace is over."""
-    spec = world.jobs[run.job].spec
+    spec = cluster.jobs[run.job].spec
     if whole:
-        lives.stop_all(world.jobs[run.job], reason, now_ms)
+        lifecycle.stop_all(cluster.jobs[run.job], reason, now_ms)
     else:
-        lives.leave(run, reason, now_ms)
+        lifecycle.leave(run, reason, now_ms)
     grace_ms = spec.grace_ms + (spec.checkpoint.timeout_ms if spec.checkpoint.hooked else 0)
-    live = world.live_runs(run.job)
+    live = cluster.live_runs(run.job)
     for other in live:
         if not _stays(other):
-            world.book.leaves_by(other.id, now_ms + grace_ms)
+            cluster.availability.expect_end_by(other.id, now_ms + grace_ms)
     if not any(_stays(other) for other in live):
-        code = reason.partition(" ")[0].upper()
-        world.change_job(world.jobs[run.job], now_ms, reason_code=code, reason=reason)
+        code = {"overran": "OVERRUN", "cleared": "RESERVATION_STARTED", "outstayed": "RESERVATION_ENDED"}.get(
+            reason.code, "PREEMPTED"
+        )
+        cluster.change_job(cluster.jobs[run.job], now_ms, reason_code=code, reason=reason.text)
 
 
 def _stays(run: Run | None) -> bool:
-    return run is not None and not run.stop_requested
+    return run is not None and not run.stop_reason
 
 
 def _by_node(places: Iterable[tuple[NodeName, Resources]]) -> dict[NodeName, Resources]:

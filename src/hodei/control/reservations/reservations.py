@@ -19,71 +19,77 @@ from hodei.model.reservation import LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources, human_amount
 
 _NAMED = 5
-MOST_BOOKINGS = 1000
+MAX_RESERVATIONS = 1000
 
 
 class Reservations:
-    def __init__(self, world: ClusterState, windows: ReservationWindows, wake: Callable[[Trigger], None]) -> None:
-        self._world = world
+    def __init__(self, cluster: ClusterState, windows: ReservationWindows, wake: Callable[[Trigger], None]) -> None:
+        self._cluster = cluster
         self._windows = windows
         self._wake = wake
         self._open: set[str] = set()
 
     # ------------------------------------------------------------------------------------------- learning
 
-    def made(self, booking: Reservation, now_ms: int, *, restored: bool = False) -> None:
-        self._world.put_booking(booking, new=not restored)
+    def made(self, reservation: Reservation, now_ms: int, *, restored: bool = False) -> None:
+        self._cluster.put_reservation(reservation, new=not restored)
         if not restored:
-            self._world.tell(
-                "reservation.made", now_ms, name=booking.name, project=booking.project, by=booking.by,
-                start_ms=booking.start_ms, end_ms=booking.end_ms, nodes=_nodes(booking),
+            self._cluster.emit(
+                "reservation.created", now_ms, name=reservation.name, project=reservation.project, by=reservation.by,
+                start_ms=reservation.start_ms, end_ms=reservation.end_ms, nodes=_nodes(reservation),
             )  # fmt: skip
-        elif booking.start_ms <= now_ms:
-            self._open.add(booking.name)  # it was told before the restart
-            self._windows.begins(booking)
+        elif reservation.start_ms <= now_ms:
+            self._open.add(reservation.name)  # it was told before the restart
+            self._windows.begins(reservation)
 
     def cancelled(self, name: str, by: str, now_ms: int) -> None:
         if self._drop(name) is not None:
-            self._world.tell("reservation.cancelled", now_ms, name=name, by=by)
+            self._cluster.emit("reservation.cancelled", now_ms, name=name, by=by)
 
     def turn(self, now_ms: int) -> None:
         """Windows that open or close by now. One that closes sets its room free for everyone."""
-        for booking in sorted(self._world.book.bookings.values(), key=lambda booking: booking.name):
-            if booking.end_ms <= now_ms:
-                self._drop(booking.name)
-                self._world.tell("reservation.ended", now_ms, name=booking.name, project=booking.project)
-                self._windows.ends(booking, now_ms)
-            elif booking.start_ms <= now_ms and booking.name not in self._open:
-                self._open.add(booking.name)
-                self._world.tell(
-                    "reservation.started", now_ms, name=booking.name, project=booking.project, nodes=_nodes(booking)
+        for reservation in sorted(
+            self._cluster.availability.reservations.values(), key=lambda reservation: reservation.name
+        ):
+            if reservation.end_ms <= now_ms:
+                self._drop(reservation.name)
+                self._cluster.emit("reservation.ended", now_ms, name=reservation.name, project=reservation.project)
+                self._windows.ends(reservation, now_ms)
+            elif reservation.start_ms <= now_ms and reservation.name not in self._open:
+                self._open.add(reservation.name)
+                self._cluster.emit(
+                    "reservation.started",
+                    now_ms,
+                    name=reservation.name,
+                    project=reservation.project,
+                    nodes=_nodes(reservation),
                 )
-                self._windows.begins(booking)
+                self._windows.begins(reservation)
         self._windows.clear(now_ms)
 
     def next_ms(self) -> int | None:
         """When the next window opens or closes."""
         due = (
-            booking.end_ms if booking.name in self._open else booking.start_ms
-            for booking in self._world.book.bookings.values()
+            reservation.end_ms if reservation.name in self._open else reservation.start_ms
+            for reservation in self._cluster.availability.reservations.values()
         )
         return min(due, default=None)
 
     def _drop(self, name: str) -> Reservation | None:
         self._open.discard(name)
-        booking = self._world.drop_booking(name)
-        if booking is not None:
+        reservation = self._cluster.drop_reservation(name)
+        if reservation is not None:
             self._wake("node_changed")
-        return booking
+        return reservation
 
 
 # ------------------------------------------------------------------------------------------------ choosing
 
 
-def choose(world: ClusterState, wish: ReservationSpec, now_ms: int) -> Reservation:
+def choose(cluster: ClusterState, wish: ReservationSpec, now_ms: int) -> Reservation:
     """The reservation that the wish comes to. Conflict, naming what is in the way, if there is no room for it."""
-    _check(world, wish, now_ms)
-    table, book = world.table, world.drawn_up()
+    _check(cluster, wish, now_ms)
+    table, availability = cluster.table, cluster.build_availability()
     found: list[tuple[int, NodeName, Resources]] = []
     taken: dict[str, int] = {}
     short: list[str] = []
@@ -92,17 +98,17 @@ def choose(world: ClusterState, wish: ReservationSpec, now_ms: int) -> Reservati
         node = table.nodes[row]
         if not wish.named and (not node.ready or node.cordoned):
             continue
-        request = wish.request or {resource: amount for resource, amount in table.room[row].items() if amount}
+        request = wish.request or {resource: amount for resource, amount in table.allocatable[row].items() if amount}
         lacking = _lacking(table, row, request)
         if lacking:
             short.append(f"{name} has {lacking}")
             continue
-        in_the_way = _in_the_way(book, table, name, request, wish)
+        in_the_way = _in_the_way(availability, table, name, request, wish)
         if in_the_way:
             for claim in in_the_way:
                 taken[_whose(claim)] = taken.get(_whose(claim), 0) + 1
             continue
-        free_ms = _free_from(book, table, name, request, now_ms)
+        free_ms = _free_from(availability, table, name, request, now_ms)
         found.append((max(free_ms, wish.start_ms), name, request))
     wanted = len(wish.named) or wish.count
     if len(found) < wanted:
@@ -113,33 +119,39 @@ def choose(world: ClusterState, wish: ReservationSpec, now_ms: int) -> Reservati
     )  # fmt: skip
 
 
-def late_runs(world: ClusterState, booking: Reservation, now_ms: int) -> list[LateRun]:
+def late_runs(cluster: ClusterState, reservation: Reservation, now_ms: int) -> list[LateRun]:
     """The runs of others that may still be there when it begins, and without which there would be room for it."""
-    table, book = world.table, world.drawn_up()
+    table, availability = cluster.table, cluster.build_availability()
     out = []
-    at_ms = max(booking.start_ms, now_ms)
-    for node, request in booking.places:
+    at_ms = max(reservation.start_ms, now_ms)
+    for node, request in reservation.places:
         row = table.row.get(node)
         if row is None:
             continue
-        others = [span for span in book.spans(node, now_ms) if span.project != booking.project and span.end_ms > at_ms]
-        room = table.room[row]
+        others = [
+            span
+            for span in availability.spans(node, now_ms)
+            if span.project != reservation.project and span.end_ms > at_ms
+        ]
+        room = table.allocatable[row]
         held = {resource: sum(span.request.get(resource, 0) for span in others) for resource in request}
         if any(room.get(resource, 0) - held[resource] < amount for resource, amount in request.items()):
             out += [LateRun(node, span.run, span.end_ms if span.end_ms < FOREVER else 0) for span in others]
     return out
 
 
-def _check(world: ClusterState, wish: ReservationSpec, now_ms: int) -> None:
+def _check(cluster: ClusterState, wish: ReservationSpec, now_ms: int) -> None:
     if wish.end_ms <= max(wish.start_ms, now_ms):
         raise InvalidInput("the reservation would be over before it begins", hint="give it a later end")
-    if len(world.book.bookings) >= MOST_BOOKINGS:
-        raise Conflict(f"there are {MOST_BOOKINGS} reservations already", hint="delete some; see: hodei reserve list")
-    if wish.name in world.book.bookings:
+    if len(cluster.availability.reservations) >= MAX_RESERVATIONS:
         raise Conflict(
-            f"there is a reservation {wish.name!r} already", hint=f"choose another name, or: hodei reserve delete {wish.name}"
+            f"there are {MAX_RESERVATIONS} reservations already", hint="delete some; see: hodei reservation list"
+        )
+    if wish.name in cluster.availability.reservations:
+        raise Conflict(
+            f"there is a reservation {wish.name!r} already", hint=f"choose another name, or: hodei reservation delete {wish.name}"
         )  # fmt: skip
-    unknown = [name for name in wish.named if name not in world.table.row]
+    unknown = [name for name in wish.named if name not in cluster.table.row]
     if unknown:
         raise NotFound(f"there is no node {unknown[0]!r}", hint="hodei nodes")
     if not wish.named and wish.count < 1:
@@ -147,17 +159,19 @@ def _check(world: ClusterState, wish: ReservationSpec, now_ms: int) -> None:
 
 
 def _lacking(table: Table, row: int, request: Resources) -> str:
-    room = table.room[row]
+    room = table.allocatable[row]
     lacks = [resource for resource, amount in sorted(request.items()) if room.get(resource, 0) < amount]
     return ", ".join(f"{resource} {human_amount(resource, room.get(resource, 0))}" for resource in lacks)
 
 
 def _in_the_way(
-    book: AvailabilityProfile, table: Table, node: NodeName, request: Resources, wish: ReservationSpec
+    availability: AvailabilityProfile, table: Table, node: NodeName, request: Resources, wish: ReservationSpec
 ) -> list[Claim]:
     """The claims that together with the wish would be more than the node has, at some moment of the window."""
-    room = table.room[table.row[node]]
-    window = [claim for claim in book.claims_on(node) if claim.start_ms < wish.end_ms and claim.end_ms > wish.start_ms]
+    room = table.allocatable[table.row[node]]
+    window = [
+        claim for claim in availability.claims_on(node) if claim.start_ms < wish.end_ms and claim.end_ms > wish.start_ms
+    ]
     for at_ms in sorted({max(claim.start_ms, wish.start_ms) for claim in window}):
         now = [claim for claim in window if claim.start_ms <= at_ms < claim.end_ms]
         for resource, amount in request.items():
@@ -167,12 +181,12 @@ def _in_the_way(
     return []
 
 
-def _free_from(book: AvailabilityProfile, table: Table, node: NodeName, request: Resources, now_ms: int) -> int:
+def _free_from(availability: AvailabilityProfile, table: Table, node: NodeName, request: Resources, now_ms: int) -> int:
     """When the runs that are there have left enough, claims aside."""
-    room, used = table.room[table.row[node]], dict(table.usage(table.row[node]))
+    room, used = table.allocatable[table.row[node]], dict(table.usage(table.row[node]))
     if all(room.get(resource, 0) - used.get(resource, 0) >= amount for resource, amount in request.items()):
         return now_ms
-    for span in book.spans(node, now_ms):
+    for span in availability.spans(node, now_ms):
         for resource, amount in span.request.items():
             used[resource] = used.get(resource, 0) - amount
         if all(room.get(resource, 0) - used.get(resource, 0) >= amount for resource, amount in request.items()):
@@ -190,8 +204,8 @@ def _no_room(wish: ReservationSpec, found: int, taken: dict[str, int], short: Se
     if len(wish.named) == 1:
         text = f"node {wish.named[0]} does not have that room for the whole time"
     return Conflict(
-        text + (f": {'; '.join(causes)}" if causes else ""), code="NO_ROOM_TO_RESERVE",
-        hint="choose another time, fewer nodes or smaller amounts; see: hodei reserve list",
+        text + (f": {'; '.join(causes)}" if causes else ""), code="RESERVATION_DOES_NOT_FIT",
+        hint="choose another time, fewer nodes or smaller amounts; see: hodei reservation list",
     )  # fmt: skip
 
 
@@ -203,5 +217,5 @@ def _count(nodes: int) -> str:
     return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
-def _nodes(booking: Reservation) -> list[NodeName]:
-    return [node for node, _ in booking.places[:20]]
+def _nodes(reservation: Reservation) -> list[NodeName]:
+    return [node for node, _ in reservation.places[:20]]

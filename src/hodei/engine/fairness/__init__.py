@@ -1,6 +1,6 @@
-"""Who is owed what: shares, usage, quotas that are lent, and what things are worth. Pure sums, no state, no time.
+"""Fairness: shares, usage, lending of quotas, billing. Pure functions, no state.
 
-`tree` holds the accounts and their shares; `classic` and `fair_tree` turn usage into a factor for each of them; `drf` is
-dominant-resource fairness; `billing` weighs resources against each other; `lending` shares out quotas of a cohort.
-Usage over time is kept by `control.accounting.ledger`. Every answer comes as rows that hold all terms of the sum.
+`tree` holds accounts and shares; `classic` and `fair_tree` compute fair-share factors from usage; `drf` is
+dominant-resource fairness; `billing` weighs resources; `lending` divides quotas within a cohort. Usage over time is
+in `control.accounting.ledger`. Results are rows with every term.
 """

@@ -1,8 +1,7 @@
-"""What amounts of different resources are worth, in one unit: weights for fair share, prices for budgets.
+"""Values of different resources in one unit: weights for fair share, prices for budgets.
 
-Whole numbers throughout: a rate is so many millionths for so many base units (`cpu` 1.0 is 1,000,000 for 1000 thousandths
-of a core; `memory` 0.25/Gi is 250,000 for 2**30 bytes), and each resource's term is rounded down to a millionth, so a
-bill is off by less than one millionth for each resource. What decides are the millionths; floats are for printing.
+Integers throughout: a rate is millionths per base units (`cpu` 1.0 is 1,000,000 per 1000 thousandths of a core;
+`memory` 0.25/Gi is 250,000 per 2**30 bytes). Each term is rounded down to a millionth. Floats are for printing only.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from typing import Literal
 from msgspec import Struct
 
 from hodei.model.errors import InvalidInput
-from hodei.model.quantity import parse_quantity
-from hodei.model.resources import Resources, parse_resources, scale_of
+from hodei.model.resources import Resources, parse_quantity, parse_resources, scale_of
 
 MICRO = 1_000_000
 HOUR_MS = 3_600_000
-# The name under which a bill (in millionths) can be charged to the ledger beside the resources it was reckoned from.
+# The resource name of bills (in millionths) in the ledger.
 BILLING = "billing"
 
 Mode = Literal["sum", "max"]
@@ -33,16 +31,16 @@ class Rate(Struct, frozen=True):
 
 
 class Bill(Struct, frozen=True):
-    """`terms` holds each resource's part, `micro` their sum or the largest of them."""
+    """`terms`: the part of each resource; `micro`: their sum or maximum."""
 
     micro: int
     terms: dict[str, int]
 
 
 def parse_rates(given: Mapping[str, str | int | float]) -> dict[str, Rate]:
-    """Rates by resource: `1.0` is for one whole (a core, a GPU, a byte), `0.25/Gi` or `0.25/G` for that many.
+    """Rates by resource: `1.0` is per core, GPU or byte, `0.25/Gi` or `0.25/G` per that many.
 
-    Suffixes mean what they mean in every amount here: G is 10**9, Gi is 2**30.
+    Suffixes as in all amounts: G is 10**9, Gi is 2**30.
     """
     rates: dict[str, Rate] = {}
     for name, text in given.items():
@@ -72,7 +70,7 @@ def _parse_rate(resource: str, text: str) -> Rate:
 
 
 def bill(amounts: Resources, rates: Mapping[str, Rate], mode: Mode = "sum") -> Bill:
-    """What the amounts are worth. `max` counts only the dearest resource (Slurm's MAX_TRES). No rate, no cost."""
+    """`max` counts only the most expensive resource (Slurm's MAX_TRES). A resource without a rate is free."""
     terms = {
         name: amounts[name] * rates[name].micro // rates[name].per for name in sorted(amounts) if name in rates
     }  # fmt: skip
@@ -80,22 +78,22 @@ def bill(amounts: Resources, rates: Mapping[str, Rate], mode: Mode = "sum") -> B
 
 
 def cost_micro(used: Resources, prices: Mapping[str, Rate]) -> int:
-    """Money (millionths) for use over time, base units times milliseconds as the ledger tells them; prices per hour."""
+    """Cost in millionths of usage (base units times milliseconds); prices are per hour."""
     return sum(
         used[name] * prices[name].micro // (prices[name].per * HOUR_MS) for name in used if name in prices
     )  # fmt: skip
 
 
 def hours(resource: str, used: int) -> float:
-    """Base units times milliseconds as hours of one whole (GPU-hours, core-hours, byte-hours), for printing."""
+    """Base units times milliseconds as hours (GPU-hours, core-hours), for printing."""
     return used / (scale_of(resource) * HOUR_MS)
 
 
 class Budget(Struct, frozen=True):
-    """What may be used from `since_ms` on, nothing ever forgotten.
+    """Limits of usage since `since_ms`.
 
-    `unit_hours`: base units times hours (500 GPU-hours are {"gpu": 500_000}); `money_micro`: millionths of the currency in
-    which `prices` (per hour) are given, None for no bound.
+    `unit_hours`: base units times hours (500 GPU-hours are {"gpu": 500_000}); `money_micro`: millionths of the
+    currency of `prices` (per hour), None for no limit.
     """
 
     since_ms: int
@@ -105,7 +103,7 @@ class Budget(Struct, frozen=True):
 
 
 class Spent(Struct, frozen=True):
-    """One bound of a budget: `used` of `limit`, both in base units times milliseconds, or millionths for "money"."""
+    """One limit of a budget: base units times milliseconds, or millionths for "money"."""
 
     name: str
     used: int
@@ -121,7 +119,7 @@ class Spent(Struct, frozen=True):
 
 
 def spent(budget: Budget, used: Resources) -> list[Spent]:
-    """How each bound stands. `used` is what `Ledger.used_since(path, budget.since_ms, now)` says."""
+    """Usage per limit. `used` comes from `Ledger.used_since(path, budget.since_ms, now)`."""
     found = [
         Spent(name, used.get(name, 0), limit * HOUR_MS) for name, limit in sorted(budget.unit_hours.items())
     ]  # fmt: skip

@@ -1,7 +1,4 @@
-"""Dominant-resource fairness: a tenant's share is its share of whichever resource it has most of.
-
-Exact fractions, so that equal shares are equal. Amounts are in the base units of `model.resources`.
-"""
+"""Dominant-resource fairness: a tenant's share is its largest share of any resource. Exact fractions, in base units."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from hodei.model.resources import Resources
 
 
 class DominantShare(Struct, frozen=True):
-    """`resource` is "" for who uses nothing. `shares` holds every resource's term."""
+    """`resource`: "" without usage. `shares`: the term of every resource."""
 
     resource: str
     share: Fraction
@@ -25,10 +22,10 @@ class DominantShare(Struct, frozen=True):
 def dominant_share(
     used: Resources, totals: Resources, *, weight: int = 1, resource_weights: Mapping[str, int] | None = None
 ) -> DominantShare:
-    """The largest of used / total * weight of the resource / weight of the tenant.
+    """The largest of used / total * resource weight / tenant weight.
 
-    A resource of which there is nothing counts nothing (its last node may be gone while runs still hold it). Ties go to
-    the first name.
+    A resource without capacity does not count (its last node may be gone while runs still hold it). Ties go to the
+    first name.
     """
     if weight < 1:
         raise InvalidInput(f"a weight of {weight}", hint="a whole number from 1")
@@ -47,25 +44,25 @@ def dominant_share(
 def progressive_filling(
     tasks: Mapping[str, Resources], totals: Resources, *, weights: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """How many tasks each tenant gets when the one with the lowest dominant share is always served next.
+    """Tasks per tenant when the tenant with the lowest dominant share is always served next.
 
-    `tasks` is what one task of each tenant needs. A tenant whose next task does not fit is done. Ties by name.
+    `tasks`: the needs of one task per tenant. A tenant whose next task does not fit is done. Ties by name.
     """
     for tenant, need in tasks.items():
         if not any(need.values()):
             raise InvalidInput(f"a task of {tenant} needs nothing", hint="endlessly many would fit")
     given = dict.fromkeys(sorted(tasks), 0)
     free = dict(totals)
-    hungry = set(tasks)
-    while hungry:
-        tenant = min(hungry, key=lambda name: (_share(name, tasks, given, totals, weights), name))
+    active = set(tasks)
+    while active:
+        tenant = min(active, key=lambda name: (_share(name, tasks, given, totals, weights), name))
         need = tasks[tenant]
         if all(free.get(resource, 0) >= amount for resource, amount in need.items()):
             for resource, amount in need.items():
                 free[resource] = free.get(resource, 0) - amount
             given[tenant] += 1
         else:
-            hungry.discard(tenant)
+            active.discard(tenant)
     return given
 
 

@@ -1,15 +1,15 @@
-"""Slurm's Fair Tree: who is owed most at the highest level where two users' accounts differ, comes first.
+"""Slurm's Fair Tree: users are ordered by LevelFS at the highest level where their accounts differ.
 
-In each sibling set LevelFS = (shares / sum of shares) / (usage / usage of the parent); the tree is walked from the
-highest LevelFS down and users are ranked as they are met, so all users of an account come before all users of a sibling
-that has had more of its due. A user's factor is its rank over the number of users.
+In each sibling set LevelFS = (shares / sum of shares) / (usage / usage of the parent). The tree is walked from the
+highest LevelFS down and users are ranked as they are met, so all users of an account rank before all users of a
+sibling with a lower LevelFS. A user's factor is its rank over the number of users.
 
-Without usage LevelFS is infinite; without shares it is 0. Users marked "parent" have an infinite one in the sibling set of
-their account; accounts marked "parent" dissolve into it (see `tree`), and what their users used counts all the same.
-Ties: equal users share a rank; equal accounts are walked as one; a user equal to an account ranks as its best user.
+Without usage LevelFS is infinite; without shares it is 0. Users marked "parent" have an infinite one; accounts marked
+"parent" dissolve into their sibling set (see `tree`). Ties: equal users share a rank; equal accounts are walked as
+one; a user equal to an account ranks as its best user.
 
-LevelFS is reckoned in the order above in IEEE doubles, as Slurm prints it, so the ranks are Slurm's to the last: two that
-are equal on paper may differ in the last bit. `exact=True` compares fractions instead and finds every tie.
+LevelFS is computed in IEEE doubles in the order above, so ranks equal Slurm's to the last bit. `exact=True` compares
+fractions instead and finds every tie.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Level = float | Fraction
 
 
 class FairTreeRow(Struct, frozen=True):
-    """All terms for one account. `parent` is the account whose sibling set it stands in, `level_shares` and `level_usage`
-    are that set's sums. `level_fs` is infinite for who used nothing, and None for an account that dissolves.
-    `rank` counts down from `users` (how many there are); an account has rank and factor of its best user."""
+    """All terms for one account. `parent`: the account of its sibling set; `level_shares` and `level_usage`: sums of
+    that set. `level_fs`: infinite without usage, None for a dissolved account. `rank` counts down from `users`; an
+    account has rank and factor of its best user."""
 
     path: Path
     parent: Path
@@ -46,7 +46,7 @@ class FairTreeRow(Struct, frozen=True):
 
 
 class _Place(Struct):
-    """One member of a sibling set while ranks are given."""
+    """A member of a sibling set during ranking."""
 
     path: Path
     account: Account
@@ -57,17 +57,13 @@ class _Place(Struct):
 
 
 def fair_tree(tree: Account, usage: Mapping[Path, int], *, exact: bool = False) -> list[FairTreeRow]:
-    """A row for every account below the root, in order of a depth-first walk by name.
-
-    `usage` is what each path itself used (any one unit; see `billing`).
-    """
+    """A row per account below the root, depth first by name. `usage`: own usage per path, in any one unit."""
     walk = _ranked(tree, usage, exact)
     return [walk.row(path, account) for path, account in walk.accounts if path]
 
 
 def fair_tree_ranks(tree: Account, usage: Mapping[Path, int]) -> tuple[dict[Path, int], int]:
-    """The rank of every user and account, and how many users there are: the rows of `fair_tree` without their terms, for
-    those who ask often."""
+    """Ranks of all users and accounts, and the number of users: `fair_tree` without the terms."""
     walk = _ranked(tree, usage, exact=False)
     return walk.ranks, walk.users
 
@@ -75,7 +71,7 @@ def fair_tree_ranks(tree: Account, usage: Mapping[Path, int]) -> tuple[dict[Path
 def _ranked(tree: Account, usage: Mapping[Path, int], exact: bool) -> _Walk:
     walk = _Walk(tree, usage, exact)
     walk.rank_all(walk.set_of([((), tree)]), tied=False)
-    walk.lift_ranks()
+    walk.rank_accounts()
     return walk
 
 
@@ -90,13 +86,13 @@ class _Walk:
         self.ranks: dict[Path, int] = {}
 
     def set_of(self, accounts: Iterable[tuple[Path, Account]]) -> list[_Place]:
-        """The members of the sibling sets of these accounts, each measured within its own set."""
+        """The members of these accounts' sibling sets, each with its LevelFS."""
         found: list[_Place] = []
         for parent, account in accounts:
-            rivals = siblings(parent, account)
+            members = siblings(parent, account)
             shares, used = level_shares(account), self._used[parent]
-            for path, rival in rivals:
-                place = _Place(path, rival, parent, shares, used, self._level(rival, shares, self._used[path], used))
+            for path, member in members:
+                place = _Place(path, member, parent, shares, used, self._level(member, shares, self._used[path], used))
                 self._places[path] = place
                 found.append(place)
         return found
@@ -113,7 +109,7 @@ class _Walk:
         return (account.shares / shares) / (used / level_usage)
 
     def rank_all(self, places: list[_Place], *, tied: bool) -> None:
-        """Gives ranks from the highest level down. `tied`: the best of these rank as the last user who was given one."""
+        """Rank from the highest level down. `tied`: the first ones share the rank of the last ranked user."""
         places.sort(key=lambda place: (-place.level, not place.account.is_user, place.path))
         for _, group in groupby(places, key=lambda place: place.level):
             accounts: list[tuple[Path, Account]] = []
@@ -130,8 +126,7 @@ class _Walk:
                 self.rank_all(self.set_of(accounts), tied=tied)
             tied = False
 
-    def lift_ranks(self) -> None:
-        """Accounts rank as their best user."""
+    def rank_accounts(self) -> None:
         best: dict[Path, int] = {}
         for path, rank in self.ranks.items():
             above = path[:-1]
@@ -150,9 +145,9 @@ class _Walk:
         if place is None:
             return FairTreeRow(path, path[:-1], account.shares, 0, 0.0, used, 0, 0.0, None, rank, self.users, factor)
         shares = account.shares
-        promised = 0.0 if shares == PARENT or not place.level_shares else shares / place.level_shares
+        normalised = 0.0 if shares == PARENT or not place.level_shares else shares / place.level_shares
         part = used / place.level_usage if place.level_usage else 0.0
         return FairTreeRow(
-            path, place.parent, shares, place.level_shares, promised, used, place.level_usage, part,
+            path, place.parent, shares, place.level_shares, normalised, used, place.level_usage, part,
             float(place.level), rank, self.users, factor,
         )  # fmt: skip

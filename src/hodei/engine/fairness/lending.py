@@ -1,9 +1,8 @@
-"""Quotas that projects of a cohort lend each other, and who gives back first.
+"""Lending of quotas between the projects of a cohort, and the order of reclaim.
 
-A project's nominal quota is its own. What it does not use of it, up to its lending limit, is in the cohort's pool; others
-may use it up to their borrowing limits, until the owner wants it back. Amounts are whole numbers in the base units of
-`model.resources` and come in through one parser (`quota_of`), so thousandths never meet wholes. A count of jobs is a resource
-like any other (`jobs`). Nothing here remembers: every answer follows from quotas and usage.
+The unused part of a project's nominal quota, up to its lending limit, is in the cohort's pool; other projects may
+borrow it up to their borrowing limits until the owner reclaims it. Amounts are integers in base units, parsed by
+`quota_of`. The number of jobs is a resource as well (`jobs`). Stateless.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ Amounts = Mapping[str, str | int | float]
 Cohort = Mapping[str, "Quota"]
 Usage = Mapping[str, Resources]
 
-# The share of who may not borrow at all and does (weight 0), or uses without any guarantee.
-ENDLESS = 2**63 - 1
+# The share of a borrower with weight 0, or without any guarantee.
+UNBOUNDED = 2**63 - 1
 
 
 class Quota(Struct, frozen=True):
-    """`nominal` is the project's own; a resource it does not name is not limited (name it with 0 to let it only borrow).
-    `borrowing_limit`: at most so much above nominal; `lending_limit`: at most so much of nominal is in the pool. A resource
-    that a limit does not name is not limited by it. A `weight` twice as large may borrow twice as much."""
+    """`nominal`: the own quota; a resource that it does not name is unlimited (0: may only be borrowed).
+    `borrowing_limit`: at most that much above nominal; `lending_limit`: at most that much is in the pool; unnamed
+    resources have no limit. `weight`: borrowing in proportion to it."""
 
     nominal: Resources
     borrowing_limit: Resources = {}
@@ -48,7 +47,7 @@ class Quota(Struct, frozen=True):
                 raise InvalidInput(f"a limit on {resource} without a nominal quota", hint="name it there, 0 if need be")
 
     def lends(self, resource: str) -> int:
-        """How much of the nominal quota others may use while it is not in use."""
+        """How much of the nominal quota others may borrow."""
         nominal = self.nominal.get(resource, 0)
         return min(nominal, self.lending_limit.get(resource, nominal))
 
@@ -56,17 +55,17 @@ class Quota(Struct, frozen=True):
 def quota_of(
     nominal: Amounts, *, borrowing_limit: Amounts | None = None, lending_limit: Amounts | None = None, weight: int = 1
 ) -> Quota:
-    """A quota from amounts as people write them: `4` cores, `500m`, `8Gi`."""
+    """Parses amounts: `4` cores, `500m`, `8Gi`."""
     limits = parse_resources(borrowing_limit or {}), parse_resources(lending_limit or {})
     return Quota(parse_resources(nominal), *limits, weight)
 
 
 class Allowance(Struct, frozen=True):
-    """How one project stands with one resource. It may use `more` now, `free_of_own` of it without borrowing.
+    """A project's allowance of one resource: `more` it may use now, `free_of_own` of it without borrowing.
 
-    `kept` of nominal is never lent; `pool` is what the cohort lends, `pool_used` what of it is in use by anyone (the owners
-    too); `ceiling` is nominal plus what may be borrowed, None for no bound. `limited_by` says what sets `more`:
-    "borrowing limit", "pool", or "" where the two allow the same.
+    `kept`: nominal quota that is never lent; `pool`: what the cohort lends, `pool_used` of it by any project;
+    `ceiling`: nominal plus borrowing limit, None for none. `limited_by`: "borrowing limit", "pool", or "" if both
+    allow the same.
     """
 
     resource: str
@@ -89,7 +88,7 @@ class Allowance(Struct, frozen=True):
 
 
 def allowance(project: str, resource: str, cohort: Cohort, used: Usage) -> Allowance:
-    """All terms of what `project` may use of a resource that its quota names."""
+    """The project's allowance of a resource that its quota names."""
     quota = cohort[project]
     mine, nominal = _used(used, project, resource), quota.nominal[resource]
     kept = nominal - quota.lends(resource)
@@ -110,32 +109,31 @@ def allowance(project: str, resource: str, cohort: Cohort, used: Usage) -> Allow
 
 
 def may_use(project: str, cohort: Cohort, used: Usage) -> Resources:
-    """How much more the project may use right now of each resource its quota names; others are not limited by it."""
+    """The remaining amount of each resource that the quota names."""
     return {resource: allowance(project, resource, cohort, used).more for resource in sorted(cohort[project].nominal)}
 
 
 class BorrowShare(Struct, frozen=True):
-    """`milli` thousandths of what the cohort lends, by weight, are borrowed of `resource` ("" for who borrows nothing)."""
+    """`milli` thousandths of the lendable amount, by weight, are borrowed of `resource` ("" for none)."""
 
     milli: int
     resource: str
 
 
 def borrow_share(used: Resources, nominal: Resources, lendable: Resources, weight: int = 1) -> BorrowShare:
-    """Kueue's share: the most over resources of (used above nominal) * 1000 / lendable / weight, rounded up."""
+    """Kueue's share: the maximum over resources of (used above nominal) * 1000 / lendable / weight, rounded up."""
     worst, of = Fraction(0), ""
     for resource in sorted(nominal):
         above = used.get(resource, 0) - nominal[resource]
         if above > 0:
             pool = lendable.get(resource, 0) * weight
-            share = Fraction(above * 1000, pool) if pool > 0 else Fraction(ENDLESS)
+            share = Fraction(above * 1000, pool) if pool > 0 else Fraction(UNBOUNDED)
             if share > worst:
                 worst, of = share, resource
-    return BorrowShare(min(ENDLESS, -(-worst.numerator // worst.denominator)), of)
+    return BorrowShare(min(UNBOUNDED, -(-worst.numerator // worst.denominator)), of)
 
 
 def lendable(cohort: Cohort) -> Resources:
-    """What the projects of a cohort lend together."""
     names = sorted({resource for quota in cohort.values() for resource in quota.nominal})
     return {resource: sum(quota.lends(resource) for quota in cohort.values()) for resource in names}
 
@@ -146,7 +144,7 @@ def share_of(project: str, cohort: Cohort, used: Usage) -> BorrowShare:
 
 
 class Reclaim(Struct, frozen=True):
-    """Take so much back from this borrower, whose share was `share_milli`."""
+    """Reclaim these amounts from a borrower whose share was `share_milli`."""
 
     project: str
     amounts: Resources
@@ -154,24 +152,24 @@ class Reclaim(Struct, frozen=True):
 
 
 def reclaim_from(owner: str, wants: Resources, cohort: Cohort, used: Usage) -> list[Reclaim] | None:
-    """From whom to take so that `owner` can use `wants` more, the largest borrower share first, ties by name.
+    """What to reclaim so that `owner` can use `wants` more, largest borrower share first, ties by name.
 
-    [] when nothing is short. None when the owner would not stay within its nominal quota: only one's own can be
-    reclaimed; borrowing waits. Never takes more than is short, nor what a project has within its own quota.
+    [] if nothing is short. None if the owner would exceed its nominal quota: only that can be reclaimed. Never
+    reclaims more than is short, nor from within a project's own quota.
     """
     quota = cohort[owner]
     short: Resources = {}
     for resource in sorted(wants):
         if resource not in quota.nominal or not wants[resource]:
             continue
-        stands = allowance(owner, resource, cohort, used)
-        if wants[resource] <= stands.more:
+        allowed = allowance(owner, resource, cohort, used)
+        if wants[resource] <= allowed.more:
             continue
-        if stands.used + wants[resource] > stands.nominal:
+        if allowed.used + wants[resource] > allowed.nominal:
             return None
-        # The pool may be overdrawn (a quota was cut while in use): then that is short too.
-        from_pool = wants[resource] - max(0, stands.kept - stands.used)
-        short[resource] = from_pool - (stands.pool - stands.pool_used)
+        # A quota may have been lowered while in use: then the pool is overdrawn.
+        from_pool = wants[resource] - max(0, allowed.kept - allowed.used)
+        short[resource] = from_pool - (allowed.pool - allowed.pool_used)
     borrowers = [(share_of(name, cohort, used).milli, name) for name in cohort if name != owner]
     found: list[Reclaim] = []
     for share, name in sorted(borrowers, key=lambda entry: (-entry[0], entry[1])):
@@ -188,31 +186,31 @@ def reclaim_from(owner: str, wants: Resources, cohort: Cohort, used: Usage) -> l
 
 
 def split(amount: int, weights: Mapping[str, int], wants: Mapping[str, int] | None = None) -> dict[str, int]:
-    """An amount shared out by weight. Nobody gets more than it wants; what that leaves goes to the others.
+    """Divide an amount by weight, at most `wants` each; the surplus goes to the others.
 
-    What does not divide goes to the largest remainders, ties by name.
+    Remainders go to the largest fractions, ties by name.
     """
     given = dict.fromkeys(sorted(weights), 0)
-    left, hungry = amount, {name: weight for name, weight in sorted(weights.items()) if weight > 0}
+    left, active = amount, {name: weight for name, weight in sorted(weights.items()) if weight > 0}
     if wants is not None:
-        while modest := [
-            name for name, weight in hungry.items() if wants.get(name, 0) * sum(hungry.values()) <= left * weight
+        while satisfied := [
+            name for name, weight in active.items() if wants.get(name, 0) * sum(active.values()) <= left * weight
         ]:
-            for name in modest:
+            for name in satisfied:
                 given[name] = wants.get(name, 0)
-                del hungry[name]
+                del active[name]
             left = amount - sum(given.values())
-    whole = sum(hungry.values())
-    for name, weight in hungry.items():
+    whole = sum(active.values())
+    for name, weight in active.items():
         given[name] = left * weight // whole
-    rest = left - sum(given[name] for name in hungry)
-    for name in sorted(hungry, key=lambda name: (-(left * hungry[name] % whole), name))[:rest]:
+    rest = left - sum(given[name] for name in active)
+    for name in sorted(active, key=lambda name: (-(left * active[name] % whole), name))[:rest]:
         given[name] += 1
     return given
 
 
 def split_down(amount: int, tree: Account, path: Path = ()) -> dict[Path, int]:
-    """An amount shared out by shares at every level of a tree of cohorts and projects; "parent" counts as no share."""
+    """Divide an amount by shares at every level of a tree; "parent" counts as no share."""
     shares = {child.name: 0 if child.shares == PARENT else child.shares for child in tree.children}
     found: dict[Path, int] = {}
     for name, part in split(amount, shares).items():
@@ -224,13 +222,13 @@ def split_down(amount: int, tree: Account, path: Path = ()) -> dict[Path, int]:
 
 
 def guaranteed_share(allocated: Resources, guaranteed: Resources) -> Fraction:
-    """YuniKorn's share: the most over resources of allocated / guaranteed.
+    """YuniKorn's share: the maximum over resources of allocated / guaranteed.
 
-    A resource without a guarantee does not count, but who has something and is guaranteed nothing comes last.
+    Resources without a guarantee do not count; a tenant without any guarantee comes last.
     """
     backed = [Fraction(amount, guaranteed[name]) for name, amount in allocated.items() if guaranteed.get(name, 0) > 0]
     if not backed and any(allocated.values()):
-        return Fraction(ENDLESS)
+        return Fraction(UNBOUNDED)
     return max(backed, default=Fraction(0))
 
 

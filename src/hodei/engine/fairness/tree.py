@@ -1,4 +1,4 @@
-"""The tree of accounts (organisation, project, user; any depth) and the shares of each beside its siblings."""
+"""The tree of accounts (organisation, project, user; any depth) and their shares."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Path = tuple[str, ...]
 Shares = int | Literal["parent"]
 
 PARENT: Literal["parent"] = "parent"
-# Deeper than any organisation; keeps the walks below far from Python's limit.
+# Deeper than any organisation, and far from Python's recursion limit.
 MOST_LEVELS = 32
 
 
 class Account(Struct, frozen=True):
-    """One account. Without children it is a user (whoever is ranked in the end); children are ordered by name.
+    """An account; without children it is a user. Children are ordered by name.
 
-    `shares` say how much of the parent's part is this account's, beside its siblings. "parent": the account has no part
-    of its own. A user then stands as its account stands; an account dissolves, its children compete with its siblings.
+    `shares`: its part among its siblings. "parent": no part of its own; a user then has the values of its account,
+    and an account dissolves: its children compete with its siblings.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Account(Struct, frozen=True):
         return self.shares == PARENT and bool(self.children)
 
     def find(self, path: Path) -> Account | None:
-        """The account at `path` below this one; `()` is this one."""
+        """The account at `path` below this one."""
         here: Account | None = self
         for name in path:
             here = next((child for child in here.children if child.name == name), None) if here else None
         return here
 
     def walk(self, path: Path = ()) -> Iterator[tuple[Path, Account]]:
-        """Every account with its path, parents before children, siblings by name; this one first."""
+        """Every account with its path, parents first, siblings by name."""
         ahead = [(path, self)]
         while ahead:
             at, account = ahead.pop()
@@ -53,7 +53,7 @@ class Account(Struct, frozen=True):
 
 
 def build_tree(rows: Iterable[tuple[Path, Shares]], *, root: str = "root") -> Account:
-    """The tree of rows (path, shares) in any order. Ancestors that no row names have one share; the root is `()`."""
+    """The tree of rows (path, shares) in any order. Unnamed ancestors have one share; the root is `()`."""
     shares: dict[Path, Shares] = {}
     for path, given in rows:
         _check(path, given)
@@ -84,7 +84,7 @@ def _check(path: Path, shares: Shares) -> None:
 
 
 def siblings(path: Path, account: Account) -> list[tuple[Path, Account]]:
-    """Who competes for this account's part: its children, where children that dissolve are replaced by their own."""
+    """The accounts that divide this account's part: its children, dissolved ones replaced by theirs."""
     found: list[tuple[Path, Account]] = []
     for child in account.children:
         at = (*path, child.name)
@@ -96,7 +96,7 @@ def siblings(path: Path, account: Account) -> list[tuple[Path, Account]]:
 
 
 def level_shares(account: Account) -> int:
-    """The sum of shares in the sibling set below an account; who is marked "parent" has none."""
+    """The sum of shares in the sibling set below an account; "parent" counts as none."""
     total = 0
     for child in account.children:
         if child.shares != PARENT:
@@ -107,10 +107,10 @@ def level_shares(account: Account) -> int:
 
 
 def total_usage(tree: Account, usage: Mapping[Path, int]) -> dict[Path, int]:
-    """For every account of the tree what it and all below it used.
+    """Usage of every account with everything below it.
 
-    `usage` holds what each path used itself. A path that the tree does not know counts for its nearest known ancestor,
-    so that the root always has the sum of all.
+    `usage`: own usage per path. A path that is not in the tree counts for its nearest known ancestor, so that the
+    root has the total.
     """
     totals = dict.fromkeys((path for path, _ in tree.walk()), 0)
     for path, amount in usage.items():

@@ -1,11 +1,11 @@
-"""Who must go so that a gang can start: the least disruption that a full trial by all plugins finds sufficient.
+"""Preemption search: the least disruptive set of victims that a full trial placement proves sufficient.
 
-The search works on the table itself and undoes everything, so that rules of every kind count (what a victim's leaving does
-to affinity, spread or ports included), not resources alone. Nothing is evicted here: the answer names victims and places.
+The search works on the table itself and undoes everything, so that all rules count (affinity, spread, ports), not
+only resources. Nothing is evicted here.
 
-For each member that finds no node: of the nodes where the lowest possible classes could make room (`engine.preemption.candidates`) the
-least harmful are tried. If room is not what stands in the way, all who could go are taken off a node and put back
-one by one as long as the member is still welcome. At the end every victim whose stay would not matter is let off.
+For each infeasible member the cheapest nodes of `engine.preemption.candidates` are tried. If capacity is not the
+obstacle, all possible victims of a node are removed and reprieved one by one while the member stays feasible. At the
+end every victim that turns out not to be needed is reprieved.
 """
 
 from __future__ import annotations
@@ -21,33 +21,39 @@ from msgspec import Struct
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Layout, Layouts, Placed
-from hodei.engine.preemption.candidates import NodeCandidate
-from hodei.engine.preemption.victim_cost import Breaches, Weighed, let_off_first, weighed
-from hodei.engine.preemption.victims import LEAVING, VictimCandidate, VictimIndex
+from hodei.engine.preemption.candidates import NodeCandidates
+from hodei.engine.preemption.victims import (
+    LEAVING,
+    Breaches,
+    VictimCandidate,
+    VictimIndex,
+    VictimSet,
+    reprieve_order,
+    victim_set,
+)
 from hodei.engine.view import Gang, Member, View
-from hodei.model.decision import Reason
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import JobSpec
+from hodei.model.job import JobSpec, Reason
 
-# Nodes whose victims are counted exactly, of those that could make room at the lowest class; those with the fewest runs first.
-_NODES_WEIGHED = 32
-# The same where victims are weighed as pods are: what is known of a node then is kept for longer.
-_NODES_WEIGHED_FOR_PODS = 64
-# Nodes looked at for that, should the amounts free on the first ones not be of use (the cores or GPUs of the wrong ones).
+# Nodes whose victims are computed exactly, of those with the lowest class and the fewest runs.
+_NODES_COMPARED = 32
+# The same in pod order, where results are cached longer.
+_NODES_COMPARED_FOR_PODS = 64
+# Upper bound of these, if the first ones free the wrong cores or GPUs.
 _NODES_LOOKED_AT = 1024
-# Nodes tried in full for one member, should rules other than room refuse the best ones.
+# Full trials per member, if rules other than capacity refuse the best nodes.
 _NODES_TRIED = 8
-# Ways to lay a gang in which room is made.
+# Layouts tried.
 _LAYOUTS_TRIED = 8
-# Questions to all filters about one node, when it is not room that a member lacks.
+# Filter calls about one node when capacity is not the obstacle.
 _QUESTIONS = 500
-# Letting off places the whole gang once per victim; past this much work the victims found stand.
-_PLACINGS_TO_LET_OFF = 20_000
-_PROSPECTS_KEPT = 128
+# Each reprieve places the whole gang; beyond this much work the victims stay.
+_PLACINGS_TO_REPRIEVE = 20_000
+_CACHED = 128
 
 
 class Victim(Struct, frozen=True):
-    """A job that must go, or only `members` of it (none named: all), from `nodes`."""
+    """A job to preempt, or only `members` of it (empty: all), on `nodes`."""
 
     id: JobId
     job: JobSpec
@@ -56,32 +62,32 @@ class Victim(Struct, frozen=True):
 
 
 class Preemption(Struct):
-    """`victims` are to be told to go, `leaving` are going already; when all are gone the gang has `placements`."""
+    """`victims` are to be stopped, `leaving` are stopping already; then the gang has `placements`."""
 
     victims: list[Victim]
     leaving: list[Victim]
     placements: list[Placed]
 
 
-class NodeCandidates:
-    """Those of all shapes in use, the least recently used let go."""
+class CandidateCache:
+    """Node candidates of all shapes in use; least recently used are dropped."""
 
-    def __init__(self, engine: Engine, tenancy: VictimIndex) -> None:
-        self._engine, self._tenancy = engine, tenancy
-        self._kept: OrderedDict[Hashable, NodeCandidate] = OrderedDict()
+    def __init__(self, engine: Engine, victim_index: VictimIndex) -> None:
+        self._engine, self._victim_index = engine, victim_index
+        self._kept: OrderedDict[Hashable, NodeCandidates] = OrderedDict()
 
-    def of(self, gang: Gang, kind: int, rank: int, view: View) -> NodeCandidate:
+    def of(self, gang: Gang, kind: int, rank: int, view: View) -> NodeCandidates:
         member = gang.members[kind]
-        if self._tenancy.by_number:
-            # All numbers above the same tenants are alike.
-            below = self._tenancy.ranks_below(rank)
+        if self._victim_index.by_number:
+            # Priorities above the same victims are equivalent.
+            below = self._victim_index.ranks_below(rank)
             rank = below[-1] + 1 if below else LEAVING + 1
         key = (gang.shapes[kind], rank, member.task.binding)
         found = self._kept.get(key)
         if found is None:
             profile = self._engine.profile(gang)
-            found = self._kept[key] = NodeCandidate(self._engine, self._tenancy, profile, rank)
-            if len(self._kept) > _PROSPECTS_KEPT:
+            found = self._kept[key] = NodeCandidates(self._engine, self._victim_index, profile, rank)
+            if len(self._kept) > _CACHED:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(key)
@@ -90,98 +96,106 @@ class NodeCandidates:
 
 
 class Preemptions:
-    """Looks for them. `too_soon`: the last look may do better later, when the protection of some tenants has run out."""
+    """`retry_later`: a later search may succeed, when the protection of some victims has expired."""
 
-    def __init__(self, engine: Engine, tenancy: VictimIndex) -> None:
-        self._engine, self._tenancy = engine, tenancy
-        self._prospects = NodeCandidates(engine, tenancy)
-        self.too_soon = False
+    def __init__(self, engine: Engine, victim_index: VictimIndex) -> None:
+        self._engine, self._victim_index = engine, victim_index
+        self._candidates = CandidateCache(engine, victim_index)
+        self.retry_later = False
 
     def find(self, gang: Gang, view: View) -> Preemption | None:
-        """How `gang` could start at the cost of lower classes; None if it cannot. The table is as before."""
-        self.too_soon = False
-        if not self._tenancy.may_preempt(gang.job.priority, view.now_ms):
+        """How `gang` could start by preemption; None if it cannot. The table is unchanged."""
+        self.retry_later = False
+        if not self._victim_index.may_preempt(gang.job.priority, view.now_ms):
             return None
-        search = _Search(self._engine, self._tenancy, self._prospects, gang, view)
+        search = _Search(self._engine, self._victim_index, self._candidates, gang, view)
         with self._engine.table.trial():
             try:
                 return search.run()
             finally:
-                search.restore(list(search.gone))
-                self.too_soon = search.too_soon
+                search.restore(list(search.removed))
+                self.retry_later = search.retry_later
 
 
 class _Search:
-    def __init__(self, engine: Engine, tenancy: VictimIndex, prospects: NodeCandidates, gang: Gang, view: View) -> None:
-        self._engine, self._tenancy, self._prospects, self._gang, self._view = engine, tenancy, prospects, gang, view
-        self._rank = tenancy.rank_of(gang.job.priority)
-        self.gone: dict[VictimCandidate, None] = {}
-        self.too_soon = False
-        self._ruled = False
+    def __init__(
+        self, engine: Engine, victim_index: VictimIndex, candidates: CandidateCache, gang: Gang, view: View
+    ) -> None:
+        self._engine, self._victim_index, self._candidates, self._gang, self._view = (
+            engine,
+            victim_index,
+            candidates,
+            gang,
+            view,
+        )
+        self._rank = victim_index.rank_of(gang.job.priority)
+        self.removed: dict[VictimCandidate, None] = {}
+        self.retry_later = False
+        self._blocked_by_rules = False
         self._began = 0
-        self._first: list[NodeCandidate] = []
-        # Whether the columns of the tenancy are looked at again after someone went.
+        self._first: list[NodeCandidates] = []
+        # Whether removed victims must be subtracted from the index.
         self._counts = True
 
     def run(self) -> Preemption | None:
-        tenancy, gang = self._tenancy, self._gang
-        tenancy.at(self._view.now_ms)
+        victim_index, gang = self._victim_index, self._gang
+        victim_index.at(self._view.now_ms)
         self._began = len(self._engine.table.changes)
-        self._first = [self._prospect(kind) for kind in range(len(gang.members))]
-        self._ruled = any(prospect.ruled for prospect in self._first)
-        self._counts = gang.size > 1 or self._ruled
+        self._first = [self._candidates_for(kind) for kind in range(len(gang.members))]
+        self._blocked_by_rules = any(candidates.blocked_by_rules for candidates in self._first)
+        self._counts = gang.size > 1 or self._blocked_by_rules
         placements = None
-        if self._ruled and tenancy.stopping:
-            # Who goes anyway may stand in the way from afar; if only room matters, it is looked at node by node.
-            self._evict(tenancy.stopping)
-            placements = self._try()
+        if self._blocked_by_rules and victim_index.stopping:
+            # Runs that are stopping may block the gang by rules from other nodes; capacity is checked per node.
+            self._evict(victim_index.stopping)
+            placements = self._place()
         if placements is None:
-            placements = self._made_room()
+            placements = self._preempt()
         if placements is not None:
-            placements = self._let_off(placements)
+            placements = self._reprieve(placements)
         if placements is None:
             return None
         nodes = {placed.node.name for placed in placements}
-        victims = _by_job(tenant for tenant in self.gone if not tenant.stopping)
-        leaving = _by_job(t for t in self.gone if t.stopping and any(name in nodes for name in t.holds))
+        victims = _by_job(victim for victim in self.removed if not victim.stopping)
+        leaving = _by_job(t for t in self.removed if t.stopping and any(name in nodes for name in t.holds))
         self._engine.withdraw(gang, placements)
         return Preemption(victims, leaving, placements)
 
     # ----------------------------------------------------------------------------------------------- steps
 
-    def _prospect(self, kind: int) -> NodeCandidate:
-        return self._prospects.of(self._gang, kind, self._rank, self._view)
+    def _candidates_for(self, kind: int) -> NodeCandidates:
+        return self._candidates.of(self._gang, kind, self._rank, self._view)
 
-    def _try(self) -> list[Placed] | None:
+    def _place(self) -> list[Placed] | None:
         result = self._engine.place(self._gang, self._view, extras=False)
         return None if isinstance(result, Refusal) else result
 
-    def _made_room(self) -> list[Placed] | None:
-        """The gang placed in room that was made for it, in the first layout in which that can be done."""
+    def _preempt(self) -> list[Placed] | None:
+        """The gang placed after preemption, in the first layout where that works."""
         options: Sequence[Layout | None] = (None,)
         if self._engine.profile(self._gang).layouts:
             layouts = self._engine.layouts(self._gang, self._view)
             if isinstance(layouts, Reason):
                 return None
             if isinstance(layouts, Layouts):
-                options = list(islice(layouts.if_others_went(), _LAYOUTS_TRIED))
-        before = len(self.gone)
+                options = list(islice(layouts.with_preemption(), _LAYOUTS_TRIED))
+        before = len(self.removed)
         for layout in options:
-            placements = self._try() if self._make_room(layout) else None
+            placements = self._place() if self._free_capacity(layout) else None
             if placements is not None:
                 return placements
-            self.restore(list(self.gone)[before:])
+            self.restore(list(self.removed)[before:])
         return None
 
-    def _make_room(self, layout: Layout | None) -> bool:
-        """Place the members one after another, evicting what those without a node need; False if one can not be helped.
-        The members are taken off again: the room is there now."""
+    def _free_capacity(self, layout: Layout | None) -> bool:
+        """Place the members in turn, removing victims for infeasible ones; False if that fails for one. Members are
+        released again: the capacity is free now."""
         engine, gang, view = self._engine, self._gang, self._view
         placed, left, enough = [], gang.size, True
         for kind, _, member in gang.each():
             row = engine.best_row(gang, kind, view, layout)
             if row < 0:
-                row = self._room_for(kind, member, layout)
+                row = self._free_node(kind, member, layout)
             if row < 0:
                 enough = False
                 break
@@ -192,69 +206,70 @@ class _Search:
             engine.table.release(row, member.task.request, member, grant)
         return enough
 
-    def _room_for(self, kind: int, member: Member, layout: Layout | None) -> int:
-        """Evict whom it takes for one member, and return the row where it has room then; -1 if nothing helps."""
+    def _free_node(self, kind: int, member: Member, layout: Layout | None) -> int:
+        """Remove the victims for one member and return its row; -1 if nothing helps."""
         untouched = len(self._engine.table.changes) == self._began
-        prospect = self._first[kind] if untouched else self._prospect(kind)
+        candidates = self._first[kind] if untouched else self._candidates_for(kind)
         within = None if layout is None else layout.rows[kind]
-        few = _NODES_WEIGHED_FOR_PODS if self._tenancy.by_order_of_pods else _NODES_WEIGHED
-        found = prospect.best(self.gone, within, few, _NODES_LOOKED_AT)
+        few = _NODES_COMPARED_FOR_PODS if self._victim_index.by_order_of_pods else _NODES_COMPARED
+        found = candidates.best(self.removed, within, few, _NODES_LOOKED_AT)
         if found:
-            row = self._room_by(kind, min(found, key=_harm), layout)
+            row = self._try_victims(kind, min(found, key=_cost), layout)
             if row >= 0:
                 return row
-            for best in sorted(found, key=_harm)[1:_NODES_TRIED]:
-                row = self._room_by(kind, best, layout)
+            for best in sorted(found, key=_cost)[1:_NODES_TRIED]:
+                row = self._try_victims(kind, best, layout)
                 if row >= 0:
                     return row
-        rows = list(islice(prospect.rows(within), _NODES_TRIED))
-        for best in self._weighed_by_rules(prospect, member, rows):
-            row = self._room_by(kind, best, layout)
+        rows = list(islice(candidates.rows(within), _NODES_TRIED))
+        for best in self._victims_by_rules(candidates, member, rows):
+            row = self._try_victims(kind, best, layout)
             if row >= 0:
                 return row
-        self.too_soon = self.too_soon or self._may_be_later(member)
+        self.retry_later = self.retry_later or self._may_fit_later(member)
         return -1
 
-    def _room_by(self, kind: int, found: Weighed, layout: Layout | None) -> int:
+    def _try_victims(self, kind: int, found: VictimSet, layout: Layout | None) -> int:
         evicted = self._evict((*found.leaving, *found.needed))
         row = self._engine.best_row(self._gang, kind, self._view, layout)
         if row < 0:
             self.restore(evicted)
         return row
 
-    def _weighed_by_rules(self, prospect: NodeCandidate, member: Member, rows: Sequence[int]) -> list[Weighed]:
-        """Nodes that take the member when some of their tenants have gone, whatever the rule that kept it out."""
+    def _victims_by_rules(self, candidates: NodeCandidates, member: Member, rows: Sequence[int]) -> list[VictimSet]:
+        """Nodes that become feasible without some of their runs, whatever the rule."""
         out, questions = [], _QUESTIONS
         for row in rows:
-            movable, leaving, _ = prospect.tenants(row, self.gone)
+            movable, leaving, _ = candidates.victims(row, self.removed)
             if not movable:
                 continue
             evicted = self._evict((*leaving, *movable))
             questions -= len(evicted) + 1
-            if questions > 0 and self._welcome(row, member):
-                needed, breaches = self._put_back(row, member, [tenant for tenant in evicted if not tenant.stopping])
+            if questions > 0 and self._is_feasible(row, member):
+                needed, breaches = self._reprieve_on_node(
+                    row, member, [victim for victim in evicted if not victim.stopping]
+                )
                 if needed:
-                    out.append(weighed(self._tenancy, row, needed, leaving, self._view.now_ms, breaches))
-            self.restore([tenant for tenant in evicted if tenant in self.gone])
-        return sorted(out, key=_harm)
+                    out.append(victim_set(self._victim_index, row, needed, leaving, self._view.now_ms, breaches))
+            self.restore([victim for victim in evicted if victim in self.removed])
+        return sorted(out, key=_cost)
 
-    def _put_back(
+    def _reprieve_on_node(
         self, row: int, member: Member, evicted: list[VictimCandidate]
     ) -> tuple[list[VictimCandidate], Breaches]:
-        """Who may come back does, the most valuable first; those are left who must go."""
+        """Reprieve victims, the most important first; returns those that must stop."""
         needed = []
-        order, breaches = let_off_first(self._tenancy, evicted, self.gone, self._view.now_ms)
-        for tenant in order:
-            if self._ends_with_its_gang(tenant):
+        order, breaches = reprieve_order(self._victim_index, evicted, self.removed, self._view.now_ms)
+        for victim in order:
+            if self._stops_with_gang(victim):
                 continue
-            self.restore([tenant])
-            if not self._welcome(row, member):
-                self._evict([tenant])
-                needed.append(tenant)
+            self.restore([victim])
+            if not self._is_feasible(row, member):
+                self._evict([victim])
+                needed.append(victim)
         return needed, breaches
 
-    def _welcome(self, row: int, member: Member) -> bool:
-        """Whether every filter lets the member onto that one node as things are."""
+    def _is_feasible(self, row: int, member: Member) -> bool:
         engine, nodes = self._engine, self._engine.table.view(np.array([row]))
         for plugin in engine.profile(self._gang).filters:
             refused = engine.runner.refused(plugin, member, nodes, self._view)
@@ -262,84 +277,90 @@ class _Search:
                 return False
         return True
 
-    def _may_be_later(self, member: Member) -> bool:
-        """Whether those who are still protected could make room for it some day."""
-        table, tenancy = self._engine.table, self._tenancy
-        columns = [] if tenancy.many else [tenancy.held_by(rank) for rank in tenancy.ranks_below(self._rank)]
-        for name, held in tenancy.safe_on(self._rank).items():
-            for tenant in tenancy.lowest_first(name, self._rank) if tenancy.many else ():
-                for resource, amount in () if tenant.stopping else tenant.holds[name].items():
+    def _may_fit_later(self, member: Member) -> bool:
+        """Whether victims that are still protected could free enough later."""
+        table, victim_index = self._engine.table, self._victim_index
+        columns = (
+            [] if victim_index.many else [victim_index.held_by(rank) for rank in victim_index.ranks_below(self._rank)]
+        )
+        for name, held in victim_index.protected_on(self._rank).items():
+            for victim in victim_index.lowest_first(name, self._rank) if victim_index.many else ():
+                for resource, amount in () if victim.stopping else victim.holds[name].items():
                     held[resource] = held.get(resource, 0) + amount
             row = table.row.get(name)
             if row is not None and all(
-                table.room[row].get(resource, 0) - table.holds[row].used.get(resource, 0) + held.get(resource, 0)
+                table.allocatable[row].get(resource, 0) - table.holds[row].used.get(resource, 0) + held.get(resource, 0)
                 + sum(column[resource].item(row) for column in columns if resource in column) >= amount
                 for resource, amount in member.task.request.items() if amount
             ):  # fmt: skip
                 return True
         return False
 
-    def _let_off(self, placements: list[Placed]) -> list[Placed] | None:
-        """Victims whose room is not needed in the end stay; each is tried by placing the whole gang beside it."""
-        victims = [tenant for tenant in self.gone if not tenant.stopping]
-        if len(victims) <= 1 or len(victims) * self._gang.size > _PLACINGS_TO_LET_OFF:
-            return placements  # without the one the gang did not fit
-        if self._gang.size == 1 and not self._ruled and all(len(victim.holds) == 1 for victim in victims):
-            return placements  # those that make room for one member on one node are all needed for it
-        for tenant in let_off_first(self._tenancy, victims, (), self._view.now_ms)[0]:
-            if self._ends_with_its_gang(tenant):
+    def _reprieve(self, placements: list[Placed]) -> list[Placed] | None:
+        """Reprieve victims that are not needed; each is tried by placing the whole gang beside it."""
+        victims = [victim for victim in self.removed if not victim.stopping]
+        if len(victims) <= 1 or len(victims) * self._gang.size > _PLACINGS_TO_REPRIEVE:
+            return placements  # it is needed
+        if self._gang.size == 1 and not self._blocked_by_rules and all(len(victim.holds) == 1 for victim in victims):
+            return placements  # all are needed
+        for victim in reprieve_order(self._victim_index, victims, (), self._view.now_ms)[0]:
+            if self._stops_with_gang(victim):
                 continue
             self._engine.withdraw(self._gang, placements)
-            self.restore([tenant])
-            again = self._try()
+            self.restore([victim])
+            again = self._place()
             if again is None:
-                self._evict([tenant])
-                again = self._try()
+                self._evict([victim])
+                again = self._place()
             if again is None:
-                return None  # an order of turns in which it is not found any more
+                return None  # the changed placement order finds no placement
             placements = again
         return placements
 
     # ------------------------------------------------------------------------------------------- the table
 
-    def _evict(self, tenants: Iterable[VictimCandidate]) -> list[VictimCandidate]:
-        """Off the table, with all the members of gangs that end; those who went that had not gone before."""
+    def _evict(self, victims: Iterable[VictimCandidate]) -> list[VictimCandidate]:
+        """Remove victims, with all members of gangs that stop; returns those newly removed."""
         table, went = self._engine.table, list[VictimCandidate]()
-        for tenant in tenants:
-            whole = self._tenancy.of_job[tenant.id] if tenant.whole and not tenant.stopping else (tenant,)
-            for each in whole:
-                if each not in self.gone:
-                    self.gone[each] = None
+        for victim in victims:
+            members = self._victim_index.of_job[victim.id] if victim.stops_gang and not victim.stopping else (victim,)
+            for each in members:
+                if each not in self.removed:
+                    self.removed[each] = None
                     went.append(each)
                     if self._counts:
-                        self._tenancy.set_aside(each, -1)
+                        self._victim_index.set_aside(each, -1)
                     for name, member, grant in each.places:
                         table.let_go(name, member.task.request, member, grant)
         return went
 
-    def restore(self, tenants: Iterable[VictimCandidate]) -> None:
-        for tenant in tenants:
-            del self.gone[tenant]
+    def restore(self, victims: Iterable[VictimCandidate]) -> None:
+        for victim in victims:
+            del self.removed[victim]
             if self._counts:
-                self._tenancy.set_aside(tenant, 1)
-            for name, member, grant in tenant.places:
+                self._victim_index.set_aside(victim, 1)
+            for name, member, grant in victim.places:
                 self._engine.table.hold(name, member.task.request, member, grant)
 
-    def _ends_with_its_gang(self, tenant: VictimCandidate) -> bool:
-        return not tenant.whole and any(other.whole and other in self.gone for other in self._tenancy.of_job[tenant.id])
+    def _stops_with_gang(self, victim: VictimCandidate) -> bool:
+        return not victim.stops_gang and any(
+            other.stops_gang and other in self.removed for other in self._victim_index.of_job[victim.id]
+        )
 
 
-_harm = attrgetter("harm")
+_cost = attrgetter("cost")
 
 
-def _by_job(tenants: Iterable[VictimCandidate]) -> list[Victim]:
-    """One entry for each job: whole if its gang ends, else with the members that go."""
+def _by_job(victims: Iterable[VictimCandidate]) -> list[Victim]:
+    """One entry per job: all of it if its gang stops, else the members."""
     jobs: dict[JobId, list[VictimCandidate]] = {}
-    for tenant in tenants:
-        jobs.setdefault(tenant.id, []).append(tenant)
+    for victim in victims:
+        jobs.setdefault(victim.id, []).append(victim)
     out = []
     for id, parts in sorted(jobs.items()):
-        nodes = tuple(sorted({name for tenant in parts for name in tenant.holds}))
-        members = () if any(t.whole for t in parts) else tuple(sorted(n for tenant in parts for n in tenant.members))
+        nodes = tuple(sorted({name for victim in parts for name in victim.holds}))
+        members = (
+            () if any(t.stops_gang for t in parts) else tuple(sorted(n for victim in parts for n in victim.members))
+        )
         out.append(Victim(id, parts[0].job, nodes, members))
     return out

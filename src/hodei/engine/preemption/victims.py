@@ -1,18 +1,18 @@
-"""Gangs that run now, as those see them who may take their place: where they are, since when, and what they are worth.
+"""Running gangs as preemption candidates: nodes, start time, protection, and cost of stopping them.
 
-A gang goes whole, but for the members that an elastic one can do without: each of those is a tenant of its own. What the
-tenants of each class hold of every node is kept in columns, so that "could anything lower make room here?" is one
-comparison over all nodes; `changes` names the rows where the answer may have changed since.
+A gang stops as a whole, except members that an elastic gang can spare: each is a candidate of its own. The resources
+held per class and node are kept in columns, so that "could lower classes free enough here?" is one comparison over
+all nodes; `changes` lists the rows that changed.
 
-Where the priority number itself is what counts, each number is a class of its own. While they are few all is as above; if
-they are `many` there are no columns, and each node is looked at by its tenants.
+With preemption by priority number each number is a class. With too many numbers (`many`) there are no columns, and
+each node is evaluated by its candidates.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count as counter
 from typing import Literal, NamedTuple, Protocol
@@ -24,60 +24,58 @@ from numpy.typing import NDArray
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import PRIORITY_CLASSES, JobSpec
+from hodei.model.job import FIRMNESS, PRIORITY_CLASSES, JobSpec, job_qos
 from hodei.model.node import Grant
-from hodei.model.qos import FIRMNESS, job_qos
 from hodei.model.resources import Resources
 
 Ints = NDArray[np.int64]
 _FLOORS = sorted(PRIORITY_CLASSES.values())
-# Low, batch and scavenger work takes nobody's place.
-_TIMID = PRIORITY_CLASSES["low"]
-# A protection that does not run out.
-FOR_EVER = 1 << 62
-# The "class" of those who go anyway, below all others, and the "resource" that counts tenants.
+# Low, batch and scavenger work does not preempt.
+_NON_PREEMPTING = PRIORITY_CLASSES["low"]
+# No expiry.
+FOREVER = 1 << 62
+# The class of runs that are stopping already, below all others; and the column that counts candidates.
 LEAVING = -(1 << 62)
-TENANTS = ""
-# The trace is cut rather than let grow for ever.
+COUNT = ""
+# Rebuild rather than let the trace grow without bound.
 _MAX_TRACE = 1_000_000
-# So many priority numbers have columns; beyond that, and until they are half as many again, nobody has.
+# Up to this many priority numbers have columns; beyond, none has until half as many are left.
 _MOST_COLUMNS = 64
 _BELOW_KEPT = 256
 
-# What makes a class: the named ones, or each priority number.
+# By named class, or by priority number.
 By = Literal["class", "number"]
-# A job, and those of its members that would go; none named: all.
+# A job, and those of its members that stop (empty: all).
 Going = tuple[JobId, tuple[int, ...]]
 
 
 class Guard(Protocol):
-    """Budgets of how many may go at a time, which are respected where that can be done. `version` changes whenever an
-    answer may have."""
+    """Disruption budgets, respected where possible. `version` changes whenever an answer may have changed."""
 
     version: int
 
     def guarded(self, job: JobId) -> bool:
-        """Whether there is a budget that counts it at all. Asked often."""
+        """Whether a budget covers the job. Called often."""
 
     def violations(self, going: Sequence[Going]) -> list[int]:
-        """If these went in this order: of each, how many members pass a budget."""
+        """If these stop in this order: for each, how many members violate a budget."""
 
 
 @lru_cache(maxsize=4096)
 def class_of(priority: int) -> int:
-    """The class that a whole number belongs to: the highest one that it reaches; the lowest for all below."""
+    """The highest class that the priority reaches; the lowest for all below."""
     return max((floor for floor in _FLOORS if floor <= priority), default=_FLOORS[0])
 
 
 def may_preempt(priority: int) -> bool:
-    return class_of(priority) > _TIMID
+    return class_of(priority) > _NON_PREEMPTING
 
 
 NO_PARTS = Grant()
 
 
 class Place(NamedTuple):
-    """Where a member is. `grant`: the parts of the node that it holds, NO_PARTS for room without any."""
+    """The node of a member. `grant`: its devices, NO_PARTS for none."""
 
     node: NodeName
     member: Member
@@ -85,11 +83,11 @@ class Place(NamedTuple):
 
 
 class VictimCandidate(Struct, eq=False):
-    """A placed gang, or one member of it that it can do without (its number is in `members`, its rank in `order`).
+    """A placed gang, or one member that it can spare (its number in `members`, its rank in `order`).
 
-    `since_ms`: since when the gang runs. `unsaved_ms`: for each member that would go with it, since when its work is not
-    saved; none for those who lose nothing. `stopping`: told to go already, the room will be free without further harm.
-    `safe_until_ms`: nobody may take its place before that.
+    `since_ms`: start of the gang. `unsaved_ms`: for each member, since when its work is not saved; empty if nothing
+    is lost. `stopping`: its capacity will be free without preemption. `protected_until_ms`: not preempted before
+    that.
     """
 
     id: JobId
@@ -98,22 +96,21 @@ class VictimCandidate(Struct, eq=False):
     since_ms: int
     unsaved_ms: tuple[int, ...] = ()
     stopping: bool = False
-    safe_until_ms: int = 0
+    protected_until_ms: int = 0
     members: tuple[int, ...] = ()
     order: int = 0
-    # Worked out here:
+    # Computed:
     holds: dict[NodeName, Resources] = {}
     rank: int = 0
-    firm: int = -1
-    counted: bool = False  # it is in the columns of its class: its place can be taken
+    cached_qos: int = -1
+    counted: bool = False  # may be preempted now and is in the columns of its class
 
     def __post_init__(self) -> None:
-        """What it holds of each node, added up once."""
         held: dict[NodeName, Resources] = {}
         for name, member, _ in self.places:
             sums = held.get(name)
             if sums is None:
-                held[name] = {**member.task.request, TENANTS: 1}
+                held[name] = {**member.task.request, COUNT: 1}
                 continue
             for resource, amount in member.task.request.items():
                 sums[resource] = sums.get(resource, 0) + amount
@@ -121,16 +118,16 @@ class VictimCandidate(Struct, eq=False):
         self.rank = class_of(self.job.priority)
 
     @property
-    def whole(self) -> bool:
-        """If it goes, all of its gang goes."""
+    def stops_gang(self) -> bool:
+        """The whole gang stops with it."""
         return not self.members
 
     @property
-    def firmness(self) -> int:
-        """How firmly its resources were promised; looked up when somebody asks, as few do."""
-        if self.firm < 0:
-            self.firm = FIRMNESS[job_qos(self.job)]
-        return self.firm
+    def qos_order(self) -> int:
+        """Rank of its QoS class; computed on demand."""
+        if self.cached_qos < 0:
+            self.cached_qos = FIRMNESS[job_qos(self.job)]
+        return self.cached_qos
 
     def lost_ms(self, now_ms: int) -> int:
         lost = 0
@@ -140,10 +137,9 @@ class VictimCandidate(Struct, eq=False):
         return lost
 
     def worth(self, now_ms: int) -> tuple[int, ...]:
-        """Small goes first: lower priority, the lower class of QoS, members that can be spared, less work lost, fewer
-        members, the youngest."""
+        """Sort key, least important first: priority, QoS, spare members, lost work, size, youngest."""
         return (
-            self.job.priority, self.firmness, self.whole, self.lost_ms(now_ms), len(self.places), -self.since_ms, -self.id, -self.order
+            self.job.priority, self.qos_order, self.stops_gang, self.lost_ms(now_ms), len(self.places), -self.since_ms, -self.id, -self.order
         )  # fmt: skip
 
 
@@ -161,90 +157,87 @@ class VictimIndex:
         self.stopping: dict[VictimCandidate, None] = {}
         self._ranks: Counter[int] = Counter()
         self._below: dict[int, list[int]] = {}
-        self._safe: list[
-            tuple[int, int, VictimCandidate]
-        ] = []  # those whose protection runs out, the first to do so first
+        self._protected: list[tuple[int, int, VictimCandidate]] = []  # heap by end of protection
         self._turn = counter()
         self.changes: list[int] = []
         self.generation = 0
 
     # ----------------------------------------------------------------------------------- coming and going
 
-    def put(self, id: JobId, tenants: Iterable[VictimCandidate]) -> None:
-        """All that is known of a gang; what was known of it before is forgotten."""
+    def put(self, id: JobId, victims: Iterable[VictimCandidate]) -> None:
+        """Replace all candidates of a job."""
         self.remove(id)
-        units = self.of_job[id] = tuple(tenants)
-        for tenant in units:
+        units = self.of_job[id] = tuple(victims)
+        for victim in units:
             if self.by_number:
-                tenant.rank = tenant.job.priority
-            for name in tenant.holds:
-                self.on_node.setdefault(name, {})[tenant] = None
-            if tenant.stopping:
-                self.stopping[tenant] = None
-                self._count(tenant, LEAVING, 1)
-            elif tenant.safe_until_ms:
-                if tenant.safe_until_ms < FOR_EVER:
-                    heapq.heappush(self._safe, (tenant.safe_until_ms, next(self._turn), tenant))
+                victim.rank = victim.job.priority
+            for name in victim.holds:
+                self.on_node.setdefault(name, {})[victim] = None
+            if victim.stopping:
+                self.stopping[victim] = None
+                self._count(victim, LEAVING, 1)
+            elif victim.protected_until_ms:
+                if victim.protected_until_ms < FOREVER:
+                    heapq.heappush(self._protected, (victim.protected_until_ms, next(self._turn), victim))
             else:
-                self._admit(tenant)
-        if len(self._safe) > 2 * len(self.of_job) + 1000:
-            self._safe = [kept for kept in self._safe if kept[0] == kept[2].safe_until_ms]
-            heapq.heapify(self._safe)
+                self._admit(victim)
+        if len(self._protected) > 2 * len(self.of_job) + 1000:
+            self._protected = [kept for kept in self._protected if kept[0] == kept[2].protected_until_ms]
+            heapq.heapify(self._protected)
 
     def remove(self, id: JobId) -> None:
-        for tenant in self.of_job.pop(id, ()):
-            for name in tenant.holds:
+        for victim in self.of_job.pop(id, ()):
+            for name in victim.holds:
                 here = self.on_node[name]
-                del here[tenant]
+                del here[victim]
                 if not here:
                     del self.on_node[name]
-            if tenant.stopping:
-                del self.stopping[tenant]
-                self._count(tenant, LEAVING, -1)
-            elif tenant.counted:
-                self._ranks[tenant.rank] -= 1
-                tenant.counted = False
-                self._count(tenant, tenant.rank, -1)
-                if not self._ranks[tenant.rank]:
-                    self._extinct(tenant.rank)
-            tenant.safe_until_ms = FOR_EVER  # if it is among the safe still, it is passed over there
+            if victim.stopping:
+                del self.stopping[victim]
+                self._count(victim, LEAVING, -1)
+            elif victim.counted:
+                self._ranks[victim.rank] -= 1
+                victim.counted = False
+                self._count(victim, victim.rank, -1)
+                if not self._ranks[victim.rank]:
+                    self._remove_class(victim.rank)
+            victim.protected_until_ms = FOREVER  # a stale heap entry is skipped
 
     def at(self, now_ms: int) -> None:
-        """Let those in whose protection has run out by now, and lay the columns anew if the table was."""
+        """Admit candidates whose protection has expired, and rebuild the columns for a new table."""
         if self._generation != self._table.generation or len(self.changes) > _MAX_TRACE:
-            self._lay()
-        while self._safe and self._safe[0][0] <= now_ms:
-            until, _, tenant = heapq.heappop(self._safe)
-            if tenant.safe_until_ms == until:
-                self._admit(tenant)
+            self._rebuild()
+        while self._protected and self._protected[0][0] <= now_ms:
+            until, _, victim = heapq.heappop(self._protected)
+            if victim.protected_until_ms == until:
+                self._admit(victim)
 
-    def _admit(self, tenant: VictimCandidate) -> None:
-        tenant.counted = True
-        if not self._ranks[tenant.rank]:
+    def _admit(self, victim: VictimCandidate) -> None:
+        victim.counted = True
+        if not self._ranks[victim.rank]:
             self._below.clear()
-        self._ranks[tenant.rank] += 1
-        self._count(tenant, tenant.rank, 1)
+        self._ranks[victim.rank] += 1
+        self._count(victim, victim.rank, 1)
         if self.by_number and not self.many and len(self._ranks) > _MOST_COLUMNS:
             self.many = True
             self._held = {}
             self.generation += 1
 
-    def _extinct(self, rank: int) -> None:
-        """Nobody of that class is left."""
+    def _remove_class(self, rank: int) -> None:
         self._below.clear()
         if self.by_number:
             del self._ranks[rank]
             self._held.pop(rank, None)
             if self.many and len(self._ranks) <= _MOST_COLUMNS // 2:
                 self.many = False
-                self._generation = -1  # columns again, when someone asks
+                self._generation = -1  # rebuilt on demand
 
-    def set_aside(self, tenant: VictimCandidate, by: int) -> None:
-        """In a trial: it is gone (-1) or back again (+1), and its room is counted as free or as its own."""
-        if tenant.stopping or tenant.counted:
+    def set_aside(self, victim: VictimCandidate, by: int) -> None:
+        """In a trial: removed (-1) or restored (+1)."""
+        if victim.stopping or victim.counted:
             if self.many:
-                (self._aside.add if by < 0 else self._aside.discard)(tenant)
-            self._count(tenant, LEAVING if tenant.stopping else tenant.rank, by)
+                (self._aside.add if by < 0 else self._aside.discard)(victim)
+            self._count(victim, LEAVING if victim.stopping else victim.rank, by)
 
     # --------------------------------------------------------------------------------------------- reading
 
@@ -252,30 +245,33 @@ class VictimIndex:
         return priority if self.by_number else class_of(priority)
 
     def may_preempt(self, priority: int, now_ms: int) -> bool:
-        """Whether it is worth looking for somebody whose place one of this priority could take."""
+        """Whether any candidate could be preempted at this priority."""
         if not self.by_number:
             return may_preempt(priority)
         self.at(now_ms)
         if self.ranks_below(priority):
             return True
-        others = [*self.stopping, *(tenant for until, _, tenant in self._safe if tenant.safe_until_ms == until)]
-        return any(tenant.rank < priority for tenant in others)
+        others = [
+            *self.stopping,
+            *(victim for until, _, victim in self._protected if victim.protected_until_ms == until),
+        ]
+        return any(victim.rank < priority for victim in others)
 
     @property
     def by_order_of_pods(self) -> bool:
-        """Victims are weighed as Kubernetes weighs pods: by budgets and priorities, not by the work that is lost."""
+        """Compare victims as Kubernetes does: by budgets and priorities, not by lost work."""
         return self.by_number or self.guard is not None
 
     def lowest_first(self, node: NodeName, rank: int) -> list[VictimCandidate]:
-        """Who on a node could make room for one of that class: those who go anyway, then the lowest classes."""
+        """Candidates on a node below that class: stopping ones first, then the lowest classes."""
         here = [t for t in self.on_node.get(node, ()) if (t.stopping or (t.counted and t.rank < rank))]
         if self._aside:
-            here = [tenant for tenant in here if tenant not in self._aside]
-        here.sort(key=_lowest)
+            here = [victim for victim in here if victim not in self._aside]
+        here.sort(key=_class_of)
         return here
 
     def ranks_below(self, rank: int) -> list[int]:
-        """The classes under that one that somebody here belongs to, the lowest first."""
+        """Classes with candidates below that one, ascending."""
         found = self._below.get(rank)
         if found is None:
             if len(self._below) > _BELOW_KEPT:
@@ -284,19 +280,19 @@ class VictimIndex:
         return found
 
     def held_by(self, rank: int) -> dict[str, Ints]:
-        """How much of each resource the tenants of one class hold on each node; none of what is not named."""
+        """Resources held per node by one class; absent means 0."""
         return self._held.get(rank, {})
 
-    def next_unsafe_ms(self, now_ms: int) -> int:
-        """When the first protection runs out that has not yet; FOR_EVER if none does."""
-        return self._safe[0][0] if self._safe else FOR_EVER
+    def next_unprotected_ms(self, now_ms: int) -> int:
+        """When the next protection expires; FOREVER if none does."""
+        return self._protected[0][0] if self._protected else FOREVER
 
-    def safe_on(self, rank: int) -> dict[NodeName, Resources]:
-        """What those of lower classes hold whose protection will run out, by node."""
+    def protected_on(self, rank: int) -> dict[NodeName, Resources]:
+        """Resources per node of lower classes whose protection will expire."""
         out: dict[NodeName, Resources] = {}
-        for until, _, tenant in self._safe:
-            if tenant.safe_until_ms == until and tenant.rank < rank:
-                for name, held in tenant.holds.items():
+        for until, _, victim in self._protected:
+            if victim.protected_until_ms == until and victim.rank < rank:
+                for name, held in victim.holds.items():
                     sums = out.setdefault(name, {})
                     for resource, amount in held.items():
                         sums[resource] = sums.get(resource, 0) + amount
@@ -304,23 +300,23 @@ class VictimIndex:
 
     # ------------------------------------------------------------------------------------------- the columns
 
-    def _lay(self) -> None:
+    def _rebuild(self) -> None:
         self._generation = self._table.generation
         self.generation += 1
         self.changes.clear()
         self._held = {}
-        for tenants in self.of_job.values():
-            for tenant in tenants:
-                if tenant.stopping or tenant.counted:
-                    self._count(tenant, LEAVING if tenant.stopping else tenant.rank, 1)
+        for victims in self.of_job.values():
+            for victim in victims:
+                if victim.stopping or victim.counted:
+                    self._count(victim, LEAVING if victim.stopping else victim.rank, 1)
 
-    def _count(self, tenant: VictimCandidate, rank: int, by: int) -> None:
+    def _count(self, victim: VictimCandidate, rank: int, by: int) -> None:
         if self._generation != self._table.generation:
-            return  # made anew when someone asks
+            return  # rebuilt on demand
         of_class = self._held.get(rank)
         if of_class is None and not self.many:
             of_class = self._held[rank] = {}
-        for name, held in tenant.holds.items():
+        for name, held in victim.holds.items():
             row = self._table.row.get(name)
             if row is None:
                 continue
@@ -334,5 +330,86 @@ class VictimIndex:
                 column[row] += by * amount
 
 
-def _lowest(tenant: VictimCandidate) -> int:
-    return LEAVING if tenant.stopping else tenant.rank
+def _class_of(victim: VictimCandidate) -> int:
+    return LEAVING if victim.stopping else victim.rank
+
+
+# Budget violations per victim, in members.
+Breaches = Mapping[VictimCandidate, int]
+NO_BREACHES: Breaches = {}
+# Makes priorities positive, so that fewer victims have the smaller sum.
+_ABOVE_ZERO = 1 << 31
+
+
+class VictimSet(Struct):
+    """Victims on one node: `needed`, and `leaving` which are stopping already. The smallest `cost` is tried first."""
+
+    cost: tuple[int, ...]
+    needed: list[VictimCandidate]
+    leaving: list[VictimCandidate]
+
+
+def victim_set(
+    victim_index: VictimIndex,
+    row: int,
+    needed: list[VictimCandidate],
+    leaving: list[VictimCandidate],
+    now_ms: int,
+    breaches: Breaches = NO_BREACHES,
+) -> VictimSet:
+    """Cost, compared in this order: highest priority, its QoS, lost work, gangs stopped, victims; then the youngest.
+    In pod order budget violations come first."""
+    if victim_index.by_order_of_pods:
+        return VictimSet((*_pod_cost(victim_index, needed, breaches), row), needed, leaving)
+    highest, lost, ends, since = max((victim.job.priority for victim in needed), default=0), 0, 0, 0
+    qos_order = max((victim.qos_order for victim in needed if victim.job.priority == highest), default=0)
+    for victim in needed:
+        lost += victim.lost_ms(now_ms)
+        ends += victim.stops_gang
+        since = max(since, victim.since_ms)
+    # No victims sorts first, even against negative priorities.
+    return VictimSet((bool(needed), highest, qos_order, lost, ends, len(needed), -since, row), needed, leaving)
+
+
+def reprieve_order(
+    victim_index: VictimIndex, victims: list[VictimCandidate], removed: Collection[VictimCandidate], now_ms: int
+) -> tuple[list[VictimCandidate], Breaches]:
+    """Reprieve order, most important first, and budget violations on top of those in `removed`."""
+    if not victim_index.by_order_of_pods:
+        if len(victims) > 1:
+            victims = sorted(victims, key=lambda victim: victim.worth(now_ms), reverse=True)
+        return victims, NO_BREACHES
+    victims = sorted(victims, key=_importance, reverse=True)
+    guard = victim_index.guard
+    if guard is None or not any(guard.guarded(victim.id) for victim in victims):
+        return victims, NO_BREACHES
+    already = [_going(victim) for victim in removed if not victim.stopping and victim not in victims]
+    passed = guard.violations([*already, *map(_going, victims)])[len(already) :]
+    breaches = {victim: count for victim, count in zip(victims, passed, strict=True) if count}
+    return [*breaches, *(victim for victim in victims if victim not in breaches)], breaches
+
+
+def _pod_cost(victim_index: VictimIndex, needed: list[VictimCandidate], breaches: Breaches) -> tuple[int, ...]:
+    passed = highest = total = count = since = 0
+    for number, victim in enumerate(needed):
+        priority = victim.job.priority
+        members = (
+            sum(len(one.places) for one in victim_index.of_job[victim.id]) if victim.stops_gang else len(victim.places)
+        )
+        passed += breaches.get(victim, 0)
+        total += (priority + _ABOVE_ZERO) * members
+        count += members
+        if not number or priority > highest:
+            highest, since = priority, victim.since_ms
+        elif priority == highest:
+            since = min(since, victim.since_ms)
+    return passed, bool(needed), highest, total, count, -since
+
+
+def _importance(victim: VictimCandidate) -> tuple[int, ...]:
+    """Higher priority, whole gangs, older; ties to the first submitted."""
+    return victim.job.priority, victim.stops_gang, -victim.since_ms, -victim.id, -victim.order
+
+
+def _going(victim: VictimCandidate) -> Going:
+    return victim.id, victim.members

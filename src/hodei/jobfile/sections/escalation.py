@@ -1,22 +1,53 @@
-"""The key `recovery` of a job, from what was written to the model and back."""
+"""The key `escalation` of a job, from what was written to the model and back."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from hodei.jobfile.names import did_you_mean, shown
-from hodei.jobfile.sections.escalation_schema import RecoveryForm
+from hodei.jobfile.types import Duration, Form, about
 from hodei.jobfile.values import Problems, duration, take
 from hodei.model.errors import InvalidInput
-from hodei.model.escalation import Escalation
 from hodei.model.escalation_state import class_name
-from hodei.model.job import PRIORITY_CLASSES, JobSpec
-from hodei.model.quantity import format_duration
+from hodei.model.job import PRIORITY_CLASSES, Escalation, JobSpec
+from hodei.model.resources import format_duration
 
-NOTHING = JobSpec("", ()).recovery  # the very same, so that one look tells that nothing was said
+# ----------------------------------------------------------------------------------- escalation schema
+# What a job says for the case that it waits too long, as people write it.
 
 
-def recovery(form: RecoveryForm, at: str, problems: Problems) -> Escalation:
+class EscalationForm(Form, frozen=True):
+    """What may be done about a job that waits too long. What is not said is as the server's configuration says."""
+
+    relax: (
+        Annotated[
+            list[Literal["spread", "topology", "backend"]],
+            Meta(max_length=3),
+            about("Rules of it that may count as wishes then.", ["spread", "topology"]),
+        ]
+        | None
+    ) = None
+    relax_after: Annotated[Duration, about("How long it waits before they do.", "10m")] | None = None
+    promote_after: Annotated[Duration, about("How long it waits for each step up in priority.", "30m")] | None = None
+    promote_to: Annotated[str | int, about("The highest priority that it goes up to.", "high")] | None = None
+
+
+EscalationKey = Annotated[
+    EscalationForm,
+    about(
+        "What may be done if it waits too long.", {"relax": ["spread"], "relax_after": "10m", "promote_after": "30m"}
+    ),
+]
+
+
+# ----------------------------------------------------------------------------------------------------
+
+NOTHING = JobSpec("", ()).escalation  # the very same, so that one look tells that nothing was said
+
+
+def escalation(form: EscalationForm, at: str, problems: Problems) -> Escalation:
     relax = tuple(dict.fromkeys(form.relax or ()))
     if form.relax_after is not None and not relax:
         problems.append((f"{at}.relax", "missing: name the rules that may count as wishes: spread, topology, backend"))

@@ -3,14 +3,101 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hodei.jobfile import schema
+from msgspec import Meta
+
 from hodei.jobfile.names import did_you_mean, label_key, shown, word
-from hodei.jobfile.sections import gang_schema as given
+from hodei.jobfile.types import Command, Duration, Form, Key, Short, Word, about
 from hodei.jobfile.values import Problems, absolute_path, command, duration, program, take
 from hodei.model.errors import InvalidInput
-from hodei.model.job import Binding, Checkpoint, Distribution, GangRules, TaskSpec, TransferCost
-from hodei.model.resources import CPU, Resources, human_amount
+from hodei.model.job import Binding, Checkpoint, Distribution, GangRules, JobSpec, TaskSpec, TransferCost
+from hodei.model.resources import CPU, Resources, format_duration, human_amount
+
+if TYPE_CHECKING:
+    from hodei.jobfile import schema
+
+
+# ----------------------------------------------------------------------------------------- gang schema
+# What may be written about the members of a job together: the gang, its tasks over backends, saving work.
+
+
+class TopologyForm(Form, frozen=True):
+    """A label of nodes of which all members share one value, as a must or a wish."""
+
+    key: Annotated[Key, about("A label of nodes, or region, zone, datacenter, rack, host, backend.", "rack", "backend")]
+    required: Annotated[bool, about("Refuse, or (false) only prefer. Default true.")] = True
+
+
+class GangForm(Form, frozen=True):
+    """How the members of a job belong together."""
+
+    topology: (
+        Annotated[
+            Key | TopologyForm,
+            about("All members in one of these: rack, zone, ...", "rack", {"key": "rack", "required": False}),
+        ]
+        | None
+    ) = None
+    on_failure: (
+        Annotated[
+            Literal["restart", "repair"],
+            about("When one member fails or is lost: start all again, or that one alone. Default `restart`."),
+        ]
+        | None
+    ) = None
+    assembly_timeout: (
+        Annotated[Duration, about("So long after placing all members must run, or all are stopped.", "5m")] | None
+    ) = None
+    elastic: (
+        Annotated[bool, about("Take in more members while it runs, and give them up first. Default false.")] | None
+    ) = None
+
+
+class TransferCostForm(Form, frozen=True):
+    """What moving the data of one member between two backends costs, either way."""
+
+    between: Annotated[list[Word], Meta(max_length=64), about("Two backends.", ["cluster-a", "cluster-b"])]
+    cost: Annotated[float, Meta(ge=0, le=1_000_000), about("In any unit, to a thousandth.", 0.09)]
+
+
+class DistributionForm(Form, frozen=True):
+    """How the tasks of a job lie over backends."""
+
+    model: Annotated[
+        Literal["colocated", "distributed", "hub_and_spoke"],
+        about("All on one backend; each on any of its own, the cheapest way; or the same with costs to a hub alone."),
+    ]
+    hub: Annotated[Word, about("The task in the middle; needed for `hub_and_spoke`.")] | None = None
+    transfer_costs: (
+        Annotated[
+            list[TransferCostForm],
+            Meta(max_length=1024),
+            about("What moving data costs; 0 between backends that are not named."),
+        ]
+        | None
+    ) = None
+
+
+class CheckpointForm(Form, frozen=True):
+    """How a run is told to save its work before it is stopped."""
+
+    signal: Annotated[Short, about("A signal to the run; not together with `command`.", "USR1")] | None = None
+    command: Command | None = None
+    timeout: Annotated[Duration, about("How long saving may take. Default `30s`.", "2m")] | None = None
+    file: (
+        Annotated[
+            Annotated[str, Meta(max_length=4096)],
+            about("A file whose time of change says when the work was last saved.", "/srv/model/checkpoint.json"),
+        ]
+        | None
+    ) = None
+    every: (
+        Annotated[Duration, about("Save also while it runs, this often; needs `signal` or `command`.", "10m")] | None
+    ) = None
+
+
+# ----------------------------------------------------------------------------------------------------
 
 SIGNALS = ("ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR1", "USR2", "VTALRM", "WINCH")
 _NOBODY_HEARS = ("KILL", "STOP")
@@ -61,9 +148,9 @@ def job_rules(
     return gang, distribution, checkpoint
 
 
-def _gang(form: given.GangForm, tasks: tuple[TaskSpec, ...], at: str, problems: Problems) -> GangRules:
+def _gang(form: GangForm, tasks: tuple[TaskSpec, ...], at: str, problems: Problems) -> GangRules:
     topology, required = "", True
-    if isinstance(form.topology, given.TopologyForm):
+    if isinstance(form.topology, TopologyForm):
         topology = take(problems, f"{at}.topology.key", label_key, form.topology.key, "")
         required = form.topology.required
     elif form.topology is not None:
@@ -82,9 +169,7 @@ def _gang(form: given.GangForm, tasks: tuple[TaskSpec, ...], at: str, problems: 
 # ------------------------------------------------------------------------------------------- over backends
 
 
-def _distribution(
-    form: given.DistributionForm, tasks: tuple[TaskSpec, ...], at: str, problems: Problems
-) -> Distribution:
+def _distribution(form: DistributionForm, tasks: tuple[TaskSpec, ...], at: str, problems: Problems) -> Distribution:
     names = [task.name for task in tasks]
     if form.model == "hub_and_spoke" and form.hub is None:
         problems.append((f"{at}.hub", f"missing: say which task is in the middle, one of {', '.join(names[:8])}"))
@@ -121,7 +206,7 @@ def _check_backends(
         return
     for i, task in enumerate(tasks):
         if task.backends and not set(task.backends) & set(allowed):
-            path = f"{at}tasks[{i}].backends" if isinstance(keys, schema.JobKeys) else f"{at}backends"
+            path = f"{at}tasks[{i}].backends" if hasattr(keys, "tasks") else f"{at}backends"
             problems.append((path, f"none of them is allowed by the job's backend, {', '.join(allowed)}"))
 
 
@@ -134,7 +219,7 @@ def _together(tasks: tuple[TaskSpec, ...]) -> set[str] | None:
 # ------------------------------------------------------------------------------------------- saving work
 
 
-def _checkpoint(form: given.CheckpointForm, at: str, problems: Problems) -> Checkpoint:
+def _checkpoint(form: CheckpointForm, at: str, problems: Problems) -> Checkpoint:
     hooked = form.signal is not None or form.command is not None
     if form.signal is not None and form.command is not None:
         problems.append((at, "give either a signal or a command, not both"))
@@ -170,3 +255,61 @@ def signal_name(text: str) -> str:
     if name not in SIGNALS:
         raise InvalidInput(f"unknown signal {shown(text)}: {', '.join(SIGNALS)}{did_you_mean(name, SIGNALS)}")
     return name
+
+
+# ----------------------------------------------------------------------------------------- gang render
+# Rules about the members of a job together, as people write them. Keys that say nothing are empty.
+
+
+def render_task_rules(task: TaskSpec) -> dict[str, Any]:
+    return {"min": task.min_count, "backends": list(task.backends), "binding": task.binding}
+
+
+def render_job_rules(spec: JobSpec) -> dict[str, Any]:
+    return {
+        "gang": _render_gang(spec.gang),
+        "per_node": spec.gang.per_node,
+        "distribution": _render_distribution(spec.distribution),
+        "checkpoint": _render_checkpoint(spec.checkpoint),
+    }
+
+
+def _render_gang(gang: GangRules) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if gang.topology:
+        out["topology"] = gang.topology if gang.topology_required else {"key": gang.topology, "required": False}
+    if gang.on_failure != "restart":
+        out["on_failure"] = gang.on_failure
+    if gang.assembly_timeout_ms:
+        out["assembly_timeout"] = format_duration(gang.assembly_timeout_ms)
+    if gang.elastic:
+        out["elastic"] = True
+    return out
+
+
+def _render_distribution(distribution: Distribution) -> dict[str, Any]:
+    if not distribution.model:
+        return {}
+    out: dict[str, Any] = {"model": distribution.model}
+    if distribution.hub:
+        out["hub"] = distribution.hub
+    if distribution.transfer_costs:
+        out["transfer_costs"] = [
+            {"between": list(cost.between), "cost": cost.cost_milli / 1000} for cost in distribution.transfer_costs
+        ]
+    return out
+
+
+def _render_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if checkpoint.signal:
+        out["signal"] = checkpoint.signal
+    if checkpoint.command:
+        out["command"] = list(checkpoint.command)
+    if checkpoint.timeout_ms != Checkpoint().timeout_ms:
+        out["timeout"] = format_duration(checkpoint.timeout_ms)
+    if checkpoint.file:
+        out["file"] = checkpoint.file
+    if checkpoint.every_ms:
+        out["every"] = format_duration(checkpoint.every_ms)
+    return out

@@ -5,16 +5,68 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from msgspec import Meta
+
 from hodei.jobfile.names import shown
-from hodei.jobfile.sections.health_schema import HealthForm
+from hodei.jobfile.types import Command, Duration, Form, about, text
 from hodei.jobfile.values import Problems, absolute_path, command, duration, program, take
 from hodei.model.errors import InvalidInput
-from hodei.model.health import NODE_HOST, HealthCheck
-from hodei.model.job import JobSpec
-from hodei.model.quantity import format_duration
+from hodei.model.job import NODE_HOST, HealthCheck, JobSpec
+from hodei.model.resources import format_duration
+
+# --------------------------------------------------------------------------------------- health schema
+# What may be written about the life of a job: how it is known to be well, and after which failures it is tried again.
+
+
+class HealthForm(Form, frozen=True):
+    """How it is known that a run which lives is also well: exactly one of `command`, `http` and `file`."""
+
+    command: Command | None = None
+    http: (
+        Annotated[
+            Annotated[str, text(2000)],
+            about(
+                "Asked with GET; well from 200 to 399. `localhost`, a loopback address, or `node`.",
+                "http://localhost:8080/ready",
+                "http://node:8080/ready",
+            ),
+        ]
+        | None
+    ) = None
+    file: (
+        Annotated[
+            Annotated[str, text(4096)], about("A heartbeat: well if it has changed since the last look.", "/tmp/beat")
+        ]
+        | None
+    ) = None
+    every: Annotated[Duration, about("Time between two looks. Default `30s`.", "1m")] | None = None
+    timeout: Annotated[Duration, about("A look that takes longer has failed. Default `5s`.", "10s")] | None = None
+    after: Annotated[Duration, about("Begin this long after the start. Default at once.", "2m")] | None = None
+    failures: (
+        Annotated[int, Meta(ge=1, le=1000), about("So many failed looks in a row, and the run is stopped. Default 3.")]
+        | None
+    ) = None
+
+
+HealthKey = Annotated[
+    HealthForm, about("How it is known that a run is well.", {"http": "http://localhost:8080/ready", "every": "30s"})
+]
+RetryOnKey = Annotated[
+    list[
+        Literal["job_error", "node_lost", "out_of_memory", "timeout", "preempted", "backend_error", "unhealthy", "idle"]
+    ],
+    Meta(min_length=1, max_length=8),
+    about(
+        "Only after these failures is it tried again. Default: after all that `restart` allows.",
+        ["node_lost", "out_of_memory"],
+    ),
+]
+
+
+# ----------------------------------------------------------------------------------------------------
 
 NOBODY_LOOKS = HealthCheck()
 _NOT_FOR_RETRY = {

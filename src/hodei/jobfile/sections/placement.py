@@ -6,12 +6,12 @@ from functools import lru_cache
 from typing import cast, get_args
 
 from hodei.jobfile import schema
-from hodei.jobfile.amounts import said
 from hodei.jobfile.names import did_you_mean, label_key, label_value, shown, word
+from hodei.jobfile.values import said
+from hodei.model.affinity import Requirement, check_requirement, parse_selector
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Affinity, BackendChoice, NodeTerm, PreferredTerm, Toleration
 from hodei.model.node import Location, TaintEffect
-from hodei.model.selector import Requirement, check_requirement, parse_selector
 
 Problems = list[tuple[str, str]]
 FIELDS = ("metadata.name",)

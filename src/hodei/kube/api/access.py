@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from hodei.kube.api.http import Origin
+from hodei.http_client import Origin
 from hodei.model.errors import InvalidInput
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

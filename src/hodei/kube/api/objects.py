@@ -362,3 +362,240 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(inner) for inner in value]
     return value
+
+
+# --------------------------------------------------------------------------------------- group objects
+# Everybody's objects for groups of pods, as far as scheduling reads them. Versions of these APIs come and go: only
+# fields that stayed are read, and a group of any version decodes.
+
+
+class GangPolicy(Slim, frozen=True):
+    min_count: int = 1
+
+
+class Policy(Slim, frozen=True):
+    """Kubernetes' own: a group is a gang, or (basic) its pods go one by one."""
+
+    gang: GangPolicy | None = None
+
+
+class TopologyConstraint(Slim, frozen=True):
+    key: str = ""
+
+
+class Constraints(Slim, frozen=True):
+    topology: tuple[TopologyConstraint, ...] = ()
+
+
+class GroupSpec(Slim, frozen=True):
+    scheduling_policy: Policy = Policy()
+    scheduling_constraints: Constraints = Constraints()
+    disruption_mode: dict[str, object] | str | None = None
+    priority_class_name: str = ""
+    parent_composite_pod_group_name: str | None = None
+
+
+class GroupCondition(Slim, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class PodGroup(Slim, frozen=True):
+    """`scheduling.k8s.io` PodGroup, from 1.36 on."""
+
+    class Status(Slim, frozen=True):
+        conditions: tuple[GroupCondition, ...] = ()
+
+    metadata: Meta = Meta()
+    spec: GroupSpec = GroupSpec()
+    status: Status = Status()
+
+
+class PartOfWorkload(Slim, frozen=True):
+    name: str = ""
+    policy: Policy = Policy()
+
+
+class WorkloadSpec(Slim, frozen=True):
+    pod_groups: tuple[PartOfWorkload, ...] = ()
+
+
+class GroupedWorkload(Slim, frozen=True):
+    """`scheduling.k8s.io` Workload, as in 1.35: groups by name inside it."""
+
+    metadata: Meta = Meta()
+    spec: WorkloadSpec = WorkloadSpec()
+
+
+class MemberSpec(Slim, frozen=True):
+    min_member: int = 0
+    schedule_timeout_seconds: int | None = None
+    min_task_member: dict[str, int] = {}
+    queue: str = ""
+    priority_class_name: str = ""
+
+
+class MemberStatus(Slim, frozen=True):
+    phase: str = ""
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    schedule_start_time: str | None = None
+    conditions: tuple[GroupCondition, ...] = ()
+
+
+class MemberGroup(Slim, frozen=True):
+    """The PodGroup of scheduler-plugins (`scheduling.x-k8s.io`) or of Volcano (`scheduling.volcano.sh`)."""
+
+    metadata: Meta = Meta()
+    spec: MemberSpec = MemberSpec()
+    status: MemberStatus = MemberStatus()
+
+
+class TaskGroup(Slim, frozen=True):
+    """One of YuniKorn's, as written in a pod's annotation."""
+
+    name: str = ""
+    min_member: int = 0
+
+
+# ------------------------------------------------------------------------------------- storage objects
+# Claims, volumes, classes and drivers of Kubernetes, as far as scheduling reads them.
+
+
+NO_PROVISIONER = "kubernetes.io/no-provisioner"
+BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
+SELECTED_NODE = "volume.kubernetes.io/selected-node"
+BOUND_BY_US = "pv.kubernetes.io/bound-by-controller"
+BETA_CLASS = "volume.beta.kubernetes.io/storage-class"
+
+
+class ClaimSpec(Slim, frozen=True):
+    volume_name: str = ""
+    storage_class_name: str | None = None
+    access_modes: tuple[str, ...] = ()
+    resources: Needs = Needs()
+    volume_mode: str = ""
+    selector: LabelSelector | None = None
+
+
+class Claim(Slim, frozen=True):
+    """A PersistentVolumeClaim."""
+
+    class Status(Slim, frozen=True):
+        phase: str = ""
+
+    metadata: Meta = Meta()
+    spec: ClaimSpec = ClaimSpec()
+    status: Status = Status()
+
+    @property
+    def bound(self) -> bool:
+        return bool(self.spec.volume_name) and BIND_COMPLETED in self.metadata.annotations
+
+    @property
+    def class_name(self) -> str:
+        return self.metadata.annotations.get(BETA_CLASS) or self.spec.storage_class_name or ""
+
+
+class CsiSource(Slim, frozen=True):
+    driver: str = ""
+    volume_handle: str = ""
+
+
+class VolumeNodes(Slim, frozen=True):
+    required: NodeSelector | None = None
+
+
+class ObjectRef(Slim, frozen=True):
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class VolumeSpec(Slim, frozen=True):
+    capacity: Quantities = {}
+    access_modes: tuple[str, ...] = ()
+    claim_ref: ObjectRef | None = None
+    storage_class_name: str = ""
+    node_affinity: VolumeNodes | None = None
+    csi: CsiSource | None = None
+    volume_mode: str = ""
+
+
+class Volume(Slim, frozen=True):
+    """A PersistentVolume."""
+
+    class Status(Slim, frozen=True):
+        phase: str = ""
+
+    metadata: Meta = Meta()
+    spec: VolumeSpec = VolumeSpec()
+    status: Status = Status()
+
+
+class TopologyLabel(Slim, frozen=True):
+    key: str = ""
+    values: tuple[str, ...] = ()
+
+
+class TopologyTerm(Slim, frozen=True):
+    match_label_expressions: tuple[TopologyLabel, ...] = ()
+
+
+class StorageClass(Slim, frozen=True):
+    metadata: Meta = Meta()
+    provisioner: str = ""
+    volume_binding_mode: str = ""
+    allowed_topologies: tuple[TopologyTerm, ...] = ()
+
+    @property
+    def waits(self) -> bool:
+        return self.volume_binding_mode == "WaitForFirstConsumer"
+
+
+class CsiDriver(Slim, frozen=True):
+    """`storage_capacity`: it publishes how much storage is left where."""
+
+    class Spec(Slim, frozen=True):
+        storage_capacity: bool | None = None
+
+    metadata: Meta = Meta()
+    spec: Spec = Spec()
+
+
+class StorageCapacity(Slim, frozen=True):
+    """A CSIStorageCapacity: how much a class can still make in one place."""
+
+    metadata: Meta = Meta()
+    node_topology: LabelSelector | None = None
+    storage_class_name: str = ""
+    capacity: Quantity | None = None
+    maximum_volume_size: Quantity | None = None
+
+    @property
+    def largest(self) -> Quantity | None:
+        """The largest volume that can be made; the driver's own word about that is better than what is left."""
+        return self.capacity if self.maximum_volume_size is None else self.maximum_volume_size
+
+
+class Allocatable(Slim, frozen=True):
+    count: int | None = None
+
+
+class Driver(Slim, frozen=True):
+    name: str = ""
+    node_id: str = field(default="", name="nodeID")
+    allocatable: Allocatable | None = None
+    topology_keys: tuple[str, ...] = ()
+
+
+class CsiNode(Slim, frozen=True):
+    class Spec(Slim, frozen=True):
+        drivers: tuple[Driver, ...] = ()
+
+    metadata: Meta = Meta()
+    spec: Spec = Spec()

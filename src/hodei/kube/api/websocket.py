@@ -12,8 +12,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-from hodei.kube.api.http import CONNECT_S, Origin, Reply, Unreached
-from hodei.kube.api.proxy import tunnel
+from hodei.http_client import CONNECT_S, Origin, Reply, Unreached, tunnel
 
 MESSAGE_LIMIT = 16 << 20
 _HEAD_LIMIT = 64 << 10

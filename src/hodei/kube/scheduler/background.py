@@ -1,71 +1,117 @@
-"""Which attendants a configuration calls for; a plain one needs only those for groups."""
+"""What goes on beside the decisions of the pod scheduler: memory, reservations, forecasts. None of it where none is configured.
+
+Each is told what every step decided, and does the rest in its own time.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
 
-from hodei.engine.fairness.billing import BILLING
-from hodei.kube.api.client import Api
-from hodei.kube.scheduler.background_task import BackgroundTask
-from hodei.kube.scheduler.build import Options, PodSchedulerParts
-from hodei.kube.scheduler.ended_members import EndedMembersInformer
-from hodei.kube.scheduler.finished_pods import Finished, as_ran
-from hodei.kube.scheduler.group_status_writer import GroupStatusWriter
-from hodei.kube.scheduler.informers import WatchingJobs
-from hodei.kube.scheduler.loop import SchedulerLoop
-from hodei.kube.scheduler.pod_reader import Reader, Reading
-from hodei.kube.scheduler.profile import LINE
-from hodei.kube.scheduler.queue_status import QueueStatus
-from hodei.kube.scheduler.reservations import Reservations
-from hodei.kube.scheduler.usage_store import UsageStore
-from hodei.model.facts import Fact, HistoryRestored
-from hodei.model.job import JobSpec
-from hodei.runtime.clock import SystemClock
+from hodei.control.controller import Step
+
+_log = logging.getLogger(__name__)
+FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 
-def attendants_of(api: Api, house: PodSchedulerParts, options: Options, driver: SchedulerLoop) -> list[BackgroundTask]:
-    """In the order in which they begin: first what is known of the past, then what is kept free, then the rest."""
-    controller, pods, clock = house.controller, house.pods, SystemClock()
-    out: list[BackgroundTask] = [
-        WatchingJobs(api, house.around, house.refusals, pods.wants_jobs),
-        EndedMembersInformer(api, options.scheduler_name, pods.past, pods.has_groups, driver.stir),
-        GroupStatusWriter(api, options.scheduler_name, pods, house.around, time.time),
-    ]
-    if controller.accounts.sharing is not None and options.usage_configmap:
-        only = None if options.scheduling.budgets else frozenset({BILLING})
-        namespace = options.namespace or api.namespace or "default"
-        out.append(
-            UsageStore(
-                api, namespace, options.usage_configmap, controller, clock.now_ms, only=only, monotonic=time.monotonic
-            )
-        )
-    forecasting = None
-    if options.forecast_annotation:
-        from hodei.kube.scheduler.forecasts import PodForecasts  # with all that it takes, which nobody else needs
+class BackgroundTask(Protocol):
+    async def begin(self) -> None:
+        """Before the first decision; nothing is bound until this returns."""
 
-        forecasting = PodForecasts(api, controller, pods, clock, options.scheduling.forecast)
-    if controller.estimator.learns or forecasting is not None:
+    def stepped(self, step: Step) -> None: ...
 
-        def learn(spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
-            if controller.estimator.learns:
-                pods.give([HistoryRestored(ran=(as_ran(spec, ran_ms),))])
-            if forecasting is not None:
-                forecasting.learn(spec, ran_ms, ended_ms)
+    async def run(self) -> None:
+        """For ever, or until there is nothing left to do. It is called again if it has raised."""
 
-        reader = Reader(house.around, Reading(LINE, options.one_pod_per_node))
-        finished = Finished(api, options.scheduler_name, reader, learn)
-        finished.refusals = reader.refusals = house.refusals
-        out.append(finished)
-    if options.reserved:
+    async def end(self) -> None:
+        """After the last decision, while we still lead."""
 
-        def tell(facts: Sequence[Fact]) -> None:
-            pods.give(facts)
-            driver.stir()
 
-        out.append(Reservations(options.reserved, controller, pods.take_facts, tell, clock.now_ms, driver.decide))
-    if house.timed:
-        out.append(QueueStatus(controller, pods, house.explaining, driver.tell, clock.now_ms))
-    if forecasting is not None:
-        out.append(forecasting)
-    return out
+class NoBackground:
+    """An attendant with nothing to do; others say what they do."""
+
+    async def begin(self) -> None:
+        return
+
+    def stepped(self, step: Step) -> None:
+        return
+
+    async def run(self) -> None:
+        return
+
+    async def end(self) -> None:
+        return
+
+
+@contextlib.asynccontextmanager
+async def attended(
+    attendants: Sequence[BackgroundTask], failed: Callable[[str], None] = lambda name: None
+) -> AsyncIterator[None]:
+    """All of them at work while inside. One that fails is named in the log and begins again after a pause; scheduling goes
+    on meanwhile. `failed` is called with its name each time."""
+    for one in attendants:
+        await one.begin()
+    tasks = [asyncio.create_task(_lasting(one, failed)) for one in attendants]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in attendants:
+            try:
+                await one.end()
+            except Exception:
+                _log.exception("%s did not end as it should", type(one).__name__)
+
+
+async def _lasting(one: BackgroundTask, failed: Callable[[str], None]) -> None:
+    """Until it has nothing left to do. A failure after a long time of peace is a first one again."""
+    failures = 0
+    while True:
+        began = time.monotonic()
+        try:
+            await one.run()
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            failures = 0 if time.monotonic() - began > _LONGEST_PAUSE_S else failures + 1
+            pause_s = min(FIRST_PAUSE_S * 2.0**failures, _LONGEST_PAUSE_S)
+            name = type(one).__name__
+            _log.exception("%s has failed; pods are scheduled without it, and it begins again in %g s", name, pause_s)
+            failed(name)
+            await asyncio.sleep(pause_s)
+
+
+# ------------------------------------------------------------------------------------------ supervisor
+# No task of the pod scheduler ends unnoticed: what should go on for ever and does not ends the process, loudly.
+
+
+class Supervisor:
+    """`stop` is called when a task has ended that should not have; `failure` says which, and why. `closing`: all are to
+    end now."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self.failure = ""
+        self.closing = False
+
+    def watch(self, task: asyncio.Task[Any], name: str, *, may_return: bool = False) -> None:
+        """`may_return`: only an exception is a failure. One that is cancelled was told to end."""
+        task.add_done_callback(lambda done: self._ended(done, name, may_return))
+
+    def _ended(self, task: asyncio.Task[Any], name: str, may_return: bool) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None and (may_return or self.closing):
+            return
+        why = f"{type(error).__name__}: {error}" if error is not None else "it returned"
+        _log.critical("%s has ended, which it never should: %s; this process ends with it", name, why, exc_info=error)
+        self.failure = self.failure or f"{name} has ended: {why}"
+        self._stop()

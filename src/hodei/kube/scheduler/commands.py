@@ -2,107 +2,81 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click
 import msgspec
 from msgspec import structs
 
+from hodei.cli.groups import Group, exit_code
 from hodei.kube.api.client import Access
 from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.reservations import read_file
 from hodei.kube.scheduler.run import Election, run
 from hodei.kube.scheduler.why import Answer, look_ahead, look_why
-from hodei.model.errors import HodeiError, InvalidInput
-from hodei.model.subcommands import Parser, or_help
+from hodei.model.errors import InvalidInput
 
-_ABOUT = """\
-Hodei as a pod scheduler of a Kubernetes cluster: it schedules the pods whose schedulerName is its own.
-
-  hodei kube run --scheduler-name hodei
-  hodei kube why default/my-pod
-  hodei kube plan -f pod.yaml
-"""
 _PORT = 10259
+_FILE = click.Path(path_type=Path)
+_COMMON = (
+    click.option("--kubeconfig", default="", metavar="FILE", help="[default: $KUBECONFIG, ~/.kube/config, or in-cluster]"),
+    click.option("--context", default="", metavar="NAME", help="Context of that file [default: the current one]."),
+    click.option("--scheduler-name", default="hodei", metavar="NAME", show_default=True, help="The pods' spec.schedulerName."),
+    click.option("--config", type=_FILE, metavar="FILE", help="A TOML file: its [scheduling] and [[reservations]]."),
+    click.option(
+        "--priority-annotation", default="", metavar="NAME",
+        help="Trust this annotation of pods without a priority class; a pod's creator then chooses its priority.",
+    ),
+    click.option(
+        "--prefer-priority-annotation", is_flag=True,
+        help="Trust that annotation before a priority class too (not before Kubernetes' own classes).",
+    ),
+    click.option("--one-pod-per-node", is_flag=True, help="At most one of our pods on a node at a time."),
+    click.option("-v", "--verbose", is_flag=True, help="Log more."),
+)  # fmt: skip
+_output = click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
+
+
+def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for decorate in reversed(_COMMON):
+        command = decorate(command)
+    return command
+
+
+@click.group("kube", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def kube() -> None:
+    """Hodei as a pod scheduler of a Kubernetes cluster: it schedules the pods whose schedulerName is its own.
+
+    \b
+      hodei kube run --scheduler-name hodei
+      hodei kube why default/my-pod
+      hodei kube plan pod.yaml
+    """
 
 
 def main(args: list[str] | None = None) -> int:
-    parser = Parser(prog="hodei kube", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="COMMAND")
-    _run_arguments(kinds.add_parser("run", help="schedule pods until told to stop"))
-    _why_arguments(kinds.add_parser("why", help="say why a pod waits, whoever schedules it"))
-    _plan_arguments(kinds.add_parser("plan", help="say where pods would go, or why they would wait"))
-    given = parser.parse_args(or_help(sys.argv[1:] if args is None else args))
+    return exit_code(kube.main, args, "hodei kube", invalid_input=2)
+
+
+def _start(options: dict[str, Any]) -> SimpleNamespace:
+    given = SimpleNamespace(**options)
     logging.basicConfig(
         level=logging.DEBUG if given.verbose else logging.INFO, stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )  # fmt: skip
-    try:
-        code: int = given.go(given)
-        return code
-    except HodeiError as error:
-        hint = error.hint or "see docs/how-to/kubernetes-troubleshooting.md"
-        print(f"error: {error.message}\n  next: {hint}", file=sys.stderr)
-        return 2 if isinstance(error, InvalidInput) else 1
-    except KeyboardInterrupt:
-        return 130
+    return given
 
 
-def _reaching(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--kubeconfig", default="", metavar="FILE", help="else $KUBECONFIG, ~/.kube/config, or in-cluster"
-    )
-    parser.add_argument("--context", default="", metavar="NAME", help="which of its contexts (the current one)")
-    parser.add_argument(
-        "--scheduler-name", default="hodei", metavar="NAME", help="whose pods: spec.schedulerName (hodei)"
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file: its [scheduling], [[reservations]]")
-    parser.add_argument(
-        "--priority-annotation", default="", metavar="NAME",
-        help="believe this annotation of pods without a priority class; whoever may create a pod chooses its priority then",
-    )  # fmt: skip
-    parser.add_argument(
-        "--prefer-priority-annotation", action="store_true",
-        help="believe that annotation before a priority class too (not before Kubernetes' own classes)",
-    )  # fmt: skip
-    parser.add_argument("--one-pod-per-node", action="store_true", help="a node takes one pod of ours at a time")
-    parser.add_argument("-v", "--verbose", action="store_true")
-
-
-def _run_arguments(parser: argparse.ArgumentParser) -> None:
-    _reaching(parser)
-    parser.add_argument(
-        "--leader-elect", action=argparse.BooleanOptionalAction, default=True, help="only one of several acts (yes)"
-    )
-    parser.add_argument("--lease-name", default="hodei", metavar="NAME", help="the Lease that tells who leads (hodei)")
-    parser.add_argument("--lease-namespace", default="", metavar="NS", help="where it is (the account's own namespace)")
-    parser.add_argument(
-        "--lease-seconds", type=int, default=15, metavar="N",
-        help="how long the others wait for a leader that is silent (15); it renews in a seventh of that",
-    )  # fmt: skip
-    parser.add_argument("--identity", default="", metavar="ID", help="who holds it (host and process)")
-    parser.add_argument("--listen", default="", metavar="HOST:PORT", help="for probes and metrics (127.0.0.1:10259)")
-    parser.add_argument(
-        "--events", choices=("all", "failures"), default="all", help="post Events for every pod, or for trouble only"
-    )
-    parser.add_argument(
-        "--forecast-annotation", action="store_true",
-        help="write on pods that wait when they will probably start; needs the role hodei-forecast",
-    )  # fmt: skip
-    parser.add_argument(
-        "--usage-configmap", default="hodei-usage", metavar="NAME",
-        help="where fair share and budgets remember what was used, in the Lease's namespace (hodei-usage; '' for nowhere)",
-    )  # fmt: skip
-    parser.set_defaults(go=_run)
-
-
-def options_of(given: argparse.Namespace) -> tuple[Access, Options]:
+def options_of(given: SimpleNamespace) -> tuple[Access, Options]:
     if given.prefer_priority_annotation and not given.priority_annotation:
         raise InvalidInput(
             "--prefer-priority-annotation does not say which annotation", hint="add --priority-annotation priority"
@@ -117,34 +91,29 @@ def options_of(given: argparse.Namespace) -> tuple[Access, Options]:
     return Access(given.kubeconfig, given.context), options
 
 
-def _why_arguments(parser: argparse.ArgumentParser) -> None:
-    _reaching(parser)
-    parser.add_argument("pod", metavar="NAMESPACE/NAME")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    parser.set_defaults(go=_why)
-
-
-def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    _reaching(parser)
-    parser.add_argument("-f", "--file", type=Path, action="append", required=True, help="a manifest; may be repeated")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    parser.set_defaults(go=_plan)
-
-
-def _why(given: argparse.Namespace) -> int:
+@kube.command("why")
+@click.argument("pod", metavar="NAMESPACE/NAME")
+@_common_options
+@_output
+def why(**options: Any) -> None:
+    """Explain why a pod waits, also one of another scheduler."""
+    given = _start(options)
     namespace, slash, name = given.pod.partition("/")
-    access, options = options_of(given)
+    access, settings = options_of(given)
     if not slash:
         namespace, name = "default", given.pod
-    answer = asyncio.run(look_why(access, options, namespace, name))
-    _show([answer], given.output, planned=False)
-    return 0
+    _show([asyncio.run(look_why(access, settings, namespace, name))], given.output, planned=False)
 
 
-def _plan(given: argparse.Namespace) -> int:
-    access, options = options_of(given)
-    _show(asyncio.run(look_ahead(access, options, given.file)), given.output, planned=True)
-    return 0
+@kube.command("plan")
+@click.argument("file", metavar="FILE...", nargs=-1, required=True, type=_FILE)
+@_common_options
+@_output
+def plan(**options: Any) -> None:
+    """Report where the pods of manifests would go, or why they would wait; - reads stdin."""
+    given = _start(options)
+    access, settings = options_of(given)
+    _show(asyncio.run(look_ahead(access, settings, list(given.file))), given.output, planned=True)
 
 
 def _show(answers: list[Answer], output: str, *, planned: bool) -> None:
@@ -196,15 +165,50 @@ def of_workload(answer: Answer) -> str:
     return f"{text}\n  {answer.note}" if answer.note else text
 
 
-def _run(given: argparse.Namespace) -> int:
-    access, options = options_of(given)
+@kube.command("run")
+@_common_options
+@click.option(
+    "--leader-elect/--no-leader-elect", default=True, show_default=True, help="Only one of several instances acts."
+)
+@click.option("--lease-name", default="hodei", metavar="NAME", show_default=True, help="Lease that names the leader.")
+@click.option("--lease-namespace", default="", metavar="NS", help="Its namespace [default: the account's own].")
+@click.option(
+    "--lease-seconds",
+    type=int,
+    default=15,
+    metavar="N",
+    show_default=True,
+    help="How long the others wait for a silent leader; it renews in a seventh of that.",
+)
+@click.option("--identity", default="", metavar="ID", help="Name of this instance [default: host and process].")
+@click.option("--listen", default="", metavar="HOST:PORT", help="For probes and metrics [default: 127.0.0.1:10259].")
+@click.option(
+    "--events",
+    type=click.Choice(("all", "failures")),
+    default="all",
+    show_default=True,
+    help="Post Events for every pod, or only for failures.",
+)
+@click.option(
+    "--forecast-annotation",
+    is_flag=True,
+    help="Annotate pending pods with their expected start; needs the role hodei-forecast.",
+)
+@click.option(
+    "--usage-configmap", default="hodei-usage", metavar="NAME", show_default=True,
+    help="ConfigMap in the Lease's namespace with the usage for fair share and budgets; '' for none.",
+)  # fmt: skip
+def run_scheduler(**options: Any) -> int:
+    """Schedule pods until stopped."""
+    given = _start(options)
+    access, settings = options_of(given)
     if not 3 <= given.lease_seconds <= 3600:
         raise InvalidInput("--lease-seconds must be from 3 to 3600", hint="15 suits nearly everywhere")
     election = Election(given.lease_name, given.lease_namespace, given.identity, given.lease_seconds)
     _uvloop()
     # What is kept is kept for long, and cycles are few: looking for them less often saves a tenth of the time.
     gc.set_threshold(50_000, 20, 50)
-    return asyncio.run(run(access, options, _address(given.listen), election if given.leader_elect else None))
+    return asyncio.run(run(access, settings, _address(given.listen), election if given.leader_elect else None))
 
 
 def _address(text: str) -> tuple[str, int]:

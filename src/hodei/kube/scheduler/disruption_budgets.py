@@ -16,8 +16,8 @@ from msgspec import Struct
 from hodei.engine.preemption.victims import Going
 from hodei.kube.api.objects import LabelSelector, Meta, PodDisruptionBudget
 from hodei.kube.scheduler.selectors import BadSelector, UnknownOperator, selector
+from hodei.model.affinity import Requirement, all_match
 from hodei.model.ids import JobId
-from hodei.model.selector import Requirement, all_match
 
 Key = tuple[str, str]
 

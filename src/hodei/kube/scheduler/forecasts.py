@@ -18,15 +18,14 @@ import msgspec
 from hodei.control.controller import Controller, Step
 from hodei.engine.plan import Plan
 from hodei.kube.api.client import Api, ApiError
-from hodei.kube.scheduler.background_task import NoBackground
-from hodei.kube.scheduler.entries import Entry
+from hodei.kube.scheduler.background import NoBackground
+from hodei.kube.scheduler.groups import Entry
 from hodei.kube.scheduler.pods import Pods
 from hodei.model.config import ForecastConfig
 from hodei.model.effects import Save, SaveJob
 from hodei.model.ids import JobId
-from hodei.model.job import Job, JobSpec
-from hodei.model.lifecycle import JOB_ENDED
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.job import JOB_ENDED, Job, JobSpec
+from hodei.model.resources import parse_duration_ms
 from hodei.ports import Clock, JobPage, JobQuery
 from hodei.runtime.forecast_task import ForecastTask
 from hodei.runtime.metrics import Metrics
@@ -116,7 +115,7 @@ class PodForecasts(NoBackground):
         """Pods that wait, and what they should be told now, if that is not what they were told."""
         now_ms = self._clock.now_ms()
         waiting: set[str] = set()
-        for line in self._controller.lines.values():
+        for line in self._controller.queues.values():
             for id in list(line.gangs):
                 expected = self.expected(id)
                 for entry in self._pods.of_job(id):
@@ -128,11 +127,11 @@ class PodForecasts(NoBackground):
 
     def expected(self, id: JobId) -> tuple[int, int] | None:
         """When the job will start, and by when at the latest."""
-        promise = self._controller.world.book.promises.get(id)
+        start_reservation = self._controller.cluster.availability.start_reservations.get(id)
         found = self.foresight.latest(id) if self._foresees else None
-        if promise is not None:
+        if start_reservation is not None:
             # What is promised is kept if all keep their word; a forecast knows how they have kept it.
-            return promise.start_ms, max(promise.start_ms, found.p90_ms if found is not None else 0)
+            return start_reservation.start_ms, max(start_reservation.start_ms, found.p90_ms if found is not None else 0)
         return (found.p50_ms, found.p90_ms) if found is not None else None
 
     def _is_news(self, entry: Entry, expected: tuple[int, int], now_ms: int) -> bool:

@@ -10,18 +10,28 @@ from typing import Any
 
 from msgspec import Struct
 
-from hodei.kube.api.client import Api
-from hodei.kube.api.discovery import served_path
-from hodei.kube.api.group_objects import GroupedWorkload, MemberGroup, PodGroup
-from hodei.kube.api.objects import Namespace, Node, Pod, PodDisruptionBudget, Service, Workload
+from hodei.kube.api.client import Api, served_path
+from hodei.kube.api.objects import (
+    Claim,
+    CsiDriver,
+    CsiNode,
+    GroupedWorkload,
+    MemberGroup,
+    Namespace,
+    Node,
+    Pod,
+    PodDisruptionBudget,
+    PodGroup,
+    Service,
+    StorageCapacity,
+    StorageClass,
+    Volume,
+    Workload,
+)
 from hodei.kube.api.reflector import Reflector, Resource
-from hodei.kube.api.storage_objects import Claim, CsiDriver, CsiNode, StorageCapacity, StorageClass, Volume
-from hodei.kube.scheduler.background_task import NoBackground
-from hodei.kube.scheduler.cache import ClusterCache
-from hodei.kube.scheduler.indexer import Indexer, by_name, by_uid
+from hodei.kube.scheduler.background import NoBackground, Supervisor
+from hodei.kube.scheduler.cache import ClusterCache, Indexer, Refusals, by_name, by_uid
 from hodei.kube.scheduler.pods import Pods
-from hodei.kube.scheduler.refused_objects import Refusals
-from hodei.kube.scheduler.supervisor import Supervisor
 
 _UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 # A watch that has neither heard nor tried anything for so long hangs: the longest patience with a list is shorter.
@@ -35,7 +45,7 @@ class _Watched(Struct):
 
     path: str
     kind: type[Any]
-    shelf: Indexer[Any]
+    indexer: Indexer[Any]
     optional: bool = False
     selector: dict[str, str] = {}
     locate: Callable[[], Awaitable[str]] | None = None
@@ -44,10 +54,10 @@ class _Watched(Struct):
 class WatchingJobs(NoBackground):
     """Keeps Jobs, once a group is there whose size only a Job tells: most clusters have none, and Jobs may be many."""
 
-    def __init__(self, api: Api, around: ClusterCache, refusals: Refusals, wanted: asyncio.Event) -> None:
+    def __init__(self, api: Api, cache: ClusterCache, refusals: Refusals, wanted: asyncio.Event) -> None:
         self._wanted = wanted
-        self._reflector = Reflector(api, Resource(JOBS_PATH, Workload), around.jobs, optional=True)
-        around.jobs.resource, around.jobs.refusals = JOBS_PATH, refusals
+        self._reflector = Reflector(api, Resource(JOBS_PATH, Workload), cache.jobs, optional=True)
+        cache.jobs.resource, cache.jobs.refusals = JOBS_PATH, refusals
 
     async def run(self) -> None:
         await self._wanted.wait()
@@ -65,7 +75,7 @@ class Informers:
         cls,
         api: Api,
         pods: Pods,
-        around: ClusterCache,
+        cache: ClusterCache,
         stir: Any,
         refusals: Refusals | None = None,
         *,
@@ -74,55 +84,55 @@ class Informers:
     ) -> Informers:
         """All that scheduling reads. `lenient`: whatever may not be read is done without, and what may be read `within` one
         namespace alone is read there."""
-        pod_shelf = Indexer[Pod](by_uid, pods.moved, stir)
-        node_shelf = Indexer[Node](by_name, pods.node_moved, stir)
+        pod_indexer = Indexer[Pod](by_uid, pods.moved, stir)
+        node_indexer = Indexer[Node](by_name, pods.node_moved, stir)
         kept = [
-            _Watched("/api/v1/namespaces", Namespace, around.namespaces),
-            _Watched("/api/v1/nodes", Node, node_shelf),
-            _Watched("/api/v1/persistentvolumeclaims", Claim, around.claims),
-            _Watched("/api/v1/persistentvolumes", Volume, around.volumes),
-            _Watched("/apis/storage.k8s.io/v1/storageclasses", StorageClass, around.classes),
-            _Watched("/apis/storage.k8s.io/v1/csinodes", CsiNode, around.drivers),
-            _Watched("/apis/storage.k8s.io/v1/csidrivers", CsiDriver, around.csi_drivers),
-            _Watched("/apis/storage.k8s.io/v1/csistoragecapacities", StorageCapacity, around.capacities),
-            _Watched("/apis/policy/v1/poddisruptionbudgets", PodDisruptionBudget, around.disruption_budgets),
-            _Watched("/api/v1/services", Service, around.services),
-            _Watched("/api/v1/replicationcontrollers", Service, around.controllers),
-            _Watched("/apis/apps/v1/replicasets", Workload, around.workloads["ReplicaSet"]),
-            _Watched("/apis/apps/v1/statefulsets", Workload, around.workloads["StatefulSet"]),
-            _Watched("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", MemberGroup, around.plugin_groups, True),
-            _Watched("/apis/scheduling.volcano.sh/v1beta1/podgroups", MemberGroup, around.volcano_groups, True),
+            _Watched("/api/v1/namespaces", Namespace, cache.namespaces),
+            _Watched("/api/v1/nodes", Node, node_indexer),
+            _Watched("/api/v1/persistentvolumeclaims", Claim, cache.claims),
+            _Watched("/api/v1/persistentvolumes", Volume, cache.volumes),
+            _Watched("/apis/storage.k8s.io/v1/storageclasses", StorageClass, cache.classes),
+            _Watched("/apis/storage.k8s.io/v1/csinodes", CsiNode, cache.drivers),
+            _Watched("/apis/storage.k8s.io/v1/csidrivers", CsiDriver, cache.csi_drivers),
+            _Watched("/apis/storage.k8s.io/v1/csistoragecapacities", StorageCapacity, cache.capacities),
+            _Watched("/apis/policy/v1/poddisruptionbudgets", PodDisruptionBudget, cache.disruption_budgets),
+            _Watched("/api/v1/services", Service, cache.services),
+            _Watched("/api/v1/replicationcontrollers", Service, cache.controllers),
+            _Watched("/apis/apps/v1/replicasets", Workload, cache.workloads["ReplicaSet"]),
+            _Watched("/apis/apps/v1/statefulsets", Workload, cache.workloads["StatefulSet"]),
+            _Watched("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", MemberGroup, cache.plugin_groups, True),
+            _Watched("/apis/scheduling.volcano.sh/v1beta1/podgroups", MemberGroup, cache.volcano_groups, True),
         ]
         if (
             lenient
         ):  # whoever looks once reads them all; a scheduler watches them when a group needs it (`WatchingJobs`)
-            kept.append(_Watched(JOBS_PATH, Workload, around.jobs))
-        around.stir = stir
+            kept.append(_Watched(JOBS_PATH, Workload, cache.jobs))
+        cache.stir = stir
         # Kubernetes' own groups change their version with every release.
-        for name, kind, shelf in (
-            ("podgroups", PodGroup, around.pod_groups),
-            ("workloads", GroupedWorkload, around.grouped),
+        for name, kind, indexer in (
+            ("podgroups", PodGroup, cache.pod_groups),
+            ("workloads", GroupedWorkload, cache.grouped),
         ):
             locate = partial(served_path, api, "scheduling.k8s.io", name)
-            kept.append(_Watched(f"/apis/scheduling.k8s.io/{name}", kind, shelf, True, locate=locate))
+            kept.append(_Watched(f"/apis/scheduling.k8s.io/{name}", kind, indexer, True, locate=locate))
         # Pods may wait for what is in these; owners and services only tell how pods that come are to be read.
         for waited_for in (
-            around.claims, around.volumes, around.classes, around.csi_drivers, around.capacities, around.drivers, around.disruption_budgets, around.namespaces,
-            around.pod_groups, around.grouped, around.plugin_groups, around.volcano_groups,
+            cache.claims, cache.volumes, cache.classes, cache.csi_drivers, cache.capacities, cache.drivers, cache.disruption_budgets, cache.namespaces,
+            cache.pod_groups, cache.grouped, cache.plugin_groups, cache.volcano_groups,
         ):  # fmt: skip
             waited_for.flushed = stir
-        kept.append(_Watched("/api/v1/pods", Pod, pod_shelf, selector=_UNFINISHED))
+        kept.append(_Watched("/api/v1/pods", Pod, pod_indexer, selector=_UNFINISHED))
         reflectors = []
         for one in kept:
-            one.shelf.resource = one.path
+            one.indexer.resource = one.path
             if refusals is not None:
-                one.shelf.refusals = refusals
+                one.indexer.refusals = refusals
             instead = _within(one.path, within) if lenient and within else ""
             reflectors.append(
                 Reflector(
                     api,
                     Resource(one.path, one.kind),
-                    one.shelf,
+                    one.indexer,
                     selector=one.selector,
                     optional=one.optional or lenient,
                     locate=one.locate,

@@ -6,18 +6,22 @@ of most filters it tells the first objection only, of room it tells all. Reasons
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from hodei.control.controller import Controller
 from hodei.engine.columns import Mask
 from hodei.engine.nodes import Table
+from hodei.engine.plan import Refusal
 from hodei.engine.profile import Profile
-from hodei.engine.runner import Runner
-from hodei.engine.view import Member, View
-from hodei.kube.api.requests import PODS
-from hodei.model.decision import Reason
+from hodei.engine.runner import PLUGIN_FAILED, Runner
+from hodei.engine.view import Gang, Member, View
+from hodei.kube.api.quantities import PODS
+from hodei.model.ids import JobId
+from hodei.model.job import Reason
 
 NO_NODES = "no nodes available to schedule pods"
 NODE_NAME = "node(s) didn't match the requested node name"
@@ -45,7 +49,7 @@ _TEXTS = {
     "VOLUME_LIMIT": "node(s) exceed max volume count",
     "VOLUME_NOT_HERE": "node(s) didn't match PersistentVolume's node affinity",
     "NO_VOLUME_TO_BIND": "node(s) didn't find available persistent volumes to bind",
-    "NOT_ENOUGH_STORAGE": "node(s) did not have enough free storage",
+    "NO_VOLUME_SPACE": "node(s) did not have enough free storage",
     "VOLUME_ZONE": "node(s) had no available volume zone",
     "JOB_AFFINITY": "node(s) didn't match pod affinity rules",
     "JOB_ANTI_AFFINITY": "node(s) didn't match pod anti-affinity rules",
@@ -60,7 +64,7 @@ _ORDER = (
     ("INSUFFICIENT",),
     ("VOLUME_IN_USE", "VOLUME_TAKEN"),
     ("VOLUME_LIMIT",),
-    ("NO_VOLUME_TO_BIND", "VOLUME_NOT_HERE", "NOT_ENOUGH_STORAGE"),
+    ("NO_VOLUME_TO_BIND", "VOLUME_NOT_HERE", "NO_VOLUME_SPACE"),
     ("VOLUME_ZONE",),
     ("SPREAD",),
     ("JOB_AFFINITY", "JOB_ANTI_AFFINITY", "EXISTING_ANTI_AFFINITY"),
@@ -106,7 +110,7 @@ def of_release(minor: int) -> Messages:
     return Messages(names_taints=minor < 34, tells_of_claims=34 <= minor <= 36)
 
 
-class Refusal(Struct):
+class NodeReasons(Struct):
     """Per reason which nodes gave it, in upstream's way, and the nodes that could be won by stopping others."""
 
     reasons: dict[str, Mask]
@@ -140,9 +144,9 @@ def outside(member: Member, table: Table) -> Mask | None:
     return left_out
 
 
-def refusal(
+def node_reasons(
     pairs: Pairs, member: Member, table: Table, wording: Messages = LATEST, *, unseen: Mask | None = None
-) -> Refusal:
+) -> NodeReasons:
     """The objections as upstream would have come to them; `pairs` in the order in which each plugin gave its own.
     `unseen`: the nodes that it does not look at (`outside`)."""
     stages: dict[int, list[tuple[Mask, Reason]]] = {}
@@ -168,7 +172,7 @@ def refusal(
                 hopeless |= here & _hopeless(reason, member, table)
         curable |= refused & ~hopeless
         open_ &= ~refused
-    return Refusal(found, curable)
+    return NodeReasons(found, curable)
 
 
 def unschedulable(nodes: int, counts: Mapping[str, int], *, before: str = "", after: str = "") -> str:
@@ -185,7 +189,7 @@ def unschedulable(nodes: int, counts: Mapping[str, int], *, before: str = "", af
     return f"{message} {after}" if after else message
 
 
-def preemption(nodes: int, found: Refusal, wording: Messages = LATEST) -> str:
+def preemption(nodes: int, found: NodeReasons, wording: Messages = LATEST) -> str:
     """What is said after a try to make room that found nobody to send away."""
     curable = int(np.count_nonzero(found.curable))
     return not_eligible(unschedulable(nodes, {NO_VICTIMS: curable, NOT_HELPFUL: nodes - curable}), wording)
@@ -243,3 +247,115 @@ def _hopeless(reason: Reason, member: Member, table: Table) -> Mask | bool:
 
 def _resource_of(reason: Reason) -> str:
     return reason.text.removeprefix("Insufficient ") if reason.code.startswith(_INSUFFICIENT) else ""
+
+
+UNSCHEDULABLE, WAITS_FOR_GROUP, WAITS_FOR_TURN = "Unschedulable", "WaitingForPodGroup", "WaitingForTurn"
+WAITS_FOR_QUOTA, SCHEDULER_ERROR = "WaitingForQuota", "SchedulerError"
+INVALID_POD, INVALID_GROUP, UNSUPPORTED = "InvalidPod", "InvalidPodGroup", "UnsupportedFeature"
+_JOB = re.compile(r"\bjob (\d+)")
+# The condition's reason for what keeps a pod from being tried at all; all else is storage.
+_ASIDE = {
+    "GANG_INCOMPLETE": WAITS_FOR_GROUP,
+    "POD_GROUP_MISSING": WAITS_FOR_GROUP,
+    "POD_GROUP_SIZE": WAITS_FOR_GROUP,
+    "GANG_TIMEOUT": WAITS_FOR_GROUP,
+    "INVALID_POD_GROUP": INVALID_GROUP,
+    "INVALID_POD": INVALID_POD,
+    "INVALID_SELECTOR": INVALID_POD,
+    "AFFINITY_CONFLICT": INVALID_POD,
+    "UNSUPPORTED_FEATURE": UNSUPPORTED,
+}
+
+
+class Told(Struct, frozen=True):
+    """What a pod is told: the reason of its condition, and the message. `plugin`: whose objection it was, for the metrics."""
+
+    reason: str
+    message: str
+    plugins: tuple[str, ...] = ()
+
+
+class PodExplainer:
+    def __init__(self, controller: Controller, words: Messages = LATEST) -> None:
+        self._controller, self.words = controller, words
+        # The pods of a job, as people know them.
+        self.name_of: Callable[[JobId], str] = lambda id: ""
+
+    def aside(self, reasons: tuple[Reason, ...]) -> Told:
+        """A pod that is not even tried."""
+        nodes = len(self._controller.cluster.table.names)
+        plugins = tuple(sorted({reason.plugin for reason in reasons}))
+        before = "; ".join(reason.text for reason in reasons)
+        kinds = [_ASIDE.get(reason.code, UNSCHEDULABLE) for reason in reasons]
+        kind = next((kind for kind in kinds if kind != UNSCHEDULABLE), UNSCHEDULABLE)
+        if kind != UNSCHEDULABLE:
+            return Told(kind, before, plugins)
+        text = unschedulable(nodes, {}, before=before, after=not_helpful(nodes, self.words))
+        return Told(UNSCHEDULABLE, text, plugins)
+
+    def refused(self, gang: Gang, refusal: Refusal, now_ms: int, *, making_room: bool = False) -> Told:
+        """A pod or a gang that was tried. `making_room`: others are told to go for it."""
+        plugins = tuple(sorted({verdict.reason.plugin for verdict in refusal.verdicts}))
+        if making_room and gang.size > 1:
+            return Told(UNSCHEDULABLE, f"others are told to go, to make room for the {gang.size} pods of the group")
+        if any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts):
+            return Told(SCHEDULER_ERROR, "; ".join(verdict.reason.text for verdict in refusal.verdicts), plugins)
+        whole = [verdict for verdict in refusal.verdicts if not verdict.count]
+        if (
+            whole
+            and refusal.for_capacity
+            and not any(verdict.reason.plugin == "start_reservations" for verdict in whole)
+        ):
+            # Such as a gang that wants one zone: there is room, but nowhere enough of it.
+            return Told(UNSCHEDULABLE, "; ".join(verdict.reason.text for verdict in whole), plugins)
+        if whole and all(verdict.reason.plugin == "quota" for verdict in whole):
+            return Told(WAITS_FOR_QUOTA, "; ".join(verdict.reason.text for verdict in whole), plugins)
+        if whole:
+            kept = any(verdict.reason.plugin == "start_reservations" for verdict in whole)
+            lacking = self._regardless_of_time(gang, now_ms) if kept else None
+            if lacking is not None:
+                return self.refused(gang, lacking, now_ms)
+            return Told(WAITS_FOR_TURN, "; ".join(self._named(verdict.reason) for verdict in whole), plugins)
+        if gang.size > 1:
+            counts = {self.words.text(verdict.reason): verdict.count for verdict in refusal.verdicts}
+            text = unschedulable(refusal.nodes, counts)
+            text = f"{refusal.fitted} of {gang.size} pods of the group fit; for the next one {text}"
+            return Told(UNSCHEDULABLE, text, plugins)
+        return Told(UNSCHEDULABLE, self._of_one(gang, now_ms, making_room), plugins)
+
+    def not_its_turn(self) -> Told:
+        """A pod for which there is room, but others are before it."""
+        return Told(WAITS_FOR_TURN, "other pods are before it in the queue, and it may not pass them", ("queue",))
+
+    def _regardless_of_time(self, gang: Gang, now_ms: int) -> Refusal | None:
+        """Why it could not start even if nobody had been promised anything; None if it could."""
+        engine, view = self._controller.engine, structs.replace(self._controller.view(now_ms), availability=None)
+        engine.table.settle()
+        with engine.table.trial():
+            result = engine.place(gang, view, extras=False)
+            if isinstance(result, Refusal):
+                return result
+            engine.withdraw(gang, result)
+        return None
+
+    def _named(self, reason: Reason) -> str:
+        """The reason with pods in the place of the numbers that they have in here."""
+        if reason.code != "START_RESERVED":
+            return reason.text
+        return _JOB.sub(lambda found: self.name_of(int(found[1])) or found[0], reason.text)
+
+    def _of_one(self, gang: Gang, now_ms: int, making_room: bool) -> str:
+        controller, member = self._controller, gang.members[0]
+        table, view = controller.cluster.table, controller.view(now_ms)
+        profile = controller.engine.profile(gang)
+        pairs = objections(profile, controller.engine.runner, member, table, view)
+        unseen = outside(member, table)
+        found = node_reasons(pairs, member, table, self.words, unseen=unseen)
+        nodes = len(table.names)
+        if making_room:
+            after = ""
+        elif not gang.job.preempts:
+            after = not_eligible(NEVER_PREEMPTS, self.words)
+        else:
+            after = preemption(nodes, found, self.words)
+        return unschedulable(nodes, found.counts(), after=after)

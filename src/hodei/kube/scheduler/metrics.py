@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from hodei.control.controller import Step
 from hodei.control.queue.backfill import BackfillQueue
 from hodei.control.queue.base import SchedulingQueue
-from hodei.kube.scheduler.entries import Entry
+from hodei.kube.scheduler.cache import Refusals
+from hodei.kube.scheduler.groups import Entry
 from hodei.kube.scheduler.informers import Informers
 from hodei.kube.scheduler.pod_reader import at_ms
 from hodei.kube.scheduler.pods import Pods
-from hodei.kube.scheduler.refused_objects import Refusals
 
 _SHORT = tuple(0.001 * 2**n for n in range(15))
 _LONG = tuple(0.01 * 2**n for n in range(20))

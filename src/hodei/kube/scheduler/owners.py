@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from hodei.kube.api.numbers import MAX_INT32, bounded, is_whole
 from hodei.kube.api.objects import Owner, Workload
-from hodei.model.decision import Reason
+from hodei.kube.api.quantities import MAX_INT32, bounded, is_whole
+from hodei.model.job import Reason
 
 SIMPLE_SIZE = "pod-group-size"
 # (namespace, kind, name)

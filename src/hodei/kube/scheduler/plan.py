@@ -2,37 +2,193 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import structs
+import yaml
+from msgspec import Struct, structs
 
 from hodei.control.explain.why import plan
 from hodei.kube.api.client import Api, ApiError
-from hodei.kube.api.group_objects import PodGroup
 from hodei.kube.api.objects import (
     Expression,
+    GroupedWorkload,
+    MemberGroup,
+    Meta,
     NodeAffinity,
     NodeSelector,
     NodeSelectorTerm,
+    Owner,
     Pod,
+    PodGroup,
     PriorityClass,
     Toleration,
+    from_plain,
 )
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.scheduler.build import PodSchedulerParts
-from hodei.kube.scheduler.gang_assembly import as_job, gather
-from hodei.kube.scheduler.gangs import membership
-from hodei.kube.scheduler.indexer import Indexer
-from hodei.kube.scheduler.manifests import Manifests, Workload
+from hodei.kube.scheduler.cache import Indexer
+from hodei.kube.scheduler.gangs import as_job, gather, membership
 from hodei.kube.scheduler.owners import one_by_one
 from hodei.kube.scheduler.pod_reader import Reader
 from hodei.kube.scheduler.translate import Wanted
+from hodei.model.affinity import all_match
+from hodei.model.errors import InvalidInput
 from hodei.model.explanation import Explanation
 from hodei.model.job import JobSpec, NodeTerm, TaskSpec
 from hodei.model.node import Node
-from hodei.model.selector import all_match
+
+# ------------------------------------------------------------------------------------------- manifests
+# Manifests as the pods that the cluster's controllers would make of them: all of them, not one for each workload.
+
+
+# Where kinds that make pods keep the template, below which field it says how many there are.
+_TEMPLATES = {
+    "Pod": (),
+    "PodTemplate": ("template",),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+}
+_USUAL = ("spec", "template")
+_GROUPS: dict[tuple[str, str], type[Any]] = {
+    ("scheduling.k8s.io", "PodGroup"): PodGroup,
+    ("scheduling.k8s.io", "Workload"): GroupedWorkload,
+    ("scheduling.x-k8s.io", "PodGroup"): MemberGroup,
+    ("scheduling.volcano.sh", "PodGroup"): MemberGroup,
+}
+# Nobody waits for an answer about more pods than this.
+MOST_PODS = 20_000
+
+
+class Workload(Struct):
+    """`pod`: what each of its pods is; `count`: how many there would be at once (of a DaemonSet one for each node that it
+    may be on). `note`: what else is to be said of it."""
+
+    kind: str
+    pod: Pod
+    count: int = 1
+    note: str = ""
+
+    def pods(self) -> list[Pod]:
+        """With names and owners as their controller would give them."""
+        meta = self.pod.metadata
+        if self.kind == "Pod":
+            return [structs.replace(self.pod, metadata=structs.replace(meta, uid=f"{meta.namespace}/{meta.name}"))]
+        owner = (Owner(self.kind, meta.name, "", True),)
+        return [
+            structs.replace(
+                self.pod,
+                metadata=structs.replace(
+                    meta,
+                    name=f"{meta.name}-{at}",
+                    uid=f"{self.kind}/{meta.namespace}/{meta.name}-{at}",
+                    owner_references=owner,
+                ),
+            )
+            for at in range(self.count)
+        ]
+
+
+class Manifests(Struct):
+    """All workloads of some files, in their order, and the groups of pods among them."""
+
+    workloads: list[Workload]
+    groups: list[tuple[str, Any]]  # with the API group of each
+
+
+def read_manifests(files: list[Path], namespace: str = "") -> Manifests:
+    """`namespace`: that of whatever names none."""
+    found = Manifests([], [])
+    for file in files:
+        before = len(found.workloads)
+        for number, document in enumerate(_documents(file)):
+            if not isinstance(document, dict) or "kind" not in document:
+                raise InvalidInput(f"{file}, document {number + 1}: not a Kubernetes object", hint="it needs a kind")
+            for one in document.get("items") or [] if document["kind"] == "List" else [document]:
+                if isinstance(one, dict) and "kind" in one:
+                    _take(one, file, namespace, found)
+        if len(found.workloads) == before:
+            hint = "a Pod, Deployment, Job, StatefulSet, ..."
+            raise InvalidInput(f"{file} holds no pod and no workload", hint=hint)
+    if sum(one.count for one in found.workloads) > MOST_PODS:
+        raise InvalidInput(f"these are more than {MOST_PODS} pods", hint="plan them in parts")
+    return found
+
+
+def _documents(file: Path) -> list[Any]:
+    try:
+        return [
+            found
+            for found in yaml.safe_load_all(sys.stdin.read() if str(file) == "-" else file.read_text("utf-8"))
+            if found
+        ]
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InvalidInput(f"cannot read {file}: {error}", hint="give a manifest of a pod or of a workload") from None
+
+
+def _take(document: dict[str, Any], file: Path, namespace: str, found: Manifests) -> None:
+    kind, about = str(document["kind"]), document.get("metadata")
+    about = about if isinstance(about, dict) else {}
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    template: Any = document
+    for step in _TEMPLATES.get(kind, _USUAL):
+        template = template.get(step) if isinstance(template, dict) else None
+    try:
+        if (group, kind) in _GROUPS:
+            made = from_plain(document, _GROUPS[group, kind])
+            found.groups.append((group, structs.replace(made, metadata=_named(made.metadata, namespace))))
+            return
+        if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
+            return  # a Service or a ConfigMap beside it
+        own = {"namespace": about.get("namespace"), "name": about.get("name") or about.get("generateName")}
+        meta = {**(template.get("metadata") or {}), **{key: value for key, value in own.items() if value}}
+        pod = from_plain({"metadata": meta, "spec": template["spec"]}, Pod)
+        count, note = _count(kind, document)
+    except Exception as error:
+        raise InvalidInput(f"{file}: the {kind} cannot be read: {error}", hint="kubectl explain pod.spec") from None
+    pod = structs.replace(pod, metadata=_named(pod.metadata, namespace))
+    found.workloads.append(Workload(kind, pod, count, note))
+
+
+def _named(meta: Meta, namespace: str) -> Meta:
+    return structs.replace(meta, namespace=meta.namespace or namespace, name=meta.name or "?")
+
+
+def _count(kind: str, document: dict[str, Any]) -> tuple[int, str]:
+    """How many pods there are at once, and what to say besides."""
+    spec = document.get("spec")
+    spec = spec if isinstance(spec, dict) else {}
+    note = ""
+    if kind == "CronJob":
+        note = "each time that it is due"
+        if spec.get("suspend"):
+            note = "once it is resumed: it is suspended"
+        spec = (spec.get("jobTemplate") or {}).get("spec") or {}
+    if kind in ("Job", "CronJob"):
+        parallelism, completions = _whole(spec.get("parallelism"), 1), _whole(spec.get("completions"), 0)
+        if spec.get("suspend"):
+            note = "once it is resumed: it is suspended"
+        elif completions > parallelism:
+            note = f"{parallelism} at a time, until {completions} have succeeded"
+        return (min(parallelism, completions) if completions else parallelism), note
+    if kind == "StatefulSet" and spec.get("podManagementPolicy", "OrderedReady") == "OrderedReady":
+        note = "one after the other, each when the one before it is ready"
+    if kind in ("Pod", "PodTemplate", "DaemonSet"):
+        return 1, note
+    return _whole(spec.get("replicas"), 1), note
+
+
+def _whole(value: Any, otherwise: int) -> int:
+    if value is None:
+        return otherwise
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a number of pods")
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------
 
 # What the DaemonSet controller has every one of its pods tolerate.
 _TOLERATED = tuple(
@@ -66,27 +222,27 @@ class _Ask(msgspec.Struct):
     of: list[int]  # for each of its members, the number of its workload
 
 
-def plan_all(house: PodSchedulerParts, reader: Reader, manifests: Manifests, now_ms: int) -> list[Planned]:
+def plan_all(scheduler: PodSchedulerParts, reader: Reader, manifests: Manifests, now_ms: int) -> list[Planned]:
     out: list[Planned] = []
     for group, made in manifests.groups:
-        _shelf(house, group, made).changed("ADDED", made)
+        _indexer(scheduler, group, made).changed("ADDED", made)
     asks: list[_Ask] = []
     grouped: list[tuple[int, Pod]] = []
     for number, workload in enumerate(manifests.workloads):
         daemons = workload.kind == "DaemonSet"
-        pods = _of_daemon_set(workload.pod, house, reader) if daemons else workload.pods()
+        pods = _of_daemon_set(workload.pod, scheduler, reader) if daemons else workload.pods()
         meta = workload.pod.metadata
         ordered = workload.kind == "StatefulSet" and workload.note and len(pods) > 1
         size = one_by_one(f"{workload.kind}/{meta.name}") if ordered else len(pods)
         if not daemons:
-            house.around.planned[meta.namespace, workload.kind, meta.name] = size
+            scheduler.cache.planned[meta.namespace, workload.kind, meta.name] = size
         planned = Planned(workload, len(pods))
         out.append(planned)
         if not pods:
             continue
         one = reader.pod(pods[0], ours=True)
         if one.refused:
-            planned.waiting, planned.refused = len(pods), house.explaining.aside(one.refused).message
+            planned.waiting, planned.refused = len(pods), scheduler.explainer.aside(one.refused).message
         elif one.gates:
             planned.waiting = len(pods)
             planned.refused = f"held back by its scheduling gates: {', '.join(one.gates)}"
@@ -95,8 +251,8 @@ def plan_all(house: PodSchedulerParts, reader: Reader, manifests: Manifests, now
                 grouped += [(number, pod) for pod in pods]
             else:
                 asks += [_Ask(spec, [number]) for spec in _specs(workload, pods, reader, one)]
-    asks += _gangs(house, reader, grouped, out)
-    _judge(house, asks, out, now_ms)
+    asks += _gangs(scheduler, reader, grouped, out)
+    _judge(scheduler, asks, out, now_ms)
     return out
 
 
@@ -106,16 +262,16 @@ def _specs(workload: Workload, pods: list[Pod], reader: Reader, first: Wanted) -
 
 
 def _gangs(
-    house: PodSchedulerParts, reader: Reader, grouped: list[tuple[int, Pod]], out: list[Planned]
+    scheduler: PodSchedulerParts, reader: Reader, grouped: list[tuple[int, Pod]], out: list[Planned]
 ) -> Iterator[_Ask]:
     """Pods of several workloads may be one gang."""
     number_of = {pod.metadata.uid: number for number, pod in grouped}
-    for gathering in gather([pod for _, pod in grouped], house.around.groups):
+    for gathering in gather([pod for _, pod in grouped], scheduler.cache.groups):
         numbers = [number_of[pod.metadata.uid] for pod in gathering.waiting]
         if gathering.reason is not None:
             for number in numbers:
                 out[number].waiting += 1
-                out[number].refused = house.explaining.aside((gathering.reason,)).message
+                out[number].refused = scheduler.explainer.aside((gathering.reason,)).message
             continue
         read = [reader.pod(pod, ours=True) for pod in gathering.waiting]
         if gathering.group is None:
@@ -125,8 +281,8 @@ def _gangs(
             yield _Ask(spec, [numbers[at] for at in order])
 
 
-def _judge(house: PodSchedulerParts, asks: list[_Ask], out: list[Planned], now_ms: int) -> None:
-    for ask, told in zip(asks, plan(house.controller, [ask.spec for ask in asks], now_ms), strict=True):
+def _judge(scheduler: PodSchedulerParts, asks: list[_Ask], out: list[Planned], now_ms: int) -> None:
+    for ask, told in zip(asks, plan(scheduler.controller, [ask.spec for ask in asks], now_ms), strict=True):
         starts = {place.member: place.node for place in told.placements} if told.code == "WOULD_START" else {}
         for member, number in enumerate(ask.of):
             planned, node = out[number], starts.get(member, "")
@@ -141,24 +297,24 @@ def _judge(house: PodSchedulerParts, asks: list[_Ask], out: list[Planned], now_m
                 planned.first = told
 
 
-def _shelf(house: PodSchedulerParts, group: str, made: object) -> Indexer[Any]:
-    around = house.around
+def _indexer(scheduler: PodSchedulerParts, group: str, made: object) -> Indexer[Any]:
+    cache = scheduler.cache
     if group == "scheduling.x-k8s.io":
-        return around.plugin_groups
+        return cache.plugin_groups
     if group == "scheduling.volcano.sh":
-        return around.volcano_groups
-    return around.pod_groups if isinstance(made, PodGroup) else around.grouped
+        return cache.volcano_groups
+    return cache.pod_groups if isinstance(made, PodGroup) else cache.grouped
 
 
 # ------------------------------------------------------------------------------------------------ daemon sets
 
 
-def _of_daemon_set(pod: Pod, house: PodSchedulerParts, reader: Reader) -> list[Pod]:
+def _of_daemon_set(pod: Pod, scheduler: PodSchedulerParts, reader: Reader) -> list[Pod]:
     """One for each node that it may be on, as its controller makes them."""
     spec = structs.replace(pod.spec, tolerations=(*pod.spec.tolerations, *_TOLERATED))
     pod = structs.replace(pod, spec=spec)
     task = reader.pod(pod, ours=True).job.tasks[0]
-    nodes = (node for _, node in sorted(house.pods.nodes.items()))
+    nodes = (node for _, node in sorted(scheduler.pods.nodes.items()))
     return [_pinned(pod, node) for node in nodes if _suits(task, reader.node(node, None))]
 
 

@@ -10,14 +10,12 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct, structs
 
+from hodei.kube.api.objects import CsiNode, Pod
 from hodei.kube.api.objects import Node as KubeNode
-from hodei.kube.api.objects import Pod
-from hodei.kube.api.requests import PODS, STAND_INS, UNSAID, Counting, requests_of
-from hodei.kube.api.storage_objects import CsiNode
+from hodei.kube.api.quantities import PODS, STAND_INS, UNSAID, Counting, requests_of
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.cache import ClusterCache
-from hodei.kube.scheduler.refused_objects import Refusals, said
-from hodei.kube.scheduler.topology_spread import picked_by
+from hodei.kube.scheduler.cache import ClusterCache, Refusals, said
+from hodei.kube.scheduler.selectors import picked_by
 from hodei.kube.scheduler.translate import ESTIMATE, MAX_EXEC_TIME, Wanted
 from hodei.model.node import Node
 from hodei.model.resources import CPU, MEMORY, Resources
@@ -43,11 +41,11 @@ class Reading(Struct, frozen=True):
 
 
 class Reader:
-    def __init__(self, around: ClusterCache, reading: Reading) -> None:
-        self._around, self._reading = around, reading
+    def __init__(self, cache: ClusterCache, reading: Reading) -> None:
+        self._cache, self._reading = cache, reading
         self.refusals = Refusals()
         self._known: dict[bytes, Wanted] = {}
-        counting = around.surroundings.counting
+        counting = cache.surroundings.counting
         self._with_stand_ins = Counting(counting.ignored, STAND_INS)
 
     def pod(self, pod: Pod, *, ours: bool) -> Wanted:
@@ -93,9 +91,9 @@ class Reader:
             for volume in spec.volumes
         ):  # fmt: skip
             return None
-        around = self._around.surroundings
+        cache = self._cache.surroundings
         said = meta.annotations
-        wanted = (ESTIMATE, MAX_EXEC_TIME, around.priority_annotation)
+        wanted = (ESTIMATE, MAX_EXEC_TIME, cache.priority_annotation)
         return msgspec.msgpack.encode(
             (
                 ours,
@@ -103,7 +101,7 @@ class Reader:
                 owner_of(pod),
                 sorted(meta.labels.items()),
                 [said.get(name) for name in wanted],
-                () if spec.topology_spread_constraints else picked_by(pod, around.owners),
+                () if spec.topology_spread_constraints else picked_by(pod, cache.owners),
                 structs.replace(spec, node_name="", volumes=()),
                 (pod.status.container_statuses, pod.status.init_container_statuses) if spec.node_name else (),
                 [one for one in pod.status.conditions if one.type == "PodResizePending"],
@@ -111,7 +109,7 @@ class Reader:
         )
 
     def _read(self, pod: Pod, ours: bool) -> Wanted:
-        wanted = translate.pod(pod, self._around.surroundings, profile=self._reading.profile)
+        wanted = translate.pod(pod, self._cache.surroundings, profile=self._reading.profile)
         task = wanted.job.tasks[0]
         more = self._unsaid(pod, task.request)
         if ours and self._reading.one_per_node:

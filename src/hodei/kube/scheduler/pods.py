@@ -13,23 +13,64 @@ from typing import Literal
 
 from msgspec import structs
 
+from hodei.kube.api.objects import Node, Pod
 from hodei.kube.api.objects import Node as KubeNode
-from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.cache import ClusterCache
-from hodei.kube.scheduler.diff import differs, has_claims, node_differs, same_hold, same_spec
-from hodei.kube.scheduler.entries import Entry, GroupKey, WaitingGang
-from hodei.kube.scheduler.gang_assembly import GangAssembly, as_job, gather
-from hodei.kube.scheduler.gangs import membership
-from hodei.kube.scheduler.group_index import GroupIndex
-from hodei.kube.scheduler.placed_gangs import tied_together
+from hodei.kube.api.quantities import readable
+from hodei.kube.scheduler.cache import ClusterCache, said
+from hodei.kube.scheduler.gangs import GangAssembly, as_job, gather, membership
+from hodei.kube.scheduler.groups import (
+    Entry,
+    GroupIndex,
+    GroupKey,
+    WaitingGang,
+    differs,
+    has_claims,
+    node_differs,
+    same_hold,
+    same_spec,
+    tied_together,
+)
 from hodei.kube.scheduler.pod_reader import Reader, at_ms
-from hodei.kube.scheduler.prebind_check import PrebindCheck, lacking
-from hodei.kube.scheduler.refused_objects import said
-from hodei.model.decision import Reason
 from hodei.model.effects import Start
 from hodei.model.facts import Fact, JobCancelled, JobRestored, JobSubmitted, NodeJoined, NodeLost, RunObserved
 from hodei.model.ids import JobId, NodeName, RunId, run_id
-from hodei.model.job import Job, JobSpec, Run
+from hodei.model.job import Job, JobSpec, Reason, Run
+from hodei.model.resources import Resources
+
+# --------------------------------------------------------------------------------------- prebind check
+# The last look before a binding: has somebody else taken the room since it was decided?
+
+
+class PrebindCheck:
+    """Counts those who come to nodes without having been sent there by us; a decision remembers how far the count was."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: dict[NodeName, int] = {}
+
+    def came(self, node: NodeName) -> None:
+        self.count += 1
+        self._last[node] = self.count
+
+    def since(self, node: NodeName, count: int) -> bool:
+        return self._last.get(node, 0) > count
+
+    def forget(self, node: NodeName) -> None:
+        self._last.pop(node, None)
+
+
+def lacking(node: Node, wanted: Resources, there: Iterable[Resources]) -> str:
+    """The first resource, of those that are `wanted`, of which all that are `there` ask for more than the node has; "" if
+    there is none. Whoever wants it is one of them."""
+    room, _ = readable(node.status.allocatable)
+    held = list(there)
+    for name in sorted(wanted.keys() & room.keys()):
+        if sum(one.get(name, 0) for one in held) > room[name]:
+            return name
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------
 
 BACKEND = "kubernetes"
 START_FAILED = "start_failed"
@@ -39,13 +80,13 @@ _LONGEST_PAST_MS = 366 * 86_400_000
 
 
 class Pods(GroupIndex):
-    def __init__(self, scheduler: str, around: ClusterCache, reader: Reader, now_ms: Callable[[], int]) -> None:
+    def __init__(self, scheduler: str, cache: ClusterCache, reader: Reader, now_ms: Callable[[], int]) -> None:
         self._scheduler, self._reader, self._now_ms = scheduler, reader, now_ms
-        super().__init__(around)
+        super().__init__(cache)
         self.by_job: dict[JobId, Entry] = {}
         self._on_node: dict[NodeName, dict[str, None]] = {}
         self.nodes: dict[NodeName, KubeNode] = {}
-        self._newcomers = PrebindCheck()
+        self._arrivals = PrebindCheck()
         # Pods of ours that read differently when storage changes: those that cannot be placed at all, and those with claims.
         self._unread: dict[str, None] = {}
         self._read_at = 0
@@ -56,7 +97,7 @@ class Pods(GroupIndex):
         # Pods of ours that came or changed and have not been told anything yet.
         self.fresh: dict[str, None] = {}
         self.learns = False  # whether anybody wants to know when pods begin to run
-        around.drivers_moved = self._drivers_moved
+        cache.drivers_moved = self._drivers_moved
 
     # ------------------------------------------------------------------------------------------- watching
 
@@ -86,7 +127,7 @@ class Pods(GroupIndex):
     def node_moved(self, name: NodeName, before: KubeNode | None, after: KubeNode | None) -> None:
         if after is None:
             self.nodes.pop(name, None)
-            self._newcomers.forget(name)
+            self._arrivals.forget(name)
             for uid in list(self._on_node.get(name, ())):
                 entry = self.entries[uid]
                 if entry.holds:
@@ -98,7 +139,7 @@ class Pods(GroupIndex):
         new = name not in self.nodes
         self.nodes[name] = after
         if before is None or node_differs(before, after):
-            self._tell(NodeJoined(node=self._reader.node(after, self._around.drivers.all.get(name))))
+            self._tell(NodeJoined(node=self._reader.node(after, self._cache.drivers.all.get(name))))
         if new:
             for uid in list(self._on_node.get(name, ())):
                 entry = self.entries[uid]
@@ -108,7 +149,7 @@ class Pods(GroupIndex):
     def _drivers_moved(self, name: NodeName) -> None:
         node = self.nodes.get(name)
         if node is not None:
-            self._tell(NodeJoined(node=self._reader.node(node, self._around.drivers.all.get(name))))
+            self._tell(NodeJoined(node=self._reader.node(node, self._cache.drivers.all.get(name))))
 
     def _has_node(self, uid: str, entry: Entry | None, pod: Pod) -> None:
         if entry is not None and entry.holds and entry.node == pod.spec.node_name:
@@ -125,7 +166,7 @@ class Pods(GroupIndex):
             self._drop(entry, pod)
         made = Entry(uid, pod, self._reader.pod(pod, ours=self._ours(pod)), node=pod.spec.node_name)
         self.entries[uid] = made
-        self._newcomers.came(made.node)
+        self._arrivals.came(made.node)
         self._join_group(made)
         if made.node in self.nodes:
             self._restore(made, again=held)
@@ -166,11 +207,11 @@ class Pods(GroupIndex):
 
     def take_facts(self) -> list[Fact]:
         """All that has happened since this was last asked, once groups are gathered and what could not be read is read."""
-        if self._unread and self._read_at != self._around.version:
+        if self._unread and self._read_at != self._cache.version:
             self._read_again()
-        self._read_at = self._around.version
+        self._read_at = self._cache.version
         self._lose_patience()
-        for namespace, name in self._around.take_groups():
+        for namespace, name in self._cache.take_groups():
             for key in self._members:
                 if key[1] == namespace and key[2].partition("/")[0] == name:
                     self._dirty[key] = None
@@ -186,11 +227,11 @@ class Pods(GroupIndex):
     @property
     def stirred(self) -> bool:
         """Whether there is anything to take."""
-        if self._facts or self._dirty or self._untold or self._around.groups_moved or self._around.sizes_moved:
+        if self._facts or self._dirty or self._untold or self._cache.groups_moved or self._cache.sizes_moved:
             return True
         due = self.patience.next_ms()
         return (due is not None and due <= self._now_ms()) or (
-            bool(self._unread) and self._read_at != self._around.version
+            bool(self._unread) and self._read_at != self._cache.version
         )
 
     def _lose_patience(self) -> None:
@@ -230,7 +271,7 @@ class Pods(GroupIndex):
         members = self.members(key)
         self.touched[key] = None
         holding = [entry for entry in members if entry.holds and not entry.leaving]
-        self.tied(key, *tied_together(holding, self.past.of(key), self._around.groups))
+        self.tied(key, *tied_together(holding, self.past.of(key), self._cache.groups))
         pods = [
             structs.replace(entry.pod, spec=structs.replace(entry.pod.spec, node_name=entry.node or "?"))
             if entry.stage in ("queued", "placed", "bound")
@@ -259,7 +300,7 @@ class Pods(GroupIndex):
 
     def _gathered(self, pods: list[Pod]) -> list[GangAssembly]:
         try:
-            return gather(pods, self._around.groups)
+            return gather(pods, self._cache.groups)
         except Exception as error:  # the group's object says what nobody foresaw: its pods wait, and are told
             why = Reason("gang", "INVALID_POD_GROUP", f"the pod's group cannot be read: {said(error)}"[:500])
             waiting = [pod for pod in pods if not pod.spec.node_name and pod.metadata.uid in self.entries]
@@ -331,8 +372,8 @@ class Pods(GroupIndex):
     def _takes_room(self, entry: Entry) -> None:
         self.by_job[entry.id] = entry
         self._on_node.setdefault(entry.node, {})[entry.uid] = None
-        entry.seen = self._newcomers.count
-        self._around.budgets.watch(entry.id, entry.pod.metadata)
+        entry.seen = self._arrivals.count
+        self._cache.budgets.watch(entry.id, entry.pod.metadata)
 
     def _leave(self, entry: Entry) -> None:
         if entry.pod.leaving and not entry.leaving:
@@ -343,7 +384,7 @@ class Pods(GroupIndex):
     def _let_go(self, entry: Entry, after: Pod | None = None) -> None:
         """The controller hears that it is over with what it held."""
         self._on_node.get(entry.node, {}).pop(entry.uid, None)
-        self._around.budgets.forget(entry.id)
+        self._cache.budgets.forget(entry.id)
         self.look_again(entry)
         done = after is not None and after.status.phase == "Succeeded"
         if not done and not entry.leaving:
@@ -426,7 +467,7 @@ class Pods(GroupIndex):
                 self._wants_node(uid, entry.pod)
             return
         self._on_node.get(entry.node, {}).pop(uid, None)
-        self._around.budgets.forget(entry.id)
+        self._cache.budgets.forget(entry.id)
         entry.stage, entry.node = "queued", ""
         if has_claims(entry.pod):  # what it found may be gone
             self._unread[uid], self._read_at = None, -1
@@ -436,7 +477,7 @@ class Pods(GroupIndex):
 
     def crowded(self, entry: Entry) -> str:
         """What is not there any more for a pod that is to be bound, because others came to its node; "" if all is."""
-        if not self._newcomers.since(entry.node, entry.seen) or entry.node not in self.nodes:
+        if not self._arrivals.since(entry.node, entry.seen) or entry.node not in self.nodes:
             return ""
         there = (self.entries[uid].wanted.request for uid in self._on_node.get(entry.node, ()))
         return lacking(self.nodes[entry.node], entry.wanted.request, there)

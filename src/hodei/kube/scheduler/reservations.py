@@ -21,13 +21,13 @@ from hodei.api.reservations import ReservationRequest, parse_moment_ms, parse_wi
 from hodei.control.controller import Controller
 from hodei.control.reservations.reservations import choose
 from hodei.jobfile.check import Problems, convert, refuse
-from hodei.kube.scheduler.background_task import NoBackground
+from hodei.kube.scheduler.background import NoBackground
+from hodei.model.affinity import Requirement, all_match, parse_selector
 from hodei.model.config import Config
 from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.facts import Fact, JobRestored, NodeJoined, ReservationCancelled, ReservationMade
 from hodei.model.ids import NodeName
 from hodei.model.reservation import ReservationSpec
-from hodei.model.selector import Requirement, all_match, parse_selector
 
 _log = logging.getLogger(__name__)
 EVERY_S = 10.0
@@ -159,40 +159,44 @@ class Reservations(NoBackground):
             name, before = one.wish.name, self._made.get(one.wish.name)
             if before is not None and (not one.selector or self._picked(one) == before):
                 continue
-            facts += self._book(one, name, before, now_ms)
+            facts += self._availability(one, name, before, now_ms)
         return facts
 
-    def _book(self, one: Reserved, name: str, before: tuple[NodeName, ...] | None, now_ms: int) -> list[Fact]:
+    def _availability(self, one: Reserved, name: str, before: tuple[NodeName, ...] | None, now_ms: int) -> list[Fact]:
         wish, picked = one.wish, self._picked(one)
         if one.selector:
             if not picked:
                 self._say(name, f"no node matches the selector of reservation {name} yet")
                 return []
             wish = structs.replace(wish, count=0, named=picked)
-        world = self._controller.world
+        cluster = self._controller.cluster
         facts: list[Fact] = []
-        old = world.book.unbook(name) if before is not None else None  # its own room is not in its way
+        old = (
+            cluster.availability.remove_reservation(name) if before is not None else None
+        )  # its own room is not in its way
         try:
-            booking = choose(world, wish, now_ms)
+            reservation = choose(cluster, wish, now_ms)
         except (Conflict, NotFound, InvalidInput) as error:
             if old is not None:
-                world.book.book(old)
+                cluster.availability.add_reservation(old)
             self._say(name, f"reservation {name} cannot be made yet: {error.message}")
             return []
         if old is not None:
-            world.book.book(old)
+            cluster.availability.add_reservation(old)
             facts.append(ReservationCancelled(name=name, by=wish.by))
-        facts.append(ReservationMade(booking=booking))
-        self._made[name] = picked if one.selector else tuple(node for node, _ in booking.places)
-        nodes = ", ".join(node for node, _ in booking.places[:5]) + (" and more" if len(booking.places) > 5 else "")
-        _log.info("reservation %s: %s for namespace %s", name, nodes, booking.project)
+        facts.append(ReservationMade(reservation=reservation))
+        self._made[name] = picked if one.selector else tuple(node for node, _ in reservation.places)
+        nodes = ", ".join(node for node, _ in reservation.places[:5]) + (
+            " and more" if len(reservation.places) > 5 else ""
+        )
+        _log.info("reservation %s: %s for namespace %s", name, nodes, reservation.project)
         self._told.pop(name, None)
         return facts
 
     def _picked(self, one: Reserved) -> tuple[NodeName, ...]:
         if not one.selector:
             return ()
-        nodes = self._controller.world.nodes
+        nodes = self._controller.cluster.nodes
         return tuple(name for name in sorted(nodes) if all_match(one.selector, nodes[name].labels))
 
     def _say(self, name: str, text: str) -> None:

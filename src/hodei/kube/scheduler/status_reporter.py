@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from msgspec import Struct
 
 from hodei.control.controller import Controller, Step
+from hodei.control.queue.backfill import BackfillQueue
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
 from hodei.kube.api.client import ApiError
-from hodei.kube.scheduler.entries import Entry
-from hodei.kube.scheduler.explain import INVALID_GROUP, INVALID_POD, SCHEDULER_ERROR, UNSUPPORTED, PodExplainer, Told
-from hodei.kube.scheduler.pod_api import PodApi, is_gone
+from hodei.kube.scheduler.background import NoBackground
+from hodei.kube.scheduler.groups import Entry
+from hodei.kube.scheduler.messages import INVALID_GROUP, INVALID_POD, SCHEDULER_ERROR, UNSUPPORTED, PodExplainer, Told
+from hodei.kube.scheduler.pod_api import PodApi, Work, is_gone
 from hodei.kube.scheduler.pods import Pods
-from hodei.kube.scheduler.request_queue import Work
 from hodei.model.ids import JobId, NodeName
 
 _log = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ class _Report(Struct):
 
 
 class StatusReporter:
-    def __init__(self, controller: Controller, pods: Pods, actor: PodApi, explaining: PodExplainer) -> None:
-        self._controller, self._pods, self._actor, self._explaining = controller, pods, actor, explaining
+    def __init__(self, controller: Controller, pods: Pods, actor: PodApi, explainer: PodExplainer) -> None:
+        self._controller, self._pods, self._actor, self._explainer = controller, pods, actor, explainer
         # What was last said to all gangs that are alike.
         self._said: dict[Hashable, Told] = {}
         self._nominated: dict[JobId, list[NodeName]] = {}
@@ -83,20 +84,20 @@ class StatusReporter:
         return self._now_ms - entry.told_ms < min(PAUSE_MS * max(entry.tries, 1), LONGEST_PAUSE_MS)
 
     def _waiting(self, id: JobId) -> Gang | None:
-        for line in self._controller.lines.values():
+        for line in self._controller.queues.values():
             if id in line.gangs:
                 return line.gangs[id]
         return None
 
     def _refused(self, gang: Gang, refusal: Refusal, now_ms: int) -> Iterator[Work]:
-        told = self._explaining.refused(gang, refusal, now_ms)
+        told = self._explainer.refused(gang, refusal, now_ms)
         if self._said.get(gang.alike) == told:
             yield from self._tell_all(gang.id, told)
             return
         if len(self._said) > 10_000:
             self._said.clear()
         self._said[gang.alike] = told
-        line = self._controller.lines[gang.job.profile]
+        line = self._controller.queues[gang.job.profile]
         for other in list(line.gangs.values()):
             if other is gang or (other.alike == gang.alike and line.refusal_of(other) is not None):
                 yield from self._tell_all(other.id, told)
@@ -110,7 +111,7 @@ class StatusReporter:
             elif entry.stage == "aside":
                 del self._pods.fresh[uid]
                 if entry.reasons:
-                    told = self._explaining.aside(entry.reasons)
+                    told = self._explainer.aside(entry.reasons)
                     if told.reason in (INVALID_POD, INVALID_GROUP, UNSUPPORTED) and entry.told != told.message:
                         _log.warning("pod %s is refused: %s", entry.name, told.message[:500])
                     yield from self._tell(entry, told, at_once=True)
@@ -119,21 +120,21 @@ class StatusReporter:
                 if gang is None:
                     del self._pods.fresh[uid]
                     continue
-                refusal = self._controller.lines[gang.job.profile].refusal_of(gang)
+                refusal = self._controller.queues[gang.job.profile].refusal_of(gang)
                 if refusal is not None:
                     del self._pods.fresh[uid]
-                    told = self._said.get(gang.alike) or self._explaining.refused(gang, refusal, now_ms)
+                    told = self._said.get(gang.alike) or self._explainer.refused(gang, refusal, now_ms)
                     yield from self._tell(entry, told)
 
     def _holding(self, now_ms: int) -> Iterator[Work]:
         """Those for whom others go are named on the node that they will have."""
-        holds = self._controller.preempting.holds
+        holds = self._controller.preemption.holds
         for id, hold in holds.items():
             places = [place.node for place in hold.places]
             if self._nominated.get(id) != places:
                 self._nominated[id] = places
                 gang = hold.gang
-                told = self._explaining.refused(gang, Refusal(id, ()), now_ms, making_room=True)
+                told = self._explainer.refused(gang, Refusal(id, ()), now_ms, making_room=True)
                 for number, entry in enumerate(self._pods.of_job(id)):
                     yield from self._tell(entry, told, nominated=places[min(number, len(places) - 1)])
         for id in [id for id in self._nominated if id not in holds]:
@@ -226,3 +227,95 @@ class StatusReporter:
         # No room is held for it any more.
         nominated = "" if entry.pod.status.nominated_node_name else None
         return self._queued(entry, Told(SCHEDULER_ERROR, why), nominated)
+
+
+# ---------------------------------------------------------------------------------------- queue status
+# Those who wait in a line that promises starts and were not even tried are told why all the same.
+
+
+EVERY_S = 1.0
+# So many kinds of pods are looked at in one round, and so many pods are told; the others in the next ones.
+_KINDS, _TOLD = 50, 500
+
+
+class QueueStatus(NoBackground):
+    """`tell`: has the pods of a job told."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        pods: Pods,
+        explainer: PodExplainer,
+        tell: Callable[[JobId, Told], None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._controller, self._pods, self._explainer = controller, pods, explainer
+        self._tell, self._now_ms = tell, now_ms
+        self._lines = [line for line in controller.queues.values() if isinstance(line, BackfillQueue)]
+        self._state: tuple[int, ...] = ()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self.look()
+
+    def look(self) -> None:
+        """One round: whoever has not been told, or was told what is true no more."""
+        controller, now_ms = self._controller, self._now_ms()
+        due = controller.next_wakeup_ms(now_ms)
+        if self._pods.stirred or (due is not None and due <= now_ms) or not self._changed():
+            return  # decisions come first, and may change the answer
+        kinds: dict[Hashable, Told] = {}
+        count, whole = 0, True
+        for gang, reason in self._stale():
+            kind = (gang.alike, gang.job.project, gang.estimate_ms)
+            if kind not in kinds and len(kinds) >= _KINDS:
+                whole = False
+                continue
+            told = kinds.get(kind) or kinds.setdefault(kind, self._answer(gang, now_ms))
+            if told.reason != reason:
+                self._tell(gang.id, told)
+                count += 1
+                if count >= _TOLD:
+                    whole = False
+                    break
+        self._state = self._now() if whole else ()
+
+    def _stale(self) -> Iterator[tuple[Gang, str]]:
+        """With what each was told last ("" for nothing yet)."""
+        for line in self._lines:
+            for gang in list(line.gangs.values()):
+                entries = self._pods.of_job(gang.id)
+                if entries:
+                    known = entries[0].pod.condition("PodScheduled")
+                    yield gang, known.reason if known is not None and entries[0].told is not None else ""
+
+    def _answer(self, gang: Gang, now_ms: int) -> Told:
+        engine = self._controller.engine
+        engine.table.settle()
+        with engine.table.trial():
+            result = engine.place(gang, self._controller.view(now_ms))
+            if not isinstance(result, Refusal):
+                engine.withdraw(gang, result)
+        if isinstance(result, Refusal):
+            return self._explainer.refused(gang, result, now_ms)
+        return self._explainer.not_its_turn()
+
+    def _changed(self) -> bool:
+        return self._state != self._now()
+
+    def _now(self) -> tuple[int, ...]:
+        cluster = self._controller.cluster
+        waiting = sum(len(line.gangs) for line in self._lines)
+        newest = max((max(line.gangs, default=0) for line in self._lines), default=0)
+        return (
+            cluster.table.generation,
+            len(cluster.table.changes),
+            cluster.availability.version,
+            waiting,
+            newest,
+            len(self._pods.fresh),
+        )
+
+
+# ----------------------------------------------------------------------------------------------------

@@ -13,21 +13,39 @@ from msgspec import Struct
 
 from hodei.engine.view import Member
 from hodei.kube.api import objects
-from hodei.kube.api.numbers import MAX_INT32, bounded, is_whole, read_seconds_ms, seconds_ms
-from hodei.kube.api.quantities import readable
-from hodei.kube.api.requests import PLAIN, PODS, Counting, requests_of
-from hodei.kube.api.storage_objects import CsiNode
-from hodei.kube.scheduler.selectors import NEVER, BadSelector, UnknownOperator, node_term, of_own_labels, selector
-from hodei.kube.scheduler.topology_spread import NO_DEFAULTS, NO_OWNERS, Defaults, Owners, UnknownValue, spread_of
+from hodei.kube.api.objects import CsiNode
+from hodei.kube.api.quantities import (
+    MAX_INT32,
+    PLAIN,
+    PODS,
+    Counting,
+    bounded,
+    is_whole,
+    read_seconds_ms,
+    readable,
+    requests_of,
+    seconds_ms,
+)
+from hodei.kube.scheduler.selectors import (
+    NEVER,
+    NO_DEFAULTS,
+    NO_OWNERS,
+    BadSelector,
+    Defaults,
+    Owners,
+    UnknownOperator,
+    UnknownValue,
+    node_term,
+    of_own_labels,
+    selector,
+    spread_of,
+)
 from hodei.kube.scheduler.volumes import NO_STORAGE, Refused, Storage, volume_limits, volumes_of
-from hodei.model.decision import Reason
+from hodei.model.affinity import HostPort, JobAffinity, JobTerm, Requirement, WeightedJobTerm
 from hodei.model.errors import InvalidInput
-from hodei.model.job import Affinity, JobSpec, NodeTerm, PreferredTerm, TaskSpec, Toleration
-from hodei.model.job_affinity import HostPort, JobAffinity, JobTerm, WeightedJobTerm
+from hodei.model.job import Affinity, JobSpec, NodeTerm, PreferredTerm, Reason, TaskSpec, Toleration
 from hodei.model.node import Node, Taint, TaintEffect
-from hodei.model.quantity import MAX_AMOUNT, parse_duration_ms
-from hodei.model.resources import GPU, Resources
-from hodei.model.selector import Requirement
+from hodei.model.resources import GPU, MAX_AMOUNT, Resources, parse_duration_ms
 
 UNSUPPORTED = "UNSUPPORTED_FEATURE"
 CORDON_TAINT = "node.kubernetes.io/unschedulable"
@@ -77,14 +95,14 @@ class Wanted(Struct, frozen=True):
         return self.job.tasks[0].request
 
 
-def pod(given: objects.Pod, around: Surroundings = ALONE, *, profile: str = "default") -> Wanted:
+def pod(given: objects.Pod, cache: Surroundings = ALONE, *, profile: str = "default") -> Wanted:
     """A pod as a job of one member; it never raises, whatever the pod says."""
     reading = _Reading(given)
     spec, meta = given.spec, given.metadata
     unset: JobAffinity = JobAffinity()
     task = TaskSpec(
         name=meta.name or "pod",
-        request=reading.of("spec.containers.resources", lambda: requests_of(given, around.counting), {PODS: 1}),
+        request=reading.of("spec.containers.resources", lambda: requests_of(given, cache.counting), {PODS: 1}),
         node_selector=spec.node_selector,
         affinity=reading.of(
             "spec.affinity.nodeAffinity", lambda: node_affinity(spec.affinity.node_affinity), Affinity()
@@ -92,9 +110,9 @@ def pod(given: objects.Pod, around: Surroundings = ALONE, *, profile: str = "def
         tolerations=reading.of("spec.tolerations", lambda: _tolerations(spec.tolerations), ()),
         job_affinity=reading.company("Affinity", spec.affinity.pod_affinity, unset),
         job_anti_affinity=reading.company("AntiAffinity", spec.affinity.pod_anti_affinity, unset),
-        spread=reading.of("spec.topologySpreadConstraints", lambda: spread_of(given, around.spread, around.owners), ()),
+        spread=reading.of("spec.topologySpreadConstraints", lambda: spread_of(given, cache.spread, cache.owners), ()),
         ports=reading.of("spec.containers.ports", lambda: _ports(spec), ()),
-        volumes=reading.of("spec.volumes", lambda: volumes_of(given, around.storage), ()),
+        volumes=reading.of("spec.volumes", lambda: volumes_of(given, cache.storage), ()),
         images=tuple(container.image for container in (*spec.init_containers, *spec.containers) if container.image),
     )
     reading.check()
@@ -105,8 +123,8 @@ def pod(given: objects.Pod, around: Surroundings = ALONE, *, profile: str = "def
         labels=meta.labels,
         annotations=meta.annotations,
         priority=reading.of(
-            f"metadata.annotations[{around.priority_annotation}]",
-            lambda: priority_of(given, around.priority_annotation, preferred=around.priority_preferred),
+            f"metadata.annotations[{cache.priority_annotation}]",
+            lambda: priority_of(given, cache.priority_annotation, preferred=cache.priority_preferred),
             priority_of(given),
         ),
         profile=profile,

@@ -11,23 +11,24 @@ from typing import Literal
 
 from msgspec import Struct
 
-from hodei.kube.api.numbers import MAX_INT32, bounded
-from hodei.kube.api.objects import Disk, Node, Pod, PodVolume
-from hodei.kube.api.quantities import amount
-from hodei.kube.api.storage_objects import (
+from hodei.kube.api.objects import (
     NO_PROVISIONER,
     Claim,
     CsiDriver,
     CsiNode,
+    Disk,
+    Node,
+    Pod,
+    PodVolume,
     StorageCapacity,
     StorageClass,
     Volume,
 )
+from hodei.kube.api.quantities import MAX_INT32, amount, bounded
 from hodei.kube.scheduler.selectors import NEVER, BadSelector, UnknownOperator, node_term, selector
-from hodei.model.decision import Reason
+from hodei.model.affinity import Requirement, all_match
 from hodei.model.errors import InvalidInput
-from hodei.model.job import NodeTerm
-from hodei.model.selector import Requirement, all_match
+from hodei.model.job import NodeTerm, Reason
 from hodei.model.volume import Choice, Reach
 from hodei.model.volume import Volume as Needed
 

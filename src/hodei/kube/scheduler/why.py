@@ -15,11 +15,10 @@ from msgspec import Struct, structs
 from hodei.control.explain.why import why
 from hodei.kube.api.client import Access, Api, ApiError
 from hodei.kube.api.objects import Pod, decode
-from hodei.kube.scheduler.build import Options, PodSchedulerParts, furnish
-from hodei.kube.scheduler.entries import Entry
+from hodei.kube.scheduler.build import Options, PodSchedulerParts, build_scheduler
+from hodei.kube.scheduler.groups import Entry
 from hodei.kube.scheduler.informers import Informers
-from hodei.kube.scheduler.manifests import read_manifests
-from hodei.kube.scheduler.plan import Planned, plan_all, with_priorities
+from hodei.kube.scheduler.plan import Planned, plan_all, read_manifests, with_priorities
 from hodei.kube.scheduler.pod_reader import NODES_PATH, PODS_PATH, Reader, Reading
 from hodei.kube.scheduler.reservations import Reservations
 from hodei.kube.scheduler.run import connected
@@ -61,8 +60,8 @@ async def look_why(access: Access, options: Options, namespace: str, name: str) 
     async with connected(access) as api:
         pod = await _pod(api, namespace, name)
         options = structs.replace(options, scheduler_name=pod.spec.scheduler_name or options.scheduler_name)
-        house, lacking = await _read(api, options, namespace)
-    entry = house.pods.find(namespace, name)
+        scheduler, lacking = await _read(api, options, namespace)
+    entry = scheduler.pods.find(namespace, name)
     answer = Answer(f"{namespace}/{name}", pod.spec.scheduler_name, pod.spec.node_name, unread=lacking)
     if pod.spec.node_name:
         phase = f", {pod.status.phase.lower()}" if pod.status.phase else ""
@@ -74,13 +73,13 @@ async def look_why(access: Access, options: Options, namespace: str, name: str) 
         answer.message = f"held back by its scheduling gates: {', '.join(entry.wanted.gates)}"
     elif any(path.startswith((NODES_PATH, PODS_PATH)) for path in lacking):
         own = entry is not None and entry.reasons and all(reason.plugin != "volumes" for reason in entry.reasons)
-        answer.message = house.explaining.aside(entry.reasons).message if entry and own else _last_told(pod)
+        answer.message = scheduler.explainer.aside(entry.reasons).message if entry and own else _last_told(pod)
     elif entry is None:
         answer.message = "it is not known to be waiting; look again"
     elif entry.reasons:
-        answer.message = house.explaining.aside(entry.reasons).message
+        answer.message = scheduler.explainer.aside(entry.reasons).message
     else:
-        _explain(house, entry, answer)
+        _explain(scheduler, entry, answer)
     return answer
 
 
@@ -97,10 +96,10 @@ async def look_ahead(access: Access, options: Options, files: list[Path]) -> lis
     async with connected(access) as api:
         manifests = read_manifests(files, api.namespace or "default")
         await with_priorities(api, manifests)
-        house, lacking = await _read(api, options)
+        scheduler, lacking = await _read(api, options)
     _need(lacking, "/api/v1/nodes", "/api/v1/pods")
-    reader = Reader(house.around, Reading(one_per_node=options.one_pod_per_node))
-    return [_answer(one, options, lacking) for one in plan_all(house, reader, manifests, SystemClock().now_ms())]
+    reader = Reader(scheduler.cache, Reading(one_per_node=options.one_pod_per_node))
+    return [_answer(one, options, lacking) for one in plan_all(scheduler, reader, manifests, SystemClock().now_ms())]
 
 
 def _answer(planned: Planned, options: Options, lacking: list[str]) -> Answer:
@@ -127,31 +126,35 @@ async def _pod(api: Api, namespace: str, name: str) -> Pod:
 async def _read(api: Api, options: Options, namespace: str = "") -> tuple[PodSchedulerParts, list[str]]:
     """The cluster as it is now, with nothing decided; and the collections that may not be read. What may be read in
     `namespace` alone is read there."""
-    house = furnish(options, tries=0)
-    if house.timed:
-        house = furnish(options)  # who is promised what is known only once all have had their turn, here on paper
-    watching = Informers.of(api, house.pods, house.around, lambda: None, house.refusals, lenient=True, within=namespace)
+    scheduler = build_scheduler(options, tries=0)
+    if scheduler.timed:
+        scheduler = build_scheduler(
+            options
+        )  # who is promised what is known only once all have had their turn, here on paper
+    informers = Informers.of(
+        api, scheduler.pods, scheduler.cache, lambda: None, scheduler.refusals, lenient=True, within=namespace
+    )
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            await watching.start()
+            await informers.start()
     except TimeoutError:
-        problems = "; ".join(watching.problems) or "it takes too long"
+        problems = "; ".join(informers.problems) or "it takes too long"
         raise InvalidInput(f"the cluster cannot be read: {problems}", hint="kubectl auth can-i --list") from None
     finally:
-        lacking = watching.denied
-        await watching.stop()
+        lacking = informers.denied
+        await informers.stop()
     clock = SystemClock()
     if options.reserved:
         await Reservations(
-            options.reserved, house.controller, house.pods.take_facts, house.pods.give, clock.now_ms
+            options.reserved, scheduler.controller, scheduler.pods.take_facts, scheduler.pods.give, clock.now_ms
         ).begin()  # fmt: skip
-    house.controller.step(clock.now_ms(), house.pods.take_facts())
+    scheduler.controller.step(clock.now_ms(), scheduler.pods.take_facts())
     for _ in range(_STEPS):
-        due = house.controller.next_wakeup_ms(clock.now_ms())
-        if not house.timed or due is None or due > clock.now_ms():
+        due = scheduler.controller.next_wakeup_ms(clock.now_ms())
+        if not scheduler.timed or due is None or due > clock.now_ms():
             break
-        house.controller.step(clock.now_ms(), [])
-    return house, lacking
+        scheduler.controller.step(clock.now_ms(), [])
+    return scheduler, lacking
 
 
 def _need(lacking: list[str], *paths: str) -> None:
@@ -161,26 +164,26 @@ def _need(lacking: list[str], *paths: str) -> None:
             raise InvalidInput(f"nothing can be planned: {path} may not be read", hint=hint)
 
 
-def _explain(house: PodSchedulerParts, entry: Entry, answer: Answer) -> None:
-    controller, now_ms = house.controller, SystemClock().now_ms()
-    line = next((line for line in controller.lines.values() if entry.id in line.gangs), None)
+def _explain(scheduler: PodSchedulerParts, entry: Entry, answer: Answer) -> None:
+    controller, now_ms = scheduler.controller, SystemClock().now_ms()
+    line = next((line for line in controller.queues.values() if entry.id in line.gangs), None)
     if line is None:
-        if house.timed and entry.id in controller.world.jobs:
+        if scheduler.timed and entry.id in controller.cluster.jobs:
             answer.message = "it could start now; its scheduler has not come to it yet"
         return
     gang = line.gangs[entry.id]
     answer.explanation = why(controller, entry.id, now_ms)
-    answer.names = _names(house, answer.explanation)
+    answer.names = _names(scheduler, answer.explanation)
     result = controller.engine.place(gang, controller.view(now_ms))
     if isinstance(result, list):
         controller.engine.withdraw(gang, result)
         answer.message = "it could start now; its scheduler has not come to it yet"
     else:
-        answer.message = house.explaining.refused(gang, result, now_ms).message
+        answer.message = scheduler.explainer.refused(gang, result, now_ms).message
 
 
-def _names(house: PodSchedulerParts, told: Explanation | None) -> dict[str, str]:
+def _names(scheduler: PodSchedulerParts, told: Explanation | None) -> dict[str, str]:
     """Here pods have numbers; people know them by their names."""
     said = {int(number) for number in _JOB.findall(msgspec.json.encode(told).decode())}
     said |= {hold.job for hold in told.held_for} if told is not None else set()
-    return {str(number): name for number in sorted(said) if (name := house.pods.name_of(number))}
+    return {str(number): name for number in sorted(said) if (name := scheduler.pods.name_of(number))}

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 from hodei.server.route import PUBLIC, READ, Route
-from hodei.server.routes import (
-    arrays,
-    audit,
-    backends,
-    config,
-    cron,
-    events,
-    graph,
-    job_actions,
-    jobs,
-    nodes,
-    reservations,
-    sharing,
-    system,
-    whatif,
-)
+from hodei.server.routes import backends, config, cron, jobs, nodes, reservations, sharing, system
 
 
 def table(*, metrics_public: bool = False) -> tuple[Route, ...]:
     """The busiest first: the router looks from the top."""
     return (
         *jobs.ROUTES,
-        *job_actions.ROUTES,
-        *graph.ROUTES,
+        *jobs.ACTION_ROUTES,
+        *jobs.GRAPH_ROUTES,
         *nodes.ROUTES,
         *reservations.ROUTES,
-        *events.ROUTES,
-        *whatif.ROUTES,
-        *arrays.ROUTES,
+        *system.EVENT_ROUTES,
+        *config.WHATIF_ROUTES,
+        *jobs.ARRAY_ROUTES,
         *cron.ROUTES,
-        *audit.ROUTES,
+        *system.AUDIT_ROUTES,
         *backends.ROUTES,
         *config.ROUTES,
         *sharing.ROUTES,

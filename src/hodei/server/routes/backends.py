@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hodei.api.backends import (
+from hodei.api.views import (
     BackendList,
     BackendRequest,
     BackendView,
@@ -20,7 +20,7 @@ from hodei.api.backends import (
 from hodei.jobfile.render import iso
 from hodei.model.array import shell_word
 from hodei.model.errors import Conflict, InvalidInput, NotFound
-from hodei.model.lifecycle import RUN_ENDED
+from hodei.model.job import RUN_ENDED
 from hodei.model.secrets import without_secrets_in
 from hodei.server.route import ADMIN, API, READ, WRITE, Call, Param, Route
 

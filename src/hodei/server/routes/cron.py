@@ -7,7 +7,7 @@ from msgspec import structs
 
 from hodei.api.cron import PeriodicList, PeriodicRequest, PeriodicView, parse_periodic, periodic_view
 from hodei.api.views import SubmitReply
-from hodei.model.periodic import Periodic
+from hodei.model.cron import Periodic
 from hodei.server.route import API, READ, WRITE, Call, Param, Route
 
 _NAME = Param("name", "the periodic job's name", where="path", maximum=63)

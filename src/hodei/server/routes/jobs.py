@@ -4,27 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, get_args
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from msgspec import structs
 
-from hodei.api.views import CancelRequest, JobDetail, JobList, JobView, LogTimes, PlanReply, SubmitReply
+from hodei.api.views import (
+    MOST_EDGES,
+    MOST_JOBS,
+    CancelRequest,
+    JobDetail,
+    JobGraph,
+    JobList,
+    JobView,
+    LogTimes,
+    MigrateRequest,
+    PlanReply,
+    RequeueReply,
+    RequeueRequest,
+    SubmitReply,
+    graph_of,
+)
 from hodei.jobfile.document import MAX_BODY_BYTES, decode_jobs
 from hodei.jobfile.render import folded_view, job_document, job_view, run_view
 from hodei.jobfile.yaml_reader import load_yaml
+from hodei.model.affinity import parse_selector
 from hodei.model.array import elements_of
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.explanation import Explanation
-from hodei.model.job import Job, JobSpec, Run
-from hodei.model.lifecycle import JobState
-from hodei.model.selector import parse_selector
+from hodei.model.ids import JobId
+from hodei.model.job import Job, JobSpec, JobState, Run
 from hodei.ports import JobQuery
+from hodei.runtime import arrays, job_actions
 from hodei.runtime.arrays import Row, folded
+from hodei.runtime.job_actions import requeue_all
 from hodei.server.errors import Busy, Forbidden, Malformed
 from hodei.server.params import read_since_ms
 from hodei.server.route import API, MIB, READ, SMALL, WRITE, Call, Param, Reply, Route
+
+if TYPE_CHECKING:
+    from hodei.ports import Store
 
 BULK_LIMIT = MAX_BODY_BYTES
 LOG_LIMIT = 4 * MIB
@@ -179,7 +199,7 @@ async def wait_job(call: Call) -> JobView:
         try:
             await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                raise Busy("the server is about to stop", hint="ask again when it is back", code="CLOSING")
+                raise Busy("the server is about to stop", hint="ask again when it is back", code="SHUTTING_DOWN")
             return job_view(waiting.result())
         finally:
             for task in (waiting, closing):
@@ -205,8 +225,8 @@ async def log_times(call: Call) -> LogTimes:
     _, run = await _run_of(call)
     if run is None:
         return LogTimes()
-    marks = await call.service.log_times(run, call.args["stream"])
-    return LogTimes(run.id, run.started_ms, run.finished_ms, marks)
+    overrides = await call.service.log_times(run, call.args["stream"])
+    return LogTimes(run.id, run.started_ms, run.finished_ms, overrides)
 
 
 async def read_log(call: Call) -> Reply:
@@ -274,3 +294,168 @@ ROUTES = (
     Route("POST", f"{API}/plan", READ, "What would happen to these jobs, without doing it", plan,
           request=bytes, response=PlanReply, harmless=True),
 )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- graph
+# What a job waits for and who waits for it, as a graph.
+
+
+_PAGE = 1000
+
+
+async def show_graph(call: Call) -> JobGraph:
+    return await call.service.read(graph, call.service.store, call.args["id"], call.args["limit"])
+
+
+def graph(store: Store, job: JobId, limit: int) -> JobGraph:
+    """Breadth first along both directions, so that what is left out is what is farthest away. Blocks."""
+    start = store.job(job)
+    if start is None:
+        raise NotFound(f"there is no job {job}", hint="hodei jobs -a")
+    up, down = {job: start}, {job: start}
+    front, truncated = [job], False
+    while front and not truncated:  # what it waits for
+        wanted = _new((one.job for id in front for one in up[id].spec.after.of if one.job), up)
+        front, truncated = _take(store, wanted, up, limit)
+    front = [job]
+    while front and not truncated:  # who waits for it
+        edges = store.dependents(front, MOST_EDGES)
+        waiting = _new((waiter for _, waiter in edges), down)
+        front, truncated = _take(store, waiting, down, max(limit - len(up) + 1, 1))
+        truncated = truncated or len(edges) >= MOST_EDGES
+    return graph_of(job, list((up | down).values()), truncated=truncated)
+
+
+def _new(ids: Iterable[JobId], known: dict[JobId, Job]) -> list[JobId]:
+    return [id for id in dict.fromkeys(ids) if id not in known]
+
+
+def _take(store: Store, ids: list[JobId], into: dict[JobId, Job], limit: int) -> tuple[list[JobId], bool]:
+    """Those of them that the store still has, and whether there was no room for all."""
+    room = max(limit - len(into), 0)
+    taken: list[JobId] = []
+    for first in range(0, min(len(ids), room), _PAGE):
+        some = tuple(ids[first : min(first + _PAGE, room)])
+        for found in store.jobs(JobQuery(ids=some, limit=_PAGE)).jobs:
+            into[found.id] = found
+            taken.append(found.id)
+    return sorted(taken), len(ids) > room
+
+
+GRAPH_ROUTES = (
+    Route(
+        "GET", f"{API}/jobs/{{id}}/graph", READ, "What the job waits for and who waits for it", show_graph,
+        response=JobGraph,
+        params=(
+            Param("id", "the job's number", type=int, where="path", minimum=1),
+            Param("limit", "at most so many jobs, the nearest first", type=int, default=MOST_JOBS, minimum=1,
+                  maximum=MOST_JOBS),
+        ),
+    ),
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- arrays
+# Arrays as a whole: look, wait, cancel, hold, release, requeue. Elements are jobs like all others.
+
+
+_ELEMENT_ID = Param("id", "the number of any element's job", type=int, where="path", minimum=1)
+_requeue_request = msgspec.json.Decoder(RequeueRequest)
+MOST_REQUEUED = 100_000
+
+
+async def show_array(call: Call) -> JobView:
+    return _view(await arrays.array_status(call.service, call.args["id"]))
+
+
+async def cancel_array(call: Call) -> JobView:
+    request = _cancel_request.decode(call.body) if call.body.strip() else CancelRequest()
+    if len(request.reason) > 1000:
+        raise InvalidInput("the reason is longer than 1000 characters")
+    reason = request.reason or f"cancelled by {call.who.name}"
+    return _view(await arrays.cancel_array(call.service, call.args["id"], reason))
+
+
+async def hold_array(call: Call) -> JobView:
+    return _view(await arrays.hold_array(call.service, call.args["id"]))
+
+
+async def release_array(call: Call) -> JobView:
+    return _view(await arrays.release_array(call.service, call.args["id"]))
+
+
+async def wait_array(call: Call) -> JobView:
+    """Answers when every element has ended or the time is over; the states tell which."""
+    with call.shared.waits.hold(call.holder):
+        timeout_ms = call.args["timeout_s"] * 1000
+        waiting = asyncio.ensure_future(arrays.wait_array(call.service, call.args["id"], timeout_ms))
+        closing = asyncio.ensure_future(call.shared.closing.wait())
+        try:
+            await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise Busy("the server is about to stop", hint="ask again when it is back", code="SHUTTING_DOWN")
+            return _view(waiting.result())
+        finally:
+            for task in (waiting, closing):
+                task.cancel()
+            await asyncio.gather(waiting, closing, return_exceptions=True)
+
+
+async def requeue_many(call: Call) -> RequeueReply:
+    request = _requeue_request.decode(call.body)
+    if len(request.jobs) + len(request.arrays) > MOST_REQUEUED:
+        raise InvalidInput(f"more than {MOST_REQUEUED} jobs at once", hint="name fewer, or whole arrays")
+    done = await requeue_all(call.service, request.jobs, request.arrays, failed=request.failed)
+    return RequeueReply(done.requeued, done.revived, done.refused)
+
+
+def _view(status: arrays.ArrayStatus) -> JobView:
+    return folded_view(status.job, status.states)
+
+
+ARRAY_ROUTES = (
+    Route("GET", f"{API}/arrays/{{id}}", READ, "An array as a whole", show_array, response=JobView, params=(_ELEMENT_ID,)),
+    Route("GET", f"{API}/arrays/{{id}}/wait", READ, "Wait until every element has ended or the time is over", wait_array,
+          response=JobView, lane="long",
+          params=(_ELEMENT_ID, Param("timeout_s", "how long", type=int, default=30, maximum=60))),
+    Route("POST", f"{API}/arrays/{{id}}/cancel", WRITE, "Ask for every element to end", cancel_array,
+          request=CancelRequest, response=JobView, params=(_ELEMENT_ID,)),
+    Route("POST", f"{API}/arrays/{{id}}/hold", WRITE, "Keep the elements that wait from being placed", hold_array,
+          response=JobView, params=(_ELEMENT_ID,)),
+    Route("POST", f"{API}/arrays/{{id}}/release", WRITE, "Let held elements be placed again", release_array,
+          response=JobView, params=(_ELEMENT_ID,)),
+    Route("POST", f"{API}/jobs/requeue", WRITE, "Start many jobs again, or only those of them that have failed", requeue_many,
+          request=RequeueRequest, response=RequeueReply, body_limit=4 * MIB, verb="requeue_many"),
+)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------- job actions
+# A job that lives: suspend it, let it go on, have it save its work, move it.
+
+
+_migrate_request = msgspec.json.Decoder(MigrateRequest)
+
+
+async def suspend_job(call: Call) -> JobView:
+    return job_view(await job_actions.suspend(call.service, call.args["id"]))
+
+
+async def resume_job(call: Call) -> JobView:
+    return job_view(await job_actions.resume(call.service, call.args["id"]))
+
+
+async def save_work(call: Call) -> JobView:
+    return job_view(await job_actions.save_work(call.service, call.args["id"]))
+
+
+async def migrate_job(call: Call) -> JobView:
+    request = _migrate_request.decode(call.body) if call.body.strip() else MigrateRequest()
+    return job_view(await job_actions.migrate(call.service, call.args["id"], request.to, request.force))
+
+
+ACTION_ROUTES = (
+    _change("suspend", "Let a running job save its work and give back its nodes until it is resumed", suspend_job),
+    _change("resume", "Let a suspended job go on", resume_job),
+    _change("checkpoint", "Let a running job save its work, and go on", save_work),
+    _change("migrate", "Move a running job to other nodes", migrate_job, MigrateRequest),
+)

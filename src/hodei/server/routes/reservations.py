@@ -34,7 +34,7 @@ async def delete_reservation(call: Call) -> ReservationView:
 
 
 def _view(status: ReservationStatus) -> ReservationView:
-    return reservation_view(status.booking, status.active, status.late)
+    return reservation_view(status.reservation, status.active, status.late)
 
 
 ROUTES = (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from hodei.model.accounting import QuotaList, ShareReport
 from hodei.model.array import shell_word
 from hodei.model.errors import Conflict, NotFound
-from hodei.model.priority import PriorityBreakdown
-from hodei.model.quota import QuotaList
-from hodei.model.share import ShareReport
+from hodei.model.explanation import PriorityBreakdown
 from hodei.server.route import API, READ, Call, Param, Route
 
 _ID = Param("id", "the job's number", type=int, where="path", minimum=1)

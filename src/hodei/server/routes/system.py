@@ -5,11 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from hodei import __version__
-from hodei.api.views import CheckList, Info
-from hodei.jobfile.json_schema import job_schema
+from hodei.api.audit import AuditList, audit_view
+from hodei.api.views import CheckList, EventList, Info
 from hodei.jobfile.render import iso
+from hodei.jobfile.schema import job_schema
+from hodei.model.audit import AuditQuery
 from hodei.model.config import SchedulingConfig
-from hodei.server.route import API, PUBLIC, READ, Call, Policy, Reply, Route
+from hodei.server.params import read_since_ms
+from hodei.server.route import ADMIN, API, PUBLIC, READ, Call, Param, Policy, Reply, Route
+from hodei.server.stream import EventStream
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -59,7 +63,10 @@ async def readyz(call: Call) -> Reply:
 
 
 async def metrics(call: Call) -> Reply:
-    return Reply(call.service.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Reply(
+        call.service.metrics() + await call.service.observers.collect(),
+        media_type="text/plain; version=0.0.4; charset=utf-8",
+    )
 
 
 async def root(call: Call) -> Reply:
@@ -82,4 +89,77 @@ ROUTES = (
     Route("GET", "/readyz", PUBLIC, "Whether jobs are taken; 503 with the reason while not", readyz, response=bytes,
           media_type="text/plain", lane="free"),
     Route("GET", "/", PUBLIC, "One line that says what this is", root, response=bytes, media_type="text/plain"),
+)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- audit
+# The audit, for administrators.
+
+
+async def list_audit(call: Call) -> AuditList:
+    args, service = call.args, call.service
+    query = AuditQuery(
+        who=args["who"], what=args["what"], target=args["target"], before=args["before"], after=args["after"],
+        since_ms=read_since_ms(args["since"], call.shared.now_ms()), limit=args["limit"],
+    )  # fmt: skip
+    return AuditList([audit_view(entry) for entry in await service.read(service.store.audit, query)])
+
+
+AUDIT_ROUTES = (
+    Route(
+        "GET", f"{API}/audit", ADMIN, "Who did what when: newest first, or with `after` oldest first", list_audit,
+        response=AuditList,
+        params=(
+            Param("who", "only acts of this caller", default=""),
+            Param("what", "only this verb (`jobs.cancel`), these things (`jobs`) or this act (`cancel`)", default=""),
+            Param("target", "only what was done to this", default=""),
+            Param("since", "only since: ISO 8601, epoch milliseconds, or an age such as 90m", default=""),
+            Param("before", "the `seq` of the last row of the page before", type=int, default=0),
+            Param("after", "oldest first, from the row after this `seq` on", type=int, default=None),
+            Param("limit", "rows per page", type=int, default=100, minimum=1, maximum=1000),
+        ),
+    ),
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- events
+# Events: what has happened, as pages and as a stream.
+
+
+_JOB = Param("job", "only events of this job", type=int, default=0)
+
+
+async def list_events(call: Call) -> EventList:
+    args, service = call.args, call.service
+    events = await service.read(service.store.events, after=args["after"], job=args["job"], limit=args["limit"])
+    return EventList(events, events[-1].seq if events else args["after"])
+
+
+async def stream_events(call: Call) -> EventStream:
+    """A browser that reconnects says where it was in the header; that is newer than what stands in its URL."""
+    args = call.args
+    after = args["Last-Event-ID"] if args["Last-Event-ID"] is not None else args["after"]
+    give_back = call.shared.streams.take(call.holder)
+    return EventStream(call.shared, call.who, after=after, job=args["job"], give_back=give_back)
+
+
+EVENT_ROUTES = (
+    Route(
+        "GET", f"{API}/events", READ, "One page of events, oldest first", list_events, response=EventList,
+        params=(
+            Param("after", "`last` of the page before", type=int, default=0),
+            _JOB,
+            Param("limit", "events per page", type=int, default=1000, minimum=1, maximum=10_000),
+        ),
+    ),
+    Route(
+        "GET", f"{API}/events/stream", READ, "Events as they happen (server-sent events)", stream_events,
+        response=bytes, media_type="text/event-stream", lane="long",
+        params=(
+            Param("after", "replay what came after this event first; without it only what is new", type=int,
+                  default=None),
+            Param("Last-Event-ID", "the same, as browsers say it", type=int, where="header", default=None),
+            _JOB,
+        ),
+    ),
 )  # fmt: skip

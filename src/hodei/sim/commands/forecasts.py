@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
+import click
 from msgspec import to_builtins
 
+from hodei.cli.output import Column, table
 from hodei.control.explain.forecasts import FUTURES
-from hodei.model.quantity import format_duration
+from hodei.model.resources import format_duration
 from hodei.sim.commands.compare import policy_names
 from hodei.sim.commands.progress import Progress, simulated
 from hodei.sim.commands.replay import tell_notes
-from hodei.sim.commands.simulate import add_run_arguments, duration, order_of, prepare, until_of, whole
+from hodei.sim.commands.simulate import duration, order_of, prepare, run_options, until_of, whole
 from hodei.sim.forecasts import Graded, Group, grade
 from hodei.sim.policies import policy
 from hodei.wiring import make_controller
@@ -27,41 +30,34 @@ _OF_FORECASTS = (
     "covered", "starts_covered", "per_job", "per_moment", "worst_moment", "median_error_s", "median_absolute_error_s",
     "median_wait_s",
 )  # fmt: skip
-_ABOUT = """\
-Replay a workload in simulated time. Every so often forecast when each job that waits will start, as a server does, and
-compare with when it starts. BY P90 is the share of forecasts whose job started by the time that nine of ten should:
-ALL of them, the FIRST of each job, the mean PER JOB and PER MOMENT (the moments at which forecasts were made).
-"""
-
-
-def add_arguments(kinds: Any) -> None:
-    parser = kinds.add_parser(
-        "forecasts", help="how good forecasts of starts are on a workload", description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
-        "--policies", "--policy", type=policy_names, default=["easy"], metavar="A,B,C",
-        help="one or several, a row for each [default: easy]; see: hodei sim policies",
-    )  # fmt: skip
-    parser.add_argument(
-        "--every", type=_interval, default=6 * 3_600_000, metavar="T", help="how often to forecast [default: 6h]"
-    )
-    parser.add_argument(
-        "--futures", type=whole, default=FUTURES, metavar="N", help=f"runs ahead per forecast [default: {FUTURES}]"
-    )
-    parser.add_argument("--by", choices=("job", "moment"), help="show a row for each job or moment as well")
-    add_run_arguments(parser, waits=False)
-    parser.set_defaults(go=go)
 
 
 def _interval(text: str) -> int:
     found = duration(text)
     if found < _LEAST_EVERY_MS:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is too often: from {format_duration(_LEAST_EVERY_MS)} on")
+        raise click.BadParameter(f"{text[:40]!r} is too often: from {format_duration(_LEAST_EVERY_MS)} on")
     return found
 
 
-def go(given: argparse.Namespace) -> int:
+@click.command()
+@run_options
+@click.option(
+    "--policies", "--policy", type=policy_names, default="easy", metavar="A,B,C",
+    help="One or several, a row for each [default: easy]; see: hodei sim policies.",
+)  # fmt: skip
+@click.option("--every", type=_interval, default="6h", metavar="T", help="Time between forecasts [default: 6h].")
+@click.option(
+    "--futures", type=whole, default=str(FUTURES), metavar="N", help=f"Runs ahead per forecast [default: {FUTURES}]."
+)
+@click.option("--by", type=click.Choice(("job", "moment")), help="Show a row for each job or moment as well.")
+def forecasts(**options: Any) -> int:
+    """Replay a workload, forecast at intervals when each pending job will start, as a server does, and compare with its
+    actual start.
+
+    BY P90 is the share of forecasts whose job started by the time that nine of ten should: ALL of them, the FIRST of
+    each job, the mean PER JOB and PER MOMENT (the moments at which forecasts were made).
+    """
+    given = SimpleNamespace(**options)
     for name in given.policies:
         policy(name)
     progress = Progress(given.policies, sys.stderr, shown=not (given.json or given.quiet))
@@ -162,10 +158,6 @@ def _time(seconds: float) -> str:
 def _table(rows: Sequence[dict[str, str]]) -> str:
     if not rows:
         return "no job waited long enough to get a forecast"
-    keys = list(rows[0])
-    widths = [max(len(key), *(len(row[key]) for row in rows)) for key in keys]
-    lines = [keys, *([row[key] for key in keys] for row in rows)]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
-        for line in lines
-    )
+    first, *others = rows[0]
+    columns = [Column(first, itemgetter(first)), *(Column(key, itemgetter(key), right=True) for key in others)]
+    return table(rows, columns, wide=True)

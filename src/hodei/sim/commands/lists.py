@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from typing import Any
+from operator import itemgetter
 
+import click
+
+from hodei.cli.output import Column, table
 from hodei.sim.policies import ABOUT, POLICIES
 
 # Word, what it is, and how it is given.
@@ -23,32 +25,25 @@ TRACES: list[tuple[str, str, str]] = [
 ]
 
 
-def add_arguments(kinds: Any) -> None:
-    for name, help, go in (
-        ("policies", "list the policies", list_policies),
-        ("traces", "list what can be replayed", list_traces),
-    ):
-        parser = kinds.add_parser(name, help=help, description=f"{help.capitalize()}, a line for each.")
-        parser.add_argument("--json", action="store_true", help="print a list of objects")
-        parser.set_defaults(go=go)
+_json = click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 
 
-def list_policies(given: argparse.Namespace) -> int:
-    found = [{"name": name, "about": ABOUT.get(name, "")} for name in POLICIES]
-    return _show(found, given.json)
+@click.command("policies")
+@_json
+def list_policies(as_json: bool) -> None:
+    """List the policies."""
+    _print([{"name": name, "about": ABOUT.get(name, "")} for name in POLICIES], as_json)
 
 
-def list_traces(given: argparse.Namespace) -> int:
-    found = [{"name": name, "about": about, "example": example} for name, about, example in TRACES]
-    return _show(found, given.json)
+@click.command("traces")
+@_json
+def list_traces(as_json: bool) -> None:
+    """List what can be replayed."""
+    _print([{"name": name, "about": about, "example": example} for name, about, example in TRACES], as_json)
 
 
-def _show(found: list[dict[str, str]], as_json: bool) -> int:
+def _print(found: list[dict[str, str]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found))
-        return 0
-    keys = list(found[0])
-    widths = [max(len(each[key]) for each in found) for key in keys]
-    for each in found:
-        print("  ".join(each[key].ljust(width) for key, width in zip(keys, widths, strict=True)).rstrip())
-    return 0
+        click.echo(json.dumps(found))
+    else:
+        click.echo(table(found, [Column(key, itemgetter(key)) for key in found[0]], wide=True, headers=False))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hodei.model.errors import InvalidInput
-from hodei.sim.results import Outcome, Result
+from hodei.sim.metrics import Outcome, Result
 
 
 @contextmanager

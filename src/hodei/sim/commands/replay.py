@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from hodei.model.quantity import format_duration
-from hodei.model.resources import human_amount
+import click
+
+from hodei.model.resources import format_duration, human_amount
 from hodei.sim.commands.outputs import file_for, folder_for, write_waits
 from hodei.sim.commands.progress import Progress
-from hodei.sim.commands.simulate import add_run_arguments, numbers_for_json, order_of, prepare, simulate
+from hodei.sim.commands.simulate import (
+    numbers_for_json,
+    order_of,
+    out_option,
+    prepare,
+    run_options,
+    simulate,
+    waits_option,
+)
+from hodei.sim.metrics import Result
 from hodei.sim.report import gantt_for_terminal, why_no_pictures, write_report
-from hodei.sim.report.numbers import numbers_of
-from hodei.sim.results import Result
+from hodei.sim.report.table import numbers_of
 
 _STARTS = {"head": "first in line", "backfill": "before a promised start", "spill": "beside promised room"}
 
 
-def add_arguments(kinds: Any) -> None:
-    about = "Run a workload through the scheduler in simulated time, and say how its jobs fared."
-    parser = kinds.add_parser("replay", help="one workload under one policy", description=about)
-    parser.add_argument("--policy", required=True, metavar="NAME", help="see: hodei sim policies")
-    add_run_arguments(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write a report with pictures into this folder")
-    parser.add_argument("--gantt", action="store_true", help="draw a Gantt chart of text as well")
-    parser.set_defaults(go=go)
-
-
-def go(given: argparse.Namespace) -> int:
+@click.command()
+@run_options
+@click.option("--policy", required=True, metavar="NAME", help="See: hodei sim policies.")
+@out_option
+@waits_option
+@click.option("--gantt", is_flag=True, help="Draw a Gantt chart as text as well.")
+def replay(**options: Any) -> int:
+    """Run a workload under one policy in simulated time, and report how its jobs fared. TRACE: see hodei sim traces."""
+    given = SimpleNamespace(**options)
     progress = Progress([given.policy], sys.stderr, shown=not (given.json or given.quiet))
     try:
         with folder_for(given.out) as folder, file_for(given.waits) as waits:
@@ -86,7 +93,7 @@ def describe(result: Result, nodes: int) -> str:
         "utilisation": used or "nothing ran",
         "starts": starts,
         "preemptions": f"{numbers['preemptions']:,}",
-        "promises broken": f"{numbers['promises_broken']:,}",
+        "promises broken": f"{numbers['start_reservations_broken']:,}",
         "simulated": f"{_time(numbers['makespan_s'])} in {numbers['seconds']:.1f} s, "
         f"{numbers['jobs_per_second']:,.0f} jobs/s",
     }

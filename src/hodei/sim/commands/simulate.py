@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import click
 from msgspec import Struct, structs
 
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Node
-from hodei.model.quantity import parse_duration_ms
-from hodei.model.resources import CPU, GPU
+from hodei.model.resources import CPU, GPU, parse_duration_ms
 from hodei.sim.cluster import read_cluster
 from hodei.sim.driver import Simulation, Tell
+from hodei.sim.metrics import Result
 from hodei.sim.policies import policy, with_learned_estimates
-from hodei.sim.results import Result
 from hodei.sim.traces import Workload, open_workload
 from hodei.sim.traces.workload import WHOLE, Estimates
 from hodei.wiring import make_controller
 
 EstimatesWord = Literal["user", "actual", "learned"]
 _NOT_USED = "processors were given"
+
+
+PathType = click.Path(path_type=Path)
 
 
 class Order(Struct, frozen=True):
@@ -44,31 +48,16 @@ class Prepared(Struct, frozen=True):
     config: SchedulingConfig
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, *, waits: bool = True) -> None:
-    parser.add_argument("trace", metavar="TRACE", help="a file, a folder, or generate:NAME; see: hodei sim traces")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--procs", type=whole, metavar="N", help="one pool of N processors (GPUs for GPU traces)")
-    where.add_argument(
-        "--cluster", default="", metavar="FILE", help="groups of nodes in YAML or TOML, or 100x64: nodes x cores"
-    )
-    parser.add_argument(
-        "--per-node", type=whole, metavar="N",
-        help="jobs of more processors become gangs of members of N [default with --cluster: the smallest node]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--estimates", choices=("user", "actual", "learned"), default="user",
-        help="what the scheduler knows of run times: what users said [default], the truth, or what it learns",
-    )  # fmt: skip
-    parser.add_argument(
-        "--until", type=some_time, metavar="T", help="stop so long after the first arrival: 30d, 12h, 1h30m"
-    )
-    if waits:
-        parser.add_argument("--waits", type=Path, metavar="FILE", help="write how long each job waited, as CSV")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="neither progress nor notes")
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The trace and the options that every simulation has."""
+    for decorate in reversed(_RUN_OPTIONS):
+        command = decorate(command)
+    return command
 
 
-def order_of(given: argparse.Namespace, name: str) -> Order:
+def order_of(given: SimpleNamespace, name: str) -> Order:
+    if given.procs and given.cluster:
+        raise InvalidInput("--procs and --cluster exclude each other", hint="give one of them")
     return Order(given.trace, name, given.procs, given.cluster, given.per_node, given.estimates, given.until)
 
 
@@ -134,7 +123,7 @@ def _under_one_profile(workload: Workload) -> Workload:
 
 def whole(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 1 to 1,000,000,000")
+        raise click.BadParameter(f"{text[:40]!r} is not a whole number from 1 to 1,000,000,000")
     return int(text)
 
 
@@ -142,16 +131,38 @@ def duration(text: str) -> int:
     try:
         return parse_duration_ms(text)
     except InvalidInput as error:
-        raise argparse.ArgumentTypeError(f"{error.message}; {error.hint}") from error
+        raise click.BadParameter(f"{error.message}; {error.hint}") from error
 
 
 def some_time(text: str) -> int:
     """A duration that is not 0: nothing happens in no time."""
     found = duration(text)
     if found <= 0:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no time at all; write it as 30m, 12h or 30d")
+        raise click.BadParameter(f"{text[:40]!r} is no time at all; write it as 30m, 12h or 30d")
     return found
 
 
 def numbers_for_json(numbers: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
     return {**numbers, "estimates": prepared.order.estimates, "nodes": len(prepared.nodes)}
+
+
+_RUN_OPTIONS = (
+    click.argument("trace", metavar="TRACE"),
+    click.option("--procs", type=whole, metavar="N", help="One pool of N processors (GPUs for GPU traces)."),
+    click.option("--cluster", default="", metavar="FILE", help="Groups of nodes in YAML or TOML, or 100x64: nodes x cores."),
+    click.option(
+        "--per-node", type=whole, metavar="N",
+        help="Jobs of more processors become gangs of members of N [default with --cluster: the smallest node].",
+    ),
+    click.option(
+        "--estimates", type=click.Choice(("user", "actual", "learned")), default="user",
+        help="Run times known to the scheduler: the users' [default], the true ones, or learned ones.",
+    ),
+    click.option("--until", type=some_time, metavar="T", help="Stop this long after the first arrival: 30d, 12h, 1h30m."),
+    click.option("--json", is_flag=True, help="Print the numbers as JSON."),
+    click.option("-q", "--quiet", is_flag=True, help="Print neither progress nor notes."),
+)  # fmt: skip
+out_option = click.option(
+    "--out", type=PathType, metavar="DIR", help="Write a report with pictures into this directory."
+)
+waits_option = click.option("--waits", type=PathType, metavar="FILE", help="Write the wait of each job, as CSV.")

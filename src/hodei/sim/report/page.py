@@ -8,8 +8,7 @@ from itertools import groupby
 
 from msgspec import Struct
 
-from hodei.sim.report.numbers import Row, best_of, unit_of, write_number
-from hodei.sim.report.table import shown_columns
+from hodei.sim.report.table import Row, best_of, shown_columns, unit_of, write_number
 
 STYLE = """
 :root { --ink: #1f2933; --paper: #fefefe; --grid: #d5dbe1; --soft: #52606d; --best: #e3f4ec; color-scheme: light dark }

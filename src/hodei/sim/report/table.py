@@ -5,10 +5,118 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
+from typing import Any, Literal
 
-from hodei.sim.report.numbers import COLUMNS, Column, Row, best_of, rows_of, unit_of, write_number
-from hodei.sim.results import Result
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from hodei.model.resources import Resources
+from hodei.sim.metrics import Outcome, Result, Sample, main_resource, summary, user_of
+
+# --------------------------------------------------------------------------------------------- numbers
+# The numbers of a report: which there are, how each is written, and which value of a column is the best.
+
+
+Kind = Literal["count", "number", "percent", "duration"]
+
+
+class Column(Struct, frozen=True):
+    """`better` is -1 where the smallest value is the best, 1 where the largest is, 0 where no value is better."""
+
+    key: str
+    title: str
+    kind: Kind
+    better: Literal[-1, 0, 1]
+    about: str
+
+
+COLUMNS = (
+    Column("jobs", "jobs", "count", 0, "jobs of the workload"),
+    Column("never_started", "never started", "count", -1, "jobs that had not started when the simulation ended"),
+    Column("bounded_slowdown", "bounded slowdown", "number", -1, "mean of (wait + run) / run, runs under 10 s as 10 s"),
+    Column("mean_wait_s", "mean wait", "duration", -1, "mean time from submission to start"),
+    Column("p95_wait_s", "p95 wait", "duration", -1, "19 of 20 jobs waited no longer than this"),
+    Column("max_wait_s", "longest wait", "duration", -1, "the longest wait of all"),
+    Column("starved", "starved", "count", -1, "jobs that waited more than seven days"),
+    Column("utilisation", "utilisation", "percent", 1, "used part of the cluster from first submission to last end"),
+    Column("jain", "slowdown fairness", "number", 1, "Jain's index of the users' mean slowdowns: 1 if all are equal"),
+    Column("preemptions", "preemptions", "count", -1, "runs stopped in favour of others"),
+    Column("start_reservations_broken", "promises broken", "count", -1, "starts later than had been promised"),
+    Column("seconds", "simulator time", "duration", 0, "how long the simulation took"),
+)
+
+Row = dict[str, Any]
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+def rows_of(results: Sequence[Result]) -> list[Row]:
+    """One row per result, in the order given: `label`, `policy`, `workload`, then every number known of it."""
+    return [{"label": label, **numbers_of(result)} for label, result in zip(labels_of(results), results, strict=True)]
+
+
+def labels_of(results: Sequence[Result]) -> list[str]:
+    """The policy's name; with the workload's if there are several, with a number if that is still not unique."""
+    several = len({result.workload for result in results}) > 1
+    names = [f"{r.policy} · {r.workload}" if several else r.policy for r in results]
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if names.count(name) == 1 else f"{name} #{seen[name]}")
+    return out
+
+
+def numbers_of(result: Result) -> Row:
+    """What `metrics.summary` says of it, with None in the place of a mean over no jobs: it must not win a column."""
+    numbers: Row = dict(summary(result))
+    started = sum(job.started_ms >= 0 for job in result.outcomes)
+    numbers["never_started"] = max(result.unplaced, len(result.outcomes) - started)
+    if not started:
+        numbers |= dict.fromkeys(("mean_wait_s", "median_wait_s", "p95_wait_s", "max_wait_s"))
+    if not numbers["finished"]:
+        numbers |= dict.fromkeys(("bounded_slowdown", "jain", "utilisation"))
+    return numbers
+
+
+def best_of(column: Column, rows: Sequence[Row]) -> set[int]:
+    """The rows that hold the best value as it is written; none where all are alike or no value is better."""
+    values = {i: row[column.key] for i, row in enumerate(rows) if is_number(row.get(column.key))}
+    if not column.better or not values:
+        return set()
+    size = unit_of(column, rows)[1]
+    written = {i: write_number(value, column, size) for i, value in values.items()}
+    best = max(values, key=lambda i: values[i] * column.better)
+    return {i for i in written if written[i] == written[best]} if len(set(written.values())) > 1 else set()
+
+
+def unit_of(column: Column, rows: Sequence[Row]) -> tuple[str, float]:
+    """One unit for a whole column, so that its values can be compared at a glance: (name, seconds in it)."""
+    if column.kind == "percent":
+        return "%", 0.01
+    if column.kind != "duration":
+        return "", 1.0
+    most = max((row[column.key] for row in rows if is_number(row.get(column.key))), default=0)
+    return next(((unit, float(size)) for unit, size in _UNITS if most >= 2 * size), ("s", 1.0))
+
+
+def write_number(value: Any, column: Column, size: float = 1.0) -> str:
+    """`value` in units of `size`: whole for counts, three or more significant digits otherwise; a dash for none."""
+    if not is_number(value):
+        return "–"
+    if column.kind == "count":
+        return f"{value:,.0f}"
+    scaled = value / size
+    return f"{scaled:,.0f}" if abs(scaled) >= 1000 else f"{scaled:.1f}" if abs(scaled) >= 100 else f"{scaled:.2f}"
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+# ----------------------------------------------------------------------------------------------------
 
 _BOLD, _PLAIN = "\x1b[1;32m", "\x1b[0m"
 
@@ -50,7 +158,7 @@ def draw_table(results: Sequence[Result], *, colour: bool = False) -> str:
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
     """Columns that say something: one that is zero or unknown in every row is left out, but for the broken promises,
     where zero is the news."""
-    kept = ("jobs", "promises_broken")
+    kept = ("jobs", "start_reservations_broken")
     return [c for c in COLUMNS if c.key in kept or any(row.get(c.key) for row in rows)]
 
 
@@ -83,3 +191,143 @@ def plain(text: str) -> str:
 
 def _joined(cells: Sequence[str]) -> str:
     return "  ".join(cells).rstrip()
+
+
+# --------------------------------------------------------------------------------------------- columns
+# One result as NumPy columns, and the sums over time that the pictures are drawn from.
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Columns(Struct):
+    """`label` is unique in its report. A job that never started has `placed` False; one that was still running when the
+    simulation stopped ends at `span_ms`. `share` is a job's dominant share: the largest part that it takes of any one
+    resource of the whole cluster."""
+
+    label: str
+    result: Result
+    resource: str
+    origin_ms: int
+    span_ms: int
+    submitted: Ints
+    started: Ints
+    ended: Ints
+    placed: NDArray[np.bool_]
+    finished: NDArray[np.bool_]
+    share: Floats
+    user: Ints
+    users: list[str]
+
+    @property
+    def work(self) -> Floats:
+        """Dominant share times run time: what a job took of the cluster, in cluster-milliseconds."""
+        return np.where(self.placed, self.share * (self.ended - self.started), 0.0)
+
+
+def columns_of(result: Result, label: str = "") -> Columns:
+    outcomes, samples = result.outcomes, result.samples
+    submitted = _ints([job.submitted_ms for job in outcomes])
+    started = _ints([job.started_ms for job in outcomes])
+    ended = _ints([job.ended_ms for job in outcomes])
+    placed = started >= 0
+    finished = placed & (ended >= 0)
+    times = [*submitted.tolist(), *(sample.at_ms for sample in samples[:1])]
+    origin = min(times, default=0)
+    last = max([origin, *times, *(sample.at_ms for sample in samples[-1:])])
+    last = max(last, int(started.max(initial=origin)), int(ended.max(initial=origin)))
+    names = [user_of(job) for job in outcomes]
+    users = sorted(set(names))
+    index = {name: i for i, name in enumerate(users)}
+    return Columns(
+        label=label or result.policy,
+        result=result,
+        resource=main_resource(result),
+        origin_ms=origin,
+        span_ms=last - origin,
+        submitted=submitted - origin,
+        started=np.where(placed, started - origin, -1),
+        ended=np.where(finished, ended - origin, np.where(placed, last - origin, -1)),
+        placed=placed,
+        finished=finished,
+        share=_dominant_shares(outcomes, result.capacity),
+        user=_ints([index[name] for name in names]),
+        users=users,
+    )
+
+
+def _dominant_shares(outcomes: Sequence[Outcome], capacity: Resources) -> Floats:
+    share = np.zeros(len(outcomes))
+    for name in sorted(capacity):
+        if capacity[name] > 0:
+            asked = np.array([job.request.get(name, 0) for job in outcomes], dtype=np.float64)
+            np.maximum(share, asked / capacity[name], out=share)
+    return share
+
+
+def used_share(columns: Columns, resource: str) -> Floats:
+    """The used part of a resource at each sample."""
+    whole = columns.result.capacity.get(resource, 0)
+    used = np.array([sample.used.get(resource, 0) for sample in columns.result.samples], dtype=np.float64)
+    return used / whole if whole > 0 else used * 0
+
+
+def of_samples(columns: Columns, field: str) -> Floats:
+    return np.array([getattr(sample, field) for sample in columns.result.samples], dtype=np.float64)
+
+
+def sample_times(columns: Columns) -> Ints:
+    samples: Sequence[Sample] = columns.result.samples
+    return _ints([sample.at_ms for sample in samples]) - columns.origin_ms
+
+
+def step_means(at: Ints, values: Floats, span_ms: int, most: int) -> tuple[Floats, Floats]:
+    """A step function in at most `most` points: (times, values), each value holding until the next time.
+
+    Few samples are returned as they are; many are averaged over equal slices of time, which keeps the area under the
+    curve exact.
+    """
+    if len(at) == 0:
+        return np.zeros(0), np.zeros(0)
+    if len(at) < most or span_ms <= 0:
+        times = np.append(at, max(span_ms, int(at[-1]))).astype(np.float64)
+        return times[-most:], np.append(values, values[-1])[-most:]
+    edges = np.linspace(0, span_ms, most)
+    times = np.concatenate(([0], at, [max(span_ms, int(at[-1]))])).astype(np.float64)
+    held = np.concatenate(([0.0], values))
+    area = np.concatenate(([0.0], np.cumsum(held * np.diff(times))))
+    means = np.diff(np.interp(edges, times, area)) / np.diff(edges)
+    return edges, np.append(means, means[-1])
+
+
+def time_in_slices(row: Ints, rows: int, start: Ints, end: Ints, weight: Floats, span_ms: int, slices: int) -> Floats:
+    """`weight` times the part of each of `slices` equal slices of time that [start, end) covers, summed by `row`."""
+    size = max(span_ms, 1) / slices
+    first, last = np.minimum(start / size, slices), np.minimum(end / size, slices)
+    i, k = first.astype(np.int64), last.astype(np.int64)
+    same = i == k
+    wide = slices + 2  # an interval may end at, or begin after, the last edge
+    flat = row * wide
+
+    def summed(at: Ints, amount: Floats) -> Floats:
+        added = np.bincount(flat + at, weights=amount, minlength=rows * wide)
+        return added.astype(np.float64).reshape(rows, wide)  # without any interval they come as whole numbers
+
+    partly = summed(i, weight * np.where(same, last - first, i + 1 - first))
+    partly += summed(k, weight * np.where(same, 0.0, last - k))
+    whole = summed(i + 1, np.where(same, 0.0, weight)) - summed(k, np.where(same, 0.0, weight))
+    return (partly + np.cumsum(whole, axis=1))[:, :slices]
+
+
+def cumulative(values: Floats, least: float, most: int) -> tuple[Floats, Floats]:
+    """The share of `values` at or below each x, in at most `most` points; values below `least` count as `least`."""
+    if len(values) == 0:
+        return np.zeros(0), np.zeros(0)
+    ordered = np.sort(np.maximum(values, least))
+    at = np.unique(np.linspace(0, len(ordered) - 1, min(most, len(ordered))).astype(np.int64))
+    return ordered[at], (at + 1) / len(ordered)
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)

@@ -1,27 +1,25 @@
-"""`hodei test PATH...`: play scenarios with the real scheduler in simulated time, and say which expectations hold.
-
-Exit code 0: all hold. 1: some do not. 2: a file cannot be read. A directory means every *.scenario.yaml in it.
-"""
+"""`hodei test PATH...`: run scenarios with the real scheduler in simulated time, and check their expectations."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import msgspec
 
+from hodei.cli.errors import report
+from hodei.cli.groups import exit_code
 from hodei.model.errors import HodeiError, InvalidInput
 from hodei.sim.scenario.check import Outcome, run
-from hodei.sim.scenario.golden import difference, updated
 from hodei.sim.scenario.parse import ENDINGS, read_scenario
-from hodei.sim.scenario.report import as_data, told
+from hodei.sim.scenario.report import as_data, difference, told, updated
 
 
-def files_of(paths: list[Path]) -> Iterator[Path]:
+def files_of(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.is_dir():
             yield path
@@ -32,28 +30,27 @@ def files_of(paths: list[Path]) -> Iterator[Path]:
         yield from found
 
 
-def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="hodei test", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("path", nargs="+", type=Path, help="a scenario file, or a directory of them")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--update", action="store_true", help="write what happened into the files, and show the change")
-    parser.add_argument("-q", "--quiet", action="store_true", help="only scenarios of which something does not hold")
-    given = parser.parse_args(args)
+@click.command("test", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("path", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", is_flag=True, help="Print the result as JSON.")
+@click.option("--update", is_flag=True, help="Write the actual results into the files, and show the changes.")
+@click.option("-q", "--quiet", is_flag=True, help="Only scenarios with unmet expectations.")
+def test(**options: Any) -> int:
+    """Run scenario files with the real scheduler in simulated time, and report which expectations hold.
+
+    PATH is a scenario file, or a directory of *.scenario.yaml files.
+
+    Exit code 0: all hold. 1: some do not. 2: a file cannot be read.
+    """
+    given = SimpleNamespace(**options)
     outcomes: list[Outcome] = []
     unread: list[dict[str, Any]] = []
-    try:
-        paths = list(files_of(given.path))
-    except HodeiError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return 2
-    for path in paths:
+    for path in list(files_of(given.path)):
         try:
             outcome = run(read_scenario(path))
         except HodeiError as error:
             unread.append({"path": str(path), "held": False, "error": error.message})
-            _complain(error)
+            report(error)
             continue
         if given.update:
             outcome = _update(path, outcome, quiet=given.json)
@@ -79,14 +76,6 @@ def _update(path: Path, outcome: Outcome, *, quiet: bool) -> Outcome:
     return run(read_scenario(path))
 
 
-def _complain(error: HodeiError) -> None:
-    problems = getattr(error, "problems", ())
-    for line in [f"{where}: {what}" if where else what for where, what in problems] or [error.message]:
-        print(f"error: {line}", file=sys.stderr)
-    if error.hint and not problems:
-        print(f"hint: {error.hint}", file=sys.stderr)
-
-
 def _in_all(count: int, failed: int, unread: int) -> str:
     what = f"{count} scenario{'s' if count != 1 else ''}"
     parts = [f"{failed} of {what} did not hold" if failed else f"{what} held"]
@@ -95,9 +84,9 @@ def _in_all(count: int, failed: int, unread: int) -> str:
     return ", ".join(parts)
 
 
+def main(args: list[str] | None = None) -> int:
+    return exit_code(test.main, args, "hodei test", invalid_input=2)
+
+
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(141)
+    sys.exit(main())

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from hodei.model.lifecycle import JOB_ENDED
-from hodei.model.quantity import format_duration
+from hodei.model.job import JOB_ENDED
+from hodei.model.resources import format_duration
 from hodei.sim.scenario.history import Course, History, Started
+from hodei.sim.scenario.parse import line_of
 from hodei.sim.scenario.play import Play, play
 from hodei.sim.scenario.schema import ABOUT_MS, Expectation, Scenario, Times
-from hodei.sim.scenario.yaml_positions import line_of
 
 
 class Finding(Struct):
@@ -63,7 +63,7 @@ class _Check:
         elif it.never:
             self._never()
         else:
-            self._promises()
+            self._start_reservations()
         held = not self.instead
         why = "" if held or self.ask_at_ms is None or not it.job else why_at(self.scenario, it.job, self.ask_at_ms)
         line = line_of(self.scenario.text, f"expect[{it.place}]") if self.scenario.text else 0
@@ -210,13 +210,14 @@ class _Check:
             self._no(f"preempted: {', '.join(told)}")
             self.revised = {}
 
-    def _promises(self) -> None:
-        wanted, broken = self.expected.promises_broken, self.story.broken
+    def _start_reservations(self) -> None:
+        wanted, broken = self.expected.start_reservations_broken, self.story.broken
         self.wanted.append(f"{wanted} promises are broken")
-        self.revised["promises_broken"] = len(broken)
+        self.revised["start_reservations_broken"] = len(broken)
         if len(broken) != wanted:
             told = "; ".join(
-                f"{one.job} was promised {format_duration(one.promised_ms)} and still waited then" for one in broken
+                f"{one.job} was promised {format_duration(one.reserved_start_ms)} and still waited then"
+                for one in broken
             )
             self._no(f"{len(broken)} were{': ' + told if told else ''}")
 

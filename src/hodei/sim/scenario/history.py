@@ -6,8 +6,7 @@ from msgspec import Struct
 
 from hodei.model.errors import HodeiError
 from hodei.model.ids import JobId
-from hodei.model.job import Job
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED, Job
 from hodei.sim.scenario.schema import ScenarioJob
 
 
@@ -71,7 +70,7 @@ class Broken(Struct):
     """A promised start that had passed by `noticed_ms`, through the scheduler's own fault."""
 
     job: str
-    promised_ms: int
+    reserved_start_ms: int
     noticed_ms: int
 
 

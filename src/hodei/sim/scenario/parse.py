@@ -2,28 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import yaml
 from msgspec import structs
 
-from hodei.jobfile.amounts import said
+from hodei.control.admission.dependency_names import Found, depends, refuse_rings, resolved
 from hodei.jobfile.check import Problems, convert
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.names import did_you_mean, shown
-from hodei.jobfile.values import take
+from hodei.jobfile.values import said, take
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import NodeConfig, SchedulingConfig
+from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import HodeiError, InvalidInput
 from hodei.model.node import Node
-from hodei.model.quantity import parse_duration_ms
+from hodei.model.resources import parse_duration_ms
 from hodei.sim.policies import POLICIES, policy
 from hodei.sim.scenario import schema
-from hodei.sim.scenario.after import numbered
-from hodei.sim.scenario.yaml_positions import line_of
+from hodei.sim.scenario.schema import ScenarioJob
 from hodei.wiring import instant_node, make_controller, node_offer, parse_taint
+
+# -------------------------------------------------------------------------------------- yaml positions
+# Where in the text of a YAML file a value stands: the line for an error, the piece to write anew.
+
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+class Piece(NamedTuple):
+    """`line` counts from 1; `start` and `end` are places in the text. `is_flow`: written in brackets, on any one line."""
+
+    line: int
+    start: int
+    end: int
+    is_flow: bool = False
+
+
+def piece_at(text: str, path: str) -> Piece | None:
+    """The value at a path such as `jobs[2].cpu`, or the nearest thing around it; None for an empty file."""
+    node = _composed(text)
+    if node is None:
+        return None
+    line = node.start_mark.line
+    for number, key in _STEP.findall(path):
+        inner = None
+        if number and isinstance(node, yaml.SequenceNode) and int(number) < len(node.value):
+            inner = node.value[int(number)]
+            line = inner.start_mark.line
+        elif key and isinstance(node, yaml.MappingNode):
+            for name, value in node.value:
+                if getattr(name, "value", None) == key:
+                    inner, line = value, name.start_mark.line
+        if inner is None:
+            break
+        node = inner
+    is_flow = bool(getattr(node, "flow_style", False))
+    return Piece(line + 1, node.start_mark.index, node.end_mark.index, is_flow)
+
+
+@lru_cache(maxsize=2)
+def _composed(text: str) -> Any:
+    return yaml.compose(text, Loader=_Loader)
+
+
+def line_of(text: str, path: str) -> int:
+    found = piece_at(text, path)
+    return found.line if found else 1
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+# ----------------------------------------------------------------------------------------------- after
+# What the jobs of a scenario wait for: names become numbers, as a server would do it when they are submitted.
+
+
+def numbered(jobs: Sequence[ScenarioJob], wrong: Callable[[str, str], object]) -> list[ScenarioJob]:
+    """A number that no job of the file has is that of a job before its time, which did what was wanted of it. Nobody can
+    wait for a job that is submitted later than itself."""
+    specs = [job.spec for job in jobs]
+    if not depends(specs):
+        return list(jobs)
+    by_id = {job.id: job for job in jobs}
+    by_name = {(job.spec.project, job.spec.name): [job.id] for job in jobs}
+    known = [structs.replace(spec, after=_within(spec.after, by_id)) for spec in specs]
+    found = Found(by_name, {job.id: job.name for job in jobs})
+    try:
+        refuse_rings(known)
+    except InvalidInput as error:
+        wrong("jobs", error.message)
+        return list(jobs)
+    out = []
+    for place, (job, spec) in enumerate(zip(jobs, known, strict=True)):
+        try:
+            # Alone, so that a name leads to the number that the file gives and not to the next one.
+            (spec,) = resolved([structs.replace(spec, name=f"{spec.name}.")], job.id, found)
+        except InvalidInput as error:
+            wrong(f"jobs[{place}].after", error.message.partition("after: ")[2] or error.message)
+            continue
+        late = [one.name for one in spec.after.of if one.job and by_id[one.job].at_ms > job.at_ms]
+        if late:
+            wrong(f"jobs[{place}].after", f"{late[0]} is submitted later than this job, which cannot know of it yet")
+        out.append(structs.replace(job, spec=structs.replace(spec, name=job.spec.name)))
+    return out
+
+
+def _within(after: Dependencies, by_id: dict[int, ScenarioJob]) -> Dependencies:
+    # In a scenario every element is a job of its own, so a number is that very job, whatever element it was.
+    of: list[Dependency] = [
+        structs.replace(one, elements="") if one.job else one for one in after.of if not one.job or one.job in by_id
+    ]
+    need = max(after.needed - (len(after.of) - len(of)), 0)
+    return Dependencies(tuple(of) if need else (), 0 if need == len(of) else need, after.timeout_ms)
+
+
+# ----------------------------------------------------------------------------------------------------
 
 # Simulated time begins here, so that a deadline in a job is a moment after it and none is before the epoch.
 BEGIN_MS = 1_000_000_000_000
@@ -267,9 +367,11 @@ class _Reader:
         read: schema.ExpectForm | None = convert(entry, schema.ExpectForm, path, self.problems)
         if read is None:
             return None
-        subjects = [key for key in ("job", "preempted", "never", "promises_broken") if getattr(read, key) is not None]
+        subjects = [
+            key for key in ("job", "preempted", "never", "start_reservations_broken") if getattr(read, key) is not None
+        ]
         if len(subjects) != 1:
-            self.wrong(path, "an expectation is about one of job, preempted, never or promises_broken")
+            self.wrong(path, "an expectation is about one of job, preempted, never or start_reservations_broken")
         about_job = (read.state, read.reason, read.starts, read.on, read.not_on, read.ends)
         if read.job is not None and all(one is None for one in about_job):
             self.wrong(path, f"nothing is expected of {read.job}; say starts, on, not_on, ends, or state with at")
@@ -300,7 +402,7 @@ class _Reader:
             preempted=read.preempted or "",
             by=read.by or "",
             never=read.never or "",
-            promises_broken=read.promises_broken,
+            start_reservations_broken=read.start_reservations_broken,
         )
 
     # --------------------------------------------------------------------------------------------- values

@@ -11,27 +11,103 @@ import heapq
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from hodei.control.controller import Step
 from hodei.control.explain import why as explain
-from hodei.engine.device_slots import DeviceSlots, wants_parts
-from hodei.engine.nodes import promised
+from hodei.engine.device_slots import DeviceSlots, needs_devices
+from hodei.engine.nodes import allocatable
 from hodei.model.effects import Event, Record, SaveJob, SaveRun, Start, Stop
 from hodei.model.errors import HodeiError
 from hodei.model.explanation import Explanation
-from hodei.model.facts import Fact, JobRestored, JobSubmitted, NodeJoined, RunObserved
+from hodei.model.facts import (
+    DataAppeared,
+    Fact,
+    JobCancelled,
+    JobHeld,
+    JobMigrated,
+    JobReleased,
+    JobRequeued,
+    JobRestored,
+    JobSubmitted,
+    JobSuspended,
+    NodeJoined,
+    NodeLost,
+    NodeOverridden,
+    RunObserved,
+)
 from hodei.model.ids import RunId, run_id
-from hodei.model.job import Job, Run
-from hodei.model.lifecycle import RUN_ENDED
-from hodei.model.quantity import format_duration
-from hodei.model.resources import Resources, human_amount
-from hodei.sim.scenario.facts import facts_of
+from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, Run
+from hodei.model.resources import Resources, format_duration, human_amount
 from hodei.sim.scenario.history import Broken, Evicted, History, Started, Stay
 from hodei.sim.scenario.parse import BEGIN_MS
-from hodei.sim.scenario.schema import FOREVER_MS, Happening, Scenario, ScenarioJob
+from hodei.sim.scenario.schema import FOREVER_MS, NODE_VERBS, Happening, Scenario, ScenarioJob
 from hodei.wiring import make_controller
+
+if TYPE_CHECKING:
+    pass
+
+
+# ----------------------------------------------------------------------------------------------- facts
+# What an entry under `facts` means to the controller.
+
+
+def facts_of(happening: Happening, play: Play) -> list[Fact]:
+    """None at all if it happens to something that is not there (any more), or not in a state for it."""
+    if happening.verb == "appear":
+        return [DataAppeared(happening.who)]
+    return _of_node(happening, play) if happening.verb in NODE_VERBS else _of_job(happening, play)
+
+
+def _of_node(happening: Happening, play: Play) -> list[Fact]:
+    name, there = happening.who, happening.who in play.controller.cluster.nodes
+    taints = (happening.taint,) if happening.taint is not None else ()
+    if happening.verb == "join":
+        return [] if there else [NodeJoined(play.nodes[name])]
+    if not there:
+        return []
+    match happening.verb:
+        case "lose":
+            return [NodeLost(name)]
+        case "drain":
+            return [NodeOverridden(name, cordon=True, drain=True)]
+        case "taint":
+            return [NodeOverridden(name, add_taints=taints)]
+        case "untaint":
+            return [NodeOverridden(name, remove_taints=taints)]
+    return [NodeOverridden(name, cordon=happening.verb == "cordon")]
+
+
+def _of_job(happening: Happening, play: Play) -> list[Fact]:
+    course = play.story.courses[happening.who]
+    job = course.changes[-1][1] if course.changes else None
+    if job is None:
+        return []
+    ended, waiting = job.state in JOB_ENDED, job.state in ("pending", "held")
+    match happening.verb:
+        case "cancel":
+            return [] if ended else [JobCancelled(job.id)]
+        case "hold":
+            return [JobHeld(job.id)] if job.state == "pending" else []
+        case "release":
+            return [JobReleased(job.id)] if job.state == "held" or job.suspend_requested else []
+        case "suspend":
+            return [] if ended else [JobSuspended(job.id)]
+        case "migrate":
+            return [JobMigrated(job.id)]
+        case "requeue":
+            return [] if waiting else [JobRequeued(job.id, job if ended else None)]
+    mine = [live.run for live in play.live.values() if live.job.id == job.id]
+    wanted = sorted((run.member, run.id) for run in mine if happening.member in (None, run.member))
+    return [
+        RunObserved(run, "failed", BEGIN_MS + happening.at_ms, happening.exit)
+        for _, run in wanted[: None if happening.member is not None else 1]
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------
 
 # How long it goes on for jobs that only time could help, after the last thing that the file names.
 PATIENCE_MS = 3_600_000
@@ -121,7 +197,7 @@ class Play:
         for save in step.saves:
             if isinstance(save, SaveRun) and save.run.state in RUN_ENDED:
                 self._over(save.run, now_ms)
-            elif isinstance(save, Record) and save.event.kind == "promise.missed":
+            elif isinstance(save, Record) and save.event.kind == "start_reservation.missed":
                 self._missed(save.event, now_ms)
         for eviction in step.plan.evictions:
             victim, taker = self.story.by_id[eviction.job].job, self.story.by_id[eviction.preemptor].job
@@ -156,7 +232,7 @@ class Play:
             runs = []
             for member, name in enumerate(job.running):
                 task = job.spec.task_of(member)
-                grant = parts[name].find(task) if wants_parts(task) else None
+                grant = parts[name].find(task) if needs_devices(task) else None
                 if grant is not None:
                     parts[name].take(grant)
                 runs.append(
@@ -241,8 +317,8 @@ class Play:
     def _missed(self, event: Event, now_ms: int) -> None:
         """The controller judges by itself whether a start came late through its own fault."""
         if event.detail.get("cause") == "broken":
-            promised_ms = int(event.detail["promised_ms"]) - BEGIN_MS
-            self.story.broken.append(Broken(self.story.by_id[event.job].job.name, promised_ms, now_ms))
+            reserved_start_ms = int(event.detail["reserved_start_ms"]) - BEGIN_MS
+            self.story.broken.append(Broken(self.story.by_id[event.job].job.name, reserved_start_ms, now_ms))
 
     def _check(self, now_ms: int) -> None:
         if self.story.wrongs:
@@ -258,7 +334,7 @@ class Play:
                 self.story.wrongs.append(f"{when} member {live.run.member} of {live.job.name} runs twice")
             members.add((live.job.id, live.run.member))
         for name, amounts in sorted(used.items()):
-            room = promised(self.nodes[name])
+            room = allocatable(self.nodes[name])
             for resource, amount in amounts.items():
                 if amount > room.get(resource, 0):
                     held, most = human_amount(resource, amount), human_amount(resource, room.get(resource, 0))

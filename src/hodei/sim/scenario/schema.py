@@ -91,7 +91,7 @@ class ExpectForm(Form, frozen=True):
     preempted: Word | None = None
     by: Word | None = None
     never: Literal["over-commit", "preemption"] | None = None
-    promises_broken: Annotated[int, Meta(ge=0)] | None = None
+    start_reservations_broken: Annotated[int, Meta(ge=0)] | None = None
 
 
 class ScenarioJob(Struct, frozen=True):
@@ -147,7 +147,7 @@ class Expectation(Struct, frozen=True):
     preempted: str = ""
     by: str = ""
     never: str = ""
-    promises_broken: int | None = None
+    start_reservations_broken: int | None = None
 
 
 class Scenario(Struct, frozen=True):

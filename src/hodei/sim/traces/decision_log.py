@@ -11,8 +11,7 @@ from msgspec import Struct, structs
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import AnyFact, JobCancelled, JobRestored, JobSubmitted, NodeJoined, NodeLost, RunObserved
 from hodei.model.ids import JobId, NodeName, RunId, job_of
-from hodei.model.job import JobSpec
-from hodei.model.lifecycle import JOB_ENDED
+from hodei.model.job import JOB_ENDED, JobSpec
 from hodei.model.node import Node
 from hodei.runtime.decision_log import CONTINUED, FORMAT
 from hodei.sim.replay import beginning, open_part
@@ -128,12 +127,12 @@ def _history(source: Source) -> tuple[_History, int]:
     decoder, history, start = msgspec.json.Decoder(_Line), _History(), -1
     if header.hodei_decision_log == CONTINUED:
         # It goes on from an earlier file: who waited or ran then, and on which nodes, is in the state beside it.
-        world = beginning(open_part(source.path)).world
-        start = world_ms = max((job.changed_ms for job in world.jobs.values()), default=-1)
-        for node in world.nodes.values():
+        cluster = beginning(open_part(source.path)).cluster
+        start = world_ms = max((job.changed_ms for job in cluster.jobs.values()), default=-1)
+        for node in cluster.nodes.values():
             history.learn(world_ms, NodeJoined(node=node))
-        for job in world.jobs.values():
-            history.learn(world_ms, JobRestored(job=job, runs=tuple(world.runs.get(job.id, {}).values())))
+        for job in cluster.jobs.values():
+            history.learn(world_ms, JobRestored(job=job, runs=tuple(cluster.runs.get(job.id, {}).values())))
     for number, text in lines:
         if not text.endswith("\n"):
             history.counts["line at the end was cut off: left out"] += 1  # the last words of a server that was killed

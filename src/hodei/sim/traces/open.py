@@ -3,14 +3,62 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hodei.model.errors import InvalidInput
-from hodei.sim.traces import decision_log, generate, golden, openb, philly, prow, swf
+from hodei.model.ids import JobId
+from hodei.sim.traces import decision_log, generate, openb, philly, prow, swf
 from hodei.sim.traces.source import Options, Reading, Source
+from hodei.sim.traces.swf import Record, to_workload
 from hodei.sim.traces.workload import Estimates, Workload
+
+# ---------------------------------------------------------------------------------------------- golden
+# A filtered trace with the waits of published schedules: id,submit_s,run_s,requested_s,procs[,user][,wait_*_s].
+
+
+COLUMNS = ("id", "submit_s", "run_s", "requested_s", "procs")
+
+
+def read(source: Source, how: Reading) -> Workload:
+    places, rows = source.table(COLUMNS)
+    waits: dict[str, dict[JobId, int]] = {column: {} for column in places if column.startswith("wait_")}
+    found = to_workload(source.name, _records(source, places, rows, waits), how, how.procs, [])
+    found.extra.update(waits)
+    return found
+
+
+def _records(
+    source: Source, places: dict[str, int], rows: Iterator[tuple[int, list[str]]], waits: dict[str, dict[JobId, int]]
+) -> Iterator[Record]:
+    id_at, submit_at, run_at, requested_at, procs_at = (places[column] for column in COLUMNS)
+    user_at = places.get("user")
+    waits_at = [(places[column], table) for column, table in waits.items()]
+    for line, row in rows:
+        try:
+            id, procs = int(row[id_at]), int(row[procs_at])
+            submit_s, run_s, requested_s = int(row[submit_at]), int(row[run_at]), int(row[requested_at])
+            for place, table in waits_at:
+                if place < len(row) and row[place]:
+                    table[id] = int(row[place])
+        except ValueError:
+            _blame(source, places, line, row)
+            raise
+        user = f"u{row[user_at]}" if user_at is not None and user_at < len(row) and row[user_at] else ""
+        yield Record(id, submit_s * 1000, run_s * 1000, requested_s * 1000, procs, procs, user)
+
+
+def _blame(source: Source, places: dict[str, int], line: int, row: list[str]) -> None:
+    for column, place in places.items():
+        if column != "user" and place < len(row):
+            try:
+                int(row[place])
+            except ValueError:
+                source.wrong(line, f"{column} is {row[place][:40]!r}, which is not a whole number")
+
+
+# ----------------------------------------------------------------------------------------------------
 
 _GENERATE = "generate:"
 _KNOWN = (
@@ -29,7 +77,7 @@ class _Table(NamedTuple):
 
 # A CSV is known by columns that no other has.
 _TABLES = [
-    _Table("a table of jobs", golden.COLUMNS, golden.read),
+    _Table("a table of jobs", COLUMNS, read),
     _Table("openb's list of pods", openb.POD_COLUMNS, openb.read),
     _Table("openb's list of nodes", openb.NODE_COLUMNS, openb.read),
     _Table("the Philly trace", philly.COLUMNS, philly.read),

@@ -11,11 +11,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from hodei.model.affinity import Requirement
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Affinity, JobSpec, NodeTerm, TaskSpec
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY, Resources
-from hodei.model.selector import Requirement
 from hodei.sim.traces.source import Reading, Source
 from hodei.sim.traces.workload import BACKEND, WHOLE, Arrival, Workload, ordered
 

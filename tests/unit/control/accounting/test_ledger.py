@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hodei.control.accounting.ledger import DAY_MS, HOUR_MS, WEEK_MS, Ledger
+from hodei.model.accounting import UsageRow
 from hodei.model.errors import InvalidInput
-from hodei.model.usage import UsageRow
 
 ANN, BOB, EVE = ("acme", "web", "ann"), ("acme", "web", "bob"), ("acme", "ml", "eve")
 # The first hour of a day, some way from the beginning of time.

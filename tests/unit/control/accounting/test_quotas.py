@@ -13,87 +13,87 @@ from hodei.model.errors import InvalidInput, QueueFull
 from hodei.model.facts import JobCancelled, NodeJoined
 from hodei.model.job import GangRules
 from hodei.plugins.registry import build_profile
-from unit.control.house import House, some_nodes
+from unit.control.harness import Harness, some_nodes
 
 
-def a_house(cpus=(8, 8), queue="priority", **sections):
+def a_harness(cpus=(8, 8), queue="priority", **sections):
     config = msgspec.convert(sections, SchedulingConfig)
     profiles = {"default": build_profile("default", queue=queue, plugins=("quota",))}
-    return House(*some_nodes(*cpus), profiles=profiles, accounts=accounts_policy(config))
+    return Harness(*some_nodes(*cpus), profiles=profiles, accounts=accounts_policy(config))
 
 
 def quotas(**projects):
     return {name.replace("_", "-"): quota for name, quota in projects.items()}
 
 
-def running(house, *jobs):
-    return [job for job in jobs if house.state(job) in ("scheduled", "running")]
+def running(harness, *jobs):
+    return [job for job in jobs if harness.state(job) in ("scheduled", "running")]
 
 
 def test_a_project_starts_nothing_beyond_its_hard_quota():
-    house = a_house(quotas=quotas(ml={"hard": {"cpu": 3}}))
-    house.submit(1, 2, 3, 4, project="ml", user="ann")
-    assert running(house, 1, 2, 3, 4) == [1, 2, 3]
-    assert house.reason(4) == ("QUOTA", "project ml may hold 3 cpu and holds 3 cpu (ann 3); it asks for 1 cpu")
+    harness = a_harness(quotas=quotas(ml={"hard": {"cpu": 3}}))
+    harness.submit(1, 2, 3, 4, project="ml", user="ann")
+    assert running(harness, 1, 2, 3, 4) == [1, 2, 3]
+    assert harness.reason(4) == ("QUOTA", "project ml may hold 3 cpu and holds 3 cpu (ann 3); it asks for 1 cpu")
 
 
 def test_others_are_not_held_up_by_a_project_that_has_used_its_quota_up():
-    house = a_house(quotas=quotas(ml={"hard": {"cpu": 1}}))
-    house.submit(1, 2, project="ml")
-    house.submit(3, project="web")
-    assert running(house, 1, 2, 3) == [1, 3]
+    harness = a_harness(quotas=quotas(ml={"hard": {"cpu": 1}}))
+    harness.submit(1, 2, project="ml")
+    harness.submit(3, project="web")
+    assert running(harness, 1, 2, 3) == [1, 3]
 
 
 def test_the_next_of_a_project_starts_when_one_of_it_has_ended():
-    house = a_house(quotas=quotas(ml={"hard": {"cpu": 1}}))
-    house.submit(1, 2, project="ml")
-    house.see("1.0.1", "succeeded", 0)
-    assert house.state(2) == "scheduled"
+    harness = a_harness(quotas=quotas(ml={"hard": {"cpu": 1}}))
+    harness.submit(1, 2, project="ml")
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.state(2) == "scheduled"
 
 
 def test_the_count_of_running_jobs_is_a_quota_too():
-    house = a_house(quotas=quotas(ml={"hard": {"jobs": 2}}))
-    house.submit(1, 2, 3, project="ml", count=2)
-    assert running(house, 1, 2, 3) == [1, 2]
+    harness = a_harness(quotas=quotas(ml={"hard": {"jobs": 2}}))
+    harness.submit(1, 2, 3, project="ml", count=2)
+    assert running(harness, 1, 2, 3) == [1, 2]
 
 
 def test_a_gang_counts_with_all_its_members():
-    house = a_house(quotas=quotas(ml={"hard": {"cpu": 3}}))
-    house.submit(1, project="ml", count=2)
-    house.submit(2, project="ml", count=2)
-    assert running(house, 1, 2) == [1]
+    harness = a_harness(quotas=quotas(ml={"hard": {"cpu": 3}}))
+    harness.submit(1, project="ml", count=2)
+    harness.submit(2, project="ml", count=2)
+    assert running(harness, 1, 2) == [1]
 
 
 def test_a_quota_for_every_project_holds_for_each_alone():
-    house = a_house(quotas={"*": {"hard": {"cpu": 1}}})
-    house.submit(1, 2, project="a")
-    house.submit(3, 4, project="b")
-    assert running(house, 1, 2, 3, 4) == [1, 3]
+    harness = a_harness(quotas={"*": {"hard": {"cpu": 1}}})
+    harness.submit(1, 2, project="a")
+    harness.submit(3, 4, project="b")
+    assert running(harness, 1, 2, 3, 4) == [1, 3]
 
 
 def test_no_user_passes_the_quota_for_each_user():
-    house = a_house(quotas=quotas(ml={"per_user": {"cpu": 1}}))
-    house.submit(1, 2, project="ml", user="ann")
-    house.submit(3, project="ml", user="bob")
-    assert running(house, 1, 2, 3) == [1, 3]
-    assert house.reason(2) == ("QUOTA", "user ann of project ml may hold 1 cpu and holds 1 cpu; it asks for 1 cpu")
+    harness = a_harness(quotas=quotas(ml={"per_user": {"cpu": 1}}))
+    harness.submit(1, 2, project="ml", user="ann")
+    harness.submit(3, project="ml", user="bob")
+    assert running(harness, 1, 2, 3) == [1, 3]
+    assert harness.reason(2) == ("QUOTA", "user ann of project ml may hold 1 cpu and holds 1 cpu; it asks for 1 cpu")
 
 
 def test_a_restart_does_not_forget_what_is_held():
-    house = a_house(quotas=quotas(ml={"hard": {"cpu": 1}}))
-    house.submit(1, project="ml")
-    house.restart(*some_nodes(8, 8))
-    house.submit(2, project="ml")
-    assert house.reason(2)[0] == "QUOTA"
+    harness = a_harness(quotas=quotas(ml={"hard": {"cpu": 1}}))
+    harness.submit(1, project="ml")
+    harness.restart(*some_nodes(8, 8))
+    harness.submit(2, project="ml")
+    assert harness.reason(2)[0] == "QUOTA"
 
 
 def test_higher_priority_does_not_pass_a_quota_by_sending_others_away():
-    house = a_house(quotas=quotas(ml={"hard": {"cpu": 1}}))
-    house.submit(1, project="ml", priority="low")
-    house.later(1000)
-    house.submit(2, project="ml", priority="critical")
-    assert house.stopped() == []
-    assert house.reason(2)[0] == "QUOTA"
+    harness = a_harness(quotas=quotas(ml={"hard": {"cpu": 1}}))
+    harness.submit(1, project="ml", priority="low")
+    harness.later(1000)
+    harness.submit(2, project="ml", priority="critical")
+    assert harness.stopped() == []
+    assert harness.reason(2)[0] == "QUOTA"
 
 
 # --------------------------------------------------------------------------------------------- lending
@@ -106,134 +106,134 @@ COHORT = quotas(
 
 
 def test_what_one_does_not_use_another_of_the_cohort_may():
-    house = a_house(quotas=COHORT)
-    house.submit(*range(1, 9), project="a")
-    assert len(running(house, *range(1, 9))) == 8
+    harness = a_harness(quotas=COHORT)
+    harness.submit(*range(1, 9), project="a")
+    assert len(running(harness, *range(1, 9))) == 8
 
 
 def test_no_more_is_lent_than_the_lender_says():
-    house = a_house(
+    harness = a_harness(
         quotas=quotas(
             a={"hard": {"cpu": 4}, "cohort": "lab"}, b={"hard": {"cpu": 4}, "lend": {"cpu": 1}, "cohort": "lab"}
         )
     )
-    house.submit(*range(1, 9), project="a")
-    assert len(running(house, *range(1, 9))) == 5
+    harness.submit(*range(1, 9), project="a")
+    assert len(running(harness, *range(1, 9))) == 5
 
 
 def test_no_more_is_borrowed_than_the_borrower_may():
-    house = a_house(
+    harness = a_harness(
         quotas=quotas(
             a={"hard": {"cpu": 4}, "borrow": {"cpu": 2}, "cohort": "lab"}, b={"hard": {"cpu": 4}, "cohort": "lab"}
         )
     )
-    house.submit(*range(1, 9), project="a")
-    assert len(running(house, *range(1, 9))) == 6
+    harness.submit(*range(1, 9), project="a")
+    assert len(running(harness, *range(1, 9))) == 6
 
 
 def test_an_owner_gets_back_what_it_lent_and_no_more_than_it_asks_for():
-    house = a_house(quotas=COHORT)
-    house.submit(*range(1, 9), project="a")
-    house.later(1000)
-    house.submit(10, project="b", count=2)
-    assert house.reason(10)[0] == "QUOTA_LENT"
-    assert house.stopped() == ["8.0.1", "7.0.1"], "the youngest first"
+    harness = a_harness(quotas=COHORT)
+    harness.submit(*range(1, 9), project="a")
+    harness.later(1000)
+    harness.submit(10, project="b", count=2)
+    assert harness.reason(10)[0] == "QUOTA_LENT"
+    assert harness.stopped() == ["8.0.1", "7.0.1"], "the youngest first"
     for run in ("8.0.1", "7.0.1"):
-        house.see(run, "stopped", 143)
-    assert house.state(10) == "scheduled"
-    assert house.jobs[7].state == "pending"
-    assert house.reason(7)[0] == "QUOTA", "who gave back waits, and does not take it again"
+        harness.see(run, "stopped", 143)
+    assert harness.state(10) == "scheduled"
+    assert harness.jobs[7].state == "pending"
+    assert harness.reason(7)[0] == "QUOTA", "who gave back waits, and does not take it again"
 
 
 def test_what_is_being_given_back_is_not_asked_for_twice():
-    house = a_house(quotas=COHORT)
-    house.submit(*range(1, 9), project="a")
-    house.submit(10, project="b")
-    assert len(house.stopped()) == 1
-    house.later(5000)
-    house.submit(11, project="c")
-    assert house.stopped() == []
+    harness = a_harness(quotas=COHORT)
+    harness.submit(*range(1, 9), project="a")
+    harness.submit(10, project="b")
+    assert len(harness.stopped()) == 1
+    harness.later(5000)
+    harness.submit(11, project="c")
+    assert harness.stopped() == []
 
 
 def test_what_an_owner_waits_for_is_not_lent_again():
-    house = a_house(quotas=COHORT)
-    house.submit(*range(1, 9), project="a")
-    house.submit(10, project="b", count=3)
-    house.see("8.0.1", "stopped", 143)
-    house.submit(12, project="a", priority="critical")
-    assert house.state(12) == "pending"
+    harness = a_harness(quotas=COHORT)
+    harness.submit(*range(1, 9), project="a")
+    harness.submit(10, project="b", count=3)
+    harness.see("8.0.1", "stopped", 143)
+    harness.submit(12, project="a", priority="critical")
+    assert harness.state(12) == "pending"
 
 
 def test_within_its_own_quota_nobody_is_sent_away():
-    house = a_house(quotas=COHORT)
-    house.submit(1, 2, 3, 4, project="a")
-    house.submit(5, 6, 7, 8, project="b")
-    house.submit(9, project="b")
-    assert house.stopped() == []
-    assert house.reason(9)[0] == "QUOTA"
+    harness = a_harness(quotas=COHORT)
+    harness.submit(1, 2, 3, 4, project="a")
+    harness.submit(5, 6, 7, 8, project="b")
+    harness.submit(9, project="b")
+    assert harness.stopped() == []
+    assert harness.reason(9)[0] == "QUOTA"
 
 
 def test_amounts_are_compared_in_one_unit_however_they_are_written():
     """A quota of 4 cores once let in 4000: one side counted cores, the other thousandths."""
-    house = a_house(cpus=(64, 64), quotas=quotas(a={"hard": {"cpu": "4"}, "borrow": {"cpu": "500m"}, "cohort": "lab"},
+    harness = a_harness(cpus=(64, 64), quotas=quotas(a={"hard": {"cpu": "4"}, "borrow": {"cpu": "500m"}, "cohort": "lab"},
                                                  b={"hard": {"cpu": "64"}, "cohort": "lab"}))  # fmt: skip
-    house.submit(*range(1, 20), project="a", cpu="500m")
-    assert len(running(house, *range(1, 20))) == 9
+    harness.submit(*range(1, 20), project="a", cpu="500m")
+    assert len(running(harness, *range(1, 20))) == 9
 
 
 # ------------------------------------------------------------------------------------------------ soft
 
 
 def test_beyond_its_soft_quota_a_project_goes_on_while_nobody_else_waits():
-    house = a_house(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
-    house.submit(1, 2, 3, project="ml")
-    assert running(house, 1, 2, 3) == [1, 2, 3]
+    harness = a_harness(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
+    harness.submit(1, 2, 3, project="ml")
+    assert running(harness, 1, 2, 3) == [1, 2, 3]
 
 
 def test_beyond_its_soft_quota_a_project_lets_others_go_first():
-    house = a_house(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
-    house.submit(1, 2, 3, 4, project="ml")
-    house.submit(5, project="web", cpu=2)  # waits for room
-    house.submit(6, project="ml")
-    house.see("1.0.1", "succeeded", 0)
-    assert house.state(6) == "pending"
-    assert house.reason(6)[0] == "SOFT_QUOTA"
-    house.see("2.0.1", "succeeded", 0)
-    assert house.state(5) == "scheduled"
-    house.see("3.0.1", "succeeded", 0)
-    assert house.state(6) == "scheduled"
+    harness = a_harness(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
+    harness.submit(1, 2, 3, 4, project="ml")
+    harness.submit(5, project="web", cpu=2)  # waits for room
+    harness.submit(6, project="ml")
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.state(6) == "pending"
+    assert harness.reason(6)[0] == "SOFT_QUOTA"
+    harness.see("2.0.1", "succeeded", 0)
+    assert harness.state(5) == "scheduled"
+    harness.see("3.0.1", "succeeded", 0)
+    assert harness.state(6) == "scheduled"
 
 
 def test_one_who_gives_up_waiting_no_longer_holds_others_back():
-    house = a_house(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
-    house.submit(1, 2, 3, 4, project="ml")
-    house.submit(5, project="web", cpu=4)
-    house.submit(6, project="ml")
-    house.see("1.0.1", "succeeded", 0)
-    house.learn(JobCancelled(5))
-    assert house.state(6) == "scheduled"
+    harness = a_harness(cpus=(4,), quotas=quotas(ml={"soft": {"cpu": 1}}))
+    harness.submit(1, 2, 3, 4, project="ml")
+    harness.submit(5, project="web", cpu=4)
+    harness.submit(6, project="ml")
+    harness.see("1.0.1", "succeeded", 0)
+    harness.learn(JobCancelled(5))
+    assert harness.state(6) == "scheduled"
 
 
 # ---------------------------------------------------------------------------------------------- the gate
 
 
 def test_what_could_never_start_is_refused_with_the_limit_it_would_pass():
-    house = a_house(quotas=COHORT)
+    harness = a_harness(quotas=COHORT)
     with pytest.raises(InvalidInput, match="asks for 9 cpu and project a may never hold more than 8"):
-        house.controller.accounts.admitted([a_job_spec(project="a", cpu=9)])
-    house.controller.accounts.admitted([a_job_spec(project="a", cpu=8)])
+        harness.controller.accounts.admitted([a_job_spec(project="a", cpu=9)])
+    harness.controller.accounts.admitted([a_job_spec(project="a", cpu=8)])
 
 
 def test_more_than_may_wait_is_refused_with_who_waits():
-    house = a_house(cpus=(1,), quotas=quotas(ml={"pending": 2}))
-    house.submit(1, 2, 3, project="ml", user="ann")
+    harness = a_harness(cpus=(1,), quotas=quotas(ml={"pending": 2}))
+    harness.submit(1, 2, 3, project="ml", user="ann")
     with pytest.raises(QueueFull, match=r"may have 2 jobs waiting and has 2 \(ann 2\)"):
-        house.controller.accounts.admitted([a_job_spec(project="ml", user="bob")])
+        harness.controller.accounts.admitted([a_job_spec(project="ml", user="bob")])
 
 
 def test_a_job_out_of_its_range_is_refused_and_one_that_does_not_say_gets_the_default():
     ranges = {"ml": {"min": {"cpu": "500m"}, "max": {"cpu": 4}, "default": {"memory": "2Gi"}}}
-    accounts = a_house(ranges=ranges).controller.accounts
+    accounts = a_harness(ranges=ranges).controller.accounts
     with pytest.raises(InvalidInput, match="must ask for at most 4 cpu"):
         accounts.admitted([a_job_spec(project="ml", cpu=5)])
     with pytest.raises(InvalidInput, match=r"must ask for at least 0\.5 cpu"):
@@ -249,51 +249,51 @@ def test_a_job_out_of_its_range_is_refused_and_one_that_does_not_say_gets_the_de
 
 
 def test_rows_tell_how_every_project_stands():
-    house = a_house(quotas=COHORT)
-    house.submit(*range(1, 7), project="a", user="ann")
-    row, other = house.controller.accounts.quota_rows()
+    harness = a_harness(quotas=COHORT)
+    harness.submit(*range(1, 7), project="a", user="ann")
+    row, other = harness.controller.accounts.quota_rows()
     assert (row.project, row.used, row.hard, row.borrowed, row.more, row.by) == ("a", 6000, 4000, 2000, 2000, (("ann", 6000),))  # fmt: skip
     assert (other.project, other.used, other.more) == ("b", 0, 2000)
 
 
 def test_other_quotas_can_be_set_while_jobs_run():
-    house = a_house(quotas=quotas(ml={"hard": {"cpu": 2}}))
-    house.submit(1, 2, 3, project="ml")
-    fresh = a_house(quotas=quotas(ml={"hard": {"cpu": 3}}))
-    house.controller.accounts.take_settings(fresh.controller.accounts)
-    (row,) = house.controller.accounts.quota_rows()
+    harness = a_harness(quotas=quotas(ml={"hard": {"cpu": 2}}))
+    harness.submit(1, 2, 3, project="ml")
+    fresh = a_harness(quotas=quotas(ml={"hard": {"cpu": 3}}))
+    harness.controller.accounts.take_settings(fresh.controller.accounts)
+    (row,) = harness.controller.accounts.quota_rows()
     assert (row.used, row.hard) == (2000, 3000)
-    house.learn(NodeJoined(some_nodes(8, 8, 8)[2]))
-    assert house.state(3) == "scheduled"
+    harness.learn(NodeJoined(some_nodes(8, 8, 8)[2]))
+    assert harness.state(3) == "scheduled"
 
 
 def test_a_job_for_every_node_says_where_a_quota_keeps_it_from():
-    house = a_house(cpus=(2, 2), quotas=quotas(ml={"hard": {"cpu": 1}}))
-    house.submit(1, project="ml", user="ann", gang=GangRules(per_node=True))
-    (run,) = house.started()
-    house.see(run, "running")
-    other = "n2" if house.runs[run].node == "n1" else "n1"
+    harness = a_harness(cpus=(2, 2), quotas=quotas(ml={"hard": {"cpu": 1}}))
+    harness.submit(1, project="ml", user="ann", gang=GangRules(per_node=True))
+    (run,) = harness.started()
+    harness.see(run, "running")
+    other = "n2" if harness.runs[run].node == "n1" else "n1"
     why_not = "project ml may hold 1 cpu and holds 1 cpu (ann 1); it asks for 1 cpu"
-    assert house.reason() == ("PARTIAL", f"runs on 1 node; not on {other} ({why_not})")
-    told = why(house.controller, 1, house.now_ms)
+    assert harness.reason() == ("PARTIAL", f"runs on 1 node; not on {other} ({why_not})")
+    told = why(harness.controller, 1, harness.now_ms)
     assert (told.code, why_not in told.summary) == ("PARTIAL", True)
-    house.see(run, "succeeded", 0)
-    (second,) = house.started()
-    assert house.runs[second].node == other
+    harness.see(run, "succeeded", 0)
+    (second,) = harness.started()
+    assert harness.runs[second].node == other
 
 
 def test_a_job_for_every_node_that_gives_back_what_it_borrowed_goes_on_with_the_rest_later():
-    house = a_house(cpus=(4, 4), quotas=COHORT)
-    house.submit(1, project="a", cpu="3", gang=GangRules(per_node=True))
-    runs = house.started()
+    harness = a_harness(cpus=(4, 4), quotas=COHORT)
+    harness.submit(1, project="a", cpu="3", gang=GangRules(per_node=True))
+    runs = harness.started()
     for run in runs:
-        house.see(run, "running")
-    house.later(1000)
-    house.submit(10, project="b", cpu="4")
-    gone = house.stopped()
+        harness.see(run, "running")
+    harness.later(1000)
+    harness.submit(10, project="b", cpu="4")
+    gone = harness.stopped()
     assert gone
     for run in gone:
-        house.see(run, "stopped", 143)
-    assert house.state(10) == "scheduled"
-    assert house.state(1) == "running"
-    assert house.reason(1)[0] == "PARTIAL"
+        harness.see(run, "stopped", 143)
+    assert harness.state(10) == "scheduled"
+    assert harness.state(1) == "running"
+    assert harness.reason(1)[0] == "PARTIAL"

@@ -16,103 +16,103 @@ from hodei.model.effects import SaveUsage
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import NodeJoined, RunObserved, UsageRestored
 from hodei.plugins.registry import build_profile
-from unit.control.house import House, some_nodes
+from unit.control.harness import Harness, some_nodes
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
 
 
-def a_house(cpus=(1,), budgets=None, **shares):
+def a_harness(cpus=(1,), budgets=None, **shares):
     config = msgspec.convert({"shares": {"enabled": True, **shares}, "budgets": budgets or {}}, SchedulingConfig)
     plugins = ("quota",) if budgets else ()
     profiles = {"default": build_profile("default", queue="multifactor", plugins=plugins)}
-    return House(*some_nodes(*cpus), profiles=profiles, accounts=accounts_policy(config))
+    return Harness(*some_nodes(*cpus), profiles=profiles, accounts=accounts_policy(config))
 
 
-def used_up(house, first, project, hours, user="ann"):
+def used_up(harness, first, project, hours, user="ann"):
     """One job of the project after another, an hour each."""
     for id in range(first, first + hours):
-        house.submit(id, project=project, user=user)
-        house.now_ms += HOUR
-        house.see(f"{id}.0.1", "succeeded", 0)
+        harness.submit(id, project=project, user=user)
+        harness.now_ms += HOUR
+        harness.see(f"{id}.0.1", "succeeded", 0)
 
 
-def rows_of(house):
-    return {row.account: row for row in house.controller.accounts.share_report(house.now_ms).rows}
+def rows_of(harness):
+    return {row.account: row for row in harness.controller.accounts.share_report(harness.now_ms).rows}
 
 
 @pytest.mark.parametrize("formula", ["fair_tree", "classic"])
 def test_who_has_had_less_goes_first(formula):
-    house = a_house(formula=formula)
-    used_up(house, 1, "greedy", 10)
-    used_up(house, 20, "modest", 1)
-    house.submit(30, project="filler")
-    house.submit(31, project="greedy", user="ann")
-    house.submit(32, project="modest", user="ann")
-    house.later(60_000)
-    house.see("30.0.1", "succeeded", 0)
-    assert house.state(32) == "scheduled"
-    assert house.state(31) == "pending"
+    harness = a_harness(formula=formula)
+    used_up(harness, 1, "greedy", 10)
+    used_up(harness, 20, "modest", 1)
+    harness.submit(30, project="filler")
+    harness.submit(31, project="greedy", user="ann")
+    harness.submit(32, project="modest", user="ann")
+    harness.later(60_000)
+    harness.see("30.0.1", "succeeded", 0)
+    assert harness.state(32) == "scheduled"
+    assert harness.state(31) == "pending"
 
 
 def test_a_larger_share_may_use_more():
-    house = a_house(accounts=[{"name": "big", "shares": 9}, {"name": "small", "shares": 1}], formula="classic")
-    used_up(house, 1, "big", 4)
-    used_up(house, 20, "small", 2)
-    rows = rows_of(house)
+    harness = a_harness(accounts=[{"name": "big", "shares": 9}, {"name": "small", "shares": 1}], formula="classic")
+    used_up(harness, 1, "big", 4)
+    used_up(harness, 20, "small", 2)
+    rows = rows_of(harness)
     assert rows["big"].factor_milli > rows["small"].factor_milli
 
 
 def test_what_was_used_counts_half_after_a_half_life():
-    house = a_house(half_life="1d", formula="classic")
-    used_up(house, 1, "a", 8)
-    before = rows_of(house)["a"].usage
-    house.now_ms += DAY
-    assert rows_of(house)["a"].usage == pytest.approx(before / 2, rel=0.05)
+    harness = a_harness(half_life="1d", formula="classic")
+    used_up(harness, 1, "a", 8)
+    before = rows_of(harness)["a"].usage
+    harness.now_ms += DAY
+    assert rows_of(harness)["a"].usage == pytest.approx(before / 2, rel=0.05)
 
 
 def test_only_the_window_counts_where_there_is_one():
-    house = a_house(window="1d", formula="classic")
-    used_up(house, 1, "a", 8)
-    assert rows_of(house)["a"].usage
-    house.now_ms += 2 * DAY
-    assert rows_of(house)["a"].usage == 0
+    harness = a_harness(window="1d", formula="classic")
+    used_up(harness, 1, "a", 8)
+    assert rows_of(harness)["a"].usage
+    harness.now_ms += 2 * DAY
+    assert rows_of(harness)["a"].usage == 0
 
 
 def test_a_run_that_still_goes_on_counts_already():
-    house = a_house()
-    house.submit(1, project="a", user="ann")
-    house.now_ms += 3 * HOUR
-    hours = rows_of(house)["a/ann"].usage / 1_000_000 / HOUR
+    harness = a_harness()
+    harness.submit(1, project="a", user="ann")
+    harness.now_ms += 3 * HOUR
+    hours = rows_of(harness)["a/ann"].usage / 1_000_000 / HOUR
     assert hours == pytest.approx(3 * 1.25, rel=0.01), "one core and one Gi: 1.0 + 0.25"
 
 
 def test_someone_new_stands_as_the_best_of_its_project_until_factors_are_worked_out_again():
-    house = a_house(refresh="1h")
-    used_up(house, 1, "greedy", 4)
-    used_up(house, 10, "modest", 1)
-    sharing = house.controller.accounts.shares(house.now_ms + HOUR)
+    harness = a_harness(refresh="1h")
+    used_up(harness, 1, "greedy", 4)
+    used_up(harness, 10, "modest", 1)
+    sharing = harness.controller.accounts.shares(harness.now_ms + HOUR)
     assert sharing.factor_milli("greedy", "new") == sharing.factor_milli("greedy", "ann") < 1000
     assert sharing.factor_milli("modest", "new") == sharing.factor_milli("modest", "ann") == 1000
     assert sharing.factor_milli("unheard-of", "eve") == 1000
 
 
 def test_dominant_shares_follow_what_is_held_now():
-    house = a_house(cpus=(8,), formula="drf")
-    house.submit(1, project="a", cpu=4)
-    rows = rows_of(house)
+    harness = a_harness(cpus=(8,), formula="drf")
+    harness.submit(1, project="a", cpu=4)
+    rows = rows_of(harness)
     assert (rows["a"].dominant, rows["a"].factor_milli) == ("cpu", 500)
-    house.see("1.0.1", "succeeded", 0)
-    assert rows_of(house)["a"].factor_milli == 1000
+    harness.see("1.0.1", "succeeded", 0)
+    assert rows_of(harness)["a"].factor_milli == 1000
 
 
 def test_under_dominant_shares_projects_take_turns_within_one_step():
-    house = a_house(formula="drf")
-    house.submit(*range(1, 5), project="a")
-    house.submit(*range(11, 15), project="b")
-    house.see("1.0.1", "succeeded", 0)
-    house.learn(NodeJoined(some_nodes(1, 4)[1]))
-    running = [id for id in (*range(1, 5), *range(11, 15)) if house.state(id) == "scheduled"]
+    harness = a_harness(formula="drf")
+    harness.submit(*range(1, 5), project="a")
+    harness.submit(*range(11, 15), project="b")
+    harness.see("1.0.1", "succeeded", 0)
+    harness.learn(NodeJoined(some_nodes(1, 4)[1]))
+    running = [id for id in (*range(1, 5), *range(11, 15)) if harness.state(id) == "scheduled"]
     assert len([id for id in running if id < 10]) in (2, 3)
     assert len(running) == 5
 
@@ -121,8 +121,8 @@ def test_under_dominant_shares_projects_take_turns_within_one_step():
 
 
 def test_exported_rows_work_out_to_the_same_factors_by_the_classic_formula():
-    house = _busy("classic")
-    rows = rows_of(house)
+    harness = _busy("classic")
+    rows = rows_of(harness)
     tree, usage = _again(rows)
     for row in classic(tree, usage):
         told = rows["/".join(row.path)]
@@ -132,8 +132,8 @@ def test_exported_rows_work_out_to_the_same_factors_by_the_classic_formula():
 
 
 def test_exported_rows_work_out_to_the_same_factors_by_fair_tree():
-    house = _busy("fair_tree")
-    rows = rows_of(house)
+    harness = _busy("fair_tree")
+    rows = rows_of(harness)
     tree, usage = _again(rows)
     for row in fair_tree(tree, usage):
         assert round(row.factor * 1000) == rows["/".join(row.path)].factor_milli
@@ -146,13 +146,13 @@ def _busy(formula):
         {"name": "atlas", "under": "physics", "shares": 10},
         {"name": "web", "shares": 60},
     ]
-    house = a_house(formula=formula, accounts=accounts)
-    used_up(house, 1, "cms", 3, "ann")
-    used_up(house, 10, "cms", 1, "bob")
-    used_up(house, 20, "atlas", 2)
-    used_up(house, 30, "web", 5)
-    used_up(house, 40, "unknown", 1)
-    return house
+    harness = a_harness(formula=formula, accounts=accounts)
+    used_up(harness, 1, "cms", 3, "ann")
+    used_up(harness, 10, "cms", 1, "bob")
+    used_up(harness, 20, "atlas", 2)
+    used_up(harness, 30, "web", 5)
+    used_up(harness, 40, "unknown", 1)
+    return harness
 
 
 def _again(rows):
@@ -164,7 +164,7 @@ def _again(rows):
 
 
 def test_a_restart_remembers_what_was_used_and_counts_what_runs_once():
-    house = a_house()
+    harness = a_harness()
     kept = {}
 
     def keep(step):
@@ -172,26 +172,26 @@ def test_a_restart_remembers_what_was_used_and_counts_what_runs_once():
             if isinstance(save, SaveUsage):
                 kept.update({(row.path, row.resource, row.start_ms): row for row in save.rows})
 
-    house.submit(1, project="a", user="ann")
-    house.now_ms += 2 * HOUR
-    keep(house.see("1.0.1", "succeeded", 0))
-    house.submit(2, project="a", user="ann")
-    house.now_ms += HOUR
-    before = rows_of(house)["a/ann"].usage
-    house.restart(*some_nodes(1))
-    house.learn(UsageRestored(tuple(kept.values())))
-    assert rows_of(house)["a/ann"].usage == before
+    harness.submit(1, project="a", user="ann")
+    harness.now_ms += 2 * HOUR
+    keep(harness.see("1.0.1", "succeeded", 0))
+    harness.submit(2, project="a", user="ann")
+    harness.now_ms += HOUR
+    before = rows_of(harness)["a/ann"].usage
+    harness.restart(*some_nodes(1))
+    harness.learn(UsageRestored(tuple(kept.values())))
+    assert rows_of(harness)["a/ann"].usage == before
 
 
 def test_a_twin_knows_what_was_used_and_keeps_its_own_account_from_then_on():
-    house = _busy("fair_tree")
-    house.submit(90, project="cms", user="ann")
-    copy = clone_controller(house.controller)
-    later_ms = house.now_ms + 5 * HOUR
+    harness = _busy("fair_tree")
+    harness.submit(90, project="cms", user="ann")
+    copy = clone_controller(harness.controller)
+    later_ms = harness.now_ms + 5 * HOUR
     told = copy.accounts.share_report(later_ms)
-    assert told == house.controller.accounts.share_report(later_ms)
+    assert told == harness.controller.accounts.share_report(later_ms)
     copy.step(later_ms, [RunObserved("90.0.1", "succeeded", later_ms, 0)])
-    assert copy.accounts.share_report(later_ms + 5 * HOUR) != house.controller.accounts.share_report(
+    assert copy.accounts.share_report(later_ms + 5 * HOUR) != harness.controller.accounts.share_report(
         later_ms + 5 * HOUR
     )
 
@@ -200,28 +200,28 @@ def test_a_twin_knows_what_was_used_and_keeps_its_own_account_from_then_on():
 
 
 def test_a_budget_that_is_used_up_starts_nothing_more_until_the_next_period():
-    house = a_house(budgets={"ml": {"hours": {"cpu": 2}, "period": "day"}})
-    house.now_ms = NOW_MS // DAY * DAY  # the beginning of a day
-    used_up(house, 1, "ml", 2)
-    house.submit(3, project="ml")
-    assert house.reason(3)[0] == "BUDGET"
-    assert "has used 2 of 2 cpu-hours" in house.reason(3)[1]
-    house.submit(4, project="web")
-    assert house.state(4) == "scheduled", "others go on"
-    house.see("4.0.1", "succeeded", 0)
-    house.now_ms = house.controller.next_wakeup_ms(house.now_ms)
-    house.learn()
-    assert house.state(3) == "scheduled"
+    harness = a_harness(budgets={"ml": {"hours": {"cpu": 2}, "period": "day"}})
+    harness.now_ms = NOW_MS // DAY * DAY  # the beginning of a day
+    used_up(harness, 1, "ml", 2)
+    harness.submit(3, project="ml")
+    assert harness.reason(3)[0] == "BUDGET"
+    assert "has used 2 of 2 cpu-hours" in harness.reason(3)[1]
+    harness.submit(4, project="web")
+    assert harness.state(4) == "scheduled", "others go on"
+    harness.see("4.0.1", "succeeded", 0)
+    harness.now_ms = harness.controller.next_wakeup_ms(harness.now_ms)
+    harness.learn()
+    assert harness.state(3) == "scheduled"
 
 
 def test_money_is_spent_at_prices_an_hour():
-    house = a_house(budgets={"ml": {"money": 1.0, "prices": {"cpu": "0.30"}, "since": "2020-01-01"}})
-    used_up(house, 1, "ml", 3)
-    (row,) = house.controller.accounts.share_report(house.now_ms).budgets
+    harness = a_harness(budgets={"ml": {"money": 1.0, "prices": {"cpu": "0.30"}, "since": "2020-01-01"}})
+    used_up(harness, 1, "ml", 3)
+    (row,) = harness.controller.accounts.share_report(harness.now_ms).budgets
     assert (row.name, row.used, row.limit) == ("money", pytest.approx(0.9), 1.0)
-    used_up(house, 10, "ml", 1)
-    house.submit(20, project="ml")
-    assert house.reason(20)[0] == "BUDGET"
+    used_up(harness, 10, "ml", 1)
+    harness.submit(20, project="ml")
+    assert harness.reason(20)[0] == "BUDGET"
 
 
 # ------------------------------------------------------------------------------------------- bad settings

@@ -11,7 +11,7 @@ from hodei.model.errors import InvalidInput, QueueFull
 from hodei.model.facts import NodeJoined
 from hodei.model.node import Taint
 from hodei.plugins.registry import build_profile
-from unit.control.house import House
+from unit.control.harness import Harness
 
 
 def _gate(*nodes, policy=None, **profile):
@@ -95,15 +95,15 @@ def test_too_many_members_are_refused():
 
 
 def test_what_the_gate_lets_in_can_be_started_on_an_empty_cluster():
-    house = House(a_node("a", 4), a_node("b", 2))
+    harness = Harness(a_node("a", 4), a_node("b", 2))
     spec = a_job_spec(tasks=[a_task("small", cpu="2"), a_task("large", cpu="4")])
-    house.controller.gate.check([spec], {})
-    assert house.controller.gate.never_fits(spec) is None
-    assert house.used() == {"a": {}, "b": {}}
+    harness.controller.gate.check([spec], {})
+    assert harness.controller.gate.never_fits(spec) is None
+    assert harness.used() == {"a": {}, "b": {}}
 
 
 def test_the_gate_does_not_look_at_what_is_running():
-    house = House(a_node("a", 4))
-    house.submit(1, cpu="4")
-    assert house.controller.gate.never_fits(a_job_spec(cpu="4")) is None
-    assert house.controller.gate.never_fits(a_job_spec(cpu="5")).verdicts[0].reason.code == "INSUFFICIENT_CPU"
+    harness = Harness(a_node("a", 4))
+    harness.submit(1, cpu="4")
+    assert harness.controller.gate.never_fits(a_job_spec(cpu="4")) is None
+    assert harness.controller.gate.never_fits(a_job_spec(cpu="5")).verdicts[0].reason.code == "INSUFFICIENT_CPU"

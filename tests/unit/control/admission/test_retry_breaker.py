@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_node
-from hodei.control.admission.retry_breaker import Breaker, BreakerPolicy, Breakers
+from hodei.control.admission.profile_router import Breaker, BreakerPolicy, Breakers
 from hodei.control.explain.why import why
 from hodei.control.lifecycle.retry import Backoff
 from hodei.model.facts import NodeJoined
@@ -17,76 +17,76 @@ MINUTE = 60_000
 
 def full(toml: str = PROTECTED) -> Configured:
     """One core with a low job on it that is protected for an hour, and a high one that waits for its turn."""
-    house = Configured(toml, a_node("n1", 1))
-    house.submit(1, priority="low")
-    house.see("1.0.1", "running")
-    house.submit(2, priority="high")
-    assert house.state(2) == "pending"
-    return house
+    harness = Configured(toml, a_node("n1", 1))
+    harness.submit(1, priority="low")
+    harness.see("1.0.1", "running")
+    harness.submit(2, priority="high")
+    assert harness.state(2) == "pending"
+    return harness
 
 
-def tries(house: Configured, ms: int) -> int:
-    before = house.controller.lines["default"].gangs[2].attempts
-    house.until(ms)
-    return house.controller.lines["default"].gangs[2].attempts - before
+def tries(harness: Configured, ms: int) -> int:
+    before = harness.controller.queues["default"].gangs[2].attempts
+    harness.until(ms)
+    return harness.controller.queues["default"].gangs[2].attempts - before
 
 
 def test_in_a_cluster_that_stays_full_tries_become_rarer() -> None:
-    house = full()
-    first, later = tries(house, MINUTE), tries(house, 10 * MINUTE)
+    harness = full()
+    first, later = tries(harness, MINUTE), tries(harness, 10 * MINUTE)
     assert first >= 10
     assert later <= 10 * 2 + 1  # at most one in thirty seconds
-    assert house.controller.steering.breakers.of["default"].open
+    assert harness.controller.profile_router.breakers.of["default"].open
 
 
 def test_without_a_breaker_they_do_not() -> None:
-    house = full(PROTECTED + "[scheduling.breaker]\nrounds = 0\n")
-    assert tries(house, 10 * MINUTE) == 600
+    harness = full(PROTECTED + "[scheduling.breaker]\nrounds = 0\n")
+    assert tries(harness, 10 * MINUTE) == 600
 
 
 @pytest.mark.parametrize("how", ["a run ends", "a node joins"])
 def test_what_frees_room_closes_it_and_the_job_starts_in_the_same_step(how: str) -> None:
-    house = full()
-    house.until(10 * MINUTE)
+    harness = full()
+    harness.until(10 * MINUTE)
     if how == "a run ends":
-        house.see("1.0.1", "succeeded", 0)
+        harness.see("1.0.1", "succeeded", 0)
     else:
-        house.learn(NodeJoined(a_node("n2", 1)))
-    assert house.started() == ["2.0.1"]
-    assert not house.controller.steering.breakers.of["default"].open
+        harness.learn(NodeJoined(a_node("n2", 1)))
+    assert harness.started() == ["2.0.1"]
+    assert not harness.controller.profile_router.breakers.of["default"].open
 
 
 def test_a_protection_that_runs_out_is_not_slept_through() -> None:
-    house = full()
-    began = house.now_ms
-    while not house.stopped():
-        due = house.controller.next_wakeup_ms(house.now_ms)
+    harness = full()
+    began = harness.now_ms
+    while not harness.stopped():
+        due = harness.controller.next_wakeup_ms(harness.now_ms)
         assert due is not None
-        house.now_ms = max(due, house.now_ms)
-        house.learn()
-        assert house.now_ms <= began + 60 * MINUTE + 1000
-    assert began + 60 * MINUTE <= house.now_ms <= began + 60 * MINUTE + 1000
+        harness.now_ms = max(due, harness.now_ms)
+        harness.learn()
+        assert harness.now_ms <= began + 60 * MINUTE + 1000
+    assert began + 60 * MINUTE <= harness.now_ms <= began + 60 * MINUTE + 1000
 
 
 def test_a_new_job_that_fits_starts_at_once_however_open_it_is() -> None:
-    house = full()
-    house.learn(NodeJoined(a_node("n2", "500m")))
-    house.until(10 * MINUTE)
-    assert house.controller.steering.breakers.of["default"].open
-    house.submit(3, cpu="500m")
-    assert house.started() == ["3.0.1"]
+    harness = full()
+    harness.learn(NodeJoined(a_node("n2", "500m")))
+    harness.until(10 * MINUTE)
+    assert harness.controller.profile_router.breakers.of["default"].open
+    harness.submit(3, cpu="500m")
+    assert harness.started() == ["3.0.1"]
 
 
 def test_why_says_that_a_line_is_tried_less_often_and_what_ends_that() -> None:
-    house = full()
-    house.until(10 * MINUTE)
-    said = why(house.controller, 2, house.now_ms)
+    harness = full()
+    harness.until(10 * MINUTE)
+    said = why(harness.controller, 2, harness.now_ms)
     assert said is not None
-    (measure,) = said.measures
-    assert measure.text == (
+    (step,) = said.escalation_steps
+    assert step.text == (
         "the cluster stays full: the line of profile default is tried every 30 s, and at once when room is freed"
     )
-    assert measure.at_ms > 0
+    assert step.at_ms > 0
 
 
 def test_one_line_that_is_paused_does_not_pause_another() -> None:

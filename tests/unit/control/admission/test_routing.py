@@ -11,7 +11,7 @@ from hodei.control.explain.why import plan, why
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Interactive
 from unit.control.configured import Configured, scheduling
-from unit.control.house import some_nodes
+from unit.control.harness import some_nodes
 
 ROUTES = """
 [scheduling.profiles.gpu]
@@ -56,48 +56,48 @@ profile = "lab"
 def test_a_job_that_names_no_profile_goes_to_that_of_the_first_rule_that_fits_it(
     fields: dict[str, Any], profile: str
 ) -> None:
-    house = Configured(ROUTES)
-    house.submit(1, **fields)
-    assert house.where(1) == profile
+    harness = Configured(ROUTES)
+    harness.submit(1, **fields)
+    assert harness.where(1) == profile
 
 
 def test_why_and_plan_say_which_rule_has_sent_a_job_there() -> None:
-    house = Configured(ROUTES, *some_nodes(4))
-    house.submit(1, gpu=1)
-    said = why(house.controller, 1, house.now_ms)
+    harness = Configured(ROUTES, *some_nodes(4))
+    harness.submit(1, gpu=1)
+    said = why(harness.controller, 1, harness.now_ms)
     assert said is not None
-    assert said.measures[0].text == "routed to profile gpu by rule 1 (gpu)"
-    (planned,) = plan(house.controller, [a_job_spec(priority="critical")], house.now_ms)
-    assert [measure.text for measure in planned.measures] == [
+    assert said.escalation_steps[0].text == "routed to profile gpu by rule 1 (gpu)"
+    (planned,) = plan(harness.controller, [a_job_spec(priority="critical")], harness.now_ms)
+    assert [step.text for step in planned.escalation_steps] == [
         "routed to profile urgent by rule 2 (no gpu, priority at least high)"
     ]
 
 
 def test_after_a_restart_a_job_is_still_where_its_rule_has_sent_it() -> None:
-    house = Configured(ROUTES, *some_nodes(4))
-    house.submit(1, gpu=1)
-    house.restart(*some_nodes(4))
-    assert house.where(1) == "gpu"
-    assert house.jobs[1].spec.routed_by == "rule 1 (gpu)"
+    harness = Configured(ROUTES, *some_nodes(4))
+    harness.submit(1, gpu=1)
+    harness.restart(*some_nodes(4))
+    assert harness.where(1) == "gpu"
+    assert harness.jobs[1].spec.routed_by == "rule 1 (gpu)"
 
 
 def test_a_job_of_another_project_that_asks_for_a_profile_is_told_which_may_use_it() -> None:
-    house = Configured(ROUTES)
-    house.controller.gate.check([a_job_spec(profile="lab", project="lab-7")], {})
+    harness = Configured(ROUTES)
+    harness.controller.gate.check([a_job_spec(profile="lab", project="lab-7")], {})
     with pytest.raises(InvalidInput, match="profile 'lab' is not open to project 'other'") as refused:
-        house.controller.gate.check([a_job_spec(profile="lab", project="other")], {})
-    assert refused.value.code == "PROFILE_NOT_OPEN"
+        harness.controller.gate.check([a_job_spec(profile="lab", project="other")], {})
+    assert refused.value.code == "PROFILE_FORBIDDEN"
     assert "lab-*" in refused.value.hint
 
 
 def test_a_profile_uses_its_own_nodes_alone_and_why_says_so() -> None:
     here = a_node("n1", labels={"pool": "batch"})
     there = a_node("n2", labels={"pool": "gpu"})
-    house = Configured('[scheduling.profiles.gpu]\nnodes = "pool=gpu"\n', here, there)
-    house.submit(1, 2, cpu=4, profile="gpu")
-    assert house.started() == ["1.0.1"]
-    assert house.runs["1.0.1"].node == "n2"
-    said = why(house.controller, 2, house.now_ms)
+    harness = Configured('[scheduling.profiles.gpu]\nnodes = "pool=gpu"\n', here, there)
+    harness.submit(1, 2, cpu=4, profile="gpu")
+    assert harness.started() == ["1.0.1"]
+    assert harness.runs["1.0.1"].node == "n2"
+    said = why(harness.controller, 2, harness.now_ms)
     assert said is not None
     assert ("OUTSIDE_PROFILE", ("n1",)) in [(blocker.code, blocker.nodes) for blocker in said.blockers]
 
@@ -125,8 +125,8 @@ def test_a_profile_uses_its_own_nodes_alone_and_why_says_so() -> None:
         pytest.param(
             '[scheduling.profiles.a]\nfallback_after = "1m"', "profiles.a.fallback_after", id="after, to where"
         ),
-        pytest.param('[scheduling.recovery]\nrelax_after = "1m"', "recovery.relax", id="relax, but what"),
-        pytest.param('[scheduling.recovery]\npromote_to = "top"', "recovery.promote_to", id="promote to no class"),
+        pytest.param('[scheduling.escalation]\nrelax_after = "1m"', "escalation.relax", id="relax, but what"),
+        pytest.param('[scheduling.escalation]\npromote_to = "top"', "escalation.promote_to", id="promote to no class"),
         pytest.param('[scheduling.breaker]\npause = "soon"', "breaker.pause", id="not a duration"),
     ],
 )

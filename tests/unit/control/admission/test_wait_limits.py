@@ -15,7 +15,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobRequeued, JobSubmitted
 from hodei.wiring import check_scheduling
 from unit.control.configured import Configured, scheduling
-from unit.control.house import some_nodes
+from unit.control.harness import some_nodes
 
 DEFAULTS = """
 [scheduling]
@@ -46,24 +46,24 @@ max_queue_time = "2h"
 def test_a_job_that_says_nothing_waits_as_long_as_its_profile_or_the_server_lets_it(
     fields: dict[str, object], fails_after_s: int, code: str
 ) -> None:
-    house = Configured(DEFAULTS, *some_nodes(1))
-    house.submit(1, cpu=2, **fields)
-    house.until(fails_after_s * 1000 - 1)
-    assert house.state(1) == "pending"
-    house.until(1)
-    assert (house.state(1), house.reason(1)[0]) == ("failed", code)
+    harness = Configured(DEFAULTS, *some_nodes(1))
+    harness.submit(1, cpu=2, **fields)
+    harness.until(fails_after_s * 1000 - 1)
+    assert harness.state(1) == "pending"
+    harness.until(1)
+    assert (harness.state(1), harness.reason(1)[0]) == ("failed", code)
 
 
 def test_the_time_in_the_queue_bounds_the_first_start_only() -> None:
-    house = Configured('[scheduling]\nmax_queue_time = "1m"\n', *some_nodes(1))
-    house.submit(1, cpu=1, retries=3)
-    house.see("1.0.1", "running")
-    house.submit(2, cpu=1, priority="high", scheduling_timeout_ms=3_600_000)
-    house.now_ms += 1000
-    house.see("1.0.1", "failed", 1)
-    assert house.state(2) == "scheduled"
-    house.until(600_000)
-    assert (house.state(1), house.jobs[1].attempt) == ("pending", 1), "it has run before: it may wait on"
+    harness = Configured('[scheduling]\nmax_queue_time = "1m"\n', *some_nodes(1))
+    harness.submit(1, cpu=1, retries=3)
+    harness.see("1.0.1", "running")
+    harness.submit(2, cpu=1, priority="high", scheduling_timeout_ms=3_600_000)
+    harness.now_ms += 1000
+    harness.see("1.0.1", "failed", 1)
+    assert harness.state(2) == "scheduled"
+    harness.until(600_000)
+    assert (harness.state(1), harness.jobs[1].attempt) == ("pending", 1), "it has run before: it may wait on"
 
 
 @pytest.mark.parametrize(
@@ -76,83 +76,83 @@ def test_the_time_in_the_queue_bounds_the_first_start_only() -> None:
 @pytest.mark.parametrize("outside", ["at_most", "after"])
 def test_waiting_outside_the_queue_is_not_counted(limit: dict[str, int], outside: str) -> None:
     """The two keys are about room. What a job waits for by its own wish has a limit of its own (`after.timeout`)."""
-    house = Configured("", *some_nodes(1))
+    harness = Configured("", *some_nodes(1))
     wish: dict[str, Any] = {"array": ArrayPlace(0, 0, 2, 1)} if outside == "at_most" else {}
     first, second = expand([a_job_spec("sweep", **wish)], 1) if wish else [a_job_spec("a"), a_job_spec("b")]
     if outside == "after":
         second = structs.replace(second, after=Dependencies((Dependency("succeeded", job=1, name="a"),)))
     second = structs.replace(second, **limit)
-    house.learn(*(JobSubmitted(a_job(id, spec=spec)) for id, spec in ((1, first), (2, second))))
-    house.see("1.0.1", "running")
-    house.until(600_000)
-    assert house.state(2) == "pending", "ten minutes outside the queue"
-    house.submit(3, cpu=1, priority="high")
-    house.see("1.0.1", "succeeded", 0)
-    assert house.state(3) == "scheduled", "it has the room that job 2 now waits for"
-    house.until(59_000)
-    assert house.state(2) == "pending"
-    house.until(1_000)
-    assert house.reason(2)[0] == ("QUEUE_TIME_EXCEEDED" if "max_queue_time_ms" in limit else "SCHEDULING_TIMEOUT")
+    harness.learn(*(JobSubmitted(a_job(id, spec=spec)) for id, spec in ((1, first), (2, second))))
+    harness.see("1.0.1", "running")
+    harness.until(600_000)
+    assert harness.state(2) == "pending", "ten minutes outside the queue"
+    harness.submit(3, cpu=1, priority="high")
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.state(3) == "scheduled", "it has the room that job 2 now waits for"
+    harness.until(59_000)
+    assert harness.state(2) == "pending"
+    harness.until(1_000)
+    assert harness.reason(2)[0] == ("QUEUE_TIME_EXCEEDED" if "max_queue_time_ms" in limit else "SCHEDULING_TIMEOUT")
 
 
 def test_who_was_too_late_is_told_what_stood_in_its_way_and_not_only_the_first_of_its_kind() -> None:
-    house = Configured(DEFAULTS, *some_nodes(1))
+    harness = Configured(DEFAULTS, *some_nodes(1))
     for id in (1, 2, 3):
-        house.submit(id, cpu=1, node_selector={"pool": "moon"}, profile="quick")
-    house.until(10_000)
-    reasons = {house.reason(id)[1] for id in (1, 2, 3)}
+        harness.submit(id, cpu=1, node_selector={"pool": "moon"}, profile="quick")
+    harness.until(10_000)
+    reasons = {harness.reason(id)[1] for id in (1, 2, 3)}
     assert len(reasons) == 1, reasons
     assert "pool" in reasons.pop()
 
 
 def test_who_was_requeued_and_is_too_late_is_not_told_of_the_requeue() -> None:
-    house = Configured(DEFAULTS, *some_nodes(1))
+    harness = Configured(DEFAULTS, *some_nodes(1))
     for id in (1, 2):
-        house.submit(id, cpu=1, node_selector={"pool": "moon"}, profile="quick")
-    house.until(10_000)
-    house.learn(JobRequeued(1, house.jobs[1]), JobRequeued(2, house.jobs[2]))
-    house.until(10_000)
+        harness.submit(id, cpu=1, node_selector={"pool": "moon"}, profile="quick")
+    harness.until(10_000)
+    harness.learn(JobRequeued(1, harness.jobs[1]), JobRequeued(2, harness.jobs[2]))
+    harness.until(10_000)
     for id in (1, 2):
-        code, text = house.reason(id)
+        code, text = harness.reason(id)
         assert code == "SCHEDULING_TIMEOUT"
         assert "requeued" not in text
         assert "pool" in text
 
 
 def test_a_restart_and_a_new_configuration_leave_a_job_what_it_was_given() -> None:
-    house = Configured(DEFAULTS, *some_nodes(1))
-    house.submit(1, cpu=2, profile="quick")
-    house.restart(*some_nodes(1))
-    house.reconfigure('[scheduling]\nscheduling_timeout = "1s"\n[scheduling.profiles.quick]\n')
-    house.until(9_999)
-    assert house.state(1) == "pending"
-    house.until(1)
-    assert house.reason(1)[0] == "SCHEDULING_TIMEOUT"
+    harness = Configured(DEFAULTS, *some_nodes(1))
+    harness.submit(1, cpu=2, profile="quick")
+    harness.restart(*some_nodes(1))
+    harness.reconfigure('[scheduling]\nscheduling_timeout = "1s"\n[scheduling.profiles.quick]\n')
+    harness.until(9_999)
+    assert harness.state(1) == "pending"
+    harness.until(1)
+    assert harness.reason(1)[0] == "SCHEDULING_TIMEOUT"
 
 
 def test_why_says_until_when_a_job_may_wait_and_who_says_so() -> None:
-    house = Configured(DEFAULTS, *some_nodes(1))
-    house.submit(1, cpu=2, profile="quick")
-    house.submit(2, cpu=2, scheduling_timeout_ms=60_000)
-    texts = [why(house.controller, id, house.now_ms).measures[0].text for id in (1, 2)]  # type: ignore[union-attr]
+    harness = Configured(DEFAULTS, *some_nodes(1))
+    harness.submit(1, cpu=2, profile="quick")
+    harness.submit(2, cpu=2, scheduling_timeout_ms=60_000)
+    texts = [why(harness.controller, id, harness.now_ms).escalation_steps[0].text for id in (1, 2)]  # type: ignore[union-attr]
     assert texts[0].startswith("fails if it still waits at 2023-11-14")
     assert texts[0].endswith("(10s: scheduling_timeout from profile quick)")
     assert texts[1].endswith("(1m: its own scheduling_timeout)")
 
 
 def test_the_jobs_of_one_spec_go_on_sharing_one() -> None:
-    house = Configured(DEFAULTS, *some_nodes(1))
+    harness = Configured(DEFAULTS, *some_nodes(1))
     spec = a_job_spec(cpu=2)
-    routing = house.controller.steering.routing
+    routing = harness.controller.profile_router.routing
     assert routing.routed(spec) is routing.routed(spec)
     given = routing.routed(spec)
     assert routing.routed(given) is given, "what was given stays"
-    assert plan(house.controller, [a_job_spec(cpu=1)], house.now_ms)[0].code == "WOULD_START"
+    assert plan(harness.controller, [a_job_spec(cpu=1)], harness.now_ms)[0].code == "WOULD_START"
 
 
 def test_without_defaults_a_spec_is_left_alone() -> None:
     spec = a_job_spec(cpu=2)
-    assert Configured("").controller.steering.routing.routed(spec) is spec
+    assert Configured("").controller.profile_router.routing.routed(spec) is spec
 
 
 def test_a_wrong_default_is_named_with_its_path() -> None:

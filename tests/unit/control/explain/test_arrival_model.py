@@ -6,18 +6,18 @@ import random
 from itertools import pairwise
 
 from builders import NOW_MS, a_job, a_job_spec
-from hodei.control.explain.arrival_model import ArrivalModel
+from hodei.control.explain.forecasts import ArrivalModel
 
 MINUTE = 60_000
 
 
 def some(count: int = 50, every_ms: int = MINUTE) -> ArrivalModel:
     """The last came one interval ago."""
-    newcomers = ArrivalModel()
+    arrivals = ArrivalModel()
     for number in range(count):
         at_ms = NOW_MS - (count - number) * every_ms
-        newcomers.arrived(a_job(number + 1, spec=a_job_spec(name=f"j{number}"), submitted_ms=at_ms))
-    return newcomers
+        arrivals.arrived(a_job(number + 1, spec=a_job_spec(name=f"j{number}"), submitted_ms=at_ms))
+    return arrivals
 
 
 def test_they_come_as_often_as_before_and_in_the_same_order():
@@ -44,11 +44,11 @@ def test_a_few_tell_nothing():
 
 
 def test_a_job_is_learned_once_and_without_its_deadline():
-    newcomers = some()
+    arrivals = some()
     again = a_job(50, spec=a_job_spec(name="again"), submitted_ms=NOW_MS)
-    newcomers.arrived(again)
+    arrivals.arrived(again)
     for number in range(100, 130):
-        newcomers.arrived(a_job(number, spec=a_job_spec(name="late", deadline_ms=NOW_MS), submitted_ms=NOW_MS))
-    drawn = [job.spec for _, job in newcomers.draw(NOW_MS + 1, 1000, 200, random.Random(1))]
+        arrivals.arrived(a_job(number, spec=a_job_spec(name="late", deadline_ms=NOW_MS), submitted_ms=NOW_MS))
+    drawn = [job.spec for _, job in arrivals.draw(NOW_MS + 1, 1000, 200, random.Random(1))]
     assert "again" not in {spec.name for spec in drawn}
     assert {spec.deadline_ms for spec in drawn} == {0}

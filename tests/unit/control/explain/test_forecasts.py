@@ -10,10 +10,10 @@ import pytest
 from builders import NOW_MS, a_job, a_job_spec
 from hodei.control.clone import clone_controller
 from hodei.control.explain.forecasts import Forecasts, Record, RunTimes
-from hodei.model.forecast import Forecast
+from hodei.model.estimate import Forecast
 from hodei.sim.forecasts import grade
 from hodei.sim.traces import open_workload
-from unit.control.house import a_house
+from unit.control.harness import a_harness
 from unit.control.scenes import running
 
 MINUTE = 60_000
@@ -44,21 +44,21 @@ def test_where_nothing_was_said_run_times_themselves_are_drawn():
 
 
 def test_without_a_past_the_estimate_is_the_forecast_and_the_same_question_has_the_same_answer():
-    house = a_house(2)
-    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    running(house, "1.0.1")
-    house.submit(2, cpu="2", estimate_ms=MINUTE)
+    harness = a_harness(2)
+    harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    running(harness, "1.0.1")
+    harness.submit(2, cpu="2", estimate_ms=MINUTE)
     forecasts = Forecasts()
-    found = forecasts.foresee(clone_controller(house.controller), house.now_ms, random.Random)
-    assert found[2].p50_ms == found[2].reach_ms == house.now_ms + 10 * MINUTE
+    found = forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random)
+    assert found[2].p50_ms == found[2].reach_ms == harness.now_ms + 10 * MINUTE
     assert found[2].p90_ms > found[2].p50_ms, "until some were graded there is a margin"
-    assert forecasts.foresee(clone_controller(house.controller), house.now_ms, random.Random) == found
+    assert forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random) == found
 
 
 def test_no_forecast_is_better_than_a_guess_about_runs_without_an_end():
-    house = a_house(2)
-    house.submit(1, 2, cpu="2")
-    assert Forecasts().foresee(clone_controller(house.controller), house.now_ms, random.Random) == {}
+    harness = a_harness(2)
+    harness.submit(1, 2, cpu="2")
+    assert Forecasts().foresee(clone_controller(harness.controller), harness.now_ms, random.Random) == {}
 
 
 def test_a_start_grades_every_forecast_of_the_job():
@@ -92,19 +92,19 @@ def test_those_who_still_wait_stretch_the_next_forecasts_as_well():
 
 
 def test_newcomers_that_may_pass_are_foreseen_as_they_came_before():
-    house = a_house(2)
-    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    running(house, "1.0.1")
-    house.submit(2, cpu="2", estimate_ms=MINUTE, priority=100)
+    harness = a_harness(2)
+    harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    running(harness, "1.0.1")
+    harness.submit(2, cpu="2", estimate_ms=MINUTE, priority=100)
     forecasts = Forecasts()
-    alone = forecasts.foresee(clone_controller(house.controller), house.now_ms, random.Random)
+    alone = forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random)
     for number in range(100):  # one of high priority every five minutes, for four minutes each
         spec = a_job_spec(cpu="2", estimate_ms=4 * MINUTE, priority=750)
-        at_ms = house.now_ms - (100 - number) * 5 * MINUTE
-        forecasts.newcomers.arrived(a_job(1000 + number, spec=spec, submitted_ms=at_ms))
-    among_others = forecasts.foresee(clone_controller(house.controller), house.now_ms, random.Random)
+        at_ms = harness.now_ms - (100 - number) * 5 * MINUTE
+        forecasts.arrivals.arrived(a_job(1000 + number, spec=spec, submitted_ms=at_ms))
+    among_others = forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random)
     assert among_others[2].p50_ms > alone[2].p50_ms
-    assert among_others == forecasts.foresee(clone_controller(house.controller), house.now_ms, random.Random)
+    assert among_others == forecasts.foresee(clone_controller(harness.controller), harness.now_ms, random.Random)
 
 
 def test_of_many_forecasts_of_one_job_the_first_and_the_latest_stay():

@@ -14,7 +14,7 @@ from hodei.sim.driver import Simulation
 from hodei.sim.policies import policy
 from hodei.sim.traces import open_workload
 from hodei.wiring import make_controller
-from unit.control.house import House, a_house
+from unit.control.harness import Harness, a_harness
 from unit.control.scenes import running
 
 MINUTE = 60_000
@@ -24,27 +24,27 @@ def as_said(run, spec, so_far_ms):
     return spec.estimate_ms
 
 
-def state_of(house: House) -> bytes:
-    world, controller = house.controller.world, house.controller
-    waiting = {name: sorted(line.gangs) for name, line in controller.lines.items()}
-    seen = (world.jobs, world.runs, list(world.nodes.values()), list(world.marks.values()), house.used(), waiting,
-            list(world.book.promises.values()), world.last_event, controller.beat_ms)  # fmt: skip
+def state_of(harness: Harness) -> bytes:
+    cluster, controller = harness.controller.cluster, harness.controller
+    waiting = {name: sorted(line.gangs) for name, line in controller.queues.items()}
+    seen = (cluster.jobs, cluster.runs, list(cluster.nodes.values()), list(cluster.overrides.values()), harness.used(), waiting,
+            list(cluster.availability.start_reservations.values()), cluster.last_event, controller.beat_ms)  # fmt: skip
     return msgspec.json.encode(seen)
 
 
 def test_those_who_wait_start_when_those_before_them_are_expected_to_end():
-    house = a_house(2)
-    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    house.submit(2, 3, cpu="2", estimate_ms=5 * MINUTE)
-    running(house, "1.0.1")
-    before = state_of(house)
-    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said)
+    harness = a_harness(2)
+    harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    harness.submit(2, 3, cpu="2", estimate_ms=5 * MINUTE)
+    running(harness, "1.0.1")
+    before = state_of(harness)
+    ahead = look_ahead(clone_controller(harness.controller), harness.now_ms, as_said)
     assert ahead.starts == {
-        2: Started(house.now_ms + 10 * MINUTE, ("n1",)),
-        3: Started(house.now_ms + 15 * MINUTE, ("n1",)),
+        2: Started(harness.now_ms + 10 * MINUTE, ("n1",)),
+        3: Started(harness.now_ms + 15 * MINUTE, ("n1",)),
     }
     assert ahead.end == "done"
-    assert state_of(house) == before
+    assert state_of(harness) == before
 
 
 @pytest.mark.parametrize(
@@ -53,33 +53,35 @@ def test_those_who_wait_start_when_those_before_them_are_expected_to_end():
     ids=["its turn comes later", "its turn is overdue"],
 )
 def test_a_run_in_the_line_of_a_backend_takes_its_time_from_its_own_turn_on(wait, ends):
-    house = a_house(2)
-    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    house.now_ms += 5 * MINUTE
-    house.submit(2, cpu="2", estimate_ms=MINUTE)
-    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said, begins={"1.0.1": house.now_ms + wait})
-    assert ahead.starts[2].at_ms == house.now_ms + ends
+    harness = a_harness(2)
+    harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    harness.now_ms += 5 * MINUTE
+    harness.submit(2, cpu="2", estimate_ms=MINUTE)
+    ahead = look_ahead(
+        clone_controller(harness.controller), harness.now_ms, as_said, begins={"1.0.1": harness.now_ms + wait}
+    )
+    assert ahead.starts[2].at_ms == harness.now_ms + ends
 
 
 def test_of_a_run_that_has_begun_it_does_not_count_when_it_should_have():
-    house = a_house(2)
-    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    running(house, "1.0.1")
-    house.submit(2, cpu="2", estimate_ms=MINUTE)
+    harness = a_harness(2)
+    harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    running(harness, "1.0.1")
+    harness.submit(2, cpu="2", estimate_ms=MINUTE)
     ahead = look_ahead(
-        clone_controller(house.controller), house.now_ms, as_said, begins={"1.0.1": house.now_ms + 20 * MINUTE}
+        clone_controller(harness.controller), harness.now_ms, as_said, begins={"1.0.1": harness.now_ms + 20 * MINUTE}
     )
-    assert ahead.starts[2].at_ms == house.now_ms + 10 * MINUTE
+    assert ahead.starts[2].at_ms == harness.now_ms + 10 * MINUTE
 
 
 def test_a_run_that_has_outlived_its_estimate_is_expected_to_take_twice_as_long():
-    house = a_house(2)
-    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    running(house, "1.0.1")
-    began = house.now_ms
-    house.now_ms += 15 * MINUTE
-    house.submit(2, cpu="2", estimate_ms=MINUTE)
-    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said)
+    harness = a_harness(2)
+    harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    running(harness, "1.0.1")
+    began = harness.now_ms
+    harness.now_ms += 15 * MINUTE
+    harness.submit(2, cpu="2", estimate_ms=MINUTE)
+    ahead = look_ahead(clone_controller(harness.controller), harness.now_ms, as_said)
     assert ahead.starts[2].at_ms == began + 20 * MINUTE
 
 
@@ -93,41 +95,44 @@ def test_how_long_a_run_takes_in_all(total, so_far, corrected):
 
 
 def test_behind_a_run_of_which_nobody_knows_how_long_it_takes_no_start_is_in_sight():
-    house = a_house(2)
-    house.submit(1, cpu="2")
-    house.submit(2, cpu="2", estimate_ms=MINUTE)
-    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said)
+    harness = a_harness(2)
+    harness.submit(1, cpu="2")
+    harness.submit(2, cpu="2", estimate_ms=MINUTE)
+    ahead = look_ahead(clone_controller(harness.controller), harness.now_ms, as_said)
     assert (ahead.starts, ahead.end) == ({}, "stuck")
 
 
 def test_jobs_still_to_come_take_part_when_they_come():
-    house = a_house(2)
-    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    at = house.now_ms + 3 * MINUTE
+    harness = a_harness(2)
+    harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    at = harness.now_ms + 3 * MINUTE
     coming = [(at, a_job(9, at_ms=at, queued_ms=at, cpu="2", estimate_ms=MINUTE))]
-    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said, arrivals=coming)
-    assert ahead.starts[9].at_ms == house.now_ms + 10 * MINUTE
+    ahead = look_ahead(clone_controller(harness.controller), harness.now_ms, as_said, arrivals=coming)
+    assert ahead.starts[9].at_ms == harness.now_ms + 10 * MINUTE
 
 
 def test_who_must_leave_a_node_that_goes_is_named_and_starts_again_elsewhere_later():
-    house = a_house(2, 2)
-    house.submit(1, 2, cpu="2", estimate_ms=10 * MINUTE)
-    running(house, "1.0.1", "2.0.1")
-    moved = next(run.job for run in (house.runs["1.0.1"], house.runs["2.0.1"]) if run.node == "n1")
+    harness = a_harness(2, 2)
+    harness.submit(1, 2, cpu="2", estimate_ms=10 * MINUTE)
+    running(harness, "1.0.1", "2.0.1")
+    moved = next(run.job for run in (harness.runs["1.0.1"], harness.runs["2.0.1"]) if run.node == "n1")
     ahead = look_ahead(
-        clone_controller(house.controller), house.now_ms, as_said, facts=[NodeOverridden("n1", cordon=True, drain=True)]
+        clone_controller(harness.controller),
+        harness.now_ms,
+        as_said,
+        facts=[NodeOverridden("n1", cordon=True, drain=True)],
     )
-    assert ahead.gone == [Evicted(moved, house.now_ms)]
-    assert ahead.starts[moved] == Started(house.now_ms + 10 * MINUTE, ("n2",))
+    assert ahead.gone == [Evicted(moved, harness.now_ms)]
+    assert ahead.starts[moved] == Started(harness.now_ms + 10 * MINUTE, ("n2",))
 
 
 def test_members_that_join_a_gang_which_runs_are_no_start_of_it():
-    house = a_house(3)
-    house.submit(1, cpu="2", estimate_ms=10 * MINUTE)
-    house.submit(2, cpu="1", count=3, min_count=1, estimate_ms=30 * MINUTE, gang=GangRules(elastic=True))
-    house.submit(3, cpu="3", estimate_ms=MINUTE)
-    running(house, "1.0.1", "2.0.1")
-    ahead = look_ahead(clone_controller(house.controller), house.now_ms, as_said)
+    harness = a_harness(3)
+    harness.submit(1, cpu="2", estimate_ms=10 * MINUTE)
+    harness.submit(2, cpu="1", count=3, min_count=1, estimate_ms=30 * MINUTE, gang=GangRules(elastic=True))
+    harness.submit(3, cpu="3", estimate_ms=MINUTE)
+    running(harness, "1.0.1", "2.0.1")
+    ahead = look_ahead(clone_controller(harness.controller), harness.now_ms, as_said)
     assert list(ahead.starts) == [3]
 
 
@@ -137,9 +142,9 @@ def test_members_that_join_a_gang_which_runs_are_no_start_of_it():
     ids=["steps", "a horizon", "someone who says stop"],
 )
 def test_it_goes_only_as_far_as_it_may(limits, end):
-    house = a_house(2)
-    house.submit(1, 2, 3, cpu="2", estimate_ms=10 * MINUTE)
-    assert look_ahead(clone_controller(house.controller), house.now_ms, as_said, **limits).end == end
+    harness = a_harness(2)
+    harness.submit(1, 2, 3, cpu="2", estimate_ms=10 * MINUTE)
+    assert look_ahead(clone_controller(harness.controller), harness.now_ms, as_said, **limits).end == end
 
 
 class _Noting(Simulation):

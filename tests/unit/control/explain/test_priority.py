@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.control.explain.priority import priority_breakdown
+from hodei.control.explain.why import priority_breakdown
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.plugins.registry import build_profile
-from unit.control.house import House, some_nodes
+from unit.control.harness import Harness, some_nodes
 
 
-def a_house(queue, **arguments):
+def a_harness(queue, **arguments):
     profile = build_profile("default", queue=queue, queue_arguments=arguments)
-    house = House(*some_nodes(1), profiles={"default": profile})
-    house.submit(1, estimate_ms=3_600_000)
-    house.submit(2, priority="low", estimate_ms=3_600_000)
-    house.later(7_200_000)
-    return house
+    harness = Harness(*some_nodes(1), profiles={"default": profile})
+    harness.submit(1, estimate_ms=3_600_000)
+    harness.submit(2, priority="low", estimate_ms=3_600_000)
+    harness.later(7_200_000)
+    return harness
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def a_house(queue, **arguments):
     ids=["fifo", "priority", "fair", "multifactor", "batch", "batch by estimate"],
 )
 def test_every_term_is_told_and_they_add_up(queue, arguments, terms):
-    house = a_house(queue, **arguments)
-    told = priority_breakdown(house.controller, 2, house.now_ms)
+    harness = a_harness(queue, **arguments)
+    told = priority_breakdown(harness.controller, 2, harness.now_ms)
     assert {term.name: term.milli for term in told.terms} == terms
     assert told.milli == sum(terms.values())
     assert (told.position, told.pending, told.queue) == (1, 1, queue)
@@ -41,13 +41,13 @@ def test_every_term_is_told_and_they_add_up(queue, arguments, terms):
 
 
 def test_what_is_inherited_is_told():
-    house = a_house("priority")
-    house.submit(3, priority="critical", after=Dependencies((Dependency("succeeded", 2),)))
-    told = priority_breakdown(house.controller, 2, house.now_ms)
+    harness = a_harness("priority")
+    harness.submit(3, priority="critical", after=Dependencies((Dependency("succeeded", 2),)))
+    told = priority_breakdown(harness.controller, 2, harness.now_ms)
     assert {term.name: term.milli for term in told.terms}["inherited"] == 750_000
 
 
 def test_a_job_that_does_not_wait_in_a_line_has_no_place_in_one():
-    house = a_house("priority")
-    assert priority_breakdown(house.controller, 1, house.now_ms) is None
-    assert priority_breakdown(house.controller, 99, house.now_ms) is None
+    harness = a_harness("priority")
+    assert priority_breakdown(harness.controller, 1, harness.now_ms) is None
+    assert priority_breakdown(harness.controller, 99, harness.now_ms) is None

@@ -5,53 +5,52 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_node, a_task
-from hodei.control.explain.single_node import on_node
+from hodei.control.explain.suggestions import on_node
 from hodei.control.explain.why import plan, why
 from hodei.engine.changes import exact, readable
+from hodei.model.affinity import HostPort, Requirement
 from hodei.model.errors import NotFound
 from hodei.model.facts import NodeOverridden
 from hodei.model.job import Affinity, BackendChoice, NodeTerm
-from hodei.model.job_affinity import HostPort
 from hodei.model.node import Taint
-from hodei.model.selector import Requirement
-from unit.control.house import House, a_house
+from unit.control.harness import Harness, a_harness
 
 GI = 2**30
 
 
-def _why(house, job=1):
-    return why(house.controller, job, house.now_ms)
+def _why(harness, job=1):
+    return why(harness.controller, job, harness.now_ms)
 
 
-def _repairs(*nodes, **asked):
-    house = House(*nodes)
-    house.submit(1, **asked)
-    return [(repair.change, repair.nodes) for repair in _why(house).repairs]
+def _suggestions(*nodes, **asked):
+    harness = Harness(*nodes)
+    harness.submit(1, **asked)
+    return [(suggestion.change, suggestion.nodes) for suggestion in _why(harness).suggestions]
 
 
 def test_a_resource_is_lowered_to_what_the_freest_node_has():
     nodes = [a_node(name, 8, f"{memory}Gi") for name, memory in (("a", 60), ("b", 60), ("c", 60), ("d", 30))]
-    assert _repairs(*nodes, memory="64Gi") == [("memory 64Gi to 60Gi", 3)]
+    assert _suggestions(*nodes, memory="64Gi") == [("memory 64Gi to 60Gi", 3)]
 
 
 def test_only_nodes_that_the_resource_alone_keeps_out_count():
     small, tainted = a_node("small", 2, "64Gi"), a_node("tainted", 3, "64Gi", taints=(Taint("x"),))
-    assert _repairs(small, tainted, cpu="4", memory="64Gi") == [("cpu 4 to 2", 1)]
+    assert _suggestions(small, tainted, cpu="4", memory="64Gi") == [("cpu 4 to 2", 1)]
 
 
 def test_a_taint_is_tolerated():
     gpu = [a_node(f"g{i}", 8, taints=(Taint("dedicated", "gpu"),)) for i in range(5)]
-    assert _repairs(*gpu, a_node("full", 8, cordoned=True), cpu="4") == [("tolerate dedicated=gpu:NoSchedule", 5)]
+    assert _suggestions(*gpu, a_node("full", 8, cordoned=True), cpu="4") == [("tolerate dedicated=gpu:NoSchedule", 5)]
 
 
 def test_a_label_is_dropped_and_the_others_stay():
     nodes = [a_node("a", labels={"zone": "b", "disk": "ssd"}), a_node("b", labels={"zone": "b", "disk": "ssd"})]
-    assert _repairs(*nodes, node_selector={"zone": "a", "disk": "ssd"}) == [("drop label zone=a", 2)]
+    assert _suggestions(*nodes, node_selector={"zone": "a", "disk": "ssd"}) == [("drop label zone=a", 2)]
 
 
 def test_required_affinity_is_dropped_and_the_wishes_stay():
     wanted = Affinity(required=(NodeTerm(labels=(Requirement("disk", "In", ("nvme",)),)),))
-    ((change, nodes),) = _repairs(a_node(labels={"disk": "hdd"}), affinity=wanted)
+    ((change, nodes),) = _suggestions(a_node(labels={"disk": "hdd"}), affinity=wanted)
     assert (change.startswith("drop required affinity [disk"), nodes) == (True, 1)
 
 
@@ -68,15 +67,15 @@ def test_required_affinity_is_dropped_and_the_wishes_stay():
 )
 def test_what_else_can_be_changed(asked, change):
     node = a_node("n1", 8, gpu="2", arch="x86_64", gpu_type="T4")
-    assert _repairs(node, **asked) == [(change, 1)]
+    assert _suggestions(node, **asked) == [(change, 1)]
 
 
 def test_a_gang_is_told_how_many_fit_and_how_small_they_would_have_to_be():
-    assert _repairs(a_node("a", 2), a_node("b", 3), cpu="2", count=4) == [
+    assert _suggestions(a_node("a", 2), a_node("b", 3), cpu="2", count=4) == [
         ("cpu 2 to 1", 2),
         ("2 members instead of 4", 2),
     ]
-    assert _repairs(a_node("a", 2), a_node("b", 2), cpu="2", count=6) == [
+    assert _suggestions(a_node("a", 2), a_node("b", 2), cpu="2", count=6) == [
         ("2 members instead of 6", 2),
         ("cpu 2 to 0.66", 2),
     ]
@@ -89,7 +88,7 @@ def test_the_smallest_change_comes_first():
         a_node("c", 8, labels={"zone": "a"}, taints=(Taint("spot"),)),
         a_node("d", 1, "64Gi", labels={"zone": "a"}),
     ]
-    assert _repairs(*nodes, cpu="8", node_selector={"zone": "a"}) == [
+    assert _suggestions(*nodes, cpu="8", node_selector={"zone": "a"}) == [
         ("cpu 8 to 7", 1),
         ("tolerate spot:NoSchedule", 1),
         ("drop label zone=a", 1),
@@ -98,83 +97,83 @@ def test_the_smallest_change_comes_first():
 
 def test_with_several_tasks_the_task_is_named_and_the_others_keep_their_room():
     parts = [a_task("head", cpu="2"), a_task("worker", cpu="3")]
-    house = House(a_node("n1", 4))
-    house.submit(1, tasks=parts)
-    said = _why(house).repairs
-    assert [repair.change for repair in said] == ["task worker: cpu 3 to 2", "task head: cpu 2 to 1"]
+    harness = Harness(a_node("n1", 4))
+    harness.submit(1, tasks=parts)
+    said = _why(harness).suggestions
+    assert [suggestion.change for suggestion in said] == ["task worker: cpu 3 to 2", "task head: cpu 2 to 1"]
     assert said[0].patch.task == "worker"
     assert said[0].patch.set == {"request": {"cpu": 2000, "memory": GI}}
 
 
 def test_two_tasks_that_both_go_nowhere_have_no_single_cure():
-    house = House(a_node("n1", 4))
-    house.submit(1, tasks=[a_task("head", cpu="9"), a_task("worker", cpu="9")])
-    said = _why(house)
-    assert said.repairs == ()
+    harness = Harness(a_node("n1", 4))
+    harness.submit(1, tasks=[a_task("head", cpu="9"), a_task("worker", cpu="9")])
+    said = _why(harness)
+    assert said.suggestions == ()
     assert said.hint == "no single change to the job lets it start now: change more, or add or change a node"
 
 
 def test_a_clash_of_ports_is_cured_by_leaving_the_port_out():
-    house = House(a_node("n1", 8))
-    house.submit(1, ports=(HostPort(80),))
-    house.submit(2, ports=(HostPort(80),))
-    assert [repair.change for repair in _why(house, 2).repairs] == ["drop host port 80/TCP"]
+    harness = Harness(a_node("n1", 8))
+    harness.submit(1, ports=(HostPort(80),))
+    harness.submit(2, ports=(HostPort(80),))
+    assert [suggestion.change for suggestion in _why(harness, 2).suggestions] == ["drop host port 80/TCP"]
 
 
 def test_a_patch_changes_what_it_names_and_nothing_else():
-    house = House(a_node("n1", 8, taints=(Taint("spot"),)))
-    house.submit(1, cpu="4")
-    spec = house.jobs[1].spec
-    (repair,) = _why(house).repairs
-    changed = repair.patch.applied_to(spec)
+    harness = Harness(a_node("n1", 8, taints=(Taint("spot"),)))
+    harness.submit(1, cpu="4")
+    spec = harness.jobs[1].spec
+    (suggestion,) = _why(harness).suggestions
+    changed = suggestion.patch.applied_to(spec)
     assert [str(t.key) for t in changed.tasks[0].tolerations] == ["spot"]
     assert changed.tasks[0].request == spec.tasks[0].request
-    assert (repair.kind, repair.example) == ("tolerate", "n1")
+    assert (suggestion.kind, suggestion.example) == ("tolerate", "n1")
 
 
 def test_a_plan_proposes_changes_too_beside_the_jobs_before_it():
-    house = a_house(4)
-    first, second = plan(house.controller, [a_job_spec("a", cpu="3"), a_job_spec("b", cpu="2")], house.now_ms)
-    assert first.repairs == ()
-    assert [repair.change for repair in second.repairs] == ["cpu 2 to 1"]
-    assert house.used() == {"n1": {}}
+    harness = a_harness(4)
+    first, second = plan(harness.controller, [a_job_spec("a", cpu="3"), a_job_spec("b", cpu="2")], harness.now_ms)
+    assert first.suggestions == ()
+    assert [suggestion.change for suggestion in second.suggestions] == ["cpu 2 to 1"]
+    assert harness.used() == {"n1": {}}
 
 
 # ------------------------------------------------------------------------------------------------- waiting
 
 
 def test_the_end_that_will_suffice_is_named_when_estimates_tell():
-    house = a_house(4)
-    house.submit(1, cpu="1", estimate_ms=60_000, name="short")
-    house.submit(2, cpu="2", estimate_ms=300_000, name="long")
-    house.submit(3, cpu="1", estimate_ms=900_000)
-    house.submit(4, cpu="3")
-    house.later(1000)
-    assert _why(house, 4).hint.endswith("wait: it fits when job 2 (long) ends, expected in 4m59s")
+    harness = a_harness(4)
+    harness.submit(1, cpu="1", estimate_ms=60_000, name="short")
+    harness.submit(2, cpu="2", estimate_ms=300_000, name="long")
+    harness.submit(3, cpu="1", estimate_ms=900_000)
+    harness.submit(4, cpu="3")
+    harness.later(1000)
+    assert _why(harness, 4).hint.endswith("wait: it fits when job 2 (long) ends, expected in 4m59s")
 
 
 def test_without_estimates_it_says_that_waiting_helps():
-    house = a_house(4)
-    house.submit(1, cpu="3")
-    house.submit(2, cpu="2")
-    said = _why(house, 2)
+    harness = a_harness(4)
+    harness.submit(1, cpu="3")
+    harness.submit(2, cpu="2")
+    said = _why(harness, 2)
     assert said.hint == "wait: it fits when the nodes are idle and in service"
-    assert [repair.change for repair in said.repairs] == ["cpu 2 to 1"]
+    assert [suggestion.change for suggestion in said.suggestions] == ["cpu 2 to 1"]
 
 
 def test_an_end_that_should_have_come_is_called_overdue():
-    house = a_house(4)
-    house.submit(1, cpu="4", estimate_ms=1000)
-    house.submit(2, cpu="2")
-    house.later(5000)
-    assert _why(house, 2).hint.endswith("job 1 (job-1) ends, which is overdue")
+    harness = a_harness(4)
+    harness.submit(1, cpu="4", estimate_ms=1000)
+    harness.submit(2, cpu="2")
+    harness.later(5000)
+    assert _why(harness, 2).hint.endswith("job 1 (job-1) ends, which is overdue")
 
 
 def test_what_can_never_start_is_told_by_its_real_cause_not_by_who_is_busy():
-    house = House(a_node("n1", 4), a_node("n2", 4))
-    house.submit(1, 2, cpu="4", priority="critical")
-    house.submit(3, cpu="2", node_selector={"disk": "ssd"})
-    said = _why(house, 3)
+    harness = Harness(a_node("n1", 4), a_node("n2", 4))
+    harness.submit(1, 2, cpu="4", priority="critical")
+    harness.submit(3, cpu="2", node_selector={"disk": "ssd"})
+    said = _why(harness, 3)
     assert (said.status, said.code) == ("unsatisfiable", "SELECTOR_MISMATCH")
     assert said.summary == "no node could take it even when idle; 0/2 nodes are available: 2 label disk=ssd required"
     assert {blocker.code for blocker in said.blockers} == {"SELECTOR_MISMATCH", "INSUFFICIENT_CPU"}
@@ -183,46 +182,46 @@ def test_what_can_never_start_is_told_by_its_real_cause_not_by_who_is_busy():
 # ------------------------------------------------------------------------------------------------ one node
 
 
-def _of(house, node, job=1):
-    return on_node(house.controller, house.jobs[job].spec, _why(house, job), node, house.now_ms)
+def _of(harness, node, job=1):
+    return on_node(harness.controller, harness.jobs[job].spec, _why(harness, job), node, harness.now_ms)
 
 
 def test_one_node_says_all_that_it_has_against_a_job():
-    house = House(a_node("a", 1, taints=(Taint("x"),)), a_node("b", 2, cordoned=True))
-    house.submit(1, cpu="4")
-    said = _of(house, "a")
+    harness = Harness(a_node("a", 1, taints=(Taint("x"),)), a_node("b", 2, cordoned=True))
+    harness.submit(1, cpu="4")
+    said = _of(harness, "a")
     assert [(blocker.code, blocker.nodes) for blocker in said.blockers] == [
         ("UNTOLERATED_TAINT", ("a",)),
         ("INSUFFICIENT_CPU", ("a",)),
     ]
     assert said.summary == "a cannot take it: untolerated taint x:NoSchedule; Insufficient cpu"
     assert said.nearest.text == "lacks 3 cpu (1 of 1 free, 4 asked)"
-    assert (said.nodes, said.feasible, said.repairs) == (1, 0, ())
+    assert (said.nodes, said.feasible, said.suggestions) == (1, 0, ())
 
 
 def test_a_node_that_could_take_it_tells_its_score():
-    house = House(a_node("a", 8), a_node("b", 2))
-    house.submit(1, tasks=[a_task("head", cpu="1"), a_task("worker", cpu="3", count=9)])
-    said = _of(house, "a")
+    harness = Harness(a_node("a", 8), a_node("b", 2))
+    harness.submit(1, tasks=[a_task("head", cpu="1"), a_task("worker", cpu="3", count=9)])
+    said = _of(harness, "a")
     assert (said.status, said.code, said.feasible) == ("unsatisfiable", "FITS_HERE", 1)
     assert said.summary.startswith("a could take one member of it at least with a score of ")
     assert [(place.task, place.member) for place in said.placements] == [("head", 0), ("worker", 1)]
-    assert _of(house, "b").summary == "b cannot take it: Insufficient cpu; it could take head"
+    assert _of(harness, "b").summary == "b cannot take it: Insufficient cpu; it could take head"
 
 
 def test_for_a_placed_job_a_node_says_how_it_stands_now():
-    house = House(a_node("a", 4), a_node("b", 1))
-    house.submit(1, cpu="2")
-    assert _of(house, "a").summary == "placed on a, about to start; a could take another like it now"
-    assert _of(house, "b").summary.endswith("b says no to it now: Insufficient cpu")
-    assert _of(house, "b").placements == ()
+    harness = Harness(a_node("a", 4), a_node("b", 1))
+    harness.submit(1, cpu="2")
+    assert _of(harness, "a").summary == "placed on a, about to start; a could take another like it now"
+    assert _of(harness, "b").summary.endswith("b says no to it now: Insufficient cpu")
+    assert _of(harness, "b").placements == ()
 
 
 def test_a_node_that_is_not_there_is_not_found():
-    house = a_house(4)
-    house.submit(1, cpu="9")
+    harness = a_harness(4)
+    harness.submit(1, cpu="9")
     with pytest.raises(NotFound, match="did you mean 'n1'"):
-        _of(house, "n11")
+        _of(harness, "n11")
 
 
 # ------------------------------------------------------------------------------------------------ amounts
@@ -249,11 +248,11 @@ def test_amounts_are_rounded_down_to_what_can_be_read(resource, amount, asked, b
 
 
 def test_a_cordoned_cluster_has_no_repair_but_waiting():
-    house = a_house(4)
-    house.learn(NodeOverridden("n1", cordon=True))
-    house.submit(1, cpu="2")
-    said = _why(house)
-    assert said.repairs == ()
+    harness = a_harness(4)
+    harness.learn(NodeOverridden("n1", cordon=True))
+    harness.submit(1, cpu="2")
+    said = _why(harness)
+    assert said.suggestions == ()
     assert said.hint == (
         "no single change to the job lets it start now; wait: it fits when the nodes are idle and in service"
     )

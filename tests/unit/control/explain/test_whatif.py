@@ -9,53 +9,53 @@ from hodei.control.clone import clone_controller
 from hodei.control.explain.whatif import Question, what_if
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.plugins.trial import fit_to_try
+from hodei.plugins.trial import check_trial_policy
 from hodei.wiring import make_controller
 from unit.control.explain.test_lookahead import state_of
-from unit.control.house import House, a_house
+from unit.control.harness import Harness, a_harness
 from unit.control.scenes import running
 
 MINUTE = 60_000
 
 
-def asked(house: House, question: Question, **more):
-    before = state_of(house)
-    answer = what_if(clone_controller(house.controller), question, house.now_ms, **more)
-    assert state_of(house) == before
+def asked(harness: Harness, question: Question, **more):
+    before = state_of(harness)
+    answer = what_if(clone_controller(harness.controller), question, harness.now_ms, **more)
+    assert state_of(harness) == before
     return answer
 
 
-def quiet() -> House:
+def quiet() -> Harness:
     """Two nodes of two cores, full for ten minutes more; jobs 3 and 4 wait for one each."""
-    house = a_house(2, 2)
-    house.submit(1, 2, cpu="2", estimate_ms=11 * MINUTE)
-    running(house, "1.0.1", "2.0.1")
-    house.now_ms += MINUTE
-    house.submit(3, cpu="2", estimate_ms=20 * MINUTE)
-    house.submit(4, cpu="2", estimate_ms=5 * MINUTE)
-    return house
+    harness = a_harness(2, 2)
+    harness.submit(1, 2, cpu="2", estimate_ms=11 * MINUTE)
+    running(harness, "1.0.1", "2.0.1")
+    harness.now_ms += MINUTE
+    harness.submit(3, cpu="2", estimate_ms=20 * MINUTE)
+    harness.submit(4, cpu="2", estimate_ms=5 * MINUTE)
+    return harness
 
 
 def test_a_job_is_told_its_start_behind_those_who_wait_already():
-    house = quiet()
-    answer = asked(house, Question((a_job_spec("new", cpu="2", estimate_ms=MINUTE),)))
-    assert [(job.name, job.start_ms - house.now_ms) for job in answer.jobs] == [("new", 15 * MINUTE)]
+    harness = quiet()
+    answer = asked(harness, Question((a_job_spec("new", cpu="2", estimate_ms=MINUTE),)))
+    assert [(job.name, job.start_ms - harness.now_ms) for job in answer.jobs] == [("new", 15 * MINUTE)]
     assert (answer.same, answer.sooner, answer.later, answer.evicted) == (2, (), (), ())
 
 
 def test_a_higher_job_names_who_goes_for_it_and_who_starts_later():
-    house = quiet()
-    answer = asked(house, Question((a_job_spec("urgent", cpu="2", priority="critical", estimate_ms=MINUTE),)))
-    assert answer.jobs[0].start_ms == house.now_ms
+    harness = quiet()
+    answer = asked(harness, Question((a_job_spec("urgent", cpu="2", priority="critical", estimate_ms=MINUTE),)))
+    assert answer.jobs[0].start_ms == harness.now_ms
     (gone,) = answer.evicted
     assert (gone.job in (1, 2), gone.by, gone.by_name) == (True, 0, "urgent")
-    assert gone.again_ms > house.now_ms
+    assert gone.again_ms > harness.now_ms
 
 
 def test_with_more_nodes_those_who_wait_start_sooner():
-    house = quiet()
-    answer = asked(house, Question(add_nodes=2, like="n1"))
-    assert [(job.job, job.start_ms == house.now_ms, job.nodes) for job in answer.sooner] == [
+    harness = quiet()
+    answer = asked(harness, Question(add_nodes=2, like="n1"))
+    assert [(job.job, job.start_ms == harness.now_ms, job.nodes) for job in answer.sooner] == [
         (3, True, ("n1-new-1",)),
         (4, True, ("n1-new-2",)),
     ]
@@ -63,31 +63,31 @@ def test_with_more_nodes_those_who_wait_start_sooner():
 
 
 def test_without_a_node_its_work_moves_and_others_start_later():
-    house = quiet()
-    answer = asked(house, Question(remove_nodes=("n1",)))
+    harness = quiet()
+    answer = asked(harness, Question(remove_nodes=("n1",)))
     assert len(answer.evicted) == 1
     assert {job.job for job in answer.later} == {3, 4}
 
 
 def test_another_policy_is_tried_on_the_same_jobs():
-    house = a_house(2)
-    house.submit(1, cpu="1", estimate_ms=10 * MINUTE)
-    running(house, "1.0.1")
-    house.submit(2, cpu="2", estimate_ms=20 * MINUTE)
-    house.submit(3, cpu="1", estimate_ms=30 * MINUTE)
-    assert house.state(3) == "scheduled", "by priority alone the small one goes past the large one"
-    house.submit(4, cpu="1", estimate_ms=5 * MINUTE)
+    harness = a_harness(2)
+    harness.submit(1, cpu="1", estimate_ms=10 * MINUTE)
+    running(harness, "1.0.1")
+    harness.submit(2, cpu="2", estimate_ms=20 * MINUTE)
+    harness.submit(3, cpu="1", estimate_ms=30 * MINUTE)
+    assert harness.state(3) == "scheduled", "by priority alone the small one goes past the large one"
+    harness.submit(4, cpu="1", estimate_ms=5 * MINUTE)
     easy = SchedulingConfig(profiles={"default": ProfileConfig(queue="batch", options={"batch": {"order": "sjf"}})})
-    answer = asked(house, Question(), under=make_controller(easy))
+    answer = asked(harness, Question(), under=make_controller(easy))
     assert answer.same + len(answer.sooner) + len(answer.later) == 2
 
 
 def test_what_nobody_knows_is_said():
-    house = a_house(2)
-    house.submit(1, 2, cpu="2")
-    answer = asked(house, Question(add_nodes=1))
+    harness = a_harness(2)
+    harness.submit(1, 2, cpu="2")
+    answer = asked(harness, Question(add_nodes=1))
     assert any("neither estimate nor timeout: taken never to end" in note for note in answer.notes)
-    usual = asked(house, Question(remove_nodes=()), unsaid_ms=MINUTE)
+    usual = asked(harness, Question(remove_nodes=()), unsaid_ms=MINUTE)
     assert any("as long as such jobs mostly did" in note for note in usual.notes)
 
 
@@ -130,6 +130,6 @@ def test_a_question_that_can_not_be_answered_is_refused(question, error):
 )
 def test_a_policy_to_try_brings_nothing_that_the_server_does_not_have(profile):
     with pytest.raises(InvalidInput):
-        fit_to_try(SchedulingConfig(profiles={"default": profile}), SchedulingConfig())
+        check_trial_policy(SchedulingConfig(profiles={"default": profile}), SchedulingConfig())
     live = SchedulingConfig(profiles={"default": profile})
-    assert fit_to_try(live, live) is live, "what the server uses already may be tried"
+    assert check_trial_policy(live, live) is live, "what the server uses already may be tried"

@@ -5,22 +5,24 @@ from __future__ import annotations
 from builders import a_job_spec, a_node, a_task
 from hodei.control.explain.why import landed, plan, why
 from hodei.engine.profile import make_profile
-from hodei.model.decision import Reason
 from hodei.model.facts import JobCancelled, JobHeld, NodeOverridden
+from hodei.model.job import Reason
 from hodei.model.node import Taint
 from hodei.plugins.fit import Fit
 from hodei.plugins.queues import Fifo
-from unit.control.house import House, a_house
+from unit.control.harness import Harness, a_harness
 
 
-def _why(house, job=1):
-    return why(house.controller, job, house.now_ms)
+def _why(harness, job=1):
+    return why(harness.controller, job, harness.now_ms)
 
 
 def test_the_most_frequent_reason_comes_first_and_every_reason_is_counted():
-    house = House(a_node("a", 1), a_node("b", 1), a_node("c", 8, taints=(Taint("gpu"),)), a_node("d", 1, cordoned=True))
-    house.submit(1, cpu="4")
-    said = _why(house)
+    harness = Harness(
+        a_node("a", 1), a_node("b", 1), a_node("c", 8, taints=(Taint("gpu"),)), a_node("d", 1, cordoned=True)
+    )
+    harness.submit(1, cpu="4")
+    said = _why(harness)
     assert (said.status, said.code) == ("unsatisfiable", "INSUFFICIENT_CPU")
     assert [(b.code, b.count, b.nodes) for b in said.blockers] == [
         ("INSUFFICIENT_CPU", 3, ("a", "b", "d")),
@@ -35,56 +37,56 @@ def test_the_most_frequent_reason_comes_first_and_every_reason_is_counted():
 
 
 def test_a_full_cluster_is_a_reason_to_wait_and_says_for_what():
-    house = a_house(4)
-    house.submit(1, cpu="3")
-    house.now_ms += 10
-    house.submit(2, cpu="2")
-    said = _why(house, 2)
+    harness = a_harness(4)
+    harness.submit(1, cpu="3")
+    harness.now_ms += 10
+    harness.submit(2, cpu="2")
+    said = _why(harness, 2)
     assert (said.status, said.code) == ("waiting", "INSUFFICIENT_CPU")
     assert said.summary == "0/1 nodes are available: 1 Insufficient cpu"
     assert said.nearest.node == "n1"
     assert said.nearest.text == "lacks 1 cpu (1 of 4 free, 2 asked)"
     assert said.next_trigger == "when a run ends or a node joins or a node changes"
-    assert (said.attempts, said.last_attempt_ms, said.queue.position, said.queue.pending) == (1, house.now_ms, 1, 1)
+    assert (said.attempts, said.last_attempt_ms, said.queue.position, said.queue.pending) == (1, harness.now_ms, 1, 1)
 
 
 def test_the_nearest_miss_is_the_node_with_the_fewest_and_smallest_objections():
-    house = House(
+    harness = Harness(
         a_node("far", 1),
         a_node("near", 3),
         a_node("taken", 3, cordoned=True),
         a_node("tainted", 9, taints=(Taint("x"),)),
     )
-    house.submit(1, cpu="4")
-    assert _why(house).nearest.node == "tainted"
-    assert _why(house).nearest.text == "untolerated taint x:NoSchedule"
-    house.learn(NodeOverridden("tainted", cordon=True))
-    assert _why(house).nearest.node == "near"
-    assert _why(house).nearest.text == "lacks 1 cpu (3 of 3 free, 4 asked)"
+    harness.submit(1, cpu="4")
+    assert _why(harness).nearest.node == "tainted"
+    assert _why(harness).nearest.text == "untolerated taint x:NoSchedule"
+    harness.learn(NodeOverridden("tainted", cordon=True))
+    assert _why(harness).nearest.node == "near"
+    assert _why(harness).nearest.text == "lacks 1 cpu (3 of 3 free, 4 asked)"
 
 
 def test_the_position_in_the_queue_is_told():
-    house = a_house(1)
-    house.submit(1, priority="critical")
-    house.submit(2, cpu="1", priority="low")
-    house.submit(3, cpu="500m", priority="high", name="other")
-    house.submit(4, cpu="1", priority="low")
-    assert [_why(house, job).queue.position for job in (3, 2, 4)] == [1, 2, 3]
-    assert _why(house, 2).queue.pending == 3
+    harness = a_harness(1)
+    harness.submit(1, priority="critical")
+    harness.submit(2, cpu="1", priority="low")
+    harness.submit(3, cpu="500m", priority="high", name="other")
+    harness.submit(4, cpu="1", priority="low")
+    assert [_why(harness, job).queue.position for job in (3, 2, 4)] == [1, 2, 3]
+    assert _why(harness, 2).queue.pending == 3
 
 
 def test_without_nodes_it_says_so():
-    house = House()
-    house.submit(1)
-    said = _why(house)
+    harness = Harness()
+    harness.submit(1)
+    said = _why(harness)
     assert (said.status, said.code, said.summary) == ("waiting", "NO_NODES", "no nodes have joined yet")
 
 
 def test_a_gang_that_is_too_large_tells_how_many_fit():
-    house = a_house(2, 2)
-    house.submit(1, cpu="2")
-    house.submit(2, cpu="1", count=3)
-    said = _why(house, 2)
+    harness = a_harness(2, 2)
+    harness.submit(1, cpu="2")
+    harness.submit(2, cpu="1", count=3)
+    said = _why(harness, 2)
     assert said.status == "waiting"
     assert said.summary.startswith("2 of 3 members fit now, all must start together; for the next one 0/2 nodes")
     assert said.feasible == 1
@@ -92,71 +94,73 @@ def test_a_gang_that_is_too_large_tells_how_many_fit():
 
 
 def test_each_task_that_can_go_nowhere_is_told():
-    house = House(a_node("a", 4))
-    house.submit(1, tasks=[a_task("head", cpu="9"), a_task("fine", cpu="1"), a_task("gpu", cpu="1", gpu="1")])
-    assert {(b.task, b.code) for b in _why(house).blockers} == {
+    harness = Harness(a_node("a", 4))
+    harness.submit(1, tasks=[a_task("head", cpu="9"), a_task("fine", cpu="1"), a_task("gpu", cpu="1", gpu="1")])
+    assert {(b.task, b.code) for b in _why(harness).blockers} == {
         ("head", "INSUFFICIENT_CPU"),
         ("gpu", "INSUFFICIENT_GPU"),
     }
 
 
 def test_a_pause_is_told_with_its_end_and_its_cause():
-    house = a_house(4)
-    house.submit(1, retries=1)
-    house.see("1.0.1", "failed", 7)
-    said = _why(house)
-    assert (said.code, said.next_attempt_ms) == ("BACKOFF", house.now_ms + 1000)
+    harness = a_harness(4)
+    harness.submit(1, retries=1)
+    harness.see("1.0.1", "failed", 7)
+    said = _why(harness)
+    assert (said.code, said.next_attempt_ms) == ("BACKOFF", harness.now_ms + 1000)
     assert said.summary == "waits 1s before the next try: member 0 exited with 7; retry 1"
 
 
 def test_a_held_job_says_how_to_release_it():
-    house = House()
-    house.submit(1)
-    house.learn(JobHeld(1))
-    said = _why(house)
+    harness = Harness()
+    harness.submit(1)
+    harness.learn(JobHeld(1))
+    said = _why(harness)
     assert (said.status, said.code, said.hint) == ("held", "HELD", "hodei release 1")
 
 
 def test_a_job_with_room_says_its_place_in_the_queue():
-    house = a_house(8, max_tries=1)
-    house.submit(1, 2, 3)
-    said = _why(house, 3)
+    harness = a_harness(8, max_tries=1)
+    harness.submit(1, 2, 3)
+    said = _why(harness, 3)
     assert (said.status, said.code) == ("waiting", "QUEUED")
     assert said.summary == "there is room for it; it is number 2 of 2 in the queue"
 
 
 def test_a_placed_job_tells_where_and_why_there():
-    house = House(a_node("a", 4), a_node("b", 8), a_node("c", 2))
-    house.submit(1, cpu="1")
-    said = _why(house)
+    harness = Harness(a_node("a", 4), a_node("b", 8), a_node("c", 2))
+    harness.submit(1, cpu="1")
+    said = _why(harness)
     assert (said.status, said.code, said.summary) == ("placed", "PLACED", "placed on b, about to start")
     (place,) = said.placements
     assert (place.node, place.run, place.state) == ("b", "1.0.1", "placed")
     assert [candidate.node for candidate in place.decision.runners_up] == ["a", "c"]
-    house.see("1.0.1", "running")
-    assert _why(house).summary == "running on b"
-    house.learn(JobCancelled(1))
-    assert (_why(house).code, _why(house).summary) == ("CANCELLING", "running on b; being cancelled")
+    harness.see("1.0.1", "running")
+    assert _why(harness).summary == "running on b"
+    harness.learn(JobCancelled(1))
+    assert (_why(harness).code, _why(harness).summary) == ("CANCELLING", "running on b; being cancelled")
 
 
 def test_an_ended_job_is_explained_from_the_store_alone():
-    house = a_house(4)
-    house.submit(1)
-    house.see("1.0.1", "failed", 3)
-    assert _why(house) is None
-    said = landed(house.jobs[1], list(house.runs.values()), house.now_ms)
+    harness = a_harness(4)
+    harness.submit(1)
+    harness.see("1.0.1", "failed", 3)
+    assert _why(harness) is None
+    said = landed(harness.jobs[1], list(harness.runs.values()), harness.now_ms)
     assert (said.status, said.code, said.summary) == ("ended", "EXIT_CODE", "failed on n1: member 0 exited with 3")
 
 
 def test_an_unknown_job_has_no_explanation():
-    assert _why(House(), 99) is None
+    assert _why(Harness(), 99) is None
 
 
 def test_a_plan_places_jobs_after_each_other_and_changes_nothing():
-    house = a_house(2, 1)
-    before = house.used()
+    harness = a_harness(2, 1)
+    before = harness.used()
     said = plan(
-        house.controller, [a_job_spec("a", cpu="2"), a_job_spec("b", cpu="1"), a_job_spec("c", cpu="1")], house.now_ms
+        harness.controller,
+        [a_job_spec("a", cpu="2"), a_job_spec("b", cpu="1"), a_job_spec("c", cpu="1")],
+        harness.now_ms,
     )
     assert [(e.code, [p.node for p in e.placements]) for e in said] == [
         ("WOULD_START", ["n1"]),
@@ -164,14 +168,14 @@ def test_a_plan_places_jobs_after_each_other_and_changes_nothing():
         ("INSUFFICIENT_CPU", []),
     ]
     assert said[0].summary == "would start now on n1"
-    assert house.used() == before
-    assert house.learn().empty
+    assert harness.used() == before
+    assert harness.learn().empty
 
 
 def test_a_refusal_of_the_whole_gang_is_told_in_the_words_of_the_plugin():
     class Curfew:
         name = "curfew"
-        cured_by = ("time",)
+        requeue_on = ("time",)
 
         def key(self, member):
             return None
@@ -179,9 +183,9 @@ def test_a_refusal_of_the_whole_gang_is_told_in_the_words_of_the_plugin():
         def pre_filter(self, gang, view):
             return Reason("curfew", "CURFEW", "nothing starts at night")
 
-    house = House(a_node(), profiles={"default": make_profile("default", Fifo(), [Fit(), Curfew()], {})})
-    house.submit(1)
-    said = _why(house)
+    harness = Harness(a_node(), profiles={"default": make_profile("default", Fifo(), [Fit(), Curfew()], {})})
+    harness.submit(1)
+    said = _why(harness)
     assert (said.code, said.summary) == ("CURFEW", "nothing starts at night")
     assert [(b.code, b.plugin) for b in said.blockers] == [("CURFEW", "curfew")]
-    assert house.reason() == ("CURFEW", "nothing starts at night")
+    assert harness.reason() == ("CURFEW", "nothing starts at night")

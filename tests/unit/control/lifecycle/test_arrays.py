@@ -12,7 +12,7 @@ from hodei.model.array import ArrayPlace, environment, expand, firsts, same_moul
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobCancelled, JobHeld, JobReleased, JobRequeued, JobSubmitted
 from hodei.model.job import Job
-from unit.control.house import House
+from unit.control.harness import Harness
 
 
 def an_array(count: int, at_most: int = 0, first: int = 1, **fields) -> list[JobSubmitted]:
@@ -20,129 +20,129 @@ def an_array(count: int, at_most: int = 0, first: int = 1, **fields) -> list[Job
     return [JobSubmitted(a_job(id, spec=spec)) for id, spec in enumerate(expand([mould], first), first)]
 
 
-def states(house: House) -> str:
+def states(harness: Harness) -> str:
     """One letter for each job: p(ending), w(aiting outside), s(cheduled), r(unning), h(eld), or how it ended."""
     return "".join(
         "w" if job.reason_code == "ARRAY_LIMIT" and job.state == "pending" else job.state[0]
-        for _, job in sorted(house.jobs.items())
+        for _, job in sorted(harness.jobs.items())
     )
 
 
 def test_no_more_than_at_most_are_placed_however_much_room_there_is():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(*an_array(5, at_most=2))
-    assert states(house) == "sswww"
-    code, reason = house.reason(3)
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(*an_array(5, at_most=2))
+    assert states(harness) == "sswww"
+    code, reason = harness.reason(3)
     assert (code, reason) == ("ARRAY_LIMIT", "at most 2 of the 5 elements of its array at once")
 
 
 def test_without_a_limit_all_are_placed_at_once():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(*an_array(5))
-    assert states(house) == "sssss"
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(*an_array(5))
+    assert states(harness) == "sssss"
 
 
 def test_the_next_is_let_in_when_one_ends_in_order_of_index():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(*an_array(5, at_most=2))
-    house.see("2.0.1", "running")
-    house.see("2.0.1", "succeeded", 0)
-    assert states(house) == "sssww"
-    house.see("1.0.1", "failed", 1)
-    assert states(house) == "fsssw"
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(*an_array(5, at_most=2))
+    harness.see("2.0.1", "running")
+    harness.see("2.0.1", "succeeded", 0)
+    assert states(harness) == "sssww"
+    harness.see("1.0.1", "failed", 1)
+    assert states(harness) == "fsssw"
 
 
 def test_an_element_that_is_tried_again_keeps_its_place():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(*an_array(3, at_most=1, retries=3))
-    house.see("1.0.1", "failed", 1)
-    assert states(house) == "pww"
-    house.later(60_000)
-    assert states(house) == "sww"
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(*an_array(3, at_most=1, retries=3))
+    harness.see("1.0.1", "failed", 1)
+    assert states(harness) == "pww"
+    harness.later(60_000)
+    assert states(harness) == "sww"
 
 
 @pytest.mark.parametrize("how", ["held", "cancelled"])
 def test_an_element_that_is_held_or_cancelled_while_it_waits_for_room_lets_the_next_one_in(how: str):
-    house = House()
-    house.learn(*an_array(3, at_most=1))
-    assert states(house) == "pww"
-    house.learn(JobHeld(1) if how == "held" else JobCancelled(1))
-    assert states(house) == how[0] + "pw"
+    harness = Harness()
+    harness.learn(*an_array(3, at_most=1))
+    assert states(harness) == "pww"
+    harness.learn(JobHeld(1) if how == "held" else JobCancelled(1))
+    assert states(harness) == how[0] + "pw"
 
 
 def test_a_released_element_waits_its_turn_again():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(*an_array(4, at_most=1))
-    house.learn(JobHeld(2))
-    assert states(house) == "shww"
-    house.learn(JobReleased(2))
-    assert states(house) == "swww"
-    house.learn(JobCancelled(1))
-    house.see("1.0.1", "stopped", 143)
-    assert states(house) == "csww"
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(*an_array(4, at_most=1))
+    harness.learn(JobHeld(2))
+    assert states(harness) == "shww"
+    harness.learn(JobReleased(2))
+    assert states(harness) == "swww"
+    harness.learn(JobCancelled(1))
+    harness.see("1.0.1", "stopped", 143)
+    assert states(harness) == "csww"
 
 
 def test_held_and_released_in_one_moment_it_has_its_place_still():
-    house = House()
-    house.learn(*an_array(2, at_most=1))
-    house.learn(JobHeld(1), JobReleased(1))
-    assert states(house) == "pw"
+    harness = Harness()
+    harness.learn(*an_array(2, at_most=1))
+    harness.learn(JobHeld(1), JobReleased(1))
+    assert states(harness) == "pw"
 
 
 def test_an_ended_element_that_is_requeued_waits_if_the_array_is_full():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(*an_array(3, at_most=1))
-    house.see("1.0.1", "failed", 1)
-    assert states(house) == "fsw"
-    house.learn(JobRequeued(1, house.jobs[1]))
-    assert states(house) == "wsw"
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(*an_array(3, at_most=1))
+    harness.see("1.0.1", "failed", 1)
+    assert states(harness) == "fsw"
+    harness.learn(JobRequeued(1, harness.jobs[1]))
+    assert states(harness) == "wsw"
 
 
 def test_a_restart_sorts_the_elements_as_they_were():
     big = a_node("big", 64, "64Gi")
-    house = House(big)
-    house.learn(*an_array(6, at_most=2))
-    house.learn(JobHeld(1) if house.state(1) == "pending" else JobHeld(3), JobHeld(4))
-    house.learn(JobReleased(3), JobReleased(4))
-    before = states(house)
-    house.restart(big)
-    assert states(house) == before == "sswwww"
-    house.see("1.0.1", "succeeded", 0)
-    assert states(house) == "ssswww"
+    harness = Harness(big)
+    harness.learn(*an_array(6, at_most=2))
+    harness.learn(JobHeld(1) if harness.state(1) == "pending" else JobHeld(3), JobHeld(4))
+    harness.learn(JobReleased(3), JobReleased(4))
+    before = states(harness)
+    harness.restart(big)
+    assert states(harness) == before == "sswwww"
+    harness.see("1.0.1", "succeeded", 0)
+    assert states(harness) == "ssswww"
 
 
 def test_two_arrays_do_not_wait_for_each_other():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(*an_array(2, at_most=1), *an_array(2, at_most=1, first=3))
-    assert states(house) == "swsw"
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(*an_array(2, at_most=1), *an_array(2, at_most=1, first=3))
+    assert states(harness) == "swsw"
 
 
 def test_why_says_how_many_are_under_way_and_how_many_go_first():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(*an_array(5, at_most=2))
-    found = why(house.controller, 5, NOW_MS)
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(*an_array(5, at_most=2))
+    found = why(harness.controller, 5, NOW_MS)
     assert found is not None
     assert found.code == "ARRAY_LIMIT"
     assert "2 are under way, 2 of the others go first" in found.summary
 
 
 def test_those_outside_count_as_pending():
-    house = House()
-    house.learn(*an_array(5, at_most=2))
-    assert house.controller.pending() == {"default": 5}
-    house.learn(JobCancelled(5))
-    assert house.controller.pending() == {"default": 4}
+    harness = Harness()
+    harness.learn(*an_array(5, at_most=2))
+    assert harness.controller.pending() == {"default": 5}
+    harness.learn(JobCancelled(5))
+    assert harness.controller.pending() == {"default": 4}
 
 
 def test_a_scheduling_timeout_begins_when_an_element_is_let_in():
-    house = House()
-    house.learn(*an_array(2, at_most=1, scheduling_timeout_ms=1000))
-    house.later(1000)
-    assert states(house) == "fp"
-    house.later(999)
-    assert states(house) == "fp"
-    house.later(1)
-    assert states(house) == "ff"
+    harness = Harness()
+    harness.learn(*an_array(2, at_most=1, scheduling_timeout_ms=1000))
+    harness.later(1000)
+    assert states(harness) == "fp"
+    harness.later(999)
+    assert states(harness) == "fp"
+    harness.later(1)
+    assert states(harness) == "ff"
 
 
 @settings(max_examples=150, deadline=None)
@@ -152,21 +152,21 @@ def test_a_scheduling_timeout_begins_when_an_element_is_let_in():
 )
 def test_whatever_happens_the_limit_holds_and_nobody_is_left_outside_for_nothing(at_most: int, acts):
     big = a_node("big", 64, "64Gi")
-    house = House(big)
-    house.learn(*an_array(8, at_most=at_most))
+    harness = Harness(big)
+    harness.learn(*an_array(8, at_most=at_most))
     for act, id in acts:
-        job = house.jobs[id]
+        job = harness.jobs[id]
         if act == "restart":
-            house.restart(big)
+            harness.restart(big)
         elif act == "end":
-            house.see(f"{id}.0.{job.attempt}", "succeeded", 0)
+            harness.see(f"{id}.0.{job.attempt}", "succeeded", 0)
         else:
             record = job if job.finished_ms else None
             fact = {"hold": JobHeld(id), "release": JobReleased(id), "cancel": JobCancelled(id)}.get(act)
-            house.learn(fact or JobRequeued(id, record))
-        under_way = sum(job.state in ("scheduled", "running") for job in house.jobs.values())
+            harness.learn(fact or JobRequeued(id, record))
+        under_way = sum(job.state in ("scheduled", "running") for job in harness.jobs.values())
         assert under_way <= at_most
-        if "w" in states(house):
+        if "w" in states(harness):
             assert under_way == at_most
 
 
@@ -202,14 +202,14 @@ def test_more_jobs_than_anyone_may_ask_for_at_once_are_refused():
 
 
 def test_a_mould_that_nobody_expanded_is_a_plain_job():
-    house = House(a_node("big", 64, "64Gi"))
-    house.learn(JobSubmitted(Job(1, a_job_spec("sweep", array=ArrayPlace(0, 0, 9, 1)), "pending", NOW_MS, NOW_MS)))
-    assert states(house) == "s"
+    harness = Harness(a_node("big", 64, "64Gi"))
+    harness.learn(JobSubmitted(Job(1, a_job_spec("sweep", array=ArrayPlace(0, 0, 9, 1)), "pending", NOW_MS, NOW_MS)))
+    assert states(harness) == "s"
 
 
 def test_the_advice_about_a_held_first_element_does_not_mean_the_whole_array():
-    house = House(a_node("small", 1, "1Gi"))
-    house.learn(*an_array(3, cpu=2))
-    house.learn(JobHeld(1), JobHeld(2))
-    said = [why(house.controller, job, NOW_MS) for job in (1, 2)]
+    harness = Harness(a_node("small", 1, "1Gi"))
+    harness.learn(*an_array(3, cpu=2))
+    harness.learn(JobHeld(1), JobHeld(2))
+    said = [why(harness.controller, job, NOW_MS) for job in (1, 2)]
     assert [one.hint for one in said if one is not None] == ["hodei release '1[0]'", "hodei release 2"]

@@ -7,65 +7,65 @@ import pytest
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.facts import JobCancelled
 from hodei.plugins.registry import build_profile
-from unit.control.house import House, some_nodes
+from unit.control.harness import Harness, some_nodes
 
 
-def a_house(queue):
-    house = House(*some_nodes(1), profiles={"default": build_profile("default", queue=queue)})
-    house.submit(1, priority="critical")  # holds the only core
-    return house
+def a_harness(queue):
+    harness = Harness(*some_nodes(1), profiles={"default": build_profile("default", queue=queue)})
+    harness.submit(1, priority="critical")  # holds the only core
+    return harness
 
 
 def after(*jobs):
     return Dependencies(tuple(Dependency("succeeded", job) for job in jobs))
 
 
-def next_started(house):
-    house.see(next(run.id for run in house.runs.values() if run.state in ("placed", "running")), "succeeded", 0)
-    return [run.split(".")[0] for run in house.started()]
+def next_started(harness):
+    harness.see(next(run.id for run in harness.runs.values() if run.state in ("placed", "running")), "succeeded", 0)
+    return [run.split(".")[0] for run in harness.started()]
 
 
 @pytest.mark.parametrize("queue", ["priority", "multifactor", "fair"])
 def test_a_critical_job_lifts_what_it_waits_for(queue):
-    house = a_house(queue)
-    house.submit(2, priority="high")
-    house.submit(3, priority="low")
-    house.submit(4, priority="critical", after=after(3))
-    assert next_started(house) == ["3"]
-    assert next_started(house) == ["4"]
+    harness = a_harness(queue)
+    harness.submit(2, priority="high")
+    harness.submit(3, priority="low")
+    harness.submit(4, priority="critical", after=after(3))
+    assert next_started(harness) == ["3"]
+    assert next_started(harness) == ["4"]
 
 
 def test_the_lift_goes_all_the_way_down_a_chain():
-    house = a_house("priority")
-    house.submit(2, priority="high")
-    house.submit(3, priority="low")
-    house.submit(4, priority="low", after=after(3))
-    house.submit(5, priority="critical", after=after(4))
-    assert [next_started(house) for _ in range(4)] == [["3"], ["4"], ["5"], ["2"]]
+    harness = a_harness("priority")
+    harness.submit(2, priority="high")
+    harness.submit(3, priority="low")
+    harness.submit(4, priority="low", after=after(3))
+    harness.submit(5, priority="critical", after=after(4))
+    assert [next_started(harness) for _ in range(4)] == [["3"], ["4"], ["5"], ["2"]]
 
 
 def test_it_is_over_when_nobody_important_waits_any_more():
-    house = a_house("priority")
-    house.submit(2, priority="high")
-    house.submit(3, priority="low")
-    house.submit(4, priority="critical", after=after(3))
-    house.learn(JobCancelled(4))
-    assert next_started(house) == ["2"]
+    harness = a_harness("priority")
+    harness.submit(2, priority="high")
+    harness.submit(3, priority="low")
+    harness.submit(4, priority="critical", after=after(3))
+    harness.learn(JobCancelled(4))
+    assert next_started(harness) == ["2"]
 
 
 def test_less_important_work_that_waits_changes_nothing():
-    house = a_house("priority")
-    house.submit(2, priority="medium")
-    house.submit(3, priority="low")
-    house.submit(4, priority="batch", after=after(3))
-    assert next_started(house) == ["2"]
-    assert house.controller.inheriting.lifts == {}
+    harness = a_harness("priority")
+    harness.submit(2, priority="medium")
+    harness.submit(3, priority="low")
+    harness.submit(4, priority="batch", after=after(3))
+    assert next_started(harness) == ["2"]
+    assert harness.controller.priority_inheritance.lifts == {}
 
 
 def test_who_is_lifted_sends_nobody_away():
-    house = House(*some_nodes(1))
-    house.submit(1, priority="medium")
-    house.later(1000)
-    house.submit(2, priority="low")
-    house.submit(3, priority="critical", after=after(2))
-    assert house.stopped() == []
+    harness = Harness(*some_nodes(1))
+    harness.submit(1, priority="medium")
+    harness.later(1000)
+    harness.submit(2, priority="low")
+    harness.submit(3, priority="critical", after=after(2))
+    assert harness.stopped() == []

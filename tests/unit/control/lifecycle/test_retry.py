@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hodei.control.lifecycle.retry import Backoff
-from hodei.control.timers import Timers
+from hodei.control.state import Timers
 
 
 def test_pauses_double_up_to_the_most():

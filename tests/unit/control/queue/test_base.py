@@ -9,12 +9,12 @@ from hodei.control.queue.base import SchedulingQueue
 from hodei.engine.plan import Refusal
 from hodei.engine.profile import make_profile
 from hodei.engine.view import gang_of
-from hodei.model.decision import Reason, Verdict
 from hodei.model.facts import JobCancelled, JobHeld, JobReleased, NodeJoined, NodeOverridden
+from hodei.model.job import Reason, Verdict
 from hodei.plugins.fit import Fit
 from hodei.plugins.queues import Fifo
 from hodei.plugins.registry import build_profile
-from unit.control.house import House, a_house, some_nodes
+from unit.control.harness import Harness, a_harness, some_nodes
 
 
 def _gang(id, at=0, **fields):
@@ -30,7 +30,7 @@ def _add(line, *gangs, **when):
         line.add(gang, **when)
 
 
-def _try_all(line, fits=lambda gang: True, cured_by=("run_ended",)):
+def _try_all(line, fits=lambda gang: True, requeue_on=("run_ended",)):
     """What a cycle does: each that is ready either starts or is refused."""
     tried = []
     for gang in line.ready():
@@ -38,7 +38,7 @@ def _try_all(line, fits=lambda gang: True, cured_by=("run_ended",)):
         if fits(gang):
             line.started(gang)
         else:
-            line.refused(gang, Refusal(gang.id, (), cured_by=cured_by))
+            line.refused(gang, Refusal(gang.id, (), requeue_on=requeue_on))
     return tried
 
 
@@ -187,7 +187,7 @@ def test_a_refused_head_puts_its_equals_to_sleep():
 def test_a_group_is_woken_by_its_own_trigger_only_and_then_only_its_head_is_tried():
     line = _line()
     _add(line, *(_gang(id) for id in range(1, 6)))
-    assert _try_all(line, _never, cured_by=("node_joined", "run_ended")) == [1]
+    assert _try_all(line, _never, requeue_on=("node_joined", "run_ended")) == [1]
     for other in ("node_changed", "job_ended", "time"):
         line.wake(other)
         assert _try_all(line, _never) == []
@@ -236,7 +236,7 @@ def test_when_no_node_has_room_for_one_none_is_asked_again_for_its_like_of_anoth
     tried = []
     for gang in line.ready():
         tried.append(gang.id)
-        line.refused(gang, Refusal(gang.id, (full,), cured_by=("run_ended",)))
+        line.refused(gang, Refusal(gang.id, (full,), requeue_on=("run_ended",)))
     assert sorted(tried) == [2, 3], "blue has the first turn"
     assert line.refusal_of(line.gangs[1]) is not None
     line.wake("node_joined")
@@ -356,83 +356,83 @@ def test_the_position_in_a_fair_line_is_the_order_in_which_they_are_tried():
 
 
 def test_a_waiting_job_starts_when_a_run_ends():
-    house = a_house(1)
-    house.submit(1, 2)
-    assert (house.state(1), house.state(2)) == ("scheduled", "pending")
-    house.see("1.0.1", "succeeded", 0)
-    assert house.started() == ["2.0.1"]
+    harness = a_harness(1)
+    harness.submit(1, 2)
+    assert (harness.state(1), harness.state(2)) == ("scheduled", "pending")
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.started() == ["2.0.1"]
 
 
 def test_a_waiting_job_starts_when_a_node_joins_or_changes():
-    house = House()
-    house.submit(1, 2, node_selector={"disk": "ssd"})
-    assert house.reason() == ("NO_NODES", "no nodes have joined yet")
-    house.learn(NodeJoined(some_nodes(1)[0]))
-    assert house.reason()[0] == "SELECTOR_MISMATCH"
-    house.learn(NodeOverridden("n1", labels={"disk": "ssd"}))
-    assert house.started() == ["1.0.1"]
-    house.learn(NodeJoined(some_nodes(4)[0]))
-    assert house.started() == ["2.0.1"]
+    harness = Harness()
+    harness.submit(1, 2, node_selector={"disk": "ssd"})
+    assert harness.reason() == ("NO_NODES", "no nodes have joined yet")
+    harness.learn(NodeJoined(some_nodes(1)[0]))
+    assert harness.reason()[0] == "SELECTOR_MISMATCH"
+    harness.learn(NodeOverridden("n1", labels={"disk": "ssd"}))
+    assert harness.started() == ["1.0.1"]
+    harness.learn(NodeJoined(some_nodes(4)[0]))
+    assert harness.started() == ["2.0.1"]
 
 
 def test_one_waiting_kind_of_job_costs_one_try_per_step():
-    house = a_house(1)
-    house.submit(*range(1, 200))
-    assert len(house.last.plan.refusals) == 1
-    house.submit(200, 201)
-    assert len(house.last.plan.refusals) == 0
-    house.learn(NodeOverridden("n1", labels={"x": "y"}))
-    assert len(house.last.plan.refusals) == 1
+    harness = a_harness(1)
+    harness.submit(*range(1, 200))
+    assert len(harness.last.plan.refusals) == 1
+    harness.submit(200, 201)
+    assert len(harness.last.plan.refusals) == 0
+    harness.learn(NodeOverridden("n1", labels={"x": "y"}))
+    assert len(harness.last.plan.refusals) == 1
 
 
 def test_a_long_line_is_worked_off_in_several_steps_without_waiting():
-    house = a_house(64, max_tries=10)
-    house.submit(*range(1, 26), cpu="100m", memory="0")
-    assert len(house.started()) == 10
-    assert house.controller.next_wakeup_ms(house.now_ms) == house.now_ms
-    house.later(0)
-    house.later(0)
-    assert len(house.started()) == 5
-    assert house.controller.next_wakeup_ms(house.now_ms) is None
+    harness = a_harness(64, max_tries=10)
+    harness.submit(*range(1, 26), cpu="100m", memory="0")
+    assert len(harness.started()) == 10
+    assert harness.controller.next_wakeup_ms(harness.now_ms) == harness.now_ms
+    harness.later(0)
+    harness.later(0)
+    assert len(harness.started()) == 5
+    assert harness.controller.next_wakeup_ms(harness.now_ms) is None
 
 
 def test_a_released_job_takes_its_old_place():
-    house = House()
+    harness = Harness()
     for id in (1, 2, 3):
-        house.submit(id)
-        house.now_ms += 1
-    house.learn(JobHeld(1))
-    house.learn(JobReleased(1))
-    house.learn(NodeJoined(some_nodes(1)[0]))
-    assert house.started() == ["1.0.1"]
+        harness.submit(id)
+        harness.now_ms += 1
+    harness.learn(JobHeld(1))
+    harness.learn(JobReleased(1))
+    harness.learn(NodeJoined(some_nodes(1)[0]))
+    assert harness.started() == ["1.0.1"]
 
 
 def test_a_retried_job_takes_its_old_place():
-    house = a_house(1)
-    house.submit(1, retries=1)
-    house.now_ms += 1
-    house.submit(2)
-    house.now_ms += 1
-    house.submit(3)
-    house.see("1.0.1", "failed", 1)
-    assert house.started() == ["2.0.1"]
-    house.later(1000)
-    house.see("2.0.1", "succeeded", 0)
-    assert house.started() == ["1.0.2"]
+    harness = a_harness(1)
+    harness.submit(1, retries=1)
+    harness.now_ms += 1
+    harness.submit(2)
+    harness.now_ms += 1
+    harness.submit(3)
+    harness.see("1.0.1", "failed", 1)
+    assert harness.started() == ["2.0.1"]
+    harness.later(1000)
+    harness.see("2.0.1", "succeeded", 0)
+    assert harness.started() == ["1.0.2"]
 
 
 def test_a_cancelled_head_does_not_hold_up_its_equals():
-    house = a_house(1)
-    house.submit(1, 2, 3)
-    house.learn(JobCancelled(2))
-    house.see("1.0.1", "succeeded", 0)
-    assert house.started() == ["3.0.1"]
+    harness = a_harness(1)
+    harness.submit(1, 2, 3)
+    harness.learn(JobCancelled(2))
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.started() == ["3.0.1"]
 
 
 def test_one_whom_only_time_can_help_is_tried_again_every_second():
     class Evenings:
         name = "evenings"
-        cured_by = ("time",)
+        requeue_on = ("time",)
 
         def key(self, member):
             return None
@@ -440,17 +440,17 @@ def test_one_whom_only_time_can_help_is_tried_again_every_second():
         def pre_filter(self, gang, view):
             return Reason("evenings", "CLOSED", "opens later") if view.now_ms < NOW_MS + 2500 else None
 
-    house = a_house(4, profiles={"default": make_profile("default", Fifo(), [Fit(), Evenings()], {})})
-    house.submit(1)
+    harness = a_harness(4, profiles={"default": make_profile("default", Fifo(), [Fit(), Evenings()], {})})
+    harness.submit(1)
     for _ in range(2):
-        assert house.controller.next_wakeup_ms(house.now_ms) == house.now_ms + 1000
-        house.later(999)
-        assert house.last.empty
-        house.later(1)
-        assert house.started() == []
-    house.later(1000)
-    assert house.started() == ["1.0.1"]
-    assert house.controller.next_wakeup_ms(house.now_ms) is None
+        assert harness.controller.next_wakeup_ms(harness.now_ms) == harness.now_ms + 1000
+        harness.later(999)
+        assert harness.last.empty
+        harness.later(1)
+        assert harness.started() == []
+    harness.later(1000)
+    assert harness.started() == ["1.0.1"]
+    assert harness.controller.next_wakeup_ms(harness.now_ms) is None
 
 
 def test_what_goes_from_the_last_on_leaves_nothing_behind_to_be_cleared_up_at_once():

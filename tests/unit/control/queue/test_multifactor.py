@@ -48,7 +48,7 @@ def _round(line, now, fits=lambda gang: True, most=10**9, **view):
         if fits(gang):
             line.started(gang)
         else:
-            line.refused(gang, Refusal(gang.id, (), cured_by=("run_ended",)))
+            line.refused(gang, Refusal(gang.id, (), requeue_on=("run_ended",)))
     return tried
 
 
@@ -194,7 +194,7 @@ def test_places_are_told_as_they_are_tried(seed):
 def test_the_terms_add_up_to_the_rank():
     line = _line()
     gang = _add(line, 1, at=0, priority="low", project="a")
-    gang.lifted = 600
+    gang.inherited_priority = 600
     view = View(2 * HOUR, shares=_Shares(a=400))
     queue = line.profile.queue
     terms = {term.name: term.milli for term in queue.terms(gang, view)}

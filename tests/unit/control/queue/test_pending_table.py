@@ -19,7 +19,7 @@ class Line:
 
     def __init__(self, **options) -> None:
         self.gangs: dict[int, Gang] = {}
-        self.roster = PendingTable(Batch(**options), self.gangs)
+        self.pending_table = PendingTable(Batch(**options), self.gangs)
 
     def come(
         self, id: int, *, at_ms: int | None = None, estimate_ms: int = 60_000, group: str = "", **request: int
@@ -28,14 +28,14 @@ class Line:
         gang = gang_of(id, spec, id * 1000 if at_ms is None else at_ms)
         gang.group = (group, tuple(request.items()))
         self.gangs[id] = gang
-        self.roster.enter(gang)
+        self.pending_table.enter(gang)
 
     def go(self, id: int) -> None:
-        self.roster.leave(id)
+        self.pending_table.leave(id)
         del self.gangs[id]
 
     def seated(self) -> list[int]:
-        return [gang.id for gang in self.roster.in_order(0)]
+        return [gang.id for gang in self.pending_table.in_order(0)]
 
 
 def a_line(count: int, **options) -> Line:
@@ -50,7 +50,7 @@ def test_only_the_first_in_order_stand_in_the_columns_and_the_others_move_up():
     assert line.seated() == [1, 2]
     line.go(1)
     assert line.seated() == [2, 3]
-    assert len(line.roster) == 4
+    assert len(line.pending_table) == 4
 
 
 def test_a_newcomer_who_is_before_the_last_in_the_columns_takes_its_seat():
@@ -70,15 +70,15 @@ def test_one_who_leaves_from_beyond_is_passed_over():
 
 def test_places_are_counted_through_those_beyond():
     line = a_line(5, lookahead=2)
-    assert [line.roster.position(line.gangs[id], 0) for id in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 5]
+    assert [line.pending_table.position(line.gangs[id], 0) for id in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 5]
 
 
 def test_more_is_known_of_some_and_they_change_their_places_also_with_those_beyond():
     line = a_line(4, lookahead=3, order="sjf")
     line.gangs[1].expected_ms = 90_000
-    line.roster.reestimate({1: 90_000})
+    line.pending_table.reestimate({1: 90_000})
     assert line.seated() == [2, 3, 4]
-    assert line.roster.position(line.gangs[1], 0) == 4
+    assert line.pending_table.position(line.gangs[1], 0) == 4
 
 
 @pytest.mark.parametrize("count", [3, 60], ids=["few", "many"])
@@ -86,9 +86,9 @@ def test_more_known_of_all_at_once_is_as_one_by_one(count: int):
     draw = random.Random(count)
     together, apart = a_line(count, order="hodei"), a_line(count, order="hodei")
     known = {id: draw.choice([1000, 60_000, 3_600_000]) for id in together.gangs}
-    together.roster.reestimate(known)
+    together.pending_table.reestimate(known)
     for id, expected_ms in known.items():
-        apart.roster.reestimate({id: expected_ms})
+        apart.pending_table.reestimate({id: expected_ms})
     assert together.seated() == apart.seated()
 
 
@@ -101,19 +101,19 @@ def test_slots_are_used_again_and_who_stands_where_is_still_known():
     line = a_line(6)
     for id in (1, 3, 6):
         line.go(id)
-    line.roster.compact()
-    assert line.roster.end == 3
-    assert {line.roster.job_in(slot) for slot in range(3)} == {2, 4, 5}
-    assert all(line.roster.job_in(slot) == id for id, slot in line.roster.slots.items())
+    line.pending_table.compact()
+    assert line.pending_table.end == 3
+    assert {line.pending_table.job_in(slot) for slot in range(3)} == {2, 4, 5}
+    assert all(line.pending_table.job_in(slot) == id for id, slot in line.pending_table.slots.items())
 
 
 def test_who_sleeps_is_woken_by_its_cure_and_by_no_other():
     line = a_line(3)
-    line.roster.put_to_sleep(1, ["run_ended"], but=())
-    assert not line.roster.wake(BIT["time"])
-    assert not line.roster.awake(line.roster.slots[1])
-    assert line.roster.wake(BIT["run_ended"])
-    assert line.roster.awake(line.roster.slots[1])
+    line.pending_table.put_to_sleep(1, ["run_ended"], but=())
+    assert not line.pending_table.wake(BIT["time"])
+    assert not line.pending_table.awake(line.pending_table.slots[1])
+    assert line.pending_table.wake(BIT["run_ended"])
+    assert line.pending_table.awake(line.pending_table.slots[1])
 
 
 def test_its_group_sleeps_with_it_but_for_those_that_are_over_sooner():
@@ -122,8 +122,8 @@ def test_its_group_sleeps_with_it_but_for_those_that_are_over_sooner():
     line.come(2, estimate_ms=9000)
     line.come(3, estimate_ms=1000)
     line.come(4, estimate_ms=9000, group="other")
-    line.roster.put_to_sleep(1, ["run_ended"], but=())
-    assert [line.roster.awake(line.roster.slots[id]) for id in (1, 2, 3, 4)] == [False, False, True, True]
+    line.pending_table.put_to_sleep(1, ["run_ended"], but=())
+    assert [line.pending_table.awake(line.pending_table.slots[id]) for id in (1, 2, 3, 4)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -133,12 +133,12 @@ def test_few_are_judged_as_many_are(seed: int, monkeypatch: pytest.MonkeyPatch):
     for id in range(1, draw.randint(2, 40)):
         line.come(id, estimate_ms=draw.choice([1, 5, 9]) * 1000, cpu=draw.randint(1, 9), memory=draw.randint(0, 3))
     for id in draw.sample(list(line.gangs), k=len(line.gangs) // 2):
-        line.roster.put_to_sleep(id, draw.choice([["run_ended"], ["time"]]), but=())
-    line.roster.wake(BIT["time"])
+        line.pending_table.put_to_sleep(id, draw.choice([["run_ended"], ["time"]]), but=())
+    line.pending_table.wake(BIT["time"])
     amounts = [[draw.randint(1, 9), draw.randint(0, 3)] for _ in range(3)]
     elsewhere = draw.choice([None, amounts[2]])
     gap = draw.choice([None, Gap(5000, lambda: amounts[1], lambda: elsewhere)])
-    assert list(line.roster.needs) == [CPU, MEMORY]
-    few = line.roster.fitting(line.roster.all_but([1]), amounts[0], gap)
+    assert list(line.pending_table.needs) == [CPU, MEMORY]
+    few = line.pending_table.fitting(line.pending_table.all_but([1]), amounts[0], gap)
     monkeypatch.setattr(rosters, "_FEW_SEATS", -1)
-    assert list(line.roster.fitting(line.roster.all_but([1]), amounts[0], gap)) == list(few)
+    assert list(line.pending_table.fitting(line.pending_table.all_but([1]), amounts[0], gap)) == list(few)

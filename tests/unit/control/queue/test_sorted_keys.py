@@ -64,7 +64,7 @@ class _NoWalk(dict):
 
 def _line(queue, **arguments):
     profile = build_profile("default", queue=queue, queue_arguments=arguments)
-    if hasattr(profile.queue, "promises"):
+    if hasattr(profile.queue, "reservation_depth"):
         return BackfillQueue(profile, Engine(Table(), {"default": profile}))
     return MultifactorQueue(profile) if hasattr(profile.queue, "rank_milli") else SchedulingQueue(profile)
 
@@ -80,7 +80,7 @@ def _line(queue, **arguments):
         ("batch", {"lookahead": 40, "order": "sjf"}),
         ("batch", {"order": "wfp3"}),
     ],
-    ids=["fifo", "priority", "fair", "multifactor", "batch beyond", "batch in the columns", "batch restless"],
+    ids=["fifo", "priority", "fair", "multifactor", "batch beyond", "batch in the columns", "batch reorders"],
 )
 def test_a_place_in_line_is_told_without_a_walk_over_all_who_wait(queue, arguments):
     draw, line, now_ms = random.Random(1), _line(queue, **arguments), 10_000_000
@@ -99,6 +99,6 @@ def test_a_place_in_line_is_told_without_a_walk_over_all_who_wait(queue, argumen
     left = [gang for gang in gangs if gang.id in line.gangs]
     line.gangs = _NoWalk(line.gangs)
     if hasattr(line, "_roster"):
-        line._roster._places = _NoWalk(line._roster._places)
-        line._roster._gangs = line.gangs
+        line._pending_table._places = _NoWalk(line._pending_table._places)
+        line._pending_table._gangs = line.gangs
     assert sorted(line.position(gang, View(now_ms)) for gang in left) == list(range(1, len(left) + 1))

@@ -15,7 +15,7 @@ from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.facts import NodeOverridden, ReservationCancelled, ReservationMade
 from hodei.model.reservation import LateRun, Reservation, ReservationSpec
 from hodei.plugins.registry import build_profile
-from unit.control.house import House, a_house, some_nodes
+from unit.control.harness import Harness, a_harness, some_nodes
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -26,53 +26,53 @@ def a_wish(name: str = "nightly", start: int = HOUR, length: int = HOUR, **field
     return ReservationSpec(name, start_ms=NOW_MS + start, end_ms=NOW_MS + start + length, **fields)
 
 
-def reserve(house: House, *args: Any, **fields: Any) -> Reservation:
-    booking = choose(house.controller.world, a_wish(*args, **fields), house.now_ms)
-    house.learn(ReservationMade(booking))
-    return booking
+def reserve(harness: Harness, *args: Any, **fields: Any) -> Reservation:
+    reservation = choose(harness.controller.cluster, a_wish(*args, **fields), harness.now_ms)
+    harness.learn(ReservationMade(reservation))
+    return reservation
 
 
-def nodes_of(booking: Reservation) -> list[str]:
-    return [node for node, _ in booking.places]
+def nodes_of(reservation: Reservation) -> list[str]:
+    return [node for node, _ in reservation.places]
 
 
 # ------------------------------------------------------------------------------------------------ choosing
 
 
 def test_whole_nodes_are_reserved_if_no_amounts_are_named():
-    booking = reserve(a_house(4), count=1)
-    assert booking.places == (("n1", amounts(4, "64Gi")),)
+    reservation = reserve(a_harness(4), count=1)
+    assert reservation.places == (("n1", amounts(4, "64Gi")),)
 
 
 def test_nodes_that_are_free_soonest_are_chosen_and_ties_go_by_name():
-    house = House(*[a_node(f"n{i}", 4, "64Gi", labels={"on": f"n{i}"}) for i in range(1, 5)])
+    harness = Harness(*[a_node(f"n{i}", 4, "64Gi", labels={"on": f"n{i}"}) for i in range(1, 5)])
     for id, (node, estimate) in enumerate({"n1": 0, "n2": 5 * HOUR, "n3": 90 * MINUTE}.items(), 1):
-        house.submit(id, cpu=4, estimate_ms=estimate, node_selector={"on": node})
-    world = house.controller.world
-    assert nodes_of(choose(world, a_wish(count=2, request=amounts(4)), NOW_MS)) == ["n3", "n4"]
-    assert nodes_of(choose(world, a_wish(count=3, request=amounts(4)), NOW_MS)) == ["n2", "n3", "n4"]
-    assert not world.keeps_book, "looking changes nothing"
-    assert nodes_of(choose(a_house(4, 4, 4).controller.world, a_wish(count=2), NOW_MS)) == ["n1", "n2"]
+        harness.submit(id, cpu=4, estimate_ms=estimate, node_selector={"on": node})
+    cluster = harness.controller.cluster
+    assert nodes_of(choose(cluster, a_wish(count=2, request=amounts(4)), NOW_MS)) == ["n3", "n4"]
+    assert nodes_of(choose(cluster, a_wish(count=3, request=amounts(4)), NOW_MS)) == ["n2", "n3", "n4"]
+    assert not cluster.tracks_availability, "looking changes nothing"
+    assert nodes_of(choose(a_harness(4, 4, 4).controller.cluster, a_wish(count=2), NOW_MS)) == ["n1", "n2"]
 
 
 def test_cordoned_nodes_are_taken_only_by_name():
-    house = a_house(4, 4)
-    house.learn(NodeOverridden("n1", cordon=True))
-    world = house.controller.world
-    assert nodes_of(choose(world, a_wish(), NOW_MS)) == ["n2"]
-    assert nodes_of(choose(world, a_wish(named=("n1",)), NOW_MS)) == ["n1"]
+    harness = a_harness(4, 4)
+    harness.learn(NodeOverridden("n1", cordon=True))
+    cluster = harness.controller.cluster
+    assert nodes_of(choose(cluster, a_wish(), NOW_MS)) == ["n2"]
+    assert nodes_of(choose(cluster, a_wish(named=("n1",)), NOW_MS)) == ["n1"]
 
 
 def test_reservations_share_a_node_as_far_as_it_goes_and_the_one_in_the_way_is_named():
-    house = a_house(4)
-    reserve(house, "first", request=amounts(3))
-    reserve(house, "second", request=amounts(1))
+    harness = a_harness(4)
+    reserve(harness, "first", request=amounts(3))
+    reserve(harness, "second", request=amounts(1))
     with pytest.raises(Conflict) as refused:
-        reserve(house, "third", request=amounts(1))
-    assert refused.value.code == "NO_ROOM_TO_RESERVE"
+        reserve(harness, "third", request=amounts(1))
+    assert refused.value.code == "RESERVATION_DOES_NOT_FIT"
     assert "reservation first of project ml takes 1 node" in refused.value.message
     assert "reservation second of project ml takes 1 node" in refused.value.message
-    reserve(house, "later", start=2 * HOUR, request=amounts(4))
+    reserve(harness, "later", start=2 * HOUR, request=amounts(4))
 
 
 @pytest.mark.parametrize(
@@ -86,35 +86,37 @@ def test_reservations_share_a_node_as_far_as_it_goes_and_the_one_in_the_way_is_n
 )
 def test_a_wish_that_cannot_be_met_is_refused_with_the_reason(wish, error, says):
     with pytest.raises(error, match=says):
-        choose(a_house(4).controller.world, a_wish(**wish), NOW_MS)
+        choose(a_harness(4).controller.cluster, a_wish(**wish), NOW_MS)
 
 
 def test_a_name_is_used_once():
-    house = a_house(4)
-    reserve(house)
+    harness = a_harness(4)
+    reserve(harness)
     with pytest.raises(Conflict, match="already"):
-        reserve(house, start=10 * HOUR)
+        reserve(harness, start=10 * HOUR)
 
 
 def test_what_is_promised_to_a_job_is_not_given_away():
-    house = a_house(4)
-    house.controller.world.keep_book()
-    house.controller.world.book.promise(StartReservation(7, NOW_MS + HOUR, NOW_MS + 3 * HOUR, (("n1", amounts(2)),)))
+    harness = a_harness(4)
+    harness.controller.cluster.track_availability()
+    harness.controller.cluster.availability.add_start_reservation(
+        StartReservation(7, NOW_MS + HOUR, NOW_MS + 3 * HOUR, (("n1", amounts(2)),))
+    )
     with pytest.raises(Conflict, match="the promise to job 7 takes 1 node"):
-        reserve(house, request=amounts(3))
-    reserve(house, request=amounts(2))
+        reserve(harness, request=amounts(3))
+    reserve(harness, request=amounts(2))
 
 
 def test_runs_that_may_not_be_over_in_time_are_named():
-    house = a_house(4)
-    house.submit(1, cpu=2)
-    house.submit(2, cpu=2, estimate_ms=90 * MINUTE)
-    booking = reserve(house, request=amounts(3))
-    assert late_runs(house.controller.world, booking, house.now_ms) == [
+    harness = a_harness(4)
+    harness.submit(1, cpu=2)
+    harness.submit(2, cpu=2, estimate_ms=90 * MINUTE)
+    reservation = reserve(harness, request=amounts(3))
+    assert late_runs(harness.controller.cluster, reservation, harness.now_ms) == [
         LateRun("n1", "2.0.1", NOW_MS + 90 * MINUTE), LateRun("n1", "1.0.1"),
     ]  # fmt: skip
-    part = reserve(house, "part", start=100 * MINUTE, length=MINUTE, request=amounts(1), project="web")
-    assert late_runs(house.controller.world, part, house.now_ms) == [], "there is room beside job 1"
+    part = reserve(harness, "part", start=100 * MINUTE, length=MINUTE, request=amounts(1), project="web")
+    assert late_runs(harness.controller.cluster, part, harness.now_ms) == [], "there is room beside job 1"
 
 
 # ------------------------------------------------------------------------------------------------ honouring
@@ -129,93 +131,93 @@ def lines() -> dict[str, Any]:
 
 @pytest.mark.parametrize("profile", list(lines()))
 def test_every_line_keeps_out_who_would_not_be_over_by_then_and_lets_the_project_in(profile):
-    house = House(*some_nodes(4), profiles=lines())
-    reserve(house)
-    house.submit(1, profile=profile, estimate_ms=2 * HOUR)
-    assert house.started() == []
-    assert house.reason()[0] in ("BOOKED", ""), "or it is promised a time and was not tried"
-    house.submit(2, profile=profile, estimate_ms=30 * MINUTE, name="short")
-    assert house.started() == ["2.0.1"]
-    house.submit(3, profile=profile, estimate_ms=2 * HOUR, project="ml")
-    assert house.started() == ["3.0.1"]
+    harness = Harness(*some_nodes(4), profiles=lines())
+    reserve(harness)
+    harness.submit(1, profile=profile, estimate_ms=2 * HOUR)
+    assert harness.started() == []
+    assert harness.reason()[0] in ("RESERVED", ""), "or it is promised a time and was not tried"
+    harness.submit(2, profile=profile, estimate_ms=30 * MINUTE, name="short")
+    assert harness.started() == ["2.0.1"]
+    harness.submit(3, profile=profile, estimate_ms=2 * HOUR, project="ml")
+    assert harness.started() == ["3.0.1"]
 
 
 def test_a_job_of_unknown_length_does_not_start_where_something_is_reserved_and_why_says_what_to_do():
-    house = a_house(4)
-    reserve(house)
-    house.submit(1)
-    assert house.reason() == ("BOOKED", "reservation nightly of project ml has it until 2023-11-15 00:13:20 UTC")
-    answer = explain.why(house.controller, 1, house.now_ms)
-    assert answer.code == "BOOKED"
+    harness = a_harness(4)
+    reserve(harness)
+    harness.submit(1)
+    assert harness.reason() == ("RESERVED", "reservation nightly of project ml has it until 2023-11-15 00:13:20 UTC")
+    answer = explain.why(harness.controller, 1, harness.now_ms)
+    assert answer.code == "RESERVED"
     assert [(hold.node, hold.name, hold.project) for hold in answer.held_for] == [("n1", "nightly", "ml")]
     assert "timeout or an estimate" in answer.hint
 
 
 def test_who_waited_starts_when_the_window_has_closed_without_anything_else_happening():
-    house = a_house(4)
-    booking = reserve(house, start=0)
-    house.submit(1)
-    assert house.started() == []
-    assert house.controller.next_wakeup_ms(house.now_ms) == booking.end_ms
-    house.now_ms = booking.end_ms
-    house.learn()
-    assert house.started() == ["1.0.1"]
-    assert holds_on(house.controller.world, "n1") == ()
-    assert [kind for kind in house.kinds() if kind.startswith("reservation")] == [
-        "reservation.made", "reservation.started", "reservation.ended",
+    harness = a_harness(4)
+    reservation = reserve(harness, start=0)
+    harness.submit(1)
+    assert harness.started() == []
+    assert harness.controller.next_wakeup_ms(harness.now_ms) == reservation.end_ms
+    harness.now_ms = reservation.end_ms
+    harness.learn()
+    assert harness.started() == ["1.0.1"]
+    assert holds_on(harness.controller.cluster, "n1") == ()
+    assert [kind for kind in harness.kinds() if kind.startswith("reservation")] == [
+        "reservation.created", "reservation.started", "reservation.ended",
     ]  # fmt: skip
-    assert house.controller.next_wakeup_ms(house.now_ms) is None
+    assert harness.controller.next_wakeup_ms(harness.now_ms) is None
 
 
 def test_a_reservation_that_is_given_up_lets_those_who_wait_start():
-    house = a_house(4)
-    reserve(house)
-    house.submit(1)
-    house.learn(ReservationCancelled("nightly", by="ann"))
-    assert house.started() == ["1.0.1"]
-    assert house.events[-1].kind != "reservation.ended"
-    assert any(event.kind == "reservation.cancelled" and event.detail["by"] == "ann" for event in house.events)
-    house.learn(ReservationCancelled("nightly", by="ann"))  # once more changes nothing
-    assert house.kinds().count("reservation.cancelled") == 1
+    harness = a_harness(4)
+    reserve(harness)
+    harness.submit(1)
+    harness.learn(ReservationCancelled("nightly", by="ann"))
+    assert harness.started() == ["1.0.1"]
+    assert harness.events[-1].kind != "reservation.ended"
+    assert any(event.kind == "reservation.cancelled" and event.detail["by"] == "ann" for event in harness.events)
+    harness.learn(ReservationCancelled("nightly", by="ann"))  # once more changes nothing
+    assert harness.kinds().count("reservation.cancelled") == 1
 
 
 def test_the_project_uses_its_own_and_others_what_is_left():
-    house = a_house(4)
-    reserve(house, start=0, request=amounts(2))
-    house.submit(1, cpu=2, project="ml")
-    house.submit(2, cpu=2, project="web")
-    house.submit(3, cpu=1, project="web")
-    assert [house.state(id) for id in (1, 2, 3)] == ["scheduled", "scheduled", "pending"]
-    house.see("1.0.1", "succeeded", 0)
-    assert house.state(3) == "pending", "the two cores are still reserved"
+    harness = a_harness(4)
+    reserve(harness, start=0, request=amounts(2))
+    harness.submit(1, cpu=2, project="ml")
+    harness.submit(2, cpu=2, project="web")
+    harness.submit(3, cpu=1, project="web")
+    assert [harness.state(id) for id in (1, 2, 3)] == ["scheduled", "scheduled", "pending"]
+    harness.see("1.0.1", "succeeded", 0)
+    assert harness.state(3) == "pending", "the two cores are still reserved"
 
 
 def test_it_is_there_again_after_a_restart_with_the_runs_that_were_there():
-    house = a_house(4)
-    house.submit(1, cpu=2, estimate_ms=HOUR)
-    booking = reserve(house, request=amounts(4))
-    again = a_house()
-    again.learn(ReservationMade(booking, restored=True))
-    assert again.controller.world.book.bookings == {"nightly": booking}
-    assert "reservation.made" not in again.kinds()
-    again.learn(ReservationMade(booking, restored=True))
-    again.now_ms = booking.start_ms
+    harness = a_harness(4)
+    harness.submit(1, cpu=2, estimate_ms=HOUR)
+    reservation = reserve(harness, request=amounts(4))
+    again = a_harness()
+    again.learn(ReservationMade(reservation, restored=True))
+    assert again.controller.cluster.availability.reservations == {"nightly": reservation}
+    assert "reservation.created" not in again.kinds()
+    again.learn(ReservationMade(reservation, restored=True))
+    again.now_ms = reservation.start_ms
     again.learn()
     assert again.kinds().count("reservation.started") == 1
 
 
 def test_a_gang_of_several_members_on_one_node_is_weighed_together():
-    house = a_house(4)
-    reserve(house, request=amounts(3))
-    house.submit(1, cpu=1, count=2)
-    assert house.started() == []
-    house.submit(2, cpu=1, name="alone")
-    assert house.started() == ["2.0.1"]
+    harness = a_harness(4)
+    reserve(harness, request=amounts(3))
+    harness.submit(1, cpu=1, count=2)
+    assert harness.started() == []
+    harness.submit(2, cpu=1, name="alone")
+    assert harness.started() == ["2.0.1"]
 
 
 def test_nodes_tell_what_is_held_of_them():
-    house = a_house(4)
-    booking = reserve(house, request=amounts(2))
-    (hold,) = holds_on(house.controller.world, "n1")
+    harness = a_harness(4)
+    reservation = reserve(harness, request=amounts(2))
+    (hold,) = holds_on(harness.controller.cluster, "n1")
     assert (hold.name, hold.project, hold.request) == ("nightly", "ml", amounts(2))
-    assert (hold.start_ms, hold.end_ms) == (booking.start_ms, booking.end_ms)
+    assert (hold.start_ms, hold.end_ms) == (reservation.start_ms, reservation.end_ms)

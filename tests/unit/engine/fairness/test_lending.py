@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hodei.engine.fairness.lending import (
-    ENDLESS,
+    UNBOUNDED,
     Quota,
     Reclaim,
     allowance,
@@ -49,7 +49,7 @@ def test_a_share_is_rounded_up_so_that_one_borrowed_unit_shows():
 
 def test_twice_the_weight_is_half_the_share_and_no_weight_may_not_borrow():
     assert borrow_share({"cpu": 4}, {"cpu": 2}, {"cpu": 10}, 2).milli == 100
-    assert borrow_share({"cpu": 4}, {"cpu": 2}, {"cpu": 10}, 0).milli == ENDLESS
+    assert borrow_share({"cpu": 4}, {"cpu": 2}, {"cpu": 10}, 0).milli == UNBOUNDED
     assert borrow_share({"cpu": 2}, {"cpu": 2}, {"cpu": 10}, 0).milli == 0
 
 
@@ -92,7 +92,7 @@ def test_an_amount_is_split_to_the_last_unit(amount, weights, wants, parts):
 def test_the_share_of_what_is_guaranteed_is_yunikorns():
     assert guaranteed_share({"cpu": 100, "memory": 2500}, {"cpu": 1000, "memory": 5000}) == Fraction(1, 2)
     assert guaranteed_share({"gpu": 1, "cpu": 100}, {"cpu": 1000}) == Fraction(1, 10)
-    assert guaranteed_share({"gpu": 1}, {}) == ENDLESS
+    assert guaranteed_share({"gpu": 1}, {}) == UNBOUNDED
     assert guaranteed_share({}, {}) == 0
 
 

@@ -7,7 +7,7 @@ from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.preemption.search import Preemptions
-from hodei.engine.preemption.victims import FOR_EVER, Place, VictimCandidate, VictimIndex
+from hodei.engine.preemption.victims import FOREVER, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.job import Toleration
 from hodei.model.node import Taint
@@ -24,11 +24,11 @@ class Rows:
         self.table.settle()
         self.profile = build_profile("default")
         self.engine = Engine(self.table, {"default": self.profile})
-        self.tenancy = VictimIndex(self.table)
-        self.preemptions = Preemptions(self.engine, self.tenancy)
+        self.victim_index = VictimIndex(self.table)
+        self.preemptions = Preemptions(self.engine, self.victim_index)
         for id in range(1, 2 * count + 1):
             name = self.table.names[(id - 1) // 2]
-            self.put(id, name, safe_until_ms=0)
+            self.put(id, name, protected_until_ms=0)
 
     def gang(self, id: int, **fields: object) -> Gang:
         gang = gang_of(id, a_job_spec(**fields), NOW_MS)
@@ -39,20 +39,20 @@ class Rows:
         gang = self.gang(id, cpu="1", memory="0", priority=priority)
         grant = self.table.hold(name, gang.members[0].task.request, gang.members[0])
         places, since = (Place(name, gang.members[0], grant),), since_ms or NOW_MS - 1000 * id
-        self.tenancy.put(id, [VictimCandidate(id, gang.job, places, since, unsaved_ms=(since,), **of_tenant)])
+        self.victim_index.put(id, [VictimCandidate(id, gang.job, places, since, unsaved_ms=(since,), **of_tenant)])
 
     def send_away(self, id: int) -> None:
-        for name, member, grant in self.tenancy.of_job[id][0].places:
+        for name, member, grant in self.victim_index.of_job[id][0].places:
             self.table.let_go(name, member.task.request, member, grant)
-        self.tenancy.remove(id)
+        self.victim_index.remove(id)
 
     def protect(self, id: int, until_ms: int) -> None:
-        (tenant,) = self.tenancy.of_job[id]
-        self.tenancy.put(
+        (tenant,) = self.victim_index.of_job[id]
+        self.victim_index.put(
             id,
             [
                 VictimCandidate(
-                    id, tenant.job, tenant.places, tenant.since_ms, tenant.unsaved_ms, safe_until_ms=until_ms
+                    id, tenant.job, tenant.places, tenant.since_ms, tenant.unsaved_ms, protected_until_ms=until_ms
                 )
             ],
         )
@@ -65,7 +65,7 @@ def test_a_search_that_went_on_for_long_answers_as_one_that_has_just_begun():
         found = rows.preemptions.find(gang, VIEW)
         assert found is not None
         if number % 25 == 0:
-            anew = Preemptions(Engine(rows.table, {"default": rows.profile}), rows.tenancy).find(gang, VIEW)
+            anew = Preemptions(Engine(rows.table, {"default": rows.profile}), rows.victim_index).find(gang, VIEW)
             assert anew is not None
             assert (found.victims, found.leaving) == (anew.victims, anew.leaving)
         for victim in found.victims:
@@ -78,19 +78,19 @@ def test_a_search_that_went_on_for_long_answers_as_one_that_has_just_begun():
 def test_the_one_node_that_can_make_room_is_found_among_many_that_can_not():
     rows = Rows(300)
     for id in range(1, 600):
-        rows.protect(id, FOR_EVER)
+        rows.protect(id, FOREVER)
     found = rows.preemptions.find(rows.gang(1000, cpu="1", memory="0", priority="high"), VIEW)
     assert found is not None
     assert [victim.id for victim in found.victims] == [600]
-    assert not rows.preemptions.too_soon
+    assert not rows.preemptions.retry_later
 
 
 def test_it_is_too_soon_only_where_a_protection_runs_out_that_stands_in_the_way():
     rows = Rows(3)
     for id in range(1, 7):
-        rows.protect(id, FOR_EVER if id > 2 else NOW_MS + 5000)
+        rows.protect(id, FOREVER if id > 2 else NOW_MS + 5000)
     asked = [rows.gang(1000 + cpu, cpu=str(cpu), memory="0", priority="high") for cpu in (1, 2, 3)]
-    assert [(rows.preemptions.find(gang, VIEW), rows.preemptions.too_soon) for gang in asked] == [
+    assert [(rows.preemptions.find(gang, VIEW), rows.preemptions.retry_later) for gang in asked] == [
         (None, True),
         (None, True),
         (None, False),  # no node is that large

@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.render import job_document
+from hodei.model.affinity import (
+    HostPort,
+    JobAffinity,
+    JobTerm,
+    Requirement,
+    SpreadRule,
+    WeightedJobTerm,
+    parse_selector,
+)
 from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec, TaskSpec
-from hodei.model.job_affinity import HostPort, JobAffinity, JobTerm, SpreadRule, WeightedJobTerm
-from hodei.model.selector import Requirement, parse_selector
 
 WEB = parse_selector("app=web")
 
@@ -39,9 +46,9 @@ def test_affinity_in_short():
     assert task.job_anti_affinity == JobAffinity((), (WeightedJobTerm(10, JobTerm("rack", (), ("a",), ())),))
 
 
-def test_company_in_one_line_each():
+def test_affinity_rules_are_one_line_each():
     task = _task(
-        company=[
+        affinity_rules=[
             {"with": "app=web", "same": "region"},
             {"with": "app=web", "different": "zone"},
             {"with": "app=web", "regions": 2},
@@ -107,8 +114,8 @@ def test_kubernetes_blocks_are_read_as_they_are():
         ({"spread": [{"topology": "zone", "match": "*"}]}, "spread[0].match: say which jobs are counted"),
         ({"spread": [{"topology": "zone", "match": "a=b", "max_skew": 0}]}, "spread[0].max_skew: out of range"),
         ({"spread": [{"topology": "a b", "match": "a=b"}]}, "spread[0].topology: 'a b' is not a label key"),
-        ({"company": [{"with": "a=b"}]}, "company[0]: give exactly one of same, different and regions"),
-        ({"company": [{"with": "((", "same": "zone"}]}, "company[0].with: cannot read the selector"),
+        ({"affinity_rules": [{"with": "a=b"}]}, "affinity_rules[0]: give exactly one of same, different and regions"),
+        ({"affinity_rules": [{"with": "((", "same": "zone"}]}, "affinity_rules[0].with: cannot read the selector"),
         (
             {"job_affinity": {"required": [{"match": "", "topology": "zone"}]}},
             "job_affinity.required[0].match: an empty",

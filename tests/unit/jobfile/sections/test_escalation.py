@@ -1,4 +1,4 @@
-"""The key `recovery`: what a job says for the case that it waits too long."""
+"""The key `escalation`: what a job says for the case that it waits too long."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.render import job_document
 from hodei.model.errors import InvalidInput
-from hodei.model.escalation import Escalation
+from hodei.model.job import Escalation
 
 
-def said(recovery: dict[str, Any]) -> Escalation:
-    return parse_job({"command": ["true"], "recovery": recovery}, now_ms=1).recovery
+def said(escalation: dict[str, Any]) -> Escalation:
+    return parse_job({"command": ["true"], "escalation": escalation}, now_ms=1).escalation
 
 
 @pytest.mark.parametrize(
@@ -35,18 +35,18 @@ def said(recovery: dict[str, Any]) -> Escalation:
 )
 def test_what_is_written_is_what_is_meant_and_reads_back(written: dict[str, Any], meant: Escalation) -> None:
     assert said(written) == meant
-    spec = parse_job({"command": ["true"], "recovery": written}, now_ms=1)
+    spec = parse_job({"command": ["true"], "escalation": written}, now_ms=1)
     assert parse_job(job_document(spec), now_ms=1) == spec
 
 
 @pytest.mark.parametrize(
     ("written", "wrong"),
     [
-        pytest.param({"relax_after": "10m"}, "recovery.relax", id="after which time, but what"),
-        pytest.param({"relax": ["taints"]}, "recovery.relax", id="a rule that is never relaxed"),
-        pytest.param({"promote_to": "top"}, "recovery.promote_to", id="no such class"),
-        pytest.param({"promote_to": -1}, "recovery.promote_to", id="below all"),
-        pytest.param({"relax_after": "soon", "relax": ["spread"]}, "recovery.relax_after", id="not a duration"),
+        pytest.param({"relax_after": "10m"}, "escalation.relax", id="after which time, but what"),
+        pytest.param({"relax": ["taints"]}, "escalation.relax", id="a rule that is never relaxed"),
+        pytest.param({"promote_to": "top"}, "escalation.promote_to", id="no such class"),
+        pytest.param({"promote_to": -1}, "escalation.promote_to", id="below all"),
+        pytest.param({"relax_after": "soon", "relax": ["spread"]}, "escalation.relax_after", id="not a duration"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_path(written: dict[str, Any], wrong: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hodei.jobfile.document import parse_job
-from hodei.jobfile.number_lists import format_numbers, parse_numbers
 from hodei.jobfile.render import job_document
 from hodei.jobfile.sections.gang import SIGNALS
+from hodei.jobfile.values import format_numbers, parse_numbers
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Checkpoint, Distribution, GangRules, JobSpec, TransferCost

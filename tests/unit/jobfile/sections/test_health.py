@@ -7,7 +7,7 @@ import pytest
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.render import job_document
 from hodei.model.errors import InvalidInput
-from hodei.model.health import HealthCheck
+from hodei.model.job import HealthCheck
 
 
 def spec(**keys):

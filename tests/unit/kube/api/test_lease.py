@@ -54,38 +54,38 @@ class World:
 
 
 class FakeApi:
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, cluster: World) -> None:
+        self.cluster = cluster
         self.failing: ApiError | None = None
 
     async def request(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = 30) -> bytes:
         if self.failing is not None:
             raise self.failing
-        world = self.world
+        cluster = self.cluster
         sent = json.loads(body or b"null")
         if method == "POST":
-            if world.lease is not None:
+            if cluster.lease is not None:
                 raise ApiError(409, "AlreadyExists", "it exists")
-        elif world.lease is None:
+        elif cluster.lease is None:
             raise ApiError(404, "NotFound", "no such lease")
-        if method == "PUT" and sent["metadata"]["resourceVersion"] != world.lease["metadata"]["resourceVersion"]:  # type: ignore[index]
+        if method == "PUT" and sent["metadata"]["resourceVersion"] != cluster.lease["metadata"]["resourceVersion"]:  # type: ignore[index]
             raise ApiError(409, "Conflict", "the object has been modified")
         if method != "GET":
-            world.version += 1
-            sent["metadata"] |= {"uid": "u1", "resourceVersion": str(world.version)}
-            world.lease = sent
-            world.writes.append(sent["spec"]["holderIdentity"])
-        return json.dumps(world.lease).encode()
+            cluster.version += 1
+            sent["metadata"] |= {"uid": "u1", "resourceVersion": str(cluster.version)}
+            cluster.lease = sent
+            cluster.writes.append(sent["spec"]["holderIdentity"])
+        return json.dumps(cluster.lease).encode()
 
 
-def contender(world: World, name: str, *, clock_off_s: float = 0.0, **how: Any) -> tuple[Leadership, FakeApi]:
-    api = FakeApi(world)
+def contender(cluster: World, name: str, *, clock_off_s: float = 0.0, **how: Any) -> tuple[Leadership, FakeApi]:
+    api = FakeApi(cluster)
     start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     leadership = Leadership(
         api,  # type: ignore[arg-type]
         "kube-system", "hodei", name,
-        monotonic=lambda: world.now + clock_off_s, sleep=world.sleep, chance=lambda: 0.5,
-        now=lambda: start + datetime.timedelta(seconds=world.now + clock_off_s), **how,
+        monotonic=lambda: cluster.now + clock_off_s, sleep=cluster.sleep, chance=lambda: 0.5,
+        now=lambda: start + datetime.timedelta(seconds=cluster.now + clock_off_s), **how,
     )  # fmt: skip
     return leadership, api
 
@@ -104,27 +104,27 @@ def play(story: Callable[[World, list[asyncio.Task[None]]], Any]) -> None:
 
 
 def test_one_of_two_leads_and_keeps_the_lead():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
-        two, _ = contender(world, "two", clock_off_s=1_000_000.0)
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
+        two, _ = contender(cluster, "two", clock_off_s=1_000_000.0)
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
-        await world.until(lambda: one.leads)
-        await world.passes(100)
+        await cluster.until(lambda: one.leads)
+        await cluster.passes(100)
         assert one.leads
         assert not two.acquired.is_set()
         assert two.holder == "one"
-        assert set(world.writes) == {"one"}
+        assert set(cluster.writes) == {"one"}
 
     play(story)
 
 
 def test_the_lease_reads_as_kubernetes_writes_it():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
-        await world.until(lambda: one.leads)
-        assert world.lease is not None
-        assert world.lease["spec"] == {
+        await cluster.until(lambda: one.leads)
+        assert cluster.lease is not None
+        assert cluster.lease["spec"] == {
             "holderIdentity": "one", "leaseDurationSeconds": 15, "leaseTransitions": 0,
             "acquireTime": "2026-01-01T00:00:00.000000Z", "renewTime": "2026-01-01T00:00:00.000000Z",
         }  # fmt: skip
@@ -133,67 +133,67 @@ def test_the_lease_reads_as_kubernetes_writes_it():
 
 
 def test_a_lead_that_is_given_back_is_taken_over_at_once():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
-        two, _ = contender(world, "two")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
+        two, _ = contender(cluster, "two")
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
-        await world.until(lambda: one.leads)
-        await world.passes(10)
-        began = world.now
+        await cluster.until(lambda: one.leads)
+        await cluster.passes(10)
+        began = cluster.now
         await one.release()
         assert one.lost.is_set()
-        await world.until(lambda: two.leads)
-        assert world.now - began < 3
-        assert world.lease is not None
-        assert world.lease["spec"]["leaseTransitions"] == 1
+        await cluster.until(lambda: two.leads)
+        assert cluster.now - began < 3
+        assert cluster.lease is not None
+        assert cluster.lease["spec"]["leaseTransitions"] == 1
 
     play(story)
 
 
 def test_a_leader_that_dies_is_followed_when_its_lease_was_seen_unchanged_for_its_time():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
-        two, _ = contender(world, "two", clock_off_s=-5000.0)
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
+        two, _ = contender(cluster, "two", clock_off_s=-5000.0)
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
-        await world.until(lambda: one.leads)
-        await world.passes(20)
+        await cluster.until(lambda: one.leads)
+        await cluster.passes(20)
         tasks[0].cancel()
-        died = world.now
-        await world.until(lambda: two.leads)
-        assert 13 <= world.now - died <= 20
+        died = cluster.now
+        await cluster.until(lambda: two.leads)
+        assert 13 <= cluster.now - died <= 20
 
     play(story)
 
 
 def test_a_leader_that_cannot_renew_stops_before_another_starts():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
         stopped: list[float] = []
-        one, api = contender(world, "one", on_lost=lambda: stopped.append(world.now))
-        two, _ = contender(world, "two")
+        one, api = contender(cluster, "one", on_lost=lambda: stopped.append(cluster.now))
+        two, _ = contender(cluster, "two")
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
-        await world.until(lambda: one.leads)
-        await world.passes(20)
+        await cluster.until(lambda: one.leads)
+        await cluster.passes(20)
         api.failing = ApiError(0, "Unreached", "cut off")
-        cut = world.now
-        await world.until(lambda: two.leads)
+        cut = cluster.now
+        await cluster.until(lambda: two.leads)
         assert one.lost.is_set()
         assert len(stopped) == 1
         assert 8 <= stopped[0] - cut <= 12.5
-        assert stopped[0] < world.now
+        assert stopped[0] < cluster.now
         assert "cut off" in one.problem
 
     play(story)
 
 
 def test_a_short_outage_costs_nothing():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, api = contender(world, "one")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, api = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
-        await world.until(lambda: one.leads)
+        await cluster.until(lambda: one.leads)
         api.failing = ApiError(503, "ServiceUnavailable", "later")
-        await world.passes(7)
+        await cluster.passes(7)
         api.failing = None
-        await world.passes(30)
+        await cluster.passes(30)
         assert one.leads
 
     play(story)
@@ -201,31 +201,31 @@ def test_a_short_outage_costs_nothing():
 
 @pytest.mark.parametrize("thief", ["another", ""])
 def test_a_leader_whose_lease_was_given_to_another_stops_at_once(thief: str):
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
-        await world.until(lambda: one.leads)
-        assert world.lease is not None
-        world.lease["spec"]["holderIdentity"] = thief
-        world.lease["metadata"]["resourceVersion"] = "999"
-        await world.until(one.lost.is_set, 3)
+        await cluster.until(lambda: one.leads)
+        assert cluster.lease is not None
+        cluster.lease["spec"]["holderIdentity"] = thief
+        cluster.lease["metadata"]["resourceVersion"] = "999"
+        await cluster.until(one.lost.is_set, 3)
 
     play(story)
 
 
 def test_a_deleted_lease_is_made_again_by_its_leader_and_nobody_else_is_quicker():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
-        two, _ = contender(world, "two")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
+        two, _ = contender(cluster, "two")
         tasks.append(asyncio.create_task(one.run()))
-        await world.until(lambda: one.leads)
+        await cluster.until(lambda: one.leads)
         tasks.append(asyncio.create_task(two.run()))
         for _ in range(5):
-            await world.passes(3)
-            world.lease = None
-            await world.until(lambda: world.lease is not None, 5)
-            assert world.lease is not None
-            assert world.lease["spec"]["holderIdentity"] == "one"
+            await cluster.passes(3)
+            cluster.lease = None
+            await cluster.until(lambda: cluster.lease is not None, 5)
+            assert cluster.lease is not None
+            assert cluster.lease["spec"]["holderIdentity"] == "one"
         assert one.leads
         assert not two.acquired.is_set()
 
@@ -233,31 +233,31 @@ def test_a_deleted_lease_is_made_again_by_its_leader_and_nobody_else_is_quicker(
 
 
 def test_a_leader_whose_lease_was_deleted_and_made_by_another_stops():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
-        await world.until(lambda: one.leads)
-        world.lease = None
-        other, _ = contender(world, "other")  # it has seen no lease at all
+        await cluster.until(lambda: one.leads)
+        cluster.lease = None
+        other, _ = contender(cluster, "other")  # it has seen no lease at all
         tasks.append(asyncio.create_task(other.run()))
-        await world.until(lambda: other.leads, 1)
-        await world.until(one.lost.is_set, 3)
+        await cluster.until(lambda: other.leads, 1)
+        await cluster.until(one.lost.is_set, 3)
 
     play(story)
 
 
 def test_a_deleted_lease_of_a_dead_leader_is_made_by_the_next_when_its_time_is_over():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, api = contender(world, "one")
-        two, _ = contender(world, "two")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, api = contender(cluster, "one")
+        two, _ = contender(cluster, "two")
         tasks.append(asyncio.create_task(one.run()))
-        await world.until(lambda: one.leads)
+        await cluster.until(lambda: one.leads)
         tasks.append(asyncio.create_task(two.run()))
-        await world.passes(3)
+        await cluster.passes(3)
         api.failing = ApiError(0, "Unreached", "gone")
-        world.lease, began = None, world.now
-        await world.until(lambda: two.leads, 30)
-        assert world.now - began > 10  # not before the other has stopped
+        cluster.lease, began = None, cluster.now
+        await cluster.until(lambda: two.leads, 30)
+        assert cluster.now - began > 10  # not before the other has stopped
         assert one.lost.is_set()
 
     play(story)
@@ -275,42 +275,42 @@ def test_a_deleted_lease_of_a_dead_leader_is_made_by_the_next_when_its_time_is_o
     ],
 )
 def test_a_lease_that_cannot_be_read_ends_nobody(garbage: Any):
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
-        world.lease = garbage
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
+        cluster.lease = garbage
         tasks.append(asyncio.create_task(one.run()))
-        await world.passes(5)
+        await cluster.passes(5)
         assert not one.leads
         assert one.problem
-        world.lease = None
-        await world.until(lambda: one.leads, 60)
+        cluster.lease = None
+        await cluster.until(lambda: one.leads, 60)
 
     play(story)
 
 
 def test_a_foreign_touch_of_the_lease_does_not_cost_the_lead():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
         tasks.append(asyncio.create_task(one.run()))
-        await world.until(lambda: one.leads)
-        assert world.lease is not None
-        world.lease["metadata"] |= {"resourceVersion": "999", "labels": {"touched": "yes"}}
-        await world.passes(10)
+        await cluster.until(lambda: one.leads)
+        assert cluster.lease is not None
+        cluster.lease["metadata"] |= {"resourceVersion": "999", "labels": {"touched": "yes"}}
+        await cluster.passes(10)
         assert one.leads
-        assert world.lease["metadata"]["labels"] == {"touched": "yes"}
+        assert cluster.lease["metadata"]["labels"] == {"touched": "yes"}
 
     play(story)
 
 
 def test_whoever_gives_up_before_leading_writes_nothing():
-    async def story(world: World, tasks: list[asyncio.Task[None]]) -> None:
-        one, _ = contender(world, "one")
-        two, _ = contender(world, "two")
+    async def story(cluster: World, tasks: list[asyncio.Task[None]]) -> None:
+        one, _ = contender(cluster, "one")
+        two, _ = contender(cluster, "two")
         tasks += [asyncio.create_task(one.run()), asyncio.create_task(two.run())]
-        await world.until(lambda: one.leads)
+        await cluster.until(lambda: one.leads)
         await two.release()
-        await world.until(tasks[1].done)
-        assert set(world.writes) == {"one"}
+        await cluster.until(tasks[1].done)
+        assert set(cluster.writes) == {"one"}
         assert not two.lost.is_set()
 
     play(story)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hodei.backends.kubernetes.exec import execute
+from hodei.backends.kubernetes.streams import execute
+from hodei.http_client import Unreached
 from hodei.kube.api import websocket
 from hodei.kube.api.client import ApiError
-from hodei.kube.api.http import Unreached
 from hodei.kube.api.websocket import MESSAGE_LIMIT
 from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused, NotFound
-from unit.kubeapi.scripted import Server, answer, connected, server
+from unit.kube.api.scripted_server import Server, answer, connected, server
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 V5 = "v5.channel.k8s.io"

@@ -19,9 +19,9 @@ AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerm
 
 
 def reason_of(town: Town, name: str) -> str:
-    telling = StatusReporter(town.house.controller, town.house.pods, None, town.house.explaining)  # type: ignore[arg-type]
+    telling = StatusReporter(town.harness.controller, town.harness.pods, None, town.harness.explainer)  # type: ignore[arg-type]
     list(telling.after(town.step(), town.now_ms))
-    entry = town.house.pods.entries[f"uid-{name}"]
+    entry = town.harness.pods.entries[f"uid-{name}"]
     assert entry.told
     return entry.told_reason
 

@@ -11,8 +11,8 @@ import pytest
 
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.finished_pods import Finished, FinishedPod
 from hodei.kube.scheduler.forecasts import EXPECTED, LATEST, PodForecasts, differs
+from hodei.kube.scheduler.history import Finished, FinishedPod
 from hodei.kube.scheduler.pod_reader import Reader, Reading
 from hodei.model.config import ForecastConfig, ProfileConfig, SchedulingConfig
 from hodei.model.job import JobSpec
@@ -47,8 +47,8 @@ class _Clock:
 
 
 def _forecasting(town: Town, api: Patches) -> PodForecasts:
-    house = town.house
-    return PodForecasts(api, house.controller, house.pods, _Clock(town), ForecastConfig(), look_s=0.001)
+    harness = town.harness
+    return PodForecasts(api, harness.controller, harness.pods, _Clock(town), ForecastConfig(), look_s=0.001)
 
 
 def _waiting_town() -> Town:
@@ -118,10 +118,10 @@ def test_our_own_annotation_does_not_make_a_pod_another():
     said = {"hodei.io/estimate": "1h", EXPECTED: "2026-09-21T15:13:20Z"}
     fields = {"requests": {"cpu": "4", "memory": "1Gi"}, "schedulerName": "hodei"}
     town.move(a_pod("first", annotations=said, **fields))
-    assert not town.house.pods.stirred
+    assert not town.harness.pods.stirred
     assert town.job("first") == before
     town.move(a_pod("first", annotations={**said, "hodei.io/estimate": "2h"}, **fields))
-    assert town.house.pods.stirred
+    assert town.harness.pods.stirred
 
 
 # ------------------------------------------------------------------------------------------------ finished pods
@@ -146,7 +146,7 @@ def test_pods_that_succeeded_are_learned_from_once_and_in_their_order():
         learned.append((spec.name, ran_ms))
 
     town = Town()
-    finished = Finished(None, "hodei", Reader(town.house.around, Reading()), learn)
+    finished = Finished(None, "hodei", Reader(town.harness.cache, Reading()), learn)
     finished.listed([_finished("late", seconds=90), _finished("early", seconds=30)])
     finished.listed([_finished("late", seconds=90)])
     finished.changed("MODIFIED", _finished("late", seconds=90))
@@ -159,7 +159,7 @@ def test_pods_that_succeeded_are_learned_from_once_and_in_their_order():
 def test_forecasts_learn_from_them_too():
     town = _waiting_town()
     forecasting = _forecasting(town, Patches())
-    spec = town.house.pods.entries["uid-runs"].wanted.job
+    spec = town.harness.pods.entries["uid-runs"].wanted.job
     for _ in range(6):
         forecasting.learn(spec, 1_800_000, NOW_MS)
     asyncio.run(forecasting.foresight._foretell())

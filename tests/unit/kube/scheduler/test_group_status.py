@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hodei.kube.api.group_objects import MemberGroup, PodGroup
-from hodei.kube.api.objects import from_plain
+from hodei.kube.api.objects import MemberGroup, PodGroup, from_plain
 from hodei.kube.scheduler.group_status import GroupStatus, of_kubernetes, of_scheduler_plugins, of_volcano
 
 AT = "2026-09-21T14:13:20Z"

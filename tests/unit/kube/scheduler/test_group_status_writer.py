@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from hodei.kube.api.client import ApiError
-from hodei.kube.api.group_objects import MemberGroup
-from hodei.kube.api.objects import from_plain
-from hodei.kube.scheduler import group_status_writer
-from hodei.kube.scheduler.group_status_writer import GroupStatusWriter
+from hodei.kube.api.objects import MemberGroup, from_plain
+from hodei.kube.scheduler import group_status
+from hodei.kube.scheduler.group_status import GroupStatusWriter
 from unit.kube.town import Town
 
 PLUGINS = "scheduling.x-k8s.io/pod-group"
@@ -42,8 +41,8 @@ class SlowApi:
 class Told:
     def __init__(self) -> None:
         self.town, self.api = Town(), SlowApi()
-        house = self.town.house
-        self.told = GroupStatusWriter(self.api, "hodei", house.pods, house.around, lambda: 1_790_000_000.0)  # type: ignore[arg-type]
+        harness = self.town.harness
+        self.told = GroupStatusWriter(self.api, "hodei", harness.pods, harness.cache, lambda: 1_790_000_000.0)  # type: ignore[arg-type]
 
     async def until(self, what: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
@@ -62,7 +61,7 @@ def run(scene: Callable[[Told], Awaitable[None]]) -> None:
 def a_gang(told: Told) -> None:
     meta = {"name": "ring", "namespace": "ns", "uid": "group-1"}
     group = from_plain({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
-    told.town.house.around.plugin_groups.changed("ADDED", group)
+    told.town.harness.cache.plugin_groups.changed("ADDED", group)
     for name in ("a", "b"):
         told.town.pod(name, labels={PLUGINS: "ring"})
     told.town.step()
@@ -88,7 +87,7 @@ def test_the_next_status_of_a_group_is_sent_when_the_one_before_it_has_arrived()
 
 
 def test_what_an_api_server_did_not_take_is_written_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_status_writer, "AGAIN_S", 0.01)
+    monkeypatch.setattr(group_status, "AGAIN_S", 0.01)
 
     async def scene(told: Told) -> None:
         a_gang(told)
@@ -102,7 +101,7 @@ def test_what_an_api_server_did_not_take_is_written_when_it_is_back(monkeypatch:
 
 
 def test_a_group_of_volcano_is_let_in_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_status_writer, "AGAIN_S", 0.01)
+    monkeypatch.setattr(group_status, "AGAIN_S", 0.01)
     owner = {
         "kind": "Job",
         "name": "train",
@@ -114,7 +113,7 @@ def test_a_group_of_volcano_is_let_in_after_an_outage(monkeypatch: pytest.Monkey
     async def scene(told: Told) -> None:
         meta = {"name": "ring", "namespace": "ns", "uid": "group-1", "ownerReferences": [owner]}
         group = from_plain({"metadata": meta, "spec": {"minMember": 2}}, MemberGroup)
-        told.town.house.around.volcano_groups.changed("ADDED", group)
+        told.town.harness.cache.volcano_groups.changed("ADDED", group)
         await told.until(lambda: len(told.api.coming) == 1)
         told.api.coming[0].set_exception(ApiError(0, "Unreachable", "away"))
         await told.until(lambda: len(told.api.coming) == 2)

@@ -40,10 +40,10 @@ class Loop:
 
     def __init__(self) -> None:
         self.town, self.actor = Town(), Deaf()
-        house, actor = self.town.house, cast("Any", self.actor)
-        telling = StatusReporter(house.controller, house.pods, actor, house.explaining)
+        harness, actor = self.town.harness, cast("Any", self.actor)
+        telling = StatusReporter(harness.controller, harness.pods, actor, harness.explainer)
         self.driver = SchedulerLoop(
-            cast("Any", None), house.controller, house.pods, house.around, actor, telling, house.metrics,
+            cast("Any", None), harness.controller, harness.pods, harness.cache, actor, telling, harness.metrics,
             lambda: self.town.now_ms,
         )  # fmt: skip
 
@@ -100,8 +100,8 @@ def test_a_victim_that_was_not_deleted_yet_stays_when_its_preemptor_finds_other_
         loop.hold_up(False)
         await loop.settle()
         assert loop.actor.deleted == []
-        run = loop.town.house.controller.world.live_runs(loop.town.job("low"))[0]
-        assert run.stop_requested == ""
+        run = loop.town.harness.controller.cluster.live_runs(loop.town.job("low"))[0]
+        assert run.stop_reason is None
 
     _run(story)
 

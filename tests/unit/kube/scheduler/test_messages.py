@@ -5,20 +5,20 @@ import pytest
 from hodei.engine.runner import Runner
 from hodei.engine.view import View
 from hodei.kube.scheduler import messages
-from hodei.kube.scheduler.messages import Messages, Refusal
-from hodei.kube.scheduler.profile import kube_profile
-from hodei.model.decision import Reason
+from hodei.kube.scheduler.build import kube_profile
+from hodei.kube.scheduler.messages import Messages, NodeReasons
+from hodei.model.job import Reason
 from unit.kube.podding import a_node, a_table, wanted
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 GPU_TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 
 
-def _refusal(pod, table, release=messages.LATEST) -> Refusal:
+def _refusal(pod, table, release=messages.LATEST) -> NodeReasons:
     profile, runner = kube_profile(), Runner()
     pairs = messages.objections(profile, runner, pod.member, table, View(0))
     assert not runner.faults
-    return messages.refusal(pairs, pod.member, table, release, unseen=messages.outside(pod.member, table))
+    return messages.node_reasons(pairs, pod.member, table, release, unseen=messages.outside(pod.member, table))
 
 
 def _message(pod, table, **more) -> str:

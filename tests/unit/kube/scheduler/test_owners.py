@@ -39,9 +39,9 @@ class Village(Town):
         self.node("a", cpu="3")
 
     def workload(self, kind: str, name: str, *given: Any, **spec: Any) -> None:
-        around = self.house.around
-        shelf = around.jobs if kind == "Job" else around.workloads[kind]
-        shelf.changed("ADDED", workload(kind, name, *given, **spec))
+        cache = self.harness.cache
+        indexer = cache.jobs if kind == "Job" else cache.workloads[kind]
+        indexer.changed("ADDED", workload(kind, name, *given, **spec))
 
     def member(self, name: str, owners: list[dict[str, Any]] | None, *, label: bool = False, **fields: Any) -> None:
         said = {"labels" if label else "annotations": {"pod-group": "ring"}}
@@ -51,7 +51,7 @@ class Village(Town):
         return sorted(uid.removeprefix("uid-") for uid in self.pods if self.where(uid.removeprefix("uid-")))
 
     def told(self, name: str) -> tuple[str, str]:
-        (reason,) = self.house.pods.entries[f"uid-{name}"].reasons
+        (reason,) = self.harness.pods.entries[f"uid-{name}"].reasons
         return reason.code, reason.text
 
 
@@ -110,7 +110,7 @@ def test_a_group_grows_and_shrinks_with_its_owner():
     village.step()
     assert village.placed() == []
     village.workload("ReplicaSet", "x", replicas=1)
-    assert village.house.pods.stirred
+    assert village.harness.pods.stirred
     village.step()
     assert village.placed() == ["p0"]
 
@@ -198,7 +198,7 @@ def test_a_bare_name_on_pods_of_other_schedulers_ties_nobody():
     village.workload("ReplicaSet", "x", replicas=2)
     village.member("f0", owner("ReplicaSet", "x"), label=True, schedulerName="others", nodeName="a")
     village.step()
-    assert village.house.pods.entries["uid-f0"].group is None
+    assert village.harness.pods.entries["uid-f0"].group is None
 
 
 def test_what_is_kept_of_owners_goes_with_the_last_member():
@@ -207,17 +207,17 @@ def test_what_is_kept_of_owners_goes_with_the_last_member():
     for at in range(2):
         village.member(f"p{at}", owner("Job", "x"))
     village.step()
-    assert village.house.around.sizes_wanted
+    assert village.harness.cache.sizes_wanted
     for at in range(2):
         village.gone(f"p{at}")
     village.step()
-    assert not village.house.around.sizes_wanted
+    assert not village.harness.cache.sizes_wanted
 
 
 def test_of_a_gangs_spare_pods_those_go_first_that_are_lowest_by_the_preferred_annotation():
     village = Village(Options(priority_annotation="rank", priority_preferred=True))
     ties: list[tuple[list[int], list[int]]] = []
-    village.house.pods.tied = lambda key, core, spare: ties.append((list(core), list(spare)))
+    village.harness.pods.tied = lambda key, core, spare: ties.append((list(core), list(spare)))
     for at, rank in enumerate(("5", "1", "9")):
         said = {"pod-group": "ring", "pod-group-size": "2", "rank": rank}
         village.pod(f"p{at}", annotations=said, priority=10 - at)

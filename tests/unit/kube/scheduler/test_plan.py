@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from hodei.kube.scheduler.build import Options, furnish
+from hodei.kube.scheduler.build import Options, build_scheduler
 from hodei.kube.scheduler.commands import in_words
-from hodei.kube.scheduler.manifests import read_manifests
-from hodei.kube.scheduler.plan import Planned, plan_all
+from hodei.kube.scheduler.plan import Planned, plan_all, read_manifests
 from hodei.kube.scheduler.pod_reader import Reader, Reading
 from hodei.kube.scheduler.why import _answer
 from hodei.model.errors import InvalidInput
@@ -38,14 +37,14 @@ def planned(tmp_path: Path, *documents: dict[str, Any], nodes: dict[str, Any] | 
     """On two nodes of four and two cores."""
     file = tmp_path / "all.yaml"
     file.write_text("\n---\n".join(json.dumps(document) for document in documents))
-    house = furnish(Options(), tries=0)
+    harness = build_scheduler(Options(), tries=0)
     for name, fields in (nodes or {"a": {"cpu": "4"}, "b": {"cpu": "2"}}).items():
         room = {"cpu": fields.pop("cpu"), "memory": "64Gi", "pods": "110"}
-        house.pods.node_moved(name, None, a_node(name, allocatable=room, **fields))
-    house.controller.step(NOW_MS, house.pods.take_facts())
-    reader = Reader(house.around, Reading())
-    found = plan_all(house, reader, read_manifests([file], "ns"), NOW_MS)
-    table = house.controller.world.table
+        harness.pods.node_moved(name, None, a_node(name, allocatable=room, **fields))
+    harness.controller.step(NOW_MS, harness.pods.take_facts())
+    reader = Reader(harness.cache, Reading())
+    found = plan_all(harness, reader, read_manifests([file], "ns"), NOW_MS)
+    table = harness.controller.cluster.table
     assert all(not used for used in (table.usage(row) for row in range(len(table.names))))
     return found
 

@@ -10,10 +10,9 @@ import pytest
 from msgspec import structs
 
 from hodei.control.controller import Step
-from hodei.kube.api.objects import Pod, from_plain
-from hodei.kube.api.storage_objects import Claim, StorageClass, Volume
-from hodei.kube.scheduler.build import Options, furnish
-from hodei.kube.scheduler.entries import Entry
+from hodei.kube.api.objects import Claim, Pod, StorageClass, Volume, from_plain
+from hodei.kube.scheduler.build import Options, build_scheduler
+from hodei.kube.scheduler.groups import Entry
 from hodei.model.effects import Start
 from unit.kube.podding import a_node, a_pod
 
@@ -24,8 +23,8 @@ class Played:
     """A pod scheduler without a cluster: time goes on by a second with every step."""
 
     def __init__(self, **options: Any) -> None:
-        self.house = furnish(Options(**options))
-        self.pods = self.house.pods
+        self.harness = build_scheduler(Options(**options))
+        self.pods = self.harness.pods
         self.now_ms = 1_800_000_000_000
         self.pods._now_ms = lambda: self.now_ms
         self._known: dict[str, Pod] = {}
@@ -50,7 +49,7 @@ class Played:
 
     def step(self) -> Step:
         self.now_ms += 1000
-        return self.house.controller.step(self.now_ms, self.pods.take_facts())
+        return self.harness.controller.step(self.now_ms, self.pods.take_facts())
 
     def place(self) -> dict[str, str]:
         """A step, and what it placed: the node of each pod by its name. Nothing is bound yet."""
@@ -72,7 +71,7 @@ class Played:
     def used(self, node: str = "n1") -> int:
         """Milli-CPUs that are taken on a node, once all is learnt."""
         self.step()
-        table = self.house.controller.world.table
+        table = self.harness.controller.cluster.table
         return int(table.holds[table.row[node]].used.get("cpu", 0))
 
 
@@ -275,7 +274,7 @@ def test_two_groups_of_one_name_in_two_namespaces_are_two(played: Played):
 
 
 def test_a_pod_with_claims_is_read_again_when_storage_changes(played: Played):
-    around = played.house.around
+    cache = played.harness.cache
     played.pod("a", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
     assert played.place() == {}
     assert [reason.code for reason in played.entry("a").reasons] == ["VOLUME_MISSING"]
@@ -288,12 +287,12 @@ def test_a_pod_with_claims_is_read_again_when_storage_changes(played: Played):
         "metadata": {"name": "data", "namespace": "ns"},
         "spec": {"storageClassName": "later", "accessModes": ["ReadWriteOnce"]},
     }
-    around.classes.changed("ADDED", from_plain(waits, StorageClass))
-    around.claims.changed("ADDED", from_plain(claim, Claim))
+    cache.classes.changed("ADDED", from_plain(waits, StorageClass))
+    cache.claims.changed("ADDED", from_plain(claim, Claim))
     assert played.place() == {}
     assert played.entry("a").stage == "queued"  # it is tried now, and finds no volume
     volume = {"metadata": {"name": "pv"}, "spec": {"storageClassName": "later", "accessModes": ["ReadWriteOnce"]}}
-    around.volumes.changed("ADDED", from_plain(volume, Volume))
+    cache.volumes.changed("ADDED", from_plain(volume, Volume))
     assert played.place() == {"a": "n1"}
 
 
@@ -304,12 +303,12 @@ def told(played: Played, name: str) -> str:
     """What a pod that was tried, or was not even tried, would be told."""
     entry = played.entry(name)
     if entry.stage == "aside":
-        return played.house.explaining.aside(entry.reasons).message
-    line = next(iter(played.house.controller.lines.values()))
+        return played.harness.explainer.aside(entry.reasons).message
+    line = next(iter(played.harness.controller.queues.values()))
     gang = line.gangs[entry.id]
     refusal = line.refusal_of(gang)
     assert refusal is not None
-    return played.house.explaining.refused(gang, refusal, played.now_ms).message
+    return played.harness.explainer.refused(gang, refusal, played.now_ms).message
 
 
 def test_a_pod_that_finds_no_room_is_told_in_upstream_s_words(played: Played):
@@ -332,7 +331,7 @@ def test_who_waits_for_its_group_does_not_ask_for_nodes(played: Played):
     """An autoscaler would buy some for `Unschedulable`."""
     played.pod("a", annotations=RING)
     played.place()
-    assert played.house.explaining.aside(played.entry("a").reasons).reason == "WaitingForPodGroup"
+    assert played.harness.explainer.aside(played.entry("a").reasons).reason == "WaitingForPodGroup"
 
 
 def test_a_claim_that_is_missing_is_told_before_any_node(played: Played):

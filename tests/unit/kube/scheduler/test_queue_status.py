@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.explain import Told
-from hodei.kube.scheduler.queue_status import QueueStatus
+from hodei.kube.scheduler.messages import Told
+from hodei.kube.scheduler.status_reporter import QueueStatus
 from hodei.model.config import EstimatesConfig, ProfileConfig, SchedulingConfig
 from hodei.model.estimate import Ran
 from hodei.model.facts import HistoryRestored
@@ -37,23 +37,26 @@ def _told(town: Town) -> dict[str, Told]:
     said: dict[str, Told] = {}
 
     def tell(job: JobId, told: Told) -> None:
-        for entry in town.house.pods.of_job(job):
+        for entry in town.harness.pods.of_job(job):
             said[entry.pod.metadata.name] = told
 
-    QueueStatus(town.house.controller, town.house.pods, town.house.explaining, tell, lambda: town.now_ms).look()
+    QueueStatus(town.harness.controller, town.harness.pods, town.harness.explainer, tell, lambda: town.now_ms).look()
     return said
 
 
 @pytest.mark.parametrize("backfill", ["easy", "conservative"])
 def test_who_is_over_in_time_goes_ahead_and_who_is_not_waits(backfill: str):
     town = _waiting_town(_batch(backfill))
-    promise = town.house.controller.world.book.promises[town.job("first")]
-    assert promise.start_ms == NOW_MS + HOUR_MS
+    start_reservation = town.harness.controller.cluster.availability.start_reservations[town.job("first")]
+    assert start_reservation.start_ms == NOW_MS + HOUR_MS
     town.pod("long", "1", estimate="2h")
     town.pod("short", "1", estimate="30m")
     town.step()
     assert (town.where("long"), town.where("short")) == ("", "n1")
-    assert town.house.controller.world.book.promises[town.job("first")].start_ms == promise.start_ms
+    assert (
+        town.harness.controller.cluster.availability.start_reservations[town.job("first")].start_ms
+        == start_reservation.start_ms
+    )
 
 
 def test_without_backfill_nobody_passes_the_first():
@@ -90,8 +93,8 @@ def test_nobody_counts_on_the_end_of_a_service():
     town.step()
     town.pod("first", "4", estimate="1h")
     town.step()
-    promise = town.house.controller.world.book.promises.get(town.job("first"))
-    assert promise is None or promise.start_ms > NOW_MS + 1000 * HOUR_MS
+    start_reservation = town.harness.controller.cluster.availability.start_reservations.get(town.job("first"))
+    assert start_reservation is None or start_reservation.start_ms > NOW_MS + 1000 * HOUR_MS
 
 
 def test_what_was_learned_of_finished_pods_counts_for_those_who_wait():

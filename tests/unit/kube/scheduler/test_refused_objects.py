@@ -10,9 +10,8 @@ import pytest
 
 from hodei.kube.api.objects import Meta, Node, Pod
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.indexer import Indexer, by_name, by_uid
+from hodei.kube.scheduler.cache import Indexer, Refusals, Refused, by_name, by_uid
 from hodei.kube.scheduler.pods import Entry
-from hodei.kube.scheduler.refused_objects import Refusals, Refused
 from hodei.model.config import SchedulingConfig
 from unit.kube.podding import a_node, a_pod
 from unit.kube.town import Town
@@ -22,7 +21,7 @@ MAX_EXEC = "kueue.x-k8s.io/max-exec-time-seconds"
 
 
 def entry(town: Town, name: str) -> Entry:
-    return town.house.pods.entries[f"uid-{name}"]
+    return town.harness.pods.entries[f"uid-{name}"]
 
 
 @pytest.mark.parametrize("options", [Options(), BATCH], ids=["priority", "batch"])
@@ -55,25 +54,25 @@ def test_a_priority_that_is_no_number_is_none(said: str):
 def test_what_cannot_be_read_of_a_node_is_not_there_and_the_rest_is(caplog: pytest.LogCaptureFixture):
     town = Town()
     told: list[Refused] = []
-    town.house.refusals.told = told.append
+    town.harness.refusals.told = told.append
     room = {"cpu": "4", "memory": "64Gi", "pods": "110", "example.com/fpga": "-1"}
     with caplog.at_level(logging.WARNING):
-        town.house.pods.node_moved("a", None, a_node("a", allocatable=room))
-        town.house.pods.node_moved("a", None, a_node("a", allocatable=room))
+        town.harness.pods.node_moved("a", None, a_node("a", allocatable=room))
+        town.harness.pods.node_moved("a", None, a_node("a", allocatable=room))
     town.pod("plain")
     town.step()
     assert town.where("plain") == "a"
     assert [(one.resource, one.name) for one in told] == [("/api/v1/nodes", "a")]
     assert "example.com/fpga" in told[0].why
     assert len([line for line in caplog.messages if "cannot be used" in line]) == 1
-    assert town.house.refusals.now() == {"/api/v1/nodes": 1}
-    town.house.pods.node_moved("a", None, a_node("a"))
-    assert town.house.refusals.now() == {}
+    assert town.harness.refusals.now() == {"/api/v1/nodes": 1}
+    town.harness.pods.node_moved("a", None, a_node("a"))
+    assert town.harness.refusals.now() == {}
 
 
 def test_a_node_with_a_million_plain_gpus_is_a_node():
     town = Town()
-    town.house.pods.node_moved(
+    town.harness.pods.node_moved(
         "a", None, a_node("a", allocatable={"cpu": "4", "memory": "1Gi", "pods": "9", "gpu": "9E"})
     )
     town.pod("plain")
@@ -122,37 +121,37 @@ def test_an_object_that_cannot_be_taken_in_is_refused_by_name_and_the_next_is_ta
             raise ZeroDivisionError("what nobody foresaw")
         taken.append(name)
 
-    shelf, refusals = shelf_of(moved)
-    shelf.listed([a_node("bad", unschedulable=True), a_node("good")])
-    shelf.changed("MODIFIED", a_node("bad", unschedulable=True))
+    indexer, refusals = shelf_of(moved)
+    indexer.listed([a_node("bad", unschedulable=True), a_node("good")])
+    indexer.changed("MODIFIED", a_node("bad", unschedulable=True))
     assert taken == ["good"]
     assert refusals.total == {"/api/v1/nodes": 1}
-    shelf.changed("MODIFIED", a_node("bad"))
+    indexer.changed("MODIFIED", a_node("bad"))
     assert taken == ["good", "bad"]
     assert refusals.now() == {}
 
 
 def test_what_can_no_longer_be_decoded_stays_as_it_was_until_it_is_deleted():
     gone: list[str] = []
-    shelf, refusals = shelf_of(lambda name, before, after: gone.append(name) if after is None else None)
-    shelf.listed([a_node("a"), a_node("b")])
-    shelf.unreadable("MODIFIED", Meta(name="a"), "spec: expected object")
-    assert set(shelf.all) == {"a", "b"}
+    indexer, refusals = shelf_of(lambda name, before, after: gone.append(name) if after is None else None)
+    indexer.listed([a_node("a"), a_node("b")])
+    indexer.unreadable("MODIFIED", Meta(name="a"), "spec: expected object")
+    assert set(indexer.all) == {"a", "b"}
     assert refusals.now() == {"/api/v1/nodes": 1}
-    shelf.unreadable("ADDED", Meta(name="a"), "spec: expected object")
-    shelf.listed([])
+    indexer.unreadable("ADDED", Meta(name="a"), "spec: expected object")
+    indexer.listed([])
     assert gone == ["b"]
-    shelf.unreadable("DELETED", Meta(name="a"), "spec: expected object")
+    indexer.unreadable("DELETED", Meta(name="a"), "spec: expected object")
     assert gone == ["b", "a"]
     assert refusals.now() == {}
 
 
 def test_an_object_without_a_name_or_a_uid_is_not_taken_in():
     taken: list[str] = []
-    shelf, refusals = shelf_of(lambda uid, before, after: taken.append(uid), by_uid)
-    shelf.changed("ADDED", Pod())
-    shelf.changed("ADDED", a_pod("nameless", uid=""))
-    shelf.changed("ADDED", a_pod("sane"))
+    indexer, refusals = shelf_of(lambda uid, before, after: taken.append(uid), by_uid)
+    indexer.changed("ADDED", Pod())
+    indexer.changed("ADDED", a_pod("nameless", uid=""))
+    indexer.changed("ADDED", a_pod("sane"))
     assert taken == ["uid-sane"]
     assert refusals.total == {"/api/v1/nodes": 2}
 

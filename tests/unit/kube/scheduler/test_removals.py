@@ -14,7 +14,7 @@ import pytest
 
 from hodei.control.reservations.reservations import choose
 from hodei.kube.api.client import ApiError
-from hodei.kube.scheduler import removals
+from hodei.kube.scheduler import loop
 from hodei.kube.scheduler.build import Options, make_driver
 from hodei.kube.scheduler.reservations import Reservations, Reserved
 from hodei.model.config import SchedulingConfig
@@ -48,7 +48,7 @@ class Driven:
     def __init__(self, scheduling: dict[str, Any] | None = None) -> None:
         options = Options(scheduling=msgspec.convert(scheduling or {}, SchedulingConfig))
         self.town, self.api = Town(options), NotedApi()
-        self.driver = make_driver(cast("Any", self.api), self.town.house, options)
+        self.driver = make_driver(cast("Any", self.api), self.town.harness, options)
         self.driver._now_ms = lambda: self.town.now_ms
 
     async def settle(self) -> None:
@@ -98,9 +98,9 @@ def test_what_was_lent_is_taken_back_by_eviction_once():
 
 @pytest.mark.parametrize("status", [429, 403, 500, 0])
 def test_an_eviction_that_is_refused_is_asked_for_until_it_is_granted(status: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(removals, "FIRST_PAUSE_S", 0.0001)
-    monkeypatch.setattr(removals, "FORBIDDEN_S", 0.001)
-    monkeypatch.setattr(removals, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(loop, "FIRST_PAUSE_S", 0.0001)
+    monkeypatch.setattr(loop, "FORBIDDEN_S", 0.001)
+    monkeypatch.setattr(loop, "LONGEST_PAUSE_S", 0.001)
 
     async def story() -> None:
         driven = Driven(LENT)
@@ -136,8 +136,8 @@ def test_evictions_that_wait_for_a_budget_keep_nobody_from_being_preempted():
 
 
 def test_who_is_preempted_while_the_api_is_away_is_deleted_when_it_is_back(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(removals, "FIRST_PAUSE_S", 0.0001)
-    monkeypatch.setattr(removals, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(loop, "FIRST_PAUSE_S", 0.0001)
+    monkeypatch.setattr(loop, "LONGEST_PAUSE_S", 0.001)
 
     async def story() -> None:
         driven = Driven()
@@ -167,7 +167,7 @@ def test_who_is_preempted_is_deleted_and_not_evicted():
     play(story)
 
 
-def booking(**rules: Any) -> ReservationSpec:
+def reservation(**rules: Any) -> ReservationSpec:
     return ReservationSpec(
         "demo", "owner", start_ms=NOW_MS - 1000, end_ms=NOW_MS + 3_600_000, count=1, request={"cpu": 4000}, **rules
     )
@@ -179,7 +179,7 @@ def test_who_is_in_a_reserved_place_when_the_scheduler_starts_is_evicted():
         driven.town.node("a", cpu="4")
         driven.town.pod("other", nodeName="a", namespace="else")
         made = Reservations(
-            [Reserved(booking(at_start="stop"))], driven.driver.controller, driven.driver.pods.take_facts,
+            [Reserved(reservation(at_start="stop"))], driven.driver.controller, driven.driver.pods.take_facts,
             driven.driver.pods.give, lambda: driven.town.now_ms, driven.driver.decide,
         )  # fmt: skip
         await made.begin()
@@ -194,8 +194,10 @@ def test_who_outstays_a_reservation_is_evicted_once():
         driven = Driven()
         driven.town.node("a", cpu="4")
         await driven.settle()
-        wish = booking(at_end="stop")
-        driven.town.house.pods.give([ReservationMade(booking=choose(driven.driver.controller.world, wish, NOW_MS))])
+        wish = reservation(at_end="stop")
+        driven.town.harness.pods.give(
+            [ReservationMade(reservation=choose(driven.driver.controller.cluster, wish, NOW_MS))]
+        )
         await driven.settle()
         await driven.bound("own", namespace="owner")
         await driven.passes(3_600_001)

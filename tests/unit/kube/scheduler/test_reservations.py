@@ -36,7 +36,7 @@ def _begun(options: Options, *nodes: str, labels: dict[str, str] | None = None) 
     town = Town(options)
     for node in nodes:
         town.node(node, labels=labels or {})
-    controller, pods = town.house.controller, town.house.pods
+    controller, pods = town.harness.controller, town.harness.pods
     made = Reservations(options.reserved, controller, pods.take_facts, pods.give, lambda: town.now_ms)
     return town, made
 
@@ -86,15 +86,15 @@ def test_one_that_is_over_stands_in_nobodys_way(tmp_path: Path):
     past = '[[reservations]]\nname = "old"\nnamespace = "b"\nfrom = 2020-01-01T00:00:00Z\nfor = "1h"\nnodes = 1'
     town, made = _begun(_read(tmp_path, past), "n1")
     asyncio.run(made.begin())
-    assert not town.house.controller.world.book.bookings
+    assert not town.harness.controller.cluster.availability.reservations
 
 
 def test_one_without_a_beginning_lasts_from_the_start_of_the_scheduler_on(tmp_path: Path):
     until = '[[reservations]]\nname = "now"\nnamespace = "b"\nuntil = 2028-01-01T00:00:00Z\nnodes = 1'
     town, made = _begun(_read(tmp_path, until), "n1")
     asyncio.run(made.begin())
-    booking = town.house.controller.world.book.bookings["now"]
-    assert booking.start_ms < NOW_MS < booking.end_ms
+    reservation = town.harness.controller.cluster.availability.reservations["now"]
+    assert reservation.start_ms < NOW_MS < reservation.end_ms
 
 
 def test_it_is_there_before_anybody_who_waits_is_placed(tmp_path: Path):
@@ -111,14 +111,14 @@ def test_nodes_that_a_selector_picks_may_come_later(tmp_path: Path):
     town, made = _begun(_read(tmp_path, DEMO.format(more='selector = "pool=gpu"')), "n1", labels={"pool": "gpu"})
     asyncio.run(made.begin())
     town.step()
-    bookings = town.house.controller.world.book.bookings
-    assert [node for node, _ in bookings["demo"].places] == ["n1"]
+    reservations = town.harness.controller.cluster.availability.reservations
+    assert [node for node, _ in reservations["demo"].places] == ["n1"]
     assert made.look() == []
     town.node("n2", labels={"pool": "gpu"})
     town.step()
     facts: Sequence[Fact] = made.look()
     town.step(*facts)
-    assert [node for node, _ in bookings["demo"].places] == ["n1", "n2"]
+    assert [node for node, _ in reservations["demo"].places] == ["n1", "n2"]
     assert made.look() == []
 
 
@@ -129,4 +129,4 @@ def test_one_that_finds_no_room_yet_is_tried_again(tmp_path: Path, caplog: pytes
     town.node("n2")
     town.step()
     town.step(*made.look())
-    assert "demo" in town.house.controller.world.book.bookings
+    assert "demo" in town.harness.controller.cluster.availability.reservations

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from hodei.kube.api.objects import Pod
-from hodei.kube.scheduler.explain import Told
+from hodei.kube.scheduler.messages import Told
 from hodei.kube.scheduler.status_reporter import PAUSE_MS, StatusReporter
 from unit.kube.town import Town
 
@@ -16,8 +16,8 @@ class Crier:
 
     def __init__(self) -> None:
         self.town = Town()
-        house = self.town.house
-        self.telling = StatusReporter(house.controller, house.pods, cast("Any", None), house.explaining)
+        harness = self.town.harness
+        self.telling = StatusReporter(harness.controller, harness.pods, cast("Any", None), harness.explainer)
 
     def step(self) -> int:
         """How many reports one step gives cause for."""
@@ -28,7 +28,7 @@ class Crier:
         return len(list(self.telling.late(self.town.now_ms)))
 
     def told(self, name: str) -> str:
-        return self.town.house.pods.entries[f"uid-{name}"].told or ""
+        return self.town.harness.pods.entries[f"uid-{name}"].told or ""
 
 
 def a_full_town() -> Crier:
@@ -124,8 +124,8 @@ def slow_town() -> tuple[Crier, SlowActor]:
     crier, actor = a_full_town(), SlowActor()
     crier.town.pod("x", cpu="2")
     crier.step()
-    house = crier.town.house
-    crier.telling = StatusReporter(house.controller, house.pods, cast("Any", actor), house.explaining)
+    harness = crier.town.harness
+    crier.telling = StatusReporter(harness.controller, harness.pods, cast("Any", actor), harness.explainer)
     return crier, actor
 
 
@@ -133,7 +133,7 @@ def test_two_conditions_of_a_pod_never_overtake_each_other_and_the_newest_wins()
     async def story() -> None:
         crier, actor = slow_town()
         id = crier.town.job("x")
-        entry = crier.town.house.pods.entries["uid-x"]
+        entry = crier.town.harness.pods.entries["uid-x"]
         tasks = []
         for at, text in enumerate(("first", "second", "third")):
             entry.told_ms = 0
@@ -157,7 +157,7 @@ def test_two_conditions_of_a_pod_never_overtake_each_other_and_the_newest_wins()
 def test_no_condition_arrives_after_the_binding():
     async def story() -> None:
         crier, actor = slow_town()
-        id, entry = crier.town.job("x"), crier.town.house.pods.entries["uid-x"]
+        id, entry = crier.town.job("x"), crier.town.harness.pods.entries["uid-x"]
         telling = [asyncio.create_task(work()) for work in crier.telling.tell(id, Told("One", "first"))]  # type: ignore[arg-type]
         await turn()
         assert actor.begun == ["first"]

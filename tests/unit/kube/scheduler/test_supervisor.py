@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from hodei.kube.scheduler import background_task
-from hodei.kube.scheduler.background_task import NoBackground, attended
-from hodei.kube.scheduler.http import Health
-from hodei.kube.scheduler.supervisor import Supervisor
+from hodei.kube.scheduler import background
+from hodei.kube.scheduler.background import NoBackground, Supervisor, attended
+from hodei.kube.scheduler.run import Health
 
 
 async def fails() -> None:
@@ -63,7 +62,7 @@ def test_a_task_that_ends_by_itself_ends_the_process(
 def test_an_attendant_that_fails_is_named_and_begins_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(background_task, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.001)
 
     class Fragile(NoBackground):
         began = 0

@@ -2,15 +2,13 @@
 
 import pytest
 
-from hodei.kube.api.objects import Service, Workload, from_plain
-from hodei.kube.api.storage_objects import CsiNode
+from hodei.kube.api.objects import CsiNode, Service, Workload, from_plain
 from hodei.kube.scheduler import translate
-from hodei.kube.scheduler.topology_spread import OF_THE_SYSTEM, Owners
+from hodei.kube.scheduler.selectors import OF_THE_SYSTEM, Owners
 from hodei.kube.scheduler.translate import Surroundings
+from hodei.model.affinity import HostPort, Requirement
 from hodei.model.job import NodeTerm, Toleration
-from hodei.model.job_affinity import HostPort
 from hodei.model.node import Taint
-from hodei.model.selector import Requirement
 from unit.kube.podding import a_node, a_pod, wanted
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -112,14 +110,14 @@ def test_pods_without_rules_are_spread_by_those_who_pick_them():
         {"ns": (Service(spec=Service.Spec({"app": "web"})), Service(spec=Service.Spec({"app": "db"})))},
         {("ns", "ReplicaSet", "rs"): from_plain({"spec": {"selector": {"matchLabels": {"rev": "1"}}}}, Workload)},
     )
-    around = Surroundings(owners=owners, spread=OF_THE_SYSTEM)
+    cache = Surroundings(owners=owners, spread=OF_THE_SYSTEM)
     owner = {"kind": "ReplicaSet", "name": "rs", "controller": True}
-    rules = wanted(around, labels={"app": "web", "rev": "1"}, owners=[owner]).job.tasks[0].spread
+    rules = wanted(cache, labels={"app": "web", "rev": "1"}, owners=[owner]).job.tasks[0].spread
     assert [(rule.topology, rule.max_skew, rule.hard, rule.keyless) for rule in rules] == [
         ("kubernetes.io/hostname", 3, False, True), ("topology.kubernetes.io/zone", 5, False, True),
     ]  # fmt: skip
     assert [str(one) for one in rules[0].selector or ()] == ["app=web", "rev=1"]
-    assert wanted(around, labels={"app": "other"}).job.tasks[0].spread == ()
+    assert wanted(cache, labels={"app": "other"}).job.tasks[0].spread == ()
 
 
 def test_tolerations_with_every_operator():
@@ -193,8 +191,8 @@ def test_a_priority_of_the_pods_own_choice_counts_only_where_the_operator_allows
     ],
 )  # fmt: skip
 def test_a_preferred_annotation_counts_before_the_class_and_must_be_a_number(fields, priority, codes):
-    around = Surroundings(priority_annotation="priority", priority_preferred=True)
-    pod = wanted(around, **{"annotations": {"priority": "100"}} | fields)
+    cache = Surroundings(priority_annotation="priority", priority_preferred=True)
+    pod = wanted(cache, **{"annotations": {"priority": "100"}} | fields)
     assert (pod.job.priority, [reason.code for reason in pod.refused]) == (priority, codes)
 
 

@@ -12,11 +12,10 @@ import pytest
 
 from hodei.kube.api.client import ApiError
 from hodei.kube.scheduler.build import Options
-from hodei.kube.scheduler.usage_store import EVERY_S, KEY, MOST_BYTES, UsageStore
-from hodei.model.accounting_config import SharesConfig
-from hodei.model.config import ProfileConfig, SchedulingConfig
+from hodei.kube.scheduler.history import EVERY_S, KEY, MOST_BYTES, UsageStore
+from hodei.model.accounting import UsageRow
+from hodei.model.config import ProfileConfig, SchedulingConfig, SharesConfig
 from hodei.model.effects import SaveUsage
-from hodei.model.usage import UsageRow
 from unit.kube.town import NOW_MS, Town
 
 HOUR_MS = 3_600_000
@@ -61,12 +60,12 @@ class Hands:
     def __init__(self, api: ConfigMaps | None = None, **more: Any) -> None:
         self.api, self.at_s, self.town = api or ConfigMaps(), 1000.0, Town(SHARES)
         self.memory = UsageStore(
-            self.api, "hodei-system", "hodei-usage", self.town.house.controller, lambda: self.town.now_ms,
+            self.api, "hodei-system", "hodei-usage", self.town.harness.controller, lambda: self.town.now_ms,
             monotonic=lambda: self.at_s, **more,
         )  # fmt: skip
 
     def use(self, *rows: UsageRow) -> None:
-        step = self.town.house.controller.step(self.town.now_ms)
+        step = self.town.harness.controller.step(self.town.now_ms)
         step.saves.append(SaveUsage(rows))
         self.memory.stepped(step)
 
@@ -91,7 +90,7 @@ def test_what_was_used_is_known_to_the_next_process_before_it_decides():
     asyncio.run(first.memory.end())
     second = Hands(first.api)
     asyncio.run(second.memory.begin())
-    sharing = second.town.house.controller.accounts.sharing
+    sharing = second.town.harness.controller.accounts.sharing
     assert sharing is not None
     assert {row.path[0]: row.amount for row in sharing.ledger.rows()} == {"greedy": 1 << 80, "modest": 5}
 

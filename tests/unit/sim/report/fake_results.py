@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 
-from hodei.sim.results import Outcome, Result, Sample
+from hodei.sim.metrics import Outcome, Result, Sample
 
 HOUR = 3_600_000
 POLICIES = ("fcfs", "easy", "hodei")

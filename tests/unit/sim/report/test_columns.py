@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hodei.sim.report.columns import columns_of, cumulative, step_means, time_in_slices
-from hodei.sim.report.fairness import dominant_shares, fairness_over_time
-from hodei.sim.results import Outcome, Result
+from hodei.sim.metrics import Outcome, Result
+from hodei.sim.report.pictures import dominant_shares, fairness_over_time
+from hodei.sim.report.table import columns_of, cumulative, step_means, time_in_slices
 
 
 def ints(*values: int) -> np.ndarray:

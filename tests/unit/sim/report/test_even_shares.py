@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.sim.report.columns import columns_of
-from hodei.sim.report.fairness import even_shares_over_time
+from hodei.sim.report.pictures import even_shares_over_time
+from hodei.sim.report.table import columns_of
 from unit.sim.report.test_columns import a_result
 
 SHORT = 1  # nothing but the slice itself counts

@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from hodei.sim.report.columns import columns_of
-from hodei.sim.report.lanes import NODES_SHOWN, Chart, Window, by_node, by_user, natural, window_of
+from hodei.sim.report.gantt import NODES_SHOWN, Chart, Window, by_node, by_user, natural, window_of
+from hodei.sim.report.table import columns_of
 from unit.sim.report.fake_results import a_result, some_results
 
 

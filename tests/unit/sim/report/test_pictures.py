@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hodei.sim.report import pictures
-from hodei.sim.report.columns import Columns, columns_of
 from hodei.sim.report.style import house_style, to_bytes
+from hodei.sim.report.table import Columns, columns_of
 from unit.sim.report.fake_results import a_result
 
 pytest.importorskip("matplotlib")

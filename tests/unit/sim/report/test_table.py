@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import re
 
+from hodei.sim.metrics import Outcome, Result
 from hodei.sim.report import draw_table, gantt_for_terminal
-from hodei.sim.report.numbers import labels_of
-from hodei.sim.results import Outcome, Result
+from hodei.sim.report.table import labels_of
 from unit.sim.report.fake_results import a_result, some_results
 
 

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from hodei.model.errors import InvalidInput
+from hodei.sim.metrics import Outcome, Result, Sample
 from hodei.sim.report import why_no_pictures, write_report
-from hodei.sim.results import Outcome, Result, Sample
 from unit.sim.report.fake_results import a_result, some_results
 
 pytest.importorskip("matplotlib")

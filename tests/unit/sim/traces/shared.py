@@ -1,4 +1,4 @@
-"""Where the real traces lie, for tests that measure against them; a clone of the project alone does not have them."""
+"""Where the real traces lie, for tests that step against them; a clone of the project alone does not have them."""
 
 from __future__ import annotations
 

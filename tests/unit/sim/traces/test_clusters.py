@@ -9,7 +9,7 @@ import pytest
 
 from hodei.model.errors import InvalidInput
 from hodei.sim.traces import open_workload
-from hodei.sim.traces.cron import Cron
+from hodei.sim.traces.prow import Cron
 from unit.sim.traces.shared import TRACES, needs_traces
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn2,64000,1024,2,P100\nn1,8000,512,0,\n"

@@ -11,7 +11,7 @@ import pytest
 from hodei.model.job import TaskSpec
 from hodei.model.resources import Resources
 from hodei.sim.traces import Workload, open_workload
-from hodei.sim.traces.lublin import ALL, Lublin, gamma_cdf
+from hodei.sim.traces.generate import ALL, Lublin, gamma_cdf
 from hodei.sim.traces.workload import Shapes
 from unit.sim.traces.shared import TRACES, needs_traces
 

@@ -1,0 +1,51 @@
+"""`python -m benchmarks docker|engine|fragmentation|gpu|queue|server|sharing|slurm|targets|viewers`."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import click
+
+from benchmarks import docker, engine, fragmentation, gpu, queue, server, sharing, slurm, targets, viewers
+from hodei.cli.groups import Group, exit_code
+
+
+@click.group("bench", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def bench() -> None:
+    """Measure Hodei on this machine."""
+
+
+def _add_command(module: ModuleType) -> None:
+    def measure(**options: Any) -> int:
+        given = SimpleNamespace(**options)
+        result: dict[str, Any] = module.measure(given)
+        if given.json:
+            print(json.dumps(result))
+        elif hasattr(module, "show"):
+            module.show(result)
+        else:
+            print(f"{platform.machine()}, Python {platform.python_version()}")
+            for name, value in result.items():
+                print(f"  {name:<46}{value}")
+        return 1 if result.get("failed") else 0
+
+    command = click.command(module.__name__.rpartition(".")[2], help=module.ABOUT)(measure)
+    for decorate in reversed(module.OPTIONS):
+        command = decorate(command)
+    bench.add_command(command)
+
+
+for _module in (engine, fragmentation, queue, server, gpu, sharing, docker, slurm, viewers, targets):
+    _add_command(_module)
+
+
+def main(args: list[str] | None = None) -> int:
+    return exit_code(bench.main, args, "hodei bench", invalid_input=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

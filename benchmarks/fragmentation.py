@@ -1,0 +1,138 @@
+"""How much of a full cluster is left over in pieces too small to use: jobs of mixed sizes come until many in a row are
+refused. What is free then is of no use to jobs like these.
+
+Each mix is drawn with a seed. `churn` is a cluster that has run for a while: jobs end at random while others come.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import click
+from msgspec import Struct
+
+from hodei.engine.cycle import Engine
+from hodei.engine.nodes import Table
+from hodei.engine.plan import Refusal
+from hodei.engine.points import Placed
+from hodei.engine.view import Gang, View, gang_of
+from hodei.model.job import JobSpec, TaskSpec
+from hodei.model.node import Node
+from hodei.model.resources import CPU, MEMORY, Resources
+from hodei.plugins.registry import build_profile
+
+NODES = 100
+REFUSALS = 60
+SEEDS = 3
+# While a cluster churns, as many jobs end as this when one finds no room; it goes on for so many jobs a node.
+_ENDING = 10
+_JOBS_A_NODE = 20
+
+Draw = Callable[[random.Random], Resources]
+
+
+class Mix(Struct, frozen=True):
+    """`request` draws what the next job asks for; every node has `cores` and `gib` of memory."""
+
+    cores: int
+    gib: int
+    request: Draw
+    churn: bool = False
+
+
+def _cpu(*cores: int) -> Draw:
+    return lambda draw: {CPU: draw.choice(cores) * 1000}
+
+
+def _pairs(cores: Sequence[int], gib: Sequence[int]) -> Draw:
+    return lambda draw: {CPU: draw.choice(cores) * 1000, MEMORY: draw.choice(gib) << 30}
+
+
+def _shapes(draw: random.Random) -> Resources:
+    """As cloud instances are: 2, 4 or 8 GiB for each core."""
+    cores = draw.choice((1, 1, 2, 2, 3, 4, 4, 6, 8, 12, 16))
+    return {CPU: cores * 1000, MEMORY: (cores * draw.choice((2, 4, 4, 4, 8))) << 30}
+
+
+MIXES = {
+    "small": Mix(8, 32, _cpu(2, 3, 4)),  # two or three jobs fill a node
+    "halves": Mix(8, 32, _cpu(3, 5, 5)),  # a pair that fits, and one that wastes
+    "pairs": Mix(16, 64, _pairs((2, 4, 6, 8), (4, 8, 16, 24, 32))),  # cpu and memory have nothing to do with each other
+    "shapes": Mix(32, 128, _shapes),
+    "churn": Mix(32, 128, _shapes, churn=True),
+}
+
+
+class Filled(Struct, frozen=True):
+    """A full cluster, in percent. `unusable`: what is free of the resource that is used most. `spread`: how many nodes had
+    work when half of that was in use."""
+
+    unusable: float
+    spread: float
+
+
+def fill(
+    selection: str = "", mix: str = "shapes", *, nodes: int = NODES, refusals: int = REFUSALS, seed: int = 1
+) -> Filled:
+    """Fill a cluster by the profile `default`, or one with that `worker_selection`, until so many jobs in a row are
+    refused."""
+    draw, kind = random.Random(seed), MIXES[mix]
+    capacity = {CPU: kind.cores * 1000, MEMORY: kind.gib << 30}
+    table = Table(Node(f"node-{i:04}", "bench", capacity=capacity) for i in range(nodes))
+    table.settle()
+    profile = build_profile("default", worker_selection=selection)
+    engine, view = Engine(table, {"default": profile}), View(0)
+    running: list[tuple[Gang, list[Placed]]] = []
+    spread, number, refused = 0.0, 0, 0
+    churning = kind.churn
+    while refused < refusals:
+        number += 1
+        gang = gang_of(number, JobSpec("job", (TaskSpec(request=kind.request(draw)),), "a"), number)
+        profile.admit(gang)
+        placed = engine.try_gang(gang, view)
+        if not isinstance(placed, Refusal):
+            refused = 0
+            running.append((gang, placed))
+        elif churning:
+            churning = number < _JOBS_A_NODE * nodes
+            for _ in range(min(len(running), _ENDING)):
+                engine.withdraw(*running.pop(draw.randrange(len(running))))
+        else:
+            refused += 1
+        if not spread and _free(table) <= 50:
+            spread = 100 * sum(bool(held.runs) for held in table.holds) / nodes
+    return Filled(_free(table), spread)
+
+
+def _free(table: Table) -> float:
+    """Of the resource that least is free of."""
+    there = {resource: sum(room[resource] for room in table.allocatable) for resource in (CPU, MEMORY)}
+    used = {resource: sum(held.used.get(resource, 0) for held in table.holds) for resource in there}
+    return min(100 * (whole - used[resource]) / whole for resource, whole in there.items())
+
+
+def unusable(selection: str = "", mix: str = "shapes", *, nodes: int = NODES, seeds: int = SEEDS) -> float:
+    """The mean over some draws, in percent: the figure that the target of fragmentation is about."""
+    return round(sum(fill(selection, mix, nodes=nodes, seed=seed).unusable for seed in range(1, seeds + 1)) / seeds, 1)
+
+
+ABOUT = "How much of a full cluster is left over in pieces too small to use."
+OPTIONS = (
+    click.option("--mix", type=click.Choice(sorted(MIXES)), help="default: measure each"),
+    click.option("--nodes", type=int, default=NODES),
+    click.option("--seeds", type=int, default=SEEDS, help=f"draws, of which the mean is told ({SEEDS})"),
+    click.option("--worker-selection", default="", help="instead of what the profile `default` does"),
+    click.option("--json", is_flag=True),
+)
+
+
+def measure(given: SimpleNamespace) -> dict[str, Any]:
+    result: dict[str, Any] = {"nodes": given.nodes, "worker_selection": given.worker_selection or "default"}
+    for mix in (given.mix,) if given.mix else MIXES:
+        found = [fill(given.worker_selection, mix, nodes=given.nodes, seed=seed + 1) for seed in range(given.seeds)]
+        result[f"{mix}_unusable_percent"] = round(sum(each.unusable for each in found) / len(found), 1)
+        result[f"{mix}_nodes_in_use_at_half_percent"] = round(sum(each.spread for each in found) / len(found))
+    return result

@@ -1,0 +1,93 @@
+"""What a job costs when many wait: the scheduler itself over one pool, with queues of several depths.
+
+Each round a run ends, whoever may start is started, and a new job comes, so that the queue stays as deep as it was.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import random
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+from hodei.control.controller import Controller
+from hodei.model.effects import Start
+from hodei.model.facts import Fact, JobSubmitted, NodeJoined, RunObserved
+from hodei.model.job import Job, JobSpec, TaskSpec
+from hodei.model.resources import CPU
+from hodei.sim.policies import policy
+from hodei.sim.traces.workload import machine
+from hodei.wiring import make_controller
+
+DEPTHS = (100, 1_000, 10_000, 100_000)
+_PROCS = 256
+_HOUR_MS = 3_600_000
+
+
+class _Pool:
+    """One pool that is always full, and what runs on it."""
+
+    def __init__(self, controller: Controller, seed: int) -> None:
+        self._controller, self._draw = controller, random.Random(seed)
+        self._running: list[tuple[int, str]] = []
+        self._last = 0
+        self._now_ms = 0
+        self._step([NodeJoined(node) for node in machine(_PROCS)])
+
+    def submit(self, count: int) -> None:
+        self._step([JobSubmitted(self._job()) for _ in range(count)])
+        while self._controller.next_wakeup_ms(self._now_ms) == self._now_ms:
+            self._step([])
+
+    def turn(self) -> None:
+        """The next run ends, and a new job comes."""
+        self._now_ms, run = heapq.heappop(self._running)
+        self._step([RunObserved(run, "succeeded", self._now_ms, 0)])
+        self._step([JobSubmitted(self._job())])
+
+    def _job(self) -> Job:
+        self._last += 1
+        cpus, hours = self._draw.choice((1, 1, 2, 4, 8, 16, 32)), self._draw.choice((0.1, 0.5, 1, 2, 6, 12))
+        task = TaskSpec(request={CPU: cpus * 1000})
+        spec = JobSpec(f"job-{self._last}", (task,), user=f"u{self._last % 50}", estimate_ms=int(hours * _HOUR_MS))
+        return Job(self._last, spec, "pending", self._now_ms, self._now_ms, queued_ms=self._now_ms)
+
+    def _step(self, facts: list[Fact]) -> None:
+        for act in self._controller.step(self._now_ms, facts).acts:
+            if isinstance(act, Start):
+                takes_ms = int(act.spec.estimate_ms * self._draw.uniform(0.2, 1))
+                heapq.heappush(self._running, (self._now_ms + takes_ms, act.run.id))
+
+
+def cpu_us_per_job(name: str, depth: int, rounds: int) -> float:
+    """Microseconds of CPU for one job to come, start and end, with so many waiting."""
+    pool = _Pool(make_controller(policy(name)), seed=depth)
+    pool.submit(depth)
+    for _ in range(rounds // 10):
+        pool.turn()
+    gc.collect()
+    gc.disable()
+    began = time.process_time()
+    for _ in range(rounds):
+        pool.turn()
+    spent = time.process_time() - began
+    gc.enable()
+    return spent * 1e6 / rounds
+
+
+def measure(given: SimpleNamespace) -> dict[str, Any]:
+    found = {depth: cpu_us_per_job(given.policy, depth, given.rounds) for depth in given.depths}
+    return {f"{depth:,} waiting, µs of CPU a job": round(spent) for depth, spent in found.items()}
+
+
+ABOUT = "What a job costs when many wait."
+OPTIONS = (
+    click.option("--policy", default="easy", help="a policy of `hodei sim policies` (easy)"),
+    click.option("--depths", multiple=True, type=int, default=DEPTHS, metavar="N", help="how many wait"),
+    click.option("--rounds", type=int, default=2000, help="jobs that come and go while measuring (2000)"),
+    click.option("--json", is_flag=True),
+)

@@ -1,0 +1,140 @@
+"""Slurm through Hodei beside bare `sbatch`: as many jobs that do nothing, on the same cluster, in the same run.
+
+The cluster is the one of SLURM_CONF. Wall time is from the first job handed in until the last has ended. CPU time is that of
+whoever hands in and waits, with all its commands (sbatch, squeue): the server for Hodei, this program for the bare run.
+Slurm's own daemons are in neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+from benchmarks.server_process import a_server
+
+_DEADLINE_S = 900
+_AT_ONCE = 4
+
+
+ABOUT = "Jobs per second on a Slurm, beside bare sbatch."
+OPTIONS = (
+    click.option("--jobs", type=int, default=200),
+    click.option("--partition", default="main"),
+    click.option("--mode", type=click.Choice(("placed", "delegate")), default="delegate"),
+    click.option("--transport", type=click.Choice(("commands", "rest")), default="commands"),
+    click.option("--rest", default=os.environ.get("HODEI_SLURM_REST", ""), help="where slurmrestd is"),
+    click.option("--ahead", type=float, default=100.0, help="how much of the partition is promised (delegate)"),
+    click.option("--json", is_flag=True),
+)
+
+
+def measure(given: SimpleNamespace) -> dict[str, Any]:
+    result: dict[str, Any] = {"mode": given.mode, "transport": given.transport, "jobs": given.jobs}
+    with tempfile.TemporaryDirectory(prefix="hodei-bench-") as place:
+        bare_s, bare_cpu_s = asyncio.run(_bare(given, Path(place)))
+        hodei_s, hodei_cpu_s = _through_server(given, Path(place))
+    result["bare_jobs_per_s"] = round(given.jobs / bare_s, 1)
+    result["hodei_jobs_per_s"] = round(given.jobs / hodei_s, 1)
+    result["wall_ratio"] = round(hodei_s / bare_s, 3)
+    result["bare_cpu_ms_per_job"] = round(bare_cpu_s / given.jobs * 1000, 2)
+    result["hodei_cpu_ms_per_job"] = round(hodei_cpu_s / given.jobs * 1000, 2)
+    result["added_cpu_ms_per_job"] = round((hodei_cpu_s - bare_cpu_s) / given.jobs * 1000, 2)
+    return result
+
+
+async def _bare(given: SimpleNamespace, place: Path) -> tuple[float, float]:
+    """What anybody's loop around sbatch does; then a look every half second until all have ended."""
+    script = place / "bare.sh"
+    script.write_text("#!/bin/sh\nexec /bin/true\n")
+    name = f"bare-{os.getpid()}"
+    words = (
+        "sbatch",
+        "--parsable",
+        f"--job-name={name}",
+        f"--partition={given.partition}",
+        "--cpus-per-task=1",
+        "--mem=1M",
+    )
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one() -> None:
+        async with slots:
+            process = await asyncio.create_subprocess_exec(
+                *words, "--output=/dev/null", str(script), stdout=asyncio.subprocess.DEVNULL
+            )
+            if await process.wait():
+                raise RuntimeError("sbatch failed: is SLURM_CONF set, and the partition there?")
+
+    began, cpu_began = time.perf_counter(), _own_cpu_s()
+    await asyncio.gather(*(one() for _ in range(given.jobs)))
+    while True:
+        asked = await asyncio.create_subprocess_exec(
+            "squeue", "--noheader", "--format=%i", f"--name={name}", stdout=asyncio.subprocess.PIPE
+        )
+        left, _ = await asked.communicate()
+        if asked.returncode == 0 and not left.strip():
+            break
+        if time.perf_counter() - began > _DEADLINE_S:
+            raise RuntimeError(f"not finished within {_DEADLINE_S} s")
+        await asyncio.sleep(0.5)
+    return time.perf_counter() - began, _own_cpu_s() - cpu_began
+
+
+def _through_server(given: SimpleNamespace, place: Path) -> tuple[float, float]:
+    home = place / "home"
+    home.mkdir()
+    lines = [
+        "[backends.hpc]",
+        'kind = "slurm"',
+        f'mode = "{given.mode}"',
+        f'transport = "{given.transport}"',
+        f'output = "{place}/output"',
+        f'partitions = ["{given.partition}"]',
+        'poll = "500ms"',
+        f'conf = "{os.environ.get("SLURM_CONF", "")}"',
+        f'rest = "{given.rest}"',
+        f"ahead = {given.ahead if given.mode == 'delegate' else 1.0}",
+    ]
+    (home / "config.toml").write_text("\n".join((*lines, "")))
+    with a_server(home) as (pid, client):
+        _wait(lambda: any(node.backend == "hpc" for node in client.nodes()), "the cluster's nodes")
+        job = {"name": "bench", "command": ["/bin/true"], "cpu": 1, "memory": "1Mi", "backend": "hpc"}
+        cpu_began, began = _cpu_of(pid), time.perf_counter()
+        client.submit_all([job] * given.jobs)
+
+        def ended() -> bool:
+            counts = client.info().jobs
+            return bool(counts.get("succeeded", 0) + counts.get("failed", 0) >= given.jobs)
+
+        _wait(ended, "the end of all jobs")
+        wall_s = time.perf_counter() - began
+        if failed := client.info().jobs.get("failed", 0):
+            raise RuntimeError(f"{failed} jobs failed")
+        return wall_s, _cpu_of(pid) - cpu_began
+
+
+def _wait(true: Any, what: str) -> None:
+    deadline = time.perf_counter() + _DEADLINE_S
+    while not true():
+        if time.perf_counter() > deadline:
+            raise RuntimeError(f"{what} did not come within {_DEADLINE_S} s")
+        time.sleep(0.05)
+
+
+def _own_cpu_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _cpu_of(pid: int) -> float:
+    """Of the process and of all children that it has waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,182 @@
+"""Label requirements: how they are written, and whether a set of labels meets them. Semantics are Kubernetes' own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from hodei.model.errors import InvalidInput
+
+Operator = Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+
+_SET = re.compile(r"(?P<key>[^\s,()=!<>]+)\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)")
+_PAIR = re.compile(r"(?P<key>[^\s,()=!<>]+)\s*(?P<op>==|=|!=|>|<)\s*(?P<value>[^\s,()=!<>]*)")
+_BARE = re.compile(r"(?P<not>!?)\s*(?P<key>[^\s,()=!<>]+)")
+
+
+class Requirement(Struct, frozen=True, omit_defaults=True):
+    """One condition on one label. `In`/`NotIn` take values, `Gt`/`Lt` one whole number, the others none."""
+
+    key: str
+    operator: Operator
+    values: tuple[str, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value is not None and value in self.values
+            case "NotIn":
+                return value is None or value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt":
+                return _is_whole(value) and int(value or "0") > int(self.values[0])
+            case "Lt":
+                return _is_whole(value) and int(value or "0") < int(self.values[0])
+
+    def __str__(self) -> str:
+        match self.operator:
+            case "In" if len(self.values) == 1:
+                return f"{self.key}={self.values[0]}"
+            case "In" | "NotIn":
+                return f"{self.key} {self.operator.lower()} ({', '.join(self.values)})"
+            case "Exists":
+                return self.key
+            case "DoesNotExist":
+                return f"!{self.key}"
+            case "Gt" | "Lt":
+                return f"{self.key}{'>' if self.operator == 'Gt' else '<'}{self.values[0]}"
+
+
+def check_requirement(requirement: Requirement) -> Requirement:
+    """The requirement, or InvalidInput when its values do not suit its operator."""
+    values, operator = requirement.values, requirement.operator
+    if operator in ("Exists", "DoesNotExist") and values:
+        raise InvalidInput(f"{requirement.key}: {operator} takes no values")
+    if operator in ("In", "NotIn") and not values:
+        raise InvalidInput(f"{requirement.key}: {operator} needs at least one value")
+    if operator in ("Gt", "Lt") and (len(values) != 1 or not _is_whole(values[0])):
+        raise InvalidInput(f"{requirement.key}: {operator} needs exactly one whole number")
+    return requirement
+
+
+def all_match(requirements: Sequence[Requirement], labels: Mapping[str, str]) -> bool:
+    return all(requirement.matches(labels) for requirement in requirements)
+
+
+def parse_selector(text: str) -> tuple[Requirement, ...]:
+    """`zone in (a, b), disk=ssd, !spot, cores>8`: every part must hold."""
+    out, rest = [], text.strip()
+    while rest:
+        if found := _SET.match(rest):
+            values = tuple(value.strip() for value in found["values"].split(",") if value.strip())
+            out.append(Requirement(found["key"], "In" if found["op"] == "in" else "NotIn", values))
+        elif found := _PAIR.match(rest):
+            operator: dict[str, Operator] = {"=": "In", "==": "In", "!=": "NotIn", ">": "Gt", "<": "Lt"}
+            out.append(Requirement(found["key"], operator[found["op"]], (found["value"],)))
+        elif found := _BARE.match(rest):
+            out.append(Requirement(found["key"], "DoesNotExist" if found["not"] else "Exists"))
+        else:
+            raise InvalidInput(
+                f"cannot read the selector at {rest[:30]!r}", hint="for example: zone in (a, b), disk=ssd, !spot"
+            )
+        check_requirement(out[-1])
+        rest = rest[found.end() :].lstrip()
+        if rest:
+            if not rest.startswith(","):
+                raise InvalidInput(f"expected a comma before {rest[:30]!r} in the selector")
+            rest = rest[1:].lstrip()
+    return tuple(out)
+
+
+def _is_whole(value: str | None) -> bool:
+    return value is not None and re.fullmatch(r"[+-]?\d{1,18}", value) is not None
+
+
+# ---------------------------------------------------------------------------------------- job affinity
+# Rules about company: which other jobs a task wants near, wants away, or wants to be spread among; and host ports.
+
+
+Labels = Mapping[str, str]
+
+
+class JobTerm(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Members of other jobs, by their labels, in the same topology domain (nodes with the same value of `topology`).
+
+    `selector`: None matches no job, () every job. They are looked for in `projects` and in those that
+    `project_selector` picks by their labels (() picks all); with neither, in the project of the job that has the rule.
+    """
+
+    topology: str
+    selector: tuple[Requirement, ...] | None = None
+    projects: tuple[str, ...] = ()
+    project_selector: tuple[Requirement, ...] | None = None
+
+    def matches(self, owner: str, labels: Labels, project: str, projects: Mapping[str, Labels]) -> bool:
+        """Whether a member with `labels` in `project` is one of those meant by a rule of a job in project `owner`."""
+        if self.selector is None:
+            return False
+        if self.projects or self.project_selector is not None:
+            named = project in self.projects
+            picked = self.project_selector is not None and all_match(self.project_selector, projects.get(project, {}))
+            if not named and not picked:
+                return False
+        elif project != owner:
+            return False
+        return all_match(self.selector, labels)
+
+    def __str__(self) -> str:
+        who = ", ".join(str(part) for part in self.selector or ()) or "any job"
+        return f"[{who}] by {self.topology}"
+
+
+class WeightedJobTerm(Struct, frozen=True, gc=False):
+    weight: int
+    term: JobTerm
+
+
+class JobAffinity(Struct, frozen=True, omit_defaults=True, gc=False):
+    """All of `required` must hold; each of `preferred` adds its weight."""
+
+    required: tuple[JobTerm, ...] = ()
+    preferred: tuple[WeightedJobTerm, ...] = ()
+
+
+class SpreadRule(Struct, frozen=True, omit_defaults=True, gc=False):
+    """No domain of `topology` may hold `max_skew` more matching members than the emptiest one.
+
+    `hard` refuses, otherwise it is a wish. `min_domains`: while there are fewer, the emptiest counts as holding none.
+    Domains of nodes that the task's own selector and affinity exclude do not count (`honour_affinity`), nor, if so
+    wished, those of nodes whose taints it does not tolerate (`honour_taints`). `keyless`: a wish alone; nodes without the
+    key take part in the other wishes all the same.
+    """
+
+    topology: str
+    max_skew: int = 1
+    hard: bool = True
+    selector: tuple[Requirement, ...] | None = None
+    min_domains: int = 1
+    honour_affinity: bool = True
+    honour_taints: bool = False
+    keyless: bool = False
+
+
+class HostPort(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A port of the node itself; `ip` 0.0.0.0 means every address of it."""
+
+    port: int
+    protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
+    ip: str = "0.0.0.0"
+
+    def clashes(self, other: HostPort) -> bool:
+        return (
+            self.port == other.port
+            and self.protocol == other.protocol
+            and (self.ip == other.ip or "0.0.0.0" in (self.ip, other.ip))
+        )

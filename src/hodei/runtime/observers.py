@@ -1,0 +1,232 @@
+"""Event sinks and metric collectors: code from outside that learns what was committed and decides nothing.
+
+Each runs on a daemon thread of its own behind a bounded queue. One that raises, hangs or is slow neither stops nor
+delays the scheduler: what does not fit is dropped and counted. Delivery is at most once; a reader that must not miss an
+event follows `GET /v1/events` by sequence number instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+
+from hodei.model.effects import Event, Record, Save, SaveJob
+from hodei.model.errors import InvalidInput
+from hodei.model.ids import JobId
+from hodei.model.job import Job
+from hodei.ports import Collector
+
+log = logging.getLogger("hodei.observers")
+
+# What is remembered for one sink, in saves of committed steps.
+MAX_SAVES = 50_000
+_COLLECT_S = 1.0
+HOOKS = {
+    "job.submitted": "on_job_queued",
+    "job.released": "on_job_queued",
+    "job.requeued": "on_job_queued",
+    "job.dependencies_met": "on_job_queued",
+    "job.scheduled": "on_job_scheduled",
+    "job.started": "on_job_started",
+    "job.ended": "on_job_ended",
+    "job.preempted": "on_job_preempted",
+}
+METHODS = ("on_event", *dict.fromkeys(HOOKS.values()))
+# Submitted jobs that do not enter the queue yet: on hold, or waiting for other jobs.
+_NOT_QUEUED = "held"
+
+
+class SinkThread:
+    """Calls one sink for every committed step, in order."""
+
+    def __init__(self, name: str, sink: Any, dropped: Counter, errors: Counter, max_saves: int = MAX_SAVES) -> None:
+        self.name, self._sink, self._max = name, sink, max_saves
+        self._dropped, self._errors = dropped.labels(name), errors.labels(name)
+        self._hooks = {method: call for method in METHODS if callable(call := getattr(sink, method, None))}
+        self._steps: deque[Sequence[Save]] = deque()
+        self._saves = 0
+        self._changed = threading.Condition()
+        self._closing = self._warned_drop = self._warned_error = False
+        self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
+        self._thread.start()
+
+    def publish(self, saves: Sequence[Save]) -> None:
+        """Never waits for the sink."""
+        with self._changed:
+            full = self._saves and self._saves + len(saves) > self._max
+            if not full and not self._closing:
+                self._steps.append(saves)
+                self._saves += len(saves)
+                self._changed.notify()
+                return
+        self._dropped.inc(sum(isinstance(save, Record) for save in saves))
+        if not self._warned_drop:
+            self._warned_drop = True
+            log.warning("sink %s is too slow: events are dropped (hodei_sink_dropped_total counts them)", self.name)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._steps and not self._closing:
+                    self._changed.wait()
+                if not self._steps:
+                    break
+                saves = self._steps.popleft()
+            self._deliver(saves)
+            with self._changed:
+                self._saves -= len(saves)
+        self._call(getattr(self._sink, "close", None))
+
+    def _deliver(self, saves: Sequence[Save]) -> None:
+        jobs: dict[JobId, Job] = {save.job.id: save.job for save in saves if isinstance(save, SaveJob)}
+        for save in saves:
+            if not isinstance(save, Record):
+                continue
+            event = save.event
+            self._call(self._hooks.get("on_event"), event)
+            hook, job = HOOKS.get(event.kind, ""), jobs.get(event.job)
+            if hook in self._hooks and job is not None and not (hook == "on_job_queued" and job.state == _NOT_QUEUED):
+                self._call(self._hooks[hook], job, event)
+
+    def _call(self, hook: Callable[..., Any] | None, *arguments: Any) -> None:
+        if hook is None:
+            return
+        try:
+            hook(*arguments)
+        except Exception:
+            self._errors.inc()
+            if not self._warned_error:
+                self._warned_error = True
+                log.exception("sink %s failed; further failures are only counted (hodei_sink_errors_total)", self.name)
+
+    def close(self) -> None:
+        """Deliver what is queued, then stop; `join` waits for it."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            with self._changed:
+                left = [save for saves in self._steps for save in saves if isinstance(save, Record)]
+                self._steps.clear()
+            self._dropped.inc(len(left))
+            log.warning("sink %s did not finish in time: %d queued events are dropped", self.name, len(left))
+            return False
+        return True
+
+
+class CollectorThread:
+    """Asks one collector for its metrics, without making a scrape wait for longer than a second."""
+
+    def __init__(self, name: str, collector: Collector, errors: Counter) -> None:
+        self.name, self._errors = name, errors.labels(name)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(collector)
+        self._wanted, self._done = threading.Event(), threading.Event()
+        self._warned = False
+        self.text = b""
+        threading.Thread(target=self._run, name=f"collector-{name}", daemon=True).start()
+
+    def _run(self) -> None:
+        while self._wanted.wait():
+            self._wanted.clear()
+            try:
+                self.text = generate_latest(self._registry)
+            except Exception:
+                self.text = b""
+                self._errors.inc()
+                if not self._warned:
+                    self._warned = True
+                    log.exception("collector %s failed; further failures are only counted", self.name)
+            self._done.set()
+
+    def refresh(self) -> None:
+        self._done.clear()
+        self._wanted.set()
+
+    async def read(self, deadline_s: float) -> bytes:
+        """What it says now, or what it said last if it is slow."""
+        while not self._done.is_set() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(0.005)
+        return self.text
+
+
+class Observers:
+    """All sinks and collectors of a server."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._dropped = Counter(
+            "hodei_sink_dropped", "Events that a slow sink did not get", ["sink"], registry=registry
+        )
+        self._errors = Counter("hodei_sink_errors", "Calls of a sink that failed", ["sink"], registry=registry)
+        self._failed = Counter(
+            "hodei_collector_errors", "Failed reads of a collector", ["collector"], registry=registry
+        )
+        self._sinks: list[SinkThread] = []
+        self._collectors: list[CollectorThread] = []
+
+    def add_sink(self, name: str, sink: Any) -> None:
+        if not any(callable(getattr(sink, method, None)) for method in METHODS):
+            raise InvalidInput(f"sinks.{name}: the sink has no hook", hint=f"give it one of: {', '.join(METHODS)}")
+        self._sinks.append(SinkThread(name, sink, self._dropped, self._errors))
+
+    def add_collector(self, name: str, collector: Any) -> None:
+        if not callable(getattr(collector, "collect", None)):
+            raise InvalidInput(f"collectors.{name}: it has no method collect()", hint="docs/how-to/write-a-plugin.md")
+        self._collectors.append(CollectorThread(name, collector, self._failed))
+
+    def publish(self, saves: Sequence[Save]) -> None:
+        for sink in self._sinks:
+            sink.publish(saves)
+
+    async def collect(self) -> bytes:
+        for collector in self._collectors:
+            collector.refresh()
+        deadline_s = time.monotonic() + _COLLECT_S
+        return b"".join([await collector.read(deadline_s) for collector in self._collectors])
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Sinks share `timeout_s` to finish. One that hangs is left behind on its daemon thread."""
+        for sink in self._sinks:
+            sink.close()
+        ends = time.monotonic() + timeout_s
+        for sink in self._sinks:
+            await asyncio.to_thread(sink.join, max(0.0, ends - time.monotonic()))
+
+
+# ------------------------------------------------------------------------------------------- built in
+
+
+class JsonLines:
+    """Appends every event to a file, one JSON object per line."""
+
+    def __init__(self, path: str, kinds: Iterable[str] = ()) -> None:
+        self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - open until `close`
+        self._kinds = frozenset(kinds)
+
+    def on_event(self, event: Event) -> None:
+        if not self._kinds or event.kind in self._kinds:
+            self._file.write(msgspec.json.encode(event) + b"\n")
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+
+class ProcessMetrics(ProcessCollector):
+    """Memory, CPU time and open files of the server's process."""
+
+    def __init__(self) -> None:
+        super().__init__(registry=None)

@@ -1,0 +1,46 @@
+"""Conformance suites for extensions, for use in their own tests: subclass a suite and say how the extension is made.
+
+    from hodei.testing import BackendConformance
+
+    class TestMine(BackendConformance):
+        def make_backend(self, home):
+            return make("mine", Settings(), context(home))
+
+Nothing here is imported by a server. pytest is imported with the first suite, so `hodei.testing.builders` works without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hodei.testing.backend import BackendConformance
+    from hodei.testing.bench import Bench, RunRecorder, backend_context
+    from hodei.testing.plugin import PluginConformance, QueueConformance
+    from hodei.testing.store import StoreConformance
+
+_MODULES = {
+    "BackendConformance": "backend",
+    "Bench": "bench",
+    "RunRecorder": "bench",
+    "backend_context": "bench",
+    "PluginConformance": "plugin",
+    "QueueConformance": "plugin",
+    "StoreConformance": "store",
+}
+__all__ = [
+    "BackendConformance",
+    "Bench",
+    "PluginConformance",
+    "QueueConformance",
+    "RunRecorder",
+    "StoreConformance",
+    "backend_context",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,200 @@
+"""Reservations and promises are kept, whatever comes in whatever order, as long as runs take no longer than they may."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from builders import NOW_MS, a_job, a_job_spec, a_node, amounts
+from hodei.control.admission.gate import AdmissionPolicy
+from hodei.control.controller import Controller
+from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.control.reservations.reservations import choose
+from hodei.model.effects import SaveRun, Start, Stop
+from hodei.model.errors import HodeiError
+from hodei.model.facts import (
+    Fact,
+    JobCancelled,
+    JobSubmitted,
+    NodeJoined,
+    ReservationCancelled,
+    ReservationMade,
+    RunObserved,
+)
+from hodei.model.job import RUN_ENDED, Run
+from hodei.model.reservation import Reservation, ReservationSpec
+from hodei.plugins.registry import build_profile
+from property.examples import examples
+
+MINUTE = 60_000
+PROJECTS = ("red", "blue", "green")
+PROFILES = ("default", "easy", "conservative")
+
+jobs = st.fixed_dictionaries({
+    "profile": st.sampled_from(PROFILES),
+    "project": st.sampled_from(PROJECTS),
+    "cpu": st.integers(1, 4),
+    "count": st.integers(1, 3),
+    "estimate_ms": st.sampled_from((0, 1, 5, 20, 60)).map(lambda minutes: minutes * MINUTE),
+    "priority": st.sampled_from(("low", "medium", "critical")),
+    # How much of its time it really takes, in percent.
+    "takes": st.integers(1, 100),
+})  # fmt: skip
+wishes = st.fixed_dictionaries({
+    "project": st.sampled_from(PROJECTS),
+    "start": st.integers(0, 90),
+    "length": st.integers(1, 60),
+    "count": st.integers(1, 2),
+    "cpu": st.integers(1, 4),
+})  # fmt: skip
+events = st.one_of(
+    st.tuples(st.just("submit"), jobs),
+    st.tuples(st.just("submit"), jobs),
+    st.tuples(st.just("reserve"), wishes),
+    st.tuples(st.sampled_from(("cancel", "give up")), st.integers(0, 50)),
+    st.tuples(st.just("wait"), st.integers(1, 40)),
+)
+stories = st.tuples(st.lists(st.integers(2, 6), min_size=1, max_size=3), st.lists(events, min_size=4, max_size=25))
+
+
+class Tale:
+    """Runs end when they have taken what they take, which is never longer than they may; stops come about at once."""
+
+    def __init__(self, cpus: list[int], *, warlike: bool) -> None:
+        profiles = {
+            name: build_profile(name, queue="batch", queue_arguments={"backfill": name}) for name in PROFILES[1:]
+        }
+        self.controller = Controller(
+            {"default": build_profile("default"), **profiles},
+            admission=AdmissionPolicy("wait"),
+            preemption=PreemptionPolicy(enabled=warlike),
+        )
+        self.now_ms = NOW_MS
+        self.takes: dict[int, int] = {}
+        self.runs: dict[str, Run] = {}
+        self.projects: dict[int, str] = {}
+        self.ends: list[tuple[int, str]] = []
+        self.step([NodeJoined(a_node(f"n{i}", cpu, "64Gi")) for i, cpu in enumerate(cpus)])
+
+    def step(self, facts: list[Fact]) -> None:
+        done = self.controller.step(self.now_ms, facts)
+        for save in done.saves:
+            if isinstance(save, SaveRun):
+                self.runs[save.run.id] = save.run
+        stopped: list[Fact] = []
+        for act in done.acts:
+            if isinstance(act, Start):
+                limit_ms = act.spec.estimate_ms or 60 * MINUTE
+                took_ms = max(1, limit_ms * self.takes[act.run.job] // 100)
+                if act.spec.estimate_ms or act.spec.profile != "default":
+                    heapq.heappush(self.ends, (self.now_ms + took_ms, act.run.id))
+            elif isinstance(act, Stop):
+                stopped.append(RunObserved(act.run, "stopped", self.now_ms, 143))
+        self.check()
+        if stopped:
+            self.step(stopped)
+
+    def wait(self, until_ms: int) -> None:
+        while True:
+            due = self.controller.next_wakeup_ms(self.now_ms)
+            moments = [self.ends[0][0]] if self.ends else []
+            moments += [max(due, self.now_ms)] if due is not None else []
+            if not moments or min(moments) > until_ms:
+                break
+            self.now_ms = min(moments)
+            ended: list[Fact] = []
+            while self.ends and self.ends[0][0] <= self.now_ms:
+                run = heapq.heappop(self.ends)[1]
+                if self.runs[run].state not in RUN_ENDED:
+                    ended.append(RunObserved(run, "succeeded", self.now_ms, 0))
+            self.step(ended)
+        self.now_ms = until_ms
+        self.step([])
+
+    def tell(self, chapters: list[tuple[str, Any]]) -> Tale:
+        for number, (what, which) in enumerate(chapters, 1):
+            if what == "submit":
+                fields = dict(which)
+                self.takes[number], self.projects[number] = fields.pop("takes"), fields["project"]
+                spec = a_job_spec(f"job-{number}", memory=1, **fields)
+                self.step([JobSubmitted(a_job(number, spec=spec, at_ms=self.now_ms, queued_ms=self.now_ms))])
+            elif what == "reserve":
+                self.reserve(f"r{number}", which)
+            elif what == "wait":
+                self.wait(self.now_ms + which * MINUTE)
+            elif what == "cancel":
+                alive = sorted(self.controller.cluster.jobs)
+                self.step([JobCancelled(alive[which % len(alive)])] if alive else [])
+            else:
+                booked = sorted(self.controller.cluster.availability.reservations)
+                self.step([ReservationCancelled(booked[which % len(booked)])] if booked else [])
+        self.wait(self.now_ms + 300 * MINUTE)
+        return self
+
+    def reserve(self, name: str, wanted: dict[str, Any]) -> None:
+        start_ms = self.now_ms + wanted["start"] * MINUTE
+        end_ms = start_ms + wanted["length"] * MINUTE
+        request = amounts(wanted["cpu"])
+        try:
+            wish = ReservationSpec(name, wanted["project"], start_ms, end_ms, wanted["count"], request=request)
+            made = choose(self.controller.cluster, wish, self.now_ms)
+        except HodeiError:
+            return
+        self.step([ReservationMade(made)])
+
+    # -------------------------------------------------------------------------------------------------- checks
+
+    def check(self) -> None:
+        cluster = self.controller.cluster
+        for reservation in cluster.availability.reservations.values():
+            if reservation.start_ms <= self.now_ms < reservation.end_ms:
+                for node, request in reservation.places:
+                    self.check_place(reservation, node, request["cpu"])
+        missed = self.controller.reservation_audit.missed
+        assert not missed["broken"], f"a promise was broken: {missed}"
+        assert not missed["overrun"], f"nothing here outlives its estimate, but: {missed}"
+
+    def check_place(self, reservation: Reservation, node: str, cpu: int) -> None:
+        """Work of others that began after the reservation was made leaves it its room."""
+        cluster = self.controller.cluster
+        table = cluster.table
+        live = [run for run in self.runs.values() if run.node == node and run.state not in RUN_ENDED]
+        others = [run for run in live if self.projects[run.job] != reservation.project]
+        if any(run.placed_ms > reservation.made_ms for run in others):
+            held = sum(cluster.jobs[run.job].spec.task_of(run.member).request["cpu"] for run in others)
+            free = table.allocatable[table.row[node]]["cpu"] - held
+            assert free >= cpu, f"{reservation} has {free} of {cpu} on {node}; in the way: {others}"
+
+
+@examples(120)
+@given(stories)
+def test_a_reservation_and_a_promise_are_kept_whatever_happens(story):
+    cpus, chapters = story
+    note(f"{cpus} {chapters}")
+    Tale(cpus, warlike=False).tell(chapters)
+
+
+@examples(80)
+@given(stories)
+def test_it_is_so_also_when_higher_work_takes_the_place_of_lower(story):
+    cpus, chapters = story
+    note(f"{cpus} {chapters}")
+    Tale(cpus, warlike=True).tell(chapters)
+
+
+@examples(60)
+@given(stories)
+def test_reservations_never_add_up_to_more_than_a_node_has(story):
+    cpus, chapters = story
+    tale = Tale(cpus, warlike=False).tell([chapter for chapter in chapters if chapter[0] in ("reserve", "wait")][:8])
+    for chapter in chapters:
+        if chapter[0] == "reserve":
+            tale.reserve(f"late-{len(tale.controller.cluster.availability.reservations)}", chapter[1])
+    availability, table = tale.controller.cluster.availability, tale.controller.cluster.table
+    for node in table.names:
+        for at_ms in [claim.start_ms for claim in availability.claims_on(node)]:
+            booked = sum(c.request["cpu"] for c in availability.claims_on(node) if c.start_ms <= at_ms < c.end_ms)
+            assert booked <= table.allocatable[table.row[node]]["cpu"]

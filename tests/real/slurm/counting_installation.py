@@ -1,0 +1,160 @@
+"""A Hodei of its own as a process that can be killed: a store on disk, one queueing system, and jobs that each write their run
+into a file when they run. Windows may be shorter than in real life, so that many rounds can be had."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from builders import a_job_spec
+from hodei.backends.base import BackendContext
+from hodei.backends.hpc import base, pbs_commands, slurm_commands, slurm_rest, submission
+from hodei.backends.hpc import slurm as slurm_backend
+from hodei.model.ids import JobId
+from hodei.runtime.clock import SystemClock
+from hodei.store.sqlite import SqliteStore
+from hpc_backends import PbsStandIn, an_installation
+from unit.runtime.living import a_service
+
+ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
+DEADLINE_S = 180.0 if ROUNDS == 1 else 900.0
+# What a round with short windows has. Those of real life are an order of magnitude longer.
+QUICK = {"window_s": 2.0, "look_s": 0.2, "command_s": 1.5, "lock_s": 3.0}
+
+
+def _shorten(window_s: float, look_s: float, command_s: float, lock_s: float) -> None:
+    submission.IN_DOUBT_S, submission.LOOK_EVERY_S, base.LOCK_TIMEOUT_S = window_s, look_s, lock_s
+    for module in (slurm_commands, pbs_commands):
+        module.SUBMIT_TIMEOUT_S = module.ASK_TIMEOUT_S = command_s  # type: ignore[attr-defined]
+    slurm_rest.TIMEOUT_S = command_s
+
+
+async def serve(home: Path, installation: str, system: dict[str, Any], short: dict[str, float]) -> None:
+    """What the process does: reads how many jobs to submit, one number a line."""
+    if short:
+        _shorten(**short)
+    store = SqliteStore(home / "store.db")
+    context = BackendContext(installation, 1, home / "backends", SystemClock())
+    if system["kind"] == "pbs":
+        stand_in = object.__new__(PbsStandIn)
+        stand_in.home = Path(system["commands"])
+        backend = stand_in.backend(context, home / "output", "delegate")
+    else:
+        settings = {name: value for name, value in system.items() if name != "kind"}
+        backend = slurm_backend.make("hpc", slurm_backend.Settings(output=str(home / "output"), **settings), context)
+    service = a_service(store, backend, clock=SystemClock())  # type: ignore[arg-type]
+    await service.start()
+    print("started", flush=True)
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    spec = a_job_spec(cpu="1", memory="16Mi", command=("/bin/sh", "-c", f'echo "$HODEI_RUN_ID" >>{home}/proof'))
+    while line := await lines.readline():
+        if line == b"ready?\n":
+            while not service.fleet.well()["hpc"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        else:
+            await service.submit([spec] * int(line))
+        print("yes", flush=True)
+
+
+class CountingInstallation:
+    def __init__(self, home: Path, system: dict[str, Any], short: dict[str, float]) -> None:
+        self.home, self._system, self._short = home, system, short
+        self._store = SqliteStore(home / "store.db")
+        self._installation = an_installation()
+        self.submitted = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    def up(self) -> None:
+        what = f"Path({str(self.home)!r}), {self._installation!r}, {self._system!r}, {self._short!r}"
+        code = f"import asyncio; from pathlib import Path; from real.slurm.counting_installation import serve; asyncio.run(serve({what}))"
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        with open(self.home / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self._heard() == "started", self.log()
+
+    def _heard(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def _ask(self, what: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        assert self._heard() == "yes", self.log()
+
+    def ready(self) -> None:
+        """Returns when jobs can start."""
+        self._ask("ready?")
+
+    def submit(self, count: int) -> None:
+        self._ask(str(count))
+        self.submitted += count
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def until(self, true: Any, what: str, deadline_s: float = DEADLINE_S) -> None:
+        ends = time.monotonic() + deadline_s
+        while not true():
+            assert time.monotonic() < ends, f"{what}: not within {deadline_s:g} s: {self.log()}"
+            time.sleep(0.05)
+
+    def journal_says(self, count: int) -> bool:
+        """So many runs of the last submission are on their way, or were."""
+        path = self.home / "backends/hpc/journal"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        jobs = {int(json.loads(line)["run"].partition(".")[0]) for line in lines}
+        return len([job for job in jobs if job > self.submitted - count]) >= count
+
+    def settle(self) -> None:
+        self.until(lambda: sum(self._ended().values()) == self.submitted, f"the end of {self.submitted} jobs")
+
+    def _ended(self) -> Counter[str]:
+        return Counter({s: n for s, n in self._store.counts().items() if s in ("succeeded", "failed", "cancelled")})
+
+    def executions(self) -> Counter[int]:
+        """How often the command of each job was executed, whatever the attempt."""
+        proof = self.home / "proof"
+        lines = proof.read_text().split() if proof.exists() else []
+        return Counter(int(run.partition(".")[0]) for run in lines)
+
+    def check(self, *, system_may_cancel: bool = False) -> None:
+        """Each job ran, and none ran twice. `system_may_cancel`: a slurmctld that was killed before it had saved its state
+        cancels a job that it then finds on a node; such a job has failed for that reason, and may not have run."""
+        ran, jobs = self.executions(), range(1, self.submitted + 1)
+        cancelled = {job for job in jobs if system_may_cancel and self._cancelled_by_the_system(job)}
+        lost = [job for job in jobs if not ran[job] and job not in cancelled]
+        twice = {job: times for job, times in ran.items() if times > 1}
+        assert (lost, twice) == ([], {}), f"{self._ended()} {(self.home / 'proof').read_text()} {self.log()}"
+        ends = Counter(succeeded=self.submitted - len(cancelled), failed=len(cancelled))
+        assert self._ended() == ends, self._ended()
+
+    def _cancelled_by_the_system(self, job: int) -> bool:
+        return any(run.reason == "it was cancelled in Slurm, and not by Hodei" for run in self._store.runs(JobId(job)))
+
+    def log(self) -> str:
+        path = self.home / "log"
+        return path.read_text()[-3000:] if path.exists() else ""

@@ -1,0 +1,48 @@
+"""What `why` proposes, through a real server and the command line: the change is made, and the job runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from real.installation import Installation
+from real.test_placement import THREE, cancelled, filler, node_of, why
+
+pytestmark = pytest.mark.real
+
+
+def test_a_job_that_waits_is_told_what_would_help_and_it_does(installation: Installation) -> None:
+    installation.configure(THREE).up()
+    holding = [filler(installation, cpu=1, node_selector={"zone": zone}, estimate="1h") for zone in ("east", "west")]
+    waiting = installation.submit(cpu=2)
+    answer = why(installation, waiting)
+    told = {suggestion["change"]: (suggestion["nodes"], suggestion["example"]) for suggestion in answer["suggestions"]}
+    assert told["cpu 2 to 1"][0] == 2
+    assert told["tolerate gpu=reserved:NoSchedule"] == (1, "c")
+    assert "ends, expected in" in answer["hint"]
+    shown = installation.ok("why", str(waiting)).out
+    assert "any one of these changes would let it start now" in shown
+    assert "tolerate gpu=reserved:NoSchedule  1      c" in shown
+    assert node_of(installation, installation.submit(cpu=1)) in ("a", "b")
+    assert node_of(installation, installation.submit(cpu=2, tolerations=["gpu=reserved:NoSchedule"])) == "c"
+    cancelled(installation, *holding)
+    assert node_of(installation, waiting) in ("a", "b")
+
+
+def test_one_node_is_asked_about_one_job(installation: Installation) -> None:
+    installation.configure(THREE).up()
+    job = installation.submit(cpu=4, node_selector={"zone": "east"})
+    said = installation.ok("why", str(job), "--node", "c", "-o", "json").json
+    assert {blocker["code"] for blocker in said["blockers"]} == {"SELECTOR_MISMATCH", "UNTOLERATED_TAINT"}
+    said = installation.ok("why", str(job), "--node", "a", "-o", "json").json
+    assert (said["code"], said["nearest"]["text"]) == ("INSUFFICIENT_CPU", "lacks 2 cpu (2 of 2 free, 4 asked)")
+    assert installation.hodei("why", str(job), "--node", "nowhere").code == 3
+    done = installation.submit(cpu=1)
+    node = node_of(installation, done)
+    assert f"{node} could take another like it now" in installation.ok("why", str(done), "--node", node).out
+
+
+def test_a_timeout_is_told_in_seconds(installation: Installation) -> None:
+    installation.configure(THREE).up()
+    job = installation.submit("sleep", "60", timeout="1s")
+    installation.ended(job)
+    assert "longer than its timeout of 1s" in why(installation, job)["summary"]

@@ -1,0 +1,58 @@
+"""`hodei bench targets` measures every number that was asked for. What it finds depends on the machine, so no figure that
+is a time is asserted; those that do not depend on it are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.fragmentation import MIXES
+from benchmarks.targets import PARTS, Figure, engine, phases, pods, simulation
+
+
+def test_a_figure_passes_below_its_limit_or_from_its_least_on() -> None:
+    assert Figure("wait", 2, 1.99, "s", "x").passed
+    assert not Figure("wait", 2, 2, "s", "x").passed
+    assert Figure("use", 85, 85, "%", "x", least=True).passed
+    assert not Figure("use", 85, 84.9, "%", "x", least=True).passed
+
+
+@pytest.mark.slow
+def test_pods_phases_simulation_and_fragmentation_give_a_figure_for_each_target() -> None:
+    found = {figure.name: figure for part in (pods, phases, simulation, engine) for figure in part(10)}
+    assert len(found) == 13
+    assert all(figure.figure > 0 for figure in found.values())
+    # On a virtual clock, and with a fixed seed: the same on every machine.
+    assert found["utilisation"].figure > 80
+    assert found["jobs that were scheduled"].figure == 100
+    assert found["fragmentation of a full cluster"].note.count(",") == len(MIXES) - 1
+
+
+def test_the_exit_code_tells_whether_all_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slow(divide: int) -> list[Figure]:
+        return [Figure("a", 1, 2.5, "s", "made up")]
+
+    monkeypatch.setitem(PARTS, "made up", slow)
+    assert main(["targets", "--only", "made up"]) == 1
+    assert "FAIL" in capsys.readouterr().out
+    assert main(["targets", "--only", "made up", "--json"]) == 1
+    [row] = json.loads(capsys.readouterr().out)["targets"]
+    assert (row["figure"], row["pass"]) == (2.5, False)
+    monkeypatch.setitem(PARTS, "made up", lambda divide: [Figure("a", 1, 0.5, "s", "made up")])
+    assert main(["targets", "--only", "made up"]) == 0
+    with pytest.raises(SystemExit, match="nothing is measured by 'x'"):
+        main(["targets", "--only", "x"])
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_parts_with_a_real_server_give_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["targets", "--quick", "--only", "server,processes", "--json"])
+    rows = {row["target"]: row for row in json.loads(capsys.readouterr().out)["targets"]}
+    assert rows["jobs that ended well"]["figure"] == 100
+    assert rows["jobs at once"]["pass"]
+    assert rows["preemptions that succeed"]["figure"] == 100

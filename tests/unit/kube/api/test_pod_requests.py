@@ -1,0 +1,83 @@
+"""What pods ask for, by upstream's formula."""
+
+import pytest
+
+from hodei.kube.api.quantities import STAND_INS, Counting, requests_of, resize_is_deferred
+from unit.kube.podding import a_pod
+
+
+def _container(cpu: str = "", always: bool = False, name: str = "c", **more: str) -> dict:
+    requests = ({"cpu": cpu} if cpu else {}) | more
+    return {"name": name, "resources": {"requests": requests}} | ({"restartPolicy": "Always"} if always else {})
+
+
+@pytest.mark.parametrize(
+    ("containers", "starting", "cpu"),
+    [
+        (["1", "2"], [], 3000),
+        (["1"], [("5", False)], 5000),
+        (["6"], [("5", False), ("2", False)], 6000),
+        (["1"], [("1", True)], 2000),
+        (["1"], [("1", True), ("3", False)], 4000),
+        (["1"], [("3", False), ("1", True)], 3000),
+        (["1"], [("1", True), ("3", False), ("1", True)], 4000),
+        (["4"], [("1", True), ("2", False), ("1", True)], 6000),
+    ],
+    ids=[
+        "containers add up",
+        "the largest init container",
+        "containers are more than any init container",
+        "a sidecar runs beside",
+        "a sidecar runs beside the init containers after it",
+        "and not beside those before it",
+        "sidecars before and after",
+        "all sidecars beside the containers",
+    ],
+)
+def test_init_containers_and_sidecars(containers, starting, cpu):
+    pod = a_pod(
+        containers=[_container(cpu) for cpu in containers],
+        initContainers=[_container(cpu, always) for cpu, always in starting],
+    )
+    assert requests_of(pod) == {"cpu": cpu, "pods": 1}
+
+
+def test_what_is_said_for_the_whole_pod_counts_instead_and_overhead_on_top():
+    pod = a_pod(
+        containers=[_container("1", **{"nvidia.com/gpu": "2"})],
+        resources={"requests": {"cpu": "500m", "memory": "1Gi"}},
+        overhead={"cpu": "100m"},
+    )
+    assert requests_of(pod) == {"cpu": 600, "memory": 2**30, "nvidia.com/gpu": 2, "pods": 1}
+
+
+def test_a_limit_alone_is_a_request():
+    pod = a_pod(containers=[{"resources": {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}}])
+    assert requests_of(pod) == {"cpu": 1000, "nvidia.com/gpu": 1, "pods": 1}
+
+
+def test_resources_that_others_look_after_are_left_out_by_name_or_domain():
+    pod = a_pod(requests={"cpu": "1", "a.com/x": "1", "b.com/y": "1", "c.com/z": "1"})
+    assert requests_of(pod, Counting(frozenset({"a.com/x", "b.com"}))) == {"cpu": 1000, "c.com/z": 1, "pods": 1}
+
+
+def test_stand_ins_are_for_containers_that_do_not_say():
+    pod = a_pod(containers=[_container("1"), _container()])
+    assert requests_of(pod, Counting(stand_ins=STAND_INS)) == {"cpu": 1100, "memory": 400 * 2**20, "pods": 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "cpu"),
+    [("", 3000), ("Deferred", 3000), ("Infeasible", 2000)],
+    ids=["under way", "deferred", "infeasible"],
+)
+def test_a_pod_that_is_resized_holds_the_larger_of_what_it_has_and_wants(reason, cpu):
+    status = {
+        "containerStatuses": [
+            {"name": "c", "resources": {"requests": {"cpu": "1"}}, "allocatedResources": {"cpu": "2"}}
+        ],
+        "conditions": [{"type": "PodResizePending", "reason": reason}] if reason else [],
+    }
+    pod = a_pod(containers=[_container("3")], nodeName="n1", status=status)
+    assert requests_of(pod)["cpu"] == cpu
+    assert resize_is_deferred(pod) == (reason == "Deferred")

@@ -1,0 +1,366 @@
+"""What a pod's volumes demand: bound ones, ones that wait for a node, ones that are missing."""
+
+import pytest
+from msgspec import structs
+
+from hodei.engine.runner import Runner
+from hodei.engine.view import View
+from hodei.kube.api.objects import BIND_COMPLETED, Claim, CsiDriver, StorageCapacity, StorageClass, Volume, from_plain
+from hodei.kube.api.objects import Node as KubeNode
+from hodei.kube.scheduler import messages, translate
+from hodei.kube.scheduler.build import assumed_in
+from hodei.kube.scheduler.loop import Provisioning
+from hodei.kube.scheduler.translate import Surroundings
+from hodei.kube.scheduler.volumes import Storage, to_bind, volume_on
+from hodei.plugins.volumes import Volumes
+from unit.kube.podding import a_node, a_pod, a_table
+from unit.kube.town import Town
+
+ZONE = "topology.kubernetes.io/zone"
+
+
+def _claim(name="data", *, volume="", cls="fast", modes=("ReadWriteOnce",), size="1Gi", **meta):
+    annotations = {BIND_COMPLETED: "yes"} if volume else {}
+    plain = {
+        "metadata": {"name": name, "namespace": "ns", "annotations": annotations, **meta},
+        "spec": {
+            "volumeName": volume, "storageClassName": cls, "accessModes": list(modes),
+            "resources": {"requests": {"storage": size}},
+        },
+    }  # fmt: skip
+    return from_plain(plain, Claim)
+
+
+def _volume(name="pv", *, nodes=None, labels=None, cls="fast", size="1Gi", driver="", claim=None):
+    spec = {"storageClassName": cls, "capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"]}
+    if nodes is not None:
+        expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
+        spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+    if driver:
+        spec["csi"] = {"driver": driver, "volumeHandle": name}
+    if claim:
+        spec["claimRef"] = {"namespace": "ns", "name": claim}
+    return from_plain({"metadata": {"name": name, "labels": labels or {}}, "spec": spec}, Volume)
+
+
+def _class(name="fast", *, mode="WaitForFirstConsumer", provisioner="kubernetes.io/no-provisioner", zones=()):
+    plain = {"metadata": {"name": name}, "provisioner": provisioner, "volumeBindingMode": mode}
+    if zones:
+        plain["allowedTopologies"] = [{"matchLabelExpressions": [{"key": ZONE, "values": list(zones)}]}]
+    return from_plain(plain, StorageClass)
+
+
+WAITS = _class()
+
+
+def _storage(claims=(), volumes=(), classes=(WAITS,)):
+    return Storage(
+        {("ns", one.metadata.name): one for one in claims},
+        {one.metadata.name: one for one in volumes},
+        {one.metadata.name: one for one in classes},
+    )
+
+
+def _uses(*names, **fields):
+    return a_pod(volumes=[{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in names], **fields)
+
+
+def _refused(pod, storage, *nodes, topology_index=()):
+    """The nodes that are refused, with upstream's reasons."""
+    cache = Surroundings(storage=storage)
+    table = a_table(*nodes)
+    for name, other in topology_index:
+        there = translate.pod(other, cache)
+        table.place(table.row[name], there.request, there.member)
+    wanted, runner = translate.pod(pod, cache), Runner()
+    assert not wanted.refused
+    pairs = runner.refusals(Volumes(), wanted.member, table.view(), View(0))
+    assert not runner.faults
+    found = messages.node_reasons(pairs, wanted.member, table)
+    return {name: found.of_row(row) for name, row in table.row.items() if found.of_row(row)}
+
+
+def _node(name, zone="", **fields):
+    labels = {"kubernetes.io/hostname": name} | ({ZONE: zone} if zone else {})
+    return a_node(name, labels=labels, **fields)
+
+
+def test_a_bound_volume_is_reached_from_its_own_nodes_alone():
+    storage = _storage([_claim(volume="pv")], [_volume(nodes=["n1"])])
+    assert _refused(_uses("data"), storage, _node("n1"), _node("n2")) == {
+        "n2": ["node(s) didn't match PersistentVolume's node affinity"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [(ZONE, "a"), (ZONE, "a__c"), ("failure-domain.beta.kubernetes.io/zone", "a")],
+    ids=["a zone", "several zones", "the label's old name"],
+)
+def test_a_volume_of_a_zone_is_reached_from_there_and_from_nodes_that_know_no_zones(label, value):
+    storage = _storage([_claim(volume="pv")], [_volume(labels={label: value})])
+    nodes = (_node("n1", "a"), _node("n2", "b"), _node("n3"))
+    assert _refused(_uses("data"), storage, *nodes) == {"n2": ["node(s) had no available volume zone"]}
+
+
+def test_a_claim_that_waits_goes_where_a_free_volume_suits_it():
+    free = [
+        _volume("small", nodes=["n1"], size="500Mi"), _volume("fits", nodes=["n2"]),
+        _volume("taken", nodes=["n3"], claim="other"), _volume("meant", nodes=["n4"], claim="data"),
+        _volume("other", nodes=["n5"], cls="slow"),
+    ]  # fmt: skip
+    nodes = [_node(f"n{number}") for number in range(1, 6)]
+    refused = _refused(_uses("data"), _storage([_claim()], free), *nodes)
+    assert sorted(refused) == ["n1", "n3", "n5"]
+    assert refused["n1"] == ["node(s) didn't find available persistent volumes to bind"]
+
+
+def test_a_claim_that_waits_goes_where_its_class_can_make_a_volume():
+    made = _class(provisioner="csi.example", zones=["a"])
+    assert list(_refused(_uses("data"), _storage([_claim()], (), [made]), _node("n1", "a"), _node("n2", "b"))) == ["n2"]
+    anywhere = _class(provisioner="csi.example")
+    assert not _refused(_uses("data"), _storage([_claim()], (), [anywhere]), _node("n1", "a"))
+    assert to_bind(_uses("data"), _storage([_claim()], (), [anywhere]))[0].metadata.name == "data"
+
+
+@pytest.mark.parametrize(
+    ("claims", "text"),
+    [
+        ([], 'persistentvolumeclaim "data" not found'),
+        ([_claim(deletionTimestamp="2026-01-01T00:00:00Z")], 'persistentvolumeclaim "data" is being deleted'),
+        ([_claim(cls="now")], "pod has unbound immediate PersistentVolumeClaims"),
+        ([_claim(volume="gone")], "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"),
+    ],
+    ids=["missing", "being deleted", "not bound yet", "bound to nothing"],
+)
+def test_a_pod_whose_claim_cannot_be_had_is_refused_at_once(claims, text):
+    storage = _storage(claims, (), [_class(), _class("now", mode="Immediate")])
+    refused = translate.pod(_uses("data"), Surroundings(storage=storage)).refused
+    assert [one.text for one in refused] == [text]
+
+
+def test_a_volume_of_the_pods_own_is_named_after_both_and_must_be_its_own():
+    pod = a_pod("p", uid="u1", volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}])
+    own = _claim("p-scratch", volume="pv", ownerReferences=[{"uid": "u1"}])
+    foreign = _claim("p-scratch", volume="pv", ownerReferences=[{"uid": "u2"}])
+    assert not translate.pod(pod, Surroundings(storage=_storage([own], [_volume()]))).refused
+    for storage in (_storage([foreign], [_volume()]), _storage()):
+        assert translate.pod(pod, Surroundings(storage=storage)).refused
+
+
+def test_a_claim_for_one_pod_only_is_refused_everywhere_while_another_uses_it():
+    storage = _storage([_claim(volume="pv", modes=["ReadWriteOncePod"])], [_volume()])
+    refused = _refused(
+        _uses("data", name="b"), storage, _node("n1"), _node("n2"), topology_index=[("n1", _uses("data"))]
+    )
+    assert list(refused) == ["n1", "n2"]
+    assert "ReadWriteOncePod access mode" in refused["n1"][0]
+
+
+def test_disks_named_in_the_pod_are_not_shared_on_a_node_unless_all_only_read():
+    def disk(read_only):
+        return a_pod(volumes=[{"name": "d", "gcePersistentDisk": {"pdName": "x", "readOnly": read_only}}])
+
+    nodes = (_node("n1"), _node("n2"))
+    assert _refused(disk(False), _storage(), *nodes, topology_index=[("n1", disk(True))]) == {
+        "n1": ["node(s) had no available disk"]
+    }
+    assert not _refused(disk(True), _storage(), *nodes, topology_index=[("n1", disk(True))])
+
+
+def test_a_claim_takes_only_volumes_that_its_selector_means():
+    claim = from_plain(
+        {"metadata": {"namespace": "ns", "name": "c"},
+         "spec": {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "selector": {"matchLabels": {"tier": "fast"}}}},
+        Claim,
+    )  # fmt: skip
+
+    def volume(name, tier):
+        spec = {"storageClassName": "local", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
+        return from_plain({"metadata": {"name": name, "labels": {"tier": tier}}, "spec": spec}, Volume)
+
+    known = Storage(volumes={"a": volume("a", "slow"), "b": volume("b", "fast")})
+    assert volume_on(KubeNode(), claim, known).metadata.name == "b"
+    assert volume_on(KubeNode(), claim, Storage(volumes={"a": volume("a", "slow")})) is None
+
+
+# ---------------------------------------------------------------------------------- storage that drivers publish
+
+
+def _using(claim):
+    return {"name": claim, "persistentVolumeClaim": {"claimName": claim}}
+
+
+def _driver(name="example.com/disks", *, publishes=True):
+    return from_plain({"metadata": {"name": name}, "spec": {"storageCapacity": publishes}}, CsiDriver)
+
+
+def _capacity(name, zone, size, *, cls="made", largest=None):
+    plain = {
+        "metadata": {"name": name, "namespace": "ns"}, "storageClassName": cls, "capacity": size,
+        "nodeTopology": {"matchLabels": {ZONE: zone}} if zone else zone,
+    }  # fmt: skip
+    return from_plain({**plain, **({"maximumVolumeSize": largest} if largest else {})}, StorageCapacity)
+
+
+def _published(*capacities, driver=None, size="10Gi", volumes=(), zones=()):
+    made = _class("made", provisioner="example.com/disks", zones=zones)
+    storage = _storage([_claim(cls="made", size=size)], volumes, [made])
+    return structs.replace(
+        storage,
+        drivers={"example.com/disks": driver or _driver()},
+        capacities={("ns", one.metadata.name): one for one in capacities},
+    )
+
+
+SPACE = "node(s) did not have enough free storage"
+IN_ZONES = {"n1": "a", "n2": "b", "n3": "c"}
+
+
+@pytest.mark.parametrize(
+    ("storage", "told"),
+    [
+        (_published(_capacity("x", "a", "20Gi"), _capacity("y", "b", "5Gi")), {"n2": SPACE, "n3": SPACE}),
+        (_published(), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
+        (_published(_capacity("x", "a", "20Gi", cls="other")), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
+        (_published(_capacity("x", "a", "20Gi", largest="5Gi")), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
+        (_published(_capacity("x", "a", "1Gi", largest="10Gi")), {"n2": SPACE, "n3": SPACE}),
+        (_published(_capacity("x", {}, "20Gi")), {}),
+        (_published(_capacity("x", None, "20Gi")), {"n1": SPACE, "n2": SPACE, "n3": SPACE}),
+        (_published(driver=_driver(publishes=False)), {}),
+        (_published(_capacity("x", "a", "20Gi"), _capacity("y", "b", "20Gi"), zones=("a", "c")),
+         {"n2": "node(s) didn't find available persistent volumes to bind", "n3": SPACE}),
+    ],
+    ids=["one is too small", "nothing is published", "of another class", "the largest counts", "also if less is left",
+         "everywhere", "nowhere", "a driver that does not publish", "with allowed places"],
+)  # fmt: skip
+def test_volumes_are_made_where_the_driver_has_enough_storage(storage, told):
+    nodes = [a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()]
+    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    assert not found.refused
+    table = a_table(*nodes)
+    pairs = Runner().refusals(Volumes(), found.member, table.view(), View(0))
+    said = {}
+    for mask, reason in pairs:
+        for row in mask.nonzero()[0]:
+            said.setdefault(table.names[row], []).append(messages._TEXTS[reason.code])
+    assert {name: texts[0] for name, texts in said.items()} == told
+
+
+def test_a_free_volume_does_where_there_is_no_storage_left():
+    local = _volume("here", nodes=["n2"], cls="made", size="10Gi")
+    storage = _published(_capacity("x", "a", "20Gi"), volumes=[local])
+    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage)).job.tasks[0].volumes[0]
+    assert [choice.name for choice in found.choices] == ["here"]
+    table = a_table(*(a_node(n, labels={ZONE: z, "kubernetes.io/hostname": n}) for n, z in IN_ZONES.items()))
+    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
+    assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n3"]
+
+
+# -------------------------------------------------------------------------------------- what cannot be read
+
+
+def _odd_volume(**spec):
+    plain = {"storageClassName": "fast", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], **spec}
+    return from_plain({"metadata": {"name": "odd"}, "spec": plain}, Volume)
+
+
+def _reached_by(operator, *values):
+    expression = {"key": "disk", "operator": operator, "values": list(values)}
+    return {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        _odd_volume(capacity={"storage": "²"}),
+        _odd_volume(nodeAffinity=_reached_by("Near", "x")),
+        _odd_volume(nodeAffinity=_reached_by("Near", "x"), claimRef={"namespace": "ns", "name": "data-0"}),
+    ],
+    ids=["size", "place", "meant for it"],
+)
+def test_a_volume_that_cannot_be_read_is_named_and_keeps_nobody_from_another(odd):
+    town = _town(odd, _volume("pv", nodes=["n1"]))
+    town.pod("p0", volumes=[_using("data-0")])
+    town.step()
+    assert town.where("p0") == "n1"
+    assert town.harness.cache.volumes.refusals.now().total() == 1
+    claim = town.harness.cache.claims.all["ns", "data-0"]
+    there = a_node("n1", labels={"kubernetes.io/hostname": "n1"})
+    assert volume_on(there, claim, town.harness.cache.surroundings.storage).metadata.name == "pv"
+
+
+@pytest.mark.parametrize(
+    "odd", [_capacity("odd", "a", "²"), _capacity("odd", "a", "1", largest="-1")], ids=["left", "most"]
+)
+def test_storage_that_cannot_be_read_is_not_there_and_keeps_nobody_from_another(odd):
+    storage = _published(odd, _capacity("x", "b", "20Gi"))
+    found = translate.pod(a_pod(volumes=[_using("data")]), Surroundings(storage))
+    assert not found.refused
+    table = a_table(*(a_node(name, labels={ZONE: zone}) for name, zone in IN_ZONES.items()))
+    hit = [mask for mask, _ in Runner().refusals(Volumes(), found.member, table.view(), View(0))]
+    assert [table.names[row] for row in sum(hit).nonzero()[0]] == ["n1", "n3"]
+
+
+# --------------------------------------------------------------------------------------- claims that compete
+
+
+def _town(*volumes, claims=2):
+    town = Town()
+    for name in ("n1", "n2"):
+        town.node(name, labels={"kubernetes.io/hostname": name})
+    town.harness.cache.classes.changed("ADDED", WAITS)
+    for one in volumes:
+        town.harness.cache.volumes.changed("ADDED", one)
+    for number in range(claims):
+        town.harness.cache.claims.changed("ADDED", _claim(f"data-{number}"))
+    return town
+
+
+def test_of_two_pods_in_one_step_only_one_gets_the_last_free_volume():
+    town = _town(_volume("pv", nodes=["n1"]))
+    for number in range(2):
+        town.pod(f"p{number}", volumes=[_using(f"data-{number}")])
+    town.step()
+    assert sorted([town.where("p0"), town.where("p1")]) == ["", "n1"]
+
+
+def test_the_one_that_missed_it_gets_the_next_that_appears():
+    town = _town(_volume("pv", nodes=["n1"]))
+    for number in range(2):
+        town.pod(f"p{number}", volumes=[_using(f"data-{number}")])
+    town.step()
+    town.harness.cache.volumes.changed("ADDED", _volume("pv2", nodes=["n2"]))
+    town.step()
+    assert sorted([town.where("p0"), town.where("p1")]) == ["n1", "n2"]
+
+
+def test_a_pod_with_two_claims_goes_where_two_volumes_are():
+    town = _town(_volume("a", nodes=["n1"]), _volume("b", nodes=["n2"]), _volume("c", nodes=["n2"]))
+    town.pod("p", volumes=[_using("data-0"), _using("data-1")])
+    town.step()
+    assert town.where("p") == "n2"
+
+
+def test_a_volume_that_was_given_by_a_decision_that_came_to_nothing_is_free_again():
+    town = _town(_volume("pv", nodes=["n1"]))
+    assumed = assumed_in(town.harness.controller)
+    provisioning = Provisioning(town.harness.cache, None, town.harness.pods.node, assumed)
+    town.pod("p0", volumes=[_using("data-0")])
+    town.step()
+    assert assumed.claims() == {"claim/ns/data-0": "pv"}
+    provisioning.give_up(town.harness.pods.entries["uid-p0"].pod)
+    assert not assumed
+
+
+def test_what_the_cluster_shows_is_not_assumed_any_more():
+    town = _town(_volume("pv", nodes=["n1"]))
+    assumed = assumed_in(town.harness.controller)
+    Provisioning(town.harness.cache, None, town.harness.pods.node, assumed)
+    town.pod("p0", volumes=[_using("data-0")])
+    town.step()
+    town.harness.cache.claims.changed("MODIFIED", _claim("data-0", volume="pv"))
+    assert assumed  # the volume's own watch may lag behind that of the claim
+    town.harness.cache.volumes.changed("MODIFIED", _volume("pv", nodes=["n1"], claim="data-0"))
+    assert not assumed

@@ -1,0 +1,274 @@
+"""The small HTTP client: framing, keep-alive, what is sent again and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hodei.http_client import Origin, Pool, Unreached
+from unit.kube.api.scripted_server import CLOSE, Server, answer, server
+
+GET = b"GET / HTTP/1.1\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi"
+
+
+def pool(scripted: Server, connections: int = 4) -> Pool:
+    return Pool(Origin("127.0.0.1", scripted.port), connections)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", id="with a length"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", id="in chunks"
+        ),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", id="after 100"),
+    ],
+)
+def test_an_answer_is_read_whole_and_its_connection_is_used_again(sent: bytes):
+    async def story() -> None:
+        async with server(sent, sent) as scripted:
+            asked = pool(scripted)
+            for _ in range(2):
+                reply = await asked.exchange("GET", GET, 5)
+                assert (reply.status, reply.body) == (200, b"hello")
+            assert scripted.connections == 1
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_comes_byte_by_byte_is_the_same():
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        for byte in answer(201, b"hello"):
+            writer.write(bytes([byte]))
+            await writer.drain()
+
+    async def story() -> None:
+        async with server(drip) as scripted:
+            reply = await pool(scripted).exchange("GET", GET, 5)
+            assert (reply.status, reply.body) == (201, b"hello")
+
+    asyncio.run(story())
+
+
+def test_an_answer_without_a_length_lasts_until_the_connection_is_closed():
+    def until_closed(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nhello")
+        writer.close()
+
+    async def story() -> None:
+        async with server(until_closed, answer(200)) as scripted:
+            asked = pool(scripted)
+            assert (await asked.exchange("GET", GET, 5)).body == b"hello"
+            assert (await asked.exchange("GET", GET, 5)).body == b"{}"
+            assert scripted.connections == 2
+
+    asyncio.run(story())
+
+
+def test_a_large_answer_is_read_whole():
+    body = b"0123456789abcdef" * (1 << 20)
+
+    async def story() -> None:
+        async with server(answer(200, body)) as scripted:
+            assert (await pool(scripted).exchange("GET", GET, 20)).body == body
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_the_server_wants_closed_is_not_used_again():
+    async def story() -> None:
+        async with server(answer(200, b"{}", "Connection: close"), answer(200)) as scripted:
+            asked = pool(scripted)
+            await asked.exchange("GET", GET, 5)
+            await asked.exchange("GET", GET, 5)
+            assert scripted.connections == 2
+
+    asyncio.run(story())
+
+
+def test_a_get_on_a_rested_connection_that_the_server_closed_is_sent_once_more():
+    async def story() -> None:
+        async with server(answer(200), CLOSE, answer(202)) as scripted:
+            asked = pool(scripted)
+            await asked.exchange("GET", GET, 5)
+            assert (await asked.exchange("GET", GET, 5)).status == 202
+            assert scripted.connections == 2
+
+    asyncio.run(story())
+
+
+def test_a_post_that_may_have_been_done_is_not_sent_twice():
+    async def story() -> None:
+        async with server(answer(200), CLOSE, answer(202)) as scripted:
+            asked = pool(scripted)
+            await asked.exchange("GET", GET, 5)
+            with pytest.raises(Unreached) as failed:
+                await asked.exchange("POST", POST, 5)
+            assert failed.value.sent
+            assert len(scripted.requests) == 2
+
+    asyncio.run(story())
+
+
+def test_a_post_finds_a_connection_that_was_closed_while_it_rested_and_takes_a_new_one():
+    def then_close(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(200))
+        writer.close()
+
+    async def story() -> None:
+        async with server(then_close, answer(201)) as scripted:
+            asked = pool(scripted)
+            await asked.exchange("GET", GET, 5)
+            async with asyncio.timeout(5):
+                while asked._idle and asked._idle[0].usable:  # noqa: ASYNC110 - a socket's end sets no event
+                    await asyncio.sleep(0)
+            assert (await asked.exchange("POST", POST, 5)).status == 201
+
+    asyncio.run(story())
+
+
+def test_a_new_connection_that_is_closed_at_once_is_told_and_not_tried_for_ever():
+    async def story() -> None:
+        async with server(CLOSE, CLOSE, CLOSE) as scripted:
+            with pytest.raises(Unreached, match="closed"):
+                await pool(scripted).exchange("GET", GET, 5)
+            assert scripted.connections == 1
+
+    asyncio.run(story())
+
+
+def test_an_answer_cut_in_the_middle_is_an_error_and_not_an_answer():
+    def cut(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nhel")
+        writer.close()
+
+    async def story() -> None:
+        async with server(cut) as scripted:
+            with pytest.raises(Unreached, match="closed"):
+                await pool(scripted).exchange("GET", GET, 5)
+
+    asyncio.run(story())
+
+
+def test_a_server_that_does_not_answer_is_given_up_in_time_and_a_get_is_not_sent_again():
+    def silence(writer: asyncio.StreamWriter) -> None:
+        pass
+
+    async def story() -> None:
+        async with server(answer(200), silence, answer(200)) as scripted:
+            asked = pool(scripted)
+            await asked.exchange("GET", GET, 5)
+            with pytest.raises(Unreached, match=r"within 0\.05 s"):
+                await asked.exchange("GET", GET, 0.05)
+            assert (await asked.exchange("GET", GET, 5)).status == 200
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["with the first", "later"])
+def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one(later: bool):
+    async def two(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(200, b"mine"))
+        if later:
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        writer.write(answer(200, b"stray"))
+
+    async def story() -> None:
+        async with server(two, answer(200, b"second")) as scripted:
+            asked = pool(scripted)
+            assert (await asked.exchange("GET", GET, 5)).body == b"mine"
+            await asyncio.sleep(0.05 if later else 0)
+            assert (await asked.exchange("GET", GET, 5)).body == b"second"
+
+    asyncio.run(story())
+
+
+def test_what_is_not_http_is_told():
+    async def story() -> None:
+        async with server(b"SSH-2.0-OpenSSH_9\r\n\r\n") as scripted:
+            with pytest.raises(Unreached, match="not HTTP"):
+                await pool(scripted).exchange("GET", GET, 5)
+
+    asyncio.run(story())
+
+
+def test_nobody_at_the_address_is_told():
+    async def story() -> None:
+        async with server() as scripted:
+            port = scripted.port
+        with pytest.raises(Unreached, match=r"Connect call failed|refused"):
+            await Pool(Origin("127.0.0.1", port)).exchange("GET", GET, 5)
+
+    asyncio.run(story())
+
+
+def test_no_more_than_the_allowed_exchanges_are_under_way_and_all_have_their_turn():
+    under_way = most = 0
+
+    async def slowly(writer: asyncio.StreamWriter) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        under_way -= 1
+        writer.write(answer(200))
+
+    async def story() -> None:
+        async with server(*[slowly] * 20) as scripted:
+            asked = pool(scripted, connections=3)
+            replies = await asyncio.gather(*(asked.exchange("GET", GET, 5) for _ in range(20)))
+            assert [reply.status for reply in replies] == [200] * 20
+            assert scripted.connections <= 3
+            assert most <= 3
+
+    asyncio.run(story())
+
+
+def test_a_caller_that_gives_up_leaves_no_half_read_connection_behind():
+    def silence(writer: asyncio.StreamWriter) -> None:
+        pass
+
+    async def story() -> None:
+        async with server(silence, answer(200, b"mine")) as scripted:
+            asked = pool(scripted, connections=1)
+            first = asyncio.create_task(asked.exchange("GET", GET, 5))
+            async with asyncio.timeout(5):
+                while not scripted.requests:  # noqa: ASYNC110 - nor does a request
+                    await asyncio.sleep(0)
+            waiting = asyncio.create_task(asked.exchange("GET", GET, 5))
+            first.cancel()
+            assert (await waiting).body == b"mine"
+
+    asyncio.run(story())
+
+
+def test_after_new_certificates_no_old_connection_is_used():
+    async def story() -> None:
+        async with server(answer(200), answer(200)) as scripted:
+            asked = pool(scripted)
+            await asked.exchange("GET", GET, 5)
+            asked.retire(asked.origin)
+            await asked.exchange("GET", GET, 5)
+            assert scripted.connections == 2
+
+    asyncio.run(story())
+
+
+def test_a_proxy_is_asked_to_connect_and_its_refusal_is_told():
+    async def story() -> None:
+        async with server(b"HTTP/1.1 200 OK\r\n\r\n", answer(200, b"through")) as scripted:
+            origin = Origin("kubernetes.example", 6443, proxy=f"http://me:secret@127.0.0.1:{scripted.port}")
+            assert (await Pool(origin).exchange("GET", GET, 5)).body == b"through"
+            assert scripted.requests[0].startswith(b"CONNECT kubernetes.example:6443 HTTP/1.1\r\n")
+            assert b"Proxy-Authorization: Basic bWU6c2VjcmV0" in scripted.requests[0]
+        async with server(answer(407)) as scripted:
+            origin = Origin("kubernetes.example", 6443, proxy=f"http://127.0.0.1:{scripted.port}")
+            with pytest.raises(Unreached, match=r"the proxy 127\.0\.0\.1 answered 'HTTP/1\.1 407 X'"):
+                await Pool(origin).exchange("GET", GET, 5)
+
+    asyncio.run(story())

@@ -1,0 +1,115 @@
+"""The files around the code: workflows, hooks and templates parse and call make targets that exist; a release is cut right."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+import hodei
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"(?m)^([a-z-]+):", MAKEFILE))
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+HOOKS = ROOT / ".pre-commit-config.yaml"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", [*sorted((ROOT / ".github").rglob("*.yml")), HOOKS], ids=lambda path: path.name)
+def test_yaml_of_the_repository_parses(path: Path):
+    assert isinstance(yaml.safe_load(path.read_text()), dict)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_make_targets_and_nothing_else(path: Path):
+    for job in yaml.safe_load(path.read_text())["jobs"].values():
+        targets = job.get("strategy", {}).get("matrix", {}).get("target", [])
+        assert set(targets) <= TARGETS
+        for step in job["steps"]:
+            if command := step.get("run"):
+                _, make, called = command.rpartition("make ")
+                assert make, command
+                assert called == "${{ matrix.target }}" or set(called.split()) <= TARGETS
+
+
+def test_every_suite_has_a_workflow_job():
+    called = " ".join(path.read_text() for path in WORKFLOWS)
+    for target in ("lint", "unit", "real-local", "real-docker", "real-slurm", "real-kubernetes", "fuzz"):
+        assert re.search(rf"[\[ ]{target}\b", called), target
+
+
+def test_hooks_run_make_targets():
+    for repo in yaml.safe_load(HOOKS.read_text())["repos"]:
+        assert repo["repo"] == "local"
+        for hook in repo["hooks"]:
+            make, target = hook["entry"].split()
+            assert make == "make"
+            assert target in TARGETS
+
+
+def test_help_shows_every_target():
+    shown = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert {line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")} == TARGETS
+
+
+def test_the_lock_pins_each_dependency_by_hash_and_names_no_index():
+    lock = (ROOT / "requirements-dev.lock").read_text()
+    assert "://" not in lock
+    pins = re.findall(r"(?m)^(\S+?)==\S+ \\\n    --hash=sha256:", lock)
+    assert {"click", "msgspec", "numpy", "pytest", "ruff", "mypy"} <= set(pins)
+    assert len(pins) == lock.count("==")
+
+
+def test_the_package_is_marked_as_typed():
+    assert (Path(hodei.__file__).parent / "py.typed").is_file()
+
+
+def test_the_chart_has_the_version_of_the_package():
+    chart = yaml.safe_load((ROOT / "deploy/helm/hodei/Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == hodei.__version__
+
+
+BEGINNING = "# Changelog\n\n## [Unreleased]\n"
+OLDER = "\n## [0.1.0] - 2026-01-01\n\n- First.\n"
+
+
+def test_a_release_turns_unreleased_changes_into_its_section():
+    cut = script("release").cut_changelog(f"{BEGINNING}\n- New.\n{OLDER}", "0.2.0", "2026-02-02")
+    assert cut == f"{BEGINNING}\n## [0.2.0] - 2026-02-02\n\n- New.\n{OLDER}"
+
+
+def test_a_release_keeps_a_section_that_is_already_written():
+    assert script("release").cut_changelog(BEGINNING + OLDER, "0.1.0", "2026-02-02") == BEGINNING + OLDER
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [(BEGINNING + OLDER, "0.2.0"), (f"{BEGINNING}\n- New.\n{OLDER}", "0.1.0"), ("# Changelog\n", "0.1.0")],
+    ids=["nothing to release", "more than the section has", "no Unreleased"],
+)
+def test_a_release_without_a_clear_changelog_is_refused(text: str, version: str):
+    with pytest.raises(ValueError, match=r"CHANGELOG\.md has"):
+        script("release").cut_changelog(text, version, "2026-02-02")
+
+
+def test_the_bill_of_materials_lists_what_users_install_and_no_developer_tools():
+    content = script("sbom").bom()
+    names = {component["name"] for component in content["components"]}
+    assert {"click", "msgspec", "numpy", "starlette"} <= names
+    assert not {"pytest", "ruff", "mypy", "hypothesis"} & names
+    known = {content["metadata"]["component"]["bom-ref"], *(entry["bom-ref"] for entry in content["components"])}
+    assert {ref for entry in content["dependencies"] for ref in (entry["ref"], *entry["dependsOn"])} == known

@@ -1,0 +1,23 @@
+"""`hodei.testing` is for tests of others: a server never imports it, and pytest is imported with the first suite."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = {
+    "a server": "import sys, hodei.server.__main__, hodei.wiring; sys.exit('hodei.testing' in sys.modules)",
+    "builders": "import sys, hodei.testing, hodei.testing.builders; sys.exit('pytest' in sys.modules)",
+}
+
+
+def test_a_server_imports_no_suite_and_builders_need_no_pytest():
+    for who, code in CODE.items():
+        assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0, who
+
+
+def test_every_public_name_exists():
+    import hodei.testing
+
+    for name in hodei.testing.__all__:
+        assert getattr(hodei.testing, name).__name__ == name

@@ -1,0 +1,317 @@
+"""One run: a life full of faults with checks after every step, then quiet, in which everything must come to its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+from msgspec import structs
+
+from hodei.model.facts import (
+    Fact,
+    JobCancelled,
+    JobCheckpointRequested,
+    JobHeld,
+    JobMigrated,
+    JobReleased,
+    JobRequeued,
+    JobSubmitted,
+    JobSuspended,
+    NodeOverridden,
+    RunObserved,
+)
+from hodei.model.job import JOB_ENDED, Job
+from hodei.store.memory import MemoryStore
+from tools.faults import rules
+from tools.faults.audit import Auditor, must
+from tools.faults.backend import NEVER, FakeBackend
+from tools.faults.randomness import Chance, Wrong
+from tools.faults.server import Died, Server
+from tools.faults.setup import TAINTS, draw_duration_ms, draw_scene, draw_spec
+
+BEGIN_MS = 1_700_000_000_000
+_SHOWN = 20
+_STEPS_OF_QUIET = 600
+
+
+class FaultRun:
+    """`step` counts the steps taken; `recent` holds the last facts and acts, for whoever asks why it failed."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self._rng = Random(seed)
+        self.seed, self.now_ms, self.step = seed, BEGIN_MS, 0
+        self.recent: deque[tuple[int, int, object]] = deque(maxlen=_SHOWN)
+        scene = self.scene = draw_scene(rng)
+        self._chance = Chance(rng, scene.odds)
+        by_backend = {
+            name: [n for n in scene.nodes if n.backend == name] for name in sorted({n.backend for n in scene.nodes})
+        }
+        self.backends = {
+            name: FakeBackend(name, nodes, self._chance, lambda spec: draw_duration_ms(rng, spec, scene.calm))
+            for name, nodes in by_backend.items()
+        }
+        self.auditor = Auditor(reserves_starts=scene.calm)
+        self.server = Server(scene, MemoryStore(), self.backends, self._chance)
+        self._to_come = scene.jobs
+        self._next_arrival_ms = BEGIN_MS
+
+    def run(self) -> None:
+        """Wrong if anything is."""
+        while self._to_come or self._rng.random() < 0.9:
+            self._tick()
+        self._settle()
+
+    # --------------------------------------------------------------------------------------------- one tick
+
+    def _tick(self) -> None:
+        self._move_clock()
+        for backend in self.backends.values():
+            backend.advance(self.now_ms)
+            self._break(backend)
+        try:
+            if not self._chance.over:
+                self._people()
+            self._turn()
+        except Died as death:
+            self._note(f"the server died: {death}")
+            self._restart()
+
+    def _turn(self) -> None:
+        server = self.server
+        for link in server.links.values():
+            server.inbox += link.listen(server.controller, self.now_ms)
+        self._decide()
+        for link in server.links.values():
+            server.inbox += link.carry_out(self.now_ms)
+        self.auditor.really(self.backends)
+        if self._chance("crash between act and observation"):
+            raise Died("between act and observation")
+
+    def _decide(self) -> None:
+        server = self.server
+        self.step += 1
+        for fact in server.inbox:
+            self._note(fact)
+        facts, step = server.decide(self.now_ms)
+        server.commit(step.saves)
+        self.auditor.committed(facts, step, self.now_ms)
+        self.auditor.compare(server.controller, server.store)
+        if self._chance("crash between commit and act"):
+            raise Died("between commit and act")
+        for act in step.acts:
+            self._note(act)
+        server.send(step.acts)
+
+    def _restart(self) -> None:
+        old = self.server
+        for backend in self.backends.values():
+            backend.drop_mail()
+        while True:
+            self.server = Server(self.scene, MemoryStore(of=old.store), self.backends, self._chance)
+            self.auditor.restarted()
+            self.server.inbox = self.server.memories()
+            try:
+                self._decide()
+                return
+            except Died as death:
+                self._note(f"the server died again: {death}")
+
+    def _move_clock(self) -> None:
+        rng = self._rng
+        if self._chance("clock jumps"):
+            self.now_ms += rng.choice((60_000, 3_600_000))
+            return
+        due = [backend.next_ms() for backend in self.backends.values()]
+        wake_ms = self.server.controller.next_wakeup_ms(self.now_ms)
+        due.append(NEVER if wake_ms is None else wake_ms)
+        due.append(self._next_arrival_ms if self._to_come else NEVER)
+        if self.server.inbox or any(link.orders or not link.up for link in self.server.links.values()):
+            due.append(self.now_ms + (0 if self.scene.calm else rng.randint(0, 500)))
+        self.now_ms = max(self.now_ms, min(min(due), self.now_ms + 60_000))
+        if self._chance("step comes late"):
+            self.now_ms += rng.randint(1, 5000)
+
+    # -------------------------------------------------------------------------------------- what goes wrong
+
+    def _break(self, backend: FakeBackend) -> None:
+        chance, rng = self._chance, self._rng
+        if chance.over:
+            return
+        if backend.offered and chance("node lost"):
+            name = rng.choice(list(backend.offered))
+            backend.lose_node(name, self.now_ms)
+            self._note(f"{name} is lost")
+            if chance("node silently back"):
+                backend.bring_back(name)
+                self._note(f"{name} is back before anyone looked")
+        elif backend.gone and rng.random() < 0.2:
+            backend.bring_back(rng.choice(list(backend.gone)))
+        if backend.offered and chance("node unready"):
+            name = rng.choice(list(backend.offered))
+            node = backend.offered[name]
+            backend.offered[name] = structs.replace(node, ready=not node.ready)
+        if not backend.reachable:
+            backend.reachable = rng.random() < 0.3
+        elif chance("backend away"):
+            backend.reachable = False
+            self._note(f"{backend.name} is out of reach")
+
+    def _people(self) -> None:
+        if self._to_come and self.now_ms >= self._next_arrival_ms:
+            number = min(self._to_come, self._rng.choice((1, 1, 2, 4)))
+            self._to_come -= number
+            for _ in range(number):
+                self._submit()
+            self._next_arrival_ms = self.now_ms + self._rng.choice((0, 1000, 10_000))
+        if self._chance("user"):
+            self._say(self._user())
+        if self._chance("operator"):
+            self._say(self._operator())
+
+    def _say(self, facts: list[Fact]) -> None:
+        self.server.inbox += facts
+
+    def _submit(self) -> None:
+        server, now = self.server, self.now_ms
+        server.last_job += 1
+        spec = draw_spec(self._rng, self.scene)
+        self._say([JobSubmitted(Job(server.last_job, spec, "pending", now, now, queued_ms=now))])
+
+    def _user(self) -> list[Fact]:
+        if not self.auditor.jobs:
+            return []
+        job = self._rng.choice(list(self.auditor.jobs.values()))
+        what = self._rng.choice(("cancel", "hold", "release", "requeue", "suspend", "migrate", "save"))
+        if what == "requeue" and job.state not in ("pending", "held"):
+            return [JobRequeued(job.id, job if job.state in JOB_ENDED else None)]
+        if what == "cancel" and job.state not in JOB_ENDED:
+            return [JobCancelled(job.id)]
+        if what == "hold" and job.state == "pending":
+            return [JobHeld(job.id)]
+        if what == "suspend" and job.state not in JOB_ENDED:
+            return [JobSuspended(job.id)]
+        if what == "migrate" and job.state == "running":
+            return [JobMigrated(job.id, force=self._rng.random() < 0.3)]
+        if what == "save":
+            return [JobCheckpointRequested(job.id)]
+        return [JobReleased(job.id)] if job.state == "held" or job.suspend_requested else []
+
+    def _operator(self) -> list[Fact]:
+        names = sorted(self.server.controller.cluster.nodes)
+        if not names:
+            return []
+        name, taint = self._rng.choice(names), self._rng.choice(TAINTS)
+        overrides = (
+            NodeOverridden(name, cordon=True),
+            NodeOverridden(name, cordon=False),
+            NodeOverridden(name, drain=True),
+            NodeOverridden(name, add_taints=(taint,)),
+            NodeOverridden(name, remove_taints=(taint,)),
+        )
+        return [self._rng.choice(overrides)]
+
+    def _note(self, what: object) -> None:
+        self.recent.append((self.step, self.now_ms - BEGIN_MS, what))
+
+    # ---------------------------------------------------------------------------------------------- quiet
+
+    def _settle(self) -> None:
+        """Faults are over: everyone comes back, what can run runs to its end, and nothing is left behind."""
+        self._chance.stop()
+        self._note("the faults are over")
+        for backend in self.backends.values():
+            backend.calm_down(self.now_ms)
+        self._people_put_it_right()
+        for _ in range(_STEPS_OF_QUIET):
+            self._end_what_never_ends()
+            self._tick()
+            if self._is_quiet():
+                hopeless = self._hopeless()
+                if not hopeless:
+                    break
+                self._say([JobCancelled(id, "it can never run here") for id in hopeless])
+        else:
+            raise Wrong(f"no end in {_STEPS_OF_QUIET} quiet steps: {self._unfinished()}")
+        self._nothing_is_left()
+
+    def _people_put_it_right(self) -> None:
+        for node in self.scene.nodes:
+            self._say([NodeOverridden(node.name, cordon=False, remove_taints=TAINTS)])
+        for job in self.auditor.jobs.values():
+            if job.state == "held" or job.suspend_requested:
+                self._say([JobReleased(job.id)])
+
+    def _end_what_never_ends(self) -> None:
+        for job in self.auditor.jobs.values():
+            if job.spec.restart == "always" and job.state not in JOB_ENDED and not job.cancel_requested:
+                self._say([JobCancelled(job.id, "it would go on for ever")])
+
+    def _unfinished(self) -> list[str]:
+        return [f"job {job.id} {job.state}" for job in self.auditor.jobs.values() if job.state not in JOB_ENDED]
+
+    def _is_quiet(self) -> bool:
+        """Nothing runs, nothing is on its way, nobody waits for a moment to come."""
+        server, auditor = self.server, self.auditor
+        if server.inbox or any(link.orders or not link.up for link in server.links.values()):
+            return False
+        if any(link.has_news for link in server.links.values()):
+            return False  # peace was made with an answer from before the nodes came back
+        if any(backend.next_ms() < NEVER for backend in self.backends.values()):
+            return False
+        if auditor.live:
+            unknown = [id for id, run in auditor.live.items() if id not in self.backends[run.backend].journal]
+            raise Wrong(f"nothing will ever happen to {sorted(auditor.live)}; their backends do not know {unknown}")
+        controller = server.controller
+        wake_ms = controller.next_wakeup_ms(self.now_ms)
+        if wake_ms is None:
+            return True
+        # What wakes again and again without anyone to help is not waited for.
+        late = [
+            job
+            for job in auditor.jobs.values()
+            if job.state == "pending" and (job.not_before_ms > self.now_ms or job.move)
+        ]
+        return not late and not controller.gangs.repairs and not controller.preemption.holds and wake_ms > self.now_ms
+
+    def _hopeless(self) -> list[int]:
+        """Who waits on the idle cluster. Wrong if there is room for one of them."""
+        auditor = self.auditor
+        waiting = [job for job in auditor.jobs.values() if job.state not in JOB_ENDED]
+        nodes = list(auditor.offered.values())
+        for job in waiting:
+            must(job.state == "pending", f"job {job.id} is {job.state} for ever, and nothing of it runs")
+            by_number = any(task.binding or task.request.get("gpu") for task in job.spec.tasks)
+            if by_number:
+                fits = self.server.controller.gate.never_fits(job.spec) is None
+            else:
+                fits = rules.can_start(job.spec, nodes, auditor.overrides)
+            must(not fits, f"job {job.id} waits for ever though there is room: {job.reason_code} {job.reason}")
+        return [job.id for job in waiting]
+
+    def _nothing_is_left(self) -> None:
+        controller, cluster = self.server.controller, self.server.controller.cluster
+        for link in self.server.links.values():
+            link.up = False
+            facts = link.listen(controller, self.now_ms)
+            strange = [fact for fact in facts if not isinstance(fact, RunObserved)]
+            must(not strange, f"at the end {link.backend.name} still has news: {strange}")
+            link.carry_out(self.now_ms)
+            must(not link.backend.journal, f"{link.backend.name} remembers {sorted(link.backend.journal)} for ever")
+        must(not self._unfinished(), f"not ended: {self._unfinished()}")
+        must(not controller.relocation.kept, f"room is kept for {sorted(controller.relocation.kept)} who do not come")
+        must(not controller.preemption.holds, f"holds are left: {sorted(controller.preemption.holds)}")
+        must(not controller.gangs.repairs, f"repairs are left: {sorted(controller.gangs.repairs)}")
+        must(not controller.gangs.growing, f"gangs that would grow are left: {sorted(controller.gangs.growing)}")
+        must(not any(controller.pending().values()), f"someone is still in line: {controller.pending()}")
+        must(
+            not cluster.availability.start_reservations,
+            f"promises are left: {sorted(cluster.availability.start_reservations)}",
+        )
+        must(not cluster.jobs and not cluster.runs, f"still known: {sorted(cluster.jobs)} {sorted(cluster.runs)}")
+        must(not any(cluster.on_node.values()), f"runs are left on nodes: {cluster.on_node}")
+        table = cluster.table
+        for row, name in enumerate(table.names):
+            must(not table.usage(row), f"{name} is not given back: {table.usage(row)}")
+        acknowledged = len(self.auditor.jobs)
+        counts = self.server.store.counts()
+        must(sum(counts[state] for state in JOB_ENDED) == acknowledged, f"{acknowledged} jobs, and stored are {counts}")
