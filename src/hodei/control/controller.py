@@ -51,11 +51,13 @@ from hodei.model.facts import (
     BackendReported,
     DataAppeared,
     Fact,
+    GangSplit,
     HistoryRestored,
     JobReleased,
     JobRequeued,
     JobRestored,
     JobSubmitted,
+    JobWithdrawn,
     NodeJoined,
     NodeLost,
     NodeOverridden,
@@ -266,6 +268,8 @@ class Controller:
                 self.dependencies.appeared(what)
             case _ if isinstance(fact, ASKED):
                 self._commands.learn(fact, now_ms)
+            case JobWithdrawn() | GangSplit():
+                self._replace(fact, now_ms)
             case JobReleased(job=id):
                 self._commands.resume(id, now_ms)
                 held = cluster.jobs.get(id)
@@ -305,6 +309,17 @@ class Controller:
                 reconfigure(self, fact, now_ms)
             case _:
                 raise TypeError(f"unknown fact {fact!r}")
+
+    def _replace(self, fact: JobWithdrawn | GangSplit, now_ms: int) -> None:
+        job = self.cluster.jobs.get(fact.job)
+        if isinstance(fact, GangSplit):
+            if job is not None:
+                self._lifecycle.split(job, fact.at_ms, now_ms)
+            for member, run in fact.members:
+                self._restore(member, (run,), now_ms)
+        elif job is not None and job.state in ("pending", "held"):
+            self._dequeue(job)
+            self._lifecycle.finish(job, "cancelled", now_ms, "WITHDRAWN", fact.reason)
 
     def _restore(self, job: Job, runs: Sequence[Run], now_ms: int) -> None:
         job = self.profile_router.restored(job)

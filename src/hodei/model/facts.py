@@ -51,6 +51,22 @@ class JobCancelled(Fact, frozen=True, gc=False):
     reason: str = ""
 
 
+class JobWithdrawn(Fact, frozen=True, gc=False):
+    """A pending job leaves the queue because what it was made from has changed; another job may replace it."""
+
+    job: JobId
+    reason: str = ""
+
+
+class GangSplit(Fact, frozen=True):
+    """A placed gang continues as jobs of one member each, on the nodes chosen for it: its members start together but end
+    one by one. Its own runs never started and end at `at_ms`. `members`: the new jobs, each with its run."""
+
+    job: JobId
+    at_ms: int
+    members: tuple[tuple[Job, Run], ...]
+
+
 class JobHeld(Fact, frozen=True):
     job: JobId
 
@@ -210,6 +226,8 @@ AnyFact = (
     | JobRestored
     | OverridesRestored
     | JobCancelled
+    | JobWithdrawn
+    | GangSplit
     | JobHeld
     | JobReleased
     | JobSuspended

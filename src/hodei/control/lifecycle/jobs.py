@@ -201,6 +201,15 @@ class JobLifecycle:
             self._gangs.look(job, now_ms)
         self.conclude(cluster.jobs[run.job], now_ms)
 
+    def split(self, job: Job, at_ms: int, now_ms: int) -> None:
+        """End a placed gang whose members continue as jobs of their own. No run is stopped: none has started."""
+        for run in self._cluster.live_runs(job.id):
+            task = job.spec.task_of(run.member)
+            self._cluster.table.let_go(run.node, task.request, Member(job.spec, task), run.grant)
+            self._cluster.change_run(run, to="stopped", finished_ms=at_ms)
+        self._wake("run_ended")
+        self.finish(job, "cancelled", now_ms, "GANG_SPLIT", "its members continue as jobs of their own")
+
     def _goes_on(self, job: Job, run: Run, now_ms: int) -> None:
         """The gang lives on: the member is replaced, counted like a retry of the whole, or done without."""
         failures, losses, pause_ms = job.failures, job.losses, 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Literal
 
 from msgspec import structs
 
@@ -32,9 +31,19 @@ from hodei.kube.scheduler.groups import (
 )
 from hodei.kube.scheduler.pod_reader import Reader, at_ms
 from hodei.model.effects import Start
-from hodei.model.facts import Fact, JobCancelled, JobRestored, JobSubmitted, NodeJoined, NodeLost, RunObserved
+from hodei.model.facts import (
+    Fact,
+    GangSplit,
+    JobCancelled,
+    JobRestored,
+    JobSubmitted,
+    JobWithdrawn,
+    NodeJoined,
+    NodeLost,
+    RunObserved,
+)
 from hodei.model.ids import JobId, NodeName, RunId, run_id
-from hodei.model.job import Job, JobSpec, Reason, Run
+from hodei.model.job import Job, Reason, Run
 from hodei.model.resources import Resources
 
 # --------------------------------------------------------------------------------------- prebind check
@@ -260,7 +269,7 @@ class Pods(GroupIndex):
     def _withdraw(self, entry: Entry) -> None:
         """One that waits is taken out of the line."""
         if entry.stage == "queued":
-            self._tell(JobCancelled(job=entry.id, reason="the pod is read anew"))
+            self._tell(JobWithdrawn(job=entry.id, reason="what the pod refers to has changed"))
             self.by_job.pop(entry.id, None)
             entry.stage, entry.id = "aside", 0
         elif entry.stage == "gang" and entry.group is not None:
@@ -329,7 +338,7 @@ class Pods(GroupIndex):
         if gang is None:
             return
         self.of_gang.pop(gang.id, None)
-        self._tell(JobCancelled(job=gang.id, reason="its pods are gathered anew"))
+        self._tell(JobWithdrawn(job=gang.id, reason="the pods of the gang have changed"))
         for uid in gang.uids:
             entry = self.entries.get(uid)
             if entry is not None and entry.stage == "gang":
@@ -343,25 +352,30 @@ class Pods(GroupIndex):
         since = self._since(entry.pod.metadata.creation_timestamp)
         self._tell(JobSubmitted(job=Job(id, entry.wanted.job, "pending", since, now_ms)))
 
-    def _restore(self, entry: Entry, *, placed_ms: int = 0, again: bool = False) -> None:
-        """A pod that holds room: bound already, or just placed with its gang. `again`: what it used so far is counted."""
+    def _restore(self, entry: Entry, *, again: bool = False) -> None:
+        """Report a bound pod as a running job. `again`: its usage so far is already counted."""
+        job, run = self._running_job(entry, again=again)
+        self._tell(JobRestored(job=job, runs=(run,)))
+        self._leave(entry)
+
+    def _running_job(self, entry: Entry, *, placed_ms: int = 0, again: bool = False) -> tuple[Job, Run]:
+        """A new job for a pod with a node: bound, or placed with its gang at `placed_ms`."""
         id = next(self._ids)
         entry.id, entry.run = id, run_id(id, 0, 1)
         entry.stage = "placed" if placed_ms else "bound"
         self._takes_room(entry)
+        self.look_again(entry)
         created = self._since(entry.pod.metadata.creation_timestamp)
         since = placed_ms or (self._since(entry.pod.status.start_time) if entry.pod.status.start_time else created)
-        state: Literal["scheduled", "running"] = "scheduled" if placed_ms else "running"
         run = Run(
             entry.run, id, "pod", 0, 1, entry.node, BACKEND, "placed" if placed_ms else "running",
-            self._now_ms() if again else since,
-            started_ms=0 if placed_ms else since,
+            self._now_ms() if again else since, started_ms=0 if placed_ms else since,
         )  # fmt: skip
-        self.look_again(entry)
-        spec: JobSpec = entry.wanted.job
-        job = Job(id, spec, state, created, since, attempt=1, first_attempt=1, scheduled_ms=since, nodes=entry.node)
-        self._tell(JobRestored(job=job, runs=(run,)))
-        self._leave(entry)
+        job = Job(
+            id, entry.wanted.job, "scheduled" if placed_ms else "running", created, since,
+            attempt=1, first_attempt=1, scheduled_ms=since, nodes=entry.node,
+        )  # fmt: skip
+        return job, run
 
     def _since(self, stamp: str | None) -> int:
         """A time of the past. None is later than now, and none longer ago than counts for anything: what is used is
@@ -433,21 +447,21 @@ class Pods(GroupIndex):
     def _gang_placed(self, id: JobId, orders: list[Start], now_ms: int) -> list[Entry]:
         key = self.of_gang.pop(id)
         gang = self._gangs.pop(key)
-        self._dirty[key] = None  # whoever did not find room waits on
-        self._tell(JobCancelled(job=id, reason="its pods go on one by one"))
-        for order in orders:
-            self._tell(RunObserved(run=order.run.id, state="stopped", at_ms=now_ms))
-        out = []
+        self._dirty[key] = None  # members without a node stay pending
         for uid in gang.uids:
             entry = self.entries.get(uid)
             if entry is not None and entry.stage == "gang":
                 entry.stage, entry.id = "aside", 0
+        out, members = [], []
         for order in orders:
             entry = self.entries.get(gang.order[order.run.member])
             if entry is not None:
                 entry.node = order.run.node
-                self._restore(entry, placed_ms=now_ms)
+                members.append(self._running_job(entry, placed_ms=now_ms))
                 out.append(entry)
+        self._tell(GangSplit(job=id, at_ms=now_ms, members=tuple(members)))
+        for entry in out:
+            self._leave(entry)
         return out
 
     def bound(self, uid: str, run: RunId) -> None:

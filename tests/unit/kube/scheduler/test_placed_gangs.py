@@ -9,7 +9,8 @@ from msgspec import structs
 
 from hodei.kube.api.objects import MemberGroup, Meta, PodGroup, PodStatus, from_plain
 from hodei.kube.scheduler.gangs import Membership
-from hodei.model.effects import Start
+from hodei.model.effects import Record, Start
+from hodei.model.facts import GangSplit
 from unit.kube.podding import a_pod
 from unit.kube.town import Town
 
@@ -42,6 +43,22 @@ def the_ring(town: Town, count: int = 3, size: int = 3, **fields: Any) -> list[s
     assert all(town.where(name) for name in names)
     town.now_ms += 60_000
     return names
+
+
+def test_a_placed_gang_is_split_into_jobs_without_a_cancellation_or_a_stop() -> None:
+    town = a_town()
+    for number in range(3):
+        town.pod(f"ring-{number}", **ring())
+    controller, pods = town.harness.controller, town.harness.pods
+    placed = controller.step(town.now_ms, pods.take_facts())
+    pods.placed([act for act in placed.acts if isinstance(act, Start)], town.now_ms)
+    facts = pods.take_facts()
+    assert [type(fact) for fact in facts] == [GangSplit]
+    split = controller.step(town.now_ms, facts)
+    events = {save.event.kind for save in split.saves if isinstance(save, Record)}
+    assert events == {"job.ended"}
+    assert split.acts == []
+    assert sorted(controller.cluster.jobs) == sorted(town.job(f"ring-{number}") for number in range(3))
 
 
 # ------------------------------------------------------------------------------------------- members that are over
