@@ -24,8 +24,8 @@ from hodei.engine.plan import Refusal
 from hodei.engine.preemption.search import Preemptions, Victim
 from hodei.engine.preemption.victims import Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, View, gang_of
-from hodei.model.affinity import JobAffinity, JobTerm, Requirement, SpreadRule
-from hodei.model.job import Affinity, JobSpec, NodeTerm, TaskSpec
+from hodei.model.affinity import JobAffinity, JobTerm, NodeTerm, Requirement, SpreadRule
+from hodei.model.job import Affinity, JobSpec, TaskSpec
 from hodei.model.node import Node
 from hodei.model.resources import CPU, MEMORY
 from hodei.plugins.registry import build_profile

@@ -25,8 +25,8 @@ from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.profile import Profile
 from hodei.engine.view import View, gang_of
-from hodei.model.affinity import Requirement
-from hodei.model.job import Affinity, JobSpec, NodeTerm, TaskSpec
+from hodei.model.affinity import NodeTerm, Requirement
+from hodei.model.job import Affinity, JobSpec, TaskSpec
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY
 from hodei.plugins.fragmentation import Shape, typical_of

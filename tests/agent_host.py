@@ -16,7 +16,7 @@ from hodei.backends.local import LocalBackend
 from hodei.model.effects import Start, Stop
 from hodei.model.errors import BackendError
 from hodei.model.job import RUN_ENDED
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from hodei.ports import Backend
 from hodei.testing.bench import DEADLINE_S, RunRecorder
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from hodei.model.errors import HodeiError, InvalidInput
-from hodei.model.text import did_you_mean
+from hodei.model.errors import HodeiError, InvalidInput, did_you_mean
 
 PLUGINS = "hodei.plugins"
 QUEUES = "hodei.queues"

@@ -9,13 +9,12 @@ from msgspec import Struct
 
 from hodei.model.accounting import UsageRow
 from hodei.model.affinity import Requirement
-from hodei.model.audit import AuditEntry, AuditQuery
-from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
+from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord
+from hodei.model.backend import Capabilities, ExecResult, Health, NodeUsage
 from hodei.model.cron import Periodic
-from hodei.model.damage import Damage
 from hodei.model.effects import Event, Forget, Save, SaveKey, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused
-from hodei.model.estimate import Estimate, Ran
+from hodei.model.estimate import Estimate, RuntimeSample
 from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Job, JobSpec, Run
@@ -47,7 +46,7 @@ class Estimator(Protocol):
         """Before the job starts, each time it enters a line. `expected_ms` is never above `limit_ms` if that is known."""
         ...
 
-    def learn(self, ran: Ran) -> None:
+    def learn(self, ran: RuntimeSample) -> None:
         """A job has come to its own end."""
         ...
 
@@ -150,7 +149,7 @@ class History(Protocol):
         ...
 
     def note(self, name: str) -> str:
-        """The last SaveNote of that name; "" if there is none."""
+        """The last SaveValue of that name; "" if there is none."""
         ...
 
 
@@ -179,17 +178,17 @@ class DamagedRecords(Protocol):
         """Note one that the caller could not make sense of: a `job` by its number, a `note` by its name."""
         ...
 
-    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[Damage]:
+    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[DamagedRecord]:
         """After a commit of these was refused (NotFound, Conflict): what is gone is written anew, what is in the way set
         aside, so that it can be tried again. Nothing found: it is the batch that is wrong."""
         ...
 
-    def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[Damage]:
+    def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[DamagedRecord]:
         """Set aside all that was noted: each is kept as it is, and something readable takes its place where there is
         something. Jobs that are `known` from memory are written anew from there. Counts as a commit."""
         ...
 
-    def damaged(self) -> list[Damage]:
+    def damaged(self) -> list[DamagedRecord]:
         """All that was ever set aside, oldest first (the latest thousand)."""
         ...
 
@@ -279,12 +278,12 @@ class GangReserver(Protocol):
 class Executor(Protocol):
     """`capabilities.execute` and `node_execute`."""
 
-    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
         """Run a command beside a running run, where it is and as whom it is. The words reach the program as they are, no
         shell reads them. NotFound if it does not run."""
         ...
 
-    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> ExecResult:
         """Run a command on a node, beside all runs, for an operator; as whom is the backend's to say. The words reach the
         program as they are, no shell reads them. NotFound if there is no such node."""
         ...

@@ -30,8 +30,8 @@ from hodei.jobfile.check import refuse
 from hodei.jobfile.names import word
 from hodei.jobfile.values import parse_numbers
 from hodei.model.config import Config, EstimatesConfig, HealthConfig, NodeConfig, SchedulingConfig, SocketConfig
-from hodei.model.data_place import Allowed
-from hodei.model.errors import InvalidInput
+from hodei.model.dependency import AllowedData
+from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.node import Location, Node, Socket, Taint
 from hodei.model.resources import (
     CPU,
@@ -44,7 +44,6 @@ from hodei.model.resources import (
     parse_quantity,
     parse_resources,
 )
-from hodei.model.text import did_you_mean
 from hodei.plugins.registry import BASES, build_profiles
 from hodei.plugins.trial import check_trial_policy, in_use
 from hodei.ports import Backend, Estimator, Store
@@ -164,7 +163,9 @@ def node_offer(config: NodeConfig) -> NodeOffer:
         overcommit = _overcommit(config.overcommit, {*capacity, STORAGE})
         sockets = _sockets(config.sockets, capacity[CPU], capacity[GPU])
         address = _address(config.address)
-        place = Location(config.region, config.zone, config.datacenter, config.rack).at(config.lat, config.lng)
+        place = Location(config.region, config.zone, config.datacenter, config.rack).with_coordinates(
+            config.lat, config.lng
+        )
         if not 0 <= config.cost <= MAX_COST:
             raise InvalidInput(f"a cost of {config.cost}", hint=f"what an hour costs, from 0 to {MAX_COST}")
     except InvalidInput as error:
@@ -293,7 +294,7 @@ def make_service(
     """A house in `home`: its store opened, its controller and backends made; `start` brings it to life. `reread` reads
     the configuration's file again."""
     make_controller(config.scheduling)  # a wrong profile is told before anything is touched on disk
-    Allowed(config.scheduling.data.allow)
+    AllowedData(config.scheduling.data.allow)
     health_policy(config.health)
     for name, table in config.backends.items():
         if name == "local" and table.get("kind") != "local":

@@ -16,7 +16,7 @@ from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused, NotFound
 from hodei.model.job import Checkpoint, HealthCheck
 from hodei.model.node import Grant
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 pytestmark = pytest.mark.real
 Story = Callable[[Desk], Coroutine[Any, Any, None]]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from hodei.model.effects import Act, Forget, Record, Save, SaveJob, SaveOverrides, SaveRun, Start, Stop
+from hodei.model.effects import Act, Forget, Save, SaveEvent, SaveJob, SaveOverrides, SaveRun, Start, Stop
 from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.job import Job, Run
 from hodei.model.node import Node, NodeOverrides, Taint
@@ -102,7 +102,7 @@ class Auditor:
         for save in saves:
             if isinstance(save, SaveOverrides):
                 self.saved_overrides[save.overrides.node] = save.overrides
-            elif isinstance(save, Record):
+            elif isinstance(save, SaveEvent):
                 assert save.event.seq == self.last_event + 1, f"event {save.event.seq} follows {self.last_event}"
                 self.last_event = save.event.seq
         started = {save.run.id: save.run for save in runs.values() if save.new}

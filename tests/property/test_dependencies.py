@@ -79,11 +79,13 @@ class Life:
     def restart(self) -> None:
         """As a server would: what has not ended comes back, with a word on what it waits for."""
         self.controller = Controller({"default": build_profile("default")})
-        standings = {job.id: DependencyStatus(job.id, job.state, job.id in self.saved) for job in self.jobs.values()}
+        dependency_statuses = {
+            job.id: DependencyStatus(job.id, job.state, job.id in self.saved) for job in self.jobs.values()
+        }
         facts: list[Fact] = []
         for id, job in sorted(self.jobs.items()):
             if job.state not in JOB_ENDED:
-                told = tuple(standings[one.job] for one in job.spec.after.of if one.job)
+                told = tuple(dependency_statuses[one.job] for one in job.spec.after.of if one.job)
                 runs = tuple(run for run in self.runs.values() if run.job == id)
                 facts.append(JobRestored(job, runs, told))
         for fact in facts:

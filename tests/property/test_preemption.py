@@ -16,7 +16,7 @@ from hodei.engine.plan import Eviction, Refusal
 from hodei.engine.preemption.search import Preemption, Preemptions
 from hodei.engine.preemption.victims import FOREVER, Place, VictimCandidate, VictimIndex, class_of
 from hodei.engine.view import Gang, Member, View, gang_of
-from hodei.model.effects import Record
+from hodei.model.effects import SaveEvent
 from hodei.model.facts import RunObserved
 from hodei.model.job import GangRules
 from hodei.plugins.registry import build_profile
@@ -270,7 +270,7 @@ class War(Story):
         jobs = dict(self.auditor.jobs)
         done = super().step(facts)
         self.said += [
-            (save.event.seq, save.event.kind, save.event.job) for save in done.saves if isinstance(save, Record)
+            (save.event.seq, save.event.kind, save.event.job) for save in done.saves if isinstance(save, SaveEvent)
         ]
         for eviction in done.plan.evictions:
             at = max(seq for seq, kind, job in self.said if kind == "job.preempting" and job == eviction.preemptor)

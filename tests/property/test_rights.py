@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from hodei.control.accounting.accounts import AccountsPolicy
-from hodei.model.escalation_state import applied
+from hodei.model.escalation_state import apply_escalation
 from unit.server.conftest import Got
 from unit.server.live_app import LiveApp
 
@@ -188,7 +188,7 @@ class Callers(RuleBasedStateMachine):
     def nobody_has_been_raised_above_the_ceiling(self) -> None:
         for job in self.live.jobs() if hasattr(self, "live") else ():
             most = MOST.get(self.seen.get(job.id, "admin"), 10**9)
-            assert applied(job.spec, job.escalation_state).priority <= most
+            assert apply_escalation(job.spec, job.escalation_state).priority <= most
 
 
 TestCallers = Callers.TestCase

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from builders import a_job_spec, a_node, a_task
 from hodei.engine.profile import Profile
-from hodei.model.affinity import Requirement
+from hodei.model.affinity import NodeTerm, Requirement
 from hodei.model.config import ProfileConfig, SchedulingConfig
-from hodei.model.job import Affinity, BackendChoice, GangRules, JobSpec, NodeTerm, PreferredTerm, TaskSpec, Toleration
+from hodei.model.job import Affinity, BackendChoice, GangRules, JobSpec, PreferredTerm, TaskSpec, Toleration
 from hodei.model.node import Location, Node, Taint
 from hodei.plugins.registry import build_profiles
 

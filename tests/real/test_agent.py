@@ -22,7 +22,7 @@ from hodei.backends.agent_link import Link
 from hodei.backends.local import LocalBackend, NodeOffer
 from hodei.model.effects import Start
 from hodei.model.errors import BackendError, NotFound, StaleEpoch
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 pytestmark = pytest.mark.real
 ENFORCED = enforcement()

@@ -16,7 +16,7 @@ from agent_host import DEADLINE_S, Desk, a_host, alive, an_order, kill_agent, un
 from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.facts import RunObserved
 from hodei.model.job import Checkpoint, HealthCheck, Interactive
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 pytestmark = pytest.mark.real
 RUN = "1.0.1"

@@ -20,7 +20,7 @@ from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.job import Checkpoint
 from hodei.model.node import Grant
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 pytestmark = pytest.mark.real
 RUN = "1.0.1"

@@ -28,7 +28,7 @@ from hodei.backends.local import LocalBackend
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.errors import StaleEpoch
 from hodei.model.facts import RunObserved
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from real.rot import DAMAGES, flip_anywhere
 
 pytestmark = pytest.mark.real

@@ -19,7 +19,7 @@ from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.preemption import PreemptionControl
 from hodei.engine.cycle import Engine
 from hodei.engine.nodes import Table
-from hodei.model.effects import Record, SaveJob, Start
+from hodei.model.effects import SaveEvent, SaveJob, Start
 from hodei.model.job import JOB_ENDED
 from hodei.plugins.fit import Fit
 from hodei.plugins.start_reservations import StartReservations
@@ -198,7 +198,7 @@ def gaps_in_history(monkeypatch):
 
     def with_gaps(controller, now_ms, facts=()):
         done = step(controller, now_ms, facts)
-        records = [save for save in done.saves if isinstance(save, Record)]
+        records = [save for save in done.saves if isinstance(save, SaveEvent)]
         if len(records) > 2:
             done.saves.remove(records[1])
         return done

@@ -24,8 +24,8 @@ def _node(name: str, place: tuple[float, float]):
 
 def test_a_job_goes_to_the_node_that_is_nearest_by_distance():
     harness = Harness(_node("oslo", OSLO), _node("paris", PARIS))
-    harness.submit(1, near=Location().at(*BERLIN))
-    harness.submit(2, near=Location().at(*PARIS))
+    harness.submit(1, near=Location().with_coordinates(*BERLIN))
+    harness.submit(2, near=Location().with_coordinates(*PARIS))
     terms = {term.plugin: term.score for term in harness.runs["1.0.1"].decision.chosen.terms}
     assert terms["proximity"] > 2800
     assert [harness.runs[f"{job}.0.1"].node for job in (1, 2)] == ["oslo", "paris"]
@@ -38,10 +38,10 @@ def test_they_are_shown_with_the_node():
 
 def test_docker_hosts_and_whole_backends_have_them_too():
     docker = node_of(Host("h1", lat=PARIS[0], lng=PARIS[1]), {}, {}, backend="docker", problem="")
-    assert docker.location == Location().at(*PARIS)
+    assert docker.location == Location().with_coordinates(*PARIS)
     dressed = dress({"kind": "slurm", "lat": OSLO[0], "lng": OSLO[1]})
-    assert dressed(a_node("n1")).location == Location().at(*OSLO)
-    assert dressed(docker).location == Location().at(*PARIS)  # a node's own word counts
+    assert dressed(a_node("n1")).location == Location().with_coordinates(*OSLO)
+    assert dressed(docker).location == Location().with_coordinates(*PARIS)  # a node's own word counts
 
 
 @pytest.mark.parametrize(

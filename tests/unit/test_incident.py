@@ -9,7 +9,7 @@ from hodei.client.incident import NodeStory
 from hodei.control.controller import Controller
 from hodei.jobfile.render import node_view
 from hodei.model.config import SchedulingConfig
-from hodei.model.effects import Event, Record
+from hodei.model.effects import Event, SaveEvent
 from hodei.model.facts import Fact, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.node import Node, Taint
 from hodei.wiring import make_controller
@@ -28,7 +28,7 @@ def history(controller: Controller, *steps: tuple[int, Fact]) -> list[Event]:
     out = []
     for at_ms, fact in steps:
         saves = controller.step(BEGAN_MS + at_ms, [fact]).saves
-        out += [save.event for save in saves if isinstance(save, Record)]
+        out += [save.event for save in saves if isinstance(save, SaveEvent)]
     return out
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hodei.control.controller import Controller, Step
-from hodei.model.effects import Act, Forget, Record, SaveJob, SaveRun, Start, Stop
+from hodei.model.effects import Act, Forget, SaveEvent, SaveJob, SaveRun, Start, Stop
 from hodei.model.facts import Fact, JobRequeued, JobSubmitted, NodeJoined, NodeLost, NodeOverridden
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.job import JOB_ENDED, RUN_ENDED, RUN_STEPS, Job, Run
+from hodei.model.job import JOB_ENDED, RUN_ENDED, RUN_TRANSITIONS, Job, Run
 from hodei.model.node import Grant, Node
 from hodei.model.resources import Resources
 from hodei.ports import Store
@@ -69,7 +69,7 @@ class Auditor:
         for save in step.saves:
             if isinstance(save, SaveJob):
                 self._job(save, again)
-            elif isinstance(save, Record):
+            elif isinstance(save, SaveEvent):
                 must(save.event.seq == self.last_event + 1, f"event {save.event.seq} follows {self.last_event}")
                 self.last_event = save.event.seq
         for fact in facts:
@@ -83,7 +83,8 @@ class Auditor:
         must(save.new == (old is None), f"run {run.id} is saved as {'new' if save.new else 'known'}")
         if old is not None:
             must(
-                run.state == old.state or run.state in RUN_STEPS[old.state], f"run {run.id}: {old.state} to {run.state}"
+                run.state == old.state or run.state in RUN_TRANSITIONS[old.state],
+                f"run {run.id}: {old.state} to {run.state}",
             )
             same = (run.node, run.backend, run.attempt, run.member, run.grant)
             must(same == (old.node, old.backend, old.attempt, old.member, old.grant), f"run {run.id} has moved")

@@ -14,9 +14,9 @@ from hodei.control.controller import Controller, Step
 from hodei.control.lifecycle.gangs import START_FAILED
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.runs import reconcile
-from hodei.model.effects import Act, Forget, Save, Spare, Start, Stop
+from hodei.model.effects import Act, Forget, Save, Start, Stop, WithdrawStop
 from hodei.model.errors import BackendRefused, StaleEpoch, Unavailable
-from hodei.model.facts import Fact, JobRestored, NodeJoined, NodeLost, OverridesRestored, RunObserved, RunSpared
+from hodei.model.facts import Fact, JobRestored, NodeJoined, NodeLost, OverridesRestored, RunObserved, StopWithdrawn
 from hodei.model.ids import NodeName, RunId
 from hodei.model.node import Node
 from hodei.plugins.registry import build_profiles
@@ -94,7 +94,7 @@ class Link:
         if len(kept) == len(self.orders) or run in self._told_to_stop:
             return []
         self.orders = kept
-        return [RunSpared(run)]
+        return [StopWithdrawn(run)]
 
     def carry_out(self, now_ms: int) -> list[RunObserved]:
         """Starts, then stops, then forgets; a kind whose reply was lost is sent again, whole."""
@@ -188,7 +188,7 @@ class Server:
     def send(self, acts: Sequence[Act]) -> None:
         for act in acts:
             backend = act.run.backend if isinstance(act, Start) else act.backend
-            if isinstance(act, Spare):
+            if isinstance(act, WithdrawStop):
                 self.inbox += self.links[backend].spare(act.run)
             else:
                 self.links[backend].orders.append(act)

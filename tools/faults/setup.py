@@ -12,15 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from hodei.model.config import ProfileConfig, SchedulingConfig
-from hodei.model.job import (
-    PRIORITY_CLASSES,
-    BackendChoice,
-    Checkpoint,
-    GangRules,
-    JobSpec,
-    TaskSpec,
-    Toleration,
-)
+from hodei.model.job import PRIORITY_CLASSES, BackendChoice, Checkpoint, GangRules, JobSpec, TaskSpec, Toleration
 from hodei.model.node import Node, Socket, Taint
 
 GIB = 1 << 30

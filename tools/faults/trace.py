@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hodei.model.effects import Forget, Spare, Start, Stop
+from hodei.model.effects import Forget, Start, Stop, WithdrawStop
 from hodei.model.facts import JobRestored, JobSubmitted, NodeJoined, RunObserved
 from hodei.model.job import JobSpec
 from hodei.model.node import Node
@@ -24,7 +24,7 @@ def in_words(what: object) -> str:
             return f"START {run.id} on {run.node} ({run.backend})"
         case Stop():
             return f"STOP {what.run} ({what.backend}): {what.reason.text}"
-        case Spare():
+        case WithdrawStop():
             return f"SPARE {what.run} ({what.backend})"
         case Forget():
             return f"FORGET {what.run} ({what.backend})"

@@ -15,8 +15,7 @@ from msgspec import Struct
 from hodei.api.config_aliases import translated, uses_source_names
 from hodei.jobfile.check import Problems, convert, refuse
 from hodei.jobfile.yaml_reader import MAX_DEPTH, load_yaml
-from hodei.model.config import Config, ProfileConfig, SchedulingConfig
-from hodei.model.configuration import Configuration
+from hodei.model.config import Config, ConfigVersion, ProfileConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput
 
 DOCS = "docs/reference/configuration.md"
@@ -40,7 +39,7 @@ class ConfigHistory(Struct, frozen=True):
     configurations: list[ConfigView]
 
 
-def config_view(configuration: Configuration, at: str) -> ConfigView:
+def config_view(configuration: ConfigVersion, at: str) -> ConfigView:
     it = configuration
     return ConfigView(it.number, at, it.by, it.how, it.scheduling, it.restores)
 

@@ -9,11 +9,11 @@ from msgspec import Struct
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.names import plain_name
 from hodei.jobfile.render import iso, job_document
-from hodei.model.cron import MOST_MISSED, Periodic, parse_cron
+from hodei.model.audit import EnvVisibility
+from hodei.model.cron import MAX_MISSED, Periodic, parse_cron
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Job
 from hodei.model.resources import MAX_DURATION_MS, format_duration
-from hodei.model.secrets import Shown
 
 MOST_SCHEDULE = 500
 
@@ -62,8 +62,8 @@ def parse_periodic(request: PeriodicRequest, by: str) -> Periodic:
     if len(request.schedule) > MOST_SCHEDULE or len(request.timezone) > MOST_SCHEDULE:
         raise InvalidInput(f"the schedule or the time zone is longer than {MOST_SCHEDULE} characters")
     parse_cron(request.schedule, request.timezone)
-    if not 1 <= request.missed_limit <= MOST_MISSED:
-        raise InvalidInput(f"missed_limit {request.missed_limit} is not between 1 and {MOST_MISSED}")
+    if not 1 <= request.missed_limit <= MAX_MISSED:
+        raise InvalidInput(f"missed_limit {request.missed_limit} is not between 1 and {MAX_MISSED}")
     # Read at the beginning of time, a deadline that counts from the submission is its own length.
     spec = parse_job(request.job, now_ms=0)
     if spec.deadline_ms > MAX_DURATION_MS:
@@ -77,7 +77,9 @@ def parse_periodic(request: PeriodicRequest, by: str) -> Periodic:
     )  # fmt: skip
 
 
-def periodic_view(periodic: Periodic, last: Job | None, *, whole: bool = False, env: Shown = "names") -> PeriodicView:
+def periodic_view(
+    periodic: Periodic, last: Job | None, *, whole: bool = False, env: EnvVisibility = "names"
+) -> PeriodicView:
     document: dict[str, Any] = {}
     if whole:
         document = job_document(periodic.job, env=env)

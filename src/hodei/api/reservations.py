@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from hodei.jobfile.names import plain_name
 from hodei.jobfile.render import iso
 from hodei.model.errors import InvalidInput
-from hodei.model.reservation import LateRun, Overstay, Reservation, ReservationSpec
+from hodei.model.reservation import LateRun, OverstayPolicy, Reservation, ReservationSpec
 from hodei.model.resources import format_resources, parse_duration_ms, parse_resources
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class ReservationRequest(Struct, frozen=True, forbid_unknown_fields=True):
     memory: str | int = ""
     gpu: str | int | float = ""
     resources: dict[str, str | int | float] = {}
-    at_start: Overstay = "let"
-    at_end: Overstay = "let"
+    at_start: OverstayPolicy = "let"
+    at_end: OverstayPolicy = "let"
 
 
 class PlaceView(Struct, frozen=True):
@@ -68,8 +68,8 @@ class ReservationView(Struct, frozen=True):
     by: str = ""
     made_at: str = ""
     late: list[LateView] = []
-    at_start: Overstay = "let"
-    at_end: Overstay = "let"
+    at_start: OverstayPolicy = "let"
+    at_end: OverstayPolicy = "let"
 
 
 class ReservationList(Struct, frozen=True):

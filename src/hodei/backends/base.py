@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from hodei.model.backend import Capabilities, Executed, Health, NodeUsage
+from hodei.model.backend import Capabilities, ExecResult, Health, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Unsupported
 from hodei.model.facts import RunObserved
@@ -115,10 +115,10 @@ class PlainBackend(ABC):
     async def unreserve(self, runs: Sequence[RunId]) -> None:  # noqa: B027 - nothing to do is what it means
         """Nothing was ever set aside."""
 
-    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
         self.cannot("run a command beside a run", "read the run's log instead")
 
-    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> ExecResult:
         self.cannot("run a command on a node", "log in to the node, or run a job there (`node_selector`)")
 
     async def usage(self) -> dict[NodeName, NodeUsage]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hodei.backends.supervise import NOT_RUNNABLE
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 
 OUTPUT_LIMIT = 1 << 20
 # Not the server's own: that may hold secrets.
@@ -38,7 +38,7 @@ class _Said:
             self.cut = self.cut or len(part) > room
 
 
-async def run_here(command: Sequence[str], timeout_s: float) -> Executed:
+async def run_here(command: Sequence[str], timeout_s: float) -> ExecResult:
     """`exit_code` as a shell would tell it: 127 if there is no such program, 126 if it cannot be run. None if it was not
     over in time, with what it had said until then. Nothing that it started is left."""
     env = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
@@ -55,7 +55,7 @@ async def run_here(command: Sequence[str], timeout_s: float) -> Executed:
             start_new_session=True,
         )
     except OSError as error:  # more words than the system takes
-        return Executed(NOT_RUNNABLE, stderr=f"{command[0][:80]}: {error.strerror}\n".encode())
+        return ExecResult(NOT_RUNNABLE, stderr=f"{command[0][:80]}: {error.strerror}\n".encode())
     said = [_Said(process.stdout), _Said(process.stderr)]
     code = None
     try:
@@ -70,7 +70,7 @@ async def run_here(command: Sequence[str], timeout_s: float) -> Executed:
             each.reading.cancel()
     if code is not None and code < 0:
         code = 128 - code
-    return Executed(code, bytes(said[0].kept), bytes(said[1].kept), said[0].cut or said[1].cut)
+    return ExecResult(code, bytes(said[0].kept), bytes(said[1].kept), said[0].cut or said[1].cut)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -24,7 +24,7 @@ from hodei.backends.agent_link import AgentSupervisor, Link, Told, known_to
 from hodei.backends.base import BackendContext, PlainBackend
 from hodei.backends.host_exec import run_here
 from hodei.backends.local_order import COMMAND_LIMIT, LOOPBACK, Order, save_order, start_order, stop_order
-from hodei.model.backend import Capabilities, Executed, NodeUsage
+from hodei.model.backend import Capabilities, ExecResult, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
@@ -264,7 +264,7 @@ class LocalBackend(PlainBackend):
         if orders:
             await (await self._reach.agent()).ask("forget", runs=[order.run for order in orders])
 
-    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
         try:
             link = await self._reach.agent(patient=False)
             answer = await link.ask(
@@ -277,9 +277,9 @@ class LocalBackend(PlainBackend):
                 raise BackendRefused(error.message) from None
             raise
         seen = msgspec.json.decode(answer, type=_Executed)
-        return Executed(seen.exit_code, base64.b64decode(seen.stdout), base64.b64decode(seen.stderr), seen.cut)
+        return ExecResult(seen.exit_code, base64.b64decode(seen.stdout), base64.b64decode(seen.stderr), seen.cut)
 
-    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> ExecResult:
         """As whom the server runs: its nodes are this machine, whole or in slices."""
         if node not in {each.name for each in await self.nodes()}:
             raise NotFound(f"there is no node {node} in backend {self.name}", hint="see `hodei nodes`")

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from hodei.backends.slurm_variables import slurm_variables
-from hodei.model import array
+from hodei.model.array import array_environment
 from hodei.model.effects import Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused
 from hodei.model.job import NODE_HOST, Checkpoint, HealthCheck, Interactive, cpu_shares, oom_score_adj, qos
@@ -87,7 +87,7 @@ def start_order(
         checkpoint_file=spec.checkpoint.file if spec.checkpoint != Checkpoint() else None,
         save=_hook(spec.checkpoint) if spec.checkpoint.every_ms or idle_ms else None,
         save_every_ms=spec.checkpoint.every_ms,
-        health=health_at(spec.health, address) if spec.health.wanted else None,
+        health=health_at(spec.health, address) if spec.health.enabled else None,
         idle_ms=idle_ms,
     )
 
@@ -104,7 +104,7 @@ def own_env(order: Start, cpus: tuple[int, ...] = ()) -> dict[str, str]:
         "HODEI_PROJECT": spec.project,
         "HODEI_QOS": qos(order.task),
         **_place_in_gang(order),
-        **array.environment(spec),
+        **array_environment(spec),
         **_parts(run.grant, cpus),
         **(slurm_variables(order) if spec.annotations else {}),
     }
@@ -120,7 +120,7 @@ def health_at(health: HealthCheck, address: str) -> HealthCheck:
 
 
 def _hook(hook: Checkpoint) -> dict[str, Any] | None:
-    if not hook.hooked:
+    if not hook.has_hook:
         return None
     return {"signal": hook.signal, "command": hook.command, "timeout_ms": hook.timeout_ms}
 

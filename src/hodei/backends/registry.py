@@ -14,9 +14,8 @@ from msgspec import Struct, structs
 
 from hodei.backends.base import BackendContext, UnusableBackend
 from hodei.extensions import BACKENDS, BUILT_IN, ExtensionMissing, load
-from hodei.model.errors import InvalidInput
+from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.node import Location, Node
-from hodei.model.text import did_you_mean
 from hodei.ports import Backend
 
 KINDS = BUILT_IN[BACKENDS]
@@ -51,7 +50,7 @@ def common_of(name: str, table: Mapping[str, Any]) -> Common:
     except msgspec.ValidationError as error:
         raise _wrong(name, "", str(error)) from None
     try:
-        Location().at(found.lat, found.lng)
+        Location().with_coordinates(found.lat, found.lng)
     except InvalidInput as error:
         raise _wrong(name, "lat", error.message) from None
     if not 0 <= found.cost <= MAX_COST:
@@ -68,7 +67,7 @@ def dress(table: Mapping[str, Any]) -> Callable[[Node], Node]:
     def on(node: Node) -> Node:
         place = node.location
         if place.lat_micro is None:
-            place = place.at(common.lat, common.lng)
+            place = place.with_coordinates(common.lat, common.lng)
         return structs.replace(
             node,
             location=structs.replace(

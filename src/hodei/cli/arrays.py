@@ -65,7 +65,7 @@ def describe(view: JobView) -> str:
         ("array", f"{view.id}[]"),
         ("name", view.name),
         ("state", view.state),
-        ("elements", f"{array.count}, indices {place_of(array).words}"),
+        ("elements", f"{array.count}, indices {place_of(array).index_text}"),
         ("at once", f"at most {array.at_most}" if array.at_most else ""),
         ("now", counts(array)),
         ("project", view.project),

@@ -16,7 +16,7 @@ from hodei.cli.times import clock, ms_of
 
 if TYPE_CHECKING:
     from hodei.api.config import ConfigView
-    from hodei.model.configuration import ConfigChange, Difference
+    from hodei.model.config import ConfigChange, ConfigDifference
 
 _TIMEOUT_S = 60
 _CHANGES_SHOWN = 60
@@ -143,13 +143,13 @@ def told(change: ConfigChange) -> str:
     return "\n".join(parts)
 
 
-def _listed(changes: tuple[Difference, ...]) -> str:
+def _listed(changes: tuple[ConfigDifference, ...]) -> str:
     lines = [_one(change) for change in changes[:_CHANGES_SHOWN]]
     more = len(changes) - len(lines)
     return "\n".join(lines) + (f"\n… and {more} more (-o json has all)" if more > 0 else "")
 
 
-def _one(change: Difference) -> str:
+def _one(change: ConfigDifference) -> str:
     before, after = _value(change.before), _value(change.after)
     if change.before is None:
         return clean(f"+ {change.path} = {after}")

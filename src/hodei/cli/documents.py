@@ -238,12 +238,12 @@ def _array(text: str) -> Any:
 def _refuse_repeated(indices: str) -> None:
     """An index that is named twice is a slip of the hand: there would be fewer jobs than were asked for. Job files keep
     what they were always read as: each index once."""
-    from hodei.model.array import read_indices
+    from hodei.model.array import parse_indices
 
     seen: set[int] = set()
     for part in indices.split(",") if "," in indices else ():
         try:
-            found = read_indices(part)
+            found = parse_indices(part)
         except InvalidInput:
             return  # what is wrong with it is told where the whole document is read
         if again := sorted(seen.intersection(found)):

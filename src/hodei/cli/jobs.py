@@ -14,7 +14,7 @@ from hodei.cli.output import Column, emit_list, emit_one, fields, indent, note, 
 from hodei.cli.refs import ACTIVE, look_up, only, resolve_job
 from hodei.cli.times import ago, short, span
 from hodei.jobfile.values import format_numbers
-from hodei.model.job import JOB_STEPS
+from hodei.model.job import JOB_TRANSITIONS
 
 if TYPE_CHECKING:
     from hodei.api.views import JobDetail, RunView
@@ -146,7 +146,9 @@ RUN_COLUMNS = (
 
 @click.command("list")
 @click.option("-a", "--all", "every", is_flag=True, help="Include ended jobs.")
-@click.option("--state", multiple=True, type=click.Choice(list(JOB_STEPS)), help="Only jobs in this state; repeatable.")
+@click.option(
+    "--state", multiple=True, type=click.Choice(list(JOB_TRANSITIONS)), help="Only jobs in this state; repeatable."
+)
 @click.option("--project", default="", help="Only jobs of this project.")
 @click.option("--user", default="", help="Only jobs of this user.")
 @click.option("--name", default="", help="Only jobs with this name.")

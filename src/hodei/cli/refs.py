@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from hodei.cli.errors import UsageProblem
-from hodei.model.array import read_indices
+from hodei.model.array import parse_indices
 from hodei.model.errors import InvalidInput
-from hodei.model.job import JOB_ENDED, JOB_STEPS
+from hodei.model.job import JOB_ENDED, JOB_TRANSITIONS
 
 if TYPE_CHECKING:
     from hodei.api.views import JobView
     from hodei.client import Client
 
-ACTIVE = tuple(state for state in JOB_STEPS if state not in JOB_ENDED)
+ACTIVE = tuple(state for state in JOB_TRANSITIONS if state not in JOB_ENDED)
 _MOST = 100_000
 _PART = r"\d[\d_]{0,18}(?:-\d[\d_]{0,18}(?::\d{1,9})?)?"
 _NUMBERS = re.compile(rf"{_PART}(?:,{_PART})*")
@@ -102,7 +102,7 @@ def _check_indices(reference: str) -> None:
         return
     try:
         for part in rest[:-1].split(","):
-            read_indices(part.strip())
+            parse_indices(part.strip())
     except InvalidInput as error:
         raise UsageProblem(f"{reference[:80]!r}: {error.message}", hint=error.hint) from None
 

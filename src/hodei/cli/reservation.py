@@ -18,7 +18,7 @@ from hodei.cli.times import ago, clock, ms_of, short
 
 if TYPE_CHECKING:
     from hodei.api.reservations import LateView, ReservationView
-    from hodei.model.reservation import Overstay
+    from hodei.model.reservation import OverstayPolicy
 
 COLUMNS = (
     Column("NAME", lambda r: r.name),
@@ -87,7 +87,7 @@ named_command(
 @output_option
 def create(
     name: str, project: str, start: str, duration: str, until: str, nodes: int | None, named: tuple[str, ...],
-    cpu: str, memory: str, gpu: str, at_start: Overstay, at_end: Overstay, output: str,
+    cpu: str, memory: str, gpu: str, at_start: OverstayPolicy, at_end: OverstayPolicy, output: str,
 ) -> None:  # fmt: skip
     """Reserve nodes, or a part of each, for the jobs of one project.
 
@@ -152,7 +152,7 @@ def _describe(view: ReservationView) -> str:
     ])  # fmt: skip
 
 
-def _late(late: LateView, at_start: Overstay) -> str:
+def _late(late: LateView, at_start: OverstayPolicy) -> str:
     when = f"is expected to end at {clock(ms_of(late.end_at))}" if late.end_at else "has no estimate and no timeout"
     fate = ", and is stopped then if need be" if at_start == "stop" else ""
     return f"run {late.run} may still be on {late.node} when it begins: it {when}{fate}"

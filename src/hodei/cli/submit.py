@@ -135,9 +135,9 @@ def _elements_of(document: dict[str, Any]) -> dict[str, int]:
     if "array" not in (spec if isinstance(spec, dict) else document):
         return {}
     from hodei.jobfile.document import parse_job
-    from hodei.model.array import elements_of
+    from hodei.model.array import element_count
 
-    return {"elements": elements_of(parse_job(document))}
+    return {"elements": element_count(parse_job(document))}
 
 
 def _name_of(document: dict[str, Any]) -> str:

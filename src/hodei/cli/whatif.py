@@ -14,7 +14,7 @@ from hodei.cli.output import Column, clean, emit_one, indent, table
 from hodei.cli.submit import COMMAND, FilesOrCommand, documents_from
 from hodei.cli.times import clock, short
 from hodei.model.errors import InvalidInput
-from hodei.model.explanation import Evicted, Outlook, WhatIf
+from hodei.model.explanation import ProjectedEviction, ProjectedStart, WhatIf
 
 if TYPE_CHECKING:
     from hodei.model.config import SchedulingConfig
@@ -114,14 +114,14 @@ def render(answer: WhatIf) -> str:
     return "\n".join(parts)
 
 
-def _asked(job: Outlook, now_ms: int) -> str:
+def _asked(job: ProjectedStart, now_ms: int) -> str:
     if not job.start_ms:
         return f"{clean(job.name)}: no start in sight"
     when = "now" if job.start_ms <= now_ms else f"at {clock(job.start_ms)} (in {short(job.start_ms - now_ms)})"
     return f"{clean(job.name)} would start {when} on {clean(_nodes(job.nodes))}"
 
 
-def _evicted(gone: tuple[Evicted, ...], now_ms: int) -> str:
+def _evicted(gone: tuple[ProjectedEviction, ...], now_ms: int) -> str:
     columns = [
         Column("JOB", lambda e: str(e.job)),
         Column("NAME", lambda e: e.name),
@@ -132,7 +132,7 @@ def _evicted(gone: tuple[Evicted, ...], now_ms: int) -> str:
     return _some(gone, columns)
 
 
-def _moved(jobs: tuple[Outlook, ...], now_ms: int) -> str:
+def _moved(jobs: tuple[ProjectedStart, ...], now_ms: int) -> str:
     columns = [
         Column("JOB", lambda j: str(j.job)),
         Column("NAME", lambda j: j.name),
@@ -153,7 +153,7 @@ def _when(ms: int, now_ms: int) -> str:
     return "never" if not ms else "now" if ms <= now_ms else clock(ms)
 
 
-def _by(job: Outlook) -> str:
+def _by(job: ProjectedStart) -> str:
     if not job.start_ms or not job.before_ms:
         return "-"
     moved_ms = job.start_ms - job.before_ms

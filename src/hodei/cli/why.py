@@ -17,7 +17,7 @@ from hodei.cli.times import ago, clock
 from hodei.model.escalation_state import EscalationStep
 from hodei.model.explanation import Blocker, Explanation, Placement, PriorityBreakdown, PriorityTerm, Suggestion
 from hodei.model.job import Candidate, Decision
-from hodei.model.reservation import Hold
+from hodei.model.reservation import CapacityHold
 
 if TYPE_CHECKING:
     from hodei.api.views import JobView
@@ -213,7 +213,7 @@ def _promised(answer: Explanation) -> str:
     return f"to start by {clock(start_ms)} ({ago(start_ms)}) on {', '.join(nodes[:_NODES_SHOWN])}{more}"
 
 
-def _held(hold: Hold) -> str:
+def _held(hold: CapacityHold) -> str:
     if hold.job:
         return f"{hold.node} for job {hold.job} until {clock(hold.start_ms)}: it would not be over by then"
     until = f"from {clock(hold.start_ms)} until {clock(hold.end_ms)}"

@@ -42,8 +42,7 @@ from hodei.client.logs import Line, LogReader, Pause, Wish, lines_of
 from hodei.client.resource_calls import BackendCalls
 from hodei.client.transport import LOST, Reply, Transport, sse_events
 from hodei.model.accounting import QuotaList, QuotaRow, ShareReport
-from hodei.model.config import SchedulingConfig
-from hodei.model.configuration import ConfigChange
+from hodei.model.config import ConfigChange, SchedulingConfig
 from hodei.model.effects import Event
 from hodei.model.errors import HodeiError, InvalidInput, Unavailable
 from hodei.model.explanation import Explanation, PriorityBreakdown, WhatIf

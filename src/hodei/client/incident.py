@@ -19,7 +19,7 @@ from hodei.jobfile.yaml_reader import flow
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Event
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.model.job import JOB_ENDED, JOB_STEPS
+from hodei.model.job import JOB_ENDED, JOB_TRANSITIONS
 from hodei.model.node import Taint
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, format_duration
 
@@ -312,7 +312,7 @@ MOST_JOBS = 2000
 MOST_EVENTS = 200_000
 # How long before it a job may have been submitted that was still around, and has ended and been quiet since.
 LOOK_BACK_MS = 24 * 3_600_000
-_ACTIVE = tuple(state for state in JOB_STEPS if state not in JOB_ENDED)
+_ACTIVE = tuple(state for state in JOB_TRANSITIONS if state not in JOB_ENDED)
 
 
 def scenario_text(client: Client, id: int) -> str:

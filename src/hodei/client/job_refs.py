@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hodei.api.views import ArrayView, JobDetail, JobView
-from hodei.model.array import ArrayPlace, read_indices
+from hodei.model.array import ArrayElement, parse_indices
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.explanation import Explanation
 
@@ -149,14 +149,14 @@ def _newest(client: Client, word: str) -> JobView:
     return found
 
 
-def place_of(view: ArrayView) -> ArrayPlace:
-    return ArrayPlace(view.first, view.index, view.count, view.at_most, view.start, view.step, view.listed)
+def place_of(view: ArrayView) -> ArrayElement:
+    return ArrayElement(view.first, view.index, view.count, view.at_most, view.start, view.step, view.listed)
 
 
 def _elements(array: JobView, indices: str) -> tuple[int, ...]:
     assert array.array is not None
     place = place_of(array.array)
     try:
-        return tuple(place.job_of(index) for part in indices.split(",") for index in read_indices(part.strip()))
+        return tuple(place.job_of(index) for part in indices.split(",") for index in parse_indices(part.strip()))
     except InvalidInput as error:
         raise NotFound(error.message, hint=error.hint) from None

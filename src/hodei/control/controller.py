@@ -46,10 +46,11 @@ from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang, View, gang_of
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import Act, Save
-from hodei.model.estimate import Ran, ran
+from hodei.model.estimate import RuntimeSample, runtime_sample
 from hodei.model.facts import (
     BackendReported,
     DataAppeared,
+    EventNoted,
     Fact,
     GangSplit,
     HistoryRestored,
@@ -61,13 +62,12 @@ from hodei.model.facts import (
     NodeJoined,
     NodeLost,
     NodeOverridden,
-    Noted,
     OverridesRestored,
     Reconfigured,
     ReservationCancelled,
     ReservationMade,
     RunObserved,
-    RunSpared,
+    StopWithdrawn,
     UsageRestored,
 )
 from hodei.model.ids import JobId
@@ -252,7 +252,7 @@ class Controller:
             case JobSubmitted(job=job):
                 job = self.profile_router.routed(job)
                 if job.spec.after.of:
-                    job = self.dependencies.submitted(job, fact.standings)
+                    job = self.dependencies.submitted(job, fact.dependency_statuses)
                 cluster.add_job(job, new=True)
                 cluster.by = job.spec.user
                 cluster.emit("job.submitted", now_ms, job=job.id, name=job.spec.name, project=job.spec.project)
@@ -262,7 +262,7 @@ class Controller:
                 run = cluster.run(fact.run)
                 if run is not None:
                     self._lifecycle.observed(run, fact, now_ms)
-            case RunSpared(run=id):
+            case StopWithdrawn(run=id):
                 self.preemption.sparing.dropped(id)
             case DataAppeared(what=what):
                 self.dependencies.appeared(what)
@@ -290,19 +290,19 @@ class Controller:
             case NodeOverridden():
                 self._node_events.marked(fact, now_ms)
             case JobRestored(job=job, runs=runs):
-                self.dependencies.restored(job, fact.standings)
+                self.dependencies.restored(job, fact.dependency_statuses)
                 self._restore(job, runs, now_ms)
             case OverridesRestored(overrides=overrides):
                 cluster.put_overrides(overrides, new=False)
             case ReservationMade():
                 self.reservations.made(fact.reservation, now_ms, restored=fact.restored)
-            case Noted():
+            case EventNoted():
                 cluster.emit(fact.kind, now_ms, job=fact.job, **fact.detail)
             case ReservationCancelled():
                 self.reservations.cancelled(fact.name, fact.by, now_ms)
             case UsageRestored(rows=rows):
                 self.accounts.restore(rows)
-            case HistoryRestored(ran=many):
+            case HistoryRestored(samples=many):
                 for each in many:
                     self._learn_runtime(each)
             case Reconfigured():
@@ -381,10 +381,10 @@ class Controller:
         return gang
 
     def _job_ended(self, job: Job) -> None:
-        if self.estimator.learns and (runtime := ran(job)) is not None:
+        if self.estimator.learns and (runtime := runtime_sample(job)) is not None:
             self._learn_runtime(runtime)
 
-    def _learn_runtime(self, runtime: Ran) -> None:
+    def _learn_runtime(self, runtime: RuntimeSample) -> None:
         self.estimator.learn(runtime)
         for queue in self.queues.values():
             if isinstance(queue, BackfillQueue):
@@ -398,7 +398,7 @@ class Controller:
         return "let" if queue is None else getattr(queue.profile.queue, "overrun", "let")
 
     def _reset_for_requeue(self, fact: JobRequeued, record: Job) -> Job:
-        self.dependencies.note(fact.standings)
+        self.dependencies.note(fact.dependency_statuses)
         return self.profile_router.afresh(record)
 
     def _dequeue(self, job: Job) -> None:

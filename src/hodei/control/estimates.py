@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 
 from hodei.model.errors import InvalidInput
-from hodei.model.estimate import Estimate, Ran, Source, name_of, shape_of
+from hodei.model.estimate import Estimate, RuntimeSample, Source, name_pattern, request_shape
 from hodei.model.job import JobSpec
 
 # So many kinds of jobs are remembered; the one that was not seen for longest is forgotten first.
@@ -31,7 +31,7 @@ class UserEstimates:
         source: Source = "user" if spec.estimate_ms else "timeout" if said_ms else ""
         return Estimate(said_ms, said_ms, source)
 
-    def learn(self, ran: Ran) -> None:
+    def learn(self, ran: RuntimeSample) -> None:
         pass
 
 
@@ -52,7 +52,9 @@ class LearnedEstimates:
 
     def estimate(self, spec: JobSpec) -> Estimate:
         said = self._said.estimate(spec)
-        for key, enough in zip(_kinds(spec.project, spec.user, name_of(spec), shape_of(spec)), _ENOUGH, strict=True):
+        for key, enough in zip(
+            _kinds(spec.project, spec.user, name_pattern(spec), request_shape(spec)), _ENOUGH, strict=True
+        ):
             seen = self._seen.get(key)
             if seen is not None and len(seen) >= min(enough, self._window):
                 break
@@ -63,14 +65,14 @@ class LearnedEstimates:
         limit_ms = said.limit_ms or times[-1]
         return Estimate(min(guess_ms, limit_ms), limit_ms, "learned", self._percent, len(times))
 
-    def learn(self, ran: Ran) -> None:
+    def learn(self, ran: RuntimeSample) -> None:
         for key in _kinds(ran.project, ran.user, ran.name, ran.shape):
             # Taken out and put back, so that the first in the dictionary is the one not seen for longest.
             seen = self._seen.pop(key, None)
             if seen is None:
                 seen = deque(maxlen=self._window)
             self._seen[key] = seen
-            seen.append(ran.ran_ms)
+            seen.append(ran.runtime_ms)
         while len(self._seen) > _KINDS_KEPT:
             del self._seen[next(iter(self._seen))]
 
@@ -97,10 +99,10 @@ class CorrectedEstimates:
         expected_ms = min(round(2 ** (doublings / 1000)) * 1000, said.limit_ms)
         return Estimate(expected_ms, said.limit_ms, "corrected", runs=len(short))
 
-    def learn(self, ran: Ran) -> None:
-        if ran.said_ms:
+    def learn(self, ran: RuntimeSample) -> None:
+        if ran.stated_ms:
             short = self._short.setdefault(ran.user, deque(maxlen=self._window))
-            short.append(max(0, doublings_milli(ran.said_ms) - doublings_milli(ran.ran_ms)))
+            short.append(max(0, doublings_milli(ran.stated_ms) - doublings_milli(ran.runtime_ms)))
 
 
 def doublings_milli(amount_ms: int) -> int:

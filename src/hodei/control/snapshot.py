@@ -32,10 +32,10 @@ from hodei.control.controller import Controller
 from hodei.engine.cycle import Engine
 from hodei.engine.preemption.search import Preemptions
 from hodei.engine.profile import Profile
+from hodei.model.audit import MASK, looks_secret, mask_env
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import Fact
 from hodei.model.job import TaskSpec
-from hodei.model.secrets import MASK, looks_secret, masked
 
 _ROOMS = ("hodei.control.", "hodei.engine.", "hodei.model.", "hodei.plugins.")
 _PLAIN: dict[tuple[str, str], Any] = {
@@ -144,7 +144,7 @@ class _Writer(pickle.Pickler):
     def reducer_override(self, it: Any) -> Any:
         kind = type(it)
         if kind is TaskSpec:
-            return (structs.replace(it, env=masked(it.env, "names")) if it.env else it).__reduce__()
+            return (structs.replace(it, env=mask_env(it.env, "names")) if it.env else it).__reduce__()
         if kind in _AS_NEW:
             return _AS_NEW[kind](it)
         if kind is np.ndarray:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hodei.engine.availability import AvailabilityProfile
 from hodei.engine.nodes import Table
-from hodei.model.effects import Act, Event, Record, Save, SaveJob, SaveOverrides, SaveReservation, SaveRun
+from hodei.model.effects import Act, Event, Save, SaveEvent, SaveJob, SaveOverrides, SaveReservation, SaveRun
 from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, JobState, Run, RunState, advance_job, advance_run
 from hodei.model.node import Node, NodeOverrides
@@ -226,7 +226,7 @@ class ClusterState:
     def put_node(self, node: Node) -> None:
         self.nodes[node.name] = node
         overrides = self.overrides.get(node.name)
-        self.table.put(overrides.over(node) if overrides is not None else node)
+        self.table.put(overrides.apply_to(node) if overrides is not None else node)
 
     def remove_node(self, name: NodeName) -> None:
         self.nodes.pop(name, None)
@@ -250,7 +250,7 @@ class ClusterState:
     def drop_reservation(self, name: str) -> Reservation | None:
         reservation = self.availability.remove_reservation(name)
         if reservation is not None:
-            self._reservations[name] = SaveReservation(reservation, gone=True)
+            self._reservations[name] = SaveReservation(reservation, deleted=True)
         return reservation
 
     # ------------------------------------------------------------------------------------------- effects
@@ -275,7 +275,7 @@ class ClusterState:
         saves += [SaveOverrides(overrides) for overrides in self._marks.values()]
         saves += self._reservations.values()
         for events in parts(self._events):
-            saves += [Record(event) for event in events]
+            saves += [SaveEvent(event) for event in events]
             if len(self._events) > PART:
                 yield
         acts = self._acts

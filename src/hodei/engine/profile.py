@@ -25,7 +25,7 @@ from hodei.engine.points import (
 )
 from hodei.engine.preemption.victims import class_of
 from hodei.engine.view import Gang, Member, View
-from hodei.model.array import same_mould
+from hodei.model.array import same_template
 from hodei.model.job import JobSpec, Reason
 
 
@@ -186,7 +186,7 @@ class Profile(Struct, frozen=True):
         place = gang.job.array
         cache_key = id(gang.job) if place is None else -place.first
         seen = self.specs.get(cache_key)
-        if seen is not None and not gang.joins and (place is None or same_mould(seen.spec, gang.job)):
+        if seen is not None and not gang.joins and (place is None or same_template(seen.spec, gang.job)):
             return seen
         shapes = tuple([self._shape(member) for member in gang.members])
         gang_key = tuple([self._gang_key(member) for member in gang.members])

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from hodei.engine.view import Member
 from hodei.engine.volumes import Attachments
 from hodei.model.affinity import HostPort, JobTerm, Labels
-from hodei.model.node import Node
-from hodei.model.volume import Volume
+from hodei.model.node import Node, Volume
 
 if TYPE_CHECKING:
     from hodei.engine.nodes import Table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hodei.model.volume import Volume
+from hodei.model.node import Volume
 
 if TYPE_CHECKING:
     from hodei.engine.nodes import Table

@@ -40,7 +40,7 @@ from hodei.model.job import (
     Serverless,
     TaskSpec,
     Workload,
-)  # fmt: skip
+)
 from hodei.model.node import Location
 from hodei.model.resources import GPU, format_duration
 

@@ -17,10 +17,11 @@ from hodei.api.views import ArrayView, HoldView, JobView, NodeView, RunView, Soc
 from hodei.jobfile.sections import affinity as affinity_render
 from hodei.jobfile.sections import after, escalation, gang, health
 from hodei.jobfile.sections.array import array_document
-from hodei.model.affinity import Requirement, parse_selector
-from hodei.model.array import ArrayPlace
+from hodei.model.affinity import NodeTerm, Requirement, parse_selector
+from hodei.model.array import ArrayElement
+from hodei.model.audit import EnvVisibility, mask_env
 from hodei.model.errors import InvalidInput
-from hodei.model.escalation_state import applied
+from hodei.model.escalation_state import apply_escalation
 from hodei.model.estimate import Estimate, StartForecast
 from hodei.model.job import (
     PRIORITY_CLASSES,
@@ -32,18 +33,16 @@ from hodei.model.job import (
     Job,
     JobSpec,
     LongRunning,
-    NodeTerm,
     Run,
     Serverless,
     TaskSpec,
     Toleration,
     Workload,
     job_qos,
-)  # fmt: skip
+)
 from hodei.model.node import Location, Node
-from hodei.model.reservation import Hold
+from hodei.model.reservation import CapacityHold
 from hodei.model.resources import format_duration, format_quantity, format_resources
-from hodei.model.secrets import Shown, masked
 
 _MILLIS = tuple(f".{ms:03d}Z" for ms in range(1000))
 _CLASS_OF = {value: name for name, value in PRIORITY_CLASSES.items()}
@@ -71,7 +70,7 @@ def _minute(minute: int) -> str:
 
 
 def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast | None = None) -> JobView:
-    spec = applied(job.spec, job.escalation_state) if job.escalation_state else job.spec
+    spec = apply_escalation(job.spec, job.escalation_state) if job.escalation_state else job.spec
     tasks = spec.tasks
     return JobView(
         job.id,
@@ -107,7 +106,7 @@ def job_view(job: Job, expected: Estimate | None = None, forecast: StartForecast
     )
 
 
-def array_view(place: ArrayPlace, states: dict[str, int] | None = None) -> ArrayView:
+def array_view(place: ArrayElement, states: dict[str, int] | None = None) -> ArrayView:
     return ArrayView(
         place.first, place.index, place.count, place.at_most, place.start, place.step, states or {}, place.listed
     )
@@ -151,13 +150,13 @@ def run_view(run: Run) -> RunView:
     )
 
 
-def hold_view(hold: Hold) -> HoldView:
+def hold_view(hold: CapacityHold) -> HoldView:
     return HoldView(
         iso(hold.start_ms), iso(hold.end_ms), format_resources(hold.request), hold.job, hold.name, hold.project
     )
 
 
-def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Hold] = ()) -> NodeView:
+def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[CapacityHold] = ()) -> NodeView:
     """`state`: not-ready (whatever else holds), cordoned, or ready."""
     state = "not-ready" if not node.ready else "cordoned" if node.cordoned else "ready"
     return NodeView(
@@ -187,7 +186,7 @@ def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Ho
 # ------------------------------------------------------------------------------------------- documents
 
 
-def job_document(spec: JobSpec, *, env: Shown = "all") -> dict[str, Any]:
+def job_document(spec: JobSpec, *, env: EnvVisibility = "all") -> dict[str, Any]:
     """The full form of a job, without the keys that have their default value.
 
     `env`: which values of variables are in it. With fewer than all it no longer means the same job.
@@ -231,11 +230,11 @@ def job_document(spec: JobSpec, *, env: Shown = "all") -> dict[str, Any]:
     }
 
 
-def _task(task: TaskSpec, env: Shown) -> dict[str, Any]:
+def _task(task: TaskSpec, env: EnvVisibility) -> dict[str, Any]:
     return {"name": task.name, "count": task.count} | _given(
         {
             "command": list(task.command),
-            "env": masked(task.env, env),
+            "env": mask_env(task.env, env),
             "workdir": task.workdir,
             "image": task.image,
             "resources": _given({"requests": format_resources(task.request), "limits": format_resources(task.limits)}),

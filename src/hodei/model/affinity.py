@@ -99,6 +99,16 @@ def _is_whole(value: str | None) -> bool:
     return value is not None and re.fullmatch(r"[+-]?\d{1,18}", value) is not None
 
 
+class NodeTerm(Struct, frozen=True, omit_defaults=True):
+    """Conditions on a node's labels and fields (`metadata.name`); all of them must hold."""
+
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[Requirement, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(str(requirement) for requirement in (*self.labels, *self.fields))
+
+
 # ---------------------------------------------------------------------------------------- job affinity
 # Rules about company: which other jobs a task wants near, wants away, or wants to be spread among; and host ports.
 

@@ -20,11 +20,11 @@ from hodei.model.ids import JobId
 if TYPE_CHECKING:
     from hodei.model.job import JobSpec
 
-MOST_ELEMENTS = 100_000
+MAX_ELEMENTS = 100_000
 _INDICES = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
-class ArrayPlace(Struct, frozen=True, omit_defaults=True, gc=False):
+class ArrayElement(Struct, frozen=True, omit_defaults=True, gc=False):
     """Which element of which array a job is. `first` is the job of the first element; indices begin with `start` and
     grow by `step`; no more than `at_most` elements are under way at once (0: as many as there is room for).
     `listed`: the indices as they were written, where they are no plain range (`1,3,7-9`)."""
@@ -44,35 +44,35 @@ class ArrayPlace(Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def indices(self) -> Sequence[int]:
         if self.listed:
-            return read_indices(self.listed)
+            return parse_indices(self.listed)
         return range(self.start, self.start + self.count * self.step, self.step)
 
     def job_of(self, index: int) -> JobId:
         """InvalidInput if the array has no such element."""
         if index not in self.indices:
-            raise InvalidInput(f"array {self.first} has no element {index}", hint=f"its indices are {self.words}")
+            raise InvalidInput(f"array {self.first} has no element {index}", hint=f"its indices are {self.index_text}")
         return self.first + self.indices.index(index)
 
     @property
-    def words(self) -> str:
+    def index_text(self) -> str:
         """The indices for people."""
         if self.listed:
             return self.listed
         return f"{self.start} to {self.indices[-1]}" + (f" in steps of {self.step}" if self.step > 1 else "")
 
 
-def shell_word(job: JobId, place: ArrayPlace | None) -> str:
+def shell_reference(job: JobId, place: ArrayElement | None) -> str:
     """How a command line names this very job: the bare number of an array's first element means the whole array."""
     first = place is not None and place.count > 1 and place.first == job
     return f"'{job}[{place.index}]'" if first and place is not None else str(job)
 
 
 @lru_cache(maxsize=256)
-def read_indices(text: str) -> Sequence[int]:
+def parse_indices(text: str) -> Sequence[int]:
     """`0-99`, `0-98:2`, `7`, and lists of these (`1,3,7-9`): each index once, in ascending order. A range if it is one."""
     parts = [_read_range(part, text) for part in text.replace("_", "").replace(" ", "").split(",")]
-    if sum(map(len, parts)) > MOST_ELEMENTS:
-        raise InvalidInput(f"{sum(map(len, parts))} indices, at most {MOST_ELEMENTS} in one array")
+    if sum(map(len, parts)) > MAX_ELEMENTS:
+        raise InvalidInput(f"{sum(map(len, parts))} indices, at most {MAX_ELEMENTS} in one array")
     found = sorted({index for part in parts for index in part}) if len(parts) > 1 else parts[0]
     # A step that is never taken is no step: equal arrays are written alike.
     step = found[1] - found[0] if len(found) > 1 else 1
@@ -92,7 +92,7 @@ def _read_range(part: str, text: str) -> range:
     return range(first, last + 1, step)
 
 
-def elements_of(spec: JobSpec) -> int:
+def element_count(spec: JobSpec) -> int:
     """How many jobs a document stands for."""
     return spec.array.count if spec.array is not None and not spec.array.first else 1
 
@@ -103,19 +103,19 @@ def expand(specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
     Elements share all but their place; InvalidInput if they are more than anyone may ask for at once."""
     if all(spec.array is None for spec in specs):
         return specs
-    count_all(specs)
-    return list(expanding(specs, first))
+    count_jobs(specs)
+    return list(iter_expanded(specs, first))
 
 
-def count_all(specs: Sequence[JobSpec]) -> int:
+def count_jobs(specs: Sequence[JobSpec]) -> int:
     """How many jobs these documents stand for; InvalidInput if they are more than anyone may ask for at once."""
-    total = sum(map(elements_of, specs))
-    if total > max(MOST_ELEMENTS, len(specs)):
-        raise InvalidInput(f"{total} jobs at once, at most {MOST_ELEMENTS}", hint="submit smaller arrays")
+    total = sum(map(element_count, specs))
+    if total > max(MAX_ELEMENTS, len(specs)):
+        raise InvalidInput(f"{total} jobs at once, at most {MAX_ELEMENTS}", hint="submit smaller arrays")
     return total
 
 
-def expanding(specs: Iterable[JobSpec], first: JobId) -> Iterator[JobSpec]:
+def iter_expanded(specs: Iterable[JobSpec], first: JobId) -> Iterator[JobSpec]:
     """The same one by one."""
     own = first
     for spec in specs:
@@ -129,16 +129,16 @@ def expanding(specs: Iterable[JobSpec], first: JobId) -> Iterator[JobSpec]:
         own += mould.count
 
 
-def firsts(specs: Iterable[JobSpec], first: JobId) -> tuple[JobId, ...]:
+def first_ids(specs: Iterable[JobSpec], first: JobId) -> tuple[JobId, ...]:
     """For each document the id of the (first) job that it stands for."""
     out = []
     for spec in specs:
         out.append(first)
-        first += elements_of(spec)
+        first += element_count(spec)
     return tuple(out)
 
 
-def same_mould(one: JobSpec, other: JobSpec) -> bool:
+def same_template(one: JobSpec, other: JobSpec) -> bool:
     """Whether two elements differ in their place alone. Elements share what they have in common, so it is told by
     identity; one that was changed since is another."""
     shared = _all_but_the_place(type(one))
@@ -150,7 +150,7 @@ def _all_but_the_place(kind: type[JobSpec]) -> Callable[[JobSpec], tuple[object,
     return attrgetter(*(field for field in kind.__struct_fields__ if field != "array"))
 
 
-def environment(spec: JobSpec) -> dict[str, str]:
+def array_environment(spec: JobSpec) -> dict[str, str]:
     """What an element's runs are told about it."""
     place = spec.array
     if place is None:

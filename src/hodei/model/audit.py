@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from hodei.model.secrets import MASK, looks_secret
+from hodei.model.ids import JobId
+from hodei.model.job import JobSpec
+from hodei.model.resources import format_time
 
 COMMAND_LIMIT = 500
 _ASSIGNMENT = re.compile(r"(-{0,2}([A-Za-z_][\w.-]*)=)(.+)", re.DOTALL)
@@ -57,7 +60,7 @@ def _without_secret(word: str) -> str:
     return found[1] + MASK if found and looks_secret(found[2]) else word
 
 
-def matches(entry: AuditEntry, query: AuditQuery) -> bool:
+def matches_query(entry: AuditEntry, query: AuditQuery) -> bool:
     things, _, act = entry.verb.partition(".")
     return (
         (not query.who or entry.who == query.who)
@@ -67,3 +70,67 @@ def matches(entry: AuditEntry, query: AuditQuery) -> bool:
         and (not query.before or entry.seq < query.before)
         and (query.after is None or entry.seq > query.after)
     )
+
+
+MASK = "***"
+_ANYWHERE = ("TOKEN", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "CREDENTIAL", "PRIVATE")
+_AT_THE_END = ("KEY", "PWD", "PASS", "DSN")
+# All values, those of variables that do not look secret, or only the names.
+EnvVisibility = Literal["all", "plain", "names"]
+
+
+def looks_secret(name: str) -> bool:
+    upper = name.upper()
+    return upper.endswith(_AT_THE_END) or any(word in upper for word in _ANYWHERE)
+
+
+def mask_env(env: Mapping[str, str], shown: EnvVisibility) -> dict[str, str]:
+    if shown == "all":
+        return dict(env)
+    return {name: MASK if shown == "names" or looks_secret(name) else value for name, value in env.items()}
+
+
+def without_env_values(spec: JobSpec) -> JobSpec:
+    """The same job as far as any decision goes, with no value of a variable in it."""
+    for task in spec.tasks:  # faster than `any`, and asked of every job
+        if task.env:
+            break
+    else:
+        return spec
+    return structs.replace(
+        spec, tasks=tuple(structs.replace(task, env=mask_env(task.env, "names")) for task in spec.tasks)
+    )
+
+
+def mask_settings(settings: Mapping[str, Any], *, env: EnvVisibility = "plain") -> dict[str, Any]:
+    """The same settings for every eye, however deep a secret is in them. What ends in `_file` names a place, not a secret.
+    `env`: what to show of tables of that name, which are variables."""
+    return {
+        name: MASK if looks_secret(name) and not name.endswith("_file") and value else _shown(name, value, env)
+        for name, value in settings.items()
+    }
+
+
+def _shown(name: str, value: Any, env: EnvVisibility) -> Any:
+    if isinstance(value, Mapping):
+        return mask_env(value, env) if name == "env" else mask_settings(value, env=env)
+    return [_shown(name, each, env) for each in value] if isinstance(value, list | tuple) else value
+
+
+RECORD_DAMAGED = "RECORD_DAMAGED"
+
+
+class DamagedRecord(Struct, frozen=True):
+    """A record of one `kind` (job, run, event, ...) by its name, found damaged at `at_ms`: what is wrong with it, and what
+    was done (`outcome`). It is kept as it was in the store's table `quarantine`."""
+
+    at_ms: int
+    kind: str
+    name: str
+    job: JobId
+    reason: str
+    outcome: str
+
+    @property
+    def text(self) -> str:
+        return f"the record of {self.kind} {self.name} is damaged since {format_time(self.at_ms)} ({self.reason}): {self.outcome}"

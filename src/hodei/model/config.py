@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct, field
+
+from hodei.model.audit import mask_settings
+from hodei.model.explanation import WhatIf
 
 # ----------------------------------------------------------------------------------- accounting config
 # What an operator can set about who may have how much: shares, quotas, budgets, and the least and most of one job.
@@ -368,3 +373,106 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     sinks: dict[str, dict[str, Any]] = {}
     collectors: dict[str, dict[str, Any]] = {}
     health: HealthConfig = HealthConfig()
+
+
+# start: read from the file when the server came up. reload: read from it again. set: handed in. undo: an earlier one.
+ConfigOrigin = Literal["start", "reload", "set", "undo"]
+# Sections of `scheduling` that are read when the server comes up: decisions do not depend on them.
+_AT_START = ("forecast", "data")
+
+
+class ConfigVersion(Struct, frozen=True, omit_defaults=True):
+    """One of them. `restores`: the number of the earlier one that it brought back. `file`: a fingerprint of what the
+    configuration file said then."""
+
+    number: int
+    at_ms: int
+    by: str
+    how: ConfigOrigin
+    scheduling: SchedulingConfig
+    restores: int = 0
+    file: str = ""
+
+
+class ConfigDifference(Struct, frozen=True, omit_defaults=True):
+    """One setting, by its path; None where it is not set."""
+
+    path: str
+    before: Any = None
+    after: Any = None
+
+
+class ConfigChange(Struct, frozen=True, omit_defaults=True):
+    """What a change of the configuration did or (not `applied`) would do. `number` is that of the one in force now,
+    `effect`: who would start when, for a dry run. `needs_restart`: settings that differ and do not count before that."""
+
+    applied: bool
+    number: int
+    changes: tuple[ConfigDifference, ...] = ()
+    needs_restart: tuple[ConfigDifference, ...] = ()
+    effect: WhatIf | None = None
+    notes: tuple[str, ...] = ()
+
+
+def config_fingerprint(scheduling: SchedulingConfig) -> str:
+    return sha256(msgspec.json.encode(scheduling, order="deterministic")).hexdigest()
+
+
+def config_differences(before: SchedulingConfig, after: SchedulingConfig) -> tuple[ConfigDifference, ...]:
+    """Of a profile that is there on one side alone, what it says is told, and not all that it leaves at the default."""
+    plain = dict(_flat(msgspec.to_builtins(ProfileConfig()), ""))
+    out, alone = list[ConfigDifference](), set(before.profiles) ^ set(after.profiles)
+    for found in _between(before, after, "scheduling"):
+        name = next((name for name in alone if found.path.startswith(f"scheduling.profiles.{name}.")), "")
+        key = found.path.removeprefix(f"scheduling.profiles.{name}")
+        said = found.after if found.before is None else found.before
+        if not name or key not in plain or plain[key] != said:
+            out.append(found)
+    for name in sorted(alone):
+        if not any(found.path.startswith(f"scheduling.profiles.{name}.") for found in out):
+            path, was_there = f"scheduling.profiles.{name}", name in before.profiles
+            out.append(ConfigDifference(path, {} if was_there else None, None if was_there else {}))
+    return tuple(out)
+
+
+def restart_differences(before: Config, after: Config) -> tuple[ConfigDifference, ...]:
+    """What a restart is needed for."""
+    found = (*_between(before.server, after.server, "server"), *_between(before.nodes, after.nodes, "nodes"))
+    old_backends, new_backends = mask_settings(before.backends), mask_settings(after.backends)
+    found = (*found, *_between(old_backends, new_backends, "backends"))
+    found = (*found, *_between(before.health, after.health, "health"))
+    for section in _AT_START:
+        old, new = getattr(before.scheduling, section), getattr(after.scheduling, section)
+        found = (*found, *_between(old, new, f"scheduling.{section}"))
+    return found
+
+
+def imported_plugins(scheduling: SchedulingConfig) -> set[str]:
+    """The plugins that it names by a path to code (`module:Class`)."""
+    named = (name for profile in scheduling.profiles.values() for name in profile.plugin_names())
+    return {name for name in named if ":" in name}
+
+
+def version_to_restore(history: tuple[ConfigVersion, ...]) -> ConfigVersion | None:
+    """The one that `undo` brings back: the last before that which is in force, whichever way it came to be."""
+    if not history:
+        return None
+    here = history[-1].restores or history[-1].number
+    earlier = [each for each in history if each.number < here and not each.restores]
+    return earlier[-1] if earlier else None
+
+
+def _between(before: Any, after: Any, at: str) -> tuple[ConfigDifference, ...]:
+    old, new = (dict(_flat(msgspec.to_builtins(side), at)) for side in (before, after))
+    paths = dict.fromkeys((*old, *new))
+    return tuple(
+        ConfigDifference(path, old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
+    )
+
+
+def _flat(value: Any, at: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        return [pair for key, inner in value.items() for pair in _flat(inner, f"{at}.{key}")]
+    if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+        return [pair for number, inner in enumerate(value) for pair in _flat(inner, f"{at}[{number}]")]
+    return [] if value in ({}, [], ()) else [(at, value)]

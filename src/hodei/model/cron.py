@@ -64,7 +64,7 @@ class Cron(Struct, frozen=True):
         """The first time strictly after `after_ms`; 0 if there is none within nine years."""
         if after_ms >= _LAST_MS:
             return 0
-        zone = zone_of(self.zone)
+        zone = time_zone(self.zone)
         after = datetime.fromtimestamp(after_ms / 1000, UTC)
         wall = after.astimezone(zone)
         soon = (after + _FAR).astimezone(zone)
@@ -113,7 +113,7 @@ def parse_cron(schedule: str, zone: str = "UTC") -> Cron:
             hint=f"minute, hour, day of the month, month, day of the week, as in '*/5 * * * *'; or one of {known}",
         )
     minutes, hours, days, months, weekdays = (_read(field, *what) for field, what in zip(fields, _FIELDS, strict=True))
-    zone_of(zone)
+    time_zone(zone)
     cron = Cron(
         tuple(sorted(minutes)),
         tuple(sorted(hours)),
@@ -130,7 +130,7 @@ def parse_cron(schedule: str, zone: str = "UTC") -> Cron:
 
 
 @lru_cache(maxsize=64)
-def zone_of(name: str) -> tzinfo:
+def time_zone(name: str) -> tzinfo:
     if name == "UTC":
         return UTC
     try:
@@ -201,14 +201,14 @@ def _moments(local: datetime, zone: tzinfo) -> tuple[datetime, ...]:
 # Jobs that come again and again: a mould, a schedule, and what to do about times that were missed or that overlap.
 
 
-Missed = Literal["skip", "run_once", "run_all"]
-Overlap = Literal["allow", "skip", "replace"]
+MissedPolicy = Literal["skip", "run_once", "run_all"]
+OverlapPolicy = Literal["allow", "skip", "replace"]
 # So much later than planned is still on time: the server was busy, or is just starting.
 ON_TIME_MS = 60_000
 # Nobody catches up with more than this, whatever the limit says.
-MOST_MISSED = 1000
-LABEL = "hodei/periodic"
-DUE = "hodei/due-time"
+MAX_MISSED = 1000
+PERIODIC_LABEL = "hodei/periodic"
+DUE_TIME_ANNOTATION = "hodei/due-time"
 
 
 class Periodic(Struct, frozen=True, omit_defaults=True):
@@ -223,9 +223,9 @@ class Periodic(Struct, frozen=True, omit_defaults=True):
     schedule: str
     job: JobSpec
     timezone: str = "UTC"
-    missed: Missed = "run_once"
+    missed: MissedPolicy = "run_once"
     missed_limit: int = 10
-    overlap: Overlap = "skip"
+    overlap: OverlapPolicy = "skip"
     paused: bool = False
     by: str = ""
     made_ms: int = 0
@@ -266,7 +266,7 @@ def due(periodic: Periodic, now_ms: int) -> Due:
         # One job makes up for all of them; if one is due right now, that is it.
         kept = [] if on_time else missed[-1:]
     else:
-        kept = missed[-min(periodic.missed_limit, MOST_MISSED) :]
+        kept = missed[-min(periodic.missed_limit, MAX_MISSED) :]
     handled = times[-1] if times else periodic.handled_ms
     return Due((*kept, *on_time), len(missed) - len(kept), handled)
 
@@ -281,7 +281,7 @@ def _times(periodic: Periodic, now_ms: int) -> list[int]:
         while at and at <= now_ms:
             times.append(at)
             at = cron.next_ms(at)
-        if since == periodic.handled_ms or len(times) > MOST_MISSED:
+        if since == periodic.handled_ms or len(times) > MAX_MISSED:
             return times
         back_ms *= 4
 
@@ -290,13 +290,13 @@ def due_text(due_ms: int) -> str:
     return datetime.fromtimestamp(due_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def job_for(periodic: Periodic, due_ms: int) -> JobSpec:
+def job_due_at(periodic: Periodic, due_ms: int) -> JobSpec:
     """The job for one time: told apart by a label, an annotation and HODEI_DUE_TIME."""
     spec, text = periodic.job, due_text(due_ms)
     return structs.replace(
         spec,
         tasks=tuple(structs.replace(task, env={**task.env, "HODEI_DUE_TIME": text}) for task in spec.tasks),
-        labels={**spec.labels, LABEL: periodic.name},
-        annotations={**spec.annotations, DUE: text},
+        labels={**spec.labels, PERIODIC_LABEL: periodic.name},
+        annotations={**spec.annotations, DUE_TIME_ANNOTATION: text},
         deadline_ms=due_ms + spec.deadline_ms if spec.deadline_ms else 0,
     )

@@ -15,8 +15,8 @@ from hodei.model.cron import Periodic
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Checkpoint, Job, JobSpec, Run, TaskSpec
 from hodei.model.node import NodeOverrides
+from hodei.model.outcome import StopReason
 from hodei.model.reservation import Reservation
-from hodei.model.stop_reason import StopReason
 
 
 class Event(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -48,10 +48,10 @@ class SaveOverrides(Struct, frozen=True):
 
 
 class SaveReservation(Struct, frozen=True):
-    """`gone`: it is over or was given up, and need not be remembered."""
+    """`deleted`: it is over or was given up, and need not be remembered."""
 
     reservation: Reservation
-    gone: bool = False
+    deleted: bool = False
 
 
 class SaveKey(Struct, frozen=True):
@@ -63,7 +63,7 @@ class SaveKey(Struct, frozen=True):
     at_ms: int
 
 
-class SaveNote(Struct, frozen=True):
+class SaveValue(Struct, frozen=True):
     """What a part of the house wants to find again after a restart, under a name of its own; the last one counts."""
 
     name: str
@@ -71,10 +71,10 @@ class SaveNote(Struct, frozen=True):
 
 
 class SavePeriodic(Struct, frozen=True):
-    """`gone`: it was removed."""
+    """`deleted`: it was removed."""
 
     periodic: Periodic
-    gone: bool = False
+    deleted: bool = False
 
 
 class SaveAudit(Struct, frozen=True):
@@ -89,7 +89,7 @@ class SaveUsage(Struct, frozen=True):
     rows: tuple[UsageRow, ...]
 
 
-class Record(Struct, frozen=True, gc=False):
+class SaveEvent(Struct, frozen=True, gc=False):
     event: Event
 
 
@@ -120,8 +120,8 @@ class Stop(Struct, frozen=True):
     checkpoint: Checkpoint | None = None
 
 
-class Spare(Struct, frozen=True):
-    """The run need not stop after all. An order to stop it that was not sent yet is dropped, and `RunSpared` says so; if
+class WithdrawStop(Struct, frozen=True):
+    """The run need not stop after all. An order to stop it that was not sent yet is dropped, and `StopWithdrawn` says so; if
     it was sent, or may have been, nothing happens."""
 
     run: RunId
@@ -149,11 +149,11 @@ Save = (
     | SaveOverrides
     | SaveReservation
     | SaveKey
-    | SaveNote
+    | SaveValue
     | SaveUsage
     | SavePeriodic
     | SaveAudit
-    | Record
+    | SaveEvent
 )
-Act = Start | Stop | Spare | TakeCheckpoint | Forget
+Act = Start | Stop | WithdrawStop | TakeCheckpoint | Forget
 Effect = Save | Act

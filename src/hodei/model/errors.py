@@ -6,6 +6,9 @@ carries a stable code, the cause, and a next step.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class HodeiError(Exception):
     """The root: `code` is stable and documented, `hint` says what to do next."""
@@ -88,3 +91,9 @@ class Unsupported(BackendRefused):
     """The backend's system has no such ability; `hint` says what to do instead."""
 
     code = "BACKEND_CANNOT"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'memory'?)`, or nothing when nothing is near."""
+    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct, structs
 
-from hodei.model.job import PRIORITY_CLASSES, WISHES, JobSpec, Wish
+from hodei.model.job import PRIORITY_CLASSES, RELAXABLE_RULES, JobSpec, RelaxableRule
 
 _WORDS = {
     "spread": "its rule about spreading",
@@ -28,7 +28,7 @@ class EscalationState(Struct, frozen=True, omit_defaults=True):
     priority: int = -1
     priority_before: int = -1
     promoted_ms: int = 0
-    wishes: tuple[Wish, ...] = ()
+    wishes: tuple[RelaxableRule, ...] = ()
     relaxed_ms: int = 0
     failed_on: tuple[str, ...] = ()
     failed_ms: int = 0
@@ -45,29 +45,29 @@ _NONE = EscalationState()
 _decode = msgspec.json.Decoder(EscalationState).decode
 
 
-def read(text: str) -> EscalationState:
+def decode_escalation(text: str) -> EscalationState:
     return _decode(text) if text else _NONE
 
 
-def write(escalation: EscalationState) -> str:
+def encode_escalation(escalation: EscalationState) -> str:
     return msgspec.json.encode(escalation).decode()
 
 
-def applied(spec: JobSpec, text: str) -> JobSpec:
+def apply_escalation(spec: JobSpec, text: str) -> JobSpec:
     """The spec with what was changed for the job; applied again it changes nothing more."""
     if not text:
         return spec
-    escalation = read(text)
+    escalation = decode_escalation(text)
     if escalation.profile:
         spec = structs.replace(spec, profile=escalation.profile)
     if escalation.priority >= 0:
         spec = structs.replace(spec, priority=escalation.priority)
     if escalation.failed_on:
         spec = structs.replace(spec, failed_on=escalation.failed_on)
-    return relaxed(spec, escalation.wishes)
+    return relax(spec, escalation.wishes)
 
 
-def relaxed(spec: JobSpec, wishes: tuple[Wish, ...]) -> JobSpec:
+def relax(spec: JobSpec, wishes: tuple[RelaxableRule, ...]) -> JobSpec:
     """The spec with these of its rules as wishes; itself if it has none of them."""
     if "spread" in wishes and any(rule.hard for task in spec.tasks for rule in task.spread):
         tasks = tuple(
@@ -82,24 +82,24 @@ def relaxed(spec: JobSpec, wishes: tuple[Wish, ...]) -> JobSpec:
     return spec
 
 
-def relaxable(spec: JobSpec, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
+def relaxable_rules(spec: JobSpec, wishes: tuple[RelaxableRule, ...]) -> tuple[RelaxableRule, ...]:
     """Which of these it has a rule for."""
-    return tuple(wish for wish in WISHES if wish in wishes and relaxed(spec, (wish,)) is not spec)
+    return tuple(wish for wish in RELAXABLE_RULES if wish in wishes and relax(spec, (wish,)) is not spec)
 
 
-def next_class(priority: int, cap: int) -> int:
+def next_priority_class(priority: int, cap: int) -> int:
     """The next named class above, at most `cap`; the same if there is none."""
     above = [value for value in PRIORITY_CLASSES.values() if priority < value <= cap]
     return min(above, default=max(priority, cap) if priority < cap else priority)
 
 
-def class_name(priority: int) -> str:
+def priority_class_name(priority: int) -> str:
     return next((name for name, value in PRIORITY_CLASSES.items() if value == priority), str(priority))
 
 
 def escalation_steps(spec: JobSpec, text: str) -> tuple[EscalationStep, ...]:
     """All that was done about a job, the earliest first."""
-    escalation, out = read(text), list[EscalationStep]()
+    escalation, out = decode_escalation(text), list[EscalationStep]()
     if spec.routed_by:
         came_to = escalation.profile_before or spec.profile
         out.append(EscalationStep(f"routed to profile {came_to} by {spec.routed_by}"))
@@ -111,7 +111,7 @@ def escalation_steps(spec: JobSpec, text: str) -> tuple[EscalationStep, ...]:
         verb = "counts as a wish" if len(escalation.wishes) == 1 else "count as wishes"
         out.append(EscalationStep(f"{counts} {verb} since then", escalation.relaxed_ms))
     if escalation.priority >= 0:
-        step = f"{class_name(escalation.priority_before)} to {class_name(escalation.priority)}"
+        step = f"{priority_class_name(escalation.priority_before)} to {priority_class_name(escalation.priority)}"
         out.append(EscalationStep(f"promoted from {step} for its long wait", escalation.promoted_ms))
     if escalation.failed_on:
         failed = ", ".join(escalation.failed_on)

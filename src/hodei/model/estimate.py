@@ -50,7 +50,7 @@ def round_up(ms: int) -> int:
     return (ms + 999) // 1000 * 1000
 
 
-class Ran(Struct, frozen=True, omit_defaults=True):
+class RuntimeSample(Struct, frozen=True, omit_defaults=True):
     """A job that has ended by itself, as far as it tells of others: whose it was, what it was, how long it took, and what its user had said.
 
     Numbers in a name count as one and the same (`nightly-17` is like `nightly-18`); `shape` is what it asked for.
@@ -60,15 +60,15 @@ class Ran(Struct, frozen=True, omit_defaults=True):
     user: str
     name: str
     shape: str
-    ran_ms: int
-    said_ms: int = 0
+    runtime_ms: int
+    stated_ms: int = 0
 
 
-def name_of(spec: JobSpec) -> str:
+def name_pattern(spec: JobSpec) -> str:
     return _DIGITS.sub("#", spec.name)
 
 
-def shape_of(spec: JobSpec) -> str:
+def request_shape(spec: JobSpec) -> str:
     """`2 x cpu=1000 memory=1024 + 1 x cpu=500`"""
     parts = (
         f"{task.count} x " + " ".join(f"{resource}={task.request[resource]}" for resource in sorted(task.request))
@@ -77,7 +77,7 @@ def shape_of(spec: JobSpec) -> str:
     return " + ".join(parts)
 
 
-def ran(job: Job) -> Ran | None:
+def runtime_sample(job: Job) -> RuntimeSample | None:
     """What a job that has ended tells of its like; None if it did not come to its own end."""
     if job.state not in ("succeeded", "failed") or job.reason_code not in _TELLING or not job.started_ms:
         return None
@@ -85,7 +85,7 @@ def ran(job: Job) -> Ran | None:
     began_ms = job.started_ms if job.started_ms < job.finished_ms else job.scheduled_ms
     spec, ran_ms = job.spec, job.finished_ms - began_ms
     said_ms = spec.estimate_ms or spec.timeout_ms
-    return Ran(spec.project, spec.user, name_of(spec), shape_of(spec), max(ran_ms, 1), said_ms)
+    return RuntimeSample(spec.project, spec.user, name_pattern(spec), request_shape(spec), max(ran_ms, 1), said_ms)
 
 
 # -------------------------------------------------------------------------------------------- forecast

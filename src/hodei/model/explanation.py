@@ -10,7 +10,7 @@ from hodei.model.escalation_state import EscalationStep
 from hodei.model.estimate import Estimate, StartForecast
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import Decision, JobSpec, TaskSpec
-from hodei.model.reservation import Hold
+from hodei.model.reservation import CapacityHold
 
 Status = Literal["waiting", "unsatisfiable", "held", "placed", "running", "ended"]
 ChangeKind = Literal["lower", "tolerate", "drop", "members"]
@@ -37,7 +37,7 @@ class NearestMiss(Struct, frozen=True, omit_defaults=True):
     task: str = ""
 
 
-class QueuePlace(Struct, frozen=True):
+class QueuePosition(Struct, frozen=True):
     """Where the job stands: `position` counts from 1 among the `pending` jobs of its profile, in queue order."""
 
     position: int
@@ -126,7 +126,7 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     feasible: int = 0
     blockers: tuple[Blocker, ...] = ()
     nearest: NearestMiss | None = None
-    queue: QueuePlace | None = None
+    queue: QueuePosition | None = None
     attempts: int = 0
     last_attempt_ms: int = 0
     next_attempt_ms: int = 0
@@ -140,7 +140,7 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
     expected_end_ms: int = 0
     past_estimate: bool = False
     start_reservation: ReservedStart | None = None
-    held_for: tuple[Hold, ...] = ()
+    held_for: tuple[CapacityHold, ...] = ()
     forecast: StartForecast | None = None
     escalation_steps: tuple[EscalationStep, ...] = ()
     backend_queue: BackendQueueEntry | None = None
@@ -175,7 +175,7 @@ class PriorityBreakdown(Struct, frozen=True, omit_defaults=True):
 # today.
 
 
-class Outlook(Struct, frozen=True, omit_defaults=True):
+class ProjectedStart(Struct, frozen=True, omit_defaults=True):
     """One job. `start_ms` is 0 if no start is in sight, and the present moment if it would start now.
     `before_ms`: the same as things are (0 also for a job that is only thought of)."""
 
@@ -187,7 +187,7 @@ class Outlook(Struct, frozen=True, omit_defaults=True):
     before_nodes: tuple[NodeName, ...] = ()
 
 
-class Evicted(Struct, frozen=True, omit_defaults=True):
+class ProjectedEviction(Struct, frozen=True, omit_defaults=True):
     """A job that runs, or would have started before, and would be told to go at `at_ms`: for the sake of `by` (0 and "":
     for nobody's, its node goes). `again_ms`: when it would start again, 0 if that is not in sight."""
 
@@ -204,9 +204,9 @@ class WhatIf(Struct, frozen=True, omit_defaults=True):
     time than as things are. `same`: how many would not. `notes`: what the answer does not know."""
 
     at_ms: int
-    jobs: tuple[Outlook, ...] = ()
-    evicted: tuple[Evicted, ...] = ()
-    sooner: tuple[Outlook, ...] = ()
-    later: tuple[Outlook, ...] = ()
+    jobs: tuple[ProjectedStart, ...] = ()
+    evicted: tuple[ProjectedEviction, ...] = ()
+    sooner: tuple[ProjectedStart, ...] = ()
+    later: tuple[ProjectedStart, ...] = ()
     same: int = 0
     notes: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from msgspec import Struct
 from hodei.model.accounting import UsageRow
 from hodei.model.config import SchedulingConfig
 from hodei.model.dependency import DependencyStatus
-from hodei.model.estimate import Ran
+from hodei.model.estimate import RuntimeSample
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import HealthState, Job, Run, RunState
 from hodei.model.node import Node, NodeOverrides, Taint
@@ -26,10 +26,10 @@ class Fact(Struct, frozen=True, tag_field="fact", tag=True, omit_defaults=True, 
 
 
 class JobSubmitted(Fact, frozen=True, gc=False):
-    """`standings`: how the jobs stand that it waits for, as far as they had ended before."""
+    """`dependency_statuses`: how the jobs stand that it waits for, as far as they had ended before."""
 
     job: Job
-    standings: tuple[DependencyStatus, ...] = ()
+    dependency_statuses: tuple[DependencyStatus, ...] = ()
 
 
 class JobRestored(Fact, frozen=True, gc=False):
@@ -37,7 +37,7 @@ class JobRestored(Fact, frozen=True, gc=False):
 
     job: Job
     runs: tuple[Run, ...] = ()
-    standings: tuple[DependencyStatus, ...] = ()
+    dependency_statuses: tuple[DependencyStatus, ...] = ()
 
 
 class OverridesRestored(Fact, frozen=True):
@@ -101,7 +101,7 @@ class JobRequeued(Fact, frozen=True):
 
     job: JobId
     record: Job | None = None
-    standings: tuple[DependencyStatus, ...] = ()
+    dependency_statuses: tuple[DependencyStatus, ...] = ()
 
 
 class RunObserved(Fact, frozen=True):
@@ -128,7 +128,7 @@ class RunObserved(Fact, frozen=True):
     started_ms: int = 0
 
 
-class RunSpared(Fact, frozen=True):
+class StopWithdrawn(Fact, frozen=True):
     """An order to stop this run was dropped before it was sent."""
 
     run: RunId
@@ -148,7 +148,7 @@ class NodeJoined(Fact, frozen=True):
 
 class BackendReported(Fact, frozen=True):
     """A backend of which no node is known: `down` is why ("": it is reached now, or was removed). `cannot`: the needs of jobs
-    that it does not meet (`model.needs`)."""
+    that it does not meet (`model.backend`)."""
 
     backend: str
     down: str = ""
@@ -196,7 +196,7 @@ class UsageRestored(Fact, frozen=True):
 class HistoryRestored(Fact, frozen=True):
     """How long jobs ran that ended before this process began, the oldest first."""
 
-    ran: tuple[Ran, ...]
+    samples: tuple[RuntimeSample, ...]
 
 
 class Reconfigured(Fact, frozen=True):
@@ -213,7 +213,7 @@ class StartsForecast(Fact, frozen=True):
     starts: dict[JobId, int]
 
 
-class Noted(Fact, frozen=True):
+class EventNoted(Fact, frozen=True):
     """Something to be told among the events that no decision depends on."""
 
     kind: str
@@ -235,7 +235,7 @@ AnyFact = (
     | JobCheckpointRequested
     | JobRequeued
     | RunObserved
-    | RunSpared
+    | StopWithdrawn
     | DataAppeared
     | NodeJoined
     | NodeLost
@@ -244,7 +244,7 @@ AnyFact = (
     | ReservationMade
     | ReservationCancelled
     | StartsForecast
-    | Noted
+    | EventNoted
     | HistoryRestored
     | UsageRestored
     | Reconfigured

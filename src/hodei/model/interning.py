@@ -19,7 +19,7 @@ _VALUES = 65_536
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Pool:
+class SpecInterner:
     def __init__(self) -> None:
         self._specs: dict[bytes, JobSpec] = {}
         self._tasks: dict[bytes, tuple[TaskSpec]] = {}

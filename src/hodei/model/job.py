@@ -11,14 +11,13 @@ from typing import Literal
 from msgspec import Struct
 
 from hodei.model.affinity import HostPort, JobAffinity, Requirement, SpreadRule
-from hodei.model.array import ArrayPlace
+from hodei.model.affinity import NodeTerm as NodeTerm
+from hodei.model.array import ArrayElement
 from hodei.model.dependency import Dependencies
 from hodei.model.ids import JobId, NodeName, RunId
-from hodei.model.node import Grant, Location, Taint, TaintEffect
+from hodei.model.node import Grant, Location, Taint, TaintEffect, Volume
+from hodei.model.outcome import StopReason
 from hodei.model.resources import CPU, MEMORY, Resources
-from hodei.model.stop_reason import StopReason
-from hodei.model.volume import NodeTerm as NodeTerm
-from hodei.model.volume import Volume
 
 # -------------------------------------------------------------------------------------------- decision
 # Why: the values that say no (`Verdict`), and the record of a yes (`Decision`).
@@ -83,15 +82,15 @@ class Decision(Struct, frozen=True, omit_defaults=True):
 # What a job says for the case that it waits too long. What becomes of it: `model.escalation_state`.
 
 
-Wish = Literal["spread", "topology", "backend"]
-WISHES: tuple[Wish, ...] = ("spread", "topology", "backend")
+RelaxableRule = Literal["spread", "topology", "backend"]
+RELAXABLE_RULES: tuple[RelaxableRule, ...] = ("spread", "topology", "backend")
 
 
 class Escalation(Struct, frozen=True, omit_defaults=True):
     """After `relax_after_ms` of waiting its rules named in `relax` count as wishes; after every `promote_after_ms` it goes
     up one class, as far as `promote_to`. What is 0 or empty is as the profile says."""
 
-    relax: tuple[Wish, ...] = ()
+    relax: tuple[RelaxableRule, ...] = ()
     relax_after_ms: int = 0
     promote_after_ms: int = 0
     promote_to: int = 0
@@ -126,7 +125,7 @@ class HealthCheck(Struct, frozen=True, omit_defaults=True):
     failures: int = 3
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         return bool(self.command or self.http or self.file)
 
 
@@ -140,7 +139,7 @@ class HealthCheck(Struct, frozen=True, omit_defaults=True):
 JobState = Literal["pending", "held", "scheduled", "running", "succeeded", "failed", "cancelled"]
 RunState = Literal["placed", "running", "succeeded", "failed", "stopped", "lost"]
 
-JOB_STEPS: dict[JobState, frozenset[JobState]] = {
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     "pending": frozenset({"held", "scheduled", "failed", "cancelled"}),
     "held": frozenset({"pending", "cancelled", "failed"}),
     "scheduled": frozenset({"running", "pending", "held", "succeeded", "failed", "cancelled"}),
@@ -149,7 +148,7 @@ JOB_STEPS: dict[JobState, frozenset[JobState]] = {
     "failed": frozenset({"pending"}),
     "cancelled": frozenset({"pending"}),
 }
-RUN_STEPS: dict[RunState, frozenset[RunState]] = {
+RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "placed": frozenset({"running", "succeeded", "failed", "stopped", "lost"}),
     "running": frozenset({"succeeded", "failed", "stopped", "lost"}),
     "succeeded": frozenset(),
@@ -158,22 +157,22 @@ RUN_STEPS: dict[RunState, frozenset[RunState]] = {
     "lost": frozenset(),
 }
 JOB_ENDED: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
-RUN_ENDED: frozenset[str] = frozenset(state for state, steps in RUN_STEPS.items() if not steps)
+RUN_ENDED: frozenset[str] = frozenset(state for state, steps in RUN_TRANSITIONS.items() if not steps)
 
 
-class ImpossibleStep(AssertionError):
+class InvalidTransition(AssertionError):
     """The caller asked for a step that the table does not have."""
 
 
 def advance_job(state: JobState, to: JobState) -> JobState:
-    if to not in JOB_STEPS[state]:
-        raise ImpossibleStep(f"a {state} job cannot become {to}")
+    if to not in JOB_TRANSITIONS[state]:
+        raise InvalidTransition(f"a {state} job cannot become {to}")
     return to
 
 
 def advance_run(state: RunState, to: RunState) -> RunState:
-    if to not in RUN_STEPS[state]:
-        raise ImpossibleStep(f"a {state} run cannot become {to}")
+    if to not in RUN_TRANSITIONS[state]:
+        raise InvalidTransition(f"a {state} run cannot become {to}")
     return to
 
 
@@ -300,7 +299,7 @@ class Checkpoint(Struct, frozen=True, omit_defaults=True, gc=False):
     every_ms: int = 0
 
     @property
-    def hooked(self) -> bool:
+    def has_hook(self) -> bool:
         return bool(self.signal or self.command)
 
 
@@ -369,7 +368,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     checkpoint: Checkpoint = Checkpoint()
     health: HealthCheck = HealthCheck()
     retry_on: tuple[str, ...] = ()
-    array: ArrayPlace | None = None
+    array: ArrayElement | None = None
     escalation: Escalation = Escalation()
     routed_by: str = ""
     after: Dependencies = Dependencies()
@@ -401,7 +400,7 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     `nodes` names where its latest attempt went (the first twenty, separated by spaces). Attempts are counted through;
     those since `first_attempt` make up the gang that runs now: members that joined or were replaced have later ones.
     `escalation_state`: what was changed for it while it waited (`model.escalation_state`).
-    `failure`: the class of its latest failure (`model.failure`). `move`: until it is placed again it goes "off" the nodes
+    `failure`: the class of its latest failure (`model.outcome`). `move`: until it is placed again it goes "off" the nodes
     named, or "to" one."""
 
     id: JobId
@@ -469,7 +468,7 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
 
 QoS = Literal["guaranteed", "burstable", "best-effort"]
 # Who has to go first, and who last, among jobs of equal priority.
-FIRMNESS: dict[QoS, int] = {"best-effort": 0, "burstable": 1, "guaranteed": 2}
+QOS_RANK: dict[QoS, int] = {"best-effort": 0, "burstable": 1, "guaranteed": 2}
 # As the kubelet does: the kernel kills best-effort first when memory runs out, then those who asked for little of it.
 _OOM_GUARANTEED, _OOM_BEST_EFFORT = -997, 1000
 _OOM_BURSTABLE = (3, 999)

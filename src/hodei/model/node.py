@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from hodei.model.affinity import NodeTerm
 from hodei.model.errors import InvalidInput
 from hodei.model.ids import NodeName
 from hodei.model.resources import Resources
@@ -32,7 +33,7 @@ class Location(Struct, frozen=True, omit_defaults=True):
     lat_micro: int | None = None
     lng_micro: int | None = None
 
-    def at(self, lat: float | None, lng: float | None) -> Location:
+    def with_coordinates(self, lat: float | None, lng: float | None) -> Location:
         """The same place with these degrees north and east, if they are given; InvalidInput if they are nowhere."""
         if lat is None and lng is None:
             return self
@@ -74,7 +75,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     `sockets` describe what it is made of, if that is known (else cores can not be bound, and GPUs are counted from 0);
     `address` is where members of one gang reach each other; `images` are those that it holds, with their bytes;
     `volume_limits` tells how many volumes of a kind can be attached to it. `not_ready_code`: the reason code if it is not
-    ready for a cause of its own kind (its backend's). `cannot`: which needs of jobs its backend does not meet (`model.needs`).
+    ready for a cause of its own kind (its backend's). `cannot`: which needs of jobs its backend does not meet (`model.backend`).
     `pool`: the machines that it shares with other nodes.
     """
 
@@ -105,8 +106,8 @@ class Node(Struct, frozen=True, omit_defaults=True):
 
 # Of nodes whose machines all have GPUs, where others have none: only work that asks for GPUs, or tolerates it, goes there.
 GPU_ONLY = "hodei.io/gpus"
-# How the label ends that names the partition or queue of a node: `slurm.hodei.io/line`.
-LINE = ".hodei.io/line"
+# How the label ends that names the partition or queue of a node: `slurm.hodei.io/queue`.
+QUEUE_LABEL_SUFFIX = ".hodei.io/queue"
 # Label of a node that stands for many machines, of which another system chooses one.
 DELEGATED = "hodei.io/delegated"
 
@@ -125,7 +126,7 @@ class NodeOverrides(Struct, frozen=True, omit_defaults=True):
     def empty(self) -> bool:
         return self == NodeOverrides(self.node)
 
-    def over(self, node: Node) -> Node:
+    def apply_to(self, node: Node) -> Node:
         """`node` as it counts for scheduling."""
         if self.empty:
             return node
@@ -133,3 +134,43 @@ class NodeOverrides(Struct, frozen=True, omit_defaults=True):
         gone = {(taint.key, taint.effect) for taint in (*self.removed_taints, *self.taints)}
         taints = (*(t for t in node.taints if (t.key, t.effect) not in gone), *self.taints)
         return structs.replace(node, labels=labels, taints=taints, cordoned=node.cordoned or self.cordoned)
+
+
+# ---------------------------------------------------------------------------------------------- volumes
+
+# Where a volume is, where it could be made, where there is enough storage for it, and in which zone it is: the same demand,
+# told apart for those who read why.
+VolumeReachKind = Literal["there", "could_be", "space", "zone"]
+
+
+class VolumeReach(Struct, frozen=True, omit_defaults=True):
+    """From which nodes a volume can be reached: any one of `terms` must hold (none given: from no node)."""
+
+    kind: VolumeReachKind
+    terms: tuple[NodeTerm, ...] = ()
+
+
+class VolumeCandidate(Struct, frozen=True, omit_defaults=True):
+    """A free volume that one claim may have: its name, and from where it can be reached (no terms: from everywhere)."""
+
+    name: str
+    terms: tuple[NodeTerm, ...] = ()
+
+
+class Volume(Struct, frozen=True, omit_defaults=True):
+    """One volume of a member.
+
+    `handle` tells volumes apart: one that several members of a node use is attached to it once. `reach`: all of these
+    must hold. `limit`: the name under which a node says how many of the kind it can take ("": no limit is known of).
+    `alone`: no other member may use it, on the same node or anywhere (`read_only` ones may share a node).
+    `choices`: it is a claim that takes one of these free volumes, the best first, each of which only one claim can have;
+    `made`: where a new one can be made instead (all of these must hold), None for nowhere.
+    """
+
+    handle: str
+    reach: tuple[VolumeReach, ...] = ()
+    limit: str = ""
+    alone: Literal["", "node", "anywhere"] = ""
+    read_only: bool = False
+    choices: tuple[VolumeCandidate, ...] = ()
+    made: tuple[VolumeReach, ...] | None = None

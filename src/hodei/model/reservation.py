@@ -10,7 +10,7 @@ from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.resources import Resources
 
 # What becomes of runs that hold reserved room when they should not: they go on, or are stopped and queue again.
-Overstay = Literal["let", "stop"]
+OverstayPolicy = Literal["let", "stop"]
 
 
 class Reservation(Struct, frozen=True, omit_defaults=True):
@@ -27,8 +27,8 @@ class Reservation(Struct, frozen=True, omit_defaults=True):
     places: tuple[tuple[NodeName, Resources], ...]
     by: str = ""
     made_ms: int = 0
-    at_start: Overstay = "let"
-    at_end: Overstay = "let"
+    at_start: OverstayPolicy = "let"
+    at_end: OverstayPolicy = "let"
 
 
 class ReservationSpec(Struct, frozen=True):
@@ -43,8 +43,8 @@ class ReservationSpec(Struct, frozen=True):
     named: tuple[NodeName, ...] = ()
     request: Resources = {}
     by: str = ""
-    at_start: Overstay = "let"
-    at_end: Overstay = "let"
+    at_start: OverstayPolicy = "let"
+    at_end: OverstayPolicy = "let"
 
 
 class LateRun(Struct, frozen=True):
@@ -55,7 +55,7 @@ class LateRun(Struct, frozen=True):
     end_ms: int = 0
 
 
-class Hold(Struct, frozen=True, omit_defaults=True):
+class CapacityHold(Struct, frozen=True, omit_defaults=True):
     """Room of a node that is spoken for: promised to `job` from `start_ms` on, or reserved for `project` under `name`."""
 
     node: NodeName

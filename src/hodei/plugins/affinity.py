@@ -12,8 +12,8 @@ from hodei.engine.changes import Change, sole_refusals
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.affinity import Requirement
-from hodei.model.job import Affinity, NodeTerm, Reason
+from hodei.model.affinity import NodeTerm, Requirement
+from hodei.model.job import Affinity, Reason
 
 
 class NodeAffinity:

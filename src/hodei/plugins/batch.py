@@ -21,8 +21,7 @@ from hodei.engine.points import PendingColumns
 from hodei.engine.view import Gang
 from hodei.model.errors import InvalidInput
 from hodei.model.explanation import PriorityTerm
-from hodei.model.resources import format_duration, parse_duration_ms
-from hodei.model.text import moment
+from hodei.model.resources import format_duration, format_time, parse_duration_ms
 
 Floats = NDArray[np.float64]
 _SCALE = 1000
@@ -126,7 +125,7 @@ class Batch:
         estimate = format_duration(gang.expected_ms or gang.estimate_ms)
         said = [
             PriorityTerm("order", 0, f"{self._order}, the smallest first"),
-            PriorityTerm("submitted", 0, moment(gang.submitted_ms)),
+            PriorityTerm("submitted", 0, format_time(gang.submitted_ms)),
         ]
         if self._order == "hodei":
             cost = format_duration(self._doubling_ms)

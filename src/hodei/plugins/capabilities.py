@@ -10,8 +10,8 @@ from hodei.engine.changes import Change, sole_refusals
 from hodei.engine.nodes import Mask, Nodes
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
+from hodei.model.backend import NEEDS, needs_of
 from hodei.model.job import Checkpoint, HealthCheck, Interactive, Reason
-from hodei.model.needs import NEEDS, needs_of
 from hodei.model.node import Node
 
 CODE = "BACKEND_CANNOT"

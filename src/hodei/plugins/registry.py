@@ -13,9 +13,8 @@ from hodei.engine.points import QueueSort
 from hodei.engine.profile import Profile, make_profile
 from hodei.extensions import load
 from hodei.model.config import ProfileConfig, SchedulingConfig, SpillConfig
-from hodei.model.errors import InvalidInput
+from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.resources import parse_duration_ms
-from hodei.model.text import did_you_mean
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
 from hodei.plugins.backend_policies import CostOptimized, Locality, Performance

@@ -14,8 +14,7 @@ from hodei.engine.nodes import Mask, Table
 from hodei.engine.points import Layout, Layouts, Placed, Trigger
 from hodei.engine.view import Gang, Member, View
 from hodei.model.job import Reason
-from hodei.model.resources import Resources
-from hodei.model.text import moment
+from hodei.model.resources import Resources, format_time
 
 
 class StartReservations:
@@ -108,7 +107,7 @@ class StartReservations:
             return Reason(
                 self.name, "START_RESERVED", f"it would delay job {claim.job}, which is promised this room next"
             )
-        until = moment(claim.end_ms)
+        until = format_time(claim.end_ms)
         return Reason(
             self.name, "RESERVED", f"reservation {claim.name} of project {claim.project} has it until {until}"
         )

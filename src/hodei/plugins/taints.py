@@ -12,7 +12,7 @@ from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.job import Reason, TaskSpec, Toleration
-from hodei.model.node import GPU_ONLY, LINE, Node, Taint
+from hodei.model.node import GPU_ONLY, QUEUE_LABEL_SUFFIX, Node, Taint
 from hodei.model.resources import GPU
 
 
@@ -72,7 +72,9 @@ _FOR_GPUS = Toleration(GPU_ONLY, "Exists")
 
 def tolerations_of(task: TaskSpec) -> tuple[Toleration, ...]:
     """Those of the task, and that of nodes for GPU work if it asks for GPUs, or for a line of a queueing system by name."""
-    asks = task.request.get(GPU) or (task.node_selector and any(key.endswith(LINE) for key in task.node_selector))
+    asks = task.request.get(GPU) or (
+        task.node_selector and any(key.endswith(QUEUE_LABEL_SUFFIX) for key in task.node_selector)
+    )
     return (*task.tolerations, _FOR_GPUS) if asks else task.tolerations
 
 

@@ -19,13 +19,12 @@ from hodei.engine.points import NO_OPINION, Placed, Reads, Refusals, Trigger
 from hodei.engine.topology_index import EACH_NODE, Kind
 from hodei.engine.view import Gang, Member, View
 from hodei.engine.volumes import AssumedVolumes, Attachments
-from hodei.model.affinity import all_match
+from hodei.model.affinity import NodeTerm, all_match
 from hodei.model.job import Reason
-from hodei.model.node import Node
-from hodei.model.volume import Choice, NodeTerm, Reach, ReachKind, Volume
+from hodei.model.node import Node, Volume, VolumeCandidate, VolumeReach, VolumeReachKind
 from hodei.plugins.affinity import term_mask
 
-_OUT_OF_REACH: dict[ReachKind, tuple[str, str]] = {
+_OUT_OF_REACH: dict[VolumeReachKind, tuple[str, str]] = {
     "there": ("VOLUME_NOT_HERE", "a volume can not be reached from here"),
     "could_be": ("NO_VOLUME_TO_BIND", "no volume is free here, or could be made here"),
     "space": ("NO_VOLUME_SPACE", "there is not enough free storage here to make a volume"),
@@ -170,13 +169,13 @@ def _made(claim: Volume, nodes: Nodes) -> Mask:
     return hit
 
 
-def _near(choice: Choice, nodes: Nodes) -> Mask:
+def _near(choice: VolumeCandidate, nodes: Nodes) -> Mask:
     if not choice.terms:
         return ~nodes.none()
-    return _reached(Reach("there", choice.terms), nodes)
+    return _reached(VolumeReach("there", choice.terms), nodes)
 
 
-def _reached(reach: Reach, nodes: Nodes) -> Mask:
+def _reached(reach: VolumeReach, nodes: Nodes) -> Mask:
     hit = nodes.none()
     for term in reach.terms:
         hit = hit | term_mask(term, nodes)

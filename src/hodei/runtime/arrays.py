@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from hodei.control.state import parts
-from hodei.model.array import ArrayPlace
+from hodei.model.array import ArrayElement
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.facts import Fact, JobCancelled, JobHeld, JobReleased
 from hodei.model.ids import JobId
@@ -27,7 +27,7 @@ class ArrayStatus(Struct, frozen=True):
     """An array as a whole: one of its elements (the newest that was looked for), and how many are in each state."""
 
     job: Job
-    place: ArrayPlace
+    place: ArrayElement
     states: dict[str, int]
 
     @property

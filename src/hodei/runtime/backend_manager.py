@@ -16,17 +16,16 @@ import msgspec
 from msgspec import Struct, structs
 
 from hodei.model.audit import command_text
-from hodei.model.backend import Executed, NodeUsage
-from hodei.model.effects import SaveNote, Stop
-from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound
+from hodei.model.backend import ExecResult, NodeUsage
+from hodei.model.effects import SaveValue, Stop
+from hodei.model.errors import BackendError, Conflict, InvalidInput, NotFound, did_you_mean
 from hodei.model.explanation import Explanation
-from hodei.model.facts import Noted
+from hodei.model.facts import EventNoted
 from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import RUN_ENDED, Run
 from hodei.model.node import Node
-from hodei.model.resources import scale_of
-from hodei.model.stop_reason import StopReason
-from hodei.model.text import did_you_mean, moment
+from hodei.model.outcome import StopReason
+from hodei.model.resources import format_time, scale_of
 from hodei.ports import Backend, Store
 from hodei.runtime.backend_queries import BackendQueries, StartEstimates, backend_queue
 from hodei.runtime.binder import Binder
@@ -241,7 +240,7 @@ class BackendManager:
         member = self._members[name]
         broken = member.pulse.circuit.broken
         detail = {"backend": name, "reason": member.pulse.circuit.text} if broken else {"backend": name}
-        self._service.loop.tell([Noted("backend.unhealthy" if broken else "backend.healthy", detail=detail)])
+        self._service.loop.tell([EventNoted("backend.unhealthy" if broken else "backend.healthy", detail=detail)])
         self._judge(name)
 
     def _judge(self, name: str) -> None:
@@ -249,11 +248,11 @@ class BackendManager:
         circuit, since_ms = member.pulse.circuit, self.remembered.disabled.get(name)
         bar = None
         if circuit.broken:
-            text = f"backend {name} is not well since {moment(circuit.since_ms)}: {circuit.text[:200]}"
+            text = f"backend {name} is not well since {format_time(circuit.since_ms)}: {circuit.text[:200]}"
             bar = Bar(UNHEALTHY, text)
         self.binder.bar(name, bar.text if bar else "")
         if since_ms is not None:
-            bar = Bar(DISABLED, f"backend {name} is disabled since {moment(since_ms)}")
+            bar = Bar(DISABLED, f"backend {name} is disabled since {format_time(since_ms)}")
         member.watcher.bar_with(bar)
 
     def well(self) -> dict[str, bool]:
@@ -357,8 +356,10 @@ class BackendManager:
         return gone
 
     async def _remember(self, remembered: Remembered, what: str, name: str) -> None:
-        note = SaveNote(_NOTE, msgspec.json.encode(remembered).decode())
-        await self._service.loop.committed([Noted(f"backend.{what}", detail={"backend": name})], [note], patient=True)
+        note = SaveValue(_NOTE, msgspec.json.encode(remembered).decode())
+        await self._service.loop.committed(
+            [EventNoted(f"backend.{what}", detail={"backend": name})], [note], patient=True
+        )
         self.remembered = remembered
 
     def _of_file(self, name: str) -> bool:
@@ -394,12 +395,12 @@ class BackendManager:
     async def log_times(self, run: Run, stream: Any) -> list[tuple[int, int]]:
         return await self._bounded(self._of(run, "the logs").log_times(run.id, stream), CALL_TIMEOUT_S)
 
-    async def execute(self, run: Run, command: tuple[str, ...], timeout_ms: int) -> Executed:
+    async def execute(self, run: Run, command: tuple[str, ...], timeout_ms: int) -> ExecResult:
         backend = self._of(run, "the place")
         await self._service.record_before(command_text(command))
         return await self._bounded(backend.execute(run.id, command, timeout_ms), timeout_ms / 1000 + CALL_TIMEOUT_S)
 
-    async def execute_on(self, node: NodeName, command: tuple[str, ...], timeout_ms: int) -> Executed:
+    async def execute_on(self, node: NodeName, command: tuple[str, ...], timeout_ms: int) -> ExecResult:
         known = self._service.controller.cluster.nodes
         if node not in known:
             raise NotFound(f"there is no node {node[:80]!r}{did_you_mean(node, known)}", hint="hodei nodes")

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any
 
 from hodei.control.lifecycle.gangs import NOT_REACHED_RUN, START_FAILED
-from hodei.model.effects import Act, Forget, Spare, Start, Stop, TakeCheckpoint
+from hodei.model.effects import Act, Forget, Start, Stop, TakeCheckpoint, WithdrawStop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused, StaleEpoch
-from hodei.model.facts import Fact, RunObserved, RunSpared
+from hodei.model.facts import Fact, RunObserved, StopWithdrawn
 from hodei.model.ids import RunId
 from hodei.ports import Backend, Clock
 from hodei.runtime.metrics import Metrics
@@ -84,7 +84,7 @@ class Binder:
     def act(self, acts: Sequence[Act]) -> None:
         orphans: list[Fact] = []
         for act in acts:
-            if isinstance(act, Spare):
+            if isinstance(act, WithdrawStop):
                 orphans += self._spared(act)
                 continue
             backend = act.run.backend if isinstance(act, Start) else act.backend
@@ -100,14 +100,14 @@ class Binder:
         if orphans:
             self._tell(orphans)
 
-    def _spared(self, act: Spare) -> list[Fact]:
+    def _spared(self, act: WithdrawStop) -> list[Fact]:
         """An order to stop that cannot have arrived is dropped. One that may have is left: the run goes."""
         orders = self._acts.get(act.backend, [])
         kept = [one for one in orders if not (isinstance(one, Stop) and one.run == act.run)]
         if len(kept) == len(orders) or act.run in self._told:
             return []
         self._acts[act.backend] = kept
-        return [RunSpared(act.run)]
+        return [StopWithdrawn(act.run)]
 
     def add(self, name: str) -> None:
         """A backend has come; `serve` is next."""

@@ -15,19 +15,20 @@ import msgspec
 
 from hodei.control.controller import Controller
 from hodei.control.explain.whatif import Question
-from hodei.model.config import Config, SchedulingConfig
-from hodei.model.configuration import (
+from hodei.model.config import (
+    Config,
     ConfigChange,
-    Configuration,
-    Difference,
-    How,
-    beyond_scheduling,
-    code_named,
-    differences,
-    fingerprint,
-    undone,
+    ConfigDifference,
+    ConfigOrigin,
+    ConfigVersion,
+    SchedulingConfig,
+    config_differences,
+    config_fingerprint,
+    imported_plugins,
+    restart_differences,
+    version_to_restore,
 )
-from hodei.model.effects import SaveNote
+from hodei.model.effects import SaveValue
 from hodei.model.errors import Conflict, HodeiError, InvalidInput, NotFound
 from hodei.model.facts import Fact, HistoryRestored, Reconfigured
 from hodei.ports import Store
@@ -40,11 +41,11 @@ _NOTE = "configurations"
 _KEPT = 20
 
 
-def recall(store: Store) -> tuple[Configuration, ...]:
+def recall(store: Store) -> tuple[ConfigVersion, ...]:
     """The history that the store remembers; none if it cannot be read."""
     text = store.note(_NOTE)
     try:
-        return msgspec.json.decode(text, type=tuple[Configuration, ...]) if text else ()
+        return msgspec.json.decode(text, type=tuple[ConfigVersion, ...]) if text else ()
     except msgspec.MsgspecError as error:
         log.error("the history of configurations cannot be read, is set aside and begins anew: %s", error)
         store.suspect("note", _NOTE, str(error))
@@ -53,9 +54,9 @@ def recall(store: Store) -> tuple[Configuration, ...]:
 
 def settle(
     store: Store, file: SchedulingConfig, now_ms: int, usable: Callable[[SchedulingConfig], object]
-) -> tuple[Configuration, ...]:
+) -> tuple[ConfigVersion, ...]:
     """At start-up: the history with the configuration that counts as its last."""
-    history, said = recall(store), fingerprint(file)
+    history, said = recall(store), config_fingerprint(file)
     if store.suspects:
         store.mend(now_ms)
     if history and history[-1].file == said:
@@ -65,13 +66,13 @@ def settle(
         except HodeiError as error:
             log.error("the configuration last set cannot be used any more, the file counts: %s", error)
     number = history[-1].number + 1 if history else 1
-    history = (*history, Configuration(number, now_ms, "", "start", file, file=said))[-_KEPT:]
+    history = (*history, ConfigVersion(number, now_ms, "", "start", file, file=said))[-_KEPT:]
     store.commit([_note(history)])
     return history
 
 
-def _note(history: tuple[Configuration, ...]) -> SaveNote:
-    return SaveNote(_NOTE, msgspec.json.encode(history).decode())
+def _note(history: tuple[ConfigVersion, ...]) -> SaveValue:
+    return SaveValue(_NOTE, msgspec.json.encode(history).decode())
 
 
 class ConfigChanges:
@@ -81,7 +82,7 @@ class ConfigChanges:
     def __init__(
         self,
         service: Service,
-        history: tuple[Configuration, ...],
+        history: tuple[ConfigVersion, ...],
         started: Config,
         check: Callable[[SchedulingConfig], None],
         make: Callable[[SchedulingConfig], Controller],
@@ -92,10 +93,10 @@ class ConfigChanges:
         self._one_at_a_time = asyncio.Lock()
 
     @property
-    def current(self) -> Configuration:
+    def current(self) -> ConfigVersion:
         return self.history[-1]
 
-    def numbered(self, number: int) -> Configuration:
+    def numbered(self, number: int) -> ConfigVersion:
         found = next((each for each in self.history if each.number == number), None)
         if found is None:
             raise NotFound(f"there is no configuration {number} any more", hint="hodei config history")
@@ -104,7 +105,9 @@ class ConfigChanges:
     async def reload(self, by: str, *, dry_run: bool = False) -> ConfigChange:
         """What the file says now."""
         config = await asyncio.to_thread(self._reread)
-        return await self._change(config.scheduling, by, "reload", dry_run, config, fingerprint(config.scheduling))
+        return await self._change(
+            config.scheduling, by, "reload", dry_run, config, config_fingerprint(config.scheduling)
+        )
 
     async def put(self, config: Config, by: str, *, whole: bool, dry_run: bool = False) -> ConfigChange:
         """What a caller says. `whole`: it has settings beyond scheduling, of which it is told that they do not count."""
@@ -113,8 +116,8 @@ class ConfigChanges:
 
     def _refuse_new_code(self, scheduling: SchedulingConfig) -> None:
         """Over the network nobody makes the server load code that its operator has not named in the file."""
-        known = code_named(self._started.scheduling) | code_named(self._service.scheduling)
-        new = sorted(code_named(scheduling) - known)
+        known = imported_plugins(self._started.scheduling) | imported_plugins(self._service.scheduling)
+        new = sorted(imported_plugins(scheduling) - known)
         if new:
             raise InvalidInput(
                 f"plugin {new[0][:80]!r} is a path to code that the server's own file does not name",
@@ -122,7 +125,7 @@ class ConfigChanges:
             )
 
     async def undo(self, by: str, *, to: int = 0, dry_run: bool = False) -> ConfigChange:
-        earlier = self.numbered(to) if to else undone(self.history)
+        earlier = self.numbered(to) if to else version_to_restore(self.history)
         if earlier is None:
             raise Conflict("there is no earlier configuration to go back to", hint="hodei config history")
         return await self._change(earlier.scheduling, by, "undo", dry_run, restores=earlier.restores or earlier.number)
@@ -131,7 +134,7 @@ class ConfigChanges:
         self,
         scheduling: SchedulingConfig,
         by: str,
-        how: How,
+        how: ConfigOrigin,
         dry_run: bool,
         config: Config | None = None,
         file: str = "",
@@ -140,13 +143,13 @@ class ConfigChanges:
         service = self._service
         await asyncio.to_thread(self._check, scheduling)
         async with self._one_at_a_time:
-            changes = differences(service.scheduling, scheduling)
+            changes = config_differences(service.scheduling, scheduling)
             later = self._later(scheduling, config)
             if dry_run or not changes:
                 effect = await service.foresight.what_if(Question(), scheduling, make=self._make) if changes else None
                 notes = () if changes else ("no setting that decisions depend on is different",)
                 return ConfigChange(False, self.current.number, changes, later, effect, notes)
-            entry = Configuration(
+            entry = ConfigVersion(
                 self.current.number + 1, service.clock.now_ms(), by, how, scheduling, restores,
                 file or self.current.file,
             )  # fmt: skip
@@ -161,13 +164,13 @@ class ConfigChanges:
             log.info("configuration %d (%s by %s) is in force: %d changes", entry.number, how, by, len(changes))
             return ConfigChange(True, entry.number, changes, later, notes=self._notes(how))
 
-    def _later(self, scheduling: SchedulingConfig, config: Config | None) -> tuple[Difference, ...]:
+    def _later(self, scheduling: SchedulingConfig, config: Config | None) -> tuple[ConfigDifference, ...]:
         """What a restart is needed for: all of the file, or of what was handed in, beyond what decisions depend on."""
         if config is not None:
-            return beyond_scheduling(self._started, config)
-        return beyond_scheduling(Config(scheduling=self._started.scheduling), Config(scheduling=scheduling))
+            return restart_differences(self._started, config)
+        return restart_differences(Config(scheduling=self._started.scheduling), Config(scheduling=scheduling))
 
-    def _notes(self, how: How) -> tuple[str, ...]:
+    def _notes(self, how: ConfigOrigin) -> tuple[str, ...]:
         if how == "reload":
             return ()
         return ("it is kept in the store and counts until the configuration file is changed; the file is as it was",)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from hodei.model.cron import Periodic, due, due_text, job_for
+from hodei.model.cron import Periodic, due, due_text, job_due_at
 from hodei.model.effects import SavePeriodic
 from hodei.model.errors import Conflict, HodeiError, NotFound, QueueFull, Unavailable
-from hodei.model.facts import Noted
+from hodei.model.facts import EventNoted
 from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED
 
@@ -85,7 +85,7 @@ class CronTask:
         """Jobs that it has made go on."""
         async with self._turning:
             gone = self.one(name)
-            await self._commit(gone, "periodic.removed", gone=True)
+            await self._commit(gone, "periodic.removed", deleted=True)
             del self._periodics[name]
             return gone
 
@@ -94,7 +94,7 @@ class CronTask:
         async with self._turning:
             periodic = self.one(name)
             now = self._service.clock.now_ms()
-            spec = structs.replace(job_for(periodic, now), user=periodic.by)
+            spec = structs.replace(job_due_at(periodic, now), user=periodic.by)
             job = (await self._service.submit([spec])).ids[0]
             await self._save(structs.replace(periodic, last_job=job, last_due_ms=now, last_result="made"))
             return job
@@ -150,7 +150,7 @@ class CronTask:
                 return structs.replace(periodic, last_result=f"skipped {text}: job {periodic.last_job} had not ended")
             with suppress(Conflict, NotFound):  # it has ended just now
                 await self._service.cancel(periodic.last_job, f"replaced by the next job of periodic {periodic.name}")
-        spec = structs.replace(job_for(periodic, due_ms), user=periodic.by)
+        spec = structs.replace(job_due_at(periodic, due_ms), user=periodic.by)
         try:
             job = (await self._service.submit([spec], key=key, fingerprint=key)).ids[0]
         except Unavailable:
@@ -172,12 +172,12 @@ class CronTask:
         self._changed.set()
         return periodic
 
-    async def _commit(self, periodic: Periodic, told: str = "", *, gone: bool = False) -> None:
-        facts = [Noted(told, detail={"periodic": periodic.name})] if told else []
-        await self._service.loop.committed(facts, [SavePeriodic(periodic, gone)], patient=True)
+    async def _commit(self, periodic: Periodic, told: str = "", *, deleted: bool = False) -> None:
+        facts = [EventNoted(told, detail={"periodic": periodic.name})] if told else []
+        await self._service.loop.committed(facts, [SavePeriodic(periodic, deleted)], patient=True)
 
     async def _tell(self, periodic: Periodic, kind: str, *, job: JobId = 0, **detail: object) -> None:
-        await self._service.loop.committed([Noted(kind, job, {"periodic": periodic.name, **detail})])
+        await self._service.loop.committed([EventNoted(kind, job, {"periodic": periodic.name, **detail})])
 
 
 def _seconds(next_ms: int, now_ms: int) -> float:

@@ -13,10 +13,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hodei.model.damage import Damage
+from hodei.model.audit import DamagedRecord
 from hodei.model.errors import Unavailable
 from hodei.model.escalation_state import EscalationStep
-from hodei.model.facts import Fact, JobRestored, Noted
+from hodei.model.facts import EventNoted, Fact, JobRestored
 from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED
 
@@ -36,25 +36,25 @@ _MOST_SHOWN = 3
 class DamagedRecords:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self.damaged: list[Damage] = []
+        self.damaged: list[DamagedRecord] = []
 
     async def load(self) -> None:
         self._note(await self._service.read(self._service.store.damaged))
 
-    def tell(self, found: list[Damage]) -> None:
+    def tell(self, found: list[DamagedRecord]) -> None:
         """These were set aside."""
         for damage in found:
             log.error("%s", damage.text)
         self._note(found)
 
-    def _note(self, found: list[Damage]) -> None:
+    def _note(self, found: list[DamagedRecord]) -> None:
         self.damaged += found
         self._service.controller.cluster.damaged |= {damage.job for damage in found if damage.job}
         self._service.prometheus.damaged.set(len(self.damaged))
 
     # ------------------------------------------------------------------------------------------ telling
 
-    def of(self, job: JobId) -> list[Damage]:
+    def of(self, job: JobId) -> list[DamagedRecord]:
         return [damage for damage in self.damaged if damage.job == job] if self.damaged else []
 
     def text(self, job: JobId) -> str:
@@ -84,7 +84,7 @@ class DamagedRecords:
             found = await service.loop.write(partial(service.store.mend, service.clock.now_ms(), known))
         self.tell(found)
         told: list[Fact] = [
-            Noted("record.damaged", damage.job, {"what": f"{damage.kind} {damage.name}", "reason": damage.reason})
+            EventNoted("record.damaged", damage.job, {"what": f"{damage.kind} {damage.name}", "reason": damage.reason})
             for damage in found
         ]
         if not starting:

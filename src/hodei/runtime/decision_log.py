@@ -27,11 +27,11 @@ from hodei.control.controller import Controller
 from hodei.control.snapshot import dump
 from hodei.control.state import PART, at_once, parts
 from hodei.engine.plan import Plan
+from hodei.model.audit import mask_settings, without_env_values
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import HodeiError
 from hodei.model.facts import Fact, JobRequeued, JobRestored, JobSubmitted, Reconfigured
 from hodei.model.job import Job
-from hodei.model.secrets import without_secrets_in, without_values
 from hodei.runtime.fork_worker import ForkWorker
 
 log = logging.getLogger("hodei.decision_log")
@@ -258,14 +258,14 @@ class DecisionLog:
 
 
 def _bare(job: Job) -> Job:
-    spec = without_values(job.spec)
+    spec = without_env_values(job.spec)
     return job if spec is job.spec else structs.replace(job, spec=spec)
 
 
 def _bare_config(config: SchedulingConfig) -> SchedulingConfig:
     """Options of plugins are anything: those whose names look secret are not told."""
     profiles = {
-        name: structs.replace(profile, options=without_secrets_in(profile.options)) if profile.options else profile
+        name: structs.replace(profile, options=mask_settings(profile.options)) if profile.options else profile
         for name, profile in config.profiles.items()
     }
     return structs.replace(config, profiles=profiles)

@@ -22,9 +22,8 @@ from msgspec import Struct
 from hodei.control.admission.dependency_names import Found, Name, asked, depends, resolved
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.jobs import not_ahead, run_not_ahead
-from hodei.model.array import ArrayPlace
-from hodei.model.data_place import Allowed, Place, parse_place
-from hodei.model.dependency import DependencyStatus
+from hodei.model.array import ArrayElement
+from hodei.model.dependency import AllowedData, DataLocation, DependencyStatus, parse_data_location
 from hodei.model.effects import Save, SaveJob, SaveRun
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import DataAppeared, Fact, JobRestored
@@ -41,7 +40,7 @@ class Known(Struct, frozen=True):
     """What was found; good for as long as nobody waits in between."""
 
     found: Found = Found()
-    standings: dict[JobId, DependencyStatus] = {}
+    dependency_statuses: dict[JobId, DependencyStatus] = {}
 
     def resolved(self, specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
         return resolved(specs, first, self.found) if depends(specs) else specs
@@ -49,7 +48,7 @@ class Known(Struct, frozen=True):
     def of(self, spec: JobSpec) -> tuple[DependencyStatus, ...]:
         if not spec.after.of:
             return ()
-        return tuple(self.standings[id] for id in _awaited([spec]) if id in self.standings)
+        return tuple(self.dependency_statuses[id] for id in _awaited([spec]) if id in self.dependency_statuses)
 
 
 _NOTHING = Known()
@@ -57,7 +56,7 @@ _NOTHING = Known()
 
 class DependencyLookup:
     def __init__(
-        self, controller: Controller, store: Store, read: Callable[..., Awaitable[Any]], allowed: Allowed
+        self, controller: Controller, store: Store, read: Callable[..., Awaitable[Any]], allowed: AllowedData
     ) -> None:
         self._controller, self._store, self._read = controller, store, read
         self.allowed = allowed
@@ -103,8 +102,8 @@ class DependencyLookup:
                 *(whole[id] for id in whole.keys() & for_saved),
             )
             ids = set[JobId]().union(*newest.values(), *whole.values())
-            names, standings = self._standings(ids, saved, by_number)
-            return Known(Found(newest, names, near, arrays), standings)
+            names, dependency_statuses = self._standings(ids, saved, by_number)
+            return Known(Found(newest, names, near, arrays), dependency_statuses)
 
         return await self._read(look)  # type: ignore[no-any-return]
 
@@ -153,13 +152,13 @@ class DependencyLookup:
         """The names of these jobs; how those stand that have ended or (if asked) have saved their work. `have`: jobs that
         were read already, which are told of too."""
         names: dict[JobId, str] = {}
-        standings: dict[JobId, DependencyStatus] = {}
+        dependency_statuses: dict[JobId, DependencyStatus] = {}
         saved = {id for id in sorted(ask_saved) if any(run.checkpoint_ms for run in self._store.runs(id))}
         for job in chain(have.values(), self._jobs((set(ids) | saved) - have.keys())):
             names[job.id] = job.spec.name
             if job.state in JOB_ENDED or job.id in saved:
-                standings[job.id] = DependencyStatus(job.id, job.state, job.id in saved)
-        return names, standings
+                dependency_statuses[job.id] = DependencyStatus(job.id, job.state, job.id in saved)
+        return names, dependency_statuses
 
     def _jobs(self, ids: Iterable[JobId]) -> Iterator[Job]:
         wanted = sorted(ids)
@@ -170,7 +169,7 @@ class DependencyLookup:
         return sorted({job.spec.name for job in self._store.jobs(JobQuery(project=project, limit=_NEAR)).jobs})
 
 
-def _every(place: ArrayPlace) -> range:
+def _every(place: ArrayElement) -> range:
     return range(place.first, place.last + 1)
 
 
@@ -188,24 +187,24 @@ _ANSWER_S = 10.0
 _AT_ONCE = 8
 
 
-def is_there(what: str, allowed: Allowed) -> bool:
+def is_there(what: str, allowed: AllowedData) -> bool:
     """Whether it exists now. Blocks. What may not be asked for is never there."""
-    place = parse_place(what)
+    place = parse_data_location(what)
     if place not in allowed:
         return False
     return _file_is_there(place.path, allowed) if place.is_file else _answers(place)
 
 
-def _file_is_there(path: str, allowed: Allowed) -> bool:
+def _file_is_there(path: str, allowed: AllowedData) -> bool:
     try:
         os.stat(path)
         # A link inside an allowed directory must not become a window to the rest of the disk.
-        return parse_place(os.path.realpath(path)) in allowed
+        return parse_data_location(os.path.realpath(path)) in allowed
     except (OSError, ValueError, InvalidInput):
         return False
 
 
-def _answers(place: Place) -> bool:
+def _answers(place: DataLocation) -> bool:
     scheme, _, host = place.root.partition("://")
     name, _, port = host.rpartition(":")
     name = name.strip("[]")
@@ -231,8 +230,8 @@ class DataWatch:
         self,
         awaited: Callable[[], Iterable[str]],
         tell: Callable[[Sequence[Fact]], None],
-        allowed: Allowed,
-        look: Callable[[str, Allowed], bool] = is_there,
+        allowed: AllowedData,
+        look: Callable[[str, AllowedData], bool] = is_there,
         *,
         first_s: float = FIRST_S,
     ) -> None:

@@ -20,7 +20,7 @@ from hodei.control.controller import Controller, Step
 from hodei.control.explain.forecasts import Forecasts, Record
 from hodei.control.explain.whatif import Question, what_if
 from hodei.model.config import ForecastConfig, SchedulingConfig
-from hodei.model.effects import Save, SaveJob, SaveNote
+from hodei.model.effects import Save, SaveJob, SaveValue
 from hodei.model.errors import InvalidInput, Unavailable
 from hodei.model.estimate import StartForecast
 from hodei.model.explanation import WhatIf
@@ -111,7 +111,7 @@ class ForecastTask:
         while True:
             try:
                 if await self._foretell():
-                    await commit([SaveNote(_NOTE, msgspec.json.encode(self._forecasts.record()).decode())])
+                    await commit([SaveValue(_NOTE, msgspec.json.encode(self._forecasts.record()).decode())])
             except Unavailable as error:
                 log.warning("forecasts could not be stored: %s", error)
             except Exception:

@@ -14,12 +14,11 @@ from msgspec import Struct
 from hodei.control.lifecycle.dependencies import NEVER_MET, TIMED_OUT
 from hodei.control.lifecycle.relocation import can_move
 from hodei.control.state import parts
-from hodei.model.array import shell_word
-from hodei.model.errors import Conflict, NotFound, NotPermitted, Unsupported
+from hodei.model.array import shell_reference
+from hodei.model.errors import Conflict, NotFound, NotPermitted, Unsupported, did_you_mean
 from hodei.model.facts import Fact, JobCheckpointRequested, JobMigrated, JobReleased, JobRequeued, JobSuspended
 from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED, Job
-from hodei.model.text import did_you_mean
 from hodei.ports import JobQuery
 from hodei.runtime import arrays
 from hodei.runtime.rights import CALLER
@@ -48,7 +47,7 @@ async def suspend(service: Service, job: JobId) -> Job:
 async def resume(service: Service, job: JobId) -> Job:
     found = await _stored(service, job)
     if found.state != "held" and not found.suspend_requested:
-        hint = f"hodei job show {shell_word(job, found.spec.array)}"
+        hint = f"hodei job show {shell_reference(job, found.spec.array)}"
         raise Conflict(f"job {job} is {found.state}, not suspended", hint=hint)
     return await _changed(service, job, JobReleased(job))
 
@@ -56,7 +55,7 @@ async def resume(service: Service, job: JobId) -> Job:
 async def save_work(service: Service, job: JobId) -> Job:
     """Its runs are told to save their work now, and go on."""
     found = await _stored(service, job)
-    if not found.spec.checkpoint.hooked:
+    if not found.spec.checkpoint.has_hook:
         raise Conflict(
             f"job {job} does not say how its work is saved",
             hint=f"give its file `checkpoint: {{signal: USR1}}` or a command; see {_DOCS}",

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from hodei.control.controller import Controller, Step
 from hodei.control.state import parts
-from hodei.model.damage import Damage
-from hodei.model.effects import Act, Record, Save, SaveJob
+from hodei.model.audit import DamagedRecord
+from hodei.model.effects import Act, Save, SaveEvent, SaveJob
 from hodei.model.errors import Conflict, HodeiError, NotFound, StaleEpoch, Unavailable
 from hodei.model.facts import Fact, JobSubmitted
 from hodei.model.ids import JobId
@@ -82,7 +82,7 @@ class Loop:
         self.waiting_jobs = 0
         self.on_step: Callable[[Step], None] | None = None
         self.on_commit: Callable[[Sequence[Save]], None] | None = None
-        self.on_damage: Callable[[list[Damage]], None] = lambda found: None
+        self.on_damage: Callable[[list[DamagedRecord]], None] = lambda found: None
         self.rights: Rights | None = None
         # Held from a decision until it is stored and its acts are given out: whoever compares what is believed with what
         # runs takes it first, so that nothing is ordered that is not stored yet.
@@ -269,7 +269,7 @@ class Loop:
             self._metrics.saved(part, placed)
             if self.on_step is not None:
                 self.on_step(Step(step.plan, part, []))
-            events = [save.event for save in part if isinstance(save, Record)]
+            events = [save.event for save in part if isinstance(save, SaveEvent)]
             ended = [save.job.id for save in part if isinstance(save, SaveJob) and save.job.state in JOB_ENDED]
             if events or ended:
                 self._hub.publish(events, ended)

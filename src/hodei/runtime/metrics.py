@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from hodei.control.accounting.accounts import Accounts
 from hodei.control.controller import Controller, Step
-from hodei.model.effects import Record, Save, SaveJob
-from hodei.model.failure import class_of
+from hodei.model.effects import Save, SaveEvent, SaveJob
 from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED
+from hodei.model.outcome import failure_class
 
 # ------------------------------------------------------------------------------------- sharing metrics
 # Gauges about who has had how much and who may have how much. For as many projects as a person can look at.
@@ -171,9 +171,9 @@ class Metrics:
                         self.job_failures.labels(job.failure).inc()
                 elif job.state == "pending" and job.attempt and job.queued_ms == job.changed_ms:
                     self.retries.labels(job.reason_code).inc()
-                    if class_of(job.reason_code):
-                        self.job_failures.labels(class_of(job.reason_code)).inc()
-            elif isinstance(save, Record):
+                    if failure_class(job.reason_code):
+                        self.job_failures.labels(failure_class(job.reason_code)).inc()
+            elif isinstance(save, SaveEvent):
                 if save.event.kind == "start_reservation.missed":
                     cause = save.event.detail["cause"]
                     (self.broken if cause == "broken" else self.missed.labels(cause)).inc()

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 
-from hodei.model.effects import Event, Record, Save, SaveJob
+from hodei.model.effects import Event, Save, SaveEvent, SaveJob
 from hodei.model.errors import InvalidInput
 from hodei.model.ids import JobId
 from hodei.model.job import Job
@@ -69,7 +69,7 @@ class SinkThread:
                 self._saves += len(saves)
                 self._changed.notify()
                 return
-        self._dropped.inc(sum(isinstance(save, Record) for save in saves))
+        self._dropped.inc(sum(isinstance(save, SaveEvent) for save in saves))
         if not self._warned_drop:
             self._warned_drop = True
             log.warning("sink %s is too slow: events are dropped (hodei_sink_dropped_total counts them)", self.name)
@@ -90,7 +90,7 @@ class SinkThread:
     def _deliver(self, saves: Sequence[Save]) -> None:
         jobs: dict[JobId, Job] = {save.job.id: save.job for save in saves if isinstance(save, SaveJob)}
         for save in saves:
-            if not isinstance(save, Record):
+            if not isinstance(save, SaveEvent):
                 continue
             event = save.event
             self._call(self._hooks.get("on_event"), event)
@@ -119,7 +119,7 @@ class SinkThread:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             with self._changed:
-                left = [save for saves in self._steps for save in saves if isinstance(save, Record)]
+                left = [save for saves in self._steps for save in saves if isinstance(save, SaveEvent)]
                 self._steps.clear()
             self._dropped.inc(len(left))
             log.warning("sink %s did not finish in time: %d queued events are dropped", self.name, len(left))

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from hodei.model.effects import SaveNote
+from hodei.model.effects import SaveValue
 from hodei.model.errors import Unavailable
-from hodei.model.resources import format_duration
-from hodei.model.text import moment
+from hodei.model.resources import format_duration, format_time
 from hodei.ports import JobQuery
 from hodei.runtime.clock import steady_ms
 
@@ -131,7 +130,7 @@ class Retention:
         before, now = self.credible.kept, self.credible.look(service.clock.now_ms(), self._steady_ms())
         service.prometheus.retention_held.set(self.credible.in_doubt)
         if self.credible.kept != before:
-            await service.record(SaveNote(_NOTE, msgspec.json.encode(self.credible.kept).decode()))
+            await service.record(SaveValue(_NOTE, msgspec.json.encode(self.credible.kept).decode()))
         gone = dict.fromkeys(("jobs", "loose", "audit"), 0)
         if self._retention_ms:
             ended = now - self._retention_ms
@@ -191,7 +190,7 @@ class Retention:
             return True, "goes on"
         kept = credible.kept
         return False, (
-            f"reckons as if it were {moment(kept.believed_ms)}: the clock is {format_duration(kept.ahead_ms // 1000 * 1000)} "
+            f"reckons as if it were {format_time(kept.believed_ms)}: the clock is {format_duration(kept.ahead_ms // 1000 * 1000)} "
             f"ahead of what was expected (it was set, or the server was off); it is believed after "
             f"{format_duration(credible.left_ms // 1000 * 1000)} more"
         )

@@ -19,8 +19,8 @@ from hodei.model.audit import AuditEntry
 from hodei.model.cron import Periodic
 from hodei.model.effects import Save, SaveAudit, SaveKey, SavePeriodic
 from hodei.model.errors import NotPermitted
-from hodei.model.escalation_state import read
-from hodei.model.facts import Fact, JobReleased, JobRequeued, JobSubmitted, Noted, ReservationMade
+from hodei.model.escalation_state import decode_escalation
+from hodei.model.facts import EventNoted, Fact, JobReleased, JobRequeued, JobSubmitted, ReservationMade
 from hodei.model.job import Job, JobSpec
 
 # ---------------------------------------------------------------------------------------------- caller
@@ -75,7 +75,7 @@ def _made(facts: Sequence[Fact], saves: Sequence[Save]) -> str:
         return str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}"
     names = [fact.reservation.name for fact in facts if isinstance(fact, ReservationMade)]
     names += [save.periodic.name for save in saves if isinstance(save, SavePeriodic)]
-    names += [fact.detail["backend"] for fact in facts if isinstance(fact, Noted) and fact.kind == "backend.added"]
+    names += [fact.detail["backend"] for fact in facts if isinstance(fact, EventNoted) and fact.kind == "backend.added"]
     return ", ".join(names)
 
 
@@ -164,12 +164,12 @@ class Rights:
         """NotPermitted if the caller's role does not allow one of these. New jobs were judged by `admitted`."""
         admin = caller.entry.role == "admin"
         for fact in facts:
-            if type(fact) is JobSubmitted or (type(fact) is Noted and not fact.job):
+            if type(fact) is JobSubmitted or (type(fact) is EventNoted and not fact.job):
                 continue
             self._check_change(caller, fact, admin)
         for save in saves:
             if isinstance(save, SavePeriodic):
-                self._check_periodic(caller, save.periodic, starts=not save.gone and not save.periodic.paused)
+                self._check_periodic(caller, save.periodic, starts=not save.deleted and not save.periodic.paused)
             elif not admin and not isinstance(save, SaveKey | SaveAudit):
                 raise _needs_admin(caller)
 
@@ -202,7 +202,7 @@ class Rights:
 
 def _as_submitted(job: Job) -> JobSpec:
     """Without the promotion that the operator's own rules gave it."""
-    before = read(job.escalation_state).priority_before if job.escalation_state else -1
+    before = decode_escalation(job.escalation_state).priority_before if job.escalation_state else -1
     return structs.replace(job.spec, priority=before) if before >= 0 else job.spec
 
 

@@ -22,13 +22,13 @@ from hodei.control.explain.whatif import Question
 from hodei.control.explain.why import priority_breakdown
 from hodei.control.reservations.reservations import choose, late_runs
 from hodei.control.state import parts
-from hodei.model.array import count_all, expanding, firsts, shell_word
+from hodei.model.array import count_jobs, first_ids, iter_expanded, shell_reference
+from hodei.model.audit import RECORD_DAMAGED as DAMAGED
 from hodei.model.config import SchedulingConfig
-from hodei.model.damage import CODE as DAMAGED
-from hodei.model.data_place import Allowed
+from hodei.model.dependency import AllowedData
 from hodei.model.effects import Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, Unavailable
-from hodei.model.estimate import Estimate, Ran, StartForecast, ran
+from hodei.model.estimate import Estimate, RuntimeSample, StartForecast, runtime_sample
 from hodei.model.explanation import Explanation, PriorityBreakdown, WhatIf
 from hodei.model.facts import (
     Fact,
@@ -45,10 +45,10 @@ from hodei.model.facts import (
     UsageRestored,
 )
 from hodei.model.ids import JobId
-from hodei.model.interning import Pool
+from hodei.model.interning import SpecInterner
 from hodei.model.job import JOB_ENDED, Job, JobSpec, Run
 from hodei.model.node import Node
-from hodei.model.reservation import Hold, LateRun, Reservation, ReservationSpec
+from hodei.model.reservation import CapacityHold, LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources
 from hodei.ports import Backend, Clock, JobQuery, Opened, Store
 from hodei.runtime.backend_manager import BackendChanges, BackendManager
@@ -84,7 +84,7 @@ class NodeStatus(Struct, frozen=True):
     node: Node
     used: Resources
     runs: int
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[CapacityHold, ...] = ()
 
 
 class ReservationStatus(Struct, frozen=True):
@@ -138,10 +138,10 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self._reserving = asyncio.Lock()
         self._answers = QueryQueue()
-        self._pool = Pool()
+        self._pool = SpecInterner()
         self._browsing = asyncio.Semaphore(_BROWSING)
         self.configuring: ConfigChanges | None = None
-        self.depending = DependencyLookup(controller, store, self.read, Allowed(self.scheduling.data.allow))
+        self.depending = DependencyLookup(controller, store, self.read, AllowedData(self.scheduling.data.allow))
         self.loop = Loop(controller, store, clock, self.hub, self.prometheus, self._act, decision_log)
         self.loop.on_commit = self.observers.publish
         self.rights = self.loop.rights = Rights(lambda: controller.accounts.policy, controller.cluster.jobs)
@@ -205,7 +205,7 @@ class Service:
         ]
         return facts, saves
 
-    def _history(self) -> tuple[Ran, ...]:
+    def _history(self) -> tuple[RuntimeSample, ...]:
         """What the most recent jobs that the store remembers tell about how long their like run, the oldest first."""
         ended, after = list[Job](), 0
         while len(ended) < _HISTORY:
@@ -215,7 +215,7 @@ class Service:
             if not after:
                 break
         ended.sort(key=lambda job: (job.finished_ms, job.id))
-        return tuple(told for job in ended if (told := ran(job)) is not None)
+        return tuple(told for job in ended if (told := runtime_sample(job)) is not None)
 
     def hurry(self) -> None:
         """A stop is coming: nobody is to wait for a store that is out of order."""
@@ -373,7 +373,7 @@ class Service:
             pending = {name: count + self.loop.waiting_jobs for name, count in pending.items()}
         first = self._last_job + 1
         specs = known.resolved(specs, first)
-        ids, total = firsts(specs, first), count_all(specs)
+        ids, total = first_ids(specs, first), count_jobs(specs)
         specs = list(map(self._pool.spec, self.controller.accounts.admitted(specs)))
         self.controller.gate.check(specs, pending)
         now = self.clock.now_ms()
@@ -383,7 +383,7 @@ class Service:
         self.loop.waiting_jobs += total
         try:
             facts = list[Fact]()
-            for part in parts(enumerate(expanding(specs, first), first)):
+            for part in parts(enumerate(iter_expanded(specs, first), first)):
                 if facts:
                     await asyncio.sleep(0)
                 facts += [
@@ -415,7 +415,7 @@ class Service:
         if found.state != "pending":
             raise Conflict(
                 f"job {job} is {found.state}; only a pending job can be held",
-                hint=f"hodei cancel {shell_word(job, found.spec.array)}",
+                hint=f"hodei cancel {shell_reference(job, found.spec.array)}",
             )
         return await self._changed(job, JobHeld(job))
 
@@ -426,7 +426,7 @@ class Service:
         if self.fleet.spared_of(job):
             raise Conflict(
                 f"a run of job {job} may still be going on: its record is damaged",
-                hint=f"hodei cancel {shell_word(job, found.spec.array)}, then requeue it",
+                hint=f"hodei cancel {shell_reference(job, found.spec.array)}, then requeue it",
             )
         return await self._changed(job, JobReleased(job))
 
@@ -492,18 +492,21 @@ class Service:
         """What would be different; nothing is changed."""
         question = structs.replace(question, jobs=tuple(self.rights.admitted(question.jobs)))
         known, first = await self.depending.look_up(question.jobs), self._last_job + 1
-        jobs, standings = tuple(known.resolved(question.jobs, first)), tuple(known.standings.values())
-        question = structs.replace(question, jobs=jobs, first=first, standings=standings)
+        jobs, dependency_statuses = (
+            tuple(known.resolved(question.jobs, first)),
+            tuple(known.dependency_statuses.values()),
+        )
+        question = structs.replace(question, jobs=jobs, first=first, dependency_statuses=dependency_statuses)
         return await self.foresight.what_if(question, policy)
 
     async def plan(self, specs: Sequence[JobSpec]) -> list[Explanation]:
         specs = self.rights.admitted(specs)
         known = await self.depending.look_up(specs)
         specs = known.resolved(specs, self._last_job + 1)
-        standings = tuple(known.standings.values())
+        dependency_statuses = tuple(known.dependency_statuses.values())
 
         def answer() -> list[Explanation]:
-            return explain.plan(self.controller, specs, self.clock.now_ms(), standings)
+            return explain.plan(self.controller, specs, self.clock.now_ms(), dependency_statuses)
 
         if len(specs) > _PLANNED_HERE:
             return await self.foresight.aside.ask(answer)

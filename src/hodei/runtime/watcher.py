@@ -11,14 +11,14 @@ from msgspec import Struct, structs
 from hodei.control.admission.backend_availability import DISABLED as DISABLED
 from hodei.control.lifecycle.runs import NOT_WANTED, reconcile
 from hodei.control.state import ClusterState
+from hodei.model.backend import unmet_by
 from hodei.model.effects import Act, Forget, Stop
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import BackendReported, Fact, NodeJoined, NodeLost, RunObserved
 from hodei.model.ids import RunId
 from hodei.model.job import RUN_ENDED
-from hodei.model.needs import unmet_by
 from hodei.model.node import Node
-from hodei.model.text import moment
+from hodei.model.resources import format_time
 from hodei.ports import Backend, Clock
 from hodei.runtime.metrics import Metrics
 
@@ -253,7 +253,7 @@ class Watcher:
         if not self.down_since_ms:
             self.down_since_ms = self._clock.now_ms()
         if self._outage is None:
-            since = moment(self.down_since_ms)
+            since = format_time(self.down_since_ms)
             text = f"backend {self._backend.name} is out of reach since {since}: {error[:200]}"
             self._outage = Bar(UNHEALTHY, text)
             self._tell_nodes()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import UNSET, Struct
 from starlette.types import Receive, Scope, Send
 
-from hodei.model.secrets import Shown
+from hodei.model.audit import EnvVisibility
 
 if TYPE_CHECKING:
     from hodei.runtime.service import Service
@@ -52,7 +52,7 @@ class Principal(Struct, frozen=True):
     role: Role
     token: bytes = b""
 
-    def sees_of(self, owner: str) -> Shown:
+    def sees_of(self, owner: str) -> EnvVisibility:
         """What of the variables of a job of this owner the caller sees without asking for more."""
         return "plain" if self.role == "admin" or (self.name and self.name == owner) else "names"
 

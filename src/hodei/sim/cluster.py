@@ -12,10 +12,9 @@ from msgspec import structs
 
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import NodeConfig
-from hodei.model.errors import InvalidInput
+from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.node import Node
 from hodei.model.resources import MEMORY, parse_quantity
-from hodei.model.text import did_you_mean
 from hodei.sim.traces.workload import BACKEND, machine
 from hodei.wiring import instant_node, node_offer
 

@@ -7,8 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from hodei.model.config import EstimatesConfig, PreemptionConfig, ProfileConfig, SchedulingConfig, SharesConfig
-from hodei.model.errors import InvalidInput
-from hodei.model.text import did_you_mean
+from hodei.model.errors import InvalidInput, did_you_mean
 
 
 def _batch(**options: Any) -> ProfileConfig:

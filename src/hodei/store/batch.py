@@ -14,17 +14,17 @@ from hodei.model.accounting import AccountPath, UsageRow
 from hodei.model.audit import AuditEntry
 from hodei.model.effects import (
     Event,
-    Record,
     Save,
     SaveAudit,
+    SaveEvent,
     SaveJob,
     SaveKey,
-    SaveNote,
     SaveOverrides,
     SavePeriodic,
     SaveReservation,
     SaveRun,
     SaveUsage,
+    SaveValue,
 )
 from hodei.model.errors import Conflict, InvalidInput
 from hodei.model.ids import JobId, NodeName, RunId, run_id
@@ -78,7 +78,7 @@ def sort_saves(saves: Sequence[Save]) -> Batch:
     batch = Batch()
     # The most frequent first: this loop sees every row that the server ever writes.
     for save in saves:
-        if isinstance(save, Record):
+        if isinstance(save, SaveEvent):
             event = save.event
             if event.seq in batch.events:
                 raise Conflict(f"event {event.seq} is saved twice in one batch")
@@ -97,7 +97,7 @@ def sort_saves(saves: Sequence[Save]) -> Batch:
             batch.reservations[save.reservation.name] = save
         elif isinstance(save, SaveUsage):
             batch.usage |= {(row.path, row.resource, row.start_ms): row for row in save.rows}
-        elif isinstance(save, SaveNote):
+        elif isinstance(save, SaveValue):
             batch.notes[save.name] = save.body
         elif isinstance(save, SaveKey):
             if save.key in batch.keys:

@@ -13,9 +13,8 @@ from msgspec import structs
 
 from hodei.model.accounting import AccountPath, UsageRow
 from hodei.model.affinity import all_match
-from hodei.model.audit import AuditEntry, AuditQuery, matches
+from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord, matches_query
 from hodei.model.cron import Periodic
-from hodei.model.damage import Damage
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import Conflict, NotFound, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, NodeName, RunId, job_of
@@ -100,14 +99,14 @@ class MemoryStore:
                     memory.overrides[overrides.node] = overrides
             for kept in batch.periodics.values():
                 memory.periodics.pop(kept.periodic.name, None)
-                if not kept.gone:
+                if not kept.deleted:
                     memory.periodics[kept.periodic.name] = kept.periodic
             for entry in batch.audits:
                 memory.last_audit += 1
                 memory.audit.append(structs.replace(entry, seq=memory.last_audit))
             for saved in batch.reservations.values():
                 memory.reservations.pop(saved.reservation.name, None)
-                if not saved.gone:
+                if not saved.deleted:
                     memory.reservations[saved.reservation.name] = saved.reservation
             memory.keys.update(batch.keys)
             memory.notes.update(batch.notes)
@@ -175,7 +174,7 @@ class MemoryStore:
 
     def audit(self, query: AuditQuery) -> list[AuditEntry]:
         with self._memory.lock:
-            found = [entry for entry in self._memory.audit if matches(entry, query)]
+            found = [entry for entry in self._memory.audit if matches_query(entry, query)]
         return (found if query.after is not None else found[::-1])[: max(1, query.limit)]
 
     def prune_audit(self, *, before_ms: int, limit: int = 1000) -> int:
@@ -259,13 +258,13 @@ class MemoryStore:
     def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
         pass  # what is in memory is whole
 
-    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[Damage]:
+    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[DamagedRecord]:
         return []
 
-    def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[Damage]:
+    def mend(self, now_ms: int, known: Mapping[JobId, tuple[Job, Sequence[Run]]] | None = None) -> list[DamagedRecord]:
         return []
 
-    def damaged(self) -> list[Damage]:
+    def damaged(self) -> list[DamagedRecord]:
         return []
 
     def look_over(self, kind: str, after: object, limit: int) -> None:

@@ -14,9 +14,9 @@ from typing import Any, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from hodei.model import escalation_state
-from hodei.model.damage import CODE
+from hodei.model.audit import RECORD_DAMAGED
 from hodei.model.effects import Event
+from hodei.model.escalation_state import decode_escalation
 from hodei.model.ids import JobId, run_id
 from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, JobState, Run, TaskSpec
 from hodei.store import rows
@@ -64,7 +64,11 @@ def job(id: JobId, row: Mapping[str, Any], body: Any, runs: Sequence[Run], why: 
     if state == "failed" and not kept.get("finished_ms"):
         kept["finished_ms"] = now_ms
     if state not in ("scheduled", "running", "succeeded") and state != row.get("state"):
-        kept |= {"reason_code": CODE, "reason": f"its record is damaged: {why}; {outcome}", "changed_ms": now_ms}
+        kept |= {
+            "reason_code": RECORD_DAMAGED,
+            "reason": f"its record is damaged: {why}; {outcome}",
+            "changed_ms": now_ms,
+        }
     unsure = tuple(sorted({run.node for run in live})) if live and not known else ()
     if unsure:
         outcome += f"; it is not known any more how much it holds, so {', '.join(unsure)} is cordoned: uncordon it when the job has ended"
@@ -156,7 +160,7 @@ def _good_fields(of: type[Struct], raw: Mapping[str, Any]) -> tuple[dict[str, An
             if type(value) is int and name != "exit_code" and not 0 <= value <= _most(name):
                 raise ValueError("out of range")
             if name == "escalation_state" and value:
-                escalation_state.read(str(value))
+                decode_escalation(str(value))
         except UNREADABLE:
             good.pop(name, None)
             bad.add(name)

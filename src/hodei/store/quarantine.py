@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from hodei.model.damage import Damage
+from hodei.model.audit import DamagedRecord
 from hodei.model.ids import JobId
 from hodei.model.job import Job, Run
 from hodei.model.node import NodeOverrides
@@ -64,9 +64,9 @@ _LEFT_OUT = 1_000_000
 _WRONG_PLACE = "it is where another belongs"
 
 
-def mend(db: sqlite3.Connection, suspects: Mapping[Key, str], known: Known, now_ms: int) -> list[Damage]:
+def mend(db: sqlite3.Connection, suspects: Mapping[Key, str], known: Known, now_ms: int) -> list[DamagedRecord]:
     """`known`: jobs that are well in memory, with their runs; what is there is written back. Inside a transaction."""
-    found: list[Damage] = []
+    found: list[DamagedRecord] = []
     with lenient(db):
         # Runs first: what a job comes to depends on them.
         for (kind, key), why in sorted(suspects.items(), key=lambda suspect: suspect[0][0] != "run"):
@@ -89,14 +89,14 @@ def mend(db: sqlite3.Connection, suspects: Mapping[Key, str], known: Known, now_
     return found
 
 
-def told(db: sqlite3.Connection) -> list[Damage]:
+def told(db: sqlite3.Connection) -> list[DamagedRecord]:
     found = db.execute(
         "SELECT at_ms, kind, name, job, reason, outcome FROM quarantine ORDER BY seq DESC LIMIT ?", (MOST_TOLD,)
     )
-    return [Damage(*row) for row in found][::-1]
+    return [DamagedRecord(*row) for row in found][::-1]
 
 
-def _set_aside(db: sqlite3.Connection, damage: Damage, body: Any) -> Damage:
+def _set_aside(db: sqlite3.Connection, damage: DamagedRecord, body: Any) -> DamagedRecord:
     db.execute(
         "INSERT INTO quarantine (at_ms, kind, name, job, reason, outcome, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (damage.at_ms, damage.kind, damage.name, damage.job, damage.reason, damage.outcome, _json(body)),
@@ -139,7 +139,7 @@ def renumber(db: sqlite3.Connection, now_ms: int) -> None:
                 last = _highest(db, table, key) + _LEFT_OUT
                 db.execute(f"UPDATE meta SET {column} = ?", (last,))  # noqa: S608 (constants)
                 outcome = f"new numbers begin behind {last}"
-                _set_aside(db, Damage(now_ms, "counter", column, 0, "a number that cannot be", outcome), told)
+                _set_aside(db, DamagedRecord(now_ms, "counter", column, 0, "a number that cannot be", outcome), told)
 
 
 def _renumber(db: sqlite3.Connection, table: str, now_ms: int) -> None:
@@ -157,7 +157,7 @@ def _renumber(db: sqlite3.Connection, table: str, now_ms: int) -> None:
         db.execute(f"UPDATE {table} SET seq = ? WHERE seq = ?", (place, seq))  # noqa: S608 (constants)
         if table != "quarantine":
             outcome = f"it stays, as number {place}"
-            _set_aside(db, Damage(now_ms, table, str(seq), 0, "a number that cannot be", outcome), seq)
+            _set_aside(db, DamagedRecord(now_ms, table, str(seq), 0, "a number that cannot be", outcome), seq)
 
 
 def _beyond(db: sqlite3.Connection, table: str, key: str) -> list[int]:
@@ -173,7 +173,7 @@ def _highest(db: sqlite3.Connection, table: str, key: str) -> int:
     return int(db.execute(asked, (LAST_NUMBER,)).fetchone()[0])
 
 
-def _find_job(db: sqlite3.Connection, id: JobId, now_ms: int) -> list[Damage]:
+def _find_job(db: sqlite3.Connection, id: JobId, now_ms: int) -> list[DamagedRecord]:
     """The job of a damaged number has its old one again if its description, which is kept beside it, tells which that was."""
     if not (raw := _raw(db, "job", ("id",), (id,))):
         return []
@@ -199,14 +199,14 @@ def _find_job(db: sqlite3.Connection, id: JobId, now_ms: int) -> list[Damage]:
         db.execute("DELETE FROM job WHERE id = ?", (id,))
         db.execute("DELETE FROM spec WHERE job = ?", (id,))
         outcome = "it is not known which job it was: submit it again, if one is missing"
-    damage = Damage(now_ms, "job", str(id), found, "a number that cannot be", outcome)
+    damage = DamagedRecord(now_ms, "job", str(id), found, "a number that cannot be", outcome)
     return [_set_aside(db, damage, {"job": row, "spec": body})]
 
 
-def make_way(db: sqlite3.Connection, batch: Batch, now_ms: int) -> list[Damage]:
+def make_way(db: sqlite3.Connection, batch: Batch, now_ms: int) -> list[DamagedRecord]:
     """For a batch that was refused, because rows that it changes are gone, or others are where its new ones belong: the first
     are written anew, the others get another number or are set aside. Inside a transaction."""
-    found = list[Damage]()
+    found = list[DamagedRecord]()
     with lenient(db):
         for id in batch.new_jobs:
             found += _find_job(db, id, now_ms)
@@ -218,13 +218,13 @@ def make_way(db: sqlite3.Connection, batch: Batch, now_ms: int) -> list[Damage]:
                 place = max(_highest(db, "event", "seq"), batch.last_event) + _LEFT_OUT
                 db.execute("UPDATE event SET seq = ? WHERE seq = ?", (place, seq))
                 outcome = f"it stays, as number {place}"
-                found.append(_set_aside(db, Damage(now_ms, "event", str(seq), 0, _WRONG_PLACE, outcome), raw[0]))
+                found.append(_set_aside(db, DamagedRecord(now_ms, "event", str(seq), 0, _WRONG_PLACE, outcome), raw[0]))
         for job in batch.jobs.values():
             found += _bring_back(db, job, now_ms)
         for run in batch.runs.values():
             if not _raw(db, "run", rows.RUN_KEY, (run.job, run.attempt, run.member)):
                 _put(db, "run", rows.RUN, rows.run_row(run))
-                damage = Damage(now_ms, "run", run.id, run.job, "it is gone", "it was written anew from memory")
+                damage = DamagedRecord(now_ms, "run", run.id, run.job, "it is gone", "it was written anew from memory")
                 found.append(_set_aside(db, damage, None))
         if found:
             recount(db)
@@ -233,15 +233,15 @@ def make_way(db: sqlite3.Connection, batch: Batch, now_ms: int) -> list[Damage]:
 
 def _clear(
     db: sqlite3.Connection, table: str, columns: tuple[str, ...], key: tuple[int, ...], job: JobId, now_ms: int
-) -> list[Damage]:
+) -> list[DamagedRecord]:
     if not (raw := _raw(db, table, columns, key)):
         return []
     db.execute(f"DELETE FROM {table} WHERE {' AND '.join(f'{column} = ?' for column in columns)}", key)  # noqa: S608 (constants)
     name = ".".join(map(str, key))
-    return [_set_aside(db, Damage(now_ms, table, name, job, _WRONG_PLACE, "it does not count any more"), raw[0])]
+    return [_set_aside(db, DamagedRecord(now_ms, table, name, job, _WRONG_PLACE, "it does not count any more"), raw[0])]
 
 
-def _bring_back(db: sqlite3.Connection, job: Job, now_ms: int) -> list[Damage]:
+def _bring_back(db: sqlite3.Connection, job: Job, now_ms: int) -> list[DamagedRecord]:
     """A job whose row is gone: it may be there under another number, by which no description is kept."""
     if _raw(db, "job", ("id",), (job.id,)):
         return []
@@ -254,7 +254,7 @@ def _bring_back(db: sqlite3.Connection, job: Job, now_ms: int) -> list[Damage]:
         db.execute("DELETE FROM job WHERE id = ?", (id,))
     _put(db, "job", rows.JOB, rows.job_row(job))
     db.execute("INSERT OR IGNORE INTO spec (job, body) VALUES (?, ?)", (job.id, rows.spec_text(job.spec)))
-    damage = Damage(now_ms, "job", str(job.id), job.id, "it is gone", "it was written anew from memory")
+    damage = DamagedRecord(now_ms, "job", str(job.id), job.id, "it is gone", "it was written anew from memory")
     return [_set_aside(db, damage, {"found as": [id for (id,) in lost]})]
 
 
@@ -266,7 +266,9 @@ def _put(db: sqlite3.Connection, table: str, columns: Sequence[str], values: Seq
 # --------------------------------------------------------------------------------------------------- jobs
 
 
-def _mend_run(db: sqlite3.Connection, key: tuple[int, int, int], why: str, known: Known, now_ms: int) -> list[Damage]:
+def _mend_run(
+    db: sqlite3.Connection, key: tuple[int, int, int], why: str, known: Known, now_ms: int
+) -> list[DamagedRecord]:
     raw = _raw(db, "run", rows.RUN_KEY, key)
     if not raw:
         return []
@@ -280,20 +282,22 @@ def _mend_run(db: sqlite3.Connection, key: tuple[int, int, int], why: str, known
         _cordon(db, run.node)
     values = dict(zip(rows.RUN, rows.run_row(run), strict=True))
     _update(db, "run", rows.RUN_KEY, key, {name: value for name, value in values.items() if name not in rows.RUN_KEY})
-    return [_set_aside(db, Damage(now_ms, "run", run.id, run.job, why, outcome), raw[0])]
+    return [_set_aside(db, DamagedRecord(now_ms, "run", run.id, run.job, why, outcome), raw[0])]
 
 
-def _mend_job(db: sqlite3.Connection, id: JobId, why: str, known: Known, now_ms: int) -> list[Damage]:
+def _mend_job(db: sqlite3.Connection, id: JobId, why: str, known: Known, now_ms: int) -> list[DamagedRecord]:
     row = (_raw(db, "job", ("id",), (id,)) or [{}])[0]
     body = ([one["body"] for one in _raw(db, "spec", ("job",), (id,))] or [None])[0]
     runs = _runs_left(db, id)
     if not row and body is None and not runs:
         return []
-    found, strays = list[Damage](), placeholders.strays(body, runs)
+    found, strays = list[DamagedRecord](), placeholders.strays(body, runs)
     for run in strays:
         raw = _raw(db, "run", rows.RUN_KEY, (run.job, run.attempt, run.member))[0]
         outcome = "it does not count any more; whatever runs under this name is left alone"
-        found.append(_set_aside(db, Damage(now_ms, "run", run.id, id, "its job has no such member", outcome), raw))
+        found.append(
+            _set_aside(db, DamagedRecord(now_ms, "run", run.id, id, "its job has no such member", outcome), raw)
+        )
         db.execute("DELETE FROM run WHERE job = ? AND attempt = ? AND member = ?", (run.job, run.attempt, run.member))
     runs = [run for run in runs if run not in strays]
     if id in known:
@@ -313,7 +317,7 @@ def _mend_job(db: sqlite3.Connection, id: JobId, why: str, known: Known, now_ms:
         names, overrides = ", ".join(standing), ", ".join("?" * len(standing))
         db.execute(f"INSERT INTO job ({names}) VALUES ({overrides})", list(standing.values()))  # noqa: S608 (constants)
     db.execute("INSERT OR REPLACE INTO spec (job, body) VALUES (?, ?)", (id, rows.spec_text(spec)))
-    return [*found, _set_aside(db, Damage(now_ms, "job", str(id), id, why, outcome), {"job": row, "spec": body})]
+    return [*found, _set_aside(db, DamagedRecord(now_ms, "job", str(id), id, why, outcome), {"job": row, "spec": body})]
 
 
 def _runs_left(db: sqlite3.Connection, id: JobId) -> list[Run]:
@@ -351,7 +355,7 @@ def _update(
 # ------------------------------------------------------------------------------------------------- the rest
 
 
-def _mend_other(db: sqlite3.Connection, kind: str, key: Any, why: str, now_ms: int) -> list[Damage]:
+def _mend_other(db: sqlite3.Connection, kind: str, key: Any, why: str, now_ms: int) -> list[DamagedRecord]:
     table, columns = _TABLES[kind]
     values = key if isinstance(key, tuple) else (key,)
     raw = _raw(db, table, columns, values)
@@ -374,7 +378,7 @@ def _mend_other(db: sqlite3.Connection, kind: str, key: Any, why: str, now_ms: i
         db.execute(f"DELETE FROM {table} WHERE {wanted}", [_bytes(value) for value in values])  # noqa: S608 (constants)
         if kind == "node mark" and isinstance(key, str):
             _cordon(db, key)
-    return [_set_aside(db, Damage(now_ms, kind, name, max(job, 0), why, _OUTCOMES[kind]), raw[0])]
+    return [_set_aside(db, DamagedRecord(now_ms, kind, name, max(job, 0), why, _OUTCOMES[kind]), raw[0])]
 
 
 def job_of_key(kind: str, key: Any) -> JobId:

@@ -14,16 +14,16 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from hodei.model import escalation_state
 from hodei.model.audit import AuditEntry
 from hodei.model.cron import Periodic
 from hodei.model.effects import Event, SaveKey
+from hodei.model.escalation_state import decode_escalation
 from hodei.model.ids import run_id
-from hodei.model.interning import Pool
+from hodei.model.interning import SpecInterner
 from hodei.model.job import Decision, Job, JobSpec, JobState, Run
 from hodei.model.node import Grant, NodeOverrides
+from hodei.model.outcome import StopReason
 from hodei.model.reservation import Reservation
-from hodei.model.stop_reason import StopReason
 
 Row = Sequence[Any]
 
@@ -137,7 +137,7 @@ def _values(row: Row) -> list[Any]:
     for flag in _FLAGS:
         values[flag] = bool(values[flag])
     if values[_ESCALATION]:
-        escalation_state.read(values[_ESCALATION])
+        decode_escalation(values[_ESCALATION])
     return values
 
 
@@ -158,7 +158,7 @@ class Jobs:
     """Many jobs at once, which share what is equal in them: a queue of a hundred thousand is mostly the same few specs."""
 
     def __init__(self) -> None:
-        self._pool = Pool()
+        self._pool = SpecInterner()
         self._specs: dict[str, JobSpec] = {}
 
     def job_from(self, row: Row) -> Job:

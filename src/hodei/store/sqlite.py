@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hodei.model.accounting import UsageRow
-from hodei.model.audit import AuditEntry, AuditQuery
+from hodei.model.audit import AuditEntry, AuditQuery, DamagedRecord
 from hodei.model.cron import Periodic
-from hodei.model.damage import Damage
 from hodei.model.effects import Event, Save, SaveKey
 from hodei.model.errors import HodeiError, InvalidInput, StaleEpoch, Unavailable
 from hodei.model.ids import JobId, RunId
@@ -120,7 +119,7 @@ class SqliteStore:
         with self._writing, _errors_of(self.path), self._fenced(batch.last_job, batch.last_event) as db:
             writing.write(db, batch)
 
-    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[Damage]:
+    def make_way(self, saves: Sequence[Save], now_ms: int) -> list[DamagedRecord]:
         batch = sort_saves(saves)
         with self._writing, _errors_of(self.path), self._fenced() as db:
             return quarantine.make_way(db, batch, now_ms)
@@ -230,7 +229,7 @@ class SqliteStore:
     def suspect(self, kind: str, key: JobId | str, reason: str) -> None:
         self._suspects.add(kind, key, reason)
 
-    def mend(self, now_ms: int, known: quarantine.Known | None = None) -> list[Damage]:
+    def mend(self, now_ms: int, known: quarantine.Known | None = None) -> list[DamagedRecord]:
         seen = dict(self._suspects.seen)
         if not seen:
             return []
@@ -240,7 +239,7 @@ class SqliteStore:
             self._suspects.seen.pop(key, None)
         return found
 
-    def damaged(self) -> list[Damage]:
+    def damaged(self) -> list[DamagedRecord]:
         with self._reading() as db:
             return quarantine.told(db)
 

@@ -105,14 +105,14 @@ def write(db: sqlite3.Connection, batch: Batch) -> None:
         queries.write(db, batch.audits)
     for kept in batch.periodics.values():
         db.execute("DELETE FROM periodic WHERE name = ?", (kept.periodic.name,))
-        if not kept.gone:
+        if not kept.deleted:
             db.execute(
                 "INSERT INTO periodic (name, body) VALUES (?, ?)",
                 (kept.periodic.name, rows.periodic_text(kept.periodic)),
             )
     for saved in batch.reservations.values():
         db.execute("DELETE FROM reservation WHERE name = ?", (saved.reservation.name,))
-        if not saved.gone:
+        if not saved.deleted:
             db.execute(
                 "INSERT INTO reservation (name, body) VALUES (?, ?)",
                 (saved.reservation.name, rows.reservation_text(saved.reservation)),

@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from hodei.model.backend import Capabilities
+from hodei.model.backend import Capabilities, needs_of, unmet_by
 from hodei.model.effects import Forget, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused, NotFound, Unsupported
 from hodei.model.job import RUN_ENDED, Checkpoint, HealthCheck, Interactive
-from hodei.model.needs import needs_of, unmet_by
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from hodei.ports import Backend
 from hodei.testing.bench import Bench
 

@@ -14,7 +14,7 @@ from hodei.backends.base import BackendContext
 from hodei.model.effects import Start, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.job import RUN_ENDED
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from hodei.ports import Backend, Stream
 from hodei.testing.builders import an_order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hodei.model.effects import Event, Record, SaveKey, Start
+from hodei.model.effects import Event, SaveEvent, SaveKey, Start
 from hodei.model.ids import run_id
 from hodei.model.job import PRIORITY_CLASSES, Job, JobSpec, Run, TaskSpec
 from hodei.model.node import Node
@@ -97,8 +97,8 @@ def an_event(seq: int = 1, kind: str = "job.submitted", *, at_ms: int = NOW_MS, 
     return Event(seq=seq, at_ms=at_ms, kind=kind, **fields)
 
 
-def a_record(seq: int = 1, kind: str = "job.submitted", **fields: Any) -> Record:
-    return Record(an_event(seq, kind, **fields))
+def a_record(seq: int = 1, kind: str = "job.submitted", **fields: Any) -> SaveEvent:
+    return SaveEvent(an_event(seq, kind, **fields))
 
 
 def a_key(key: str = "key-1", jobs: tuple[int, ...] = (1,), *, at_ms: int = NOW_MS, fingerprint: str = "f") -> SaveKey:

@@ -13,8 +13,8 @@ from hodei.engine.points import ANY_TRIGGER, MAX_SCORE, reads_of, requeue_trigge
 from hodei.engine.profile import key_of
 from hodei.engine.runner import Runner
 from hodei.engine.view import Gang, Member, View, gang_of
-from hodei.model.affinity import Requirement
-from hodei.model.job import Affinity, BackendChoice, NodeTerm, PreferredTerm, Reason, Toleration
+from hodei.model.affinity import NodeTerm, Requirement
+from hodei.model.job import Affinity, BackendChoice, PreferredTerm, Reason, Toleration
 from hodei.model.node import Location, Taint
 from hodei.testing.builders import a_job_spec, a_node
 

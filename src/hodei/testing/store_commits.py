@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from hodei.model.affinity import Requirement, parse_selector
-from hodei.model.effects import Record, Save, SaveJob, SaveNote, SaveOverrides, SaveRun
+from hodei.model.affinity import NodeTerm, Requirement, parse_selector
+from hodei.model.effects import Save, SaveEvent, SaveJob, SaveOverrides, SaveRun, SaveValue
 from hodei.model.errors import Conflict, InvalidInput, NotFound, StaleEpoch, Unavailable
 from hodei.model.job import (
     Affinity,
@@ -21,7 +21,6 @@ from hodei.model.job import (
     Interactive,
     Job,
     LongRunning,
-    NodeTerm,
     PreferredTerm,
     Reason,
     ScoreTerm,
@@ -30,7 +29,7 @@ from hodei.model.job import (
     Verdict,
 )
 from hodei.model.node import Location, NodeOverrides, Taint
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from hodei.ports import JobQuery, NodeRunsQuery
 from hodei.testing.builders import NOW_MS, a_job, a_key, a_record, a_run, an_event
 from hodei.testing.store_values import Connect, all_pages, new
@@ -173,8 +172,8 @@ class Commits:
         overrides = NodeOverrides("n1", True, {"a": "b"}, ("c",), (Taint("k", "v", "NoExecute"),), (Taint("old"),))
         store.commit(
             [
-                Record(event),
-                Record(an_event(2, "node.joined", node="n1")),
+                SaveEvent(event),
+                SaveEvent(an_event(2, "node.joined", node="n1")),
                 SaveOverrides(overrides),
                 a_key("k", (1, 2, 3)),
             ]
@@ -300,8 +299,8 @@ class Commits:
 
     def test_of_notes_the_last_one_counts_and_none_is_an_empty_one(self, store: Any) -> None:
         assert store.note("forecasts") == ""
-        store.commit([SaveNote("forecasts", "one"), SaveNote("other", "x")])
-        store.commit([SaveNote("forecasts", "two"), SaveNote("forecasts", "three")])
+        store.commit([SaveValue("forecasts", "one"), SaveValue("other", "x")])
+        store.commit([SaveValue("forecasts", "two"), SaveValue("forecasts", "three")])
         assert (store.note("forecasts"), store.note("other")) == ("three", "x")
 
     def test_runs_of_a_node_come_by_span_of_time_and_in_pages(self, store: Any) -> None:

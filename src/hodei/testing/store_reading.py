@@ -11,7 +11,7 @@ import pytest
 from hodei.model.affinity import parse_selector
 from hodei.model.effects import Save, SaveJob, SaveRun
 from hodei.model.errors import NotFound
-from hodei.model.job import JOB_ENDED, JOB_STEPS
+from hodei.model.job import JOB_ENDED, JOB_TRANSITIONS
 from hodei.ports import JobQuery
 from hodei.testing.builders import NOW_MS, a_job, a_key, a_record, a_run
 from hodei.testing.store_values import Connect, all_pages, new
@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 QUESTIONS = {
     "one state": ({"states": ("running",)}, lambda job: job.state == "running"),
     "two states": ({"states": ("running", "failed")}, lambda job: job.state in ("running", "failed")),
-    "every state": ({"states": tuple(JOB_STEPS)}, lambda job: True),
+    "every state": ({"states": tuple(JOB_TRANSITIONS)}, lambda job: True),
     "an unknown state": ({"states": ("asleep",)}, lambda job: False),
     "project": ({"project": "project-2"}, lambda job: job.spec.project == "project-2"),
     "user": ({"user": "user-1"}, lambda job: job.spec.user == "user-1"),
@@ -71,7 +71,7 @@ class Reading:
     @pytest.fixture
     def filled(self, store: Any) -> Any:
         """Forty jobs that differ in everything that can be asked for."""
-        states = sorted(JOB_STEPS)
+        states = sorted(JOB_TRANSITIONS)
         store.commit(
             [
                 SaveJob(
@@ -130,7 +130,7 @@ class Reading:
         assert (store.counts()["failed"], store.counts()["pending"]) == (0, 1)
 
     def test_counts_name_every_state(self, store: Any) -> None:
-        assert set(store.counts()) == set(JOB_STEPS)
+        assert set(store.counts()) == set(JOB_TRANSITIONS)
 
     def test_events_come_in_order_and_resume_after_any_of_them(self, store: Any) -> None:
         for seq in range(1, 21, 2):
@@ -205,7 +205,7 @@ class Reading:
         chance = random.Random(seed)
         jobs: dict[int, str] = {}
         changed: dict[int, int] = {}
-        steps: dict[Any, Any] = JOB_STEPS
+        steps: dict[Any, Any] = JOB_TRANSITIONS
         last = 0
         for step in range(12):
             if chance.random() < 0.15:
@@ -222,7 +222,7 @@ class Reading:
                 for _ in range(chance.randrange(12)):
                     if chance.random() < 0.5 or not after:
                         last += 1
-                        after[last] = chance.choice(sorted(JOB_STEPS))
+                        after[last] = chance.choice(sorted(JOB_TRANSITIONS))
                         saves.append(SaveJob(a_job(last, state=after[last], changed_ms=step), new=True))
                         changed[last] = step
                     else:
@@ -236,7 +236,7 @@ class Reading:
                 store.commit(saves)
                 jobs = after
             recount = Counter(jobs.values())
-            assert store.counts() == {state: recount[state] for state in JOB_STEPS}
+            assert store.counts() == {state: recount[state] for state in JOB_TRANSITIONS}
             assert {job.id: job.state for job in store.jobs(JobQuery(limit=1000)).jobs} == jobs
             assert [job.id for job, _ in store.active()] == sorted(id for id in jobs if jobs[id] not in JOB_ENDED)
 

@@ -54,9 +54,9 @@ class Records:
         again.open()
         assert again.periodics() == [hourly, NIGHTLY]
         later = structs.replace(NIGHTLY, handled_ms=NOW_MS)
-        again.commit([SavePeriodic(NIGHTLY), SavePeriodic(later), SavePeriodic(hourly, gone=True)])
+        again.commit([SavePeriodic(NIGHTLY), SavePeriodic(later), SavePeriodic(hourly, deleted=True)])
         assert again.periodics() == [later]
-        again.commit([SavePeriodic(hourly, gone=True)])  # forgotten twice is forgotten
+        again.commit([SavePeriodic(hourly, deleted=True)])  # forgotten twice is forgotten
         assert again.periodics() == [later]
 
     def test_audit_rows_are_numbered_as_they_come_and_are_there_after_a_restart(self, connect: Connect) -> None:
@@ -187,10 +187,10 @@ class Records:
         longer = structs.replace(RESERVED, end_ms=NOW_MS + 9000)
         store.commit([SaveReservation(RESERVED), SaveReservation(longer)])
         assert store.reservations() == [longer]
-        store.commit([SaveReservation(longer, gone=True)])
+        store.commit([SaveReservation(longer, deleted=True)])
         assert store.reservations() == []
-        store.commit([SaveReservation(longer, gone=True)])  # forgotten twice is forgotten
-        store.commit([SaveReservation(RESERVED, gone=True), SaveReservation(RESERVED)])
+        store.commit([SaveReservation(longer, deleted=True)])  # forgotten twice is forgotten
+        store.commit([SaveReservation(RESERVED, deleted=True), SaveReservation(RESERVED)])
         assert store.reservations() == [RESERVED]
 
     def test_who_waits_for_a_job_is_found_by_the_job(self, connect: Connect) -> None:

@@ -20,7 +20,7 @@ from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError
 from hodei.model.job import Checkpoint, HealthCheck
 from hodei.model.node import Grant
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 pytestmark = pytest.mark.real
 MI = 1 << 20

@@ -24,7 +24,7 @@ from hodei.backends.kubernetes.manifest import FINALIZER, pod_name
 from hodei.model.effects import Forget, Start
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
 from hodei.model.node import Node, Taint
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.log_kubelet import LogKubelet
 from real.kubernetes.plane import HERE, Plane

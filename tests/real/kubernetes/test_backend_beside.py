@@ -21,7 +21,7 @@ from hodei.backends.kubernetes.manifest import pod_name
 from hodei.model.effects import Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused, NotFound, Unsupported
 from hodei.model.job import RUN_ENDED, Checkpoint, HealthCheck
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from real.kubernetes.api import ApiFailed
 from real.kubernetes.cluster import Cluster
 from real.kubernetes.log_kubelet import LogKubelet

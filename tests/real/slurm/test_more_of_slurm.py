@@ -14,11 +14,11 @@ from msgspec import structs
 
 from agent_host import Desk, an_order
 from builders import a_job_spec
-from hodei.model.array import ArrayPlace
+from hodei.model.array import ArrayElement
 from hodei.model.effects import Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from hodei.runtime import backend_queries
 from hodei.runtime.clock import SystemClock
 from hodei.store.memory import MemoryStore
@@ -148,7 +148,7 @@ def test_the_index_of_an_element_is_hodeis_and_no_job_sees_the_numbers_of_slurms
         async with a_desk(own_slurm, tmp_path, "placed", way) as desk:
             show = ("/bin/sh", "-c", 'echo "$SLURM_ARRAY_JOB_ID/$SLURM_ARRAY_TASK_ID/$HODEI_ARRAY_INDEX"')
             elements = [
-                on("n3", an_order(job, *show, array=ArrayPlace(20, index, 8, 0, 5)))
+                on("n3", an_order(job, *show, array=ArrayElement(20, index, 8, 0, 5)))
                 for job, index in enumerate(range(5, 13), 20)
             ]
             await desk.run(*elements, on("n3", an_order(40, *show)), on("n3", an_order(41, *show)))

@@ -64,7 +64,7 @@ def test_members_on_several_nodes_keep_off_each_other_and_off_no_other_job():
     assert first["labels"] == {"slurm.hodei.io/apart": "one"}
     assert first["job_anti_affinity"]["required"] == [{"match": "slurm.hodei.io/apart=one", "topology": "host"}]
     # A node that stands for a whole partition can not tell its machines apart.
-    assert first["affinity"]["required"] == ["slurm.hodei.io/line in (a, b), !hodei.io/delegated"]
+    assert first["affinity"]["required"] == ["slurm.hodei.io/queue in (a, b), !hodei.io/delegated"]
     assert document_of("-N 2", submitted=submitted(token="two"))["labels"] != first["labels"]
     assert document_of("-N 2")["labels"] == document_of("-N 2")["labels"]
 
@@ -87,8 +87,8 @@ def test_a_job_has_the_name_of_its_script_as_slurm_gives_it():
         ("--array=[1-3]%2", "array", {"indices": "1-3", "at_most": 2}),
         ("--array=1-3%", "array", "1-3"),
         ("--array=1-4:2,7", "array", "1-4:2,7"),
-        ("-p main,high", "affinity", {"required": ["slurm.hodei.io/line in (main, high)"]}),
-        ("-p main", "node_selector", {"slurm.hodei.io/line": "main"}),
+        ("-p main,high", "affinity", {"required": ["slurm.hodei.io/queue in (main, high)"]}),
+        ("-p main", "node_selector", {"slurm.hodei.io/queue": "main"}),
         ("-D /data/x", "workdir", "/data/x"),
         ("-t 1-02:30", "timeout", "1590m"),
         ("-A physics", "project", "physics"),

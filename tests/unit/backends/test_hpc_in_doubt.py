@@ -24,7 +24,7 @@ from hodei.model.backend import Capabilities
 from hodei.model.effects import Forget, Stop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused
 from hodei.model.node import Node
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from hodei.runtime.clock import SystemClock
 
 ROOM = {"cpu": 64_000, "memory": 1 << 40}

@@ -15,7 +15,7 @@ from hodei.model.effects import Stop
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint, HealthCheck, Interactive
 from hodei.model.node import Grant, Socket
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from msgspec import structs
 from agent_host import an_order
 from hodei.backends.local_order import own_env
 from hodei.backends.slurm_variables import ANNOTATION, OF_ARRAYS, within_slurm
-from hodei.model.array import ArrayPlace
+from hodei.model.array import ArrayElement
 from hodei.model.effects import Start
 
 ASKED = {ANNOTATION: "true"}
@@ -87,8 +87,8 @@ def test_a_job_of_one_member_may_have_several_tasks():
 @pytest.mark.parametrize(
     ("place", "values"),
     [
-        (ArrayPlace(5, 8, 3, 2, 5, 3), ("5", "8", "3", "5", "11", "3")),
-        (ArrayPlace(5, 7, 5, 0, 1, 1, "1,3,7-9"), ("5", "7", "5", "1", "9", "1")),
+        (ArrayElement(5, 8, 3, 2, 5, 3), ("5", "8", "3", "5", "11", "3")),
+        (ArrayElement(5, 7, 5, 0, 1, 1, "1,3,7-9"), ("5", "7", "5", "1", "9", "1")),
     ],
     ids=["steps", "a list"],
 )
@@ -98,7 +98,7 @@ def test_an_element_knows_its_index_and_those_of_its_array(place, values):
 
 
 def test_within_slurm_numbers_of_arrays_are_the_jobs_own_or_none():
-    place = ArrayPlace(5, 8, 3, 0, 5, 3)
+    place = ArrayElement(5, 8, 3, 0, 5, 3)
     env, hidden = within_slurm(an_order(7, "true", array=place))
     assert (env["SLURM_ARRAY_TASK_ID"], env["SLURM_ARRAY_JOB_ID"], hidden) == ("8", "5", ())
     assert within_slurm(an_order(7, "true")) == ({}, OF_ARRAYS)

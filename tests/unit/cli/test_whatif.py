@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hodei.model.explanation import Evicted, Outlook, WhatIf
+from hodei.model.explanation import ProjectedEviction, ProjectedStart, WhatIf
 from unit.cli.stub import NOW_MS, problem
 
 PATH = "/api/v1/whatif"
@@ -25,10 +25,10 @@ def test_everything_that_is_to_be_different_is_one_question(hodei, stub, tmp_pat
 def test_the_answer_tells_of_starts_of_those_sent_away_and_of_those_who_move(hodei, stub):
     stub.on("POST", PATH, WhatIf(
         NOW_MS,
-        (Outlook("mine", start_ms=NOW_MS, nodes=("a", "b")), Outlook("huge")),
-        (Evicted("low", NOW_MS, 7, by_name="mine"),),
-        (Outlook("lucky", 8, NOW_MS, ("c",), NOW_MS + HOUR, ("a",)),),
-        (Outlook("late", 9, NOW_MS + 2 * HOUR, ("a",), NOW_MS + HOUR, ("a",)),),
+        (ProjectedStart("mine", start_ms=NOW_MS, nodes=("a", "b")), ProjectedStart("huge")),
+        (ProjectedEviction("low", NOW_MS, 7, by_name="mine"),),
+        (ProjectedStart("lucky", 8, NOW_MS, ("c",), NOW_MS + HOUR, ("a",)),),
+        (ProjectedStart("late", 9, NOW_MS + 2 * HOUR, ("a",), NOW_MS + HOUR, ("a",)),),
         3,
         ("something is not known",),
     ))  # fmt: skip

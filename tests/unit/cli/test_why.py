@@ -13,7 +13,7 @@ from hodei.model.explanation import (
     NearestMiss,
     Patch,
     Placement,
-    QueuePlace,
+    QueuePosition,
     Suggestion,
 )
 from hodei.model.job import Candidate, Decision, ScoreTerm
@@ -28,7 +28,7 @@ WAITING = Explanation(
         Blocker("INSUFFICIENT_CPU", "insufficient cpu", "fit", count=5, nodes=("n1", "n2", "n3", "n4", "n5")),
         Blocker("UNTOLERATED_TAINT", "taint gpu:NoSchedule is not tolerated", "taints", count=2, nodes=("g1", "g2")),
     ),
-    nearest=NearestMiss("n3", "lacks 500m cpu"), queue=QueuePlace(3, 41), attempts=4, last_attempt_ms=NOW_MS - 20_000,
+    nearest=NearestMiss("n3", "lacks 500m cpu"), queue=QueuePosition(3, 41), attempts=4, last_attempt_ms=NOW_MS - 20_000,
     next_attempt_ms=NOW_MS + 8_000, next_trigger="when a run ends or a node joins", hint="ask for 1500m cpu or less",
     scheduler_beat_ms=NOW_MS - 100, at_ms=NOW_MS,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
 from hodei.control.lifecycle.retry import Backoff, RetryPolicy
 from hodei.engine.profile import Profile
-from hodei.model.effects import Act, Event, Record, SaveJob, SaveOverrides, SaveReservation, SaveRun, Start, Stop
+from hodei.model.effects import Act, Event, SaveEvent, SaveJob, SaveOverrides, SaveReservation, SaveRun, Start, Stop
 from hodei.model.facts import (
     Fact,
     JobRestored,
@@ -57,9 +57,9 @@ class Harness:
                 self.overrides[save.overrides.node] = save.overrides
             elif isinstance(save, SaveReservation):
                 self.reservations.pop(save.reservation.name, None)
-                if not save.gone:
+                if not save.deleted:
                     self.reservations[save.reservation.name] = save.reservation
-            elif isinstance(save, Record):
+            elif isinstance(save, SaveEvent):
                 self.events.append(save.event)
         self.acts = list(done.acts)
         return done

@@ -9,15 +9,15 @@ from hodei.control.estimates import LearnedEstimates, UserEstimates
 from hodei.control.explain import why as explain
 from hodei.engine.availability import corrected_end
 from hodei.model.errors import InvalidInput
-from hodei.model.estimate import Estimate, Ran, name_of, ran, shape_of
+from hodei.model.estimate import Estimate, RuntimeSample, name_pattern, request_shape, runtime_sample
 from hodei.model.facts import HistoryRestored
 from unit.control.harness import a_harness
 
 MINUTE = 60_000
 
 
-def lesson(spec, ran_ms: int) -> Ran:
-    return Ran(spec.project, spec.user, name_of(spec), shape_of(spec), ran_ms)
+def lesson(spec, ran_ms: int) -> RuntimeSample:
+    return RuntimeSample(spec.project, spec.user, name_pattern(spec), request_shape(spec), ran_ms)
 
 
 def taught(spec, *times: int, percent: int = 75, window: int = 20) -> LearnedEstimates:
@@ -82,7 +82,7 @@ def test_the_most_specific_kind_that_was_seen_often_enough_counts():
 
 
 def test_numbers_in_a_name_do_not_tell_jobs_apart():
-    assert name_of(a_job_spec("night-2026-01-31")) == name_of(a_job_spec("night-2025-12-01"))
+    assert name_pattern(a_job_spec("night-2026-01-31")) == name_pattern(a_job_spec("night-2025-12-01"))
 
 
 @pytest.mark.parametrize("wrong", [{"percent": 0}, {"percent": 101}, {"window": 1}], ids=str)
@@ -104,15 +104,15 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 )
 def test_only_a_job_that_came_to_its_own_end_tells_how_long_it_takes(fields, tells):
     times = {"scheduled_ms": NOW_MS, "started_ms": NOW_MS + 10, "finished_ms": NOW_MS + 50} | fields
-    told = ran(a_job(1, **times))
+    told = runtime_sample(a_job(1, **times))
     assert (told is not None) == tells
     if told is not None:
-        assert told.ran_ms == 40
+        assert told.runtime_ms == 40
 
 
 def test_a_run_whose_end_is_all_that_was_heard_of_it_ran_since_it_was_placed():
     job = a_job(1, state="succeeded", scheduled_ms=NOW_MS, started_ms=NOW_MS + 50, finished_ms=NOW_MS + 50)
-    assert ran(job).ran_ms == 50
+    assert runtime_sample(job).runtime_ms == 50
 
 
 # -------------------------------------------------------------------------------------------- in the controller

@@ -9,7 +9,7 @@ import pytest
 from hodei.control.lifecycle.gangs import NOT_REACHED_RUN, START_FAILED
 from hodei.model.facts import JobRequeued, NodeLost, RunObserved
 from hodei.model.job import GangRules
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness
 from unit.control.scenes import live, running
 

@@ -9,7 +9,7 @@ from hodei.control.accounting.accounts import AccountsPolicy
 from hodei.control.accounting.shares import SharesPolicy
 from hodei.control.estimates import LearnedEstimates
 from hodei.model.facts import JobCancelled, RunObserved
-from hodei.model.text import moment
+from hodei.model.resources import format_time
 from unit.control.harness import Harness, a_harness, some_nodes
 
 HOUR_MS = 3_600_000
@@ -31,7 +31,9 @@ def test_an_end_that_is_heard_of_late_is_when_it_was():
     )  # fmt: skip
     told = {event.kind: event for event in harness.events}
     assert told["job.ended"].at_ms == NOW_MS + 19_000
-    assert told["job.ended"].detail["finished_at"] == told["run.ended"].detail["finished_at"] == moment(NOW_MS + 1000)
+    assert (
+        told["job.ended"].detail["finished_at"] == told["run.ended"].detail["finished_at"] == format_time(NOW_MS + 1000)
+    )
 
 
 def test_an_end_that_is_heard_of_at_once_says_nothing_about_that():
@@ -92,7 +94,7 @@ def test_a_run_of_which_only_the_end_was_heard_began_when_its_backend_says():
     job = harness.jobs[1]
     assert (job.started_ms, job.finished_ms) == (NOW_MS + 4000, NOW_MS + 9000)
     told = next(event for event in harness.events if event.kind == "job.started")
-    assert told.detail["started_at"] == moment(NOW_MS + 4000)
+    assert told.detail["started_at"] == format_time(NOW_MS + 4000)
 
 
 @pytest.mark.parametrize(

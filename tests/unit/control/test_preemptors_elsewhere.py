@@ -8,8 +8,8 @@ from typing import Any
 from builders import a_node
 from hodei.control.explain.why import why
 from hodei.control.lifecycle.preemption import PreemptionPolicy
-from hodei.model.effects import Spare
-from hodei.model.facts import JobCancelled, NodeJoined, NodeOverridden, RunSpared
+from hodei.model.effects import WithdrawStop
+from hodei.model.facts import JobCancelled, NodeJoined, NodeOverridden, StopWithdrawn
 from hodei.model.job import GangRules
 from unit.control.harness import Harness, a_harness
 from unit.control.scenes import filled, gone
@@ -23,7 +23,7 @@ def _joins(harness: Harness, name: str, cpu: int, **fields: Any) -> None:
 
 
 def _spared(harness: Harness) -> list[str]:
-    return [act.run for act in harness.acts if isinstance(act, Spare)]
+    return [act.run for act in harness.acts if isinstance(act, WithdrawStop)]
 
 
 def _where(harness: Harness, job: int) -> list[str]:
@@ -181,7 +181,7 @@ def test_a_victim_that_need_not_go_any_more_is_to_be_spared_and_stays_if_it_was_
     harness.submit(9, cpu="1", priority="high")
     _joins(harness, "n2", 1)
     assert _spared(harness) == ["1.0.1"]
-    harness.learn(RunSpared("1.0.1"))
+    harness.learn(StopWithdrawn("1.0.1"))
     assert harness.runs["1.0.1"].stop_reason is None
     assert harness.kinds(1)[-1] == "job.preemption_cancelled"
     harness.submit(10, cpu="1", priority="high")  # it is one among others again: its place may be taken
@@ -222,7 +222,7 @@ def test_one_whose_order_was_dropped_is_told_again_if_another_has_come_to_wait_f
     assert _spared(harness) == ["1.0.1"]
     harness.submit(9, cpu="1", priority="high")
     assert harness.controller.preemption.holds.keys() == {9}
-    harness.learn(RunSpared("1.0.1"))
+    harness.learn(StopWithdrawn("1.0.1"))
     assert harness.stopped() == ["1.0.1"]
     assert harness.runs["1.0.1"].stop_reason.text.startswith("preempted by job 8")
     gone(harness, "1.0.1")
@@ -237,7 +237,7 @@ def test_a_victim_that_is_cancelled_or_drained_before_it_is_spared_goes_all_the_
     assert len(_spared(harness)) == 2
     harness.learn(JobCancelled(1), NodeOverridden(harness.runs["2.0.1"].node, drain=True))
     assert sorted(harness.stopped()) == ["1.0.1", "2.0.1"]
-    harness.learn(RunSpared("1.0.1"), RunSpared("2.0.1"))
+    harness.learn(StopWithdrawn("1.0.1"), StopWithdrawn("2.0.1"))
     assert all(harness.runs[run].stop_reason for run in ("1.0.1", "2.0.1"))
 
 
@@ -251,9 +251,9 @@ def test_a_gang_is_spared_whole_or_not_at_all():
     assert sorted(harness.stopped()) == ["1.0.1", "1.1.1"]
     harness.learn(JobCancelled(9))
     assert sorted(_spared(harness)) == ["1.0.1", "1.1.1"]
-    harness.learn(RunSpared("1.0.1"))
+    harness.learn(StopWithdrawn("1.0.1"))
     assert harness.runs["1.0.1"].stop_reason  # the other may have been told
-    harness.learn(RunSpared("1.1.1"))
+    harness.learn(StopWithdrawn("1.1.1"))
     assert not any(harness.runs[run].stop_reason for run in ("1.0.1", "1.1.1"))
     assert harness.state(1) == "running"
 
@@ -266,7 +266,7 @@ def test_a_gang_of_which_one_member_was_told_already_goes_whole():
     harness.now_ms += 60_000
     harness.submit(9, cpu="1", priority="high")
     harness.learn(JobCancelled(9))
-    harness.learn(RunSpared("1.0.1"))
+    harness.learn(StopWithdrawn("1.0.1"))
     harness.see("1.1.1", "failed", 143)
     assert harness.stopped() == ["1.0.1"]
     gone(harness, "1.0.1")

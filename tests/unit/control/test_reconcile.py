@@ -9,7 +9,7 @@ from hodei.control.lifecycle.runs import reconcile
 from hodei.control.state import ClusterState
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 RUNNING = RunObserved("1.0.1", "running", NOW_MS)
 ENDED = RunObserved("1.0.1", "succeeded", NOW_MS, 0)

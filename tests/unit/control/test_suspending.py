@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hodei.model.effects import Stop, TakeCheckpoint
-from hodei.model.facts import (
-    JobCancelled,
-    JobCheckpointRequested,
-    JobReleased,
-    JobRequeued,
-    JobSuspended,
-    NodeLost,
-)
+from hodei.model.facts import JobCancelled, JobCheckpointRequested, JobReleased, JobRequeued, JobSuspended, NodeLost
 from hodei.model.job import Checkpoint, GangRules
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness, some_nodes
 from unit.control.scenes import gone, is_empty, live, running
 

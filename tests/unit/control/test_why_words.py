@@ -5,7 +5,7 @@ from __future__ import annotations
 from builders import a_node
 from hodei.control.explain.why import in_doubt, why
 from hodei.control.lifecycle.preemption import PreemptionPolicy
-from hodei.model.text import moment
+from hodei.model.resources import format_time
 from hodei.plugins.registry import build_profile
 from unit.control.harness import Harness, a_harness
 
@@ -33,7 +33,7 @@ def test_victims_that_are_protected_for_a_while_are_named_with_the_moment():
     harness.submit(2, cpu="4", priority=1000)
     said = _why(harness, 2)
     assert said.code == "VICTIMS_PROTECTED"
-    until = f"victims are protected until {moment(started + 60_000)} (min_runtime)"
+    until = f"victims are protected until {format_time(started + 60_000)} (min_runtime)"
     assert said.summary.startswith(f"it could take the place of job 1 (low), but {until}")
     assert said.next_attempt_ms == started + 60_000
     harness.later(60_000)
@@ -60,7 +60,7 @@ def test_a_budget_that_is_used_up_is_told():
     harness.submit(4, cpu="4", priority=1000)
     said = _why(harness, 4)
     assert said.code == "VICTIMS_PROTECTED"
-    assert f"no more jobs are preempted until {moment(spent + 60_000)} (budget)" in said.summary
+    assert f"no more jobs are preempted until {format_time(spent + 60_000)} (budget)" in said.summary
 
 
 def test_a_job_that_nobodys_leaving_would_help_is_told_what_it_lacks():

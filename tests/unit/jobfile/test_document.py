@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hodei.jobfile.document import decode_jobs, parse_job, parse_jobs
-from hodei.model.affinity import Requirement
+from hodei.model.affinity import NodeTerm, Requirement
 from hodei.model.errors import InvalidInput
 from hodei.model.job import (
     Affinity,
@@ -17,7 +17,6 @@ from hodei.model.job import (
     DataProcessing,
     Interactive,
     LongRunning,
-    NodeTerm,
     PreferredTerm,
     Serverless,
     Toleration,

@@ -6,8 +6,15 @@ import msgspec
 import pytest
 
 from hodei.api.config import as_toml, parse_config, read_body, read_toml
-from hodei.model.config import Config, SchedulingConfig
-from hodei.model.configuration import Configuration, beyond_scheduling, differences, fingerprint, undone
+from hodei.model.config import (
+    Config,
+    ConfigVersion,
+    SchedulingConfig,
+    config_differences,
+    config_fingerprint,
+    restart_differences,
+    version_to_restore,
+)
 from hodei.model.errors import InvalidInput
 
 
@@ -16,7 +23,7 @@ def config(toml: str) -> Config:
 
 
 def changes(before: str, after: str) -> list[tuple[str, object, object]]:
-    found = differences(config(before).scheduling, config(after).scheduling)
+    found = config_differences(config(before).scheduling, config(after).scheduling)
     return [(each.path.removeprefix("scheduling."), each.before, each.after) for each in found]
 
 
@@ -53,14 +60,14 @@ def test_what_needs_a_restart_is_all_beyond_what_decisions_depend_on() -> None:
     after = config(
         '[server]\nport = 1\n[scheduling]\nmax_losses = 9\n[scheduling.forecast]\nevery = "9m"\n[[nodes]]\nname="a"'
     )
-    paths = [each.path for each in beyond_scheduling(Config(), after)]
+    paths = [each.path for each in restart_differences(Config(), after)]
     assert {"server.port", "scheduling.forecast.every", "nodes[0].name"} <= set(paths)
     assert "scheduling.max_losses" not in paths
 
 
-def numbered(number: int, restores: int = 0) -> Configuration:
+def numbered(number: int, restores: int = 0) -> ConfigVersion:
     how = "undo" if restores else "set"
-    return Configuration(number, 0, "ann", how, SchedulingConfig(max_losses=number), restores)  # type: ignore[arg-type]
+    return ConfigVersion(number, 0, "ann", how, SchedulingConfig(max_losses=number), restores)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +83,8 @@ def numbered(number: int, restores: int = 0) -> Configuration:
         pytest.param([numbered(1), numbered(2), numbered(3, restores=1), numbered(4)], 2, id="set anew after an undo"),
     ],
 )
-def test_undo_goes_back_by_one_each_time(history: list[Configuration], back_to: int | None) -> None:
-    found = undone(tuple(history))
+def test_undo_goes_back_by_one_each_time(history: list[ConfigVersion], back_to: int | None) -> None:
+    found = version_to_restore(tuple(history))
     assert (found.number if found else None) == back_to
 
 
@@ -106,7 +113,7 @@ rounds = 3
     again, whole = parse_config(*read_body(as_toml(given).encode(), "application/toml"))
     assert whole
     assert again.scheduling == given
-    assert fingerprint(again.scheduling) == fingerprint(given)
+    assert config_fingerprint(again.scheduling) == config_fingerprint(given)
     assert parse_config(*read_body(as_toml(SchedulingConfig()).encode(), "application/toml"))[0] == Config()
 
 

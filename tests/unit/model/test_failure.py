@@ -7,7 +7,16 @@ from typing import get_args
 import pytest
 
 from hodei.jobfile.sections.health import RetryOnKey
-from hodei.model.failure import CLASSES, FAILURES, RETRIED, FailureClass, class_of, class_of_run, code_of_run, may_retry
+from hodei.model.outcome import (
+    FAILURE_CLASSES,
+    FAILURES,
+    RETRYABLE_CLASSES,
+    FailureClass,
+    failure_class,
+    job_code_of_run,
+    may_retry,
+    run_failure_class,
+)
 
 
 def test_no_code_belongs_to_two_classes():
@@ -18,10 +27,10 @@ def test_no_code_belongs_to_two_classes():
 
 
 def test_the_names_are_the_same_in_the_table_the_type_and_the_job_file():
-    assert get_args(FailureClass) == CLASSES
+    assert get_args(FailureClass) == FAILURE_CLASSES
     (of_the_file,) = get_args(get_args(RetryOnKey)[0])
-    assert get_args(of_the_file) == CLASSES
-    assert {*RETRIED, "preempted", "idle"} == set(CLASSES)
+    assert get_args(of_the_file) == FAILURE_CLASSES
+    assert {*RETRYABLE_CLASSES, "preempted", "idle"} == set(FAILURE_CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +50,15 @@ def test_the_names_are_the_same_in_the_table_the_type_and_the_job_file():
     ],
 )
 def test_what_is_said_of_a_run_is_said_of_its_job(run_code, code, name):
-    assert (code_of_run(run_code), class_of_run(run_code), class_of(code)) == (code, name, name)
+    assert (job_code_of_run(run_code), run_failure_class(run_code), failure_class(code)) == (code, name, name)
 
 
 def test_a_code_that_is_no_failure_has_no_class():
-    assert [class_of(code) for code in ("", "SUSPENDED", "MIGRATED", "CANCELLED", "INSUFFICIENT_CPU")] == [""] * 5
+    assert [failure_class(code) for code in ("", "SUSPENDED", "MIGRATED", "CANCELLED", "INSUFFICIENT_CPU")] == [""] * 5
 
 
 def test_retry_on_limits_all_but_preemption_and_idleness_is_never_tried_again():
-    assert [name for name in CLASSES if may_retry((), name)] == [name for name in CLASSES if name != "idle"]
-    assert [name for name in CLASSES if may_retry(("node_lost",), name)] == ["node_lost", "preempted"]
+    assert [name for name in FAILURE_CLASSES if may_retry((), name)] == [
+        name for name in FAILURE_CLASSES if name != "idle"
+    ]
+    assert [name for name in FAILURE_CLASSES if may_retry(("node_lost",), name)] == ["node_lost", "preempted"]

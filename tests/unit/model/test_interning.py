@@ -9,9 +9,9 @@ import pytest
 
 from builders import a_job, a_job_spec
 from hodei.engine.view import Gang, Member, gang_of
-from hodei.model.array import ArrayPlace, same_mould
+from hodei.model.array import ArrayElement, same_template
 from hodei.model.effects import SaveJob
-from hodei.model.interning import Pool
+from hodei.model.interning import SpecInterner
 from hodei.model.job import Job, JobSpec, TaskSpec
 from hodei.plugins.registry import build_profile
 from hodei.store.sqlite import SqliteStore
@@ -26,7 +26,7 @@ def _a_spec(name="it", **fields):
 
 
 def test_equal_specs_become_one_object():
-    pool = Pool()
+    pool = SpecInterner()
     one = pool.spec(_a_spec())
     assert pool.spec(_a_spec()) is one
     assert one == _a_spec()
@@ -34,7 +34,7 @@ def test_equal_specs_become_one_object():
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"priority": "low"}, {"annotations": {"a": "b"}}])
 def test_others_share_the_parts_that_are_equal_and_stay_others(change):
-    pool, changed = Pool(), _a_spec(**change)
+    pool, changed = SpecInterner(), _a_spec(**change)
     one, other = pool.spec(_a_spec()), pool.spec(changed)
     assert other == changed != one
     assert other.tasks is one.tasks
@@ -42,23 +42,23 @@ def test_others_share_the_parts_that_are_equal_and_stay_others(change):
 
 
 def test_what_is_equal_in_another_order_is_not_mixed_up():
-    pool = Pool()
+    pool = SpecInterner()
     one, other = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
     found = pool.spec(_a_spec(annotations=one)), pool.spec(_a_spec(annotations=other))
     assert [list(spec.annotations) for spec in found] == [["a", "b"], ["b", "a"]]
 
 
 def test_elements_of_an_array_share_all_but_their_place():
-    pool = Pool()
-    first, second = (pool.spec(_a_spec(array=ArrayPlace(7, index, 2))) for index in (0, 1))
+    pool = SpecInterner()
+    first, second = (pool.spec(_a_spec(array=ArrayElement(7, index, 2))) for index in (0, 1))
     assert (first.array.index, second.array.index) == (0, 1)
-    assert same_mould(first, second)
+    assert same_template(first, second)
 
 
 def test_no_more_is_remembered_than_is_worth_it(monkeypatch):
     monkeypatch.setattr("hodei.model.interning._SPECS", 10)
     monkeypatch.setattr("hodei.model.interning._VALUES", 50)
-    pool = Pool()
+    pool = SpecInterner()
     for number in range(200):
         assert pool.spec(_a_spec(f"job-{number}")).name == f"job-{number}"
     assert len(pool._specs) <= 10
@@ -76,7 +76,7 @@ def test_gangs_of_one_spec_share_what_is_the_same_for_all_of_them():
 
 
 def test_gangs_that_differ_in_name_alone_share_what_tells_them_apart_from_others():
-    profile, pool = build_profile("default"), Pool()
+    profile, pool = build_profile("default"), SpecInterner()
     one, other = (gang_of(id, pool.spec(_a_spec(f"job-{id}")), 5) for id in (1, 2))
     for gang in (one, other):
         profile.admit(gang)
@@ -90,18 +90,18 @@ def test_jobs_that_are_read_back_share_as_those_that_were_submitted(tmp_path):
     store = SqliteStore(tmp_path / "db")
     store.open()
     jobs = [a_job(id, spec=_a_spec(), at_ms=1_700_000_000_000, queued_ms=1_700_000_000_000) for id in range(1, 4)]
-    jobs += [a_job(id, spec=_a_spec(array=ArrayPlace(4, id - 4, 2))) for id in (4, 5)]
+    jobs += [a_job(id, spec=_a_spec(array=ArrayElement(4, id - 4, 2))) for id in (4, 5)]
     store.commit([SaveJob(job, True) for job in jobs])
     read = [job for job, _ in store.active()]
     assert read == jobs
     assert read[0].spec is read[1].spec is read[2].spec
     assert read[0].submitted_ms is read[1].submitted_ms is read[1].queued_ms
     assert read[0].state is read[1].state
-    assert same_mould(read[3].spec, read[4].spec)
+    assert same_template(read[3].spec, read[4].spec)
     store.close()
 
 
-@pytest.mark.parametrize("kind", [Job, JobSpec, TaskSpec, Gang, Member, ArrayPlace])
+@pytest.mark.parametrize("kind", [Job, JobSpec, TaskSpec, Gang, Member, ArrayElement])
 def test_what_waits_is_no_work_for_the_collector(kind):
     """Values that refer to nothing that refers back; a full collection over 100,000 jobs took half a second."""
     assert not kind.__struct_config__.gc

@@ -7,14 +7,15 @@ from typing import get_args
 import pytest
 
 from builders import a_job_spec, a_node, a_task
+from hodei.model.errors import did_you_mean
 from hodei.model.ids import job_of, run_id
 from hodei.model.job import (
     JOB_ENDED,
-    JOB_STEPS,
+    JOB_TRANSITIONS,
     PRIORITY_CLASSES,
     RUN_ENDED,
-    RUN_STEPS,
-    ImpossibleStep,
+    RUN_TRANSITIONS,
+    InvalidTransition,
     JobState,
     RunState,
     Toleration,
@@ -22,7 +23,6 @@ from hodei.model.job import (
     advance_run,
 )
 from hodei.model.node import NodeOverrides, Taint
-from hodei.model.text import did_you_mean
 
 TAINT = Taint("dedicated", "team", "NoSchedule")
 
@@ -52,20 +52,20 @@ def test_marks_are_laid_over_what_the_backend_says():
     overrides = NodeOverrides(
         "n1", True, labels={"disk": "ssd"}, removed_labels=("old",), taints=(Taint("new"),), removed_taints=(TAINT,)
     )
-    seen = overrides.over(node)
+    seen = overrides.apply_to(node)
     assert seen.cordoned
     assert seen.labels == {"disk": "ssd"}
     assert seen.taints == (Taint("spot"), Taint("new"))
 
 
 def test_a_marked_taint_takes_the_place_of_one_with_the_same_key_and_effect():
-    seen = NodeOverrides("n1", taints=(Taint("dedicated", "others"),)).over(a_node(taints=(TAINT,)))
+    seen = NodeOverrides("n1", taints=(Taint("dedicated", "others"),)).apply_to(a_node(taints=(TAINT,)))
     assert seen.taints == (Taint("dedicated", "others"),)
 
 
 def test_empty_marks_change_nothing():
     node = a_node()
-    assert NodeOverrides("n1").over(node) is node
+    assert NodeOverrides("n1").apply_to(node) is node
 
 
 def test_a_member_knows_its_task():
@@ -89,27 +89,27 @@ def test_critical_comes_before_high_before_medium_before_low():
 @pytest.mark.parametrize("state", get_args(JobState))
 def test_a_job_takes_the_steps_of_its_table_and_no_others(state):
     for to in get_args(JobState):
-        if to in JOB_STEPS[state]:
+        if to in JOB_TRANSITIONS[state]:
             assert advance_job(state, to) == to
         else:
-            with pytest.raises(ImpossibleStep, match=f"a {state} job cannot become {to}"):
+            with pytest.raises(InvalidTransition, match=f"a {state} job cannot become {to}"):
                 advance_job(state, to)
 
 
 @pytest.mark.parametrize("state", get_args(RunState))
 def test_a_run_takes_the_steps_of_its_table_and_no_others(state):
     for to in get_args(RunState):
-        if to in RUN_STEPS[state]:
+        if to in RUN_TRANSITIONS[state]:
             assert advance_run(state, to) == to
         else:
-            with pytest.raises(ImpossibleStep):
+            with pytest.raises(InvalidTransition):
                 advance_run(state, to)
 
 
 def test_an_ended_run_is_ended_and_an_ended_job_can_only_be_queued_again():
     assert {"succeeded", "failed", "stopped", "lost"} == RUN_ENDED
     assert {"succeeded", "failed", "cancelled"} == JOB_ENDED
-    assert all(JOB_STEPS[state] == {"pending"} for state in JOB_ENDED)
+    assert all(JOB_TRANSITIONS[state] == {"pending"} for state in JOB_ENDED)
 
 
 @pytest.mark.parametrize(

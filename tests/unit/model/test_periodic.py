@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_task
-from hodei.model.cron import Periodic, due, job_for
+from hodei.model.cron import Periodic, due, job_due_at
 
 MINUTE = 60_000
 START = 1_767_225_600_000  # 2026-01-01T00:00Z
@@ -52,7 +52,7 @@ def test_years_of_minutes_do_not_take_for_ever():
 
 def test_a_job_carries_its_periodic_and_the_time_it_was_due():
     spec = a_job_spec("job", tasks=(a_task(env={"A": "1"}),), labels={"team": "x"}, deadline_ms=60_000)
-    made = job_for(Periodic("tick", "@hourly", spec), START)
+    made = job_due_at(Periodic("tick", "@hourly", spec), START)
     assert made.tasks[0].env == {"A": "1", "HODEI_DUE_TIME": "2026-01-01T00:00:00Z"}
     assert made.labels == {"team": "x", "hodei/periodic": "tick"}
     assert made.annotations == {"hodei/due-time": "2026-01-01T00:00:00Z"}

@@ -14,8 +14,8 @@ from hodei.backends.instant import InstantBackend
 from hodei.backends.kubernetes.backend import CAPABILITIES as KUBERNETES
 from hodei.backends.local import LocalBackend
 from hodei.engine.view import Member
+from hodei.model.backend import NEEDS, needs_of, unmet_by
 from hodei.model.job import Checkpoint, GangRules, HealthCheck, Interactive
-from hodei.model.needs import NEEDS, needs_of, unmet_by
 from hodei.plugins.capabilities import Capabilities
 from unit.plugins.asking import a_member, a_table, refused
 

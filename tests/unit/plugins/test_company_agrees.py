@@ -19,8 +19,8 @@ from hodei.engine.nodes import Table
 from hodei.engine.ranking import Rankings
 from hodei.engine.runner import Runner
 from hodei.engine.view import Member, gang_of
-from hodei.model.affinity import HostPort, JobAffinity, JobTerm, Requirement, SpreadRule, WeightedJobTerm
-from hodei.model.job import Affinity, NodeTerm, Toleration
+from hodei.model.affinity import HostPort, JobAffinity, JobTerm, NodeTerm, Requirement, SpreadRule, WeightedJobTerm
+from hodei.model.job import Affinity, Toleration
 from hodei.model.node import Location, Node, Taint
 from hodei.plugins.job_affinity import JobAffinityPlugin
 from hodei.plugins.ports import Ports

@@ -6,8 +6,8 @@ import pytest
 
 from builders import a_job_spec, a_node, a_task
 from hodei.engine.view import Member
-from hodei.model.affinity import Requirement
-from hodei.model.job import Affinity, BackendChoice, NodeTerm, PreferredTerm, Toleration
+from hodei.model.affinity import NodeTerm, Requirement
+from hodei.model.job import Affinity, BackendChoice, PreferredTerm, Toleration
 from hodei.model.node import Taint
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.fit import Fit

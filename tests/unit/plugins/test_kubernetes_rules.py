@@ -7,8 +7,8 @@ from builders import a_job_spec, a_task
 from hodei.engine.nodes import Table
 from hodei.engine.profile import Profile
 from hodei.engine.view import Member, gang_of
-from hodei.model.affinity import Requirement, SpreadRule
-from hodei.model.job import Affinity, NodeTerm, PreferredTerm, Toleration
+from hodei.model.affinity import NodeTerm, Requirement, SpreadRule
+from hodei.model.job import Affinity, PreferredTerm, Toleration
 from hodei.model.node import Node, Taint
 from hodei.plugins.affinity import NodeAffinity
 from hodei.plugins.health import Health

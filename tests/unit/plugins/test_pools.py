@@ -53,11 +53,11 @@ def test_the_members_of_a_gang_are_counted_together():
 
 def test_work_without_gpus_stays_off_nodes_for_gpus_unless_it_asks_for_them_by_name():
     taint = Taint(GPU_ONLY)
-    harness = Harness(a_node("gpu", 8, gpu=2, taints=(taint,), labels={"slurm.hodei.io/line": "gpu"}))
+    harness = Harness(a_node("gpu", 8, gpu=2, taints=(taint,), labels={"slurm.hodei.io/queue": "gpu"}))
     harness.submit(1, cpu="1")
     assert harness.reason(1)[0] == "UNTOLERATED_TAINT"
     harness.submit(2, cpu="1", gpu="1")
-    harness.submit(3, cpu="1", node_selector={"slurm.hodei.io/line": "gpu"})
+    harness.submit(3, cpu="1", node_selector={"slurm.hodei.io/queue": "gpu"})
     assert [harness.state(job) for job in (1, 2, 3)] == ["pending", "scheduled", "scheduled"]
     harness.learn(NodeJoined(a_node("main", 1)))
     harness.submit(4, cpu="1", gpu="1")

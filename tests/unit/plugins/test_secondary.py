@@ -8,7 +8,7 @@ import pytest
 
 from hodei.control.explain.why import priority_breakdown
 from hodei.engine.view import Gang
-from hodei.model.configuration import code_named
+from hodei.model.config import imported_plugins
 from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import build_profiles
 from hodei.wiring import check_scheduling
@@ -139,4 +139,4 @@ def test_an_order_that_cannot_be_used_is_refused_with_its_name(profile: str, wor
 
 def test_orders_named_by_a_path_count_as_code() -> None:
     config = scheduling('[scheduling.profiles.default]\nqueue = "a:B"\nsecondary = "c:D"\n')
-    assert code_named(config) == {"a:B", "c:D"}
+    assert imported_plugins(config) == {"a:B", "c:D"}

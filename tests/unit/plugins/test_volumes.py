@@ -6,10 +6,8 @@ from builders import a_job_spec, a_task
 from hodei.engine.nodes import Table
 from hodei.engine.points import Placed
 from hodei.engine.view import Member
-from hodei.model.affinity import Requirement
-from hodei.model.job import NodeTerm
-from hodei.model.node import Node
-from hodei.model.volume import Choice, Reach, Volume
+from hodei.model.affinity import NodeTerm, Requirement
+from hodei.model.node import Node, Volume, VolumeCandidate, VolumeReach
 from hodei.plugins.image_locality import ImageLocality
 from hodei.plugins.volumes import Volumes
 from unit.plugins.asking import a_member, refused, scores
@@ -68,7 +66,7 @@ def test_counts_follow_placing_and_release_and_new_nodes():
 def test_a_volume_is_reached_where_all_its_terms_hold():
     table = Table([Node("n1", "t", labels={"z": "a"}), Node("n2", "t", labels={"z": "b"})])
     table.settle()
-    near = Reach("there", (NodeTerm((Requirement("z", "In", ("a",)),)),))
+    near = VolumeReach("there", (NodeTerm((Requirement("z", "In", ("a",)),)),))
     assert refused(Volumes(), _member("v", reach=(near,)), table) == {
         "VOLUME_NOT_HERE: a volume can not be reached from here": ["n2"]
     }
@@ -93,7 +91,9 @@ def _claims(*wanted: tuple[str, dict[str, str]], made=None) -> Member:
     """Claims by handle, each with the volumes that it may have and their nodes ("": reached from everywhere)."""
     volumes = tuple(
         Volume(
-            handle, choices=tuple(Choice(name, _on(node) if node else ()) for name, node in there.items()), made=made
+            handle,
+            choices=tuple(VolumeCandidate(name, _on(node) if node else ()) for name, node in there.items()),
+            made=made,
         )
         for handle, there in wanted
     )
@@ -122,7 +122,7 @@ def test_an_order_is_found_in_which_each_claim_has_one():
 
 def test_where_one_can_be_made_no_free_one_is_needed():
     table = _table(-1, -1)
-    near = (Reach("could_be", _on("n2")),)
+    near = (VolumeReach("could_be", _on("n2")),)
     member = _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=near)
     assert refused(Volumes(), member, table) == {NONE_LEFT: ["n1"]}
     assert not refused(Volumes(), _claims(("x", {"a": "n1"}), ("y", {"a": "n1"}), made=()), table)

@@ -14,11 +14,11 @@ from msgspec import structs
 from builders import NOW_MS, a_job_spec, a_node, a_run
 from hodei.control.admission.backend_availability import CircuitPolicy
 from hodei.control.lifecycle.retry import Backoff
-from hodei.model.backend import Capabilities, Executed, Health
+from hodei.model.backend import Capabilities, ExecResult, Health
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Conflict, InvalidInput, NotFound, Unsupported
 from hodei.model.facts import RunObserved
 from hodei.model.job import BackendChoice, Checkpoint
-from hodei.model.text import moment
+from hodei.model.resources import format_time
 from hodei.runtime import job_actions
 from hodei.runtime.backend_manager import BackendChanges
 from hodei.runtime.health_monitor import HealthPolicy
@@ -58,8 +58,8 @@ class Patient(ObedientBackend):
         await self._maybe_hang()
         return await super().start(orders)
 
-    async def execute(self, run: str, command: Any, timeout_ms: int) -> Executed:
-        return Executed(0, " ".join(command).encode())
+    async def execute(self, run: str, command: Any, timeout_ms: int) -> ExecResult:
+        return ExecResult(0, " ".join(command).encode())
 
 
 def on(name: str, **fields: Any) -> Any:
@@ -84,7 +84,7 @@ def test_a_backend_that_is_not_well_is_skipped_and_why_says_since_when():
             await service.submit([on("bad"), a_job_spec()])
             await until(lambda: ("start", ["2.0.1"]) in service.fleet.backends["good"].diary.lines)
             why = await service.why(1)
-            text = f"backend bad is not well since {moment(NOW_MS)}: disk on fire"
+            text = f"backend bad is not well since {format_time(NOW_MS)}: disk on fire"
             assert text in repr(why)
             assert "BACKEND_UNHEALTHY" in repr(why)
             assert service.backend_errors() == {"bad": "disk on fire", "good": ""}
@@ -114,7 +114,7 @@ def test_a_backend_that_was_never_reached_is_said_to_be_out_of_reach_also_when_i
             await beat(service, "shut")
             await until(lambda: "backend.unhealthy" in [event.kind for event in service.store.events()])
             why = await service.why(1)
-            assert f"backend shut is out of reach since {moment(NOW_MS)}: refused" in why.summary
+            assert f"backend shut is out of reach since {format_time(NOW_MS)}: refused" in why.summary
             assert why.code == "BACKEND_UNAVAILABLE"
 
     asyncio.run(main())
@@ -222,7 +222,7 @@ def test_a_disabled_backend_starts_nothing_more_and_stays_disabled_over_a_restar
             await service.submit([a_job_spec()])
             why = await service.why(2)
             assert why.code == "BACKEND_DISABLED"
-            assert f"backend one is disabled since {moment(NOW_MS)}" in repr(why)
+            assert f"backend one is disabled since {format_time(NOW_MS)}" in repr(why)
             await until(lambda: service.store.job(1).state == "running")
         backend = Patient("one")
         backend.remembers = {"1.0.1": RunObserved("1.0.1", "running", NOW_MS)}

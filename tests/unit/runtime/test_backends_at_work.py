@@ -8,12 +8,12 @@ import pytest
 
 from builders import NOW_MS, a_job, a_job_spec, a_node, a_run
 from hodei.model.backend import Capabilities
-from hodei.model.effects import Forget, Spare, Start, Stop, TakeCheckpoint
+from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint, WithdrawStop
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
-from hodei.model.facts import RunObserved, RunSpared
+from hodei.model.facts import RunObserved, StopWithdrawn
 from hodei.model.job import Checkpoint
-from hodei.model.stop_reason import StopReason
-from hodei.model.text import moment
+from hodei.model.outcome import StopReason
+from hodei.model.resources import format_time
 from hodei.runtime.binder import Binder
 from hodei.runtime.metrics import Metrics
 from unit.runtime.living import Diary, ObedientBackend, StillClock, TalkingStore, a_service, alive, until
@@ -189,7 +189,7 @@ def test_during_an_outage_the_nodes_are_not_ready_and_say_why():
             backend.open_errors = [BackendError("still down")] * 3
             backend.fall_over("the line is cut")
             await until(lambda: not service.nodes()[0].node.ready)
-            reason = f"backend obedient is out of reach since {moment(NOW_MS)}: the line is cut"
+            reason = f"backend obedient is out of reach since {format_time(NOW_MS)}: the line is cut"
             assert service.nodes()[0].node.not_ready_reason == reason
             await service.submit([a_job_spec()])
             said = await service.why(1)
@@ -287,13 +287,13 @@ def test_an_order_to_stop_that_was_not_sent_yet_is_dropped_if_the_run_is_to_be_s
         backend = ObedientBackend()
         binder, told = _binder(backend)
         binder.act([_stop("9.0.1"), _stop("8.0.1")])
-        binder.act([Spare("9.0.1", "obedient"), Spare("7.0.1", "obedient")])
-        assert told == [RunSpared("9.0.1")]
+        binder.act([WithdrawStop("9.0.1", "obedient"), WithdrawStop("7.0.1", "obedient")])
+        assert told == [StopWithdrawn("9.0.1")]
         serving = asyncio.create_task(binder.serve("obedient"))
         await until(lambda: backend.diary.lines)
         assert backend.diary.lines == [("stop", ["8.0.1"])]
-        binder.act([Spare("8.0.1", "obedient")])  # too late
-        assert told == [RunSpared("9.0.1")]
+        binder.act([WithdrawStop("8.0.1", "obedient")])  # too late
+        assert told == [StopWithdrawn("9.0.1")]
         serving.cancel()
 
     asyncio.run(main())
@@ -310,8 +310,8 @@ def test_an_order_to_stop_that_failed_is_dropped_only_if_it_cannot_have_arrived(
         serving = asyncio.create_task(binder.serve("obedient"))
         binder.act([_start(1), _stop()])
         await asyncio.wait_for(failed.wait(), 10)
-        binder.act([Spare("9.0.1", "obedient")])
-        assert told == ([RunSpared("9.0.1")] if code == NOT_REACHED else [])
+        binder.act([WithdrawStop("9.0.1", "obedient")])
+        assert told == ([StopWithdrawn("9.0.1")] if code == NOT_REACHED else [])
         serving.cancel()
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from builders import NOW_MS, a_job_spec
-from hodei.model.array import ArrayPlace
+from hodei.model.array import ArrayElement
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.cron import Periodic
 from hodei.model.effects import SavePeriodic
@@ -176,7 +176,7 @@ def test_one_word_to_an_array_is_one_commit_and_reaches_every_element():
         scene = Scene()
         async with alive(scene.service) as service:
             done = await service.submit(
-                [a_job_spec("sweep", cpu=1, array=ArrayPlace(0, 0, 50, 2)), a_job_spec("other", cpu=9)]
+                [a_job_spec("sweep", cpu=1, array=ArrayElement(0, 0, 50, 2)), a_job_spec("other", cpu=9)]
             )
             assert done.ids == (1, 51)
             rows, after = folded(scene.store, JobQuery(limit=10))
@@ -202,7 +202,7 @@ def test_the_key_of_a_submitted_array_gives_the_same_answer_again():
     async def play() -> None:
         scene = Scene()
         async with alive(scene.service) as service:
-            mould = a_job_spec("sweep", array=ArrayPlace(0, 0, 5))
+            mould = a_job_spec("sweep", array=ArrayElement(0, 0, 5))
             first = await service.submit([mould], key="k", fingerprint="f")
             again = await service.submit([mould], key="k", fingerprint="f")
             assert (first.ids, again.ids, again.repeated) == ((1,), (1,), True)

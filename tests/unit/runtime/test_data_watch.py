@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hodei.model.data_place import Allowed
+from hodei.model.dependency import AllowedData
 from hodei.model.facts import DataAppeared, Fact
 from hodei.runtime.dependency_lookup import DataWatch, is_there
 
@@ -40,7 +40,7 @@ def web() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_a_file_is_there_when_it_is(tmp_path: Path) -> None:
-    allowed, file = Allowed([f"{tmp_path}/open/"]), tmp_path / "open" / "x.csv"
+    allowed, file = AllowedData([f"{tmp_path}/open/"]), tmp_path / "open" / "x.csv"
     assert not is_there(str(file), allowed)
     file.parent.mkdir()
     file.touch()
@@ -51,23 +51,23 @@ def test_a_link_is_no_window_to_the_rest_of_the_disk(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "secret").touch()
     (tmp_path / "open" / "link").symlink_to(tmp_path / "secret")
-    assert not is_there(f"{tmp_path}/open/link", Allowed([f"{tmp_path}/open/"]))
-    assert is_there(f"{tmp_path}/open/link", Allowed([f"{tmp_path}/"]))
+    assert not is_there(f"{tmp_path}/open/link", AllowedData([f"{tmp_path}/open/"]))
+    assert is_there(f"{tmp_path}/open/link", AllowedData([f"{tmp_path}/"]))
 
 
 def test_an_address_is_there_when_it_answers_and_is_not_followed(web: tuple[str, list[str]]) -> None:
     address, asked = web
-    allowed = Allowed([f"{address}/"])
+    allowed = AllowedData([f"{address}/"])
     assert is_there(f"{address}/there", allowed)
     assert not is_there(f"{address}/gone", allowed)
     assert not is_there(f"{address}/moved", allowed)
     assert asked == ["/there", "/gone", "/moved"]
-    assert not is_there("http://127.0.0.1:1/there", Allowed(["http://127.0.0.1:1/"]))
+    assert not is_there("http://127.0.0.1:1/there", AllowedData(["http://127.0.0.1:1/"]))
 
 
 def test_what_is_not_allowed_is_never_asked_for(web: tuple[str, list[str]]) -> None:
     address, asked = web
-    assert not is_there(f"{address}/there", Allowed(["https://elsewhere/"]))
+    assert not is_there(f"{address}/there", AllowedData(["https://elsewhere/"]))
     assert asked == []
 
 
@@ -77,11 +77,11 @@ def test_it_looks_less_and_less_often_and_stops_when_nobody_waits() -> None:
     wanted = ["/data/x"]
 
     async def story() -> None:
-        def look(what: str, allowed: Allowed) -> bool:
+        def look(what: str, allowed: AllowedData) -> bool:
             looked.append(what)
             return len(looked) == 3
 
-        watch = DataWatch(lambda: wanted, told.extend, Allowed(["/data/"]), look)
+        watch = DataWatch(lambda: wanted, told.extend, AllowedData(["/data/"]), look)
         for now_s in (0.0, 0.5, 1.0, 2.0, 2.5):
             watch.turn(now_s)
             await asyncio.gather(*watch._looking.values())
@@ -100,10 +100,10 @@ def test_one_that_does_not_answer_holds_up_no_other() -> None:
     told: list[Fact] = []
 
     async def story() -> None:
-        def look(what: str, allowed: Allowed) -> bool:
+        def look(what: str, allowed: AllowedData) -> bool:
             return free.wait(10) if what == "/data/slow" else True
 
-        watch = DataWatch(lambda: ["/data/slow", "/data/fast"], told.extend, Allowed(["/data/"]), look)
+        watch = DataWatch(lambda: ["/data/slow", "/data/fast"], told.extend, AllowedData(["/data/"]), look)
         watch.turn(0.0)
         await watch._looking["/data/fast"]
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from hodei.model.effects import Forget, Stop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError
 from hodei.model.facts import RunObserved
 from hodei.model.job import BackendChoice
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from hodei.runtime import binder as binding
 from hodei.runtime.binder import start as start_gangs
 from hodei.store.memory import MemoryStore

@@ -12,7 +12,7 @@ import pytest
 from builders import a_job_spec
 from hodei.control.controller import Controller
 from hodei.control.state import PART
-from hodei.model.array import ArrayPlace
+from hodei.model.array import ArrayElement
 from hodei.model.audit import AuditEntry
 from hodei.model.config import SchedulingConfig
 from hodei.model.dependency import Dependencies, Dependency
@@ -32,7 +32,7 @@ COUNT = 20 * PART
 
 
 def an_array(count=COUNT, at_most=0, **fields):
-    return a_job_spec(array=ArrayPlace(0, 0, count, at_most), **fields)
+    return a_job_spec(array=ArrayElement(0, 0, count, at_most), **fields)
 
 
 @pytest.fixture(autouse=True)

@@ -25,11 +25,11 @@ from hodei.model.cron import Periodic
 from hodei.model.effects import Event, SaveAudit
 from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.estimate import Estimate, StartForecast
-from hodei.model.explanation import Explanation, Outlook, WhatIf
+from hodei.model.explanation import Explanation, ProjectedStart, WhatIf
 from hodei.model.facts import NodeOverridden
 from hodei.model.job import JOB_ENDED, Job, JobSpec, Run
 from hodei.model.node import Node
-from hodei.model.reservation import Hold, LateRun, Reservation, ReservationSpec
+from hodei.model.reservation import CapacityHold, LateRun, Reservation, ReservationSpec
 from hodei.model.resources import Resources
 from hodei.ports import JobPage, JobQuery
 from hodei.runtime.metrics import Metrics
@@ -40,7 +40,7 @@ class NodeStatus(Struct, frozen=True):
     node: Node
     used: Resources = {}
     runs: int = 0
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[CapacityHold, ...] = ()
 
 
 class ReservationStatus(Struct, frozen=True):
@@ -238,7 +238,9 @@ class FakeService:
 
     async def what_if(self, question: Question, policy: SchedulingConfig | None = None) -> WhatIf:
         self.questions.append((question, policy))
-        return WhatIf(NOW_MS, tuple(Outlook(spec.name, start_ms=NOW_MS, nodes=("n1",)) for spec in question.jobs))
+        return WhatIf(
+            NOW_MS, tuple(ProjectedStart(spec.name, start_ms=NOW_MS, nodes=("n1",)) for spec in question.jobs)
+        )
 
     def reservations(self) -> list[ReservationStatus]:
         return list(self.reserved.values())

@@ -10,7 +10,7 @@ import pytest
 
 from hodei.backends.host_exec import OUTPUT_LIMIT, run_here
 from hodei.model.audit import COMMAND_LIMIT, AuditQuery, command_text
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 from hodei.model.errors import Unavailable
 from unit.runtime.living import until
 from unit.server.live_app import LiveApp
@@ -30,7 +30,7 @@ def test_only_administrators_may_and_each_try_is_in_the_audit(live: LiveApp):
 
     async def execute_on(node, command, timeout_ms):
         asked.append((node, command, timeout_ms))
-        return Executed(3, b"up\n", b"hm\n")
+        return ExecResult(3, b"up\n", b"hm\n")
 
     live.backend.execute_on = execute_on
     assert live.refused("ana", "POST", "/nodes/n1/execute", ASKED) == "FORBIDDEN"
@@ -62,7 +62,7 @@ def test_the_row_with_the_command_is_stored_before_it_is_run(live: LiveApp, wher
 
     async def run(*_):
         seen.extend(_rows(live, f"{where}s.execute"))
-        return Executed(0)
+        return ExecResult(0)
 
     live.backend.execute = live.backend.execute_on = run
     asked = {"command": ["sh", "-c", "kill -9 1", "API_TOKEN=s3cret", "--password=s3cret", "if=/dev/zero"]}
@@ -80,7 +80,7 @@ def test_nothing_is_run_if_its_row_cannot_be_stored(live: LiveApp, where: str, m
 
     async def run(*args):
         asked.append(args)
-        return Executed(0)
+        return ExecResult(0)
 
     def full(saves):
         raise Unavailable("the disk is full")

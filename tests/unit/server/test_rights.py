@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hodei.control.accounting.accounts import AccountsPolicy
-from hodei.model.escalation_state import applied
+from hodei.model.escalation_state import apply_escalation
 from hodei.model.facts import RunObserved
 from unit.server.live_app import LiveApp
 
@@ -83,7 +83,7 @@ def test_a_job_that_promotes_itself_goes_no_higher_than_its_user_may(live: LiveA
     theirs = live.submit("root", cpu=4, priority=100, escalation={"promote_after": "1s"})
     for _ in range(6):
         live.pass_time(2000)
-    priorities = {one.id: applied(one.spec, one.escalation_state).priority for one in live.jobs()}
+    priorities = {one.id: apply_escalation(one.spec, one.escalation_state).priority for one in live.jobs()}
     assert priorities[mine] == 400
     assert priorities[theirs] == 750
 

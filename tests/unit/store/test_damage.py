@@ -19,12 +19,12 @@ from hodei.model.effects import (
     Save,
     SaveAudit,
     SaveJob,
-    SaveNote,
     SaveOverrides,
     SavePeriodic,
     SaveReservation,
     SaveRun,
     SaveUsage,
+    SaveValue,
 )
 from hodei.model.errors import Conflict, NotFound, Unavailable
 from hodei.model.job import Candidate, Decision, GangRules
@@ -53,7 +53,7 @@ def everything() -> list[Save]:
         SaveReservation(Reservation("b1", "p", NOW_MS, NOW_MS + 1000, (("n1", {"cpu": 1000}),))),
         SavePeriodic(Periodic("nightly", "0 3 * * *", spec)),
         SaveUsage((UsageRow(("org", "p"), "cpu", 0, 3_600_000, 5),)),
-        SaveNote("backends", "{}"),
+        SaveValue("backends", "{}"),
         a_key("k1", jobs=(1,)),
     ]  # fmt: skip
 

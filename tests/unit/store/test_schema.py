@@ -14,7 +14,7 @@ from hodei.model.effects import SaveJob, SaveOverrides, SaveRun
 from hodei.model.errors import InvalidInput, Unavailable
 from hodei.model.job import Candidate, Decision, Job, Run
 from hodei.model.node import NodeOverrides
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from hodei.store import SqliteStore, rows, schema, writing
 
 

@@ -16,7 +16,7 @@ from hodei.backends.docker.logs import Logs, execute
 from hodei.backends.docker.node import Meter, node_of
 from hodei.backends.docker.run_table import Places, Tracked
 from hodei.backends.docker.settings import Settings, check
-from hodei.model.backend import Capabilities, Executed, NodeUsage
+from hodei.model.backend import Capabilities, ExecResult, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
@@ -232,7 +232,7 @@ class DockerBackend(PlainBackend):
                 return host, container
         return None, ""
 
-    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
         found = self._find(run)
         # Not `running`: the start event may be late. The daemon refuses if the container does not run.
         if found is None or found[1].over or not found[1].container:

@@ -20,11 +20,10 @@ from msgspec import Struct
 from hodei.backends.docker.settings import Allow, Host, PullPolicy, Settings, is_local
 from hodei.backends.local_order import LOOPBACK, check_size, check_words, health_at, own_env
 from hodei.model.effects import Start
-from hodei.model.errors import BackendRefused
+from hodei.model.errors import BackendRefused, did_you_mean
 from hodei.model.ids import RunId
 from hodei.model.job import Checkpoint, HealthCheck, Interactive, TaskSpec, cpu_shares, oom_score_adj
 from hodei.model.resources import CPU, MEMORY
-from hodei.model.text import did_you_mean
 
 # ----------------------------------------------------------------------------------------- annotations
 # Docker options of a job, in annotations `docker.hodei.io/...`. What the operator does not allow is refused, and so is an
@@ -311,7 +310,7 @@ def _care(order: Start, host: Host) -> Care:
         timeout_ms=spec.timeout_ms,
         grace_ms=spec.grace_ms,
         checkpoint_file=file,
-        save=spec.checkpoint if spec.checkpoint.hooked else None,
+        save=spec.checkpoint if spec.checkpoint.has_hook else None,
         health=health,
         idle_ms=idle_ms,
     )

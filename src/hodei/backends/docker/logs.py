@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hodei.agent.logs import Aging
 from hodei.backends.docker.engine import ANSWER_S, DaemonError, Engine, Response
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 from hodei.model.errors import BackendRefused, NotFound
 from hodei.model.ids import RunId
 from hodei.ports import Stream
@@ -68,7 +68,7 @@ def since(time: bytes) -> str:
 SAID_LIMIT = 1 << 20
 
 
-async def execute(engine: Engine, container: str, command: Sequence[str], timeout_ms: int) -> Executed:
+async def execute(engine: Engine, container: str, command: Sequence[str], timeout_ms: int) -> ExecResult:
     """NotFound if the container does not run. Docker cannot end an exec: one that exceeds its timeout ends with the container."""
     if not command or any("\0" in word for word in command):
         raise BackendRefused("the command is empty, or holds a NUL character")
@@ -89,20 +89,20 @@ async def execute(engine: Engine, container: str, command: Sequence[str], timeou
                     cut = cut or len(stream) + len(part) > SAID_LIMIT
                     stream += part[: SAID_LIMIT - len(stream)]
         except TimeoutError:
-            return Executed(None, bytes(said[1]), bytes(said[2]), cut)
+            return ExecResult(None, bytes(said[1]), bytes(said[2]), cut)
         for _ in range(int(ANSWER_S / 0.02)):
             told = await engine.ask_json("GET", f"exec/{made['Id']}/json")
             if not told.get("Running"):
                 break
             await asyncio.sleep(0.02)  # the output may close before the exit code is known
         code = told.get("ExitCode")
-        return Executed(code, bytes(said[1]), bytes(said[2]), cut)
+        return ExecResult(code, bytes(said[1]), bytes(said[2]), cut)
     except DaemonError as error:
         if error.status in (404, 409):
             raise NotFound(f"it does not run: {error.message}") from None
         if error.status == 400:
             # The command cannot be started: Docker answers with a message instead of an exit code.
-            return Executed(127 if "not found" in error.message else 126, b"", error.message.encode())
+            return ExecResult(127 if "not found" in error.message else 126, b"", error.message.encode())
         raise
 
 

@@ -42,7 +42,7 @@ def node_of(host: Host, info: dict[str, Any], images: dict[str, int], *, backend
         taints=host.taints,
         arch=machine,
         gpu_type=host.gpu_type,
-        location=Location(host.region, host.zone, host.datacenter, host.rack).at(host.lat, host.lng),
+        location=Location(host.region, host.zone, host.datacenter, host.rack).with_coordinates(host.lat, host.lng),
         cost_milli=round(host.cost * 1000),
         ready=not problem,
         not_ready_reason=problem,

@@ -155,7 +155,7 @@ class Stops:
         if tracked.over:
             return False
         now = asyncio.get_running_loop().time()
-        save_s = hook.timeout_ms / 1000 if hook is not None and hook.hooked else 0
+        save_s = hook.timeout_ms / 1000 if hook is not None and hook.has_hook else 0
         if tracked.stopping is None:
             tracked.stopping = StopPlan.begin(code, reason, now, grace_ms / 1000, save_s)
             return True

@@ -26,7 +26,7 @@ from hodei.backends.hpc.request import Files, RequestBuilder
 from hodei.backends.hpc.submission import ARRAY, Submissions
 from hodei.backends.hpc.supervision import RunSupervision
 from hodei.backends.hpc.tracked_run import Entry, TrackedRun
-from hodei.model.backend import Capabilities, Executed, NodeUsage
+from hodei.model.backend import Capabilities, ExecResult, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.facts import RunObserved
@@ -341,7 +341,7 @@ class HpcBackend(PlainBackend):
             self.journal.write(*(structs.replace(ticket.entry, forgotten=True) for ticket in gone))
             await asyncio.to_thread(lambda: [self.files.drop(ticket.files) for ticket in gone])
 
-    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> ExecResult:
         if not self.capabilities.node_execute:
             return await super().execute_on(node, command, timeout_ms)
         self.must_be_open()
@@ -350,7 +350,7 @@ class HpcBackend(PlainBackend):
         line, inner = self.offers.place(node)
         return await self.queue.execute_on(inner, line.name, command, timeout_ms / 1000)
 
-    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
         if not self.capabilities.execute:
             return await super().execute(run, command, timeout_ms)
         if not await self._running([run]):

@@ -429,7 +429,7 @@ class _Job:
         self._append = option.value.startswith("a")
 
     def partition(self, option: Option) -> None:
-        self.selector("slurm.hodei.io/line", option)
+        self.selector("slurm.hodei.io/queue", option)
 
     def exports(self, option: Option) -> None:
         self._export = option.value
@@ -496,7 +496,7 @@ class _Job:
             self.note(option, f"({key}={value}) has no like here and was left out")
 
     def queue(self, option: Option) -> None:
-        self.selector("pbs.hodei.io/line", option)
+        self.selector("pbs.hodei.io/queue", option)
 
     def ignore(self, option: Option) -> None:
         """It says what is so here anyway."""

@@ -16,7 +16,7 @@ from hodei.backends.hpc.ports import Cluster, Line, Queue
 from hodei.model.backend import NodeUsage
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.ids import NodeName
-from hodei.model.node import DELEGATED, GPU_ONLY, LINE, Node, Pool, Taint, TaintEffect
+from hodei.model.node import DELEGATED, GPU_ONLY, QUEUE_LABEL_SUFFIX, Node, Pool, Taint, TaintEffect
 from hodei.model.resources import GPU
 
 Mode = Literal["placed", "delegate"]
@@ -83,7 +83,7 @@ class ClusterNodes:
 
     def _own(self, node: Node) -> Node:
         line = self._line_of(node.name)
-        labels = {**node.labels, f"{self._kind}{LINE}": line.name, "hodei.io/hostname": node.name}
+        labels = {**node.labels, f"{self._kind}{QUEUE_LABEL_SUFFIX}": line.name, "hodei.io/hostname": node.name}
         return structs.replace(
             node,
             name=f"{self._name}-{node.name}",
@@ -143,7 +143,7 @@ class ClusterNodes:
             backend=self._name,
             kind=self._kind,
             capacity=dict(total),
-            labels={**shared, f"{self._kind}{LINE}": line.name, DELEGATED: "true"},
+            labels={**shared, f"{self._kind}{QUEUE_LABEL_SUFFIX}": line.name, DELEGATED: "true"},
             taints=(Taint(GPU_ONLY, effect=effect),) if effect else (),
             pool=pool,
             arch=min({node.arch for node in members}) if len({node.arch for node in members}) == 1 else "",

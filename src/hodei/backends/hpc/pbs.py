@@ -61,7 +61,7 @@ class PbsOptions:
                 chosen[name] = value
             elif name == "queue":
                 if value != line.name:
-                    label = f"`node_selector: {{pbs.hodei.io/line: {value[:60]}}}`"
+                    label = f"`node_selector: {{pbs.hodei.io/queue: {value[:60]}}}`"
                     raise _refused(option, f"Hodei chose the queue {line.name}", label)
             elif name not in _OVERRIDDEN:
                 raise _refused(option, "it is not for jobs to say", _INSTEAD.get(name, ""))

@@ -22,7 +22,7 @@ from hodei.backends.hpc import pbs_states
 from hodei.backends.hpc.commands import Commands, Done
 from hodei.backends.hpc.ports import Cluster, Doubtful, Seen, Submission
 from hodei.backends.hpc.script import SHELL
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.resources import Resources
 
@@ -142,10 +142,10 @@ class PbsCommands:
         if done.code not in (0, _UNKNOWN, _FINISHED):
             raise BackendError(f"{words[0]}: {done.words}")
 
-    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> Executed:
+    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> ExecResult:
         raise BackendRefused("no command can be run on a node this way", hint="log in to the node")
 
-    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> Executed:
+    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> ExecResult:
         raise BackendRefused("PBS runs no command beside a run", hint="read the run's log instead")
 
     async def _ask(self, *words: str, fine: Sequence[int] = ()) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 from hodei.model.errors import IN_DOUBT, BackendError
 from hodei.model.node import Node
 from hodei.model.resources import Resources
@@ -144,11 +144,11 @@ class Queue(Protocol):
         """When those that wait will begin, by number, in ms since the epoch, as far as the system can tell."""
         ...
 
-    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> Executed:
+    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> ExecResult:
         """Run these words on the first node of a running job, within its allocation."""
         ...
 
-    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> Executed:
+    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> ExecResult:
         """Run these words on a node, as a job of their own that starts at once or not at all."""
         ...
 

@@ -221,7 +221,7 @@ class RequestBuilder:
             raise BackendRefused(
                 f"{self._system} cannot run an image", hint="leave out `image`, or choose a backend with containers"
             )
-        if spec.health.wanted:
+        if spec.health.enabled:
             raise BackendRefused(
                 f"nobody looks at the health of runs in {self._system}",
                 hint="leave out `health`, or choose another backend",

@@ -20,8 +20,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from hodei.model.audit import looks_secret
 from hodei.model.errors import BackendRefused
-from hodei.model.secrets import looks_secret
 
 SHELL = "/bin/bash"
 NOT_TRIED = 125

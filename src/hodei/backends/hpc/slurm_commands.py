@@ -16,7 +16,7 @@ from hodei.backends.hpc.commands import Commands, Done
 from hodei.backends.hpc.ports import Cluster, Doubtful, Seen, Submission
 from hodei.backends.hpc.script import array_script
 from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, node_of, partition_of, seen_of, usage
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.resources import Resources
 
@@ -196,7 +196,7 @@ class SlurmCommands:
         if done.code != 0 and not _UNKNOWN_JOB.search(done.words):
             raise BackendError(f"scancel: {_without_prefix(done.words)}")
 
-    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> Executed:
+    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> ExecResult:
         srun: tuple[str, ...] = (
             "srun",
             f"--jobid={job}",
@@ -210,7 +210,7 @@ class SlurmCommands:
         done = await self._commands.run(srun, timeout_s=timeout_s)
         return _executed(done)
 
-    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> Executed:
+    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> ExecResult:
         minutes = max(1, -(-int(timeout_s) // 60)) + 1
         srun: tuple[str, ...] = (
             "srun", "--job-name=hodei-node-exec", f"--nodelist={node}", f"--partition={line}", "--nodes=1", "--ntasks=1",
@@ -238,10 +238,10 @@ class SlurmCommands:
         return done.stdout.decode(errors="replace")
 
 
-def _executed(done: Done) -> Executed:
+def _executed(done: Done) -> ExecResult:
     cut = len(done.stdout) > OUTPUT_LIMIT or len(done.stderr) > OUTPUT_LIMIT
     code = 128 - done.code if done.code is not None and done.code < 0 else done.code
-    return Executed(code, done.stdout[:OUTPUT_LIMIT], done.stderr[:OUTPUT_LIMIT], cut)
+    return ExecResult(code, done.stdout[:OUTPUT_LIMIT], done.stderr[:OUTPUT_LIMIT], cut)
 
 
 def submit_words(wanted: Submission, *, requeue: bool) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class SlurmOptions:
             chosen[name] = value
         elif name == "partition":
             if value != line.name:
-                label = f"`node_selector: {{slurm.hodei.io/line: {value[:60]}}}`"
+                label = f"`node_selector: {{slurm.hodei.io/queue: {value[:60]}}}`"
                 raise _refused(option, f"Hodei chose the partition {line.name}", label)
         elif name in _ONE:
             if value not in ("1", "1-1"):

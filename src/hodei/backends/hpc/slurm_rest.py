@@ -23,7 +23,7 @@ from hodei.backends.hpc.ports import Cluster, Doubtful, Seen, Submission
 from hodei.backends.hpc.slurm_commands import NEVER, gres_words
 from hodei.backends.hpc.slurm_nodes import SlurmNode, cluster, rest_node, rest_partition, seen_of, usage
 from hodei.http_client import IDLE_S, Origin, Pool, Unreached, encode_request
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused
 from hodei.model.resources import Resources
 
@@ -219,10 +219,10 @@ class SlurmRest:
         wrong = [error for error in answer.errors if error.number not in _NOT_THERE]
         _raise_if_wrong(_Answer([error for error in wrong if not fine or fine not in _said(error)]))
 
-    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> Executed:
+    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> ExecResult:
         raise BackendRefused("no command can be run on a node this way", hint="log in to the node")
 
-    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> Executed:
+    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> ExecResult:
         raise BackendRefused("slurmrestd runs no command beside a run", hint='set transport = "commands"')
 
     # ---------------------------------------------------------------------------------------- speaking

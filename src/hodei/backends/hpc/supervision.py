@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from hodei.backends.hpc.tracked_run import TrackedRun, read_record
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 from hodei.model.effects import Stop
 from hodei.model.errors import BackendError, BackendRefused, NotFound
 from hodei.model.ids import RunId
@@ -59,7 +59,7 @@ class RunSupervision:
             return
         if ticket.end is not None:
             return
-        hook = order.checkpoint if order.checkpoint is not None and order.checkpoint.hooked else None
+        hook = order.checkpoint if order.checkpoint is not None and order.checkpoint.has_hook else None
         grace_s = order.grace_ms / 1000
         if not ticket.stop_code:
             ticket.stop_code, ticket.stop_reason, ticket.grace_s = "stop", order.reason.text, grace_s
@@ -78,9 +78,9 @@ class RunSupervision:
         queue = self._of.queue
         loop = asyncio.get_running_loop()
         if hook is not None and ticket.phase == "running":
-            ticket.hooked = True
+            ticket.has_hook = True
             ticket.note = await self._save(ticket, hook)
-            ticket.hooked = False
+            ticket.has_hook = False
         told = False
         while not ticket.ended.is_set():
             try:
@@ -121,7 +121,7 @@ class RunSupervision:
             ticket.stop_reason = timeout_reason(entry.timeout_ms)
             ticket.grace_s = entry.grace_ms / 1000
             self._do(self._bring_down(ticket, None))
-        elif entry.hook is not None and entry.hook.hooked and entry.hook.every_ms:
+        elif entry.hook is not None and entry.hook.has_hook and entry.hook.every_ms:
             if not ticket.next_save_ms:
                 ticket.next_save_ms = ticket.began_ms + entry.hook.every_ms
             elif now_ms >= ticket.next_save_ms:
@@ -169,7 +169,7 @@ class RunSupervision:
             await _within(ticket.ended, LOOK_S)
         return ""
 
-    async def beside(self, ticket: TrackedRun, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def beside(self, ticket: TrackedRun, command: Sequence[str], timeout_ms: int) -> ExecResult:
         """A command in the place and with the environment of the run's own."""
         record = await asyncio.to_thread(read_record, ticket.files)
         if not record.pid:

@@ -137,7 +137,7 @@ class TrackedRun:
         self.stop_code = ""  # stop, or timeout
         self.stop_reason = ""
         self.note = ""  # what became of saving the work before the stop
-        self.hooked = False
+        self.has_hook = False
         self.in_a_hurry = False
         self.grace_s = 0.0
         self.kill_at_s = float("inf")  # on the loop's clock
@@ -178,7 +178,7 @@ def end_of(ticket: TrackedRun, seen: Seen, record: Record, now_ms: int, system: 
     because = "; ".join(filter(None, (ticket.stop_reason, ticket.note)))
     if ticket.stop_code == "stop":
         # Asked to save its work and not yet to end: then a good end is its own doing.
-        return ended("succeeded") if ticket.hooked and code == 0 else ended("stopped", reason=because)
+        return ended("succeeded") if ticket.has_hook and code == 0 else ended("stopped", reason=because)
     if ticket.stop_code:
         return ended("failed", ticket.stop_code, because)
     if seen.reason_code == "lost" and record.exit_code != 0:

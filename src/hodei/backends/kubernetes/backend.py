@@ -25,7 +25,7 @@ from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.objects import Node as KubeNode
 from hodei.kube.api.objects import Pod
 from hodei.kube.api.reflector import Reflector, Resource
-from hodei.model.backend import Capabilities, Executed, NodeUsage
+from hodei.model.backend import Capabilities, ExecResult, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, InvalidInput, NotFound
 from hodei.model.facts import RunObserved
@@ -261,7 +261,7 @@ class KubernetesBackend(PlainBackend):
         for order in orders:
             self._keeper.save(order.run, order.checkpoint)
 
-    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> Executed:
+    async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
         pods, pod = self._open(), self._runs.pods.get(run)
         if pod is None or pod.container.running is None:
             raise NotFound(f"run {run} does not run", hint="see how it stands with `hodei job show`")

@@ -118,15 +118,15 @@ def care_for(order: Start) -> Care | None:
     """None if the job asks for nothing of this kind."""
     spec, checkpoint = order.spec, order.spec.checkpoint
     asked = checkpoint != Checkpoint()
-    if not asked and not spec.health.wanted:
+    if not asked and not spec.health.enabled:
         return None
     health = spec.health
     if health.file:
         health = HealthCheck((), "", _absolute(health.file, order), *_times(health))
     return Care(
         file=(_absolute(checkpoint.file, order) if checkpoint.file else CHECKPOINT_FILE) if asked else "",
-        save=checkpoint if checkpoint.hooked else None,
-        health=health if health.wanted else None,
+        save=checkpoint if checkpoint.has_hook else None,
+        health=health if health.enabled else None,
         grace_ms=spec.grace_ms,
     )
 

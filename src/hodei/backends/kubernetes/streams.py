@@ -21,7 +21,7 @@ from hodei.backends.kubernetes.manifest import MAIN
 from hodei.http_client import Unreached
 from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.websocket import WebSocket
-from hodei.model.backend import Executed
+from hodei.model.backend import ExecResult
 from hodei.model.errors import IN_DOUBT, BackendError, BackendRefused, NotFound
 from hodei.model.ids import RunId
 
@@ -59,13 +59,13 @@ class _Said:
         self.cut = self.cut or len(stream) + len(part) > SAID_LIMIT
         stream += part[: SAID_LIMIT - len(stream)]
 
-    def with_code(self, code: int | None, otherwise: str = "") -> Executed:
+    def with_code(self, code: int | None, otherwise: str = "") -> ExecResult:
         """`otherwise`: told in the place of an empty stderr."""
         stdout, stderr = (bytes(self.streams[channel]) for channel in (_STDOUT, _STDERR))
-        return Executed(code, stdout, stderr or otherwise.encode(), self.cut)
+        return ExecResult(code, stdout, stderr or otherwise.encode(), self.cut)
 
 
-async def execute(api: Api, pod_path: str, command: Sequence[str], timeout_ms: int) -> Executed:
+async def execute(api: Api, pod_path: str, command: Sequence[str], timeout_ms: int) -> ExecResult:
     """NotFound if the container does not run; BackendError if the API cannot do it now or how it ended is not known."""
     if not command or any("\0" in word for word in command):
         raise BackendRefused("the command is empty, or holds a NUL character")
@@ -101,7 +101,7 @@ async def _listen(socket: WebSocket, said: _Said) -> _Status:
     raise Unreached("the connection was closed before the command's exit code came")
 
 
-def _result(ended: _Status, said: _Said) -> Executed:
+def _result(ended: _Status, said: _Said) -> ExecResult:
     if ended.status == "Success":
         return said.with_code(0)
     causes = ended.details.causes if ended.details is not None else ()

@@ -96,7 +96,7 @@ class RunSupervision:
 
     def stop_later(self, order: Stop) -> bool:
         """Whether the stop is carried out here, after the run has saved its work. A second order only ever hastens it."""
-        hook = order.checkpoint if order.checkpoint is not None and order.checkpoint.hooked else None
+        hook = order.checkpoint if order.checkpoint is not None and order.checkpoint.has_hook else None
         kept, now = self._kept.get(order.run), asyncio.get_running_loop().time()
         grace_s = order.grace_ms / 1000
         asked = _Stopping(now + (hook.timeout_ms / 1000 if hook is not None else 0), grace_s)

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hodei.cli.shims.rows import LIVE, STATES, Given, Refused, Row
-from hodei.model.array import read_indices
+from hodei.model.array import parse_indices
 from hodei.model.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def ids_of(client: Client, text: str) -> list[int]:
     if not found[2] and not found[3]:
         return list(range(place.first, place.last + 1))
     try:
-        return [place.job_of(index) for index in read_indices((found[2] or found[3]).partition("%")[0])]
+        return [place.job_of(index) for index in parse_indices((found[2] or found[3]).partition("%")[0])]
     except InvalidInput as error:
         raise NotFound(error.message, hint=error.hint) from None
 

@@ -104,7 +104,7 @@ def submission(
         token=secrets.token_hex(6),
     )
     document, notes = converted(text, name, directory=os.getcwd(), submitted=here)
-    labels = {USER: user, PARTITION: document.get("node_selector", {}).get("slurm.hodei.io/line", "")}
+    labels = {USER: user, PARTITION: document.get("node_selector", {}).get("slurm.hodei.io/queue", "")}
     document["labels"] = {**document.get("labels", {}), **{name: value for name, value in labels.items() if value}}
     return document, notes
 

@@ -11,7 +11,7 @@ from hodei.cli.shims.rows import Fields, Refused, lines, read
 
 _USUAL = "%9P %.5a %.10l %.6D %.6t %N"
 _BY_NODE = "%10N %.6D %.9P %6t"
-_LABEL = "slurm.hodei.io/line"
+_LABEL = "slurm.hodei.io/queue"
 
 
 class Group(NamedTuple):

@@ -18,7 +18,7 @@ from hodei.control.state import ClusterState
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Bounds, Gang, Shares
 from hodei.model.accounting import QuotaRow, ShareReport, UsageRow
-from hodei.model.array import elements_of
+from hodei.model.array import element_count
 from hodei.model.effects import Save, SaveUsage
 from hodei.model.errors import InvalidInput, QueueFull
 from hodei.model.job import Job, JobSpec, Reason, Run
@@ -158,7 +158,7 @@ class Accounts:
             mine = self.quotas.of(spec.project)
             if mine is None or mine.pending is None:
                 continue
-            by, more = waiting[spec.project], elements_of(spec)
+            by, more = waiting[spec.project], element_count(spec)
             if sum(by.values()) + more > mine.pending:
                 most = sorted(by.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
                 who = ", ".join(f"{user or NOBODY} {count}" for user, count in most)

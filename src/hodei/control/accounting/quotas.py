@@ -17,9 +17,9 @@ from hodei.engine.fairness.lending import Quota, allowance, reclaim_from
 from hodei.engine.view import Gang
 from hodei.model.accounting import QuotaRow
 from hodei.model.ids import JobId
-from hodei.model.job import FIRMNESS, Job, JobSpec, Reason, Run, job_qos
+from hodei.model.job import QOS_RANK, Job, JobSpec, Reason, Run, job_qos
+from hodei.model.outcome import StopReason
 from hodei.model.resources import Resources, human_amount
-from hodei.model.stop_reason import StopReason
 
 JOBS = "jobs"
 EVERY_PROJECT = "*"
@@ -209,7 +209,7 @@ class Quotas:
         live = (self._cluster.jobs[id] for id in self._live if id in self._cluster.jobs)
         mine = [job for job in live if job.spec.project == project]
         return sorted(
-            mine, key=lambda job: (job.spec.priority, FIRMNESS[job_qos(job.spec)], -job.scheduled_ms, -job.id)
+            mine, key=lambda job: (job.spec.priority, QOS_RANK[job_qos(job.spec)], -job.scheduled_ms, -job.id)
         )
 
     # ------------------------------------------------------------------------------------------------- telling

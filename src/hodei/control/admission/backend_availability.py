@@ -18,9 +18,9 @@ from hodei.engine.explain import objections
 from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang, View
+from hodei.model.backend import NEEDS, needs_of
 from hodei.model.facts import BackendReported
 from hodei.model.job import JobSpec
-from hodei.model.needs import NEEDS, needs_of
 
 UNAVAILABLE = "BACKEND_UNAVAILABLE"
 DISABLED = "BACKEND_DISABLED"

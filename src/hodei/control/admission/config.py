@@ -14,10 +14,9 @@ from hodei.control.admission.profile_router import BreakerPolicy, ProfileRouter
 from hodei.control.admission.routing import ProfileAvailability, RouteRule, Routing, WaitDefaults, WaitLimits
 from hodei.model.affinity import parse_selector
 from hodei.model.config import EscalationConfig, RouteConfig, SchedulingConfig
-from hodei.model.errors import InvalidInput
+from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.job import PRIORITY_CLASSES
 from hodei.model.resources import parse_duration_ms
-from hodei.model.text import did_you_mean
 
 Problems = list[tuple[str, str]]
 # Jobs that are tried in one step: many, so that one commit starts many; not all, as facts are waiting too.

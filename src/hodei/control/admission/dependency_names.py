@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from hodei.model.array import ArrayPlace, elements_of, firsts, read_indices
+from hodei.model.array import ArrayElement, element_count, first_ids, parse_indices
 from hodei.model.dependency import Dependencies, Dependency
-from hodei.model.errors import InvalidInput
+from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.ids import JobId
 from hodei.model.job import JobSpec
-from hodei.model.text import did_you_mean
 
 MOST_EDGES = 1_000_000
 _HINT = "hodei jobs -a shows what there is"
@@ -39,7 +38,7 @@ class Found(Struct, frozen=True):
     names: Mapping[Name, Sequence[JobId]] = {}
     jobs: Mapping[JobId, str] = {}
     near: Mapping[str, Sequence[str]] = {}
-    arrays: Mapping[JobId, ArrayPlace] = {}
+    arrays: Mapping[JobId, ArrayElement] = {}
 
 
 def depends(specs: Iterable[JobSpec]) -> bool:
@@ -68,7 +67,7 @@ def resolved(specs: Sequence[JobSpec], first: JobId, found: Found) -> list[JobSp
     for place, spec in enumerate(specs):
         own.setdefault((spec.project, spec.name), []).append(place)
     refuse_rings(specs)
-    begins, out, edges = firsts(specs, first), list[JobSpec](), 0
+    begins, out, edges = first_ids(specs, first), list[JobSpec](), 0
     for place, spec in enumerate(specs):
         if not spec.after.of:
             out.append(spec)
@@ -105,7 +104,7 @@ def resolved(specs: Sequence[JobSpec], first: JobId, found: Found) -> list[JobSp
     return out
 
 
-def _jobs_numbered(one: Dependency, found: Found) -> tuple[Sequence[JobId], ArrayPlace | None]:
+def _jobs_numbered(one: Dependency, found: Found) -> tuple[Sequence[JobId], ArrayElement | None]:
     """The number of an array's first job means the whole array, as everywhere; with brackets any element's number does."""
     array = found.arrays.get(one.job)
     if array is not None and (one.elements or one.job == array.first):
@@ -114,13 +113,13 @@ def _jobs_numbered(one: Dependency, found: Found) -> tuple[Sequence[JobId], Arra
 
 
 def _elements(
-    specs: Sequence[JobSpec], place: int, one: Dependency, array: ArrayPlace | None
+    specs: Sequence[JobSpec], place: int, one: Dependency, array: ArrayElement | None
 ) -> list[tuple[JobId, int]]:
     """The jobs that brackets choose, each with its index."""
     if array is None:
         raise _unknown(specs, place, f"{one.job or one.name} is not an array", "leave out the brackets")
     try:
-        return [(array.job_of(index), index) for index in read_indices(one.elements[1:-1])]
+        return [(array.job_of(index), index) for index in parse_indices(one.elements[1:-1])]
     except InvalidInput as error:
         raise _unknown(specs, place, error.message, error.hint) from None
 
@@ -132,7 +131,7 @@ def _jobs_called(
     own: Mapping[Name, Sequence[int]],
     begins: Sequence[JobId],
     found: Found,
-) -> tuple[Sequence[JobId], ArrayPlace | None]:
+) -> tuple[Sequence[JobId], ArrayElement | None]:
     project = specs[place].project
     here = own.get((project, name), ())
     if len(here) > 1:
@@ -141,7 +140,7 @@ def _jobs_called(
     if here:
         begin, mould = begins[here[0]], specs[here[0]].array
         array = structs.replace(mould, first=begin) if mould is not None else None
-        return range(begin, begin + elements_of(specs[here[0]])), array
+        return range(begin, begin + element_count(specs[here[0]])), array
     if not found.names.get((project, name)):
         known = [*(spec.name for spec in specs), *found.near.get(project, ())]
         text = f"there is no job {name!r} in project {project}{did_you_mean(name, known)}"

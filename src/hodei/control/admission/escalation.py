@@ -15,8 +15,16 @@ from hodei.control.admission.routing import Routing
 from hodei.control.state import ClusterState, Timers
 from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
-from hodei.model.escalation_state import EscalationState, class_name, next_class, read, relaxable, relaxed, write
-from hodei.model.job import Job, JobSpec, Wish
+from hodei.model.escalation_state import (
+    EscalationState,
+    decode_escalation,
+    encode_escalation,
+    next_priority_class,
+    priority_class_name,
+    relax,
+    relaxable_rules,
+)
+from hodei.model.job import Job, JobSpec, RelaxableRule
 from hodei.model.resources import format_duration
 
 # How long nodes are given to come, after a restart say, before none of them counts as able to take a job; then how often
@@ -29,7 +37,7 @@ _KEPT = 10_000
 class EscalationPolicy(Struct, frozen=True):
     """0 ms: never. What a job says of itself goes first, but nobody goes higher than `promote_to`."""
 
-    relax: tuple[Wish, ...] = ()
+    relax: tuple[RelaxableRule, ...] = ()
     relax_after_ms: int = 0
     promote_after_ms: int = 0
     promote_to: int = 750
@@ -112,7 +120,7 @@ class Escalations:
         to = there.instead_of(here) if problem and there.mode == "fallback" else ""
         if not to or not self._routing.open_to(to, job.spec.project):
             return job
-        before = read(job.escalation_state)
+        before = decode_escalation(job.escalation_state)
         escalation = structs.replace(
             before, profile=to, profile_before=before.profile_before or here, moved_ms=now_ms, cause=problem
         )
@@ -121,7 +129,7 @@ class Escalations:
 
     def backend_failed(self, job: Job, backends: Collection[str], now_ms: int) -> Job:
         """A job could not be started there, or was lost: the others of the chain go first for it from now on."""
-        before = read(job.escalation_state)
+        before = decode_escalation(job.escalation_state)
         new = [name for name in self._chain if name in backends and name not in before.failed_on]
         if not new:
             return job
@@ -145,11 +153,15 @@ class Escalations:
         return bool(policy.relax_after_ms or policy.promote_after_ms)
 
     def _next_for(self, job: Job, now_ms: int) -> int | None:
-        policy, escalation, since = self._for(job.spec), read(job.escalation_state), job.queued_ms or job.submitted_ms
+        policy, escalation, since = (
+            self._for(job.spec),
+            decode_escalation(job.escalation_state),
+            job.queued_ms or job.submitted_ms,
+        )
         due = []
-        if policy.relax_after_ms and relaxable(job.spec, policy.relax):
+        if policy.relax_after_ms and relaxable_rules(job.spec, policy.relax):
             due.append(since + policy.relax_after_ms)
-        if policy.promote_after_ms and next_class(job.spec.priority, policy.promote_to) > job.spec.priority:
+        if policy.promote_after_ms and next_priority_class(job.spec.priority, policy.promote_to) > job.spec.priority:
             due.append(max(since, escalation.promoted_ms) + policy.promote_after_ms)
         fallback = self._open_fallback(job)
         if fallback is not None:
@@ -198,36 +210,36 @@ class Escalations:
 
     def _helped(self, job: Job, gang: Gang, now_ms: int) -> Job:
         policy, since = self._for(job.spec), job.queued_ms or job.submitted_ms
-        wishes = relaxable(job.spec, policy.relax) if policy.relax_after_ms else ()
+        wishes = relaxable_rules(job.spec, policy.relax) if policy.relax_after_ms else ()
         if wishes and since + policy.relax_after_ms <= now_ms:
             job = self._relax(job, wishes, now_ms)
-        promoted_ms = max(since, read(job.escalation_state).promoted_ms)
+        promoted_ms = max(since, decode_escalation(job.escalation_state).promoted_ms)
         if policy.promote_after_ms and promoted_ms + policy.promote_after_ms <= now_ms:
             job = self._promote(job, policy.promote_to, now_ms)
         return self._fall_back(job, gang, since, now_ms)
 
-    def _relax(self, job: Job, wishes: tuple[Wish, ...], now_ms: int) -> Job:
-        before = read(job.escalation_state)
+    def _relax(self, job: Job, wishes: tuple[RelaxableRule, ...], now_ms: int) -> Job:
+        before = decode_escalation(job.escalation_state)
         escalation = structs.replace(before, wishes=(*before.wishes, *wishes), relaxed_ms=now_ms)
         cause = f"it has waited for {_waited(job, now_ms)}"
         self._cluster.emit("job.relaxed", now_ms, job=job.id, rules=list(wishes), cause=cause)
-        return self._changed(job, relaxed(job.spec, wishes), escalation, now_ms)
+        return self._changed(job, relax(job.spec, wishes), escalation, now_ms)
 
     def _promote(self, job: Job, cap: int, now_ms: int) -> Job:
-        priority = next_class(job.spec.priority, cap)
+        priority = next_priority_class(job.spec.priority, cap)
         if priority == job.spec.priority:
             return job
-        before = read(job.escalation_state)
+        before = decode_escalation(job.escalation_state)
         first = before.priority_before if before.priority_before >= 0 else job.spec.priority
         escalation = structs.replace(before, priority=priority, priority_before=first, promoted_ms=now_ms)
         self._cluster.emit(
-            "job.promoted", now_ms, job=job.id, before=class_name(job.spec.priority), to=class_name(priority),
+            "job.promoted", now_ms, job=job.id, before=priority_class_name(job.spec.priority), to=priority_class_name(priority),
             cause=f"it has waited for {_waited(job, now_ms)}",
         )  # fmt: skip
         return self._changed(job, structs.replace(job.spec, priority=priority), escalation, now_ms)
 
     def _fall_back(self, job: Job, gang: Gang, since_ms: int, now_ms: int) -> Job:
-        fallback, before = self._open_fallback(job), read(job.escalation_state)
+        fallback, before = self._open_fallback(job), decode_escalation(job.escalation_state)
         if fallback is None:
             return job
         since_ms = max(since_ms, before.moved_ms)
@@ -257,7 +269,7 @@ class Escalations:
 
     def _changed(self, job: Job, spec: JobSpec, escalation: EscalationState, now_ms: int) -> Job:
         # The line that it waits in is found by its spec, so the caller takes it out by the job as it was.
-        return self._cluster.change_job(job, now_ms, spec=spec, escalation_state=write(escalation))
+        return self._cluster.change_job(job, now_ms, spec=spec, escalation_state=encode_escalation(escalation))
 
 
 def _waited(job: Job, now_ms: int) -> str:

@@ -13,13 +13,12 @@ from hodei.engine.nodes import Table
 from hodei.engine.plan import Refusal
 from hodei.engine.profile import Profile
 from hodei.engine.view import View, gang_of
-from hodei.model.array import elements_of
-from hodei.model.errors import InvalidInput, QueueFull
+from hodei.model.array import element_count
+from hodei.model.backend import needs_of
+from hodei.model.errors import InvalidInput, QueueFull, did_you_mean
 from hodei.model.facts import BackendReported
 from hodei.model.job import JobSpec
-from hodei.model.needs import needs_of
 from hodei.model.resources import human_amount
-from hodei.model.text import did_you_mean
 
 
 class AdmissionPolicy(Struct, frozen=True):
@@ -89,7 +88,7 @@ class Gate:
                 if spec.size > self._policy.max_members:
                     most = self._policy.max_members
                     raise InvalidInput(f"{spec.name}: {spec.size} members, at most {most} are allowed")
-            asked[spec.profile] = asked.get(spec.profile, 0) + elements_of(spec)
+            asked[spec.profile] = asked.get(spec.profile, 0) + element_count(spec)
             if pending.get(spec.profile, 0) + asked[spec.profile] > profile.max_pending:
                 raise QueueFull(
                     f"the queue of profile {spec.profile!r} is full ({profile.max_pending} jobs pending)",

@@ -14,7 +14,7 @@ from hodei.control.admission.routing import FAULTS, Routing, limits_told
 from hodei.control.lifecycle.retry import Backoff
 from hodei.control.state import ClusterState
 from hodei.engine.points import Trigger
-from hodei.model.escalation_state import EscalationStep, applied, escalation_steps
+from hodei.model.escalation_state import EscalationStep, apply_escalation, escalation_steps
 from hodei.model.explanation import Status
 from hodei.model.job import Job
 from hodei.model.resources import format_duration
@@ -159,7 +159,9 @@ class ProfileRouter:
 
     def restored(self, job: Job) -> Job:
         """A job from the store with what was changed for it before."""
-        return structs.replace(job, spec=applied(job.spec, job.escalation_state)) if job.escalation_state else job
+        return (
+            structs.replace(job, spec=apply_escalation(job.spec, job.escalation_state)) if job.escalation_state else job
+        )
 
     @staticmethod
     def afresh(job: Job) -> Job:

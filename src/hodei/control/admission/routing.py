@@ -17,8 +17,7 @@ from hodei.model.affinity import Requirement, all_match
 from hodei.model.errors import InvalidInput
 from hodei.model.escalation_state import EscalationStep
 from hodei.model.job import Job, JobSpec
-from hodei.model.resources import GPU, format_duration
-from hodei.model.text import moment
+from hodei.model.resources import GPU, format_duration, format_time
 
 # ----------------------------------------------------------------------------------------- wait limits
 # How long a job may wait before it fails: what the job says, else its profile, else the server.
@@ -95,7 +94,7 @@ def limits_told(job: Job) -> tuple[EscalationStep, ...]:
     at_ms, name = found
     whose = next((part for part in job.spec.waits_by.split(", ") if part.startswith(f"{name} ")), f"its own {name}")
     span_ms = job.spec.scheduling_timeout_ms if name == "scheduling_timeout" else job.spec.max_queue_time_ms
-    return (EscalationStep(f"fails if it still waits at {moment(at_ms)} ({format_duration(span_ms)}: {whose})"),)
+    return (EscalationStep(f"fails if it still waits at {format_time(at_ms)} ({format_duration(span_ms)}: {whose})"),)
 
 
 def _due(job: Job) -> tuple[int, str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.dependencies import NEVER_MET, WAITING_FOR_DEPENDENCY
-from hodei.model.array import shell_word
+from hodei.model.array import shell_reference
 from hodei.model.dependency import Dependency, DependencyStatus
 from hodei.model.explanation import Blocker, Explanation
 from hodei.model.ids import JobId
@@ -47,12 +47,12 @@ def waiting_for(controller: Controller, job: Job, now_ms: int, why: Why) -> Expl
 
 
 def would_wait(
-    controller: Controller, spec: JobSpec, standings: Iterable[DependencyStatus], now_ms: int
+    controller: Controller, spec: JobSpec, dependency_statuses: Iterable[DependencyStatus], now_ms: int
 ) -> Explanation | None:
     """For a job that has not been submitted: whether it would have to wait for others first, or would fail at once."""
     if not spec.after.of:
         return None
-    ended = {one.job: one for one in standings}
+    ended = {one.job: one for one in dependency_statuses}
     open_ones, lost = list[Dependency](), list[Dependency]()
     for one in spec.after.of:
         known, told = controller.cluster.jobs.get(one.job), ended.get(one.job)
@@ -98,7 +98,7 @@ def _hint(controller: Controller, job: Job, open_ones: list[Dependency]) -> str:
 
 def _word(controller: Controller, id: JobId) -> str:
     found = controller.cluster.jobs.get(id)
-    return shell_word(id, found.spec.array if found is not None else None)
+    return shell_reference(id, found.spec.array if found is not None else None)
 
 
 def _trigger(open_ones: list[Dependency]) -> str:

@@ -24,11 +24,10 @@ from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
 from hodei.engine.ranking import Rankings
 from hodei.engine.view import Gang, Member, View, gang_of
-from hodei.model.errors import NotFound
+from hodei.model.errors import NotFound, did_you_mean
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Patch, Placement, Suggestion
 from hodei.model.ids import NodeName
 from hodei.model.job import Decision, JobSpec
-from hodei.model.text import did_you_mean
 
 SUGGESTIONS_SHOWN = 5
 # Every try costs as much as placing the gang, and `why` must answer at once: fewer tries of a large gang in a wide cluster.

@@ -16,12 +16,12 @@ from hodei.model.explanation import Explanation, ReservedStart
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import Job
 from hodei.model.node import Grant
-from hodei.model.reservation import Hold
+from hodei.model.reservation import CapacityHold
 
 _SHOWN = 5
 
 
-def holds_on(cluster: ClusterState, node: NodeName) -> tuple[Hold, ...]:
+def holds_on(cluster: ClusterState, node: NodeName) -> tuple[CapacityHold, ...]:
     """All that is spoken for of a node, the soonest first."""
     claims = sorted(cluster.availability.claims_on(node), key=lambda claim: (claim.start_ms, claim.job, claim.name))
     return tuple(_hold(node, claim) for claim in claims)
@@ -51,11 +51,11 @@ def in_time(controller: Controller, job: Job, answer: Explanation, now_ms: int) 
     return structs.replace(answer, held_for=held_for)
 
 
-def _held_for(controller: Controller, gang: Gang, now_ms: int) -> Sequence[Hold]:
+def _held_for(controller: Controller, gang: Gang, now_ms: int) -> Sequence[CapacityHold]:
     """Whose room it is on nodes that have enough for a member now; of each owner the first node."""
     availability, table = controller.cluster.availability, controller.cluster.table
     until_ms = now_ms + gang.estimate_ms if gang.estimate_ms else FOREVER
-    found: dict[tuple[int, str], Hold] = {}
+    found: dict[tuple[int, str], CapacityHold] = {}
     for node in sorted(availability.claimed):
         row = table.row.get(node)
         if row is None:
@@ -73,8 +73,8 @@ def _held_for(controller: Controller, gang: Gang, now_ms: int) -> Sequence[Hold]
     return list(found.values())
 
 
-def _hold(node: NodeName, claim: Claim) -> Hold:
-    return Hold(node, claim.start_ms, claim.end_ms, claim.request, claim.job, claim.name, claim.project)
+def _hold(node: NodeName, claim: Claim) -> CapacityHold:
+    return CapacityHold(node, claim.start_ms, claim.end_ms, claim.request, claim.job, claim.name, claim.project)
 
 
 # ---------------------------------------------------------------------------------------- next release

@@ -14,8 +14,8 @@ from hodei.control.clone import clone_controller
 from hodei.control.controller import Controller
 from hodei.control.explain.lookahead import Lookahead, Started, look_ahead
 from hodei.model.dependency import DependencyStatus
-from hodei.model.errors import InvalidInput, NotFound
-from hodei.model.explanation import Evicted, Outlook, WhatIf
+from hodei.model.errors import InvalidInput, NotFound, did_you_mean
+from hodei.model.explanation import ProjectedEviction, ProjectedStart, WhatIf
 from hodei.model.facts import (
     Fact,
     JobRestored,
@@ -28,7 +28,6 @@ from hodei.model.facts import (
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import Job, JobSpec, Run
 from hodei.model.node import Node
-from hodei.model.text import did_you_mean
 
 MOST_NODES_ADDED = 10_000
 # A start that moves by less is the same start.
@@ -38,14 +37,14 @@ _STARTED = Started(0, ())
 
 class Question(Struct, frozen=True):
     """What is to be different. `like`: the node that the added ones are copies of ("": the largest one).
-    `first`: the number that the first of the jobs would have (0: the next one); `standings` of those they wait for."""
+    `first`: the number that the first of the jobs would have (0: the next one); `dependency_statuses` of those they wait for."""
 
     jobs: tuple[JobSpec, ...] = ()
     add_nodes: int = 0
     like: NodeName = ""
     remove_nodes: tuple[NodeName, ...] = ()
     first: JobId = 0
-    standings: tuple[DependencyStatus, ...] = ()
+    dependency_statuses: tuple[DependencyStatus, ...] = ()
 
 
 def what_if(
@@ -78,7 +77,7 @@ def what_if(
         probe.step(now_ms, [*first, *changes])
         probe.gate.check(question.jobs, probe.pending())
     new = [
-        JobSubmitted(Job(id, spec, "pending", now_ms, now_ms, queued_ms=now_ms), question.standings)
+        JobSubmitted(Job(id, spec, "pending", now_ms, now_ms, queued_ms=now_ms), question.dependency_statuses)
         for id, spec in asked.items()
     ]
     before = look_ahead(clone_controller(live), now_ms, run_ms, max_steps=max_steps, go_on=go_on)
@@ -149,10 +148,10 @@ def _answer(
 ) -> WhatIf:
     jobs = live.cluster.jobs
     waiting = [id for id in sorted(jobs) if jobs[id].state == "pending"]
-    sooner, later, same = list[Outlook](), list[Outlook](), 0
+    sooner, later, same = list[ProjectedStart](), list[ProjectedStart](), 0
     for id in waiting:
         was, will = before.starts.get(id, _STARTED), after.starts.get(id, _STARTED)
-        outlook = Outlook(jobs[id].spec.name, id, will.at_ms, will.nodes, was.at_ms, was.nodes)
+        outlook = ProjectedStart(jobs[id].spec.name, id, will.at_ms, will.nodes, was.at_ms, was.nodes)
         if abs(will.at_ms - was.at_ms) < _SAME_MS:
             same += 1
         elif will.at_ms and (not was.at_ms or will.at_ms < was.at_ms):
@@ -168,9 +167,9 @@ def _answer(
         name = jobs[gone.job].spec.name if gone.job in jobs else ""
         by = new[gone.by].name if gone.by in new else jobs[gone.by].spec.name if gone.by in jobs else ""
         again_ms = again.at_ms if again is not None and again.at_ms >= gone.at_ms else 0
-        evicted.append(Evicted(name, gone.at_ms, gone.job, 0 if gone.by in new else gone.by, by, again_ms))
+        evicted.append(ProjectedEviction(name, gone.at_ms, gone.job, 0 if gone.by in new else gone.by, by, again_ms))
     asked = [
-        Outlook(spec.name, 0, after.starts.get(id, _STARTED).at_ms, after.starts.get(id, _STARTED).nodes)
+        ProjectedStart(spec.name, 0, after.starts.get(id, _STARTED).at_ms, after.starts.get(id, _STARTED).nodes)
         for id, spec in new.items()
     ]
     return WhatIf(now_ms, tuple(asked), tuple(evicted), tuple(sooner), tuple(later), same, notes)

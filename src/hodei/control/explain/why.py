@@ -27,7 +27,7 @@ from hodei.engine.points import Placed
 from hodei.engine.preemption.search import Preemption
 from hodei.engine.preemption.victims import FOREVER
 from hodei.engine.view import Gang, View
-from hodei.model.array import shell_word
+from hodei.model.array import shell_reference
 from hodei.model.dependency import DependencyStatus
 from hodei.model.escalation_state import escalation_steps
 from hodei.model.explanation import (
@@ -37,13 +37,12 @@ from hodei.model.explanation import (
     Placement,
     PriorityBreakdown,
     PriorityTerm,
-    QueuePlace,
+    QueuePosition,
     Status,
 )
 from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, Run
-from hodei.model.resources import format_duration
-from hodei.model.text import moment
+from hodei.model.resources import format_duration, format_time
 
 if TYPE_CHECKING:
     from hodei.control.controller import Controller
@@ -69,7 +68,13 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
     if known.state == "held":
         text = "held: it is not considered until it is released"
         return _about(
-            controller, known, now_ms, "held", "HELD", text, hint=f"hodei release {shell_word(job, known.spec.array)}"
+            controller,
+            known,
+            now_ms,
+            "held",
+            "HELD",
+            text,
+            hint=f"hodei release {shell_reference(job, known.spec.array)}",
         )
     if (outside := controller.arrays.explain(known, now_ms, controller.beat_ms)) is not None:
         return outside
@@ -117,7 +122,7 @@ def in_doubt(found: Explanation, backends: Sequence[str]) -> Explanation:
 
 
 def plan(
-    controller: Controller, specs: Sequence[JobSpec], now_ms: int, standings: Sequence[DependencyStatus] = ()
+    controller: Controller, specs: Sequence[JobSpec], now_ms: int, dependency_statuses: Sequence[DependencyStatus] = ()
 ) -> list[Explanation]:
     """What would become of these jobs if they were submitted now, in this order. Nothing is changed."""
     out, engine = list[Explanation](), controller.engine
@@ -134,7 +139,7 @@ def plan(
                 out.append(out[-1])  # nothing has changed since: many that are alike are one question
                 continue
             last = None
-            if (waits := would_wait(controller, spec, standings, now_ms)) is not None:
+            if (waits := would_wait(controller, spec, dependency_statuses, now_ms)) is not None:
                 out.append(waits)
                 continue
             gang = controller.gang(0, spec, now_ms)
@@ -177,7 +182,7 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
         text = "it has come just now and takes its place in line at once"
         return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle")
     past = with_past(job, "")
-    queue = QueuePlace(line.position(gang, controller.view(now_ms)), len(line))
+    queue = QueuePosition(line.position(gang, controller.view(now_ms)), len(line))
     common = {"queue": queue, "attempts": gang.attempts, "last_attempt_ms": gang.last_attempt_ms}
     until = line.backing_off_until(job.id)
     if until > now_ms:
@@ -243,7 +248,7 @@ def _refused(
 def _protected(found: Protection) -> str:
     names = ", ".join(f"job {victim.id} ({victim.job.name})" for victim in found.victims[:5])
     more = " and more" if len(found.victims) > 5 else ""
-    until = f"until {moment(found.until_ms)}" if found.until_ms < FOREVER else "for good"
+    until = f"until {format_time(found.until_ms)}" if found.until_ms < FOREVER else "for good"
     if found.by == "budget":
         return f"it could take the place of {names}{more}, but no more jobs are preempted {until} (budget)"
     return f"it could take the place of {names}{more}, but victims are protected {until} ({found.by})"

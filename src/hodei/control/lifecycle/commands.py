@@ -24,7 +24,7 @@ from hodei.model.facts import (
 )
 from hodei.model.ids import JobId
 from hodei.model.job import JOB_ENDED, Job
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 SUSPENDED = "suspended by a user"
 # The facts that `UserCommands` learns.
@@ -118,7 +118,7 @@ class UserCommands:
 
     def _save_work(self, id: JobId, now_ms: int) -> None:
         job = self._cluster.jobs.get(id)
-        if job is None or not job.spec.checkpoint.hooked:
+        if job is None or not job.spec.checkpoint.has_hook:
             return
         runs = [run for run in self._cluster.live_runs(id) if run.state == "running" and not run.stop_reason]
         for run in runs:

@@ -108,19 +108,19 @@ class Dependencies:
 
     # ------------------------------------------------------------------------------------------------ noting
 
-    def submitted(self, job: Job, standings: Iterable[DependencyStatus]) -> Job:
+    def submitted(self, job: Job, dependency_statuses: Iterable[DependencyStatus]) -> Job:
         """A job that depends on something is queued when that is met, not before."""
-        self.note(standings)
+        self.note(dependency_statuses)
         self.arrive(job)
         return structs.replace(job, queued_ms=0)
 
-    def restored(self, job: Job, standings: Iterable[DependencyStatus]) -> None:
-        self.note(standings)
+    def restored(self, job: Job, dependency_statuses: Iterable[DependencyStatus]) -> None:
+        self.note(dependency_statuses)
         if job.spec.after.of and job.state in ("pending", "held") and not (job.queued_ms or job.attempt):
             self.arrive(job)
 
-    def note(self, standings: Iterable[DependencyStatus]) -> None:
-        for one in standings:
+    def note(self, dependency_statuses: Iterable[DependencyStatus]) -> None:
+        for one in dependency_statuses:
             if not self._state_of(one.job):  # what is known here is never older than what was looked up
                 self._remember(one.job, one.state)
             if one.saved:

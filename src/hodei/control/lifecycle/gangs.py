@@ -18,10 +18,9 @@ from hodei.engine.preemption.victims import Place
 from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, Member
 from hodei.model.facts import RunObserved
-from hodei.model.failure import class_of_run, may_retry
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import RUN_ENDED, Job, Run, RunState
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason, may_retry, run_failure_class
 
 REPAIR = StopReason("member_ended", gang="repair")
 SHRUNK = StopReason("member_ended", gang="shrink")
@@ -104,7 +103,7 @@ class Gangs:
             return SHRUNK
         if spec.gang.on_failure != "repair" or spec.restart == "never":
             return None
-        if not may_retry(spec.retry_on, class_of_run("lost" if state == "lost" else fact.reason_code)):
+        if not may_retry(spec.retry_on, run_failure_class("lost" if state == "lost" else fact.reason_code)):
             return None
         if fact.reason_code == NOT_REACHED_RUN:
             return REPAIR

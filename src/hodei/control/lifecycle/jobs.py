@@ -29,10 +29,9 @@ from hodei.engine.points import Trigger
 from hodei.engine.view import Member
 from hodei.model.effects import Forget
 from hodei.model.facts import RunObserved
-from hodei.model.failure import class_of, code_of_run, may_retry
 from hodei.model.job import RUN_ENDED, Job, Run, RunState
-from hodei.model.stop_reason import StopCode, StopReason
-from hodei.model.text import moment
+from hodei.model.outcome import StopCode, StopReason, failure_class, job_code_of_run, may_retry
+from hodei.model.resources import format_time
 
 # ------------------------------------------------------------------------------------------ timestamps
 # Times that are not now: those that lie ahead, and those that backends tell.
@@ -67,7 +66,7 @@ def credible(at_ms: int, least_ms: int, now_ms: int) -> int:
 
 def if_late(name: str, at_ms: int, now_ms: int) -> dict[str, str]:
     """For an event about something that we heard of late: when it was."""
-    return {name: moment(at_ms)} if now_ms - at_ms >= _LATE_MS else {}
+    return {name: format_time(at_ms)} if now_ms - at_ms >= _LATE_MS else {}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -242,7 +241,7 @@ class JobLifecycle:
             return
         for run in self._cluster.live_runs(job.id):
             # A cancel cuts short what runs that are stopping may be doing to save their work.
-            cut_short = reason.code == "cancelled" and job.spec.checkpoint.hooked
+            cut_short = reason.code == "cancelled" and job.spec.checkpoint.has_hook
             stays = run.stop_reason is None or gang_goes_on(run) == "repair"
             if stays or cut_short or run.id in self._cluster.spared:
                 self._stop(job, run, reason)
@@ -338,7 +337,7 @@ class JobLifecycle:
         return any(stop.moves_job for stop in stops)
 
     def _after_loss(self, job: Job, code: str, why: str, now_ms: int) -> None:
-        losses, wanted = job.losses + 1, may_retry(job.spec.retry_on, class_of(code))
+        losses, wanted = job.losses + 1, may_retry(job.spec.retry_on, failure_class(code))
         if job.spec.restart == "never" or not wanted or losses > self._retry.max_losses:
             self.finish(job, "failed", now_ms, code, why, losses=losses)
         else:
@@ -377,7 +376,7 @@ class JobLifecycle:
             case "assembly":
                 self._after_loss(job, "ASSEMBLY_TIMEOUT", stop.detail, now_ms)
                 return
-            case "overran" if not job.spec.checkpoint.hooked:
+            case "overran" if not job.spec.checkpoint.has_hook:
                 # As after a timeout: nothing of its work is left, and the next run would take no less.
                 self._fail(job, code, text, moved.exit_code, now_ms)
                 return
@@ -397,14 +396,14 @@ class JobLifecycle:
 
     def _after_failure(self, job: Job, failed: Run | None, now_ms: int) -> None:
         assert failed is not None
-        code = code_of_run(failed.reason_code)
+        code = job_code_of_run(failed.reason_code)
         text = failed.reason or f"member {failed.member} exited with {failed.exit_code}"
         self._fail(job, code, text, failed.exit_code, now_ms)
 
     def _fail(self, job: Job, code: str, text: str, exit_code: int | None, now_ms: int) -> None:
         """Once more if it has retries left."""
         spec, failures = job.spec, job.failures + 1
-        wanted = may_retry(spec.retry_on, class_of(code))
+        wanted = may_retry(spec.retry_on, failure_class(code))
         if wanted and (spec.restart == "always" or (spec.restart == "on_failure" and failures <= spec.retries)):
             pause = self._pause_ms(self._retry.failed_run, job, failures)
             self.again(job, now_ms, code, f"{text}; retry {failures}", failures=failures, pause_ms=pause)
@@ -427,7 +426,7 @@ class JobLifecycle:
         ended = self._cluster.change_job(
             job, now_ms, to=state, reason_code=code, reason=reason, finished_ms=finished_ms, exit_code=exit_code,
             failures=job.failures if failures is None else failures, losses=job.losses if losses is None else losses,
-            failure=class_of(code) if state == "failed" else "", suspend_requested=False, move="",
+            failure=failure_class(code) if state == "failed" else "", suspend_requested=False, move="",
         )  # fmt: skip
         self._gangs.forget(job.id)
         self._cluster.emit(
@@ -464,7 +463,7 @@ class JobLifecycle:
         """Back into the line as a new attempt, or aside if it is to be suspended. `fresh`: a user asked for it, so past
         failures no longer count."""
         aside = job.suspend_requested and not fresh
-        if not fresh and (code == "NOT_REACHED" or class_of(code) in ("backend_error", "node_lost")):
+        if not fresh and (code == "NOT_REACHED" or failure_class(code) in ("backend_error", "node_lost")):
             runs = self._cluster.runs.get(job.id, {}).values()
             job = self._backend_failed(job, {run.backend for run in runs if run.state in ("failed", "lost")}, now_ms)
         if aside and code != "SUSPENDED":
@@ -475,7 +474,7 @@ class JobLifecycle:
             losses=0 if fresh else (job.losses if losses is None else losses),
             preemptions=0 if fresh else (job.preemptions if preemptions is None else preemptions),
             not_before_ms=now_ms + pause_ms if pause_ms else 0, queued_ms=now_ms if job.attempt or not job.spec.after.of else 0, started_ms=0, finished_ms=0,
-            exit_code=None, suspend_requested=False, failure="" if fresh else class_of(code) or job.failure, nodes="",
+            exit_code=None, suspend_requested=False, failure="" if fresh else failure_class(code) or job.failure, nodes="",
             move="" if aside or fresh else job.move,
         )  # fmt: skip
         self._gangs.forget(job.id)

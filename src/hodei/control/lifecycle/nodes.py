@@ -17,8 +17,8 @@ from hodei.model.facts import NodeJoined, NodeLost, NodeOverridden
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import TaskSpec
 from hodei.model.node import Node, NodeOverrides
+from hodei.model.outcome import StopReason
 from hodei.model.resources import format_resources
-from hodei.model.stop_reason import StopReason
 
 # -------------------------------------------------------------------------------------- taint eviction
 # NoExecute: work that does not tolerate a node's taint leaves it, at once or when its toleration runs out.

@@ -26,10 +26,10 @@ from hodei.engine.explain import objections
 from hodei.engine.plan import Refusal
 from hodei.engine.profile import Profile
 from hodei.engine.view import Gang, Member, View
-from hodei.model.failure import class_of_run, code_of_run, may_retry
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
 from hodei.model.node import Node
+from hodei.model.outcome import job_code_of_run, may_retry, run_failure_class
 
 AT_ONCE = 200
 # So many runs of a node are kept in memory: enough for the longest pause between two tries.
@@ -235,7 +235,7 @@ class PerNode:
         elif last.state == "failed":
             failures = sum(run.state == "failed" for run in runs)
             again = spec.restart == "always" or (spec.restart == "on_failure" and failures <= spec.retries)
-            wanted = may_retry(spec.retry_on, class_of_run(last.reason_code))
+            wanted = may_retry(spec.retry_on, run_failure_class(last.reason_code))
             if not again or not wanted or last.reason_code == "permanent":
                 out.failed.append(last)
                 return False
@@ -294,7 +294,7 @@ class PerNode:
 def end_of(failed: Run) -> tuple[str, str]:
     """The reason code and the text of a job that failed on a node."""
     said = failed.reason or f"exited with {failed.exit_code}"
-    return code_of_run(failed.reason_code), f"on node {failed.node}: {said}"
+    return job_code_of_run(failed.reason_code), f"on node {failed.node}: {said}"
 
 
 def _of_node(refusal: Refusal, node: NodeName) -> str:

@@ -28,10 +28,10 @@ from hodei.engine.points import ANY_TRIGGER, Placed, Trigger
 from hodei.engine.preemption.search import Preemption, Preemptions, Victim
 from hodei.engine.preemption.victims import FOREVER, NO_PARTS, By, Guard, Place, VictimCandidate, VictimIndex
 from hodei.engine.view import Gang, Member, View
-from hodei.model.effects import Spare
+from hodei.model.effects import WithdrawStop
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 # -------------------------------------------------------------------------------------- spared victims
 # Victims whose going helps nobody any more: they stay, if they have not been told to stop yet.
@@ -78,7 +78,7 @@ class SparedVictims:
             asked = self._asked.setdefault(self._gang(run.job), _Asked({}, set()))
             asked.runs[id] = run.stop_reason
             self._cluster.spared.add(id)
-            self._cluster.act(Spare(id, run.backend))
+            self._cluster.act(WithdrawStop(id, run.backend))
 
     def settle(self, now_ms: int) -> None:
         """Whose orders have all been dropped stays. If one member went, or somebody has come to wait for one, or the job
@@ -233,7 +233,7 @@ class PreemptionControl:
             unsaved = [max(run.started_ms, run.checkpoint_ms) for run in staying if run.started_ms]
             # One placed in this very step has not even been started: it is left for the next.
             safe = max(since + least_ms, *(run.placed_ms + 1 for run in staying))
-            lost = () if spec.checkpoint.hooked else tuple(unsaved)  # who is told to save its work loses none
+            lost = () if spec.checkpoint.has_hook else tuple(unsaved)  # who is told to save its work loses none
             safe = safe if job.preemptions < self._policy.max_per_job else FOREVER
             if core:
                 out.append(

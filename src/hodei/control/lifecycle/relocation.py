@@ -20,7 +20,7 @@ from hodei.engine.view import Gang, View
 from hodei.model.facts import JobMigrated
 from hodei.model.ids import JobId, NodeName
 from hodei.model.job import Job
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 
 # So long a job that left its nodes looks for others alone: better late in the old place than never.
 PATIENCE_MS = 600_000

@@ -12,7 +12,7 @@ from hodei.model.effects import Forget, Start, Stop
 from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, RunId, run_id
 from hodei.model.job import RUN_ENDED, Job, Run
-from hodei.model.stop_reason import MOVED, StopReason
+from hodei.model.outcome import MOVED, StopReason
 
 # ------------------------------------------------------------------------------------------ run orders
 # Orders to start and stop runs, with all that a backend needs to know in them.
@@ -39,7 +39,7 @@ def start_orders(
 
 
 def stop_order(job: Job, run: Run, reason: StopReason) -> Stop:
-    saved_first = job.spec.checkpoint.hooked and (reason.gang or reason.code in MOVED)
+    saved_first = job.spec.checkpoint.has_hook and (reason.gang or reason.code in MOVED)
     return Stop(run.id, run.backend, job.spec.grace_ms, reason, job.spec.checkpoint if saved_first else None)
 
 

@@ -18,9 +18,9 @@ from hodei.control.state import ClusterState
 from hodei.engine.availability import FOREVER, StartReservation
 from hodei.model.ids import NodeName, RunId
 from hodei.model.job import Job, Run
+from hodei.model.outcome import StopReason
 from hodei.model.reservation import Reservation
 from hodei.model.resources import Resources, format_duration
-from hodei.model.stop_reason import StopReason
 
 STOP = "stop"
 
@@ -258,7 +258,7 @@ def evict_run(
         lifecycle.stop_all(cluster.jobs[run.job], reason, now_ms)
     else:
         lifecycle.leave(run, reason, now_ms)
-    grace_ms = spec.grace_ms + (spec.checkpoint.timeout_ms if spec.checkpoint.hooked else 0)
+    grace_ms = spec.grace_ms + (spec.checkpoint.timeout_ms if spec.checkpoint.has_hook else 0)
     live = cluster.live_runs(run.job)
     for other in live:
         if not _stays(other):

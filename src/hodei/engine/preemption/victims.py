@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from hodei.engine.nodes import Table
 from hodei.engine.view import Member
 from hodei.model.ids import JobId, NodeName
-from hodei.model.job import FIRMNESS, PRIORITY_CLASSES, JobSpec, job_qos
+from hodei.model.job import PRIORITY_CLASSES, QOS_RANK, JobSpec, job_qos
 from hodei.model.node import Grant
 from hodei.model.resources import Resources
 
@@ -126,7 +126,7 @@ class VictimCandidate(Struct, eq=False):
     def qos_order(self) -> int:
         """Rank of its QoS class; computed on demand."""
         if self.cached_qos < 0:
-            self.cached_qos = FIRMNESS[job_qos(self.job)]
+            self.cached_qos = QOS_RANK[job_qos(self.job)]
         return self.cached_qos
 
     def lost_ms(self, now_ms: int) -> int:

@@ -10,9 +10,8 @@ from msgspec import Meta
 from hodei.jobfile.names import job_name, shown
 from hodei.jobfile.types import Duration, Form, Line, about
 from hodei.jobfile.values import Problems, duration, take
-from hodei.model.array import read_indices
-from hodei.model.data_place import parse_place
-from hodei.model.dependency import ONS, Dependencies, Dependency, On
+from hodei.model.array import parse_indices
+from hodei.model.dependency import ONS, Dependencies, Dependency, On, parse_data_location
 from hodei.model.resources import format_duration
 
 # ---------------------------------------------------------------------------------------- after schema
@@ -82,7 +81,7 @@ def dependencies(given: AfterForm | _Refs, at: str, problems: Problems) -> Depen
             _jobs(refs, on, f"{at}.{on}", of, problems)
             continue
         for i, what in enumerate([refs] if isinstance(refs, str) else refs):
-            take(problems, f"{at}.exists[{i}]", parse_place, what, None)
+            take(problems, f"{at}.exists[{i}]", parse_data_location, what, None)
             of[Dependency(on, what=what)] = None
     if not of:
         problems.append((at, "names nothing to wait for; name a job or a file, or leave it out"))
@@ -105,7 +104,7 @@ def _jobs(refs: _Refs, on: On, at: str, of: dict[Dependency, None], problems: Pr
         if isinstance(ref, str) and (written := _ELEMENTS.fullmatch(ref)) is not None:
             ref, elements = written[1], written[2].replace(" ", "")
             if elements != "[]":
-                take(problems, path, read_indices, elements[1:-1], None)
+                take(problems, path, parse_indices, elements[1:-1], None)
         if isinstance(ref, str) and ref.isdecimal() and ref.isascii():
             ref = int(ref)
             if not 0 < ref <= _LARGEST:

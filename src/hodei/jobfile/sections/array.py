@@ -9,13 +9,13 @@ from msgspec import Meta
 
 from hodei.jobfile.types import Form, Line, about
 from hodei.jobfile.values import Problems, take
-from hodei.model.array import MOST_ELEMENTS, ArrayPlace, read_indices
+from hodei.model.array import MAX_ELEMENTS, ArrayElement, parse_indices
 
 # ---------------------------------------------------------------------------------------- array schema
 # The key `array` of a job file as types; its meaning is in `array`.
 
 
-Elements = Annotated[int, Meta(ge=1, le=MOST_ELEMENTS)]
+Elements = Annotated[int, Meta(ge=1, le=MAX_ELEMENTS)]
 
 
 class ArrayForm(Form, frozen=True):
@@ -41,7 +41,7 @@ ArrayKey = Annotated[
 # ----------------------------------------------------------------------------------------------------
 
 
-def array_of(given: int | str | ArrayForm, at: str, problems: Problems) -> ArrayPlace | None:
+def array_of(given: int | str | ArrayForm, at: str, problems: Problems) -> ArrayElement | None:
     """The mould of an array; its `first` is not known yet."""
     form = given if isinstance(given, ArrayForm) else None
     count, indices = (given, None) if isinstance(given, int) else (None, given)
@@ -53,16 +53,16 @@ def array_of(given: int | str | ArrayForm, at: str, problems: Problems) -> Array
     at_most = form.at_most or 0 if form is not None else 0
     if isinstance(indices, str):
         nothing: Sequence[int] = range(1)
-        found = take(problems, f"{at}.indices" if form is not None else at, read_indices, indices, nothing)
+        found = take(problems, f"{at}.indices" if form is not None else at, parse_indices, indices, nothing)
         if isinstance(found, range):
-            return ArrayPlace(0, found.start, len(found), at_most, found.start, found.step)
+            return ArrayElement(0, found.start, len(found), at_most, found.start, found.step)
         listed = indices.replace("_", "").replace(" ", "")
-        return ArrayPlace(0, found[0], len(found), at_most, found[0], listed=listed)
+        return ArrayElement(0, found[0], len(found), at_most, found[0], listed=listed)
     assert isinstance(count, int)
-    return ArrayPlace(0, 0, count, at_most)
+    return ArrayElement(0, 0, count, at_most)
 
 
-def array_document(place: ArrayPlace | None) -> Any:
+def array_document(place: ArrayElement | None) -> Any:
     """What stands in the document. Of an element: that element alone, with its index."""
     if place is None:
         return ""

@@ -10,7 +10,7 @@ from hodei.jobfile.names import did_you_mean, shown
 from hodei.jobfile.types import Duration, Form, about
 from hodei.jobfile.values import Problems, duration, take
 from hodei.model.errors import InvalidInput
-from hodei.model.escalation_state import class_name
+from hodei.model.escalation_state import priority_class_name
 from hodei.model.job import PRIORITY_CLASSES, Escalation, JobSpec
 from hodei.model.resources import format_duration
 
@@ -83,6 +83,6 @@ def document(found: Escalation) -> dict[str, Any]:
     if found.promote_after_ms:
         out["promote_after"] = format_duration(found.promote_after_ms)
     if found.promote_to:
-        name = class_name(found.promote_to)
+        name = priority_class_name(found.promote_to)
         out["promote_to"] = found.promote_to if name.isdecimal() else name
     return out

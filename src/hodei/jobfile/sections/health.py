@@ -146,7 +146,7 @@ def job_rules(spec: JobSpec) -> dict[str, Any]:
 
 
 def _health(check: HealthCheck) -> dict[str, Any]:
-    if not check.wanted:
+    if not check.enabled:
         return {}
     out: dict[str, Any] = {"command": list(check.command), "http": check.http, "file": check.file}
     out = {key: value for key, value in out.items() if value}

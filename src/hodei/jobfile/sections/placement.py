@@ -8,9 +8,9 @@ from typing import cast, get_args
 from hodei.jobfile import schema
 from hodei.jobfile.names import did_you_mean, label_key, label_value, shown, word
 from hodei.jobfile.values import said
-from hodei.model.affinity import Requirement, check_requirement, parse_selector
+from hodei.model.affinity import NodeTerm, Requirement, check_requirement, parse_selector
 from hodei.model.errors import InvalidInput
-from hodei.model.job import Affinity, BackendChoice, NodeTerm, PreferredTerm, Toleration
+from hodei.model.job import Affinity, BackendChoice, PreferredTerm, Toleration
 from hodei.model.node import Location, TaintEffect
 
 Problems = list[tuple[str, str]]

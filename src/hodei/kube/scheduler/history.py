@@ -27,7 +27,7 @@ from hodei.kube.scheduler.cache import Refusals, said
 from hodei.kube.scheduler.pod_reader import PODS_PATH, Reader, at_ms
 from hodei.model.accounting import UsageRow
 from hodei.model.effects import SaveUsage
-from hodei.model.estimate import Ran, name_of, shape_of
+from hodei.model.estimate import RuntimeSample, name_pattern, request_shape
 from hodei.model.facts import UsageRestored
 from hodei.model.job import JobSpec
 from hodei.model.resources import MAX_DURATION_MS
@@ -325,6 +325,6 @@ class Finished(NoBackground):
             self.refusals.put(PODS_PATH, pod.metadata, f"nothing is learnt from it: {said(error)}")
 
 
-def as_ran(spec: JobSpec, ran_ms: int) -> Ran:
+def as_ran(spec: JobSpec, ran_ms: int) -> RuntimeSample:
     said_ms = spec.estimate_ms or spec.timeout_ms
-    return Ran(spec.project, spec.user, name_of(spec), shape_of(spec), ran_ms, said_ms)
+    return RuntimeSample(spec.project, spec.user, name_pattern(spec), request_shape(spec), ran_ms, said_ms)

@@ -28,10 +28,10 @@ from hodei.kube.scheduler.pod_api import PodApi, RequestQueue, Work, is_gone, is
 from hodei.kube.scheduler.pods import Pods
 from hodei.kube.scheduler.status_reporter import StatusReporter
 from hodei.kube.scheduler.volumes import claim_handle, claim_name, to_bind, volume_on
-from hodei.model.effects import Spare, Start, Stop
-from hodei.model.facts import Fact, RunSpared
+from hodei.model.effects import Start, Stop, WithdrawStop
+from hodei.model.facts import Fact, StopWithdrawn
 from hodei.model.ids import JobId, RunId, job_of
-from hodei.model.volume import Volume as Needed
+from hodei.model.node import Volume as Needed
 
 # -------------------------------------------------------------------------------------------- removals
 # Pods that were told to go, until they go.
@@ -374,7 +374,7 @@ class SchedulerLoop:
             for victim in self.pods.of_job(eviction.job):
                 self._removals.preempt(victim, by)
         for act in step.acts:
-            if isinstance(act, Spare):
+            if isinstance(act, WithdrawStop):
                 self._spare(act.run)
             elif isinstance(act, Stop) and not self._removals.again(act.run) and act.reason.code not in _SEEN_TO:
                 for entry in self.pods.of_job(job_of(act.run)):
@@ -468,7 +468,7 @@ class SchedulerLoop:
     def _spare(self, run: RunId) -> None:
         """Its room is not needed any more: it stays if nothing was sent about it yet."""
         if self._removals.spare(run):
-            self.pods.give([RunSpared(run=run)])
+            self.pods.give([StopWithdrawn(run=run)])
             self._stirred.set()
 
     async def _quietly(self, telling: Coroutine[Any, Any, None]) -> None:

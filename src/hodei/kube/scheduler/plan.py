@@ -35,10 +35,10 @@ from hodei.kube.scheduler.gangs import as_job, gather, membership
 from hodei.kube.scheduler.owners import one_by_one
 from hodei.kube.scheduler.pod_reader import Reader
 from hodei.kube.scheduler.translate import Wanted
-from hodei.model.affinity import all_match
+from hodei.model.affinity import NodeTerm, all_match
 from hodei.model.errors import InvalidInput
 from hodei.model.explanation import Explanation
-from hodei.model.job import JobSpec, NodeTerm, TaskSpec
+from hodei.model.job import JobSpec, TaskSpec
 from hodei.model.node import Node
 
 # ------------------------------------------------------------------------------------------- manifests

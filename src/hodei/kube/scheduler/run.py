@@ -252,7 +252,7 @@ def attendants_of(
 
         def learn(spec: JobSpec, ran_ms: int, ended_ms: int) -> None:
             if controller.estimator.learns:
-                pods.give([HistoryRestored(ran=(as_ran(spec, ran_ms),))])
+                pods.give([HistoryRestored(samples=(as_ran(spec, ran_ms),))])
             if forecasting is not None:
                 forecasting.learn(spec, ran_ms, ended_ms)
 

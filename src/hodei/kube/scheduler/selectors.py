@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from hodei.kube.api.objects import Expression, LabelSelector, NodeSelectorTerm, Pod, Service, TopologySpread, Workload
 from hodei.kube.api.quantities import MAX_INT32, bounded
-from hodei.model.affinity import Operator, Requirement, SpreadRule, all_match
-from hodei.model.job import NodeTerm
+from hodei.model.affinity import NodeTerm, Operator, Requirement, SpreadRule, all_match
 
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")

@@ -41,9 +41,9 @@ from hodei.kube.scheduler.selectors import (
     spread_of,
 )
 from hodei.kube.scheduler.volumes import NO_STORAGE, Refused, Storage, volume_limits, volumes_of
-from hodei.model.affinity import HostPort, JobAffinity, JobTerm, Requirement, WeightedJobTerm
+from hodei.model.affinity import HostPort, JobAffinity, JobTerm, NodeTerm, Requirement, WeightedJobTerm
 from hodei.model.errors import InvalidInput
-from hodei.model.job import Affinity, JobSpec, NodeTerm, PreferredTerm, Reason, TaskSpec, Toleration
+from hodei.model.job import Affinity, JobSpec, PreferredTerm, Reason, TaskSpec, Toleration
 from hodei.model.node import Node, Taint, TaintEffect
 from hodei.model.resources import GPU, MAX_AMOUNT, Resources, parse_duration_ms
 

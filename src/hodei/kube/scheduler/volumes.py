@@ -26,11 +26,11 @@ from hodei.kube.api.objects import (
 )
 from hodei.kube.api.quantities import MAX_INT32, amount, bounded
 from hodei.kube.scheduler.selectors import NEVER, BadSelector, UnknownOperator, node_term, selector
-from hodei.model.affinity import Requirement, all_match
+from hodei.model.affinity import NodeTerm, Requirement, all_match
 from hodei.model.errors import InvalidInput
-from hodei.model.job import NodeTerm, Reason
-from hodei.model.volume import Choice, Reach
-from hodei.model.volume import Volume as Needed
+from hodei.model.job import Reason
+from hodei.model.node import Volume as Needed
+from hodei.model.node import VolumeCandidate, VolumeReach
 
 ONE_POD = "ReadWriteOncePod"
 _GA = {
@@ -173,14 +173,14 @@ def _bound(claim: Claim, storage: Storage) -> Needed:
     if known is None:
         raise Refused("VOLUME_MISSING", "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")
     terms = _terms(known)
-    reach = [] if terms is None else [Reach("there", terms)]
+    reach = [] if terms is None else [VolumeReach("there", terms)]
     reach += _zones(known)
     csi = known.spec.csi
     limit, handle = (csi.driver, csi.volume_handle) if csi is not None else ("", known.metadata.name)
     return Needed(f"{limit}/{handle}" if csi else f"pv/{handle}", tuple(reach), limit, _alone(claim))
 
 
-def _zones(volume: Volume) -> Iterator[Reach]:
+def _zones(volume: Volume) -> Iterator[VolumeReach]:
     """Zone and region labels of a volume: nodes of that zone, and nodes that know of no zones at all."""
     for label in _ZONES:
         value = volume.metadata.labels.get(label)
@@ -190,24 +190,24 @@ def _zones(volume: Volume) -> Iterator[Reach]:
         terms = [NodeTerm((Requirement(label, "In", values),))]
         if label in _GA:
             terms.append(NodeTerm((Requirement(label, "DoesNotExist"), Requirement(_GA[label], "In", values))))
-        yield Reach("zone", (*terms, _ANYWHERE_WITHOUT_ZONES))
+        yield VolumeReach("zone", (*terms, _ANYWHERE_WITHOUT_ZONES))
 
 
 def _waiting(claim: Claim, cls: StorageClass, storage: Storage) -> Needed:
     """Where a claim could be bound: at free volumes of its class that suit it, or where its class can make one and has
     enough storage for it."""
-    choices: list[Choice] = []
+    choices: list[VolumeCandidate] = []
     for volume in sorted(_candidates(claim, storage), key=_smallest):
         terms = _terms(volume)
-        choices.append(Choice(volume.metadata.name, () if terms is None else terms or (NEVER,)))
+        choices.append(VolumeCandidate(volume.metadata.name, () if terms is None else terms or (NEVER,)))
     made = _made(claim, cls, storage)
-    reach: tuple[Reach, ...] = ()
+    reach: tuple[VolumeReach, ...] = ()
     if all(choice.terms for choice in choices):  # else it can be had everywhere
         near = tuple(term for choice in choices for term in choice.terms)
         if made is None:
-            reach = (Reach("could_be", near or (NEVER,)),)
+            reach = (VolumeReach("could_be", near or (NEVER,)),)
         else:
-            reach = tuple(Reach(one.kind, (*near, *one.terms)) for one in made)
+            reach = tuple(VolumeReach(one.kind, (*near, *one.terms)) for one in made)
     return Needed(
         claim_handle(claim), reach, _driver(cls), _alone(claim), choices=tuple(choices), made=made if choices else None
     )
@@ -218,22 +218,22 @@ def claim_handle(claim: Claim) -> str:
     return f"claim/{claim.metadata.namespace}/{claim.metadata.name}"
 
 
-def _made(claim: Claim, cls: StorageClass, storage: Storage) -> tuple[Reach, ...] | None:
+def _made(claim: Claim, cls: StorageClass, storage: Storage) -> tuple[VolumeReach, ...] | None:
     """Where its class can make a volume of that size: all of these must hold. None for nowhere."""
     if cls.provisioner in ("", NO_PROVISIONER):
         return None
-    out: list[Reach] = []
+    out: list[VolumeReach] = []
     if cls.allowed_topologies:
         terms = tuple(
             NodeTerm(tuple(Requirement(one.key, "In", tuple(one.values)) for one in term.match_label_expressions))
             for term in cls.allowed_topologies
         )
-        out.append(Reach("could_be", terms))
+        out.append(VolumeReach("could_be", terms))
     driver, wanted = storage.drivers.get(cls.provisioner), claim.spec.resources.requests.get("storage")
     if driver is not None and driver.spec.storage_capacity and wanted is not None:
         places = _places_with(amount(wanted), cls.metadata.name, storage)
         if () not in places:
-            out.append(Reach("space", tuple(NodeTerm(one) for one in places) or (NEVER,)))
+            out.append(VolumeReach("space", tuple(NodeTerm(one) for one in places) or (NEVER,)))
     return tuple(out)
 
 

@@ -18,10 +18,10 @@ from hodei.api.views import (
     UsageList,
 )
 from hodei.jobfile.render import iso
-from hodei.model.array import shell_word
+from hodei.model.array import shell_reference
+from hodei.model.audit import mask_settings
 from hodei.model.errors import Conflict, InvalidInput, NotFound
 from hodei.model.job import RUN_ENDED
-from hodei.model.secrets import without_secrets_in
 from hodei.server.route import ADMIN, API, READ, WRITE, Call, Param, Route
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ async def execute(call: Call) -> ExecutedView:
     if not runs or runs[-1].state in RUN_ENDED:
         raise Conflict(
             f"member {asked.member} of job {id} does not run",
-            hint=f"hodei job show {shell_word(id, job.spec.array)}", code="NOT_RUNNING",
+            hint=f"hodei job show {shell_reference(id, job.spec.array)}", code="NOT_RUNNING",
         )  # fmt: skip
     with call.shared.waits.hold(call.holder):
         done = await service.fleet.execute(runs[-1], tuple(asked.command), asked.timeout_s * 1000)
@@ -120,7 +120,7 @@ def _view(status: BackendStatus) -> BackendView:
     settings = {key: value for key, value in status.table.items() if key != "kind"}
     return BackendView(
         backend.name, backend.kind, status.state, iso(status.since_ms), status.text, status.source, status.nodes,
-        status.runs, status.took_ms, list(backend.capabilities.named()), without_secrets_in(settings, env="names"),
+        status.runs, status.took_ms, list(backend.capabilities.enabled_names()), mask_settings(settings, env="names"),
     )  # fmt: skip
 
 

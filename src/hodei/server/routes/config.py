@@ -12,8 +12,7 @@ from hodei.api.views import WhatIfRequest
 from hodei.control.explain.whatif import Question
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.render import iso
-from hodei.model.config import SchedulingConfig
-from hodei.model.configuration import ConfigChange
+from hodei.model.config import ConfigChange, SchedulingConfig
 from hodei.model.errors import InvalidInput, Unavailable
 from hodei.model.explanation import WhatIf
 from hodei.server.route import ADMIN, API, READ, Call, Param, Route

@@ -30,7 +30,7 @@ from hodei.jobfile.document import MAX_BODY_BYTES, decode_jobs
 from hodei.jobfile.render import folded_view, job_document, job_view, run_view
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.affinity import parse_selector
-from hodei.model.array import elements_of
+from hodei.model.array import element_count
 from hodei.model.errors import InvalidInput, NotFound
 from hodei.model.explanation import Explanation
 from hodei.model.ids import JobId
@@ -66,7 +66,7 @@ async def submit(call: Call) -> SubmitReply:
     owned = f"{call.who.name}:{key}" if key else ""
     specs = await _specs(call)
     done = await call.service.submit(specs, key=owned, fingerprint=hashlib.sha256(call.body).hexdigest())
-    counts = [elements_of(spec) for spec in specs]
+    counts = [element_count(spec) for spec in specs]
     return SubmitReply(list(done.ids), done.repeated, counts if any(count > 1 for count in counts) else [])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hodei.model.accounting import QuotaList, ShareReport
-from hodei.model.array import shell_word
+from hodei.model.array import shell_reference
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.explanation import PriorityBreakdown
 from hodei.server.route import API, READ, Call, Param, Route
@@ -19,7 +19,7 @@ async def priority(call: Call) -> PriorityBreakdown:
         job = await service.read(service.store.job, number)
         if job is None:
             raise NotFound(f"there is no job {number}", hint="hodei jobs --all")
-        hint = f"hodei why {shell_word(number, job.spec.array)}"
+        hint = f"hodei why {shell_reference(number, job.spec.array)}"
         raise Conflict(f"job {number} is {job.state}: it has no place in a line", hint=hint)
     return found
 

@@ -19,7 +19,7 @@ from hodei.control.controller import Step
 from hodei.control.explain import why as explain
 from hodei.engine.device_slots import DeviceSlots, needs_devices
 from hodei.engine.nodes import allocatable
-from hodei.model.effects import Event, Record, SaveJob, SaveRun, Start, Stop
+from hodei.model.effects import Event, SaveEvent, SaveJob, SaveRun, Start, Stop
 from hodei.model.errors import HodeiError
 from hodei.model.explanation import Explanation
 from hodei.model.facts import (
@@ -197,7 +197,7 @@ class Play:
         for save in step.saves:
             if isinstance(save, SaveRun) and save.run.state in RUN_ENDED:
                 self._over(save.run, now_ms)
-            elif isinstance(save, Record) and save.event.kind == "start_reservation.missed":
+            elif isinstance(save, SaveEvent) and save.event.kind == "start_reservation.missed":
                 self._missed(save.event, now_ms)
         for eviction in step.plan.evictions:
             victim, taker = self.story.by_id[eviction.job].job, self.story.by_id[eviction.preemptor].job

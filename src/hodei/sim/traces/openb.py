@@ -11,9 +11,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from hodei.model.affinity import Requirement
+from hodei.model.affinity import NodeTerm, Requirement
 from hodei.model.errors import InvalidInput
-from hodei.model.job import Affinity, JobSpec, NodeTerm, TaskSpec
+from hodei.model.job import Affinity, JobSpec, TaskSpec
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY, Resources
 from hodei.sim.traces.source import Reading, Source

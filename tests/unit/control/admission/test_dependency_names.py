@@ -6,7 +6,7 @@ import pytest
 
 from builders import a_job_spec
 from hodei.control.admission.dependency_names import Found, asked, resolved
-from hodei.model.array import ArrayPlace
+from hodei.model.array import ArrayElement
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec
@@ -22,7 +22,7 @@ def _dependency(written: str | int) -> Dependency:
     )
 
 
-def spec(name: str, *after: str | int, project: str = "default", array: ArrayPlace | None = None) -> JobSpec:
+def spec(name: str, *after: str | int, project: str = "default", array: ArrayElement | None = None) -> JobSpec:
     of = tuple(_dependency(one) for one in after)
     return a_job_spec(name, project=project, after=Dependencies(of), array=array)
 
@@ -47,15 +47,15 @@ def test_else_it_means_what_was_found_in_the_project() -> None:
 
 
 def test_an_array_is_waited_for_as_a_whole() -> None:
-    many = spec("many", array=ArrayPlace(0, 0, 3))
+    many = spec("many", array=ArrayElement(0, 0, 3))
     assert waits_for([many, spec("sum", "many"), spec("then", "sum")]) == [[], [100, 101, 102], [103]]
 
 
-ARRAY = ArrayPlace(7, 0, 3, start=10, step=5)
+ARRAY = ArrayElement(7, 0, 3, start=10, step=5)
 IN_STORE = Found(
     {("default", "old"): range(7, 10), ("default", "one"): [5]},
     {5: "one", 7: "old", 8: "old"},
-    arrays={7: ARRAY, 8: ArrayPlace(7, 15, 3, start=10, step=5)},
+    arrays={7: ARRAY, 8: ArrayElement(7, 15, 3, start=10, step=5)},
 )
 
 
@@ -78,7 +78,7 @@ def test_an_array_of_the_past_is_meant_as_a_whole_or_by_index(written: str | int
 
 
 def test_an_element_of_the_same_submission_and_nothing_twice() -> None:
-    many = spec("many", array=ArrayPlace(0, 0, 3))
+    many = spec("many", array=ArrayElement(0, 0, 3))
     assert waits_for([many, spec("sum", "many[1]", "many", "many[2]")]) == [[], [101, 100, 102]]
     (_, one) = resolved([many, spec("sum", "many[1]")], 100, Found())
     # It is written back as this element, not as the whole array or as another one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from builders import a_node
 from hodei.control.explain.why import why
 from hodei.model.affinity import SpreadRule, parse_selector
-from hodei.model.escalation_state import next_class
+from hodei.model.escalation_state import next_priority_class
 from hodei.model.job import BackendChoice, Escalation, GangRules
 from unit.control.configured import Configured
 from unit.control.harness import some_nodes
@@ -198,7 +198,7 @@ def test_a_big_job_starved_by_small_ones_starts_once_it_was_promoted() -> None:
 
 
 def test_the_ladder_of_classes() -> None:
-    assert [next_class(given, 750) for given in (0, 100, 250, 300, 500, 750, 1000)] == [
+    assert [next_priority_class(given, 750) for given in (0, 100, 250, 300, 500, 750, 1000)] == [
         100,
         250,
         500,
@@ -207,7 +207,7 @@ def test_the_ladder_of_classes() -> None:
         750,
         1000,
     ]
-    assert next_class(500, 600) == 600
+    assert next_priority_class(500, 600) == 600
 
 
 # ------------------------------------------------------------------------------------------------- the cost

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from builders import a_job, a_job_spec
 from hodei.control.explain.why import plan, why
-from hodei.model.array import ArrayPlace, expand
+from hodei.model.array import ArrayElement, expand
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobRequeued, JobSubmitted
@@ -77,7 +77,7 @@ def test_the_time_in_the_queue_bounds_the_first_start_only() -> None:
 def test_waiting_outside_the_queue_is_not_counted(limit: dict[str, int], outside: str) -> None:
     """The two keys are about room. What a job waits for by its own wish has a limit of its own (`after.timeout`)."""
     harness = Configured("", *some_nodes(1))
-    wish: dict[str, Any] = {"array": ArrayPlace(0, 0, 2, 1)} if outside == "at_most" else {}
+    wish: dict[str, Any] = {"array": ArrayElement(0, 0, 2, 1)} if outside == "at_most" else {}
     first, second = expand([a_job_spec("sweep", **wish)], 1) if wish else [a_job_spec("a"), a_job_spec("b")]
     if outside == "after":
         second = structs.replace(second, after=Dependencies((Dependency("succeeded", job=1, name="a"),)))

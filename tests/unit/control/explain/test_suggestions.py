@@ -8,10 +8,10 @@ from builders import a_job_spec, a_node, a_task
 from hodei.control.explain.suggestions import on_node
 from hodei.control.explain.why import plan, why
 from hodei.engine.changes import exact, readable
-from hodei.model.affinity import HostPort, Requirement
+from hodei.model.affinity import HostPort, NodeTerm, Requirement
 from hodei.model.errors import NotFound
 from hodei.model.facts import NodeOverridden
-from hodei.model.job import Affinity, BackendChoice, NodeTerm
+from hodei.model.job import Affinity, BackendChoice
 from hodei.model.node import Taint
 from unit.control.harness import Harness, a_harness
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from builders import NOW_MS, a_job, a_job_spec, a_node
 from hodei.control.explain.why import why
-from hodei.model.array import ArrayPlace, environment, expand, firsts, same_mould
+from hodei.model.array import ArrayElement, array_environment, expand, first_ids, same_template
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobCancelled, JobHeld, JobReleased, JobRequeued, JobSubmitted
 from hodei.model.job import Job
@@ -16,7 +16,7 @@ from unit.control.harness import Harness
 
 
 def an_array(count: int, at_most: int = 0, first: int = 1, **fields) -> list[JobSubmitted]:
-    mould = a_job_spec("sweep", array=ArrayPlace(0, 0, count, at_most), **fields)
+    mould = a_job_spec("sweep", array=ArrayElement(0, 0, count, at_most), **fields)
     return [JobSubmitted(a_job(id, spec=spec)) for id, spec in enumerate(expand([mould], first), first)]
 
 
@@ -174,36 +174,36 @@ def test_whatever_happens_the_limit_holds_and_nobody_is_left_outside_for_nothing
 
 
 def test_elements_share_all_but_their_place():
-    mould = a_job_spec("sweep", array=ArrayPlace(0, 4, 3, 0, 4, 2))
+    mould = a_job_spec("sweep", array=ArrayElement(0, 4, 3, 0, 4, 2))
     plain = a_job_spec("plain")
     made = expand([plain, mould, plain], 10)
     assert [spec.array and (spec.array.first, spec.array.index) for spec in made] == [
         None, (11, 4), (11, 6), (11, 8), None,
     ]  # fmt: skip
-    assert firsts([plain, mould, plain], 10) == (10, 11, 14)
+    assert first_ids([plain, mould, plain], 10) == (10, 11, 14)
     assert made[1].tasks is made[3].tasks
-    assert same_mould(made[1], made[3])
-    assert not same_mould(made[1], made[0])
-    assert environment(made[2]) == {"HODEI_ARRAY_INDEX": "6", "HODEI_ARRAY_COUNT": "3", "HODEI_ARRAY_JOB": "11"}
-    assert environment(plain) == {}
+    assert same_template(made[1], made[3])
+    assert not same_template(made[1], made[0])
+    assert array_environment(made[2]) == {"HODEI_ARRAY_INDEX": "6", "HODEI_ARRAY_COUNT": "3", "HODEI_ARRAY_JOB": "11"}
+    assert array_environment(plain) == {}
 
 
 def test_the_id_of_an_element_is_told_by_its_index():
-    place = ArrayPlace(100, 0, 4, 0, 10, 5)
+    place = ArrayElement(100, 0, 4, 0, 10, 5)
     assert [place.job_of(index) for index in (10, 15, 25)] == [100, 101, 103]
     with pytest.raises(InvalidInput, match="no element 11"):
         place.job_of(11)
 
 
 def test_more_jobs_than_anyone_may_ask_for_at_once_are_refused():
-    mould = a_job_spec("sweep", array=ArrayPlace(0, 0, 60_000))
+    mould = a_job_spec("sweep", array=ArrayElement(0, 0, 60_000))
     with pytest.raises(InvalidInput, match="120000 jobs at once"):
         expand([mould, mould], 1)
 
 
 def test_a_mould_that_nobody_expanded_is_a_plain_job():
     harness = Harness(a_node("big", 64, "64Gi"))
-    harness.learn(JobSubmitted(Job(1, a_job_spec("sweep", array=ArrayPlace(0, 0, 9, 1)), "pending", NOW_MS, NOW_MS)))
+    harness.learn(JobSubmitted(Job(1, a_job_spec("sweep", array=ArrayElement(0, 0, 9, 1)), "pending", NOW_MS, NOW_MS)))
     assert states(harness) == "s"
 
 

@@ -6,7 +6,7 @@ from builders import a_node, a_task
 from hodei.model.effects import Start, Stop
 from hodei.model.facts import JobCancelled, NodeJoined, NodeLost, NodeOverridden, RunObserved
 from hodei.model.job import Checkpoint, GangRules
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness
 
 REPAIR = GangRules(on_failure="repair")

@@ -9,7 +9,7 @@ from builders import a_node, a_task
 from hodei.control.lifecycle.gangs import START_FAILED
 from hodei.model.effects import Forget, Stop
 from hodei.model.facts import JobCancelled, JobHeld, JobReleased, JobRequeued, NodeLost, NodeOverridden
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness, some_nodes
 
 

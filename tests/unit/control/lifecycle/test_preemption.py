@@ -10,7 +10,7 @@ from hodei.model.affinity import HostPort
 from hodei.model.facts import JobCancelled, NodeLost
 from hodei.model.job import Checkpoint, GangRules
 from hodei.model.node import Location, Socket
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness
 
 ELASTIC = GangRules(elastic=True)

@@ -16,7 +16,7 @@ from hodei.model.facts import (
     NodeOverridden,
 )
 from hodei.model.job import Checkpoint
-from hodei.model.stop_reason import StopReason
+from hodei.model.outcome import StopReason
 from unit.control.harness import Harness, a_harness, some_nodes
 from unit.control.scenes import gone, is_empty, live, running
 

@@ -11,7 +11,7 @@ from hodei.control.explain.time import holds_on
 from hodei.engine.availability import StartReservation
 from hodei.model.explanation import ReservedStart
 from hodei.model.facts import NodeLost
-from hodei.model.reservation import Hold
+from hodei.model.reservation import CapacityHold
 from hodei.plugins.registry import build_profile
 from unit.control.harness import Harness, some_nodes
 
@@ -38,7 +38,7 @@ def test_why_says_what_was_promised_and_to_whom():
     assert first.start_reservation == ReservedStart(NOW_MS + 60 * MINUTE, ("n1",))
     held_back = explain.why(harness.controller, 3, harness.now_ms)
     assert held_back.code == "START_RESERVED"
-    hold = Hold("n1", NOW_MS + 60 * MINUTE, NOW_MS + 120 * MINUTE, amounts(4, "1Gi"), 2)
+    hold = CapacityHold("n1", NOW_MS + 60 * MINUTE, NOW_MS + 120 * MINUTE, amounts(4, "1Gi"), 2)
     assert held_back.held_for == (hold,)
     assert holds_on(harness.controller.cluster, "n1") == (hold,)
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from builders import a_job
 from hodei.jobfile.document import parse_job
 from hodei.jobfile.render import folded_view, job_document, job_view
-from hodei.model.array import ArrayPlace, expand
+from hodei.model.array import ArrayElement, expand
 from hodei.model.errors import InvalidInput
 
 JOB = {"command": ["true"]}
@@ -17,20 +17,20 @@ JOB = {"command": ["true"]}
 @pytest.mark.parametrize(
     ("written", "meant", "canonical"),
     [
-        pytest.param(100, ArrayPlace(0, 0, 100), {"count": 100}, id="how many"),
-        pytest.param({"count": 9, "at_most": 2}, ArrayPlace(0, 0, 9, 2), {"count": 9, "at_most": 2}, id="with a limit"),
-        pytest.param("0-98:2", ArrayPlace(0, 0, 50, 0, 0, 2), {"indices": "0-98:2"}, id="every second"),
-        pytest.param("0-99:2", ArrayPlace(0, 0, 50, 0, 0, 2), {"indices": "0-98:2"}, id="an end that is not met"),
-        pytest.param("5-7", ArrayPlace(0, 5, 3, 0, 5), {"indices": "5-7"}, id="from five"),
-        pytest.param("7", ArrayPlace(0, 7, 1, 0, 7), {"indices": "7"}, id="one"),
-        pytest.param("0-9", ArrayPlace(0, 0, 10), {"count": 10}, id="from nought is how many"),
-        pytest.param({"indices": "1-4:3", "at_most": 1}, ArrayPlace(0, 1, 2, 1, 1, 3), {"indices": "1-4:3", "at_most": 1}, id="all"),
-        pytest.param("1,3,7-9", ArrayPlace(0, 1, 5, 0, 1, 1, "1,3,7-9"), {"indices": "1,3,7-9"}, id="a list"),
-        pytest.param("9, 3, 3,0-8:4", ArrayPlace(0, 0, 5, 0, 0, 1, "9,3,3,0-8:4"), {"indices": "9,3,3,0-8:4"}, id="out of order"),
-        pytest.param("1,2,3-5", ArrayPlace(0, 1, 5, 0, 1), {"indices": "1-5"}, id="a list that is a range"),
+        pytest.param(100, ArrayElement(0, 0, 100), {"count": 100}, id="how many"),
+        pytest.param({"count": 9, "at_most": 2}, ArrayElement(0, 0, 9, 2), {"count": 9, "at_most": 2}, id="with a limit"),
+        pytest.param("0-98:2", ArrayElement(0, 0, 50, 0, 0, 2), {"indices": "0-98:2"}, id="every second"),
+        pytest.param("0-99:2", ArrayElement(0, 0, 50, 0, 0, 2), {"indices": "0-98:2"}, id="an end that is not met"),
+        pytest.param("5-7", ArrayElement(0, 5, 3, 0, 5), {"indices": "5-7"}, id="from five"),
+        pytest.param("7", ArrayElement(0, 7, 1, 0, 7), {"indices": "7"}, id="one"),
+        pytest.param("0-9", ArrayElement(0, 0, 10), {"count": 10}, id="from nought is how many"),
+        pytest.param({"indices": "1-4:3", "at_most": 1}, ArrayElement(0, 1, 2, 1, 1, 3), {"indices": "1-4:3", "at_most": 1}, id="all"),
+        pytest.param("1,3,7-9", ArrayElement(0, 1, 5, 0, 1, 1, "1,3,7-9"), {"indices": "1,3,7-9"}, id="a list"),
+        pytest.param("9, 3, 3,0-8:4", ArrayElement(0, 0, 5, 0, 0, 1, "9,3,3,0-8:4"), {"indices": "9,3,3,0-8:4"}, id="out of order"),
+        pytest.param("1,2,3-5", ArrayElement(0, 1, 5, 0, 1), {"indices": "1-5"}, id="a list that is a range"),
     ],
 )  # fmt: skip
-def test_what_is_written_is_understood_and_written_back(written, meant: ArrayPlace, canonical):
+def test_what_is_written_is_understood_and_written_back(written, meant: ArrayElement, canonical):
     spec = parse_job(JOB | {"array": written})
     assert spec.array == meant
     document = job_document(spec)
@@ -58,13 +58,13 @@ def test_elements_of_a_list_have_its_indices_and_are_found_by_them():
     assert made[2].array.job_of(7) == 19
     with pytest.raises(InvalidInput, match="no element 2"):
         made[0].array.job_of(2)
-    assert parse_job(job_document(made[2])).array == ArrayPlace(0, 7, 1, 0, 7)
+    assert parse_job(job_document(made[2])).array == ArrayElement(0, 7, 1, 0, 7)
 
 
 def test_the_document_of_an_element_makes_that_element_again():
     spec = expand([parse_job(JOB | {"array": "0-8:2"})], 17)[3]
     again = parse_job(job_document(spec))
-    assert again.array == ArrayPlace(0, 6, 1, 0, 6)
+    assert again.array == ArrayElement(0, 6, 1, 0, 6)
     assert structs.replace(again, array=None) == structs.replace(spec, array=None)
 
 

@@ -115,7 +115,7 @@ def test_nothing_said_is_the_default_and_is_not_rendered() -> None:
 
 def test_a_file_alone_says_when_work_was_saved() -> None:
     checkpoint = parse_job(flat(checkpoint={"file": "/a"})).checkpoint
-    assert (checkpoint.file, checkpoint.hooked) == ("/a", False)
+    assert (checkpoint.file, checkpoint.has_hook) == ("/a", False)
 
 
 @pytest.mark.parametrize("written", ["USR1", "SIGUSR1", "usr1", "sigusr1"])

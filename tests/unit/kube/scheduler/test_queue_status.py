@@ -8,7 +8,7 @@ from hodei.kube.scheduler.build import Options
 from hodei.kube.scheduler.messages import Told
 from hodei.kube.scheduler.status_reporter import QueueStatus
 from hodei.model.config import EstimatesConfig, ProfileConfig, SchedulingConfig
-from hodei.model.estimate import Ran
+from hodei.model.estimate import RuntimeSample
 from hodei.model.facts import HistoryRestored
 from hodei.model.ids import JobId
 from unit.kube.town import NOW_MS, Town
@@ -106,8 +106,8 @@ def test_what_was_learned_of_finished_pods_counts_for_those_who_wait():
     # Nothing said and nothing known: an hour is assumed, which is too long by the second that has passed.
     assert town.where("quick") == ""
     town.gone("quick")
-    ran = Ran("ns", "", "Job/nightly-#", "", 1000)
-    town.step(*[HistoryRestored(ran=(ran,)) for _ in range(3)])
+    ran = RuntimeSample("ns", "", "Job/nightly-#", "", 1000)
+    town.step(*[HistoryRestored(samples=(ran,)) for _ in range(3)])
     town.pod("quick-again", "1", owners=owner)
     town.step()
     assert town.where("quick-again") == "n1"

@@ -6,8 +6,8 @@ from hodei.kube.api.objects import CsiNode, Service, Workload, from_plain
 from hodei.kube.scheduler import translate
 from hodei.kube.scheduler.selectors import OF_THE_SYSTEM, Owners
 from hodei.kube.scheduler.translate import Surroundings
-from hodei.model.affinity import HostPort, Requirement
-from hodei.model.job import NodeTerm, Toleration
+from hodei.model.affinity import HostPort, NodeTerm, Requirement
+from hodei.model.job import Toleration
 from hodei.model.node import Taint
 from unit.kube.podding import a_node, a_pod, wanted
 

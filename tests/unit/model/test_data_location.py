@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.model.data_place import Allowed, parse_place
+from hodei.model.dependency import AllowedData, parse_data_location
 from hodei.model.errors import InvalidInput
 
-ALLOWED = Allowed(["/data/", "/srv/one.csv", "https://host/open", "http://127.0.0.1:8080/"])
+ALLOWED = AllowedData(["/data/", "/srv/one.csv", "https://host/open", "http://127.0.0.1:8080/"])
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_what_only_looks_like_it_is_refused_and_says_which_setting_would_help(wh
 )  # fmt: skip
 def test_what_can_be_read_in_two_ways_is_no_place(what: str) -> None:
     with pytest.raises(InvalidInput):
-        parse_place(what)
+        parse_data_location(what)
 
 
 def test_nothing_is_allowed_if_nothing_is_said() -> None:
-    assert not Allowed([])
+    assert not AllowedData([])
     with pytest.raises(InvalidInput):
-        Allowed([]).check(["/data/x"])
+        AllowedData([]).check(["/data/x"])
