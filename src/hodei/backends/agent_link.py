@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
+from hodei.detached_process import DetachedProcess
 from hodei.model.errors import BackendError, StaleEpoch
 from hodei.model.facts import RunObserved
 
@@ -192,7 +191,7 @@ class AgentSupervisor:
         self.over: StaleEpoch | None = None
         self._pid = 0
         self._connected = asyncio.Event()
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._agent: DetachedProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -236,18 +235,14 @@ class AgentSupervisor:
         if self._agent is not None and self._agent.poll() is None:
             return
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(self._home / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-            # A session of its own, so that it outlives us and our terminal. If another agent is at home, it leaves.
-            self._agent = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "hodei.agent", "--home", str(self._home)),
-                    *("--linger", f"{self._linger_s:g}", "--keep-logs", f"{self._keep_logs_s:g}"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        # If another agent already holds this home, the new one exits.
+        self._agent = DetachedProcess(
+            [
+                *(sys.executable, "-m", "hodei.agent", "--home", str(self._home)),
+                *("--linger", f"{self._linger_s:g}", "--keep-logs", f"{self._keep_logs_s:g}"),
+            ],
+            self._home / "agent.log",
+        )
 
     def _last_words(self) -> str:
         try:

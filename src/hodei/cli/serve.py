@@ -224,6 +224,7 @@ def _become(module: str, args: list[str]) -> NoReturn:
 
 def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None:
     from hodei.client.address import home_dir, read_server_file
+    from hodei.detached_process import DetachedProcess
 
     where = home_dir(home)
     running = read_server_file(where)
@@ -233,18 +234,14 @@ def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path = where / "server.log"
     _set_aside(log_path)
-    with open(log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
-        began = log.tell()
-        server = subprocess.Popen(
-            [sys.executable, "-m", "hodei.server", f"--log-file={log_path}", *args],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+    log_offset = log_path.stat().st_size if log_path.exists() else 0
+    server = DetachedProcess([sys.executable, "-m", "hodei.server", f"--log-file={log_path}", *args], log_path)
     deadline = time.monotonic() + timeout_s
     while (missing := _not_ready(where, server.pid)) is not None:
         if server.poll() is not None:
-            said, next_step = _last_words(log_path, began)
+            said, next_step = _last_words(log_path, log_offset)
             raise HodeiError(
-                f"the server ended at once (exit code {server.returncode}): {said}",
+                f"the server ended at once (exit code {server.exit_code}): {said}",
                 hint=next_step or f"see {log_path}", code="NOT_STARTED",
             )  # fmt: skip
         if time.monotonic() > deadline:
