@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 # Reported when another part of this process has already collected the exit status.
@@ -22,7 +21,7 @@ _DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 class DetachedProcess:
     """Runs `command` in a session of its own, with stdout and stderr appended to `log`. OSError if it cannot start."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: list[str], log: Path) -> None:
         self.exit_code: int | None = None
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
