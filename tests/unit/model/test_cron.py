@@ -41,6 +41,8 @@ def following(schedule: str, after: str, zone: str = "UTC", times: int = 1) -> l
         pytest.param("0 0 * * 7", "2026-01-01T00:00Z", "2026-01-04T00:00Z", id="seven is sunday"),
         pytest.param("0 0 * * fri-sun", "2026-01-03T12:00Z", "2026-01-04T00:00Z", id="up to sunday"),
         pytest.param("5/20 1,3 * JAN *", "2026-01-01T01:45Z", "2026-01-01T03:05Z", id="from five in steps of twenty"),
+        pytest.param("5 1-9/4 * * 2,7", "2024-01-01T00:00Z", "2024-01-02T01:05Z", id="every fourth hour of a range"),
+        pytest.param("0 0 L * *", "2026-02-01T00:00Z", "2026-02-28T00:00Z", id="the last day of a month"),
         pytest.param("@hourly", "2026-01-01T00:30Z", "2026-01-01T01:00Z", id="hourly"),
         pytest.param("@weekly", "2026-01-01T00:30Z", "2026-01-04T00:00Z", id="weekly"),
         pytest.param("@yearly", "2026-01-01T00:00Z", "2027-01-01T00:00Z", id="yearly"),
@@ -54,9 +56,11 @@ def test_a_schedule_is_due_when_all_its_fields_match(schedule: str, after: str, 
     ("schedule", "says"),
     [
         ("", "0 fields"), ("* * * *", "4 fields"), ("* * * * * *", "6 fields"), ("60 * * * *", "minute"),
-        ("* 24 * * *", "hour"), ("* * 0 * *", "day of the month"), ("* * * 13 *", "month"), ("* * * * 8", "week"),
+        ("* 24 * * *", "hour"), ("* * 0 * *", "day-of-month"), ("* * * 13 *", "month"), ("* * * * 8", "week"),
         ("*/0 * * * *", "minute"), ("9-3 * * * *", "minute"), ("a * * * *", "minute"), ("*-3 * * * *", "minute"),
-        ("1,,2 * * * *", "minute"), ("0 0 31 2 *", "never comes"), ("@often", "fields"),
+        ("1,,2 * * * *", "minute"),
+        ("0 0 31 2 *", "day-of-month"), ("0 0 * * l", "week"),
+        ("1" * 5000 + " * * * *", "too large"), ("@often", "fields"),
     ],
 )  # fmt: skip
 def test_a_schedule_that_is_none_is_refused_with_its_field(schedule: str, says: str):
@@ -104,6 +108,14 @@ def test_every_half_hour_leaves_out_nothing_and_doubles_nothing_at_a_gap():
     assert following("*/30 * * * *", "2026-03-29T00:00Z", "Europe/Madrid", 4) == [
         "2026-03-29T00:30Z", "2026-03-29T01:00Z", "2026-03-29T01:30Z", "2026-03-29T02:00Z",
     ]  # fmt: skip
+
+
+def test_a_time_of_the_repeated_hour_that_has_passed_is_not_due_again():
+    assert following("30 2 * * *", "2026-10-25T01:10Z", "Europe/Madrid") == ["2026-10-26T01:30Z"]
+
+
+def test_a_schedule_has_no_due_times_after_the_last_year_of_the_calendar():
+    assert parse_cron("0 0 29 2 *").next_ms(253_299_000_000_000) == 0
 
 
 def test_clocks_that_move_by_half_an_hour_at_two_or_at_midnight_are_no_exception():

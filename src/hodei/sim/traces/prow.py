@@ -9,88 +9,21 @@ from __future__ import annotations
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from itertools import accumulate
+from datetime import UTC, datetime
+from itertools import accumulate, takewhile
 from random import Random
 
 from msgspec import Struct
 
+from hodei.model.cron import Cron, parse_cron
 from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec, TaskSpec
 from hodei.model.resources import CPU, MEMORY, parse_duration_ms, parse_quantity
 from hodei.sim.traces.source import Reading, Source
 from hodei.sim.traces.workload import Arrival, Workload, machine
 
-# ------------------------------------------------------------------------------------------------ cron
-# When a cron line fires: minute, hour, day of month, month, day of week. Times are UTC.
-
-
-# The bounds of each field, and the names that may stand for its numbers.
-_FIELDS = (("minute", 0, 59, ()), ("hour", 0, 23, ()), ("day", 1, 31, ()),
-           ("month", 1, 12, ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")),
-           ("weekday", 0, 7, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")))  # fmt: skip
-
-
-class Cron:
-    def __init__(self, text: str) -> None:
-        parts = text.split()
-        if len(parts) != len(_FIELDS):
-            raise InvalidInput(f"{text!r} is not a cron line", hint="write five fields, for example 0 6,18 * * 1-5")
-        self._minutes, self._hours, self._days, self._months, weekdays = (
-            _values(part, *field) for part, field in zip(parts, _FIELDS, strict=True)
-        )
-        self._weekdays = {day % 7 for day in weekdays}
-        # As cron has it: where both day fields are given, either one is enough.
-        self._any_day, self._any_weekday = parts[2].startswith("*"), parts[4].startswith("*")
-
-    def fires(self, start: datetime, days: int) -> Iterator[datetime]:
-        """Every time from `start` (a midnight) on, for so many days."""
-        for day in (start.astimezone(UTC) + timedelta(days=number) for number in range(days)):
-            if self._on(day):
-                for hour in sorted(self._hours):
-                    for minute in sorted(self._minutes):
-                        yield day + timedelta(hours=hour, minutes=minute)
-
-    def _on(self, day: datetime) -> bool:
-        by_date, by_weekday = day.day in self._days, day.isoweekday() % 7 in self._weekdays
-        if day.month not in self._months:
-            return False
-        if self._any_day or self._any_weekday:
-            return by_date and by_weekday
-        return by_date or by_weekday
-
-
-def _values(text: str, field: str, low: int, high: int, names: tuple[str, ...]) -> set[int]:
-    out: set[int] = set()
-    for part in text.lower().split(","):
-        span, _, step = part.partition("/")
-        try:
-            if span == "*":
-                first, last = low, high
-            elif "-" in span:
-                begin, _, end = span.partition("-")
-                first, last = _value(begin, low, names), _value(end, low, names)
-            else:
-                first = _value(span, low, names)
-                last = high if step else first
-            every = int(step or "1")
-        except ValueError:
-            raise InvalidInput(f"{part!r} is not a {field} of a cron line", hint="write 5, 1-5, */10 or 1,3") from None
-        if not (low <= first <= last <= high and every > 0):
-            raise InvalidInput(f"{part!r} is not a {field} of a cron line", hint=f"it goes from {low} to {high}")
-        out.update(range(first, last + 1, every))
-    return out
-
-
-def _value(text: str, low: int, names: tuple[str, ...]) -> int:
-    """A number, or the three-letter name of one."""
-    return names.index(text) + low if text in names else int(text)
-
-
-# ----------------------------------------------------------------------------------------------------
-
 COLUMNS = ("kind", "repo", "name", "cpu_request", "mem_request", "interval", "cron", "minimum_interval", "timeout")
-_START = datetime(2024, 1, 1, tzinfo=UTC)  # a Monday, so that a week of it begins as weeks do
+_START_MS = round(datetime(2024, 1, 1, tzinfo=UTC).timestamp() * 1000)  # a Monday
 _DAY_MS = 86_400_000
 _DEFAULT_TIMEOUT_MS = 2 * 3_600_000
 _DEFAULT_CPU, _DEFAULT_MEMORY = 1000, 2**30
@@ -158,7 +91,7 @@ def _jobs(source: Source, counts: Counter[str]) -> Iterator[_Job]:
             timeout_ms = parse_duration_ms(cell["timeout"]) if cell["timeout"] else _DEFAULT_TIMEOUT_MS
             every = cell["interval"] or cell["minimum_interval"]
             interval_ms = parse_duration_ms(every) if every else 0
-            cron = Cron(cell["cron"]) if cell["cron"] else None
+            cron = parse_cron(cell["cron"]) if cell["cron"] else None
         except InvalidInput as error:
             source.wrong(line, error.message, error.hint)
         counts["without a cpu or memory request: one cpu, one Gi is taken"] += not (
@@ -180,8 +113,9 @@ def _jobs(source: Source, counts: Counter[str]) -> Iterator[_Job]:
 def _periodics(jobs: list[_Job], rng: Random, days: int) -> Iterator[tuple[int, _Job]]:
     for job in jobs:
         if job.cron is not None:
-            for moment in job.cron.fires(_START, days):
-                yield round((moment - _START).total_seconds() * 1000), job
+            # A time of midnight on the first day counts: due times are strictly after the given one.
+            for at_ms in takewhile(lambda at: at < _START_MS + days * _DAY_MS, job.cron.times_ms(_START_MS - 1)):
+                yield at_ms - _START_MS, job
         elif job.interval_ms:
             # Intervals count from when the job was last seen, which was some time ago.
             for at_ms in range(rng.randrange(job.interval_ms), days * _DAY_MS, job.interval_ms):

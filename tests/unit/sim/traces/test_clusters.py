@@ -1,15 +1,13 @@
-"""Readers of cluster traces: openb's shared GPUs, Philly's gangs, Prow's CI jobs; and the cron lines of the last."""
+"""Readers of cluster traces: openb's shared GPUs, Philly's gangs, Prow's CI jobs."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from hodei.model.errors import InvalidInput
 from hodei.sim.traces import open_workload
-from hodei.sim.traces.prow import Cron
 from unit.sim.traces.shared import TRACES, needs_traces
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn2,64000,1024,2,P100\nn1,8000,512,0,\n"
@@ -170,7 +168,7 @@ def test_prow_is_the_same_for_the_same_seed_and_another_for_another(tmp_path: Pa
 
 def test_a_wrong_cron_line_is_shown_with_its_line(tmp_path: Path) -> None:
     (path := tmp_path / "prow.csv").write_text(PROW_COLUMNS + "periodics,,a,1,1Gi,,,,every day,,,,,,c,f\n")
-    with pytest.raises(InvalidInput, match="line 2: 'every day' is not a cron line"):
+    with pytest.raises(InvalidInput, match="line 2: 'every day' is not a schedule"):
         open_workload(path)
 
 
@@ -185,26 +183,3 @@ def test_a_day_of_real_prow_periodics_has_as_many_as_their_intervals_make() -> N
     jobs = list(open_workload(f"{TRACES / 'prow-jobs' / 'prow_jobs.csv.gz'}?pushes=0").arrivals)
     assert len(jobs) > 6577 - 50 + 350
     assert max(job.at_ms for job in jobs) < 86_400_000
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        pytest.param("30 6 * * *", ["01 06:30", "02 06:30", "03 06:30"], id="every day"),
-        pytest.param("0 20/2 * * MON", ["01 20:00", "01 22:00"], id="from an hour on, on a weekday by name"),
-        pytest.param("5 1-9/4 * * 2,7", ["02 01:05", "02 05:05", "02 09:05"], id="every fourth hour of a range"),
-        pytest.param("0 0 3 * *", ["03 00:00"], id="a day of the month"),
-        pytest.param("0 0 3 * 1", ["01 00:00", "03 00:00"], id="either day is enough"),
-        pytest.param("0 0 31 2 *", [], id="a day that never comes"),
-        pytest.param("*/30 0 1 jan *", ["01 00:00", "01 00:30"], id="a month by name"),
-    ],
-)
-def test_when_a_cron_line_fires(line: str, expected: list[str]) -> None:
-    monday = datetime(2024, 1, 1, tzinfo=UTC)
-    assert [moment.strftime("%d %H:%M") for moment in Cron(line).fires(monday, 3)] == expected
-
-
-@pytest.mark.parametrize("line", ["* * * *", "60 * * * *", "5-1 * * * *", "*/0 * * * *", "x * * * *"])
-def test_what_is_not_a_cron_line_is_refused(line: str) -> None:
-    with pytest.raises(InvalidInput, match="cron line"):
-        Cron(line)
