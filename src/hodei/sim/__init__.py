@@ -1,1 +1,1 @@
-"""PRETENDS: drives the same controller from recorded or invented facts. Never imports `runtime` or `backends`."""
+"""The simulator: drives the real controller with recorded or generated facts. Never imports `runtime` or `backends`."""

@@ -1,18 +1,22 @@
-"""`python -m hodei.sim replay|compare|forecasts|policies|traces`, which `hodei sim` runs.
+"""`python -m hodei.sim replay|compare|forecasts|policies|traces`, which is `hodei sim`.
 
-Exit codes: 0 done; 1 a run failed; 2 the command line or an input is wrong; 130 Ctrl-C.
+Exit codes: 0 done; 1 a simulation failed; 2 invalid command line or input; 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
+from operator import itemgetter
 from types import FrameType
 
 import click
 
 from hodei.cli.groups import Group, exit_code
-from hodei.sim.commands import compare, forecasts, lists, replay
+from hodei.cli.output import Column, table
+from hodei.sim.commands import compare, forecasts, replay
+from hodei.sim.policies import ABOUT, POLICIES
 
 
 @click.group("sim", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,8 +30,47 @@ def sim() -> None:
     """
 
 
-for command in (replay.replay, compare.compare, forecasts.forecasts, lists.list_policies, lists.list_traces):
+for command in (replay.replay, compare.compare, forecasts.forecasts):
     sim.add_command(command)
+
+
+# Name, description, example.
+TRACES: list[tuple[str, str, str]] = [
+    ("swf", "Standard Workload Format, the Parallel Workloads Archive's", "kth.swf.gz --procs 100"),
+    ("csv", "a table with id,submit_s,run_s,requested_s,procs", "jobs.csv --procs 100"),
+    ("openb", "Alibaba's GPU cluster of 2023: pods, and its nodes", "openb/"),
+    ("philly", "Microsoft's GPU jobs of 2017", "philly.csv --procs 2490"),
+    ("prow", "definitions of CI jobs, run for some days", "'prow.csv?days=7' --procs 500"),
+    ("log", "a decision log of a Hodei server: its jobs and nodes", "decisions.jsonl"),
+    ("generate:lublin", "generated: rigid jobs of a parallel machine", "'generate:lublin?jobs=10000&procs=256&seed=1'"),
+    ("generate:ci", "generated: pushes that start many small jobs", "'generate:ci?jobs=10000&nodes=20'"),
+    ("generate:gpu", "generated: training jobs, alone and in gangs", "'generate:gpu?jobs=10000&nodes=50'"),
+    ("generate:mixed", "generated: all three on one cluster", "'generate:mixed?jobs=10000&nodes=20'"),
+]
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+
+
+@sim.command("policies")
+@_json
+def list_policies(as_json: bool) -> None:
+    """List the policies."""
+    _print_list([{"name": name, "about": ABOUT.get(name, "")} for name in POLICIES], as_json)
+
+
+@sim.command("traces")
+@_json
+def list_traces(as_json: bool) -> None:
+    """List the kinds of traces."""
+    _print_list([{"name": name, "about": about, "example": example} for name, about, example in TRACES], as_json)
+
+
+def _print_list(found: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo(table(found, [Column(key, itemgetter(key)) for key in found[0]], wide=True, headers=False))
 
 
 def main(args: list[str] | None = None) -> int:

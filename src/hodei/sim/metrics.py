@@ -1,6 +1,6 @@
-"""The numbers that judge a simulated run. Sums are whole numbers; only the last division makes a fraction.
+"""Results of a simulation and the measures computed from them. Sums are integers; only the last division is not.
 
-Jobs that never started have no wait, and those that did not end no run: they are counted, not averaged.
+Jobs that never started have no wait, and jobs that did not end no run time: they are counted, not averaged.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from hodei.plugins.fragmentation import Fragments, Shape, typical_of
 from hodei.sim.traces import Workload
 
 # --------------------------------------------------------------------------------------------- results
-# What a simulated run leaves behind: one `Outcome` per job and a `Sample` per change of load. Reports are made of
-# these.
 
-
-# How a job came to start: it was first in line, it filled a gap before one that had been promised its start, or it took
-# room that no promise needed.
+# From the head of the queue, backfilled ahead of a start reservation, or on capacity that no start reservation needs.
 StartKind = Literal["head", "backfill", "spill"]
 
 
 class Outcome(Struct, frozen=True):
-    """How one job fared; times in milliseconds of simulated time, -1 for "never". `request` is for all members together."""
+    """One job; times in milliseconds of simulated time, -1 for never. `request` is the total of all members."""
 
     id: JobId
     name: str
@@ -58,8 +54,8 @@ class Outcome(Struct, frozen=True):
 
 
 class Sample(Struct, frozen=True):
-    """The cluster at one moment. `fragmented`: the share of free GPU (cpu where nobody asks for GPU) that a
-    typical job could not use, in thousandths."""
+    """The cluster at one moment. `fragmented`: the share of free GPUs (of free CPU without GPU jobs) that a typical job
+    cannot use, in thousandths."""
 
     at_ms: int
     used: Resources
@@ -70,7 +66,7 @@ class Sample(Struct, frozen=True):
 
 
 class Result(Struct):
-    """One policy over one workload. `seconds` is how long the simulator took; `capacity` is of all nodes together."""
+    """One workload under one policy. `seconds`: CPU time of the simulator. `capacity`: the total of all nodes."""
 
     policy: str
     workload: str
@@ -82,17 +78,16 @@ class Result(Struct):
     start_reservations_broken: int = 0
 
 
-# ----------------------------------------------------------------------------------------------------
-
+# -------------------------------------------------------------------------------------------- measures
 
 SHORT_RUN_MS = 10_000
-"""Runs shorter than this count as so long in a slowdown: else a job of no time at all would be all that matters."""
+"""Shorter runs count as this long in a slowdown; otherwise the shortest jobs would dominate the mean."""
 STARVED_MS = 7 * 86_400_000
-"""A job that waited longer is called starved, unless the caller has another opinion."""
+"""A job that waits longer counts as starved."""
 
 
 class Fairness(Struct, frozen=True):
-    """At one moment: the dominant share of each user who has jobs running or waiting, and Jain's index over them."""
+    """The dominant share of each user with running or pending jobs at one moment, and Jain's index over them."""
 
     at_ms: int
     jain: float
@@ -139,23 +134,23 @@ def finished(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def slowdown(wait_ms: int, run_ms: int) -> float:
-    """How many times longer a job took than it would have alone, at least 1: (wait + run) / max(run, 10 s)."""
+    """(wait + run) / max(run, 10 s), at least 1."""
     return max(1.0, (wait_ms + run_ms) / max(run_ms, SHORT_RUN_MS))
 
 
 def slowdowns(outcomes: Iterable[Outcome]) -> list[float]:
-    """Of those that ended, in their order."""
+    """Of all jobs that ended, in their order."""
     return [slowdown(outcome.wait_ms, outcome.run_ms) for outcome in finished(outcomes)]
 
 
 def bounded_slowdown(outcomes: Iterable[Outcome]) -> float:
-    """The mean over all that ended, none left out for warming up; 0 if there are none."""
+    """The mean over all jobs that ended, with no warm-up period excluded; 0 without jobs."""
     found = slowdowns(outcomes)
     return fsum(found) / len(found) if found else 0.0
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """The smallest value that at least `percent` of the ordered values do not exceed; 0 of none."""
+    """The nearest-rank percentile; 0 without values."""
     return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else 0
 
 
@@ -173,10 +168,8 @@ def makespan_ms(outcomes: Iterable[Outcome]) -> int:
 
 
 def utilisation(result: Result) -> dict[str, float]:
-    """Of every resource of the cluster: what jobs held, times how long, over capacity times makespan.
-
-    A job that was stopped and began again counts from when it last began: lost work is not use.
-    """
+    """Per resource: what jobs held times how long, over capacity times makespan. A job that was preempted counts from its
+    last start: lost work is not use."""
     done = finished(result.outcomes)
     span_ms = makespan_ms(done)
     held = dict.fromkeys(result.capacity, 0)
@@ -191,13 +184,15 @@ def utilisation(result: Result) -> dict[str, float]:
 
 
 def main_resource(result: Result) -> str:
-    """The one that `utilisation` is about: cpu if jobs ask for it, else gpu, else the first by name that they do."""
-    asked = {resource for outcome in result.outcomes for resource in outcome.request if resource in result.capacity}
-    return next((name for name in (CPU, GPU, *sorted(asked)) if name in asked), next(iter(result.capacity), CPU))
+    """The resource of `utilisation`: cpu if any job requests it, else gpu, else the first requested one by name."""
+    requested = {resource for outcome in result.outcomes for resource in outcome.request if resource in result.capacity}
+    return next(
+        (name for name in (CPU, GPU, *sorted(requested)) if name in requested), next(iter(result.capacity), CPU)
+    )
 
 
 def starved(result: Result, longer_than_ms: int = STARVED_MS) -> int:
-    """Jobs that waited longer than that, and those that had waited so long at the end without starting."""
+    """Jobs that waited longer, whether they started in the end or not."""
     last_ms = max((_last_seen_ms(outcome) for outcome in result.outcomes), default=0)
     return sum(
         (outcome.started_ms if outcome.started_ms >= 0 else last_ms) - outcome.submitted_ms > longer_than_ms
@@ -206,17 +201,17 @@ def starved(result: Result, longer_than_ms: int = STARVED_MS) -> int:
 
 
 def deadlines_missed(outcomes: Iterable[Outcome]) -> int:
-    """Jobs that had to be done by some time and ended later, or not at all."""
+    """Jobs that ended after their deadline, or not at all."""
     return sum(outcome.deadline_ms > 0 and not 0 <= outcome.ended_ms <= outcome.deadline_ms for outcome in outcomes)
 
 
 def user_of(outcome: Outcome) -> str:
-    """Whom fairness is about: the user, or the project where users have no names."""
+    """The tenant in measures of fairness: the user, or the project of jobs without a user."""
     return outcome.user or outcome.project
 
 
 def jain(values: Iterable[int | float]) -> float:
-    """Jain's index: 1 when all are equal, 1/n when one has everything. 1 of none, and of all zeros."""
+    """Jain's fairness index: 1 when all values are equal, 1/n when one has everything; 1 without values or for all zeros."""
     found = list(values)
     squares = fsum(value * value for value in found)
     return fsum(found) ** 2 / (len(found) * squares) if squares else 1.0
@@ -230,7 +225,7 @@ def mean_slowdown_by_user(outcomes: Iterable[Outcome]) -> dict[str, float]:
 
 
 def dominant_share(used: Resources, capacity: Resources) -> float:
-    """The largest part of any one resource."""
+    """The largest share of any one resource."""
     return max((amount / capacity[name] for name, amount in used.items() if capacity.get(name)), default=0.0)
 
 
@@ -239,15 +234,15 @@ def dominant_shares(result: Result) -> dict[str, float]:
     span_ms = makespan_ms(result.outcomes)
     held: dict[str, Resources] = {}
     for outcome in finished(result.outcomes):
-        mine = held.setdefault(user_of(outcome), {})
+        of_user = held.setdefault(user_of(outcome), {})
         for resource, amount in outcome.request.items():
-            mine[resource] = mine.get(resource, 0) + amount * outcome.run_ms
-    whole = {resource: amount * span_ms for resource, amount in result.capacity.items()}
-    return {user: dominant_share(used, whole) for user, used in sorted(held.items())}
+            of_user[resource] = of_user.get(resource, 0) + amount * outcome.run_ms
+    total = {resource: amount * span_ms for resource, amount in result.capacity.items()}
+    return {user: dominant_share(used, total) for user, used in sorted(held.items())}
 
 
 def fairness_over_time(result: Result, points: int = 200) -> list[Fairness]:
-    """`points` moments, evenly spread from the first submission to the last end, with what happened up to each."""
+    """At `points` moments, evenly spread from the first submission to the last end."""
     moments = _moments(result.outcomes, points)
     changes = sorted(
         chain.from_iterable(_changes(outcome) for outcome in result.outcomes), key=lambda change: change[0]
@@ -263,9 +258,9 @@ def fairness_over_time(result: Result, points: int = 200) -> list[Fairness]:
             if step == "presence":
                 present[user] = present.get(user, 0) + sign
                 continue
-            mine = used.setdefault(user, {})
+            of_user = used.setdefault(user, {})
             for resource, amount in outcome.request.items():
-                mine[resource] = mine.get(resource, 0) + sign * amount
+                of_user[resource] = of_user.get(resource, 0) + sign * amount
         shares = {
             user: dominant_share(used.get(user, {}), result.capacity) for user in sorted(present) if present[user]
         }
@@ -297,19 +292,16 @@ def _changes(outcome: Outcome) -> Iterator[tuple[int, Outcome, str, int]]:
 
 
 # --------------------------------------------------------------------------------------- fragmentation
-# How much of what is free could a typical job not use? The measure of fragmentation that a simulated run is sampled
-# with.
 
-
-# So many jobs are looked at, and so many different requests of theirs: measuring must stay cheap on ten thousand nodes.
-_LOOKED_AT = 5000
-_REQUESTS = 16
-# A measurement is good for this part of the steps taken so far: the pictures show fewer points than that.
-_PART = 250
+# Typical requests are the most frequent ones of the first jobs. Limits keep the cost low on ten thousand nodes.
+_SAMPLED_JOBS = 5000
+_MAX_REQUESTS = 16
+# A measurement is reused for this part of the steps so far: pictures have fewer points.
+_REUSE_PART = 250
 
 
 class Fragmentation:
-    """Measures when asked, but not each time: between measurements the last one is the answer."""
+    """The share of free capacity that a typical job cannot use, measured now and then."""
 
     def __init__(self, workload: Workload, table: Table) -> None:
         self._workload, self._table = workload, table
@@ -318,15 +310,15 @@ class Fragmentation:
         self._due, self._last = 0, 0
 
     def share(self, step: int) -> int:
-        """In thousandths of what is free, after so many steps of the run; 0 on a single node, where nothing can be split."""
+        """In thousandths of the free capacity after this many steps; 0 on a single node."""
         if step >= self._due:
-            self._due = step + max(step // _PART, 1)
-            self._last = self._measured() if len(self._table.names) > 1 else 0
+            self._due = step + max(step // _REUSE_PART, 1)
+            self._last = self._measure() if len(self._table.names) > 1 else 0
         return self._last
 
-    def _measured(self) -> int:
+    def _measure(self) -> int:
         if self._requests is None:
-            self._requests = self._look()
+            self._requests = self._typical_requests()
         nodes = Nodes(self._table)
         if self._fragments is not None:
             gpus = nodes.gpus()
@@ -342,10 +334,10 @@ class Fragmentation:
             usable += times * int(cpu[fits].sum())
         return 1000 - usable * 1000 // (free * weight) if free and weight else 0
 
-    def _look(self) -> list[tuple[Resources, int]]:
-        """What members ask for, the most frequent first."""
+    def _typical_requests(self) -> list[tuple[Resources, int]]:
+        """Requests of members, the most frequent first. Sets `_fragments` for GPU workloads."""
         seen: Counter[tuple[tuple[str, int], ...]] = Counter()
-        for arrival in islice(iter(self._workload.arrivals), _LOOKED_AT):
+        for arrival in islice(iter(self._workload.arrivals), _SAMPLED_JOBS):
             for task in arrival.spec.tasks:
                 seen[tuple(sorted((name, amount) for name, amount in task.request.items() if amount))] += task.count
         seen.pop((), None)
@@ -356,4 +348,4 @@ class Fragmentation:
                 if GPU in request:
                     shapes[Shape(request.get(CPU, 0), request[GPU])] += times
             self._fragments = Fragments(typical_of(shapes.elements())) if shapes else None
-        return requests[:_REQUESTS]
+        return requests[:_MAX_REQUESTS]

@@ -16,14 +16,11 @@ from pathlib import Path
 import pytest
 
 from hodei.model.errors import InvalidInput
-from hodei.sim.__main__ import main
-from hodei.sim.cluster import read_cluster
+from hodei.sim.__main__ import TRACES, main
 from hodei.sim.commands import compare, replay
 from hodei.sim.commands.compare import Failure, run_all
-from hodei.sim.commands.lists import TRACES
-from hodei.sim.commands.outputs import folder_for
-from hodei.sim.commands.progress import Progress
-from hodei.sim.commands.simulate import Order, prepare, simulate
+from hodei.sim.commands.output import Progress, staged_directory
+from hodei.sim.commands.simulate import SimulationRequest, prepare, read_cluster, simulate
 from hodei.sim.metrics import Result
 from hodei.sim.policies import ABOUT, POLICIES, policy
 from hodei.sim.traces.generate import NAMES
@@ -52,23 +49,23 @@ def trace(tmp_path: Path) -> str:
 def test_a_mean_over_no_jobs_is_a_dash_and_not_0(trace: str, capsys):
     short = ["replay", trace, "--policy", "easy", "--procs", "10", "--until", "1s"]
     assert main(short) == 0
-    rows = {line[2:20].strip(): line[20:] for line in capsys.readouterr().out.splitlines()[1:]}
+    rows = {line[2:29].strip(): line[29:] for line in capsys.readouterr().out.splitlines()[1:]}
     assert rows["bounded slowdown"] == "-"
     assert main([*short, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bounded_slowdown"] is None
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
-        (["replay", "--policy", "easy", "--until", "0"], "'0' is no time at all"),
-        (["forecasts", "--every", "0"], "'0' is too often: from 1s on"),
-        (["forecasts", "--every", "500ms"], "'500ms' is too often: from 1s on"),
+        (["replay", "--policy", "easy", "--until", "0"], "'0' is not a positive duration"),
+        (["forecasts", "--every", "0"], "'0' is not a positive duration"),
+        (["forecasts", "--every", "500ms"], "'500ms' is too short; give 1s or more"),
     ],
 )
-def test_no_time_is_refused_and_not_taken_for_another(trace: str, words: list[str], said: str, capsys):
-    assert main([*words, trace, "--procs", "10"]) == 2
-    assert said in capsys.readouterr().err
+def test_a_duration_of_zero_is_refused(trace: str, args: list[str], message: str, capsys):
+    assert main([*args, trace, "--procs", "10"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_replay_prints_one_object_with_the_numbers(trace: str, capsys):
@@ -83,11 +80,11 @@ def test_replay_prints_one_object_with_the_numbers(trace: str, capsys):
     assert (numbers["policy"], numbers["start_reservations_broken"], numbers["unplaced"]) == ("easy", 0, 0)
 
 
-def test_replay_tells_a_person_the_main_numbers_and_what_was_odd(trace: str, capsys):
+def test_replay_prints_the_main_numbers_and_notes(trace: str, capsys):
     assert main(["replay", trace, "--policy", "fcfs", "--procs", "9", "--gantt"]) == 0
     out = capsys.readouterr()
     assert "under fcfs, 1 node (9 cpu)" in out.out
-    assert "promises broken   0" in out.out
+    assert "start reservations broken  0" in out.out
     assert "100 %" in out.out  # the Gantt chart of a pool
     assert "note: 1 of 3 jobs larger than the machine" in out.err
 
@@ -111,13 +108,13 @@ def test_a_job_that_never_started_has_no_wait(trace: str, tmp_path: Path):
 def test_actual_estimates_are_the_real_run_times(trace: str):
     numbers = {}
     for word in ("user", "actual"):
-        prepared = prepare(Order(trace, "easy", procs=10, estimates=word))
+        prepared = prepare(SimulationRequest(trace, "easy", procs=10, estimates=word))
         numbers[word] = [arrival.spec.estimate_ms for arrival in prepared.workload.arrivals]
     assert numbers == {"user": [200_000, 60_000, 40_000], "actual": [100_000, 50_000, 30_000]}
 
 
 def test_learned_estimates_are_for_the_scheduler_to_learn(trace: str):
-    prepared = prepare(Order(trace, "easy", procs=10, estimates="learned"))
+    prepared = prepare(SimulationRequest(trace, "easy", procs=10, estimates="learned"))
     assert prepared.config.estimates.source == "learned"
     assert [arrival.spec.estimate_ms for arrival in prepared.workload.arrivals] == [200_000, 60_000, 40_000]
 
@@ -125,14 +122,14 @@ def test_learned_estimates_are_for_the_scheduler_to_learn(trace: str):
 def test_until_is_counted_from_the_first_arrival(tmp_path: Path):
     path = tmp_path / "late.csv"
     path.write_text("id,submit_s,run_s,requested_s,procs\n1,86400,10,10,1\n2,86460,10,10,1\n3,90000,10,10,1\n")
-    result = simulate(prepare(Order(str(path), "easy", procs=1, until_ms=120_000)))
+    result = simulate(prepare(SimulationRequest(str(path), "easy", procs=1, until_ms=120_000)))
     assert [outcome.id for outcome in result.outcomes] == [1, 2]
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_runs_what_it_is_made_for(name: str):
     made_for_gpus = "gpu_" in str(POLICIES[name]) or "fgd" in str(POLICIES[name])
-    order = Order("generate:gpu?jobs=15&nodes=4" if made_for_gpus else "generate:lublin?jobs=15", name)
+    order = SimulationRequest("generate:gpu?jobs=15&nodes=4" if made_for_gpus else "generate:lublin?jobs=15", name)
     result = simulate(prepare(order))
     assert all(outcome.ended_ms >= 0 for outcome in result.outcomes)
 
@@ -145,15 +142,15 @@ MISTAKES = {
     "no such policy": ([SMALL, "--policy", "esay"], "did you mean 'easy'"),
     "no machine": (["jobs.csv", "--policy", "easy"], "give --procs or --cluster"),
     "no such cluster": ([SMALL, "--policy", "easy", "--cluster", "none.yaml"], "cannot read the cluster none.yaml"),
-    "a file where a folder should be": ([SMALL, "--policy", "easy", "--out", "jobs.csv"], "it is not a folder"),
+    "a file where a folder should be": ([SMALL, "--policy", "easy", "--out", "jobs.csv"], "it is not a directory"),
     "a folder that cannot be made": ([SMALL, "--policy", "easy", "--out", "jobs.csv/deep"], "cannot write to"),
-    "a folder where a file should be": ([SMALL, "--policy", "easy", "--waits", "."], "it is a folder"),
+    "a folder where a file should be": ([SMALL, "--policy", "easy", "--waits", "."], "it is a directory"),
     "a file in no folder": ([SMALL, "--policy", "easy", "--waits", "none/w.csv"], "cannot write to none/w.csv"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_what_to_do_and_leaves_nothing_behind(mistake: str, trace: str, tmp_path: Path, capsys):
+def test_an_error_has_a_hint_and_leaves_no_files(mistake: str, trace: str, tmp_path: Path, capsys):
     args, words = MISTAKES[mistake]
     assert main(["replay", *args]) == 2
     out = capsys.readouterr()
@@ -185,7 +182,7 @@ def test_a_wrong_command_line_ends_with_2(args: list[str], capsys):
 # ------------------------------------------------------------------------------------------------------ output
 
 
-def test_a_report_becomes_a_folder_when_it_is_whole(trace: str, tmp_path: Path, monkeypatch):
+def test_a_report_directory_appears_when_it_is_complete(trace: str, tmp_path: Path, monkeypatch):
     def write(results: list[Result], folder: Path) -> None:
         assert not (tmp_path / "deep/report").exists()
         (folder / "index.html").write_text(results[0].policy)
@@ -197,11 +194,11 @@ def test_a_report_becomes_a_folder_when_it_is_whole(trace: str, tmp_path: Path, 
     assert (tmp_path / "deep/report/index.html").read_text() == "easy"
 
 
-def test_a_report_into_a_folder_that_is_there_replaces_files_of_the_same_names(tmp_path: Path):
+def test_a_report_into_an_existing_directory_replaces_files_of_the_same_name(tmp_path: Path):
     (tmp_path / "out").mkdir()
     for name in ("index.html", "mine.txt"):
         (tmp_path / "out" / name).write_text("old")
-    with folder_for(Path("out")) as folder:
+    with staged_directory(Path("out")) as folder:
         assert folder is not None
         (folder / "index.html").write_text("new")
     assert {p.name: p.read_text() for p in (tmp_path / "out").iterdir()} == {"index.html": "new", "mine.txt": "old"}
@@ -219,7 +216,7 @@ def test_a_failure_while_writing_leaves_neither_report_nor_waits(trace: str, tmp
     assert os.listdir(tmp_path) == ["jobs.csv"]
 
 
-def test_ctrl_c_says_how_far_it_got_and_leaves_nothing(trace: str, tmp_path: Path, monkeypatch, capsys):
+def test_ctrl_c_reports_the_progress_and_leaves_no_files(trace: str, tmp_path: Path, monkeypatch, capsys):
     def interrupted(prepared, tell) -> Result:
         tell(3 * 86_400_000 + 7_200_000, 1234, 5678)
         raise KeyboardInterrupt
@@ -252,7 +249,7 @@ def test_compare_prints_a_table_and_writes_waits_and_a_report(trace: str, tmp_pa
 @pytest.mark.real
 def test_runs_side_by_side_are_those_of_one_process():
     names = ["easy", "conservative", "fcfs"]
-    orders = [Order(SMALL, name) for name in names]
+    orders = [SimulationRequest(SMALL, name) for name in names]
     for order, result in zip(orders, run_all(orders, silent(names), workers=2), strict=True):
         assert isinstance(result, Result)
         alone = simulate(prepare(order))
@@ -262,21 +259,21 @@ def test_runs_side_by_side_are_those_of_one_process():
 @pytest.mark.real
 def test_a_policy_that_fails_does_not_lose_the_others():
     names = ["easy", "nonsense", "fcfs"]
-    easy, nonsense, fcfs = run_all([Order(SMALL, name) for name in names], silent(names), workers=2)
+    easy, nonsense, fcfs = run_all([SimulationRequest(SMALL, name) for name in names], silent(names), workers=2)
     assert isinstance(easy, Result)
     assert isinstance(nonsense, Failure)
-    assert "there is no policy 'nonsense'" in nonsense.what
+    assert "there is no policy 'nonsense'" in nonsense.message
     assert isinstance(fcfs, Result)
 
 
 def test_a_failed_policy_is_named_and_makes_exit_1(trace: str, monkeypatch, capsys):
-    done = simulate(prepare(Order(trace, "easy", procs=10)))
+    done = simulate(prepare(SimulationRequest(trace, "easy", procs=10)))
     monkeypatch.setattr(compare, "run_all", lambda orders, progress, workers: [done, Failure("out of luck")])
     assert main(["compare", trace, "--policies", "easy,sjf", "--procs", "10", "--json"]) == 1
     out = capsys.readouterr()
-    told = json.loads(out.out)
-    assert [numbers["policy"] for numbers in told["results"]] == ["easy"]
-    assert told["failed"] == {"sjf": "out of luck"}
+    report = json.loads(out.out)
+    assert [numbers["policy"] for numbers in report["results"]] == ["easy"]
+    assert report["failed"] == {"sjf": "out of luck"}
     assert "error: sjf failed: out of luck" in out.err
 
 
@@ -292,7 +289,7 @@ def test_if_all_policies_fail_nothing_is_written(trace: str, tmp_path: Path, mon
     "words", [["replay", "--policy", "easy"], ["compare", "--policies", "easy,fcfs"]], ids=["replay", "compare"]
 )
 def test_a_real_ctrl_c_ends_everything_with_130(words: list[str], tmp_path: Path):
-    """Interrupted in earnest, as soon as its folder for the report is there; the trace would take minutes."""
+    """Interrupted when the report directory appears; the trace would take minutes."""
     command = [sys.executable, "-m", "hodei.sim", words[0], "generate:lublin?jobs=1000000", *words[1:], "--out", "r"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -323,24 +320,24 @@ def test_on_a_terminal_there_is_a_line_for_each_run(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     screen = Screen()
     progress = Progress(["easy", "conservative"], screen, shown=True)
-    progress.say(0, "reads the trace")
+    progress.set_status(0, "reading the trace")
     progress.begin(0)
-    progress.tell(0, 3 * 86_400_000 + 3_600_000, 500, 1000)
-    progress.say(1, "reads the trace")
+    progress.update(0, 3 * 86_400_000 + 3_600_000, 500, 1000)
+    progress.set_status(1, "reading the trace")
     last = screen.getvalue().rsplit("\r", 1)[1]
     assert "easy         [#####.....]  50%" in last
     assert "day 3 01h" in last
-    assert "conservative  reads the trace" in last
+    assert "conservative  reading the trace" in last
     progress.clear()
     assert screen.getvalue().endswith("\r\x1b[1A\x1b[J")
 
 
 @pytest.mark.parametrize(("screen", "shown"), [(io.StringIO, True), (Screen, False)], ids=["no terminal", "not wanted"])
-def test_else_nothing_is_drawn(screen, shown: bool):
+def test_without_a_terminal_nothing_is_drawn(screen, shown: bool):
     stream = screen()
     progress = Progress(["easy"], stream, shown=shown)
     progress.begin(0)
-    progress.tell(0, 1, 2, 3)
+    progress.update(0, 1, 2, 3)
     progress.clear()
     assert stream.getvalue() == ""
 
@@ -348,7 +345,7 @@ def test_else_nothing_is_drawn(screen, shown: bool):
 # ---------------------------------------------------------------------------------------------------- clusters
 
 
-def test_a_cluster_in_short_is_so_many_nodes_with_so_many_cores():
+def test_the_short_form_of_a_cluster_is_nodes_times_cores():
     nodes = read_cluster("12x4")
     assert [node.name for node in nodes][::11] == ["node-00", "node-11"]
     assert nodes[0].capacity == {"cpu": 4000, "memory": 16 * 2**30}
@@ -420,7 +417,7 @@ def test_a_wrong_cluster_says_what_is_wrong(text: str, words: str):
 
 
 def test_on_a_cluster_large_jobs_become_gangs_of_members_that_fit_every_node(trace: str):
-    prepared = prepare(Order(trace, "easy", cluster="4x4"))
+    prepared = prepare(SimulationRequest(trace, "easy", cluster="4x4"))
     tasks = [[(task.count, task.request["cpu"]) for task in a.spec.tasks] for a in prepared.workload.arrivals]
     assert tasks == [[(1, 4000), (1, 2000)], [(2, 4000), (1, 2000)], [(1, 4000)]]
     assert {outcome.size for outcome in simulate(prepared).outcomes} == {2, 3, 1}
@@ -431,7 +428,7 @@ def test_gpu_traces_count_the_gpus_of_a_cluster(tmp_path: Path):
     (tmp_path / "p.csv").write_text(
         "timestamp,duration,num_gpus,cluster\n2017-10-09 07:00:00,60,8,a\n2017-10-09 07:00:10,60,16,a\n"
     )
-    prepared = prepare(Order("p.csv", "easy", cluster="c.yaml"))
+    prepared = prepare(SimulationRequest("p.csv", "easy", cluster="c.yaml"))
     (only,) = prepared.workload.arrivals
     assert [(task.count, task.request) for task in only.spec.tasks] == [(2, {"gpu": 4000})]
     assert len(prepared.nodes) == 3
@@ -441,13 +438,13 @@ def test_gpu_traces_count_the_gpus_of_a_cluster(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("words", "names"), [("policies", list(POLICIES)), ("traces", [row[0] for row in TRACES])])
-def test_lists_have_a_line_for_each(words: str, names: list[str], capsys):
+def test_lists_have_a_line_per_item(words: str, names: list[str], capsys):
     assert main([words]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
     assert main([words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [each["name"] for each in told] == names
-    assert all(each["about"] for each in told)
+    report = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in report] == names
+    assert all(each["about"] for each in report)
 
 
 def test_every_generator_is_listed():
@@ -461,16 +458,16 @@ def test_every_policy_can_be_built_and_is_in_the_reference(name: str):
     assert f"\n| `{name}` |" in (DOCS / "reference/policies.md").read_text()
 
 
-def test_no_run_beside_others_hears_of_ctrl_c_not_even_the_first():
-    """In a fresh interpreter: the first process that multiprocessing starts brings a helper of its own along."""
+def test_no_child_process_receives_ctrl_c_not_even_the_first():
+    """In a fresh interpreter: the first process that multiprocessing starts also starts a helper process."""
     script = """
 import re, signal
 from pathlib import Path
-from hodei.sim.commands.simulate import Order
+from hodei.sim.commands.simulate import SimulationRequest
 from hodei.sim.commands.compare import _start
 if __name__ == "__main__":
     for _ in range(2):
-        ours, process = _start(Order("generate:lublin?jobs=1000000", "fcfs"))
+        ours, process = _start(SimulationRequest("generate:lublin?jobs=1000000", "fcfs"))
         blocked = int(re.search(r"SigBlk:\\s*(\\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16)
         print(bool(blocked >> (signal.SIGINT - 1) & 1))
         process.kill()

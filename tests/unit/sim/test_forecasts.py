@@ -1,4 +1,4 @@
-"""`hodei sim forecasts`: forecasts are graded by what the replay brings, for each job and for each moment."""
+"""`hodei sim forecasts`: forecasts are accuracy by what the replay brings, for each job and for each moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hodei.sim.__main__ import main
-from hodei.sim.forecasts import grade
+from hodei.sim.forecasts import measure_accuracy
 from hodei.sim.traces import open_workload
 
 HOUR_MS = 3_600_000
@@ -32,28 +32,28 @@ def passed_by(tmp_path: Path) -> str:
 
 
 def test_where_all_is_known_every_forecast_comes_true(line: str) -> None:
-    graded = grade(open_workload(line, procs=1), "fcfs", HOUR_MS // 2)
-    assert (graded.covered, graded.starts_covered, graded.per_job, graded.per_moment) == (100, 100, 100, 100)
-    assert (graded.median_absolute_error_s, graded.untold) == (0, 0)
+    accuracy = measure_accuracy(open_workload(line, procs=1), "fcfs", HOUR_MS // 2)
+    assert (accuracy.covered, accuracy.starts_covered, accuracy.per_job, accuracy.per_moment) == (100, 100, 100, 100)
+    assert (accuracy.median_absolute_error_s, accuracy.missing) == (0, 0)
     # Job 2 starts after one hour, job 3 after two; what is due at a start is forecast after it.
-    assert [(group.job, group.forecasts) for group in graded.by_job] == [(2, 1), (3, 3)]
-    assert [(group.at_ms * 2 // HOUR_MS, group.forecasts) for group in graded.by_moment] == [(1, 2), (2, 1), (3, 1)]
-    assert (graded.starts, graded.moments, graded.forecasts) == (2, 3, 4)
+    assert [(group.job, group.forecasts) for group in accuracy.by_job] == [(2, 1), (3, 3)]
+    assert [(group.at_ms * 2 // HOUR_MS, group.forecasts) for group in accuracy.by_moment] == [(1, 2), (2, 1), (3, 1)]
+    assert (accuracy.starts, accuracy.moments, accuracy.forecasts) == (2, 3, 4)
 
 
 def test_a_job_that_is_passed_by_others_counts_once_among_jobs(passed_by: str) -> None:
-    graded = grade(open_workload(passed_by, procs=1), "sjf", HOUR_MS // 2, futures=3)
-    [late] = [group for group in graded.by_job if group.job == 2]
-    assert late.forecasts > graded.forecasts / 3
+    accuracy = measure_accuracy(open_workload(passed_by, procs=1), "sjf", HOUR_MS // 2, futures=3)
+    [late] = [group for group in accuracy.by_job if group.job == 2]
+    assert late.forecasts > accuracy.forecasts / 3
     assert late.by_p90 < 90
-    assert graded.covered < graded.per_job, "it has many forecasts, and is one of many jobs"
-    assert graded.starts_covered < 100
-    assert graded.worst_moment <= graded.per_moment <= 100
+    assert accuracy.covered < accuracy.per_job, "it has many forecasts, and is one of many jobs"
+    assert accuracy.starts_covered < 100
+    assert accuracy.worst_moment <= accuracy.per_moment <= 100
 
 
 def test_a_job_that_still_waits_at_the_end_after_its_p90_was_not_forecast_well(passed_by: str) -> None:
-    graded = grade(open_workload(passed_by, procs=1), "sjf", HOUR_MS // 2, futures=3, until_ms=6 * HOUR_MS)
-    [late] = [group for group in graded.by_job if group.job == 2]
+    accuracy = measure_accuracy(open_workload(passed_by, procs=1), "sjf", HOUR_MS // 2, futures=3, until_ms=6 * HOUR_MS)
+    [late] = [group for group in accuracy.by_job if group.job == 2]
     assert (late.by_p90, late.forecasts > 0) == (0, True)
 
 
@@ -75,17 +75,17 @@ def test_the_command_gives_numbers_to_programs(line: str, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["?first=3"], "there is no job 3"),
         (["", "--policy", "best"], "there is no policy 'best'"),
     ],
 )
-def test_wrong_input_is_told_before_anything_runs(
-    line: str, args: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_input_is_reported_before_anything_runs(
+    line: str, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["forecasts", line + args[0], "--procs", "1", *args[1:]]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_jobs_that_never_wait_get_no_forecast(line: str, capsys: pytest.CaptureFixture[str]) -> None:

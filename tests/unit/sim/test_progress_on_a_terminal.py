@@ -21,7 +21,7 @@ from typing import TextIO
 
 import pytest
 
-from hodei.sim.commands.progress import Progress
+from hodei.sim.commands.output import Progress
 
 DAY = 86_400_000
 _TOKEN = re.compile(r"\x1b\[(\d*)([A-Z])|(.)", re.DOTALL)
@@ -78,7 +78,7 @@ def a_terminal(width: int) -> Iterator[tuple[int, int]]:
         os.close(theirs)
 
 
-def said(ours: int) -> str:
+def output_of(ours: int) -> str:
     """All that has been written so far."""
     out = b""
     while select.select([ours], [], [], 0)[0]:
@@ -99,7 +99,7 @@ def advanced(names: list[str], stream: TextIO) -> Progress:
         progress._runs[place].began_s = time.monotonic() - 10
     for place in range(len(names)):
         progress._drawn_s = 0.0
-        progress.tell(place, 123 * DAY, 12_345, 28_481)
+        progress.update(place, 123 * DAY, 12_345, 28_481)
     return progress
 
 
@@ -109,7 +109,7 @@ def test_simulated_time_jobs_per_second_and_time_left_fit_into_any_width(width: 
     with a_terminal(width) as (ours, theirs), os.fdopen(os.dup(theirs), "w") as stream:
         progress = advanced(names, stream)
         screen = Screen(width)
-        screen.show(said(ours))
+        screen.show(output_of(ours))
         assert screen.wrapped == 0
         assert len(screen.rows) == len(names)
         for row in screen.rows:
@@ -118,7 +118,7 @@ def test_simulated_time_jobs_per_second_and_time_left_fit_into_any_width(width: 
             assert re.search(r"1,2\d\d( jobs)?/s", row)
             assert row.endswith("13 s left")
         progress.clear()
-        screen.show(said(ours))
+        screen.show(output_of(ours))
         assert screen.rows == [""]
 
 
@@ -127,17 +127,19 @@ def test_a_terminal_too_narrow_for_words_is_not_garbled_either(width: int):
     with a_terminal(width) as (ours, theirs), os.fdopen(os.dup(theirs), "w") as stream:
         advanced(["easy", "conservative"], stream)
         screen = Screen(width)
-        screen.show(said(ours))
+        screen.show(output_of(ours))
         assert screen.wrapped == 0
         assert len(screen.rows) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 40])
-def test_a_replay_shows_how_far_it_is_and_leaves_nothing_of_it_behind(width: int):
+def test_a_replay_shows_its_progress_and_clears_it_at_the_end(width: int):
     command = [sys.executable, "-m", "hodei.sim", "replay", "generate:lublin?jobs=4000", "--policy", "easy"]
-    with a_terminal(width) as (ours, theirs):
-        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, stdin=subprocess.DEVNULL)
+    with (
+        a_terminal(width) as (ours, theirs),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, stdin=subprocess.DEVNULL) as program,
+    ):
         screen, seen, wrapped = Screen(width), set(), 0
         while program.poll() is None:
             if select.select([ours], [], [], 0.05)[0]:
@@ -145,7 +147,7 @@ def test_a_replay_shows_how_far_it_is_and_leaves_nothing_of_it_behind(width: int
                 shown = [row for row in screen.rows if "left" in row]
                 seen.update(shown)
                 wrapped = screen.wrapped if shown else wrapped  # the notes afterwards may be longer than a row
-        screen.show(said(ours))
+        screen.show(output_of(ours))
         assert program.stdout is not None
         out = program.stdout.read().decode()
     assert program.returncode == 0

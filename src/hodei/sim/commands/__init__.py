@@ -1,4 +1,3 @@
-"""THE TERMINAL OF THE SIMULATOR: `hodei sim replay|compare|forecasts|policies|traces`, a module for each.
-
-`running` turns an order into a result, `progress` shows how far it is, `outputs` writes files whole or not at all.
+"""`hodei sim replay|compare|forecasts`, one module per command. `simulate` builds and runs a simulation; `output` has the
+progress display and the output files.
 """

@@ -20,53 +20,50 @@ import msgspec
 from msgspec import Struct
 
 from hodei.model.errors import HodeiError
-from hodei.sim.commands.outputs import file_for, folder_for, write_waits
-from hodei.sim.commands.progress import Progress
-from hodei.sim.commands.replay import tell_notes
+from hodei.sim.commands.output import Progress, print_notes, staged_directory, staged_file, write_waits
 from hodei.sim.commands.simulate import (
-    Order,
-    numbers_for_json,
-    order_of,
+    SimulationRequest,
     out_option,
+    positive_int,
     prepare,
+    request_of,
     run_options,
     simulate,
     waits_option,
-    whole,
 )
 from hodei.sim.metrics import Result, summary
 from hodei.sim.policies import policy
 from hodei.sim.report import draw_table, write_report
 
-# -------------------------------------------------------------------------------------------- parallel
-# Several runs at once, each in a process of its own. They report how far they are through the parent, which alone
-# writes to the terminal; one that fails, or is killed, takes no other with it.
+# ------------------------------------------------------------------------------------- parallel processes
+# Each simulation runs in its own process and reports its progress to the parent, which alone writes to the terminal. One
+# that fails or is killed affects no other.
 
 
 class Failure(Struct, frozen=True):
-    what: str
+    message: str
 
 
-def cores() -> int:
+def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(orders: Sequence[Order], progress: Progress, workers: int) -> list[Result | Failure]:
-    """What became of each order, in their order. If this is interrupted all processes are ended first."""
+def run_all(requests: Sequence[SimulationRequest], progress: Progress, workers: int) -> list[Result | Failure]:
+    """The outcome of each request, in their order. An interrupt ends all processes first."""
     ended: dict[int, Result | Failure] = {}
-    waiting = list(enumerate(orders))
+    waiting = list(enumerate(requests))
     running: dict[Connection, tuple[int, BaseProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                place, order = waiting.pop(0)
-                ours, process = _start(order)
-                running[ours] = (place, process)
-                progress.say(place, "reads the trace")
+                place, request = waiting.pop(0)
+                connection, process = _start(request)
+                running[connection] = (place, process)
+                progress.set_status(place, "reading the trace")
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
                 place, process = running[ready]
-                outcome = _heard(ready, process, place, progress)
+                outcome = _receive(ready, process, place, progress)
                 if outcome is not None:
                     ended[place] = outcome
                     del running[ready]
@@ -76,78 +73,78 @@ def run_all(orders: Sequence[Order], progress: Progress, workers: int) -> list[R
         for _, process in running.values():
             process.terminate()
             process.join()
-    return [ended[place] for place in range(len(orders))]
+    return [ended[place] for place in range(len(requests))]
 
 
-def _start(order: Order) -> tuple[Connection, BaseProcess]:
-    # A fresh process rather than a copy of this one: nothing of the parent's state can leak into a result.
+def _start(request: SimulationRequest) -> tuple[Connection, BaseProcess]:
+    # A fresh process instead of a fork: no state of the parent can leak into a result.
     context = get_context("spawn")
-    # The first process would start this helper on its way, and starting it lets Ctrl-C through again.
+    # The first process would otherwise start this helper, which unblocks Ctrl-C.
     resource_tracker.ensure_running()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, order), name=order.policy, daemon=True)
-    with _ctrl_c_is_ours():
+    process = context.Process(target=_run_in_child, args=(theirs, request), name=request.policy, daemon=True)
+    with _defer_interrupt():
         process.start()
     theirs.close()
     return ours, process
 
 
 @contextmanager
-def _ctrl_c_is_ours() -> Iterator[None]:
-    """A process that is started in here never gets Ctrl-C: the parent does, when the start is complete, and ends it."""
-    heard: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+def _defer_interrupt() -> Iterator[None]:
+    """A process started in this block never receives Ctrl-C. The parent raises it after the block and ends the process."""
+    interrupts: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         signal.signal(signal.SIGINT, handler)
-    if heard:
+    if interrupts:
         raise KeyboardInterrupt
 
 
-def _heard(ours: Connection, process: BaseProcess, place: int, progress: Progress) -> Result | Failure | None:
+def _receive(connection: Connection, process: BaseProcess, place: int, progress: Progress) -> Result | Failure | None:
     try:
-        kind, said = ours.recv()
+        kind, body = connection.recv()
     except EOFError:
         process.join()
-        return Failure(f"its process ended unexpectedly ({_why_ended(process.exitcode)})")
-    if kind == "tell":
-        progress.tell(place, *said)
+        return Failure(f"its process ended unexpectedly ({_describe_exit(process.exitcode)})")
+    if kind == "progress":
+        progress.update(place, *body)
     elif kind == "begin":
         progress.begin(place)
     elif kind == "failed":
-        progress.say(place, "failed")
-        return Failure(said)
+        progress.set_status(place, "failed")
+        return Failure(body)
     else:
-        progress.say(place, "done")
-        return msgspec.msgpack.decode(said, type=Result)
+        progress.set_status(place, "done")
+        return msgspec.msgpack.decode(body, type=Result)
     return None
 
 
-def _why_ended(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         return f"{name}; perhaps there was not enough memory" if name == "SIGKILL" else name
     return f"exit code {code}"
 
 
-def _work(theirs: Connection, order: Order) -> None:
-    """In the child. A parent that has gone is noticed when it is told something."""
+def _run_in_child(connection: Connection, request: SimulationRequest) -> None:
+    """Ends when the parent is no longer there to receive anything."""
     try:
         try:
-            prepared = prepare(order)
-            theirs.send(("begin", None))
-            result = simulate(prepared, lambda now_ms, done, jobs: theirs.send(("tell", (now_ms, done, jobs))))
-            theirs.send(("result", msgspec.msgpack.encode(result)))
+            prepared = prepare(request)
+            connection.send(("begin", None))
+            result = simulate(prepared, lambda *numbers: connection.send(("progress", numbers)))
+            connection.send(("result", msgspec.msgpack.encode(result)))
         except BrokenPipeError:
             raise
         except HodeiError as error:
-            theirs.send(("failed", f"{error.message}{f'; {error.hint}' if error.hint else ''}"))
+            connection.send(("failed", f"{error.message}{f'; {error.hint}' if error.hint else ''}"))
         except Exception as error:
             shown = traceback.format_exc() if os.environ.get("HODEI_DEBUG") else f"{type(error).__name__}: {error}"
-            theirs.send(("failed", f"{shown}; this is a bug, HODEI_DEBUG=1 says where"))
+            connection.send(("failed", f"{shown}; this is a bug, HODEI_DEBUG=1 shows where"))
     except BrokenPipeError:
         os._exit(1)
 
@@ -169,7 +166,7 @@ def policy_names(text: str) -> list[str]:
 @click.option("--policies", required=True, type=policy_names, metavar="A,B,C", help="See: hodei sim policies.")
 @out_option
 @waits_option
-@click.option("--workers", type=whole, metavar="N", help="Number of parallel runs [default: one for each core].")
+@click.option("--workers", type=positive_int, metavar="N", help="Number of parallel runs [default: one for each core].")
 def compare(**options: Any) -> int:
     """Run a workload under several policies, and compare how its jobs fared. TRACE: see hodei sim traces."""
     given = SimpleNamespace(**options)
@@ -177,39 +174,39 @@ def compare(**options: Any) -> int:
         policy(name)
     progress = Progress(given.policies, sys.stderr, shown=not (given.json or given.quiet))
     try:
-        with folder_for(given.out) as folder, file_for(given.waits) as waits:
-            # Read here too: what is wrong with the trace is wrong for all policies, and told once.
-            prepared = prepare(order_of(given, given.policies[0]))
-            orders = [order_of(given, name) for name in given.policies]
-            ended = run_all(orders, progress, given.workers or cores())
+        with staged_directory(given.out) as directory, staged_file(given.waits) as waits:
+            # Prepared here too: an error in the trace concerns all policies and is reported once.
+            prepared = prepare(request_of(given, given.policies[0]))
+            requests = [request_of(given, name) for name in given.policies]
+            ended = run_all(requests, progress, given.workers or available_cores())
             results = [each for each in ended if isinstance(each, Result)]
             failures = {n: each for n, each in zip(given.policies, ended, strict=True) if isinstance(each, Failure)}
             if not results:
                 name, failure = next(iter(failures.items()))
-                raise HodeiError(f"every policy failed; {name}: {failure.what}", hint="nothing was written")
+                raise HodeiError(f"every policy failed; {name}: {failure.message}", hint="nothing was written")
             if waits is not None:
                 write_waits(waits, results)
-            if folder is not None:
-                write_report(results, folder)
+            if directory is not None:
+                write_report(results, directory)
     except KeyboardInterrupt:
         progress.clear()
         for place, name in enumerate(given.policies):
-            print(f"interrupted: {name}: {progress.how_far(place)}", file=sys.stderr)
+            print(f"interrupted: {name}: {progress.describe(place)}", file=sys.stderr)
         print("nothing was written", file=sys.stderr)
         return 130
     finally:
         progress.clear()
     if not given.quiet and not given.json:
-        tell_notes(prepared.workload.notes, given.out)
+        print_notes(prepared.workload.notes, given.out)
     for name, failure in failures.items():
-        print(f"error: {name} failed: {failure.what}", file=sys.stderr)
+        print(f"error: {name} failed: {failure.message}", file=sys.stderr)
     if given.json:
-        told = {
+        report = {
             "workload": prepared.workload.name,
-            "results": [numbers_for_json(summary(result), prepared) for result in results],
-            "failed": {name: failure.what for name, failure in failures.items()},
+            "results": [prepared.for_json(summary(result)) for result in results],
+            "failed": {name: failure.message for name, failure in failures.items()},
         }
-        print(json.dumps(told))
+        print(json.dumps(report))
     else:
         print(f"{prepared.workload.name}, {len(prepared.workload.arrivals):,} jobs")
         print(draw_table(results, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")), end="")

@@ -11,7 +11,7 @@ from builders import NOW_MS, a_job, a_job_spec
 from hodei.control.clone import clone_controller
 from hodei.control.explain.forecasts import Forecasts, Record, RunTimes
 from hodei.model.estimate import Forecast
-from hodei.sim.forecasts import grade
+from hodei.sim.forecasts import measure_accuracy
 from hodei.sim.traces import open_workload
 from unit.control.harness import a_harness
 from unit.control.scenes import running
@@ -136,7 +136,7 @@ def test_only_work_that_came_to_its_own_end_tells_how_long_it_takes():
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["easy", "priority", "sjf"])
 def test_on_a_replayed_trace_at_least_85_percent_of_starts_come_by_their_p90(policy):
-    graded = grade(open_workload("generate:lublin?jobs=600&procs=64&seed=1"), policy, 60 * MINUTE)
+    graded = measure_accuracy(open_workload("generate:lublin?jobs=600&procs=64&seed=1"), policy, 60 * MINUTE)
     assert graded.forecasts > 100
     assert graded.covered >= 85
     assert graded.starts_covered >= 85
