@@ -18,7 +18,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.facts import BackendReported, JobSubmitted, Reconfigured
 from hodei.runtime.decision_log import DecisionLog, closed_segments, state_path
 from hodei.sim.replay import main as replay_main
-from hodei.sim.replay import parts_of, replay, replay_parts
+from hodei.sim.replay import replay, replay_segments, segments_of
 from hodei.sim.traces import open_workload
 from hodei.wiring import make_controller
 from unit.runtime.living import TalkingStore, a_service, alive, until
@@ -47,19 +47,19 @@ def test_a_decision_log_is_kept_in_segments_within_its_size_and_each_is_decided_
                 assert size <= most + 20_000, "one step may go beyond it, and no more"
 
     asyncio.run(main())
-    parts = parts_of(path)
-    assert parts[0].header.continues, "its beginning is gone"
-    whole = replay_parts(parts)
-    assert (whole.difference, whole.left_out, whole.files) == (None, [], len(parts))
-    alone = [replay(part.path) for part in parts]
-    assert [each.difference for each in alone] == [None] * len(parts)
-    assert sum(each.steps for each in alone) == whole.steps
+    segments = segments_of(path)
+    assert segments[0].header.continues, "its beginning is gone"
+    result = replay_segments(segments)
+    assert (result.difference, result.skipped, result.files) == (None, [], len(segments))
+    alone = [replay(part.path) for part in segments]
+    assert [each.difference for each in alone] == [None] * len(segments)
+    assert sum(each.steps for each in alone) == result.steps
     assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
     # Without its state a file is decided again with the one before it.
-    state_path(path, parts[-1].header.segment).unlink()
+    state_path(path, segments[-1].header.segment).unlink()
     assert replay(path).steps == alone[-1].steps + alone[-2].steps
     # And as a workload it has the nodes and the jobs of its own time.
-    workload = open_workload(parts[0].path)
+    workload = open_workload(segments[0].path)
     assert workload.nodes
     assert len(workload.arrivals) > 10
 
@@ -77,7 +77,7 @@ def test_states_without_their_segment_are_deleted_and_nothing_to_decide_is_an_er
     path.write_bytes(path.read_bytes().replace(b'"hodei_decision_log":1', b'"hodei_decision_log":2'))
     assert replay_main(["--home", str(tmp_path)]) == 2
     said = capsys.readouterr()
-    assert "nothing of the log can be decided again" in said.err
+    assert "no file of the log can be replayed" in said.err
     assert "identical" not in said.out
 
 
@@ -144,9 +144,9 @@ def test_a_decision_log_goes_on_with_a_new_segment_after_the_disk_was_full(tmp_p
             await service.wait(4, 5000)
 
     asyncio.run(main())
-    parts = parts_of(path)
-    assert [part.header.gap for part in parts] == [False, True]
-    assert replay_parts(parts).difference is None
+    segments = segments_of(path)
+    assert [part.header.gap for part in segments] == [False, True]
+    assert replay_segments(segments).difference is None
     assert replay(path).binds == 2  # the third is the first after it
 
 

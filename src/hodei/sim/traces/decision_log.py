@@ -14,7 +14,7 @@ from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import JOB_ENDED, JobSpec
 from hodei.model.node import Node
 from hodei.runtime.decision_log import CONTINUED, FORMAT
-from hodei.sim.replay import beginning, open_part
+from hodei.sim.replay import open_segment, restore_controller
 from hodei.sim.traces.source import Reading, Source
 from hodei.sim.traces.workload import Arrival, Workload, ordered
 
@@ -127,7 +127,7 @@ def _history(source: Source) -> tuple[_History, int]:
     decoder, history, start = msgspec.json.Decoder(_Line), _History(), -1
     if header.hodei_decision_log == CONTINUED:
         # It goes on from an earlier file: who waited or ran then, and on which nodes, is in the state beside it.
-        cluster = beginning(open_part(source.path)).cluster
+        cluster = restore_controller(open_segment(source.path)).cluster
         start = world_ms = max((job.changed_ms for job in cluster.jobs.values()), default=-1)
         for node in cluster.nodes.values():
             history.learn(world_ms, NodeJoined(node=node))
