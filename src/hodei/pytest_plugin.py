@@ -1,6 +1,6 @@
-"""For pytest: every `*.scenario.yaml` is a test that holds when all its expectations do.
+"""pytest plugin: every `*.scenario.yaml` is a test that passes if all its expectations hold.
 
-Loaded into every pytest run where Hodei is installed, so it imports nothing of Hodei before such a file is found.
+Loaded into every pytest run where Hodei is installed, so it imports Hodei only when such a file is found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytest.register_assert_rewrite("hodei.testing")
 
 
 class ScenarioFailed(Exception):
-    """Some expectation did not hold; the text is the whole report."""
+    """An expectation does not hold; the text is the full report."""
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -34,13 +34,13 @@ class ScenarioFile(pytest.File):
 
 class ScenarioItem(pytest.Item):
     def runtest(self) -> None:
-        from hodei.sim.scenario.check import run
+        from hodei.sim.scenario.check import check_scenario
         from hodei.sim.scenario.parse import read_scenario
-        from hodei.sim.scenario.report import told
+        from hodei.sim.scenario.report import format_report
 
-        outcome = run(read_scenario(self.path))
+        outcome = check_scenario(read_scenario(self.path))
         if not outcome.held:
-            raise ScenarioFailed(told(outcome))
+            raise ScenarioFailed(format_report(outcome))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         from hodei.model.errors import HodeiError

@@ -13,9 +13,9 @@ import pytest
 from hodei.model.errors import InvalidInput
 from hodei.sim.policies import POLICIES
 from hodei.sim.scenario.__main__ import main
-from hodei.sim.scenario.check import Finding, Outcome, run
+from hodei.sim.scenario.check import Finding, Outcome, check_scenario
 from hodei.sim.scenario.parse import parse_scenario, read_scenario
-from hodei.sim.scenario.report import as_data, told, updated
+from hodei.sim.scenario.report import format_report, to_json, update_expectations
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples" / "scenarios").glob("*.yaml"))
@@ -25,7 +25,7 @@ ONE_NODE = "cluster: [{name: n, cpu: 4, memory: 8Gi}]\n"
 
 
 def played(text: str) -> Outcome:
-    return run(parse_scenario(f"scenario: a test\n{dedent(text)}".encode(), "a.scenario.yaml"))
+    return check_scenario(parse_scenario(f"scenario: a test\n{dedent(text)}".encode(), "a.scenario.yaml"))
 
 
 def findings(text: str) -> list[Finding]:
@@ -35,7 +35,7 @@ def findings(text: str) -> list[Finding]:
 def holds(text: str) -> None:
     outcome = played(text)
     assert outcome.findings
-    assert outcome.held, told(outcome)
+    assert outcome.held, format_report(outcome)
 
 
 # ------------------------------------------------------------------------------------------------- examples
@@ -43,15 +43,15 @@ def holds(text: str) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_holds(path: Path):
-    outcome = run(read_scenario(path))
+    outcome = check_scenario(read_scenario(path))
     assert outcome.findings
-    assert outcome.held, told(outcome)
+    assert outcome.held, format_report(outcome)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_a_scenario_comes_out_the_same_every_time(path: Path):
     scenario = read_scenario(path)
-    assert as_data(run(scenario)) == as_data(run(scenario))
+    assert to_json(check_scenario(scenario)) == to_json(check_scenario(scenario))
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -109,7 +109,7 @@ def test_what_is_expected_and_happens_holds(expected: str):
 
 
 @pytest.mark.parametrize(("expected", "instead", "why"), NOT_HELD.values(), ids=NOT_HELD)
-def test_what_does_not_happen_is_told_with_what_did_and_why(expected: str, instead: str, why: str):
+def test_a_failed_expectation_reports_what_happened_and_why(expected: str, instead: str, why: str):
     (finding,) = findings(f"{QUEUE}  - {expected}\n")
     assert not finding.held
     assert instead in finding.happened
@@ -120,8 +120,8 @@ def test_what_does_not_happen_is_told_with_what_did_and_why(expected: str, inste
 @pytest.mark.parametrize("expected", [one for one, _, _ in NOT_HELD.values()], ids=NOT_HELD)
 def test_expectations_that_were_updated_hold(expected: str):
     outcome = played(f"{QUEUE}  - {expected}\n  - {{never: over-commit}}\n")
-    again = run(parse_scenario(updated(outcome).encode(), "a.scenario.yaml"))
-    assert again.held, told(again)
+    again = check_scenario(parse_scenario(update_expectations(outcome).encode(), "a.scenario.yaml"))
+    assert again.held, format_report(again)
 
 
 def test_over_commitment_is_looked_for_even_if_nobody_asks():
@@ -152,7 +152,7 @@ STORIES = {
     "a failed run is tried again as often as it says": """
         jobs: [{name: a, run: 1m, exit: [1, 0], retries: 1}, {name: b, run: 1m, exit: 7}]
         expect: [{job: a, ends: succeeded}, {job: b, ends: failed, reason: EXIT_CODE}]""",
-    "a member can fail when it is told to": """
+    "a member can be made to fail": """
         jobs: [{name: a, count: 2, run: 1h}]
         facts: [{at: 5m, fail: a, member: 1, exit: 9}]
         expect: [{job: a, ends: failed, reason: EXIT_CODE, within: 5m}]""",
@@ -203,7 +203,7 @@ STORIES = {
 
 
 @pytest.mark.parametrize("text", STORIES.values(), ids=STORIES)
-def test_in_a_story(text: str):
+def test_a_scenario_holds(text: str):
     holds("cluster: [{name: n, cpu: 4, memory: 8Gi, gpu: 2}]\n" + dedent(text))
 
 
@@ -219,7 +219,7 @@ def test_a_node_may_come_later():
 
 def test_a_fact_that_finds_nothing_to_happen_to_is_noted():
     outcome = played(ONE_NODE + "jobs: [{name: a, run: 1m}]\nfacts: [{at: 5m, cancel: a}]\n")
-    assert outcome.story.notes == ["facts[0] cancel a at 5m: nothing to happen to"]
+    assert outcome.history.notes == ["facts[0] cancel a at 5m: no effect"]
 
 
 def test_what_comes_at_one_moment_is_decided_together():
@@ -240,18 +240,18 @@ MISTAKES = {
         5,
         "facts[0].loose: unknown key 'loose'; did you mean 'lose'?",
     ),
-    "two verbs": ("facts: [{at: 1m, lose: n, join: n}]", 4, "facts[0]: lose and join at once"),
+    "two verbs": ("facts: [{at: 1m, lose: n, join: n}]", 4, "facts[0]: lose and join together"),
     "an unknown node": ("facts: [{at: 1m, lose: m}]", 4, "facts[0].lose: there is no node 'm'"),
     "an unknown job": ("expect:\n\n  - {job: b, starts: 1m}", 6, "expect[0].job: there is no job 'b'"),
     "no time": ("expect: [{job: a, starts: soon}]", 4, "expect[0].starts: 'soon' is not a duration"),
     "a state without a time": ("expect: [{job: a, state: pending}]", 4, "expect[0].state: when? add at: 1m"),
-    "an empty expectation": ("expect: [{job: a}]", 4, "expect[0]: nothing is expected of a"),
+    "an empty expectation": ("expect: [{job: a}]", 4, "expect[0]: no expectation for a"),
     "no taint": ("facts: [{at: 1m, taint: n}]", 4, "facts[0].as: '' is not a taint"),
 }
 
 
 @pytest.mark.parametrize(("more", "line", "says"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_told_with_its_line_and_path(more: str, line: int, says: str):
+def test_a_problem_is_reported_with_its_line_and_path(more: str, line: int, says: str):
     text = f"scenario: a test\n{ONE_NODE}jobs: [{{name: a, run: 1m}}]\n{more}\n"
     with pytest.raises(InvalidInput) as refused:
         parse_scenario(text.encode(), "a.scenario.yaml")
@@ -260,14 +260,14 @@ def test_a_mistake_is_told_with_its_line_and_path(more: str, line: int, says: st
     assert says in what
 
 
-def test_mistakes_in_jobs_and_nodes_are_all_told():
+def test_all_problems_of_jobs_and_nodes_are_reported():
     text = (
         "scenario: x\ncluster:\n- {name: n, cpus: 4}\njobs:\n- {name: a, cpu: four}\n- {name: a, cpu: 1}\n- {name: a}\n"
     )
     with pytest.raises(InvalidInput) as refused:
         parse_scenario(text.encode(), "x")
-    told_at = [f"{where} {what.partition(':')[0]}" for where, what in refused.value.problems]
-    assert told_at == ["x:3 cluster[0].cpus", "x:5 jobs[0].cpu", "x:7 jobs[2].name"]
+    reported = [f"{where} {what.partition(':')[0]}" for where, what in refused.value.problems]
+    assert reported == ["x:3 cluster[0].cpus", "x:5 jobs[0].cpu", "x:7 jobs[2].name"]
 
 
 def test_an_update_changes_what_did_not_hold_and_nothing_else():
@@ -277,19 +277,19 @@ def test_an_update_changes_what_did_not_hold_and_nothing_else():
         "  - {preempted: a}\n  - {start_reservations_broken: 0}\n"
     )
     wanted = text.replace("job: a\n    ends: failed", "{job: a, ends: succeeded}").replace("  - {preempted: a}\n", "")
-    assert updated(run(parse_scenario(text.encode(), "a"))) == wanted
+    assert update_expectations(check_scenario(parse_scenario(text.encode(), "a"))) == wanted
 
 
 def test_a_file_that_expects_nothing_gets_all_that_happened():
     text = f"scenario: a test\n{TWO_NODES}jobs: [{{name: a, run: 1m}}, {{name: b, cpu: 9}}]\nexpect: []\n"
-    after = updated(run(parse_scenario(text.encode(), "a")))
+    after = update_expectations(check_scenario(parse_scenario(text.encode(), "a")))
     assert after.partition("expect:\n")[2].splitlines() == [
         "  - {job: a, starts: 0s, on: n1}",
         "  - {job: a, ends: succeeded}",
         "  - {job: b, ends: refused, reason: LARGER_THAN_CLUSTER}",
         "  - {start_reservations_broken: 0}",
     ]
-    assert run(parse_scenario(after.encode(), "a")).held
+    assert check_scenario(parse_scenario(after.encode(), "a")).held
 
 
 # ------------------------------------------------------------------------------------------------- the command
@@ -331,7 +331,7 @@ def test_for_programs_the_result_is_json(good: Path, bad: Path, capsys: pytest.C
     first, second = json.loads(capsys.readouterr().out)["scenarios"]
     assert (first["held"], second["held"]) == (True, False)
     assert first["jobs"] == [
-        {"name": "a", "state": "succeeded", "starts": [{"at_ms": 0, "nodes": ["n"], "over_ms": 60000}]}
+        {"name": "a", "state": "succeeded", "starts": [{"at_ms": 0, "nodes": ["n"], "ended_ms": 60000}]}
     ]
     assert second["expectations"][0]["happened"] == "it started at 0s on n"
 
@@ -357,7 +357,7 @@ def test_pytest_runs_scenario_files_as_tests(good: Path, bad: Path, tmp_path: Pa
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_the_pytest_plugin_imports_nothing_of_the_house_before_a_scenario_is_run():
+def test_the_pytest_plugin_imports_nothing_of_hodei_before_a_scenario_runs():
     code = (
         "import hodei.pytest_plugin, sys; print(*(name for name in sys.modules"
         " if name in ('numpy', 'yaml', 'msgspec') or name.startswith('hodei.')))"

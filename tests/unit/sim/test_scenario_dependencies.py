@@ -6,31 +6,31 @@ import pytest
 
 from hodei.model.errors import InvalidInput
 from hodei.sim.scenario.parse import parse_scenario
-from hodei.sim.scenario.play import play
+from hodei.sim.scenario.runner import run_scenario
 
 CLUSTER = "cluster: [{name: n, cpu: 4, memory: 8Gi}]\n"
 
 
-def told(jobs: str, facts: str = "") -> dict[str, list[tuple[int, str]]]:
-    story = play(parse_scenario(f"scenario: s\n{CLUSTER}jobs:\n{jobs}{facts}".encode(), "s"))
+def changes_of(jobs: str, facts: str = "") -> dict[str, list[tuple[int, str]]]:
+    history = run_scenario(parse_scenario(f"scenario: s\n{CLUSTER}jobs:\n{jobs}{facts}".encode(), "s"))
     return {
-        course.job.name: [(at_ms // 1000, job.state) for at_ms, job in course.changes]
-        for course in story.by_id.values()
+        record.job.name: [(at_ms // 1000, job.state) for at_ms, job in record.changes]
+        for record in history.by_id.values()
     }
 
 
 def test_jobs_wait_by_name_by_number_and_for_data() -> None:
-    lifecycle = told(
+    changes = changes_of(
         "- {name: last, after: [second, 7], run: 1m}\n"
         "- {name: second, after: {succeeded: first, exists: /data/x}, run: 1m}\n"
         "- {name: first, run: 1m}\n"
         "- {name: mend, after: {failed: first}}\n",
         "facts:\n- {at: 90s, appear: /data/x}\n",
     )
-    assert (60, "succeeded") in lifecycle["first"]
-    assert (90, "scheduled") in lifecycle["second"]
-    assert lifecycle["last"][-1] == (210, "succeeded")
-    assert lifecycle["mend"][-1] == (60, "failed")
+    assert (60, "succeeded") in changes["first"]
+    assert (90, "scheduled") in changes["second"]
+    assert changes["last"][-1] == (210, "succeeded")
+    assert changes["mend"][-1] == (60, "failed")
 
 
 @pytest.mark.parametrize(
@@ -43,5 +43,5 @@ def test_jobs_wait_by_name_by_number_and_for_data() -> None:
 )
 def test_what_cannot_be_is_refused(jobs: str, says: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        told(jobs)
+        changes_of(jobs)
     assert says in f"{refused.value.message} {refused.value.problems}"

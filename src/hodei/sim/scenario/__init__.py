@@ -1,6 +1,3 @@
-"""Scenarios: a cluster, jobs and facts in a file, and what is expected of the scheduler. `form` reads the file, `reading`
-makes values of it, `playing` lets the real controller live through it, `checking` compares, `telling` says what came out
-and `golden` writes what happened back into the file.
+"""Scenarios: a cluster, jobs and facts in a file, with expectations of the scheduler. `parse` reads the file (keys in
+`schema`), `runner` runs it with the real controller, `check` compares, `report` writes the result.
 """
-
-from __future__ import annotations

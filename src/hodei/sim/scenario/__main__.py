@@ -14,12 +14,12 @@ import msgspec
 from hodei.cli.errors import report
 from hodei.cli.groups import exit_code
 from hodei.model.errors import HodeiError, InvalidInput
-from hodei.sim.scenario.check import Outcome, run
+from hodei.sim.scenario.check import Outcome, check_scenario
 from hodei.sim.scenario.parse import ENDINGS, read_scenario
-from hodei.sim.scenario.report import as_data, difference, told, updated
+from hodei.sim.scenario.report import format_report, to_json, unified_diff, update_expectations
 
 
-def files_of(paths: Iterable[Path]) -> Iterator[Path]:
+def scenario_files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.is_dir():
             yield path
@@ -45,9 +45,9 @@ def test(**options: Any) -> int:
     given = SimpleNamespace(**options)
     outcomes: list[Outcome] = []
     unread: list[dict[str, Any]] = []
-    for path in list(files_of(given.path)):
+    for path in list(scenario_files(given.path)):
         try:
-            outcome = run(read_scenario(path))
+            outcome = check_scenario(read_scenario(path))
         except HodeiError as error:
             unread.append({"path": str(path), "held": False, "error": error.message})
             report(error)
@@ -56,27 +56,27 @@ def test(**options: Any) -> int:
             outcome = _update(path, outcome, quiet=given.json)
         outcomes.append(outcome)
         if not given.json and not (given.quiet and outcome.held):
-            print(told(outcome) + "\n")
+            print(format_report(outcome) + "\n")
     failed = sum(not outcome.held for outcome in outcomes)
     if given.json:
-        print(msgspec.json.encode({"scenarios": [*map(as_data, outcomes), *unread]}).decode())
+        print(msgspec.json.encode({"scenarios": [*map(to_json, outcomes), *unread]}).decode())
     else:
-        print(_in_all(len(outcomes), failed, len(unread)))
+        print(_summary(len(outcomes), failed, len(unread)))
     return 2 if unread else 1 if failed else 0
 
 
 def _update(path: Path, outcome: Outcome, *, quiet: bool) -> Outcome:
-    """The outcome by the new file; what must hold everywhere is not a matter of expectations and stays as it is."""
-    before, after = outcome.scenario.text, updated(outcome)
+    """The outcome with the new file."""
+    before, after = outcome.scenario.text, update_expectations(outcome)
     if after == before:
         return outcome
     if not quiet:
-        print(difference(before, after, path))
+        print(unified_diff(before, after, path))
     path.write_text(after, encoding="utf-8")
-    return run(read_scenario(path))
+    return check_scenario(read_scenario(path))
 
 
-def _in_all(count: int, failed: int, unread: int) -> str:
+def _summary(count: int, failed: int, unread: int) -> str:
     what = f"{count} scenario{'s' if count != 1 else ''}"
     parts = [f"{failed} of {what} did not hold" if failed else f"{what} held"]
     if unread:

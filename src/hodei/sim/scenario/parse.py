@@ -1,4 +1,4 @@
-"""From the text of a scenario file to a `Scenario`. Every mistake is told with the file, the line and the path in it."""
+"""Parses scenario files. Every problem is reported with file, line and path."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ from hodei.sim.scenario import schema
 from hodei.sim.scenario.schema import ScenarioJob
 from hodei.wiring import instant_node, make_controller, node_offer, parse_taint
 
-# -------------------------------------------------------------------------------------- yaml positions
-# Where in the text of a YAML file a value stands: the line for an error, the piece to write anew.
-
+# -------------------------------------------------------------------------------------- YAML positions
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
 class Piece(NamedTuple):
-    """`line` counts from 1; `start` and `end` are places in the text. `is_flow`: written in brackets, on any one line."""
+    """A value in the text: its line from 1, and its offsets. `is_flow`: written in brackets."""
 
     line: int
     start: int
@@ -46,7 +44,7 @@ class Piece(NamedTuple):
 
 
 def piece_at(text: str, path: str) -> Piece | None:
-    """The value at a path such as `jobs[2].cpu`, or the nearest thing around it; None for an empty file."""
+    """The value at a path such as `jobs[2].cpu`, or its nearest parent; None for an empty file."""
     node = _composed(text)
     if node is None:
         return None
@@ -77,45 +75,41 @@ def line_of(text: str, path: str) -> int:
     return found.line if found else 1
 
 
-# ----------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- dependencies
 
 
-# ----------------------------------------------------------------------------------------------- after
-# What the jobs of a scenario wait for: names become numbers, as a server would do it when they are submitted.
-
-
-def numbered(jobs: Sequence[ScenarioJob], wrong: Callable[[str, str], object]) -> list[ScenarioJob]:
-    """A number that no job of the file has is that of a job before its time, which did what was wanted of it. Nobody can
-    wait for a job that is submitted later than itself."""
+def resolve_dependencies(jobs: Sequence[ScenarioJob], report: Callable[[str, str], object]) -> list[ScenarioJob]:
+    """Names in `after` become job ids, as on a server at submission. An id that no job of the file has stands for an earlier
+    job that met the dependency. A job cannot depend on one that is submitted later."""
     specs = [job.spec for job in jobs]
     if not depends(specs):
         return list(jobs)
     by_id = {job.id: job for job in jobs}
     by_name = {(job.spec.project, job.spec.name): [job.id] for job in jobs}
-    known = [structs.replace(spec, after=_within(spec.after, by_id)) for spec in specs]
+    known = [structs.replace(spec, after=_known_only(spec.after, by_id)) for spec in specs]
     found = Found(by_name, {job.id: job.name for job in jobs})
     try:
         refuse_rings(known)
     except InvalidInput as error:
-        wrong("jobs", error.message)
+        report("jobs", error.message)
         return list(jobs)
     out = []
     for place, (job, spec) in enumerate(zip(jobs, known, strict=True)):
         try:
-            # Alone, so that a name leads to the number that the file gives and not to the next one.
+            # One by one, so that a name becomes the id in the file and not the next free one.
             (spec,) = resolved([structs.replace(spec, name=f"{spec.name}.")], job.id, found)
         except InvalidInput as error:
-            wrong(f"jobs[{place}].after", error.message.partition("after: ")[2] or error.message)
+            report(f"jobs[{place}].after", error.message.partition("after: ")[2] or error.message)
             continue
         late = [one.name for one in spec.after.of if one.job and by_id[one.job].at_ms > job.at_ms]
         if late:
-            wrong(f"jobs[{place}].after", f"{late[0]} is submitted later than this job, which cannot know of it yet")
+            report(f"jobs[{place}].after", f"{late[0]} is submitted later than this job; submit it earlier")
         out.append(structs.replace(job, spec=structs.replace(spec, name=job.spec.name)))
     return out
 
 
-def _within(after: Dependencies, by_id: dict[int, ScenarioJob]) -> Dependencies:
-    # In a scenario every element is a job of its own, so a number is that very job, whatever element it was.
+def _known_only(after: Dependencies, by_id: dict[int, ScenarioJob]) -> Dependencies:
+    # In a scenario every element is a job of its own, so an id means exactly that job.
     of: list[Dependency] = [
         structs.replace(one, elements="") if one.job else one for one in after.of if not one.job or one.job in by_id
     ]
@@ -123,9 +117,9 @@ def _within(after: Dependencies, by_id: dict[int, ScenarioJob]) -> Dependencies:
     return Dependencies(tuple(of) if need else (), 0 if need == len(of) else need, after.timeout_ms)
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------- scenario
 
-# Simulated time begins here, so that a deadline in a job is a moment after it and none is before the epoch.
+# Start of simulated time: far enough from the epoch for times before the scenario.
 BEGIN_MS = 1_000_000_000_000
 ENDINGS = (".scenario.yaml", ".scenario.yml")
 _MAX_BYTES = 8 * 2**20
@@ -151,33 +145,35 @@ def parse_scenario(raw: bytes, name: str) -> schema.Scenario:
         raise InvalidInput(f"{name}: expected one mapping with the keys {', '.join(_KEYS)}", hint=hint)
     text = raw.decode("utf-8-sig")
     problems: Problems = []
-    scenario = _Reader(documents[0], problems).scenario(name, text)
+    scenario = _Parser(documents[0], problems).scenario(name, text)
     if problems:
-        told = tuple((f"{name}:{line_of(text, path)}", f"{path}: {what}" if path else what) for path, what in problems)
-        message = f"{told[0][0]}: {told[0][1]}"
-        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-        raise InvalidInput(message + more, hint="see docs/reference/scenario-file.md", problems=told)
+        listed = tuple(
+            (f"{name}:{line_of(text, path)}", f"{path}: {what}" if path else what) for path, what in problems
+        )
+        message = f"{listed[0][0]}: {listed[0][1]}"
+        more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
+        raise InvalidInput(message + more, hint="see docs/reference/scenario-file.md", problems=listed)
     return scenario
 
 
-class _Reader:
+class _Parser:
     def __init__(self, data: dict[str, Any], problems: Problems) -> None:
         self.data, self.problems = data, problems
         self.nodes: dict[str, Node] = {}
         self.absent: set[str] = set()
-        self.unread: list[str] = []
+        self.invalid: list[str] = []
 
     def scenario(self, name: str, text: str) -> schema.Scenario:
         for key in self.data:
             if key not in _KEYS:
-                self.wrong(str(key), f"unknown key {shown(key)}{did_you_mean(str(key), _KEYS)}")
+                self.report(str(key), f"unknown key {shown(key)}{did_you_mean(str(key), _KEYS)}")
         title = self.data.get("scenario")
         if not isinstance(title, str) or not title.strip():
-            self.wrong("scenario", "missing: say in a sentence what it shows")
+            self.report("scenario", "missing: describe in a sentence what it shows")
         chosen, config = self.policy()
         self.cluster()
         jobs = self.jobs()
-        known = [job.name for job in jobs] + self.unread  # one that has a mistake is not missing as well
+        known = [job.name for job in jobs] + self.invalid  # an invalid job is not also reported as missing
         facts = [fact for place, one in self.entries("facts") for fact in self.fact(one, place, known)]
         expect = [self.expectation(one, place, known) for place, one in self.entries("expect", needed=False)]
         until = self.data.get("until")
@@ -195,17 +191,17 @@ class _Reader:
             text=text,
         )
 
-    def wrong(self, path: str, text: str) -> None:
+    def report(self, path: str, text: str) -> None:
         self.problems.append((path, text))
 
     def entries(self, key: str, *, needed: bool = False) -> Iterable[tuple[int, Any]]:
         given = self.data.get(key)
         if given is None:
             if needed:
-                self.wrong(key, "missing: give at least one")
+                self.report(key, "missing: give at least one")
             return ()
         if not isinstance(given, list):
-            self.wrong(key, "expected a list")
+            self.report(key, "expected a list")
             return ()
         return enumerate(given)
 
@@ -214,12 +210,12 @@ class _Reader:
     def policy(self) -> tuple[str, SchedulingConfig]:
         name, config = self.data.get("policy"), self.data.get("config")
         if name is not None and config is not None:
-            self.wrong("config", "policy and config are both given; keep one of them")
+            self.report("config", "policy and config are both given; keep one of them")
         if name is not None:
             if isinstance(name, str) and name in POLICIES:
                 return name, policy(name)
             guess = did_you_mean(str(name), POLICIES)
-            self.wrong("policy", f"there is no policy {shown(name)}{guess}; one of {', '.join(POLICIES)}")
+            self.report("policy", f"there is no policy {shown(name)}{guess}; one of {', '.join(POLICIES)}")
             return "", SchedulingConfig()
         if config is None:
             return "the server's default", SchedulingConfig()
@@ -235,7 +231,7 @@ class _Reader:
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at `$")
             where = where.rstrip("`").replace("[...]", "")
-            self.wrong(path + where, _plainly(what))
+            self.report(path + where, _readable(what))
             return None
 
     # -------------------------------------------------------------------------------------------- cluster
@@ -244,17 +240,17 @@ class _Reader:
         for place, entry in self.entries("cluster", needed=True):
             path = f"cluster[{place}]"
             if not isinstance(entry, dict):
-                self.wrong(path, "expected a mapping: {name: n, count: 2, cpu: 4, memory: 8Gi}")
+                self.report(path, "expected a mapping: {name: n, count: 2, cpu: 4, memory: 8Gi}")
                 continue
             known = (*NodeConfig.__struct_fields__, *_NODE_KEYS)
             for key in entry:
                 if key not in known:
-                    self.wrong(f"{path}.{key}", f"unknown key {shown(key)}{did_you_mean(str(key), known)}")
+                    self.report(f"{path}.{key}", f"unknown key {shown(key)}{did_you_mean(str(key), known)}")
             own = {key: value for key, value in entry.items() if key in NodeConfig.__struct_fields__}
             config = self.struct(own, NodeConfig, path)
             count = entry.get("count")
             if count is not None and (not isinstance(count, int) or not 1 <= count <= _MAX_NODES):
-                self.wrong(f"{path}.count", f"expected a whole number from 1 to {_MAX_NODES}")
+                self.report(f"{path}.count", f"expected a whole number from 1 to {_MAX_NODES}")
                 count = None
             if config is not None:
                 offer = take(self.problems, path, node_offer, config, None)
@@ -264,12 +260,12 @@ class _Reader:
                     )
                     self.add_nodes(node, count, path, there=entry.get("there", True))
         if not self.nodes and not self.problems:
-            self.wrong("cluster", "no node: nothing could ever run")
+            self.report("cluster", "no nodes: add at least one")
 
     def add_nodes(self, node: Node, count: int | None, path: str, *, there: bool) -> None:
         for name in [node.name] if count is None else [f"{node.name}{number}" for number in range(1, count + 1)]:
             if name in self.nodes:
-                self.wrong(f"{path}.name", f"there are two nodes called {name!r}")
+                self.report(f"{path}.name", f"there are two nodes called {name!r}")
             self.nodes[name] = structs.replace(node, name=name)
             if not there:
                 self.absent.add(name)
@@ -281,25 +277,25 @@ class _Reader:
         for place, entry in self.entries("jobs", needed=True):
             path = f"jobs[{place}]"
             if not isinstance(entry, dict):
-                self.wrong(path, "expected a mapping: {name: a, cpu: 2, at: 0s, run: 10m}")
+                self.report(path, "expected a mapping: {name: a, cpu: 2, at: 0s, run: 10m}")
                 continue
             job = self.job(entry, path, max((job.id for job in out), default=0) + 1)
             if job is None:
-                self.unread.append(str(entry.get("name", "")))
+                self.invalid.append(str(entry.get("name", "")))
                 continue
             if any(job.name == other.name for other in out):
-                self.wrong(f"{path}.name", f"there are two jobs called {job.name!r}")
+                self.report(f"{path}.name", f"there are two jobs called {job.name!r}")
             if any(job.id == other.id for other in out):
-                self.wrong(f"{path}.id", f"there are two jobs with the id {job.id}")
+                self.report(f"{path}.id", f"there are two jobs with the id {job.id}")
             out.append(job)
-        return numbered(out, self.wrong)
+        return resolve_dependencies(out, self.report)
 
     def job(self, entry: dict[str, Any], path: str, id: int) -> schema.ScenarioJob | None:
         own = {key: value for key, value in entry.items() if key in _JOB_KEYS}
         at_ms = self.moment(own.get("at", 0), f"{path}.at", negative=True)
         document = with_commands({key: value for key, value in entry.items() if key not in _JOB_KEYS})
         if not _FULL_FORM & document.keys() and "name" not in document:
-            self.wrong(f"{path}.name", "missing key")
+            self.report(f"{path}.name", "missing key")
             return None
         try:
             spec = parse_job(document, now_ms=BEGIN_MS + at_ms)
@@ -309,17 +305,19 @@ class _Reader:
             return None
         given = own.get("id", id)
         if not isinstance(given, int) or given < 1:
-            self.wrong(f"{path}.id", "expected a whole number from 1")
+            self.report(f"{path}.id", "expected a whole number from 1")
             given = id
-        runs = self.several(own["run"]) if "run" in own else [spec.estimate_ms / 1000] if spec.estimate_ms else []
+        runs = self.as_list(own["run"]) if "run" in own else [spec.estimate_ms / 1000] if spec.estimate_ms else []
         running = self.names(own.get("running"), f"{path}.running", list(self.nodes), "node")
         if running and len(running) not in (1, spec.size):
-            self.wrong(f"{path}.running", f"{len(running)} nodes for {spec.size} members; name one, or one for each")
+            self.report(f"{path}.running", f"{len(running)} nodes for {spec.size} members; name one, or one for each")
         if running and at_ms > 0:
-            self.wrong(f"{path}.at", "it runs already when the scenario begins: write 0s or a time before, such as -5m")
-        codes = self.several(own.get("exit", 0))
+            self.report(
+                f"{path}.at", "the job already runs when the scenario starts: write 0s or an earlier time such as -5m"
+            )
+        codes = self.as_list(own.get("exit", 0))
         if not all(isinstance(code, int) and 0 <= code <= 255 for code in codes):
-            self.wrong(f"{path}.exit", "expected exit codes from 0 to 255")
+            self.report(f"{path}.exit", "expected exit codes from 0 to 255")
             codes = [0]
         return schema.ScenarioJob(
             id=given,
@@ -334,31 +332,31 @@ class _Reader:
 
     # ---------------------------------------------------------------------------------- facts, expectations
 
-    def fact(self, entry: Any, place: int, jobs: list[str]) -> list[schema.Happening]:
+    def fact(self, entry: Any, place: int, jobs: list[str]) -> list[schema.ScenarioFact]:
         path = f"facts[{place}]"
         read: schema.FactForm | None = convert(entry, schema.FactForm, path, self.problems)
         if read is None:
             return []
         verbs = (*schema.NODE_VERBS, *schema.JOB_VERBS, *schema.DATA_VERBS)
-        said_verbs = [verb for verb in verbs if getattr(read, verb) is not None]
-        if len(said_verbs) != 1:
-            told = f"{' and '.join(said_verbs)} at once" if said_verbs else "nothing happens"
-            self.wrong(path, f"{told}; one of {', '.join(verbs)}")
+        verbs_given = [verb for verb in verbs if getattr(read, verb) is not None]
+        if len(verbs_given) != 1:
+            problem = f"{' and '.join(verbs_given)} together" if verbs_given else "no verb"
+            self.report(path, f"{problem}; give one of {', '.join(verbs)}")
             return []
-        verb: Any = said_verbs[0]
+        verb: Any = verbs_given[0]
         on_nodes = verb in schema.NODE_VERBS
         known, kind = (list(self.nodes), "node") if on_nodes else (jobs, "job")
         taint = None
         if verb in ("taint", "untaint"):
             taint = take(self.problems, f"{path}.as", parse_taint, read.taint_as or "", None)
         elif read.taint_as is not None:
-            self.wrong(f"{path}.as", "only for taint and untaint")
+            self.report(f"{path}.as", "only for taint and untaint")
         at_ms = self.moment(read.at, f"{path}.at")
         if read.appear is not None:
             what = [read.appear] if isinstance(read.appear, str) else read.appear
-            return [schema.Happening(place, at_ms, verb, each) for each in what]
+            return [schema.ScenarioFact(place, at_ms, verb, each) for each in what]
         return [
-            schema.Happening(place, at_ms, verb, who, taint, read.member, read.exit or 1)
+            schema.ScenarioFact(place, at_ms, verb, who, taint, read.member, read.exit or 1)
             for who in self.names(getattr(read, verb), f"{path}.{verb}", known, kind)
         ]
 
@@ -371,20 +369,20 @@ class _Reader:
             key for key in ("job", "preempted", "never", "start_reservations_broken") if getattr(read, key) is not None
         ]
         if len(subjects) != 1:
-            self.wrong(path, "an expectation is about one of job, preempted, never or start_reservations_broken")
+            self.report(path, "an expectation is about one of job, preempted, never or start_reservations_broken")
         about_job = (read.state, read.reason, read.starts, read.on, read.not_on, read.ends)
         if read.job is not None and all(one is None for one in about_job):
-            self.wrong(path, f"nothing is expected of {read.job}; say starts, on, not_on, ends, or state with at")
+            self.report(path, f"no expectation for {read.job}; add starts, on, not_on, ends, or state with at")
         if read.job is None and any(one is not None for one in about_job):
-            self.wrong(path, "which job? add job: NAME")
+            self.report(path, "which job? add job: NAME")
         if read.state is not None and read.at is None:
-            self.wrong(f"{path}.state", "when? add at: 1m")
+            self.report(f"{path}.state", "when? add at: 1m")
         if read.at is not None and (read.starts is not None or read.ends is not None):
-            self.wrong(f"{path}.at", "not together with starts or ends, which say their own time")
+            self.report(f"{path}.at", "not together with starts or ends, which have their own time")
         if read.reason is not None and read.at is None and read.ends is None:
-            self.wrong(f"{path}.reason", "when? add at: 1m, or ends")
+            self.report(f"{path}.reason", "when? add at: 1m, or ends")
         if read.within is not None and read.ends is None:
-            self.wrong(f"{path}.within", "only together with ends")
+            self.report(f"{path}.within", "only together with ends")
         for key in ("job", "preempted", "by"):
             self.names(getattr(read, key), f"{path}.{key}", jobs, "job")
         return schema.Expectation(
@@ -410,7 +408,7 @@ class _Reader:
     def times(self, given: Any, path: str) -> schema.Times:
         if isinstance(given, schema.TimesForm):
             if given.before is None and given.after is None and given.about is None:
-                self.wrong(path, "expected a time, or before, after or about with one")
+                self.report(path, "expected a time, or before, after or about with one")
             before, after, about = (
                 None if it is None else self.moment(it, f"{path}.{key}")
                 for key, it in (("before", given.before), ("after", given.after), ("about", given.about))
@@ -421,36 +419,36 @@ class _Reader:
         return schema.Times(exactly_ms=self.moment(given, path))
 
     def moment(self, given: Any, path: str, *, negative: bool = False) -> int:
-        """Milliseconds since the scenario began, or of a duration."""
+        """Milliseconds since the start of the scenario, or of a duration."""
         before = negative and isinstance(given, str) and given.strip().startswith("-")
         if isinstance(given, bool) or not isinstance(given, str | int | float):
-            self.wrong(path, "expected a time such as 90s, 15m or 1h30m")
+            self.report(path, "expected a time such as 90s, 15m or 1h30m")
             return 0
         try:
             ms = parse_duration_ms(given.strip()[1:] if before and isinstance(given, str) else given)
         except HodeiError as error:
-            self.wrong(path, f"{error.message}; {error.hint}")
+            self.report(path, f"{error.message}; {error.hint}")
             return 0
         return -ms if before else ms
 
     def names(self, given: Any, path: str, known: list[str], kind: str) -> list[str]:
-        wanted = [] if given is None else self.several(given)
+        wanted = [] if given is None else self.as_list(given)
         for name in wanted:
             if name not in known:
-                self.wrong(path, f"there is no {kind} {shown(name)}{did_you_mean(str(name), known)}")
+                self.report(path, f"there is no {kind} {shown(name)}{did_you_mean(str(name), known)}")
         return [str(name) for name in wanted]
 
-    def several(self, given: Any) -> list[Any]:
+    def as_list(self, given: Any) -> list[Any]:
         return given if isinstance(given, list) else [given]
 
 
-def _plainly(text: str) -> str:
+def _readable(text: str) -> str:
     text = text.replace("Object", "the mapping").replace("`object`", "a mapping").replace("`array`", "a list")
     return text[:1].lower() + text[1:]
 
 
 def with_commands(document: dict[str, Any]) -> dict[str, Any]:
-    """What a job runs does not matter here, so it need not be said."""
+    """The command of a job has no effect in a scenario, so it is optional."""
     spec = document.get("spec")
     if isinstance(spec, dict) and isinstance(spec.get("tasks"), list):
         tasks = [_with_command(task) if isinstance(task, dict) else task for task in spec["tasks"]]

@@ -1,4 +1,4 @@
-"""What came out of a scenario, for people (a line for each expectation, a picture of a failure) and for programs."""
+"""The result of a scenario: as text, as JSON, and written back into the file as expectations."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 from hodei.jobfile.yaml_reader import flow
 from hodei.model.resources import format_duration
 from hodei.sim.scenario.check import Finding, Outcome
-from hodei.sim.scenario.history import Course, History
 from hodei.sim.scenario.parse import piece_at
+from hodei.sim.scenario.runner import History, JobHistory
 
 _WIDTH = 60
-_MOST_JOBS = 30
-WAITS, RUNS = "·", "█"
+_MAX_JOBS = 30
+PENDING, RUNNING = "·", "█"
 
 
-def told(outcome: Outcome) -> str:
-    """The whole report of one scenario."""
+def format_report(outcome: Outcome) -> str:
+    """A line per expectation; a timeline if one failed."""
     lines = [f"{outcome.scenario.title}  ({outcome.scenario.source})"]
     for finding in outcome.findings:
-        lines += [f"  {line}" for line in lines_of(finding)]
-    lines += [f"  note          {note}" for note in outcome.story.notes]
+        lines += [f"  {line}" for line in format_finding(finding)]
+    lines += [f"  note          {note}" for note in outcome.history.notes]
     if not outcome.findings:
-        lines.append("  nothing is expected; `hodei test --update` writes down what happens")
+        lines.append("  no expectations; `hodei test --update` writes what happened into the file")
     if not outcome.held:
-        lines += ["", *(f"  {line}" for line in timeline(outcome.story))]
+        lines += ["", *(f"  {line}" for line in timeline(outcome.history))]
     return "\n".join(lines)
 
 
-def lines_of(finding: Finding) -> list[str]:
+def format_finding(finding: Finding) -> list[str]:
     if finding.held:
         return [f"held          {finding.expected}"]
     out = [f"DID NOT HOLD  {finding.expected}{f'  (line {finding.line})' if finding.line else ''}"]
@@ -40,25 +40,27 @@ def lines_of(finding: Finding) -> list[str]:
     return out
 
 
-def timeline(story: History) -> list[str]:
-    """A line for each job: when it waited, when it ran, and where."""
-    span_ms = max(1, story.end_ms)
-    courses = sorted(story.courses.values(), key=lambda course: (course.job.at_ms, course.job.id))
-    shown = courses[:_MOST_JOBS]
-    margin = min(24, max(len(course.job.name) for course in shown))
+def timeline(history: History) -> list[str]:
+    """A line per job: when it was pending, when it ran, and where."""
+    span_ms = max(1, history.end_ms)
+    jobs = sorted(history.jobs.values(), key=lambda record: (record.job.at_ms, record.job.id))
+    shown = jobs[:_MAX_JOBS]
+    margin = min(24, max(len(record.job.name) for record in shown))
     out = []
-    for course in shown:
+    for record in shown:
         where = "; ".join(
-            f"{format_duration(max(start.at_ms, 0))} {','.join(start.places[:4])}" for start in course.starts[:4]
+            f"{format_duration(max(start.at_ms, 0))} {','.join(start.nodes[:4])}" for start in record.starts[:4]
         )
-        out.append(f"{course.job.name[:margin]:<{margin}} │{_bar(course, story, span_ms)}│ {where or 'never started'}")
+        out.append(
+            f"{record.job.name[:margin]:<{margin}} │{_bar(record, history, span_ms)}│ {where or 'never started'}"
+        )
     out.append(f"{'':<{margin}} └0{'─' * (_WIDTH - 1 - len(format_duration(span_ms)))}{format_duration(span_ms)}┘")
-    if len(courses) > len(shown):
-        out.append(f"and {len(courses) - len(shown)} more jobs")
+    if len(jobs) > len(shown):
+        out.append(f"and {len(jobs) - len(shown)} more jobs")
     return out
 
 
-def _bar(course: Course, story: History, span_ms: int) -> str:
+def _bar(record: JobHistory, history: History, span_ms: int) -> str:
     cells = [" "] * _WIDTH
 
     def fill(from_ms: int, to_ms: int, mark: str) -> None:
@@ -66,15 +68,15 @@ def _bar(course: Course, story: History, span_ms: int) -> str:
         for cell in range(first, min(max(first + 1, -(-to_ms * _WIDTH // span_ms)), _WIDTH)):
             cells[cell] = mark
 
-    end_ms = course.end[0] if course.end is not None else story.end_ms
-    if course.refused is None and end_ms > course.job.at_ms:
-        fill(course.job.at_ms, end_ms, WAITS)
-    for start in course.starts:
-        fill(start.at_ms, story.end_ms if start.over_ms is None else start.over_ms, RUNS)
+    end_ms = record.end[0] if record.end is not None else history.end_ms
+    if record.refused is None and end_ms > record.job.at_ms:
+        fill(record.job.at_ms, end_ms, PENDING)
+    for start in record.starts:
+        fill(start.at_ms, history.end_ms if start.ended_ms is None else start.ended_ms, RUNNING)
     return "".join(cells)
 
 
-def as_data(outcome: Outcome) -> dict[str, Any]:
+def to_json(outcome: Outcome) -> dict[str, Any]:
     return {
         "path": outcome.scenario.source,
         "scenario": outcome.scenario.title,
@@ -86,66 +88,66 @@ def as_data(outcome: Outcome) -> dict[str, Any]:
         ],
         "jobs": [
             {
-                "name": course.job.name,
-                "state": course.state_at(outcome.story.end_ms)[0],
+                "name": record.job.name,
+                "state": record.state_at(outcome.history.end_ms)[0],
                 "starts": [
-                    {"at_ms": start.at_ms, "nodes": start.places, "over_ms": start.over_ms} for start in course.starts
+                    {"at_ms": start.at_ms, "nodes": start.nodes, "ended_ms": start.ended_ms} for start in record.starts
                 ],
             }
-            for course in outcome.story.courses.values()
+            for record in outcome.history.jobs.values()
         ],
-        "notes": outcome.story.notes,
-        "start_reservations_broken": len(outcome.story.broken),
-        "seconds": outcome.story.end_ms / 1000,
+        "notes": outcome.history.notes,
+        "start_reservations_broken": len(outcome.history.broken),
+        "seconds": outcome.history.end_ms / 1000,
     }
 
 
-# ---------------------------------------------------------------------------------------------- golden
-# Writes what happened back into a scenario file: only the expectations that did not hold, everything else stays as it
-# is, comments included. A file that expects nothing gets a line for every job.
+# ---------------------------------------------------------------------------------------------- update
+# Rewrites the failed expectations of a scenario file; everything else stays, including comments. A file without
+# expectations gets a line for every job.
 
 
-def updated(outcome: Outcome) -> str:
-    """The text of the file with expectations that hold."""
+def update_expectations(outcome: Outcome) -> str:
+    """The text of the file, with expectations that hold."""
     text = outcome.scenario.text
     if not outcome.scenario.expect:
-        return _with_all(text, outcome.story)
-    wrong = [finding for finding in outcome.findings if not finding.held and finding.place >= 0]
-    for finding in sorted(wrong, key=lambda finding: -finding.place):
-        text = _rewritten(text, finding)
+        return _with_all_expectations(text, outcome.history)
+    failed = [finding for finding in outcome.findings if not finding.held and finding.place >= 0]
+    for finding in sorted(failed, key=lambda finding: -finding.place):
+        text = _rewrite(text, finding)
     return text
 
 
-def difference(before: str, after: str, path: Path) -> str:
+def unified_diff(before: str, after: str, path: Path) -> str:
     lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(path), f"{path} (what happened)")
     return "".join(lines)
 
 
-def everything(story: History) -> list[dict[str, Any]]:
+def expectations_from(history: History) -> list[dict[str, Any]]:
     """What happened to every job, as expectations."""
     out: list[dict[str, Any]] = []
-    for name, course in story.courses.items():
-        for number, start in enumerate(course.starts, 1):
-            if start.at_ms < 0 or (course.job.running and number == 1):
-                continue  # it ran before the scenario began
+    for name, record in history.jobs.items():
+        for number, start in enumerate(record.starts, 1):
+            if start.at_ms < 0 or (record.job.running and number == 1):
+                continue  # it ran before the scenario
             again: dict[str, Any] = {} if number == 1 else {"attempt": number}
-            nodes = start.places[0] if len(start.places) == 1 else start.places
+            nodes = start.nodes[0] if len(start.nodes) == 1 else start.nodes
             out.append({"job": name, **again, "starts": format_duration(start.at_ms), "on": nodes})
-        state, reason = course.state_at(story.end_ms)
-        if course.refused is None and course.end is None:
+        state, reason = record.state_at(history.end_ms)
+        if record.refused is None and record.end is None:
             out.append({"job": name, "ends": "never"})
         else:
             out.append({"job": name, "ends": state, **({"reason": reason} if reason else {})})
-    out += [{"preempted": one.job, "by": one.by} for one in story.evictions]
-    out.append({"start_reservations_broken": len(story.broken)})
+    out += [{"preempted": one.job, "by": one.by} for one in history.preemptions]
+    out.append({"start_reservations_broken": len(history.broken)})
     return [one for place, one in enumerate(out) if one not in out[:place]]
 
 
-def _with_all(text: str, story: History) -> str:
+def _with_all_expectations(text: str, history: History) -> str:
     kept = text
     if (piece := piece_at(text, "expect")) is not None and "expect" in _top_keys(text):
         kept = "\n".join(text.split("\n")[: piece.line - 1]) + "\n"
-    lines = "".join(f"  - {flow(one)}\n" for one in everything(story))
+    lines = "".join(f"  - {flow(one)}\n" for one in expectations_from(history))
     return f"{kept.rstrip()}\nexpect:\n{lines}"
 
 
@@ -153,12 +155,12 @@ def _top_keys(text: str) -> set[str]:
     return {line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()}
 
 
-def _rewritten(text: str, finding: Finding) -> str:
+def _rewrite(text: str, finding: Finding) -> str:
     piece = piece_at(text, f"expect[{finding.place}]")
     assert piece is not None
     end = piece.end
     if not piece.is_flow:
-        # A block ends where the next thing begins; blank lines and comments in between are not part of it.
+        # A YAML block ends where the next one begins; trailing blank lines and comments do not belong to it.
         lines = text[piece.start : piece.end].splitlines(True)
         while len(lines) > 1 and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
             lines.pop()

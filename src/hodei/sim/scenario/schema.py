@@ -1,6 +1,6 @@
-"""What may be written in a scenario file, key by key, and the values that are made of it.
+"""The keys of a scenario file, and the values they become.
 
-Jobs have the keys of a job file and nodes those of the configuration; only what they have besides is named here.
+Jobs have the keys of a job file and nodes those of the configuration; only the additional ones are here.
 """
 
 from __future__ import annotations
@@ -17,34 +17,21 @@ from hodei.model.node import Node, Taint
 
 Names = Word | Annotated[list[Word], Meta(min_length=1, max_length=1000)]
 Verb = Literal[
-    "lose",
-    "join",
-    "drain",
-    "cordon",
-    "uncordon",
-    "taint",
-    "untaint",
-    "cancel",
-    "hold",
-    "release",
-    "requeue",
-    "fail",
-    "suspend",
-    "migrate",
-    "appear",
-]
+    "lose", "join", "drain", "cordon", "uncordon", "taint", "untaint",
+    "cancel", "hold", "release", "requeue", "fail", "suspend", "migrate", "appear",
+]  # fmt: skip
 NODE_VERBS = ("lose", "join", "drain", "cordon", "uncordon", "taint", "untaint")
 JOB_VERBS = ("cancel", "hold", "release", "requeue", "suspend", "migrate", "fail")
 DATA_VERBS = ("appear",)
 End = Literal["succeeded", "failed", "cancelled", "refused", "never"]
 State = Literal["pending", "held", "scheduled", "running", "succeeded", "failed", "cancelled", "refused", "absent"]
-# How far off a start may be that is expected at about some time.
+# The tolerance of `about`.
 ABOUT_MS = 1000
 FOREVER_MS = 1 << 62
 
 
 class FactForm(Form, frozen=True):
-    """Something that happens: a time, one verb with whom it happens to, and what the verb needs."""
+    """An entry of `facts`: a time, one verb with its targets, and the options of the verb."""
 
     at: Duration
     lose: Names | None = None
@@ -68,7 +55,7 @@ class FactForm(Form, frozen=True):
 
 
 class TimesForm(Form, frozen=True):
-    """A time that need not be exact."""
+    """A range of times."""
 
     before: Duration | None = None
     after: Duration | None = None
@@ -76,7 +63,7 @@ class TimesForm(Form, frozen=True):
 
 
 class ExpectForm(Form, frozen=True):
-    """One expectation. About a job, about a preemption, or about the whole."""
+    """An entry of `expect`: about a job, a preemption, or the whole scenario."""
 
     job: Word | None = None
     at: Duration | None = None
@@ -95,8 +82,9 @@ class ExpectForm(Form, frozen=True):
 
 
 class ScenarioJob(Struct, frozen=True):
-    """A job and what its runs do. `run_ms` and `exit_codes` are by attempt, the last one for all that follow; no `run_ms`,
-    or FOREVER_MS: it does not end by itself. `running`: the nodes of its members if it runs already when the scenario begins."""
+    """A job and what its runs do. `run_ms` and `exit_codes` are per attempt, the last one for all that follow; without
+    `run_ms`, or with FOREVER_MS, a run does not end by itself. `running`: the nodes of its members, for a job that runs
+    from before the scenario."""
 
     id: JobId
     name: str
@@ -108,20 +96,20 @@ class ScenarioJob(Struct, frozen=True):
     running: tuple[str, ...] = ()
 
 
-class Happening(Struct, frozen=True):
-    """`place`: which entry of `facts` it is, counted from 0."""
+class ScenarioFact(Struct, frozen=True):
+    """`place`: index in `facts`."""
 
     place: int
     at_ms: int
     verb: Verb
-    who: str
+    target: str
     taint: Taint | None = None
     member: int | None = None
     exit: int = 1
 
 
 class Times(Struct, frozen=True):
-    """When something is expected, both ends included but for `before` and `after`. `never`: not at all."""
+    """When a start is expected; `before` and `after` exclude their own time."""
 
     exactly_ms: int | None = None
     before_ms: int | None = None
@@ -131,7 +119,7 @@ class Times(Struct, frozen=True):
 
 
 class Expectation(Struct, frozen=True):
-    """As in `ExpectForm`, with times in milliseconds and names as tuples. `place`: which entry of `expect` it is."""
+    """An `ExpectForm` with times in milliseconds and names as tuples. `place`: index in `expect`."""
 
     place: int
     job: str = ""
@@ -151,7 +139,7 @@ class Expectation(Struct, frozen=True):
 
 
 class Scenario(Struct, frozen=True):
-    """`absent` are the nodes that are not there when it begins; `until_ms` is when it ends at the latest."""
+    """`absent`: nodes that join later. `until_ms`: when it ends at the latest."""
 
     title: str
     policy: str
@@ -159,7 +147,7 @@ class Scenario(Struct, frozen=True):
     nodes: tuple[Node, ...]
     absent: frozenset[str]
     jobs: tuple[ScenarioJob, ...]
-    facts: tuple[Happening, ...]
+    facts: tuple[ScenarioFact, ...]
     expect: tuple[Expectation, ...]
     until_ms: int | None = None
     source: str = ""
