@@ -344,7 +344,7 @@ def codes_in_the_code() -> set[str]:
         "runtime",
         "model/audit.py",
         "model/errors.py",
-        "model/failure.py",
+        "model/outcome.py",
         "server",
         "client",
         "cli",

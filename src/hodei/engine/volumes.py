@@ -93,7 +93,7 @@ class AssumedVolumes:
 
     def concerns(self, wanted: Volume) -> bool:
         """Whether one of its choices is assigned to another claim."""
-        return any(not self.is_free(choice.name, wanted.handle) for choice in wanted.choices)
+        return any(not self.is_free(choice.name, wanted.handle) for choice in wanted.candidates)
 
     def claims(self) -> dict[str, str]:
         return dict(self._volume_of)

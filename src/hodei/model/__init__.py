@@ -1,4 +1,4 @@
-"""NOUNS: frozen values and the few functions that belong to them. No I/O, no clock, no randomness.
+"""Frozen values and the functions that belong to them. No I/O, no clock, no randomness.
 
-Everything here may be imported by every room; this room imports none of the others.
+Every package may import this one; it imports no other.
 """

@@ -1,4 +1,4 @@
-"""Fair share as rows that anyone can add up: for each account every term of the sum that its factor is."""
+"""Fair share, quotas and usage as rows, with every term of the fair-share factor."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Formula = Literal["fair_tree", "classic", "drf"]
 
 
 class ShareRow(Struct, frozen=True, omit_defaults=True):
-    """`account` is the path from the organisation down, separated by slashes; `user`: nobody is below it.
+    """`account` is the path from the organisation down, separated by slashes; `user`: it is a leaf.
 
-    `promised` is shares over `level_shares` (of everything for the classic formula, of the level for the tree), `used` the
-    part of everything (or of the level's `level_usage`) that `usage` is. Classic: `effective` is what counts as used.
-    Tree: `level_fs` is promised over used (None if nothing was used), `rank` the place among `ranked` users, counted down.
-    DRF: `used` is the share of the `dominant` resource that it holds now.
+    `promised` is shares over `level_shares` (of everything in the classic formula, of the level in the tree); `used` is
+    `usage` as a part of everything (or of `level_usage`). Classic: `effective` is the usage that counts. Tree:
+    `level_fs` is promised over used (None without usage), `rank` the position among `ranked` users, counted down. DRF:
+    `used` is the current share of the `dominant` resource.
     """
 
     account: str
@@ -35,7 +35,7 @@ class ShareRow(Struct, frozen=True, omit_defaults=True):
 
 
 class BudgetRow(Struct, frozen=True, omit_defaults=True):
-    """`used` of `limit` since `since_ms`: hours of one whole resource, or money."""
+    """`used` of `limit` since `since_ms`: hours of one unit of a resource, or money."""
 
     project: str
     name: str
@@ -45,8 +45,8 @@ class BudgetRow(Struct, frozen=True, omit_defaults=True):
 
 
 class ShareReport(Struct, frozen=True, omit_defaults=True):
-    """`usage` of the rows is in millionths of the billing weights times milliseconds. `half_life_ms` or `window_ms` say how
-    the past is forgotten."""
+    """`usage` of the rows is in millionths of the billing weights times milliseconds. `half_life_ms` or `window_ms`:
+    how usage decays."""
 
     formula: Formula
     at_ms: int
@@ -56,7 +56,7 @@ class ShareReport(Struct, frozen=True, omit_defaults=True):
     budgets: tuple[BudgetRow, ...] = ()
 
     def about(self, name: str) -> ShareReport:
-        """Only the accounts of that name with those above and below them, and the budgets of those."""
+        """Only the accounts of that name, with their ancestors and descendants, and their budgets."""
         paths = [tuple(row.account.split("/")) for row in self.rows]
         chosen = {path for path in paths if name in path}
         above = {path[:depth] for path in chosen for depth in range(1, len(path))}
@@ -66,12 +66,13 @@ class ShareReport(Struct, frozen=True, omit_defaults=True):
 
 
 # ----------------------------------------------------------------------------------------------- quota
-# How a project stands with its quota: one row for each resource that has one.
+# One row for each project and resource with a quota.
 
 
 class QuotaRow(Struct, frozen=True, omit_defaults=True):
-    """Amounts in base units (`jobs`: how many run). `hard` may not be passed but by `borrowed`, of which at most
-    `may_borrow` (None: all that the cohort lends). `more`: what could start now. `by`: the users that hold most."""
+    """Amounts in base units (`jobs`: number of running jobs). `used` exceeds `hard` only by `borrowed`, at most
+    `may_borrow` (None: all that the cohort lends). `more`: what could start now. `by`: the users with the largest use.
+    """
 
     project: str
     resource: str
@@ -90,15 +91,15 @@ class QuotaList(Struct, frozen=True):
 
 
 # ----------------------------------------------------------------------------------------------- usage
-# What accounts have used, as a store keeps it.
+# Usage of accounts as stored.
 
 
 AccountPath = tuple[str, ...]
 
 
 class UsageRow(Struct, frozen=True):
-    """What one account itself used in one bucket of time: one row for (path, resource, start_ms). `amount` is in base
-    units times milliseconds and may be larger than 64 bits; 0 means that the row is gone."""
+    """Usage of one account in one time bucket: one row for (path, resource, start_ms). `amount` is in base units times
+    milliseconds and may exceed 64 bits; 0 deletes the row."""
 
     path: AccountPath
     resource: str

@@ -1,4 +1,5 @@
-"""Label requirements: how they are written, and whether a set of labels meets them. Semantics are Kubernetes' own."""
+"""Placement rules: label requirements, node terms, job affinity, spread and host ports. Semantics are those of
+Kubernetes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _BARE = re.compile(r"(?P<not>!?)\s*(?P<key>[^\s,()=!<>]+)")
 
 
 class Requirement(Struct, frozen=True, omit_defaults=True):
-    """One condition on one label. `In`/`NotIn` take values, `Gt`/`Lt` one whole number, the others none."""
+    """A condition on one label. `In`/`NotIn` take values, `Gt`/`Lt` one integer, the others none."""
 
     key: str
     operator: Operator
@@ -55,7 +56,7 @@ class Requirement(Struct, frozen=True, omit_defaults=True):
 
 
 def check_requirement(requirement: Requirement) -> Requirement:
-    """The requirement, or InvalidInput when its values do not suit its operator."""
+    """InvalidInput if the values do not fit the operator."""
     values, operator = requirement.values, requirement.operator
     if operator in ("Exists", "DoesNotExist") and values:
         raise InvalidInput(f"{requirement.key}: {operator} takes no values")
@@ -110,17 +111,17 @@ class NodeTerm(Struct, frozen=True, omit_defaults=True):
 
 
 # ---------------------------------------------------------------------------------------- job affinity
-# Rules about company: which other jobs a task wants near, wants away, or wants to be spread among; and host ports.
+# Rules about other jobs (affinity, anti-affinity, spread), and host ports.
 
 
 Labels = Mapping[str, str]
 
 
 class JobTerm(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Members of other jobs, by their labels, in the same topology domain (nodes with the same value of `topology`).
+    """Members of other jobs, selected by labels, in the same topology domain (nodes with the same value of `topology`).
 
-    `selector`: None matches no job, () every job. They are looked for in `projects` and in those that
-    `project_selector` picks by their labels (() picks all); with neither, in the project of the job that has the rule.
+    `selector`: None matches no job, () every job. `projects` and `project_selector` (by labels of projects; () selects
+    all) choose the projects; with neither, only the project of the job that has the rule.
     """
 
     topology: str
@@ -129,7 +130,7 @@ class JobTerm(Struct, frozen=True, omit_defaults=True, gc=False):
     project_selector: tuple[Requirement, ...] | None = None
 
     def matches(self, owner: str, labels: Labels, project: str, projects: Mapping[str, Labels]) -> bool:
-        """Whether a member with `labels` in `project` is one of those meant by a rule of a job in project `owner`."""
+        """Whether a rule of a job in project `owner` selects a member with `labels` in `project`."""
         if self.selector is None:
             return False
         if self.projects or self.project_selector is not None:
@@ -152,19 +153,19 @@ class WeightedJobTerm(Struct, frozen=True, gc=False):
 
 
 class JobAffinity(Struct, frozen=True, omit_defaults=True, gc=False):
-    """All of `required` must hold; each of `preferred` adds its weight."""
+    """All of `required` must hold; each of `preferred` that holds adds its weight."""
 
     required: tuple[JobTerm, ...] = ()
     preferred: tuple[WeightedJobTerm, ...] = ()
 
 
 class SpreadRule(Struct, frozen=True, omit_defaults=True, gc=False):
-    """No domain of `topology` may hold `max_skew` more matching members than the emptiest one.
+    """No domain of `topology` may hold more than `max_skew` matching members above the emptiest domain.
 
-    `hard` refuses, otherwise it is a wish. `min_domains`: while there are fewer, the emptiest counts as holding none.
-    Domains of nodes that the task's own selector and affinity exclude do not count (`honour_affinity`), nor, if so
-    wished, those of nodes whose taints it does not tolerate (`honour_taints`). `keyless`: a wish alone; nodes without the
-    key take part in the other wishes all the same.
+    `hard` refuses; otherwise the rule is a preference. `min_domains`: while there are fewer domains, the minimum counts
+    as 0. Domains of nodes that the task's selector and affinity exclude do not count (`honour_affinity`); with
+    `honour_taints` neither do nodes with untolerated taints. `keyless`: for preferences only, nodes without the key
+    still take part in the other preferences.
     """
 
     topology: str
@@ -178,7 +179,7 @@ class SpreadRule(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class HostPort(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A port of the node itself; `ip` 0.0.0.0 means every address of it."""
+    """A port of the node itself; `ip` 0.0.0.0 means all its addresses."""
 
     port: int
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"

@@ -1,7 +1,7 @@
-"""Arrays: one job document that stands for many jobs, told apart by an index.
+"""Arrays: one job document that stands for many jobs, which differ by an index.
 
-A document's own place has `first` 0: it is a mould. `expand` makes the elements from it, with ids that follow each other,
-so that the id of an element tells its index and the other way round.
+The `array` of a document has `first` 0; it is a template. `expand` creates the elements from it. Their ids are
+consecutive, so the id of an element determines its index and vice versa.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _INDICES = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
 class ArrayElement(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Which element of which array a job is. `first` is the job of the first element; indices begin with `start` and
-    grow by `step`; no more than `at_most` elements are under way at once (0: as many as there is room for).
-    `listed`: the indices as they were written, where they are no plain range (`1,3,7-9`)."""
+    """Which element of which array a job is. `first` is the job id of the first element; indices begin with `start` and
+    grow by `step`; at most `at_most` elements are placed or running at once (0: no limit). `listed`: the indices as
+    written if they are not a range (`1,3,7-9`)."""
 
     first: JobId
     index: int
@@ -61,26 +61,26 @@ class ArrayElement(Struct, frozen=True, omit_defaults=True, gc=False):
         return f"{self.start} to {self.indices[-1]}" + (f" in steps of {self.step}" if self.step > 1 else "")
 
 
-def shell_reference(job: JobId, place: ArrayElement | None) -> str:
-    """How a command line names this very job: the bare number of an array's first element means the whole array."""
-    first = place is not None and place.count > 1 and place.first == job
-    return f"'{job}[{place.index}]'" if first and place is not None else str(job)
+def shell_reference(job: JobId, element: ArrayElement | None) -> str:
+    """How a command line refers to exactly this job: the bare id of the first element means the whole array."""
+    first = element is not None and element.count > 1 and element.first == job
+    return f"'{job}[{element.index}]'" if first and element is not None else str(job)
 
 
 @lru_cache(maxsize=256)
 def parse_indices(text: str) -> Sequence[int]:
-    """`0-99`, `0-98:2`, `7`, and lists of these (`1,3,7-9`): each index once, in ascending order. A range if it is one."""
-    parts = [_read_range(part, text) for part in text.replace("_", "").replace(" ", "").split(",")]
+    """`0-99`, `0-98:2`, `7`, and lists of these (`1,3,7-9`): each index once, ascending. A `range` if possible."""
+    parts = [_parse_range(part, text) for part in text.replace("_", "").replace(" ", "").split(",")]
     if sum(map(len, parts)) > MAX_ELEMENTS:
         raise InvalidInput(f"{sum(map(len, parts))} indices, at most {MAX_ELEMENTS} in one array")
     found = sorted({index for part in parts for index in part}) if len(parts) > 1 else parts[0]
-    # A step that is never taken is no step: equal arrays are written alike.
+    # A single index has step 1, so that equal arrays compare equal.
     step = found[1] - found[0] if len(found) > 1 else 1
-    plain = range(found[0], found[-1] + 1, step)
-    return plain if list(plain) == list(found) else tuple(found)
+    as_range = range(found[0], found[-1] + 1, step)
+    return as_range if list(as_range) == list(found) else tuple(found)
 
 
-def _read_range(part: str, text: str) -> range:
+def _parse_range(part: str, text: str) -> range:
     written = _INDICES.fullmatch(part)
     if written is None:
         raise InvalidInput(
@@ -93,14 +93,13 @@ def _read_range(part: str, text: str) -> range:
 
 
 def element_count(spec: JobSpec) -> int:
-    """How many jobs a document stands for."""
+    """The number of jobs that a document stands for."""
     return spec.array.count if spec.array is not None and not spec.array.first else 1
 
 
 def expand(specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
-    """The jobs that these documents stand for, when the first of them will have the id `first`.
-
-    Elements share all but their place; InvalidInput if they are more than anyone may ask for at once."""
+    """The jobs that these documents stand for; the first gets the id `first`. Elements share everything except `array`.
+    InvalidInput if there are more than the limit."""
     if all(spec.array is None for spec in specs):
         return specs
     count_jobs(specs)
@@ -108,7 +107,7 @@ def expand(specs: Sequence[JobSpec], first: JobId) -> Sequence[JobSpec]:
 
 
 def count_jobs(specs: Sequence[JobSpec]) -> int:
-    """How many jobs these documents stand for; InvalidInput if they are more than anyone may ask for at once."""
+    """The number of jobs that these documents stand for; InvalidInput if it is above the limit."""
     total = sum(map(element_count, specs))
     if total > max(MAX_ELEMENTS, len(specs)):
         raise InvalidInput(f"{total} jobs at once, at most {MAX_ELEMENTS}", hint="submit smaller arrays")
@@ -116,21 +115,21 @@ def count_jobs(specs: Sequence[JobSpec]) -> int:
 
 
 def iter_expanded(specs: Iterable[JobSpec], first: JobId) -> Iterator[JobSpec]:
-    """The same one by one."""
-    own = first
+    """Like `expand`, one by one and without the limit."""
+    next_id = first
     for spec in specs:
-        mould = spec.array
-        if mould is None or mould.first:
+        template = spec.array
+        if template is None or template.first:
             yield spec
-            own += 1
+            next_id += 1
             continue
-        for index in mould.indices:
-            yield structs.replace(spec, array=structs.replace(mould, first=own, index=index))
-        own += mould.count
+        for index in template.indices:
+            yield structs.replace(spec, array=structs.replace(template, first=next_id, index=index))
+        next_id += template.count
 
 
 def first_ids(specs: Iterable[JobSpec], first: JobId) -> tuple[JobId, ...]:
-    """For each document the id of the (first) job that it stands for."""
+    """For each document the id of its (first) job."""
     out = []
     for spec in specs:
         out.append(first)
@@ -139,24 +138,24 @@ def first_ids(specs: Iterable[JobSpec], first: JobId) -> tuple[JobId, ...]:
 
 
 def same_template(one: JobSpec, other: JobSpec) -> bool:
-    """Whether two elements differ in their place alone. Elements share what they have in common, so it is told by
-    identity; one that was changed since is another."""
-    shared = _all_but_the_place(type(one))
+    """Whether two specs differ only in `array`. Elements share their parts, so identity decides; a spec that was
+    changed since differs."""
+    shared = _fields_except_array(type(one))
     return one is other or all(map(is_, shared(one), shared(other)))
 
 
 @cache
-def _all_but_the_place(kind: type[JobSpec]) -> Callable[[JobSpec], tuple[object, ...]]:
+def _fields_except_array(kind: type[JobSpec]) -> Callable[[JobSpec], tuple[object, ...]]:
     return attrgetter(*(field for field in kind.__struct_fields__ if field != "array"))
 
 
 def array_environment(spec: JobSpec) -> dict[str, str]:
-    """What an element's runs are told about it."""
-    place = spec.array
-    if place is None:
+    """Environment variables of an element's runs."""
+    element = spec.array
+    if element is None:
         return {}
     return {
-        "HODEI_ARRAY_INDEX": str(place.index),
-        "HODEI_ARRAY_COUNT": str(place.count),
-        "HODEI_ARRAY_JOB": str(place.first),
+        "HODEI_ARRAY_INDEX": str(element.index),
+        "HODEI_ARRAY_COUNT": str(element.count),
+        "HODEI_ARRAY_JOB": str(element.first),
     }

@@ -1,5 +1,7 @@
-"""Who did what, when, from where, and what came of it. Never what was sent: bodies may hold secrets. The one exception are
-commands on machines: what was run there is the act itself.
+"""Audit entries, masking of secrets, and records of damaged data.
+
+Audit entries never contain request bodies, which may hold secrets. The exception is a command run on a machine, because
+the command is the action.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ _ASSIGNMENT = re.compile(r"(-{0,2}([A-Za-z_][\w.-]*)=)(.+)", re.DOTALL)
 
 
 class AuditEntry(Struct, frozen=True, omit_defaults=True):
-    """`verb` is `things.act` (`jobs.cancel`), `target` what it was done to, `code` why it was refused ("" if it was not).
-    `detail` is the command, if one was run on a machine. `seq` is given by the store, in the order of writing."""
+    """`verb` is `resource.action` (`jobs.cancel`), `target` the object, `code` the reason of a refusal ("" if allowed).
+    `detail` is the command, if one was run on a machine. The store assigns `seq` in the order of writing."""
 
     at_ms: int
     who: str
@@ -36,9 +38,10 @@ class AuditEntry(Struct, frozen=True, omit_defaults=True):
 
 
 class AuditQuery(Struct, frozen=True):
-    """Newest first, below `before`; or oldest first, above `after`, if that is given (0 is "from the beginning").
+    """Newest first, below `before`; or, if `after` is given, oldest first above it (0: from the start).
 
-    `what` is a whole verb, the things (`jobs`) or the act (`cancel`)."""
+    `what` is a full verb, a resource (`jobs`) or an action (`cancel`).
+    """
 
     who: str = ""
     what: str = ""
@@ -50,7 +53,7 @@ class AuditQuery(Struct, frozen=True):
 
 
 def command_text(command: Sequence[str]) -> str:
-    """A command for the audit: of bounded length, and without the values of words such as `API_TOKEN=...`."""
+    """A command for the audit log: bounded in length, with values such as that of `API_TOKEN=...` masked."""
     text = shlex.join(_without_secret(word[: 2 * COMMAND_LIMIT]) for word in command[:COMMAND_LIMIT])
     return text if len(text) <= COMMAND_LIMIT else text[: COMMAND_LIMIT - 1] + "…"
 
@@ -61,10 +64,10 @@ def _without_secret(word: str) -> str:
 
 
 def matches_query(entry: AuditEntry, query: AuditQuery) -> bool:
-    things, _, act = entry.verb.partition(".")
+    resource, _, action = entry.verb.partition(".")
     return (
         (not query.who or entry.who == query.who)
-        and (not query.what or query.what in (entry.verb, things, act))
+        and (not query.what or query.what in (entry.verb, resource, action))
         and (not query.target or entry.target == query.target)
         and entry.at_ms >= query.since_ms
         and (not query.before or entry.seq < query.before)
@@ -72,10 +75,14 @@ def matches_query(entry: AuditEntry, query: AuditQuery) -> bool:
     )
 
 
+# --------------------------------------------------------------------------------------------- secrets
+# Everyone who may read jobs sees the names of environment variables. The job's owner and administrators see the values;
+# values with secret-looking names only on request. Others see no values at all, so no guess by name protects them.
+
 MASK = "***"
 _ANYWHERE = ("TOKEN", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "CREDENTIAL", "PRIVATE")
 _AT_THE_END = ("KEY", "PWD", "PASS", "DSN")
-# All values, those of variables that do not look secret, or only the names.
+# All values; all but those with secret-looking names; or only the names.
 EnvVisibility = Literal["all", "plain", "names"]
 
 
@@ -91,8 +98,8 @@ def mask_env(env: Mapping[str, str], shown: EnvVisibility) -> dict[str, str]:
 
 
 def without_env_values(spec: JobSpec) -> JobSpec:
-    """The same job as far as any decision goes, with no value of a variable in it."""
-    for task in spec.tasks:  # faster than `any`, and asked of every job
+    """The same job for every scheduling decision, without values of environment variables."""
+    for task in spec.tasks:  # faster than `any`; runs for every job
         if task.env:
             break
     else:
@@ -103,26 +110,28 @@ def without_env_values(spec: JobSpec) -> JobSpec:
 
 
 def mask_settings(settings: Mapping[str, Any], *, env: EnvVisibility = "plain") -> dict[str, Any]:
-    """The same settings for every eye, however deep a secret is in them. What ends in `_file` names a place, not a secret.
-    `env`: what to show of tables of that name, which are variables."""
+    """The settings with secrets masked at any depth. A name that ends in `_file` is a path, not a secret. `env`: what
+    to show of tables with that name."""
     return {
-        name: MASK if looks_secret(name) and not name.endswith("_file") and value else _shown(name, value, env)
+        name: MASK if looks_secret(name) and not name.endswith("_file") and value else _mask_value(name, value, env)
         for name, value in settings.items()
     }
 
 
-def _shown(name: str, value: Any, env: EnvVisibility) -> Any:
+def _mask_value(name: str, value: Any, env: EnvVisibility) -> Any:
     if isinstance(value, Mapping):
         return mask_env(value, env) if name == "env" else mask_settings(value, env=env)
-    return [_shown(name, each, env) for each in value] if isinstance(value, list | tuple) else value
+    return [_mask_value(name, each, env) for each in value] if isinstance(value, list | tuple) else value
 
+
+# ------------------------------------------------------------------------------------- damaged records
 
 RECORD_DAMAGED = "RECORD_DAMAGED"
 
 
 class DamagedRecord(Struct, frozen=True):
-    """A record of one `kind` (job, run, event, ...) by its name, found damaged at `at_ms`: what is wrong with it, and what
-    was done (`outcome`). It is kept as it was in the store's table `quarantine`."""
+    """An unreadable record (job, run, event, ...), found at `at_ms`: what is wrong (`reason`) and what was done
+    (`outcome`). The store keeps the original bytes in its table `quarantine`."""
 
     at_ms: int
     kind: str

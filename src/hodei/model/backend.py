@@ -1,4 +1,4 @@
-"""What a backend says of itself: what it can do, whether it is well, what is used on its nodes, how a command went."""
+"""What a backend reports about itself (capabilities, health, usage, results of `exec`), and what jobs need of it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hodei.model.resources import CPU, GPU, MEMORY, Resources
 
 
 class Capabilities(Struct, frozen=True, omit_defaults=True):
-    """Which of the things that not every system can do this one can. Whoever asks for one that is not there is refused.
+    """Optional features of a backend. A job that needs a missing one is not placed enabled.
 
-    `commands`: runs do what their command says (only fakes do not). `images`: tasks with an `image`; `bare`: tasks without
-    one. `gpus`: runs are given those that they were granted. `limits`: cpu and memory limits hold. `two_streams`: stdout
-    and stderr are kept apart, else all is in stdout. `checkpoint`, `health_checks`: as a job's file asks for.
-    `gpu_shares`: runs can share a GPU. `idle_timeouts`: a run that does nothing is noticed and stopped. `execute`:
-    a command beside a run. `node_execute`: a command on a node, for operators. `usage`: what is used on its nodes. `suspend`: a run can be frozen in its place. `reserve`: room
-    can be set aside before a start. `delegates`: it queues and places by itself, a start only joins its line; `expects`:
-    it tells when those in its line will begin.
+    `commands`: runs execute their command (only fakes do not). `images`: tasks with an `image`; `bare`: tasks without
+    one. `gpus`: runs get the GPUs granted to them. `gpu_shares`: several runs can share a GPU. `limits`: cpu and memory
+    limits are enforced. `two_streams`: stdout and stderr are separate, otherwise everything is in stdout. `checkpoint`,
+    `health_checks`: as in the job file. `idle_timeouts`: idle runs are detected and stopped. `execute`: commands inside
+    a run. `node_execute`: commands on a node, for operators. `usage`: measured usage of its nodes. `suspend`: a run can
+    be paused in place. `reserve`: capacity can be reserved before a start. `delegates`: the backend queues and places
+    by itself, so a start only submits to its queue; `expects`: it estimates when its queued runs start.
     """
 
     commands: bool = True
@@ -39,12 +39,11 @@ class Capabilities(Struct, frozen=True, omit_defaults=True):
     expects: bool = False
 
     def enabled_names(self) -> tuple[str, ...]:
-        """Those that are there, by name."""
-        return tuple(name for name, there in sorted(structs.asdict(self).items()) if there)
+        return tuple(name for name, enabled in sorted(structs.asdict(self).items()) if enabled)
 
 
 class Health(Struct, frozen=True, omit_defaults=True):
-    """`text`: what is wrong, or a word on what answered (its version). `took_ms`: how long the answer took."""
+    """`text`: the problem, or what answered (its version). `took_ms`: response time."""
 
     ok: bool
     text: str = ""
@@ -52,14 +51,14 @@ class Health(Struct, frozen=True, omit_defaults=True):
 
 
 class NodeUsage(Struct, frozen=True, omit_defaults=True):
-    """What is in use on a node as measured, not as promised, by whomever; resources that nobody measured are left out."""
+    """Measured usage of a node, by any process. Resources that are not measured are absent."""
 
     used: Resources = {}
 
 
 class ExecResult(Struct, frozen=True, omit_defaults=True):
-    """How a command beside a run went. `exit_code` is 128 + the signal's number if a signal ended it, None if it was not
-    over in time. `cut`: more was said than is kept. Systems with one stream only leave `stderr` empty."""
+    """The result of a command in a run or on a node. `exit_code` is 128 + signal number if a signal ended it, None if
+    it timed out. `cut`: the output was truncated. Backends with a single stream leave `stderr` empty."""
 
     exit_code: int | None
     stdout: bytes = b""
@@ -71,7 +70,7 @@ WHOLE_GPU = 1000
 
 
 class Need(Struct, frozen=True):
-    """`what` follows the words "backend NAME cannot". `hint`: what a user can do about it."""
+    """`what` completes "backend NAME cannot ...". `hint`: what the user can do."""
 
     what: str
     hint: str
@@ -93,7 +92,7 @@ NEEDS: dict[str, Need] = {
 
 
 def needs_of(job: JobSpec, task: TaskSpec) -> tuple[str, ...]:
-    """Names of NEEDS. Asked once for every task of every job, so it only looks at fields."""
+    """Names in NEEDS. Called for every task of every job, so it only reads fields."""
     out = ["images" if task.image else "bare"]
     if job.health.enabled:
         out.append("health_checks")
@@ -116,7 +115,8 @@ _NO_CHECKPOINT = Checkpoint()
 
 
 def unmet_by(can: Capabilities) -> tuple[str, ...]:
-    """Names of NEEDS that a backend with these capabilities does not meet. A fake, which runs no commands, meets all."""
+    """Names in NEEDS that a backend with these capabilities does not meet. A fake that runs no commands meets all of
+    them."""
     if not can.commands:
         return ()
     met = {

@@ -1,4 +1,7 @@
-"""What an operator can set, as values. `wiring` reads them from a file and makes objects of them."""
+"""Everything that an operator can configure, as values; and versions of the configuration and their differences.
+
+`wiring` reads the values from a file and builds objects from them.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from hodei.model.audit import mask_settings
 from hodei.model.explanation import WhatIf
 
 # ----------------------------------------------------------------------------------- accounting config
-# What an operator can set about who may have how much: shares, quotas, budgets, and the least and most of one job.
+# Shares, quotas, budgets, and the minimum and maximum request of one job.
 
 
 Amount = str | int | float
 
 
 class AccountConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An organisation or a project. `under` names the account that it is part of (none: it stands at the top), `shares`
-    what it is due beside its siblings (or "parent": it dissolves into the account above), `users` what its users are."""
+    """An organisation or a project. `under` names its parent account (empty: top level), `shares` its weight among its
+    siblings ("parent": it dissolves into its parent), `users` the shares of its users."""
 
     name: str
     under: str = ""
@@ -29,9 +32,9 @@ class AccountConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class SharesConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Fair share. `half_life`: after so long use counts half; `window`: instead, only the last so long counts, in full.
-    `weights`: what one core, one byte (`0.25/Gi`), one GPU is worth, added up (`sum`) or only the dearest (`max`).
-    `refresh`: how often factors are worked out anew. Accounts that are not named have one share."""
+    """Fair share. `half_life`: usage that old counts half; `window`: instead, only usage within it counts, in full.
+    `weights`: the billing weight of one core, one byte (`0.25/Gi`), one GPU, combined by `sum` or `max`. `refresh`: how
+    often factors are recomputed. Accounts that are not listed have one share."""
 
     enabled: bool = False
     formula: Literal["fair_tree", "classic", "drf"] = "fair_tree"
@@ -44,10 +47,10 @@ class SharesConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class QuotaConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the jobs of a project may hold at once. `jobs` is a resource too: how many run. `hard` is never passed but by
-    borrowing within the `cohort`: at most `borrow` more, of what its members do not use and, by `lend`, give. `soft` may
-    be passed while nobody else waits for room. `per_user`: the same as hard for each user. `pending`: how many may wait.
-    """
+    """What the jobs of a project may hold at once. `jobs` is a resource too: the number of running jobs. `hard` is
+    exceeded only by borrowing within the `cohort`: at most `borrow` more, from what other members do not use and
+    `lend`. `soft` may be exceeded while no other project waits. `per_user`: a hard limit for each user. `pending`:
+    maximum number of pending jobs."""
 
     hard: dict[str, Amount] = {}
     soft: dict[str, Amount] = {}
@@ -60,7 +63,7 @@ class QuotaConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class RangeConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one member of a job of the project may ask for, at least and at most, and what it gets that does not say."""
+    """Minimum, maximum and default request of one member of a job of the project."""
 
     min: dict[str, Amount] = {}
     max: dict[str, Amount] = {}
@@ -68,8 +71,8 @@ class RangeConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a project may use over time: `hours` of whole resources (GPU-hours, core-hours) and `money` at `prices` an hour.
-    `period` starts it anew every day, week or month (UTC); `since` is a fixed day (2026-01-31) instead."""
+    """What a project may use over time: `hours` of resource units (GPU-hours, core-hours) and `money` at `prices` per
+    hour. `period` resets it every day, week or month (UTC); `since` counts from a fixed day (2026-01-31) instead."""
 
     hours: dict[str, Amount] = {}
     money: float | None = None
@@ -84,14 +87,16 @@ class BudgetConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A named scheduler: its queue, its plugins and their weights.
 
-    `queue` is the primary order, `secondary` breaks its ties. `base` names the built-in profile whose weights it starts from (empty: the one of its own name, else `default`);
-    `worker_selection` names the strategy that takes the place of the scores resource (or fit) and load; `scores`
-    replaces all weights; `plugins` adds (built-in names, announced ones, or module:Class), `disable` takes away.
-    `projects` may use it (with `*`; none named: all), and it may use the `nodes` of this label selector. Jobs that no node
-    of it could ever take, or that have waited for `fallback_after`, go to the profile `fallback`. `backend_policy` chooses
-    among backends before nodes are chosen. `scheduling_timeout` and `max_queue_time` are for its jobs that do not say how
-    long they may wait; empty: as the server has it. While it is `paused` none of its jobs starts. Without `preemption` none
-    of them takes the place of others. `grace` is for jobs that say none. `score_plugins`: these scores alone count.
+    `queue` is the primary order, `secondary` breaks ties. `base` names the built-in profile to start from (empty: the
+    one with the same name, else `default`). `worker_selection` names the strategy that replaces the scores resource (or
+    fit) and load; `scores` replaces all weights; `plugins` adds (built-in names, installed ones, or module:Class),
+    `disable` removes. `score_plugins`: only these scores count.
+
+    `projects` may use it (patterns with `*`; empty: all), on the `nodes` of this label selector. Jobs that no node of
+    it could ever run, or that have waited for `fallback_after`, move to the profile `fallback`. `backend_policy`
+    chooses backends before nodes. `scheduling_timeout` and `max_queue_time` apply to jobs without their own; empty: the
+    server's. `paused`: none of its jobs starts. `preemption`: whether its jobs may preempt. `grace` applies to jobs
+    without their own.
     """
 
     base: str = ""
@@ -120,7 +125,7 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
     backend_policy: Literal["", "cost_optimized", "performance", "locality"] = ""
 
     def plugin_names(self) -> tuple[str, ...]:
-        """Every name that the loader is asked for: queues, orders, filters, scores. A new key that names one goes here."""
+        """Every name that is passed to the plugin loader. A new key that names a plugin must be added current."""
         named = (
             self.queue,
             self.secondary,
@@ -133,8 +138,8 @@ class ProfileConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EscalationConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is done about jobs that wait too long: after `relax_after` their rules named in `relax` count as wishes, after
-    every `promote_after` they go up one class, at most to `promote_to`. "0s" for never."""
+    """Measures for jobs that wait too long: after `relax_after` the rules in `relax` become preferences; after every
+    `promote_after` the job moves up one priority class, at most to `promote_to`. "0s": never."""
 
     relax: tuple[Literal["spread", "topology", "backend"], ...] = ()
     relax_after: str = "0s"
@@ -143,7 +148,8 @@ class EscalationConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RouteWhenConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a job must be like; all that is said must hold. `project` and `user` may have a `*`, `labels` is a selector."""
+    """Conditions on a job; all that are set must hold. `project` and `user` are patterns with `*`, `labels` is a
+    selector."""
 
     gpu: bool | None = None
     priority_at_least: str | int | None = None
@@ -154,15 +160,15 @@ class RouteWhenConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class RouteConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Jobs that name no profile go to that of the first route that fits them."""
+    """Jobs without a profile use that of the first matching route."""
 
     profile: str
     when: RouteWhenConfig = RouteWhenConfig()
 
 
 class BreakerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """After so many `rounds` in vain `within` that time, a line is tried less often for the clock's sake alone: after
-    `pause`, then twice as long each time up to `max_pause`. Whatever frees room ends that at once. 0 rounds: never."""
+    """After `rounds` fruitless rounds `within` that time, a queue is retried less often on a timer: after `pause`,
+    doubling up to `max_pause`. Freed capacity resets it. 0 rounds: never."""
 
     rounds: int = 10
     within: str = "1m"
@@ -179,8 +185,8 @@ class BackoffConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PreemptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Higher classes taking the place of lower ones. `min_runtime`: nobody is told to go sooner. `max_per_job`: how often
-    the same job may be. `budget`: how many jobs within `interval`, 0 for no limit."""
+    """`min_runtime`: runs are protected for that long. `max_per_job`: how often one job may be preempted. `budget`:
+    number of preempted jobs per `interval`, 0 for no limit."""
 
     enabled: bool = True
     min_runtime: str = "0s"
@@ -190,8 +196,8 @@ class PreemptionConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`max_priority`: the highest priority that holders of a role may give (roles that are not named: any).
-    `project_users`: by project, the users that may submit to it besides administrators (projects not named: all may)."""
+    """`max_priority`: the highest priority that a role may set (unlisted roles: any). `project_users`: the users who
+    may submit to a project, besides administrators (unlisted projects: everyone)."""
 
     oversized: Literal["reject", "wait"] = "reject"
     max_members: int = 100_000
@@ -200,9 +206,9 @@ class AdmissionConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EstimatesConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How long jobs are expected to run: by what users say; learned: the `quantile` (in percent) of the last `window`
-    runs of their like; or corrected: what users say, less by what they said too much of their last `window` runs. Other
-    names are estimators of installed packages, made with `options`."""
+    """Estimates of run time: `user`; `learned`: the `quantile` (percent) of the last `window` similar runs; or
+    `corrected`: the user's estimate, reduced by the overestimates of the user's last `window` runs. Other names are
+    installed estimators, constructed with `options`."""
 
     source: str = "user"
     quantile: int = 75
@@ -211,7 +217,7 @@ class EstimatesConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForecastConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """When those who wait will start, worked out anew so often; not while more than `max_jobs` wait."""
+    """Start forecasts of pending jobs: how often they are computed, and up to how many pending jobs."""
 
     enabled: bool = True
     every: str = "1m"
@@ -219,14 +225,14 @@ class ForecastConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Directories of this host and addresses below which jobs may wait for data to appear; none if nothing is said."""
+    """Directories of this host and URLs below which jobs may wait for data; empty: none."""
 
     allow: tuple[str, ...] = ()
 
 
 class SpillConfig(Struct, frozen=True, forbid_unknown_fields=True, rename={"home": "from"}):
-    """Backend `to` is for the overflow: jobs go there only if they would wait longer than `only_if_wait_over` on the backends
-    named in `from` (none named: on all that are not for overflow), and cost no more than `max_cost` there."""
+    """Backend `to` takes overflow: jobs go there only if they would wait longer than `only_if_wait_over` on the
+    backends in `from` (empty: all that take no overflow), and cost at most `max_cost` there."""
 
     to: str
     only_if_wait_over: str = "0s"
@@ -242,12 +248,12 @@ class DataRuleConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that decisions depend on; a decision log carries it so that it can be replayed.
+    """Everything that decisions depend on; the decision log contains it for replay.
 
-    `unavailable_profile`: what becomes of jobs whose profile is not configured any more, paused, or broken. `fallback`:
-    backends in the order in which they are used, the next one when there is no room or, with `fallback_when = "failure"`,
-    only when those before it are not available. `fallback_enabled`: whether the chain counts at all.
-    `parallel_scheduling`: how many jobs are placed in one step; true for a thousand, false for one after another.
+    `unavailable_profile`: what happens to jobs whose profile is missing, paused or broken. `fallback`: backends in
+    order of use; the next one is used when there is no capacity or, with `fallback_when = "failure"`, only when the
+    earlier ones are unavailable. `fallback_enabled`: whether the chain applies. `parallel_scheduling`: how many jobs
+    are placed in one step; true for a thousand, false for one.
     """
 
     profiles: dict[str, ProfileConfig] = {}
@@ -277,18 +283,18 @@ class SchedulingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SocketConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Cores and GPUs that are near each other, by the operating system's numbers: `0-3,8` or a list."""
+    """Cores and GPUs of one socket, by the numbers of the operating system: `0-3,8` or a list."""
 
     cpus: str | int | tuple[int, ...] = ""
     gpus: str | int | tuple[int, ...] = ""
 
 
 class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A slice of this machine, offered as a node of its own.
+    """A slice of this machine, offered as its own node.
 
-    `data` names the data sets that it holds, `cost` is what an hour of it costs, `overcommit` how many times over a
-    resource may be promised (from 0.1 to 100; 1 if not said). `sockets` are what it is made of, so that cores can be
-    bound; `lat` and `lng` are degrees north and east; `address` is where members of one gang reach each other.
+    `data`: the data sets it holds; `cost`: price per hour; `overcommit`: how many times a resource may be allocated
+    (0.1 to 100; default 1). `sockets` allow core binding; `lat`, `lng`: degrees north and east; `address`: where
+    members of a gang reach each other.
     """
 
     name: str
@@ -315,9 +321,8 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Backends are asked for a sign of life every `interval` ("0s": never), and have `timeout` to give it. After so many
-    `failures` in a row nothing starts there; they are asked again after `pause`, then twice as long each time up to
-    `max_pause`."""
+    """Backends are checked every `interval` ("0s": never) with a `timeout`. After `failures` failed checks in a row
+    nothing starts there; they are checked again after `pause`, doubling up to `max_pause`."""
 
     interval: str = "30s"
     timeout: str = "10s"
@@ -331,8 +336,8 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How much of the server all callers together, and each of them, may take. A token's holder is told by its name, a call
-    without a token by its address. 0 where it says "per": no limit."""
+    """Limits of the server, in total and per caller. A caller is identified by the name of its token, or by its address
+    without one. 0 for a limit "per" something: no limit."""
 
     connections: AtLeastOne = 2048
     connections_per_address: NotNegative = 512
@@ -375,15 +380,15 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     health: HealthConfig = HealthConfig()
 
 
-# start: read from the file when the server came up. reload: read from it again. set: handed in. undo: an earlier one.
+# start: read from the file at start-up. reload: read from it again. set: sent by a caller. undo: an earlier version.
 ConfigOrigin = Literal["start", "reload", "set", "undo"]
-# Sections of `scheduling` that are read when the server comes up: decisions do not depend on them.
+# Sections of `scheduling` that are read only at start-up; decisions do not depend on them.
 _AT_START = ("forecast", "data")
 
 
 class ConfigVersion(Struct, frozen=True, omit_defaults=True):
-    """One of them. `restores`: the number of the earlier one that it brought back. `file`: a fingerprint of what the
-    configuration file said then."""
+    """`restores`: the number of the earlier version that it restored. `file`: a fingerprint of the configuration file
+    at that time."""
 
     number: int
     at_ms: int
@@ -403,8 +408,9 @@ class ConfigDifference(Struct, frozen=True, omit_defaults=True):
 
 
 class ConfigChange(Struct, frozen=True, omit_defaults=True):
-    """What a change of the configuration did or (not `applied`) would do. `number` is that of the one in force now,
-    `effect`: who would start when, for a dry run. `needs_restart`: settings that differ and do not count before that."""
+    """What a configuration change did or, if not `applied`, would do. `number` is the version in force. `effect`: how
+    start times would change, for a dry run. `needs_restart`: settings that differ and take effect only after a restart.
+    """
 
     applied: bool
     number: int
@@ -419,46 +425,47 @@ def config_fingerprint(scheduling: SchedulingConfig) -> str:
 
 
 def config_differences(before: SchedulingConfig, after: SchedulingConfig) -> tuple[ConfigDifference, ...]:
-    """Of a profile that is there on one side alone, what it says is told, and not all that it leaves at the default."""
-    plain = dict(_flat(msgspec.to_builtins(ProfileConfig()), ""))
-    out, alone = list[ConfigDifference](), set(before.profiles) ^ set(after.profiles)
+    """For a profile that exists on one side only, settings at their default are omitted."""
+    defaults = dict(_flat(msgspec.to_builtins(ProfileConfig()), ""))
+    out, one_sided = list[ConfigDifference](), set(before.profiles) ^ set(after.profiles)
     for found in _between(before, after, "scheduling"):
-        name = next((name for name in alone if found.path.startswith(f"scheduling.profiles.{name}.")), "")
+        name = next((name for name in one_sided if found.path.startswith(f"scheduling.profiles.{name}.")), "")
         key = found.path.removeprefix(f"scheduling.profiles.{name}")
-        said = found.after if found.before is None else found.before
-        if not name or key not in plain or plain[key] != said:
+        value = found.after if found.before is None else found.before
+        if not name or key not in defaults or defaults[key] != value:
             out.append(found)
-    for name in sorted(alone):
+    for name in sorted(one_sided):
         if not any(found.path.startswith(f"scheduling.profiles.{name}.") for found in out):
-            path, was_there = f"scheduling.profiles.{name}", name in before.profiles
-            out.append(ConfigDifference(path, {} if was_there else None, None if was_there else {}))
+            path, existed = f"scheduling.profiles.{name}", name in before.profiles
+            out.append(ConfigDifference(path, {} if existed else None, None if existed else {}))
     return tuple(out)
 
 
 def restart_differences(before: Config, after: Config) -> tuple[ConfigDifference, ...]:
-    """What a restart is needed for."""
-    found = (*_between(before.server, after.server, "server"), *_between(before.nodes, after.nodes, "nodes"))
-    old_backends, new_backends = mask_settings(before.backends), mask_settings(after.backends)
-    found = (*found, *_between(old_backends, new_backends, "backends"))
-    found = (*found, *_between(before.health, after.health, "health"))
-    for section in _AT_START:
-        old, new = getattr(before.scheduling, section), getattr(after.scheduling, section)
-        found = (*found, *_between(old, new, f"scheduling.{section}"))
-    return found
+    """The settings that differ and take effect only after a restart."""
+    sections = [
+        (before.server, after.server, "server"),
+        (before.nodes, after.nodes, "nodes"),
+        (mask_settings(before.backends), mask_settings(after.backends), "backends"),
+        (before.health, after.health, "health"),
+    ]
+    for name in _AT_START:
+        sections.append((getattr(before.scheduling, name), getattr(after.scheduling, name), f"scheduling.{name}"))
+    return tuple(found for section in sections for found in _between(*section))
 
 
 def imported_plugins(scheduling: SchedulingConfig) -> set[str]:
-    """The plugins that it names by a path to code (`module:Class`)."""
+    """The plugins that are named by a path to code (`module:Class`)."""
     named = (name for profile in scheduling.profiles.values() for name in profile.plugin_names())
     return {name for name in named if ":" in name}
 
 
 def version_to_restore(history: tuple[ConfigVersion, ...]) -> ConfigVersion | None:
-    """The one that `undo` brings back: the last before that which is in force, whichever way it came to be."""
+    """The version that `undo` restores: the last one before the version in force, whatever its origin."""
     if not history:
         return None
-    here = history[-1].restores or history[-1].number
-    earlier = [each for each in history if each.number < here and not each.restores]
+    current = history[-1].restores or history[-1].number
+    earlier = [each for each in history if each.number < current and not each.restores]
     return earlier[-1] if earlier else None
 
 

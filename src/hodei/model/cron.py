@@ -142,7 +142,7 @@ class Due(Struct, frozen=True):
     to which everything is handled then."""
 
     run: tuple[int, ...]
-    left_out: int
+    dropped: int
     handled_ms: int
 
 

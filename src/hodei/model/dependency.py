@@ -1,6 +1,6 @@
-"""What a job waits for before it may stand in line: other jobs, and data that is to appear.
+"""What a job waits for before it is queued: other jobs, and data that must appear.
 
-Names are how people write it; before a job is let in each name has become the number of a job (`control.admission.dependency_names`).
+Users write job names; admission resolves each name to a job id (`control.admission.dependency_names`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _OF_A_JOB = {"completed": "to end", "succeeded": "to succeed", "failed": "to fai
 
 
 class Dependency(Struct, frozen=True, omit_defaults=True):
-    """One thing to wait for. `completed`: the job has ended, in whatever way; `succeeded` and `failed`: in that one;
-    `checkpointed`: it has saved its work once, or has succeeded. `exists`: a file or an address, which is `what`.
-    `elements`: which elements of an array, in brackets as written: `[3]`, `[0-9]`, or `[]` for all of them."""
+    """`completed`: the job has ended in any state; `succeeded`, `failed`: in that state; `checkpointed`: it has taken a
+    checkpoint or succeeded. `exists`: the file or URL `what` exists. `elements`: elements of an array, in brackets as
+    written: `[3]`, `[0-9]`, or `[]` for all."""
 
     on: On = "succeeded"
     job: JobId = 0
@@ -43,7 +43,7 @@ class Dependency(Struct, frozen=True, omit_defaults=True):
         return f"{self.subject} {'to appear' if self.on == 'exists' else _OF_A_JOB[self.on]}"
 
     def met_by(self, state: str, *, saved: bool) -> bool | None:
-        """What the job's end in this state comes to: met, never to be met, or (None) it has not ended."""
+        """True if met by a job in this state, False if it can never be met, None while the job has not ended."""
         if self.on == "checkpointed" and (saved or state == "succeeded"):
             return True
         if state not in ("succeeded", "failed", "cancelled"):
@@ -52,7 +52,7 @@ class Dependency(Struct, frozen=True, omit_defaults=True):
 
 
 class Dependencies(Struct, frozen=True, omit_defaults=True):
-    """All of them, or `need` of them (0: all). `timeout_ms`: so long after it was submitted a job still waits."""
+    """All dependencies, or `need` of them (0: all), must be met. `timeout_ms`: how long after submission the job waits."""
 
     of: tuple[Dependency, ...] = ()
     need: int = 0
@@ -64,20 +64,25 @@ class Dependencies(Struct, frozen=True, omit_defaults=True):
 
 
 class DependencyStatus(Struct, frozen=True, omit_defaults=True):
-    """How a job stands that someone waits for, as the store knows it. `saved`: it has saved its work at least once."""
+    """The stored state of a job that another job waits for. `saved`: it has taken a checkpoint."""
 
     job: JobId
     state: str
     saved: bool = False
 
 
+# -------------------------------------------------------------------------------------- data locations
+# A caller who can test whether a file or URL exists can probe the server's disk and network. Therefore jobs may wait only
+# for locations below those that the configuration allows. Locations are compared by path component, never as text: `/data`
+# does not allow `/database`, nor `https://a` `https://a.evil`.
+
 MAX_LOCATION_LENGTH = 1024
 _PORTS = {"http": 80, "https": 443}
-_HINT = "an absolute path of the server's host, or an address: /data/x.csv, https://host/x.csv"
+_HINT = "write an absolute path on the server's host or a URL: /data/x.csv, https://host/x.csv"
 
 
 class DataLocation(Struct, frozen=True):
-    """`root`: "" for a file, else scheme, host and port. `query` belongs to what is asked for, not to where it is."""
+    """`root`: "" for a file, otherwise scheme, host and port. `query` is part of the request, not of the location."""
 
     root: str
     path: str
@@ -88,14 +93,14 @@ class DataLocation(Struct, frozen=True):
         return not self.root
 
     def within(self, other: DataLocation) -> bool:
-        """Whether it is this other place, or below it."""
+        """Whether this is `other` or below it."""
         above = other.path if other.path.endswith("/") else f"{other.path}/"
         return self.root == other.root and (self.path == other.path or self.path.startswith(above))
 
 
 @lru_cache(maxsize=4096)
 def parse_data_location(text: str) -> DataLocation:
-    """InvalidInput for anything that could be read in more than one way."""
+    """InvalidInput for anything ambiguous."""
     if not text or len(text) > MAX_LOCATION_LENGTH or not text.isascii() or not text.isprintable():
         raise _bad(text, "it is empty, too long, or has characters that do not belong there")
     if text.startswith("/"):
@@ -124,27 +129,27 @@ def _check_parts(text: str, path: str) -> None:
 
 
 def _bad(text: str, why: str) -> InvalidInput:
-    return InvalidInput(f"{text[:80]!r} cannot be waited for: {why}", hint=_HINT)
+    return InvalidInput(f"a job cannot wait for {text[:80]!r}: {why}", hint=_HINT)
 
 
 class AllowedData:
-    """The places that a configuration names. InvalidInput if one of them is not a place."""
+    """The locations that the configuration allows. InvalidInput if one cannot be parsed."""
 
-    def __init__(self, places: Iterable[str]) -> None:
-        self._places = tuple(parse_data_location(text) for text in places)
+    def __init__(self, locations: Iterable[str]) -> None:
+        self._locations = tuple(parse_data_location(text) for text in locations)
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self._locations)
 
-    def __contains__(self, place: object) -> bool:
-        return isinstance(place, DataLocation) and any(place.within(one) for one in self._places)
+    def __contains__(self, location: object) -> bool:
+        return isinstance(location, DataLocation) and any(location.within(one) for one in self._locations)
 
     def check(self, what: Iterable[str]) -> None:
-        """InvalidInput for the first that may not be asked for."""
+        """InvalidInput for the first location that is not allowed."""
         for text in what:
             if parse_data_location(text) not in self:
                 raise InvalidInput(
-                    f"{text[:200]!r} may not be waited for: it is not below a place that this server's configuration allows",
-                    hint="an administrator can add its directory or address to allow in [scheduling.data]",
+                    f"a job may not wait for {text[:200]!r}: it is not below a location that the server's configuration allows",
+                    hint="an administrator can add its directory or URL to `allow` in [scheduling.data]",
                     code="DATA_NOT_ALLOWED",
                 )

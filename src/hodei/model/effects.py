@@ -1,6 +1,6 @@
-"""EFFECTS: what is to be done, in the imperative. The controller names them; the drivers carry them out.
+"""Effects: what the controller orders. The runtime executes them.
 
-Saves of one step are one transaction, and reach the store before any of the step's other effects is carried out.
+All saves of one step are one transaction. They are committed before any other effect of the step is executed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hodei.model.reservation import Reservation
 
 
 class Event(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line of history, counted by `seq` without gaps; streams resume after it."""
+    """One entry of the history. `seq` has no gaps; streams resume after it."""
 
     seq: int
     at_ms: int
@@ -32,7 +32,7 @@ class Event(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class SaveJob(Struct, frozen=True, gc=False):
-    """`new` rows carry the spec; later saves change only where the job stands."""
+    """A `new` row includes the spec; later saves update only the state of the job."""
 
     job: Job
     new: bool = False
@@ -48,14 +48,14 @@ class SaveOverrides(Struct, frozen=True):
 
 
 class SaveReservation(Struct, frozen=True):
-    """`deleted`: it is over or was given up, and need not be remembered."""
+    """`deleted`: it has ended or was cancelled."""
 
     reservation: Reservation
     deleted: bool = False
 
 
 class SaveKey(Struct, frozen=True):
-    """An idempotency key, the fingerprint of the request that used it, and the jobs it made."""
+    """An idempotency key, the fingerprint of the request that used it, and the jobs it created."""
 
     key: str
     fingerprint: str
@@ -64,27 +64,25 @@ class SaveKey(Struct, frozen=True):
 
 
 class SaveValue(Struct, frozen=True):
-    """What a part of the house wants to find again after a restart, under a name of its own; the last one counts."""
+    """A named value that a component needs after a restart; the last one wins."""
 
     name: str
     body: str
 
 
 class SavePeriodic(Struct, frozen=True):
-    """`deleted`: it was removed."""
-
     periodic: Periodic
     deleted: bool = False
 
 
 class SaveAudit(Struct, frozen=True):
-    """One more row of the audit; the store gives it its number."""
+    """One audit entry; the store assigns its `seq`."""
 
     entry: AuditEntry
 
 
 class SaveUsage(Struct, frozen=True):
-    """What accounts have used by now, in the buckets of time that changed."""
+    """Usage of accounts in the time buckets that changed."""
 
     rows: tuple[UsageRow, ...]
 
@@ -94,11 +92,11 @@ class SaveEvent(Struct, frozen=True, gc=False):
 
 
 class Start(Struct, frozen=True):
-    """Begin `run`. Carries all that a backend needs, so that it need not ask.
+    """Start `run`. Contains everything that a backend needs.
 
-    `world_size`: how many members start together (or are there once this one has joined), and `addresses`: where they
-    are, in order of rank; only the first is given in very large gangs, none where a node has none. `nodes`: the names of
-    their nodes in the same order; none for a job of one member and in very large gangs.
+    `world_size`: number of members that start together (or that exist once this one has joined). `addresses`: their
+    addresses by rank; only the first in very large gangs, none where a node has no address. `nodes`: their node names
+    by rank; empty for a single member and in very large gangs.
     """
 
     run: Run
@@ -110,8 +108,8 @@ class Start(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """First the checkpoint's hook, if there is one; then TERM, then KILL after the grace period.
-    The text of `reason` comes back with the observation."""
+    """The checkpoint hook first, if there is one; then TERM, and KILL after the grace period. The observation of the
+    end carries the text of `reason`."""
 
     run: RunId
     backend: str
@@ -121,15 +119,15 @@ class Stop(Struct, frozen=True):
 
 
 class WithdrawStop(Struct, frozen=True):
-    """The run need not stop after all. An order to stop it that was not sent yet is dropped, and `StopWithdrawn` says so; if
-    it was sent, or may have been, nothing happens."""
+    """The run need not stop after all. A stop that was not sent yet is dropped and reported as `StopWithdrawn`; one
+    that was or may have been sent is not affected."""
 
     run: RunId
     backend: str
 
 
 class TakeCheckpoint(Struct, frozen=True):
-    """The run is to save its work as its checkpoint's hook says, and to go on."""
+    """Take a checkpoint with the run's hook; the run continues."""
 
     run: RunId
     backend: str
@@ -137,7 +135,7 @@ class TakeCheckpoint(Struct, frozen=True):
 
 
 class Forget(Struct, frozen=True):
-    """The run's end is in the store: the backend may drop what it keeps about it."""
+    """The end of the run is stored; the backend may delete its own record of it."""
 
     run: RunId
     backend: str

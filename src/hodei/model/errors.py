@@ -1,7 +1,7 @@
-"""What can go wrong, named by what the caller can do about it.
+"""Errors, classified by what the caller can do about them.
 
-A refusal of a node is a value (`Verdict`), never one of these. Every error that reaches a person
-carries a stable code, the cause, and a next step.
+A node that is refused for a job is a value (`Verdict`), not an error. Every error shown to a person has a stable code,
+a cause and a next step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class HodeiError(Exception):
-    """The root: `code` is stable and documented, `hint` says what to do next."""
+    """Base class. `code` is stable and documented; `hint` is the next step."""
 
     code = "ERROR"
 
@@ -24,7 +24,7 @@ class HodeiError(Exception):
 
 
 class InvalidInput(HodeiError):
-    """The request can never succeed as written. `problems` names each place: (path, what is wrong)."""
+    """The request can never succeed as written. `problems`: (path, what is wrong) for each field."""
 
     code = "INVALID"
 
@@ -40,25 +40,25 @@ class NotFound(HodeiError):
 
 
 class NotPermitted(HodeiError):
-    """The caller, or the user that it is done for, does not have the right to it."""
+    """The caller, or the user it acts for, lacks the permission."""
 
     code = "FORBIDDEN"
 
 
 class Conflict(HodeiError):
-    """The thing has changed, or is in a state that does not allow this."""
+    """The object has changed, or its state does not allow the operation."""
 
     code = "CONFLICT"
 
 
 class QueueFull(HodeiError):
-    """A bounded queue has no room; trying later can help."""
+    """A bounded queue is full; a later attempt can succeed."""
 
     code = "QUEUE_FULL"
 
 
 class Unavailable(HodeiError):
-    """A part we depend on is out of reach; trying later can help."""
+    """A dependency is unreachable; a later attempt can succeed."""
 
     code = "UNAVAILABLE"
 
@@ -69,31 +69,31 @@ class StaleEpoch(HodeiError):
     code = "STALE_EPOCH"
 
 
-# Codes of a BackendError. NOT_REACHED: nothing of the call has arrived, the line was dead before it was sent. IN_DOUBT: it
-# is unknown whether it was done, so it must not be counted as not done; asking again tells.
+# Codes of a BackendError. NOT_REACHED: the connection failed before the call was sent, so nothing arrived. IN_DOUBT:
+# it is unknown whether the call took effect, so it must not be treated as failed; repeating it resolves the doubt.
 NOT_REACHED = "NOT_REACHED"
 IN_DOUBT = "IN_DOUBT"
 
 
 class BackendError(HodeiError):
-    """The backend did not do it; asking again may help. Nothing was started, unless the code is IN_DOUBT."""
+    """The backend did not do it; a retry may succeed. Nothing was started, unless the code is IN_DOUBT."""
 
     code = "BACKEND_ERROR"
 
 
 class BackendRefused(HodeiError):
-    """The backend will never do it; asking again cannot help."""
+    """The backend will never do it; a retry cannot succeed."""
 
     code = "BACKEND_REFUSED"
 
 
 class Unsupported(BackendRefused):
-    """The backend's system has no such ability; `hint` says what to do instead."""
+    """The backend lacks the capability; `hint` says what to do instead."""
 
     code = "BACKEND_CANNOT"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'memory'?)`, or nothing when nothing is near."""
+    """` (did you mean 'memory'?)`, or "" if nothing is close."""
     near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,7 +1,7 @@
-"""What the scheduler may change for a job that waits too long, what it has changed, and how that reads.
+"""What the scheduler may change about a job that waits too long, what it has changed, and the text for people.
 
-The spec in the store stays what the user wrote; `Job.escalation_state` says what holds in its place, so that a restart finds it
-again. While a job waits the spec in memory is the changed one.
+The stored spec stays as submitted. `Job.escalation_state` holds the changes, so that they survive a restart; the spec
+in memory has them applied while the job is pending.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from msgspec import Struct, structs
 
 from hodei.model.job import PRIORITY_CLASSES, RELAXABLE_RULES, JobSpec, RelaxableRule
 
-_WORDS = {
-    "spread": "its rule about spreading",
-    "topology": "its rule that all members share one place",
+_RULE_TEXTS = {
+    "spread": "its spread rule",
+    "topology": "its gang topology rule",
     "backend": "its choice of backends",
 }
 
 
 class EscalationState(Struct, frozen=True, omit_defaults=True):
-    """What was changed, and when; "" , 0 and () for nothing. `cause`: why it was moved to another profile."""
+    """The changes and their times; "", 0 and () for none. `cause`: why the job moved to another profile."""
 
     profile: str = ""
     profile_before: str = ""
@@ -28,14 +28,14 @@ class EscalationState(Struct, frozen=True, omit_defaults=True):
     priority: int = -1
     priority_before: int = -1
     promoted_ms: int = 0
-    wishes: tuple[RelaxableRule, ...] = ()
+    rules: tuple[RelaxableRule, ...] = ()
     relaxed_ms: int = 0
     failed_on: tuple[str, ...] = ()
     failed_ms: int = 0
 
 
 class EscalationStep(Struct, frozen=True, omit_defaults=True):
-    """Something that was done about a job, for people; `at_ms` 0: when it was submitted."""
+    """One change, for people; `at_ms` 0: at submission."""
 
     text: str
     at_ms: int = 0
@@ -54,7 +54,7 @@ def encode_escalation(escalation: EscalationState) -> str:
 
 
 def apply_escalation(spec: JobSpec, text: str) -> JobSpec:
-    """The spec with what was changed for the job; applied again it changes nothing more."""
+    """The spec with the changes applied. Idempotent."""
     if not text:
         return spec
     escalation = decode_escalation(text)
@@ -64,31 +64,31 @@ def apply_escalation(spec: JobSpec, text: str) -> JobSpec:
         spec = structs.replace(spec, priority=escalation.priority)
     if escalation.failed_on:
         spec = structs.replace(spec, failed_on=escalation.failed_on)
-    return relax(spec, escalation.wishes)
+    return relax(spec, escalation.rules)
 
 
-def relax(spec: JobSpec, wishes: tuple[RelaxableRule, ...]) -> JobSpec:
-    """The spec with these of its rules as wishes; itself if it has none of them."""
-    if "spread" in wishes and any(rule.hard for task in spec.tasks for rule in task.spread):
+def relax(spec: JobSpec, rules: tuple[RelaxableRule, ...]) -> JobSpec:
+    """The spec with these rules turned into preferences; the same object if it has none of them."""
+    if "spread" in rules and any(rule.hard for task in spec.tasks for rule in task.spread):
         tasks = tuple(
             structs.replace(task, spread=tuple(structs.replace(rule, hard=False) for rule in task.spread))
             for task in spec.tasks
         )
         spec = structs.replace(spec, tasks=tasks)
-    if "topology" in wishes and spec.gang.topology and spec.gang.topology_required:
+    if "topology" in rules and spec.gang.topology and spec.gang.topology_required:
         spec = structs.replace(spec, gang=structs.replace(spec.gang, topology_required=False))
-    if "backend" in wishes and spec.backend.mode == "specific":
+    if "backend" in rules and spec.backend.mode == "specific":
         spec = structs.replace(spec, backend=structs.replace(spec.backend, mode="preferred"))
     return spec
 
 
-def relaxable_rules(spec: JobSpec, wishes: tuple[RelaxableRule, ...]) -> tuple[RelaxableRule, ...]:
-    """Which of these it has a rule for."""
-    return tuple(wish for wish in RELAXABLE_RULES if wish in wishes and relax(spec, (wish,)) is not spec)
+def relaxable_rules(spec: JobSpec, rules: tuple[RelaxableRule, ...]) -> tuple[RelaxableRule, ...]:
+    """Those of `rules` that the spec has a hard rule for."""
+    return tuple(rule for rule in RELAXABLE_RULES if rule in rules and relax(spec, (rule,)) is not spec)
 
 
 def next_priority_class(priority: int, cap: int) -> int:
-    """The next named class above, at most `cap`; the same if there is none."""
+    """The next named class above `priority`, at most `cap`; `priority` itself if there is none."""
     above = [value for value in PRIORITY_CLASSES.values() if priority < value <= cap]
     return min(above, default=max(priority, cap) if priority < cap else priority)
 
@@ -98,7 +98,7 @@ def priority_class_name(priority: int) -> str:
 
 
 def escalation_steps(spec: JobSpec, text: str) -> tuple[EscalationStep, ...]:
-    """All that was done about a job, the earliest first."""
+    """All changes to a job, oldest first."""
     escalation, out = decode_escalation(text), list[EscalationStep]()
     if spec.routed_by:
         came_to = escalation.profile_before or spec.profile
@@ -106,10 +106,9 @@ def escalation_steps(spec: JobSpec, text: str) -> tuple[EscalationStep, ...]:
     if escalation.profile:
         moved = f"moved from profile {escalation.profile_before} to {escalation.profile}: {escalation.cause}"
         out.append(EscalationStep(moved, escalation.moved_ms))
-    if escalation.wishes:
-        counts = " and ".join(_WORDS[wish] for wish in escalation.wishes)
-        verb = "counts as a wish" if len(escalation.wishes) == 1 else "count as wishes"
-        out.append(EscalationStep(f"{counts} {verb} since then", escalation.relaxed_ms))
+    if escalation.rules:
+        rules = " and ".join(_RULE_TEXTS[rule] for rule in escalation.rules)
+        out.append(EscalationStep(f"{rules} relaxed to a preference", escalation.relaxed_ms))
     if escalation.priority >= 0:
         step = f"{priority_class_name(escalation.priority_before)} to {priority_class_name(escalation.priority)}"
         out.append(EscalationStep(f"promoted from {step} for its long wait", escalation.promoted_ms))

@@ -1,4 +1,4 @@
-"""How long a job is expected to run and how long it may; and what is remembered of a job that has run."""
+"""Estimates of run time, samples of past runs, and forecasts of start times."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hodei.model.resources import format_duration
 
 Source = Literal["", "user", "timeout", "learned", "corrected"]
 _DIGITS = re.compile(r"\d+")
-# A job that ended in one of these ways ran for as long as such a job runs.
-_TELLING = ("", "EXIT_CODE", "TIMEOUT", "OUT_OF_MEMORY")
+# Only jobs that ended in one of these ways have a representative run time.
+_REPRESENTATIVE_CODES = ("", "EXIT_CODE", "TIMEOUT", "OUT_OF_MEMORY")
 
 
 class Estimate(Struct, frozen=True, omit_defaults=True):
-    """`expected_ms` is the best guess: it may order jobs and forecast. `limit_ms` is what promises to others are kept by:
-    what the user said, wherever that was said. 0 for either: nobody knows.
+    """`expected_ms` is the best guess, for ordering and forecasts. `limit_ms` is the user's own bound; start
+    reservations rely on it. 0: unknown.
 
-    `source`: the user's estimate, the job's timeout, or what was learned: then `percent` says which quantile of the last
-    `runs` runs of its like it is.
+    `source`: the user's estimate, the job's timeout, or learned: then `percent` is the quantile of the last `runs`
+    similar runs.
     """
 
     expected_ms: int = 0
@@ -32,7 +32,7 @@ class Estimate(Struct, frozen=True, omit_defaults=True):
 
     @property
     def basis(self) -> str:
-        """Where it comes from, in words."""
+        """The source, for people."""
         if self.source == "learned":
             return f"P{self.percent} of its last {self.runs} runs"
         if self.source == "corrected":
@@ -41,7 +41,7 @@ class Estimate(Struct, frozen=True, omit_defaults=True):
 
     def __str__(self) -> str:
         if not self.expected_ms:
-            return "nobody knows how long it runs"
+            return "its run time is unknown"
         return f"expected to run {format_duration(round_up(self.expected_ms))} ({self.basis})"
 
 
@@ -51,10 +51,8 @@ def round_up(ms: int) -> int:
 
 
 class RuntimeSample(Struct, frozen=True, omit_defaults=True):
-    """A job that has ended by itself, as far as it tells of others: whose it was, what it was, how long it took, and what its user had said.
-
-    Numbers in a name count as one and the same (`nightly-17` is like `nightly-18`); `shape` is what it asked for.
-    """
+    """The run time of a job that ended by itself, to estimate similar jobs from. `name` has its digits replaced
+    (`nightly-17` is like `nightly-18`); `shape` is the request. `stated_ms`: the user's own estimate."""
 
     project: str
     user: str
@@ -78,23 +76,23 @@ def request_shape(spec: JobSpec) -> str:
 
 
 def runtime_sample(job: Job) -> RuntimeSample | None:
-    """What a job that has ended tells of its like; None if it did not come to its own end."""
-    if job.state not in ("succeeded", "failed") or job.reason_code not in _TELLING or not job.started_ms:
+    """The sample of an ended job; None if it did not end by itself."""
+    if job.state not in ("succeeded", "failed") or job.reason_code not in _REPRESENTATIVE_CODES or not job.started_ms:
         return None
-    # Of a run whose end is the first that was heard of it, only the time of its placing tells when it began.
-    began_ms = job.started_ms if job.started_ms < job.finished_ms else job.scheduled_ms
-    spec, ran_ms = job.spec, job.finished_ms - began_ms
+    # If the end is the first observation of the run, only the time of its placement is known.
+    started_ms = job.started_ms if job.started_ms < job.finished_ms else job.scheduled_ms
+    spec, ran_ms = job.spec, job.finished_ms - started_ms
     said_ms = spec.estimate_ms or spec.timeout_ms
     return RuntimeSample(spec.project, spec.user, name_pattern(spec), request_shape(spec), max(ran_ms, 1), said_ms)
 
 
 # -------------------------------------------------------------------------------------------- forecast
-# When a job that waits is expected to start.
+# When a pending job is expected to start.
 
 
 class Forecast(Struct, frozen=True, array_like=True):
-    """Made at `made_ms`: an even chance to start by `p50_ms`, nine in ten to start by `p90_ms`. `reach_ms` is the P90
-    before it was stretched by what past forecasts lacked."""
+    """Made at `made_ms`: P50 and P90 of the start. `reach_ms`: the P90 before it was corrected by the errors of past
+    forecasts."""
 
     made_ms: int
     p50_ms: int
@@ -103,8 +101,7 @@ class Forecast(Struct, frozen=True, array_like=True):
 
 
 class StartForecast(Struct, frozen=True, omit_defaults=True):
-    """A forecast as people are told of it: with how many in a hundred of the last `graded` ones were right, which is to say
-    that the job had started by its P90."""
+    """A forecast with its track record: `right_percent` of the last `graded` forecasts had a start by their P90."""
 
     p50_ms: int
     p90_ms: int

@@ -1,4 +1,4 @@
-"""The answer to "why?": one object, the same in the engine, the API and the terminal."""
+"""Answers to "why?", "what is its priority?" and "what if?": the same objects in the engine, the API and the CLI."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ChangeKind = Literal["lower", "tolerate", "drop", "members"]
 
 
 class Blocker(Struct, frozen=True, omit_defaults=True):
-    """One reason, how many nodes gave it, and their names (the first of them: `count` tells how many there are). `hint`:
-    what to do about it, if that is known."""
+    """One reason, the number of nodes that gave it (`count`), and the names of the first of them. `hint`: what to do,
+    if known."""
 
     code: str
     text: str
@@ -30,7 +30,7 @@ class Blocker(Struct, frozen=True, omit_defaults=True):
 
 
 class NearestMiss(Struct, frozen=True, omit_defaults=True):
-    """The node with the fewest and smallest objections, and what exactly it lacks."""
+    """The node with the fewest and smallest objections, and what it lacks."""
 
     node: NodeName
     text: str
@@ -38,14 +38,14 @@ class NearestMiss(Struct, frozen=True, omit_defaults=True):
 
 
 class QueuePosition(Struct, frozen=True):
-    """Where the job stands: `position` counts from 1 among the `pending` jobs of its profile, in queue order."""
+    """`position` counts from 1 among the `pending` jobs of the profile, in queue order."""
 
     position: int
     pending: int
 
 
 class Placement(Struct, frozen=True, omit_defaults=True):
-    """Where one run went (or, in a plan, would go) and why there."""
+    """Where one run was placed (or, in a plan, would be) and why."""
 
     node: NodeName
     task: str
@@ -56,7 +56,7 @@ class Placement(Struct, frozen=True, omit_defaults=True):
 
 
 class Patch(Struct, frozen=True, omit_defaults=True):
-    """A change to a job in plain values: the fields to `set` of the task so named, or of the job itself for ""."""
+    """A change to a job: the fields to `set` of the named task, or of the job itself for ""."""
 
     task: str = ""
     set: dict[str, Any] = {}
@@ -75,9 +75,9 @@ def _typed(kind: type[Struct], values: dict[str, Any]) -> dict[str, Any]:
 
 
 class Suggestion(Struct, frozen=True, omit_defaults=True):
-    """One change that would let the job start now, if nothing else changes: it was tried.
+    """One change that would let the job start now; it was tried on the live state.
 
-    `nodes`: how many nodes could then take what was changed; `example`: one that it would go to.
+    `nodes`: how many nodes could then run what was changed; `example`: the one it would be placed on.
     """
 
     change: str
@@ -88,15 +88,15 @@ class Suggestion(Struct, frozen=True, omit_defaults=True):
 
 
 class ReservedStart(Struct, frozen=True):
-    """The job is to have room on these nodes by then at the latest, if all goes as estimated."""
+    """The latest start of the job on these nodes, if all estimates hold."""
 
     start_ms: int
     nodes: tuple[NodeName, ...]
 
 
 class BackendQueueEntry(Struct, frozen=True, omit_defaults=True):
-    """The job was handed to a backend that queues by itself, and waits there: by that backend's own estimate it begins then
-    (0: it has not told), and `reason` is why it waits, in the backend's words."""
+    """The job waits in the queue of its backend. `start_ms`: the backend's own estimate of the start (0: none);
+    `reason`: why it waits, in the backend's words."""
 
     backend: str
     start_ms: int = 0
@@ -106,14 +106,14 @@ class BackendQueueEntry(Struct, frozen=True, omit_defaults=True):
 class Explanation(Struct, frozen=True, omit_defaults=True):
     """`code` and `summary` are the dominant reason; `blockers` lists every reason, the most frequent first.
 
-    `status` tells apart what merely waits from what no node could ever take (`unsatisfiable`). `suggestions` are single
-    changes to the job, the smallest first, each of which would let it start now.
+    `status` distinguishes a job that waits from one that no node could ever run (`unsatisfiable`). `suggestions` are
+    single changes to the job, the smallest first, each of which would let it start now. `escalation_steps`: how its
+    profile was chosen, and what was changed while it waited.
 
-    Of time: `estimate` is how long it is expected to run, `expected_end_ms` when it should be over if it runs
-    (`past_estimate`: it should have been before, and that is when twice as long, or four times, is over), `promise` the start
-    that it was promised, `held_for` who was promised or has reserved the room that it could start in now,
-    `forecast` when it will probably start, `backend_queue` when it will by the backend that has it in its own line. `escalation_steps`: what was done about it before and while it waits (which rule chose
-    its profile, what was changed because it waits for so long).
+    Time: `estimate` is the expected run time, `expected_end_ms` the expected end if it runs (`past_estimate`: it has
+    exceeded its estimate, and the end assumes twice or four times as long). `start_reservation` is its reserved start,
+    `held_for` are the start reservations and reservations that keep it from capacity that is free now, `forecast` is
+    the probable start, `backend_queue` the start that the backend expects.
     """
 
     status: Status
@@ -147,12 +147,11 @@ class Explanation(Struct, frozen=True, omit_defaults=True):
 
 
 # -------------------------------------------------------------------------------------------- priority
-# A job's place in line as a sum that anyone can add up: one term for each thing that counts, in thousandths of a
-# point.
+# The priority of a job as a sum of terms, in thousandths of a point.
 
 
 class PriorityTerm(Struct, frozen=True, omit_defaults=True):
-    """`text` says how the points came about."""
+    """`text`: how the points were computed."""
 
     name: str
     milli: int
@@ -160,7 +159,7 @@ class PriorityTerm(Struct, frozen=True, omit_defaults=True):
 
 
 class PriorityBreakdown(Struct, frozen=True, omit_defaults=True):
-    """What a job's place in line comes from. `terms` add up to `milli`; who has more of it is ahead."""
+    """`terms` add up to `milli`; the higher sum is first in the queue."""
 
     job: JobId
     milli: int
@@ -171,13 +170,12 @@ class PriorityBreakdown(Struct, frozen=True, omit_defaults=True):
 
 
 # ---------------------------------------------------------------------------------------------- whatif
-# The answer to "what if?": who would start when and where, who would be sent away, and for whom that differs from
-# today.
+# Start times and preemptions after a change, compared with the present state.
 
 
 class ProjectedStart(Struct, frozen=True, omit_defaults=True):
-    """One job. `start_ms` is 0 if no start is in sight, and the present moment if it would start now.
-    `before_ms`: the same as things are (0 also for a job that is only thought of)."""
+    """`start_ms` is 0 if no start is in sight, and the present time if it would start now. `before_ms`: the same
+    without the change (0 also for a hypothetical job)."""
 
     name: str
     job: JobId = 0
@@ -188,8 +186,8 @@ class ProjectedStart(Struct, frozen=True, omit_defaults=True):
 
 
 class ProjectedEviction(Struct, frozen=True, omit_defaults=True):
-    """A job that runs, or would have started before, and would be told to go at `at_ms`: for the sake of `by` (0 and "":
-    for nobody's, its node goes). `again_ms`: when it would start again, 0 if that is not in sight."""
+    """A job that would be stopped at `at_ms`, preempted by `by` (0 and "": because of its node). `again_ms`: its next
+    start, 0 if none is in sight."""
 
     name: str
     at_ms: int
@@ -200,8 +198,8 @@ class ProjectedEviction(Struct, frozen=True, omit_defaults=True):
 
 
 class WhatIf(Struct, frozen=True, omit_defaults=True):
-    """`jobs` are those that were asked about, in order. `sooner` and `later`: those that wait and would start at another
-    time than as things are. `same`: how many would not. `notes`: what the answer does not know."""
+    """`jobs` are the jobs of the question, in order. `sooner` and `later`: other pending jobs whose start would change;
+    `same`: how many would not. `notes`: what the answer does not take into account."""
 
     at_ms: int
     jobs: tuple[ProjectedStart, ...] = ()

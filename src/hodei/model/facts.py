@@ -1,6 +1,6 @@
-"""FACTS: what has happened, in the past tense. They are all that the controller ever learns from.
+"""Facts: what has happened. They are the only input of the controller.
 
-They are written to the decision log as tagged JSON, so a field is only ever added, with a default.
+The decision log stores them as tagged JSON, so fields are only ever added, with a default.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from hodei.model.reservation import Reservation
 
 
 class Fact(Struct, frozen=True, tag_field="fact", tag=True, omit_defaults=True, kw_only=True):
-    """The root of all facts. `by`: whose act it was, if it was somebody's; what follows from it at once is told with it."""
+    """Base class. `by`: the caller who caused it, if any; the events that follow from it carry the name."""
 
     by: str = ""
 
 
 class JobSubmitted(Fact, frozen=True, gc=False):
-    """`dependency_statuses`: how the jobs stand that it waits for, as far as they had ended before."""
+    """`dependency_statuses`: its dependencies that had already ended."""
 
     job: Job
     dependency_statuses: tuple[DependencyStatus, ...] = ()
 
 
 class JobRestored(Fact, frozen=True, gc=False):
-    """Read from the store at start-up: the job as it stood, with the runs since its `first_attempt`."""
+    """Read from the store at start-up: the job with the runs since its `first_attempt`."""
 
     job: Job
     runs: tuple[Run, ...] = ()
@@ -45,7 +45,7 @@ class OverridesRestored(Fact, frozen=True):
 
 
 class JobCancelled(Fact, frozen=True, gc=False):
-    """Someone asked for the job to end."""
+    """A caller cancelled the job."""
 
     job: JobId
     reason: str = ""
@@ -76,14 +76,14 @@ class JobReleased(Fact, frozen=True):
 
 
 class JobSuspended(Fact, frozen=True):
-    """Someone asked for the job to save its work, let go of its nodes and wait until it is released."""
+    """A caller suspended the job: take a checkpoint, release the nodes, wait for release."""
 
     job: JobId
 
 
 class JobMigrated(Fact, frozen=True):
-    """Someone asked for a running job to leave its nodes, for the node `to` or any others. Unless `force`, it stays if
-    nobody else can take it."""
+    """A caller moved a running job off its nodes, to the node `to` or any other. Unless `force`, it stays if no other
+    node can run it."""
 
     job: JobId
     to: NodeName = ""
@@ -91,13 +91,13 @@ class JobMigrated(Fact, frozen=True):
 
 
 class JobCheckpointRequested(Fact, frozen=True):
-    """Someone asked for the job's runs to save their work now, and to go on."""
+    """A caller requested a checkpoint of the job's runs; they continue."""
 
     job: JobId
 
 
 class JobRequeued(Fact, frozen=True):
-    """Someone asked for the job to start again from the beginning. `record`: the job as stored, if it had ended."""
+    """A caller restarted the job from the beginning. `record`: the job as stored, if it had ended."""
 
     job: JobId
     record: Job | None = None
@@ -105,14 +105,13 @@ class JobRequeued(Fact, frozen=True):
 
 
 class RunObserved(Fact, frozen=True):
-    """A backend says how a run stands. `exit_code` is 128 + the signal's number if a signal ended it.
+    """A backend reports the state of a run. `exit_code` is 128 + signal number if a signal ended it.
 
-    `reason_code`: "" for the run's own doing, else timeout | oom | killed | lost | refused | error | unhealthy | idle; for runs
-    that never began start_failed, or not_reached if the backend was out of reach.
-    `permanent` (with `refused` or `error`): asking again can never help.
-    `checkpoint_ms`: when its work was last saved, 0 if it never said; `checkpoint_error`: it was asked to and did not.
-    `health`: what the latest looks at it found, "" if nobody looks.
-    `started_ms`: with an end, when the run began, 0 if the backend does not know.
+    `reason_code`: "" for the run itself, else timeout | oom | killed | lost | refused | error | unhealthy | idle; for
+    runs that never started start_failed, or not_reached if the backend was unreachable. `permanent` (with `refused` or
+    `error`): a retry can never succeed. `checkpoint_ms`: time of the last checkpoint, 0 if none; `checkpoint_error`: a
+    requested checkpoint failed. `health`: result of the latest health checks, "" without one. `started_ms`: with an
+    end, when the run started, 0 if unknown.
     """
 
     run: RunId
@@ -129,25 +128,25 @@ class RunObserved(Fact, frozen=True):
 
 
 class StopWithdrawn(Fact, frozen=True):
-    """An order to stop this run was dropped before it was sent."""
+    """A stop of this run was dropped before it was sent."""
 
     run: RunId
 
 
 class DataAppeared(Fact, frozen=True):
-    """A file or an address that jobs wait for is there."""
+    """A file or URL that jobs wait for exists."""
 
     what: str
 
 
 class NodeJoined(Fact, frozen=True):
-    """A node is there, new or changed."""
+    """A node is available, or has changed."""
 
     node: Node
 
 
 class BackendReported(Fact, frozen=True):
-    """A backend of which no node is known: `down` is why ("": it is reached now, or was removed). `cannot`: the needs of jobs
+    """The state of a backend without known nodes: `down` is why ("": reachable, or removed). `cannot`: needs of jobs
     that it does not meet (`model.backend`)."""
 
     backend: str
@@ -156,14 +155,14 @@ class BackendReported(Fact, frozen=True):
 
 
 class NodeLost(Fact, frozen=True):
-    """A node is gone for good, or its backend has given it up: its runs are lost."""
+    """A node was removed, or its backend gave it up: its runs are lost."""
 
     node: NodeName
     reason: str = ""
 
 
 class NodeOverridden(Fact, frozen=True):
-    """An operator said something about a node. `labels` with None removes; `drain` moves its work elsewhere."""
+    """An operator changed a node. A label with None is removed; `drain` moves its work elsewhere."""
 
     node: NodeName
     cordon: bool | None = None
@@ -174,33 +173,32 @@ class NodeOverridden(Fact, frozen=True):
 
 
 class ReservationMade(Fact, frozen=True):
-    """Someone has reserved capacity; the nodes are chosen and it was checked that there is room. Also read from the store
-    at start-up (`restored`)."""
+    """A reservation with its nodes, checked to fit; or (`restored`) one read from the store at start-up."""
 
     reservation: Reservation
     restored: bool = False
 
 
 class ReservationCancelled(Fact, frozen=True):
-    """A reservation was given up, or is no longer wanted while it lasts."""
+    """A reservation was cancelled, before or during its window."""
 
     name: str
 
 
 class UsageRestored(Fact, frozen=True):
-    """What accounts had used before this process began, but for the runs that are still going on."""
+    """Usage of accounts before this process started, without runs that still run."""
 
     rows: tuple[UsageRow, ...]
 
 
 class HistoryRestored(Fact, frozen=True):
-    """How long jobs ran that ended before this process began, the oldest first."""
+    """Run times of jobs that ended before this process started, oldest first."""
 
     samples: tuple[RuntimeSample, ...]
 
 
 class Reconfigured(Fact, frozen=True):
-    """Other settings are in force, checked beforehand. `number`: which in the history of them, `how` they came."""
+    """Another configuration is in force; it was validated before. `number` and `how`: its version and origin."""
 
     scheduling: SchedulingConfig
     number: int = 0
@@ -208,13 +206,13 @@ class Reconfigured(Fact, frozen=True):
 
 
 class StartsForecast(Fact, frozen=True):
-    """When those who wait will probably start, in ms since the epoch; whoever is not named, nobody knows of."""
+    """Probable start times in ms since the epoch; jobs without an entry are unknown."""
 
     starts: dict[JobId, int]
 
 
 class EventNoted(Fact, frozen=True):
-    """Something to be told among the events that no decision depends on."""
+    """An event for the history that no decision depends on."""
 
     kind: str
     job: JobId = 0

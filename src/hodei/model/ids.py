@@ -1,8 +1,8 @@
-"""Names of things.
+"""Identifiers.
 
-A job is a small whole number, counted up by its installation, because people type it. A run is
-`job.member.attempt`; it is unique within an installation, and whoever hands it to a system that
-outlives the installation (an agent, a cluster) puts the installation's own id before it.
+A job id is a small integer, assigned in sequence by the installation, because people type it. A run id is
+`job.member.attempt` and unique within an installation. A system that outlives the installation (an agent, a cluster)
+prefixes it with the installation's own id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One object for all that is equal. A hundred thousand jobs that differ in their number alone have one spec between them.
+"""Interning of job specs: equal specs, and equal parts of specs, share intern object.
 
-What is shared must never change in place; specs and their parts never do. Only what came lately is remembered: jobs that are
-alike mostly come together.
+A hundred thousand jobs that differ only in their id then hold a single spec. Shared values must never change in element;
+specs and their parts are frozen. The caches are bounded, because equal jobs mostly arrive together.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SpecInterner:
         self._tasks: dict[bytes, tuple[TaskSpec]] = {}
         self._values: dict[Any, Any] = {}
 
-    def one(self, value: T) -> T:
-        """For texts, numbers and tuples of these."""
+    def intern(self, value: T) -> T:
+        """Interns strings, numbers and tuples of these."""
         found = self._values.get(value)
         if found is None:
             if len(self._values) >= _VALUES:
@@ -35,26 +35,26 @@ class SpecInterner:
         return found
 
     def spec(self, spec: JobSpec) -> JobSpec:
-        """An equal one. Elements of one array share all but their place."""
-        place = spec.array
-        alone = spec if place is None else structs.replace(spec, array=None)
-        content = _encode(alone)
+        """An equal spec. Elements of intern array share everything except `array`."""
+        element = spec.array
+        shared = spec if element is None else structs.replace(spec, array=None)
+        content = _encode(shared)
         found = self._specs.get(content)
         if found is None:
             if len(self._specs) >= _SPECS:
                 self._specs.clear()
-            found = self._specs[content] = self._of_shared_parts(alone)
-        return found if place is None else structs.replace(found, array=place)
+            found = self._specs[content] = self._intern_parts(shared)
+        return found if element is None else structs.replace(found, array=element)
 
-    def _of_shared_parts(self, spec: JobSpec) -> JobSpec:
-        one, tasks = self.one, tuple([self._task(task) for task in spec.tasks])
+    def _intern_parts(self, spec: JobSpec) -> JobSpec:
+        intern, tasks = self.intern, tuple([self._task(task) for task in spec.tasks])
         return structs.replace(
             spec,
-            name=one(spec.name),
+            name=intern(spec.name),
             tasks=tasks[0] if len(tasks) == 1 else tuple([task for (task,) in tasks]),
-            project=one(spec.project),
-            user=one(spec.user),
-            profile=one(spec.profile),
+            project=intern(spec.project),
+            user=intern(spec.user),
+            profile=intern(spec.profile),
             labels=self._mapping(spec.labels),
             annotations=self._mapping(spec.annotations),
         )
@@ -68,7 +68,7 @@ class SpecInterner:
             found = self._tasks[content] = (
                 structs.replace(
                     task,
-                    command=self.one(task.command),
+                    command=self.intern(task.command),
                     env=self._mapping(task.env),
                     request=self._mapping(task.request),
                     limits=self._mapping(task.limits),
@@ -79,7 +79,7 @@ class SpecInterner:
         return found
 
     def _mapping(self, mapping: dict[str, T]) -> dict[str, T]:
-        # Marked as a mapping, so that it is told from a tuple of the same pairs.
+        # The tag `dict` keeps the key distinct from a tuple of the same pairs.
         key = (dict, *mapping.items())
         found = self._values.get(key)
         if found is None:

@@ -1,7 +1,7 @@
-"""What a user wants (`JobSpec`), what became of it (`Job`), and each attempt of each member (`Run`).
+"""What a user submits (`JobSpec`), its state (`Job`), and each attempt of each member (`Run`).
 
-Every job is a gang: the members of all its tasks are placed together or not at all. Most gangs have one member.
-Times are milliseconds since the epoch, durations milliseconds; 0 means "not set" for durations.
+Every job is a gang: the members of all its tasks are placed together or not at all. Most gangs have one member. Times
+are milliseconds since the epoch, durations milliseconds; 0 means "not set" for durations.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hodei.model.outcome import StopReason
 from hodei.model.resources import CPU, MEMORY, Resources
 
 # -------------------------------------------------------------------------------------------- decision
-# Why: the values that say no (`Verdict`), and the record of a yes (`Decision`).
+# Refusals (`Verdict`) and the record of a placement (`Decision`).
 
 
-# How a gang of a line that promises starts came to its own: first in line; before one that was promised its start, and
-# over by then; beside what is promised.
+# How a gang of a batch queue was started: as the first in the queue; ahead of a start reservation, to end before it;
+# or beside reserved capacity.
 StartKind = Literal["head", "backfill", "spill"]
 
 
 class Reason(Struct, frozen=True, omit_defaults=True):
-    """Why a plugin says no. `code` is stable; `evictable` is true when stopping other work could change the answer.
-    `hint`: what a user can do about it, if the plugin knows."""
+    """Why a plugin refuses. `code` is stable; `evictable`: preemption could change the answer. `hint`: what the user
+    can do, if known."""
 
     plugin: str
     code: str
@@ -40,7 +40,7 @@ class Reason(Struct, frozen=True, omit_defaults=True):
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):
-    """A reason and the nodes behind it. A verdict without nodes refuses the whole gang before any node is looked at."""
+    """A reason and the nodes it applies to. A verdict without nodes refuses the whole gang before any node is checked."""
 
     reason: Reason
     count: int = 0
@@ -48,7 +48,7 @@ class Verdict(Struct, frozen=True, omit_defaults=True):
 
 
 class ScoreTerm(Struct, frozen=True):
-    """One plugin's part in a score: `score` in hundredths of a point (0 to 10,000), times `weight`."""
+    """The part of one plugin: `score` in hundredths of a point (0 to 10,000), times `weight`."""
 
     plugin: str
     score: int
@@ -56,7 +56,7 @@ class ScoreTerm(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True, omit_defaults=True):
-    """A node that could take the run, with its weighted mean score in hundredths of a point."""
+    """A feasible node with its weighted mean score in hundredths of a point."""
 
     node: NodeName
     score: int
@@ -64,8 +64,8 @@ class Candidate(Struct, frozen=True, omit_defaults=True):
 
 
 class Decision(Struct, frozen=True, omit_defaults=True):
-    """Why a run landed where it did: the chosen node, the runners-up, and how many nodes were in question. `note`: what
-    else a plugin says about the choice."""
+    """Why a run was placed on `chosen`: the runners-up, and the number of nodes considered. `note`: a remark of a
+    plugin."""
 
     chosen: Candidate
     runners_up: tuple[Candidate, ...] = ()
@@ -79,7 +79,7 @@ class Decision(Struct, frozen=True, omit_defaults=True):
 
 
 # ------------------------------------------------------------------------------------------ escalation
-# What a job says for the case that it waits too long. What becomes of it: `model.escalation_state`.
+# Measures that a job allows if it waits too long. What was done: `model.escalation_state`.
 
 
 RelaxableRule = Literal["spread", "topology", "backend"]
@@ -87,8 +87,8 @@ RELAXABLE_RULES: tuple[RelaxableRule, ...] = ("spread", "topology", "backend")
 
 
 class Escalation(Struct, frozen=True, omit_defaults=True):
-    """After `relax_after_ms` of waiting its rules named in `relax` count as wishes; after every `promote_after_ms` it goes
-    up one class, as far as `promote_to`. What is 0 or empty is as the profile says."""
+    """After `relax_after_ms` of waiting the rules in `relax` become preferences; after every `promote_after_ms` it
+    moves up one class, at most to `promote_to`. 0 and empty: as the profile says."""
 
     relax: tuple[RelaxableRule, ...] = ()
     relax_after_ms: int = 0
@@ -100,20 +100,20 @@ class Escalation(Struct, frozen=True, omit_defaults=True):
 
 
 # ---------------------------------------------------------------------------------------------- health
-# How it is known that a run which lives is also well: one way to look, how often, and when it is given up.
+# Health checks of a run: the method, the interval, and the number of failures that stops it.
 
 
-# A host in a health check's address that stands for the node on which the run is.
+# A host name in a health check's URL that stands for the node of the run.
 NODE_HOST = "node"
 HealthState = Literal["", "ok", "failing"]
 
 
 class HealthCheck(Struct, frozen=True, omit_defaults=True):
-    """Exactly one of `command` (exit code 0 is well), `http` (any status from 200 to 399) and `file` (a heartbeat: its
-    time of change moves on from look to look) is set; none of them: nobody looks.
+    """Exactly one of `command` (exit code 0 is healthy), `http` (status 200 to 399) and `file` (a heartbeat: its
+    modification time advances between checks) is set, or none: no check.
 
-    `after_ms` from the start on a look every `every_ms`, the first one `every_ms` later; one that takes longer than
-    `timeout_ms` has failed. After so many `failures` in a row the run is stopped.
+    The first check is `after_ms + every_ms` after the start, then every `every_ms`; one that takes longer than
+    `timeout_ms` fails. After `failures` failures in a row the run is stopped.
     """
 
     command: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class HealthCheck(Struct, frozen=True, omit_defaults=True):
 
 
 # ------------------------------------------------------------------------------------------- lifecycle
-# The life of jobs and runs as tables with one door each. Only `control` calls the doors.
+# State machines of jobs and runs. Only `control` calls `advance_job` and `advance_run`.
 
 
 JobState = Literal["pending", "held", "scheduled", "running", "succeeded", "failed", "cancelled"]
@@ -161,7 +161,7 @@ RUN_ENDED: frozenset[str] = frozenset(state for state, steps in RUN_TRANSITIONS.
 
 
 class InvalidTransition(AssertionError):
-    """The caller asked for a step that the table does not have."""
+    """The transition is not in the table: a bug in the caller."""
 
 
 def advance_job(state: JobState, to: JobState) -> JobState:
@@ -184,8 +184,8 @@ Binding = Literal["", "cores", "numa"]
 
 
 class Toleration(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Kubernetes' own rules: an empty key with `Exists` tolerates everything, an empty effect means every effect.
-    `Gt` and `Lt` tolerate taints whose value is a whole number above, or below, the toleration's own."""
+    """Rules of Kubernetes: an empty key with `Exists` tolerates everything, an empty effect means every effect. `Gt`
+    and `Lt` tolerate taints whose value is an integer above or below the toleration's own."""
 
     key: str = ""
     operator: Literal["Equal", "Exists", "Gt", "Lt"] = "Equal"
@@ -211,15 +211,15 @@ class PreferredTerm(Struct, frozen=True, gc=False):
 
 
 class Affinity(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Any one of `required` must hold (none given: no demand); each of `preferred` that holds adds its weight."""
+    """At least one of `required` must hold (empty: no requirement); each of `preferred` that holds adds its weight."""
 
     required: tuple[NodeTerm, ...] = ()
     preferred: tuple[PreferredTerm, ...] = ()
 
 
 class BackendChoice(Struct, frozen=True, omit_defaults=True, gc=False):
-    """`specific`: one of `names` or nowhere. `preferred`: those first, else any; in their order, or by their `weights` (one
-    for each). `any`: no opinion. `avoid`: those last, whatever else is said."""
+    """`specific`: only `names`. `preferred`: `names` first, else any; in their order, or by `weights` (one for each).
+    `avoid`: these last in any mode."""
 
     mode: Literal["any", "preferred", "specific"] = "any"
     names: tuple[str, ...] = ()
@@ -254,11 +254,11 @@ Workload = LongRunning | Batch | Serverless | DataProcessing | Interactive
 class GangRules(Struct, frozen=True, omit_defaults=True, gc=False):
     """How the members of a job belong together.
 
-    `topology`: a label (or region, zone, rack, host, backend) of which all share one value, a must or else a wish.
-    `on_failure`: when a member is lost or fails, start all again, or only that one, in the place that it had.
-    `assembly_timeout_ms`: how long after placing all members may take until they run.
-    `elastic`: a gang that started with fewer than all takes in more when there is room, and gives them up first.
-    `per_node`: it runs once on every node that suits it (`control.lifecycle.per_node`); its members are numbered as they come.
+    `topology`: a label (or region, zone, rack, host, backend) of which all members share one value, required or
+    preferred. `on_failure`: when a member fails or is lost, restart all, or replace only that one in place.
+    `assembly_timeout_ms`: how long after placement all members may take to start. `elastic`: a gang that started with
+    fewer members grows when there is capacity, and gives up the extra ones first. `per_node`: one run on every matching
+    node (`control.lifecycle.per_node`); members are numbered as nodes join.
     """
 
     topology: str = ""
@@ -270,17 +270,17 @@ class GangRules(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class TransferCost(Struct, frozen=True, gc=False):
-    """What it costs to move the data of one member between two backends, either way, in thousandths."""
+    """The cost of moving the data of one member between two backends, in either direction, in thousandths."""
 
     between: tuple[str, str]
     cost_milli: int
 
 
 class Distribution(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How the tasks of a job lie over backends.
+    """How the tasks of a job are spread over backends.
 
-    `colocated`: all on one. `distributed`: each task on any of its `backends`, the cheapest way by `transfer_costs`
-    between every two tasks. `hub_and_spoke`: the same with costs between the task `hub` and each other task alone.
+    `colocated`: all on one. `distributed`: each task on any of its `backends`, at the lowest total of `transfer_costs`
+    between all pairs of tasks. `hub_and_spoke`: the same, with costs only between the task `hub` and each other task.
     """
 
     model: Literal["", "colocated", "distributed", "hub_and_spoke"] = ""
@@ -289,8 +289,8 @@ class Distribution(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Checkpoint(Struct, frozen=True, omit_defaults=True, gc=False):
-    """How a run is told to save its work before it is stopped: a signal to it, or a command beside it, and how long
-    that may take. `file`: its time of change says when the work was last saved. `every_ms`: also in between, that often."""
+    """How a run saves its work before it is stopped: by a signal to it or a command inside it, and how long that may
+    take. `file`: its modification time is the time of the last checkpoint. `every_ms`: also periodically."""
 
     signal: str = ""
     command: tuple[str, ...] = ()
@@ -306,10 +306,9 @@ class Checkpoint(Struct, frozen=True, omit_defaults=True, gc=False):
 class TaskSpec(Struct, frozen=True, omit_defaults=True, gc=False):
     """A part of a job: `count` equal members, each with these resources and this command.
 
-    `min_count` of them are enough to start (0: all). `backends` are those that it may run on (none named: any).
-    `binding`: whole cores of its own, or such cores and devices that are all of one socket.
-    `volumes`: storage that it needs at hand. `images`: those that a node should better hold already.
-    `labels`: those of its members, over the job's.
+    `min_count` of them are enough to start (0: all). `backends`: those it may run on (empty: any). `binding`: cores of
+    its own, or cores and devices that are all on one socket. `images`: images that a node should preferably hold.
+    `labels`: labels of its members, over those of the job.
     """
 
     name: str = "main"
@@ -342,7 +341,9 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
-    """`preempts`: whether it may take the place of others, if its class does so at all."""
+    """`preempts`: whether it may preempt others, if its class does. `routed_by`: the route that chose its profile.
+    `waits_by`: where its wait limits come from, if not from the job itself. `failed_on`: backends where it failed,
+    which come last in a fallback chain."""
 
     name: str
     tasks: tuple[TaskSpec, ...]
@@ -382,7 +383,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
         return sum(task.count for task in self.tasks)
 
     def has_member(self, member: int) -> bool:
-        """A job for every node numbers its members as nodes come: there is no last one."""
+        """A per-node job numbers its members as nodes join, so it has no last member."""
         return member >= 0 and (self.gang.per_node or member < self.size)
 
     def task_of(self, member: int) -> TaskSpec:
@@ -396,12 +397,11 @@ class JobSpec(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Job(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A job and where it stands. `reason` is for people, `reason_code` is stable; `version` counts the changes;
-    `nodes` names where its latest attempt went (the first twenty, separated by spaces). Attempts are counted through;
-    those since `first_attempt` make up the gang that runs now: members that joined or were replaced have later ones.
-    `escalation_state`: what was changed for it while it waited (`model.escalation_state`).
-    `failure`: the class of its latest failure (`model.outcome`). `move`: until it is placed again it goes "off" the nodes
-    named, or "to" one."""
+    """A job and its state. `reason` is for people, `reason_code` is stable; `version` counts changes. `nodes`: where
+    its latest attempt was placed (the first twenty names, separated by spaces). Attempts since `first_attempt` make up
+    the current gang: members that joined or were replaced have later ones. `escalation_state`: what was changed while
+    it waited (`model.escalation_state`). `failure`: the class of its latest failure (`model.outcome`). `move`: a
+    migration until it is placed again: "off" the named nodes, or "to" one."""
 
     id: JobId
     spec: JobSpec
@@ -434,9 +434,9 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
 class Run(Struct, frozen=True, omit_defaults=True, gc=False):
     """One attempt of one member; it only moves forward. A retry is a new run.
 
-    `rank` is the member's number among those that run together, without gaps when they start. `checkpoint_ms`: when
-    it last said that its work was saved. `stop_reason`: why it has to stop, or how its gang goes on without it. `grant`: which cores and devices of the node are its own. `kind`: how it came to
-    start, in a line that promises starts.
+    `rank` is the member's number among those that run together, without gaps at the start. `checkpoint_ms`: time of its
+    last checkpoint. `stop_reason`: why it must stop, or how its gang continues without it. `grant`: its own cores and
+    devices. `kind`: how a batch queue started it.
     """
 
     id: RunId
@@ -463,21 +463,21 @@ class Run(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 # ------------------------------------------------------------------------------------------------- qos
-# How firmly a member's resources are promised: Kubernetes' classes, from its requests and limits of cpu and memory.
+# Quality of service: the classes of Kubernetes, from requests and limits of cpu and memory.
 
 
 QoS = Literal["guaranteed", "burstable", "best-effort"]
-# Who has to go first, and who last, among jobs of equal priority.
+# Among jobs of equal priority, lower ranks are preempted first.
 QOS_RANK: dict[QoS, int] = {"best-effort": 0, "burstable": 1, "guaranteed": 2}
-# As the kubelet does: the kernel kills best-effort first when memory runs out, then those who asked for little of it.
+# As in the kubelet: out of memory, the kernel kills best-effort runs first, then runs with small memory requests.
 _OOM_GUARANTEED, _OOM_BEST_EFFORT = -997, 1000
 _OOM_BURSTABLE = (3, 999)
 _LEAST_SHARES, _MOST_SHARES, _SHARES_PER_CORE = 2, 262_144, 1024
 
 
 def qos(task: TaskSpec) -> QoS:
-    """Guaranteed: cpu and memory both have a limit, equal to the request. Best-effort: neither has request or limit.
-    An amount of 0 is as good as none; a limit without a request is a request of the same amount."""
+    """Guaranteed: cpu and memory both have a limit equal to the request. Best-effort: neither has a request or limit.
+    An amount of 0 counts as none; a limit without a request implies an equal request."""
     request, limits = task.request, task.limits
     cpu, memory = limits.get(CPU, 0), limits.get(MEMORY, 0)
     if cpu and memory and request.get(CPU, cpu) == cpu and request.get(MEMORY, memory) == memory:
@@ -486,7 +486,7 @@ def qos(task: TaskSpec) -> QoS:
 
 
 def job_qos(spec: JobSpec) -> QoS:
-    """The weakest of its tasks'."""
+    """The lowest class of its tasks."""
     classes = [qos(task) for task in spec.tasks]
     if "best-effort" in classes:
         return "best-effort"
@@ -494,7 +494,7 @@ def job_qos(spec: JobSpec) -> QoS:
 
 
 def oom_score_adj(task: TaskSpec, memory_bytes: int) -> int:
-    """What is added to the score by which the kernel chooses whom to kill; `memory_bytes` is what the host has."""
+    """The run's `oom_score_adj` on a host with `memory_bytes`."""
     kind = qos(task)
     if kind == "guaranteed":
         return _OOM_GUARANTEED
@@ -506,6 +506,6 @@ def oom_score_adj(task: TaskSpec, memory_bytes: int) -> int:
 
 
 def cpu_shares(task: TaskSpec) -> int:
-    """Its weight when all want the cpu at once: 1024 for each core asked for, the least that there is for who asks for none."""
-    asked = task.request.get(CPU, task.limits.get(CPU, 0))
-    return min(max(asked * _SHARES_PER_CORE // 1000, _LEAST_SHARES), _MOST_SHARES)
+    """Weight under contention: 1024 for each requested core, the minimum without a request."""
+    requested = task.request.get(CPU, task.limits.get(CPU, 0))
+    return min(max(requested * _SHARES_PER_CORE // 1000, _LEAST_SHARES), _MOST_SHARES)

@@ -1,4 +1,4 @@
-"""Where things can run: a node is a place with capacity on one backend."""
+"""Nodes: places with capacity on one backend, what operators override, and volumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Taint(Struct, frozen=True, omit_defaults=True):
 
 
 class Location(Struct, frozen=True, omit_defaults=True):
-    """Where a node stands, from far to near; latitude and longitude in millionths of a degree."""
+    """From far to near; latitude and longitude in millionths of a degree."""
 
     region: str = ""
     zone: str = ""
@@ -34,7 +34,7 @@ class Location(Struct, frozen=True, omit_defaults=True):
     lng_micro: int | None = None
 
     def with_coordinates(self, lat: float | None, lng: float | None) -> Location:
-        """The same place with these degrees north and east, if they are given; InvalidInput if they are nowhere."""
+        """The location with these degrees north and east, if given; InvalidInput if they are out of range."""
         if lat is None and lng is None:
             return self
         if lat is None or lng is None:
@@ -46,37 +46,37 @@ class Location(Struct, frozen=True, omit_defaults=True):
 
 
 class Socket(Struct, frozen=True, omit_defaults=True):
-    """A part of a node whose cores, memory and devices are near each other; numbers are the operating system's."""
+    """A part of a node whose cores, memory and devices are close to each other; numbers are those of the operating
+    system."""
 
     cpus: tuple[int, ...] = ()
     gpus: tuple[int, ...] = ()
 
 
 class Grant(Struct, frozen=True, omit_defaults=True):
-    """Which parts of a node are a run's own: cores by number, and of which GPU how many thousandths."""
+    """The cores of a node that belong to a run, and for each of its GPUs how many thousandths."""
 
     cpus: tuple[int, ...] = ()
     gpus: tuple[tuple[int, int], ...] = ()
 
 
 class Pool(Struct, frozen=True, omit_defaults=True):
-    """Machines that several nodes stand for, such as partitions that share them: `capacity` is what these machines have
-    together, of which the runs on all those nodes together are given no more."""
+    """Machines that several nodes share, such as overlapping partitions. The runs on all those nodes together get at
+    most `capacity`."""
 
     name: str
     capacity: tuple[tuple[str, int], ...] = ()
 
 
 class Node(Struct, frozen=True, omit_defaults=True):
-    """What a backend says of a place, with the operator's marks already laid over it.
+    """A node as its backend reports it, with the node overrides applied.
 
-    `data` names the data sets that it holds; `cost_milli` is what an hour of it costs, in thousandths;
-    `overcommit_percent` is how much of a resource may be promised, 100 (or absent) being all that there is;
-    `sockets` describe what it is made of, if that is known (else cores can not be bound, and GPUs are counted from 0);
-    `address` is where members of one gang reach each other; `images` are those that it holds, with their bytes;
-    `volume_limits` tells how many volumes of a kind can be attached to it. `not_ready_code`: the reason code if it is not
-    ready for a cause of its own kind (its backend's). `cannot`: which needs of jobs its backend does not meet (`model.backend`).
-    `pool`: the machines that it shares with other nodes.
+    `data`: data sets that it holds. `cost_milli`: price per hour in thousandths. `overcommit_percent`: how much of a
+    resource may be allocated, default 100. `sockets`: its hardware, if known (otherwise cores cannot be bound, and GPUs
+    are numbered from 0). `address`: where members of a gang reach each other. `images`: the images it holds, with their
+    bytes. `volume_limits`: how many volumes of a kind can be attached. `not_ready_code`: the reason code, if it is not
+    ready for a reason specific to its backend. `cannot`: needs of jobs that its backend does not meet
+    (`model.backend`). `pool`: machines that it shares with other nodes.
     """
 
     name: NodeName
@@ -104,16 +104,16 @@ class Node(Struct, frozen=True, omit_defaults=True):
     pool: Pool | None = None
 
 
-# Of nodes whose machines all have GPUs, where others have none: only work that asks for GPUs, or tolerates it, goes there.
+# Taint of GPU nodes where other nodes have none: only jobs that request GPUs or tolerate it are placed there.
 GPU_ONLY = "hodei.io/gpus"
-# How the label ends that names the partition or queue of a node: `slurm.hodei.io/queue`.
+# Suffix of the label that names the partition or queue of a node: `slurm.hodei.io/queue`.
 QUEUE_LABEL_SUFFIX = ".hodei.io/queue"
-# Label of a node that stands for many machines, of which another system chooses one.
+# Label of a node that represents many machines, where another system chooses one.
 DELEGATED = "hodei.io/delegated"
 
 
 class NodeOverrides(Struct, frozen=True, omit_defaults=True):
-    """What operators have said of a node; it outlives the node's own comings and goings."""
+    """What operators have set on a node; it survives restarts and the removal of the node."""
 
     node: NodeName
     cordoned: bool = False
@@ -127,50 +127,47 @@ class NodeOverrides(Struct, frozen=True, omit_defaults=True):
         return self == NodeOverrides(self.node)
 
     def apply_to(self, node: Node) -> Node:
-        """`node` as it counts for scheduling."""
+        """`node` as the scheduler sees it."""
         if self.empty:
             return node
         labels = {k: v for k, v in node.labels.items() if k not in self.removed_labels} | self.labels
-        gone = {(taint.key, taint.effect) for taint in (*self.removed_taints, *self.taints)}
-        taints = (*(t for t in node.taints if (t.key, t.effect) not in gone), *self.taints)
+        replaced = {(taint.key, taint.effect) for taint in (*self.removed_taints, *self.taints)}
+        taints = (*(t for t in node.taints if (t.key, t.effect) not in replaced), *self.taints)
         return structs.replace(node, labels=labels, taints=taints, cordoned=node.cordoned or self.cordoned)
 
 
 # ---------------------------------------------------------------------------------------------- volumes
 
-# Where a volume is, where it could be made, where there is enough storage for it, and in which zone it is: the same demand,
-# told apart for those who read why.
+# Where a volume is, where it could be created, where there is enough storage, and its zone. All restrict the nodes in
+# the same way; the kind serves explanations.
 VolumeReachKind = Literal["there", "could_be", "space", "zone"]
 
 
 class VolumeReach(Struct, frozen=True, omit_defaults=True):
-    """From which nodes a volume can be reached: any one of `terms` must hold (none given: from no node)."""
+    """The nodes that can reach a volume: at least one of `terms` must hold (empty: no node)."""
 
     kind: VolumeReachKind
     terms: tuple[NodeTerm, ...] = ()
 
 
 class VolumeCandidate(Struct, frozen=True, omit_defaults=True):
-    """A free volume that one claim may have: its name, and from where it can be reached (no terms: from everywhere)."""
+    """A free volume that one claim may bind, and where it can be reached (no terms: everywhere)."""
 
     name: str
     terms: tuple[NodeTerm, ...] = ()
 
 
 class Volume(Struct, frozen=True, omit_defaults=True):
-    """One volume of a member.
-
-    `handle` tells volumes apart: one that several members of a node use is attached to it once. `reach`: all of these
-    must hold. `limit`: the name under which a node says how many of the kind it can take ("": no limit is known of).
-    `alone`: no other member may use it, on the same node or anywhere (`read_only` ones may share a node).
-    `choices`: it is a claim that takes one of these free volumes, the best first, each of which only one claim can have;
-    `made`: where a new one can be made instead (all of these must hold), None for nowhere.
-    """
+    """`handle` identifies the volume: several members on a node that use it need one attachment. `reach`: all of these
+    must hold. `limit`: the key in `Node.volume_limits` ("": unlimited). `exclusive`: no other member may use it, on the
+    same node or anywhere (`read_only` users may share a node). `candidates`: it is a claim that binds one of these free
+    volumes, best first; each serves one claim. `creatable`: where a new volume can be created instead (all must hold), None
+    for nowhere."""
 
     handle: str
     reach: tuple[VolumeReach, ...] = ()
     limit: str = ""
-    alone: Literal["", "node", "anywhere"] = ""
+    exclusive: Literal["", "node", "anywhere"] = ""
     read_only: bool = False
-    choices: tuple[VolumeCandidate, ...] = ()
-    made: tuple[VolumeReach, ...] | None = None
+    candidates: tuple[VolumeCandidate, ...] = ()
+    creatable: tuple[VolumeReach, ...] | None = None

@@ -1,4 +1,8 @@
-"""Why a run has to stop, as a value: controllers match on the code, people read the text."""
+"""Why a run is stopped (`StopReason`) and why a job failed (`FAILURES`).
+
+Code matches on the codes; the texts are for people. Retries, the API, metrics and the CLI all take the failure class
+from the table here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ StopCode = Literal[
     "cancelled", "requeued", "suspended", "migrated", "drained", "tainted", "preempted", "reclaimed", "assembly", "overran",
     "cleared", "outstayed", "sibling_ended", "member_ended", "not_wanted",
 ]  # fmt: skip
-# The run is not to blame: its work is saved first if it can be, and its job is queued again.
+# The stop is not the run's fault: it takes a checkpoint if it can, and its job is queued again.
 MOVED: frozenset[StopCode] = frozenset(
     {
         "requeued", "suspended", "migrated", "drained", "tainted", "preempted", "reclaimed", "assembly", "overran",
@@ -20,12 +24,12 @@ MOVED: frozenset[StopCode] = frozenset(
 
 
 class StopReason(Struct, frozen=True, omit_defaults=True, gc=False):
-    """`detail` continues the code to a text for people. `gang`: a gang outlives the stop of this member, which is replaced
-    ("repair") or left out ("shrink"); "": the stop is the end of the attempt.
+    """`detail` completes the code to a readable text. `gang`: the gang survives the stop of this member, which is
+    replaced ("repair") or dropped ("shrink"); "": the attempt ends.
 
-    Codes that need a word: `assembly` (the gang did not get all its members in time), `overran` (its estimate),
-    `cleared` (off nodes of a reservation that began), `outstayed` (a reservation that is over), `member_ended` (the run
-    ended by itself; nothing was stopped), `not_wanted` (no job has this run).
+    Less obvious codes: `assembly` (not all members of the gang started in time), `overran` (exceeded its estimate),
+    `cleared` (the node is needed by a reservation that begins), `outstayed` (its reservation is over), `member_ended`
+    (the run ended by itself), `not_wanted` (the run belongs to no job).
     """
 
     code: StopCode
@@ -38,7 +42,7 @@ class StopReason(Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def moves_job(self) -> bool:
-        """Whether the job is queued again when the run has stopped."""
+        """Whether the job is queued again after the run has stopped."""
         return not self.gang and self.code in MOVED
 
 
@@ -48,7 +52,8 @@ FailureClass = Literal[
 
 
 class FailureKind(Struct, frozen=True):
-    """`run_codes`: the `reason_code` of a run. `codes`: those of its job; the first is the job's if the run's says it."""
+    """`run_codes`: values of a run's `reason_code`. `codes`: values of the job's `reason_code`; the first is the
+    default for these run codes."""
 
     name: FailureClass
     run_codes: tuple[str, ...]
@@ -57,27 +62,27 @@ class FailureKind(Struct, frozen=True):
 
 
 FAILURES: tuple[FailureKind, ...] = (
-    FailureKind("job_error", ("", "killed"), ("EXIT_CODE",), "the command ended with an error of its own"),
-    FailureKind("node_lost", ("lost",), ("LOST",), "its node went away, or nobody can tell any more how it ended"),
-    FailureKind("out_of_memory", ("oom",), ("OUT_OF_MEMORY",), "it went over its memory limit"),
+    FailureKind("job_error", ("", "killed"), ("EXIT_CODE",), "the command exited with an error"),
+    FailureKind("node_lost", ("lost",), ("LOST",), "its node was lost, or its outcome is unknown"),
+    FailureKind("out_of_memory", ("oom",), ("OUT_OF_MEMORY",), "it exceeded its memory limit"),
     FailureKind(
         "timeout",
         ("timeout",),
         ("TIMEOUT", "SCHEDULING_TIMEOUT", "QUEUE_TIME_EXCEEDED", "OVERRUN"),
-        "it took longer than it was allowed to",
+        "it exceeded a time limit",
     ),
-    FailureKind("preempted", (), ("PREEMPTED",), "it was told to go, to make room for a job of a higher class"),
+    FailureKind("preempted", (), ("PREEMPTED",), "it was preempted by a job of a higher class"),
     FailureKind(
         "backend_error",
         ("error", "start_failed", "not_reached", "refused", "permanent"),
         ("RUN_ERROR", "START_FAILED", "BACKEND_REFUSED", "ASSEMBLY_TIMEOUT"),
-        "its backend could not start it, or never will",
+        "its backend could not start it",
     ),
     FailureKind("unhealthy", ("unhealthy",), ("UNHEALTHY",), "its health check failed too often in a row"),
-    FailureKind("idle", ("idle",), ("IDLE_TIMEOUT",), "it is interactive, and nothing happened in it for too long"),
+    FailureKind("idle", ("idle",), ("IDLE_TIMEOUT",), "it is interactive and was idle for too long"),
 )
 FAILURE_CLASSES: tuple[str, ...] = tuple(failure.name for failure in FAILURES)
-# A preempted job always goes back into the line, and one that was idle never does: neither is for `retry_on` to say.
+# Preempted jobs are always queued again and idle ones never, so `retry_on` cannot select these two.
 RETRYABLE_CLASSES: tuple[str, ...] = tuple(name for name in FAILURE_CLASSES if name not in ("preempted", "idle"))
 
 _BY_CODE: dict[str, FailureClass] = {code: failure.name for failure in FAILURES for code in failure.codes}
@@ -86,17 +91,17 @@ _CODE_OF_RUN = {"start_failed": "START_FAILED", "refused": "BACKEND_REFUSED", "p
 
 
 def failure_class(code: str) -> FailureClass | Literal[""]:
-    """The class of a job's reason code; "" for one that is no failure."""
+    """The class of a job's reason code; "" if the code is not a failure."""
     return _BY_CODE.get(code, "")
 
 
 def run_failure_class(run_code: str) -> FailureClass:
-    """The class of a failed or lost run's reason code. Codes that are not in the table are the command's own doing."""
+    """The class of a failed or lost run. Unknown codes count as failures of the command."""
     return _BY_RUN_CODE.get(run_code, "job_error")
 
 
 def job_code_of_run(run_code: str) -> str:
-    """What is said of a job whose run failed with this reason code."""
+    """The reason code of a job whose run failed with this reason code."""
     if run_code in _CODE_OF_RUN:
         return _CODE_OF_RUN[run_code]
     found = run_failure_class(run_code)
@@ -104,7 +109,7 @@ def job_code_of_run(run_code: str) -> str:
 
 
 def may_retry(retry_on: tuple[str, ...], failure: str) -> bool:
-    """Whether a job that names these classes is tried again after this one; none named: as far as its other keys allow."""
+    """Whether `retry_on` allows another attempt after this failure class; an empty `retry_on` allows every class."""
     if failure == "idle":
         return False
     return not retry_on or failure in retry_on or failure == "preempted"

@@ -1,4 +1,4 @@
-"""Capacity that belongs to a project for a window of time."""
+"""Reservations: capacity that belongs to a project for a time window."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from msgspec import Struct
 from hodei.model.ids import JobId, NodeName, RunId
 from hodei.model.resources import Resources
 
-# What becomes of runs that hold reserved room when they should not: they go on, or are stopped and queue again.
+# Runs that occupy reserved capacity when they should not: let them run, or stop and requeue them.
 OverstayPolicy = Literal["let", "stop"]
 
 
 class Reservation(Struct, frozen=True, omit_defaults=True):
-    """From `start_ms` until `end_ms` the amounts in `places` are for jobs of `project` alone, whoever else asks.
+    """From `start_ms` to `end_ms` the amounts in `places` are only for jobs of `project`.
 
-    `by` and `made_ms`: who made it, and when. `at_start`: what becomes of others' runs that are still in the way when it
-    begins; `at_end`: of the project's own runs when it is over.
+    `by`, `made_ms`: who made it, and when. `at_start`: what happens to runs of others that still occupy it when it
+    begins; `at_end`: to the project's own runs when it ends.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Reservation(Struct, frozen=True, omit_defaults=True):
 
 
 class ReservationSpec(Struct, frozen=True):
-    """What someone wants to reserve: `count` nodes of the scheduler's choice, or those `named`; of each the amounts
-    in `request`, or all of it if none are given."""
+    """A request for a reservation: `count` nodes of the scheduler's choice, or the nodes `named`; on each the amounts
+    in `request`, or the whole node."""
 
     name: str
     project: str
@@ -48,7 +48,7 @@ class ReservationSpec(Struct, frozen=True):
 
 
 class LateRun(Struct, frozen=True):
-    """A run that is not expected to be over when a reservation begins that needs its room; `end_ms` 0: nobody knows."""
+    """A run that is not expected to end before a reservation that needs its capacity; `end_ms` 0: unknown."""
 
     node: NodeName
     run: RunId
@@ -56,7 +56,7 @@ class LateRun(Struct, frozen=True):
 
 
 class CapacityHold(Struct, frozen=True, omit_defaults=True):
-    """Room of a node that is spoken for: promised to `job` from `start_ms` on, or reserved for `project` under `name`."""
+    """Capacity of a node that is taken: by a start reservation of `job`, or by the reservation `name` of `project`."""
 
     node: NodeName
     start_ms: int

@@ -1,7 +1,7 @@
-"""Amounts of things by name, as whole numbers in the smallest unit of each.
+"""Amounts of resources by name, as integers in the smallest unit.
 
 `cpu` and `gpu` are in thousandths, `memory` and `ephemeral-storage` in bytes, any other name (`nvidia.com/t4`,
-`licence/matlab`) in whole units. A `Resources` is a plain dict that nobody changes after it was made.
+`licence/matlab`) in whole units. A `Resources` is a dict that is never changed after construction.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import lru_cache
 from hodei.model.errors import InvalidInput
 
 # -------------------------------------------------------------------------------------------- quantity
-# Kubernetes quantities (`250m`, `8Gi`, `1e3`) and durations (`1h30m`, `90s`, `01:30:00`) to whole numbers and back.
+# Parse and format Kubernetes quantities (`250m`, `8Gi`, `1e3`), durations (`1h30m`, `90s`, `01:30:00`) and times.
 
 
-# Far above any machine, far below what int64 columns can add up over a large cluster.
+# Far above any machine, and sums over a large cluster still fit into int64.
 MAX_AMOUNT = 2**53
 
 SUFFIXES = {
@@ -67,7 +67,7 @@ def format_quantity(amount: int, *, scale: int = 1) -> str:
 
 
 def human_quantity(amount: int, *, scale: int = 1) -> str:
-    """A short rounded form for people: `3.5` cores, `7.8Gi`."""
+    """A short rounded form: `3.5` cores, `7.8Gi`."""
     if scale == 1000:
         return f"{amount / 1000:.3g}" if amount < 1_000_000 else str(round(amount / 1000))
     for suffix, size in _BINARY:
@@ -97,7 +97,7 @@ def parse_duration_ms(value: str | int | float) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """`1h30m`, `45s`, `250ms`: exact, and read back by `parse_duration_ms`."""
+    """`1h30m`, `45s`, `250ms`: exact; `parse_duration_ms` reads it back."""
     if ms == 0:
         return "0s"
     out = []
@@ -109,10 +109,10 @@ def format_duration(ms: int) -> str:
 
 
 def format_time(ms: int) -> str:
-    """`2026-01-31 14:05:30 UTC`; the seconds only if there are any."""
+    """`2026-01-31 14:05:30 UTC`; seconds only if not 0."""
     days, rest = divmod(ms // 1000, 86_400)
     hour, minute, second = rest // 3600, rest // 60 % 60, rest % 60
-    # The calendar in whole numbers, in years that begin with March so that the leap day is their last.
+    # Integer calendar arithmetic with years that begin in March, so that the leap day comes last.
     days += 719_468
     era, day = divmod(days, 146_097)
     year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
@@ -135,7 +135,7 @@ GPU = "gpu"
 
 Resources = dict[str, int]
 
-# What a member gets of which the job does not say.
+# The request of a member that states none.
 DEFAULT_REQUEST: Resources = {CPU: 1000, MEMORY: 256 * 2**20}
 
 _NAME = re.compile(r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -143,12 +143,12 @@ _ALIASES = {"storage": STORAGE, "ephemeral_storage": STORAGE, "disk": STORAGE, "
 
 
 def scale_of(resource: str) -> int:
-    """How many smallest units make one: 1000 for cpu and gpu, else 1."""
+    """Base units per unit: 1000 for cpu and gpu, else 1."""
     return 1000 if resource in (CPU, GPU) else 1
 
 
 def parse_resources(amounts: Mapping[str, str | int | float]) -> Resources:
-    """Names checked, quantities parsed, zero amounts kept (a zero request is a statement too)."""
+    """Checks names and parses quantities. Zero amounts are kept: an explicit zero request differs from none."""
     out: Resources = {}
     for given, amount in amounts.items():
         name = _ALIASES.get(given, given)

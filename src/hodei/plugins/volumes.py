@@ -50,7 +50,7 @@ class Volumes:
 
     def stamp(self, member: Member, table: Table) -> Hashable:
         volumes = member.task.volumes
-        if not any(volume.limit or volume.alone or volume.choices for volume in volumes):
+        if not any(volume.limit or volume.exclusive or volume.candidates for volume in volumes):
             return 0
         return (table.generation, table.topology_index.attachments_in(table).version, self.assumed.version)
 
@@ -61,11 +61,11 @@ class Volumes:
         out = [*_out_of_reach(volumes, nodes)]
         attached = nodes.table.topology_index.attachments_in(nodes.table)
         for volume in volumes:
-            if volume.alone == "anywhere" and attached.rows_of(volume.handle):
+            if volume.exclusive == "anywhere" and attached.rows_of(volume.handle):
                 out.append((~nodes.none(), _IN_USE))
-            elif volume.alone == "node":
+            elif volume.exclusive == "node":
                 out.append((_users(volume, nodes.table)[nodes.rows], _IN_USE_HERE))
-        claims = [volume for volume in volumes if volume.choices]
+        claims = [volume for volume in volumes if volume.candidates]
         if len(claims) > 1 or (claims and self.assumed.concerns(claims[0])):
             out.append((~_each_has_one(claims, self.assumed, nodes), _NONE_LEFT))
         return [*out, *_over_the_limit(volumes, attached, nodes)]
@@ -74,7 +74,7 @@ class Volumes:
         """The free volumes that its members take where they are placed."""
         taken: list[str] = []
         for placed in placements:
-            claims = [volume for volume in placed.member.task.volumes if volume.choices]
+            claims = [volume for volume in placed.member.task.volumes if volume.candidates]
             chosen = _chosen(claims, self.assumed, placed.node) if claims else {}
             if chosen is None:
                 for claim in taken:
@@ -88,16 +88,16 @@ class Volumes:
     def unreserve(self, gang: Gang, placements: Sequence[Placed]) -> None:
         for placed in placements:
             for volume in placed.member.task.volumes:
-                if volume.choices:
+                if volume.candidates:
                     self.assumed.release(volume.handle)
 
 
 def _each_has_one(claims: Sequence[Volume], assumed: AssumedVolumes, nodes: Nodes) -> Mask:
     """Nodes where every claim finds a free volume of its own, or one can be made for it."""
     made = [_made(claim, nodes) for claim in claims]
-    choices = {choice.name: choice for claim in claims for choice in claim.choices}
+    choices = {choice.name: choice for claim in claims for choice in claim.candidates}
     near = {name: _near(choice, nodes) for name, choice in choices.items()}
-    free = [[c.name for c in claim.choices if assumed.is_free(c.name, claim.handle)] for claim in claims]
+    free = [[c.name for c in claim.candidates if assumed.is_free(c.name, claim.handle)] for claim in claims]
     counts = np.zeros((len(claims), len(nodes.none())), dtype=np.int64)
     for number, names in enumerate(free):
         for name in names:
@@ -116,13 +116,13 @@ def _chosen(claims: Sequence[Volume], assumed: AssumedVolumes, node: Node) -> di
     """The volume that each claim takes on a node, by handle; None if there are not enough. Not named: one has to be made."""
     options: list[list[str]] = []
     for claim in claims:
-        found = [choice for choice in claim.choices if assumed.is_free(choice.name, claim.handle)]
+        found = [choice for choice in claim.candidates if assumed.is_free(choice.name, claim.handle)]
         options.append(
             [choice.name for choice in found if not choice.terms or any(_holds(t, node) for t in choice.terms)]
         )
     must = [
         None
-        if claim.made is not None and all(any(_holds(t, node) for t in reach.terms) for reach in claim.made)
+        if claim.creatable is not None and all(any(_holds(t, node) for t in reach.terms) for reach in claim.creatable)
         else some
         for claim, some in zip(claims, options, strict=True)
     ]
@@ -161,10 +161,10 @@ def _assigned(options: Sequence[list[str] | None]) -> dict[int, str] | None:
 
 
 def _made(claim: Volume, nodes: Nodes) -> Mask:
-    if claim.made is None:
+    if claim.creatable is None:
         return nodes.none()
     hit = ~nodes.none()
-    for reach in claim.made:
+    for reach in claim.creatable:
         hit = hit & _reached(reach, nodes)
     return hit
 

@@ -134,8 +134,8 @@ class CronTask:
         now = due(periodic, self._service.clock.now_ms())
         if now.handled_ms == periodic.handled_ms:
             return
-        if now.left_out:
-            await self._tell(periodic, "periodic.missed", left_out=now.left_out)
+        if now.dropped:
+            await self._tell(periodic, "periodic.missed", left_out=now.dropped)
         for due_ms in now.run:
             periodic = await self._make(periodic, due_ms)
         await self._save(structs.replace(periodic, handled_ms=now.handled_ms))

@@ -162,7 +162,7 @@ class Jobs:
         self._specs: dict[str, JobSpec] = {}
 
     def job_from(self, row: Row) -> Job:
-        one, values = self._pool.one, _values(row)
+        one, values = self._pool.intern, _values(row)
         for place in _TEXTS_AND_TIMES:
             if values[place]:
                 values[place] = one(values[place])

@@ -92,8 +92,8 @@ def _claims(*wanted: tuple[str, dict[str, str]], made=None) -> Member:
     volumes = tuple(
         Volume(
             handle,
-            choices=tuple(VolumeCandidate(name, _on(node) if node else ()) for name, node in there.items()),
-            made=made,
+            candidates=tuple(VolumeCandidate(name, _on(node) if node else ()) for name, node in there.items()),
+            creatable=made,
         )
         for handle, there in wanted
     )

@@ -220,7 +220,7 @@ class Escalations:
 
     def _relax(self, job: Job, wishes: tuple[RelaxableRule, ...], now_ms: int) -> Job:
         before = decode_escalation(job.escalation_state)
-        escalation = structs.replace(before, wishes=(*before.wishes, *wishes), relaxed_ms=now_ms)
+        escalation = structs.replace(before, rules=(*before.rules, *wishes), relaxed_ms=now_ms)
         cause = f"it has waited for {_waited(job, now_ms)}"
         self._cluster.emit("job.relaxed", now_ms, job=job.id, rules=list(wishes), cause=cause)
         return self._changed(job, relax(job.spec, wishes), escalation, now_ms)

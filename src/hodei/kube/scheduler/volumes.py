@@ -209,7 +209,12 @@ def _waiting(claim: Claim, cls: StorageClass, storage: Storage) -> Needed:
         else:
             reach = tuple(VolumeReach(one.kind, (*near, *one.terms)) for one in made)
     return Needed(
-        claim_handle(claim), reach, _driver(cls), _alone(claim), choices=tuple(choices), made=made if choices else None
+        claim_handle(claim),
+        reach,
+        _driver(cls),
+        _alone(claim),
+        candidates=tuple(choices),
+        creatable=made if choices else None,
     )
 
 
@@ -314,4 +319,4 @@ def _inline(volume: PodVolume) -> Iterator[Needed]:
                 or disk.iqn
                 or f"{','.join(disk.monitors)}/{disk.pool or 'rbd'}/{disk.image}"
             )
-            yield Needed(f"{kind}/{name}", alone="node", read_only=may_share and disk.read_only)
+            yield Needed(f"{kind}/{name}", exclusive="node", read_only=may_share and disk.read_only)

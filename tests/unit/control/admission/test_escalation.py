@@ -113,7 +113,7 @@ def test_a_rule_that_may_be_relaxed_counts_as_a_wish_after_its_time() -> None:
     harness.until(MINUTE)
     assert harness.state(1) == "scheduled"
     assert harness.told("job.relaxed", 1) == [{"rules": ["spread"], "cause": "it has waited for 10m"}]
-    assert escalation_steps(harness, 1) == ["its rule about spreading counts as a wish since then"]
+    assert escalation_steps(harness, 1) == ["its spread rule relaxed to a preference"]
 
 
 def test_only_the_rules_that_are_named_are_relaxed_and_a_job_names_its_own() -> None:
