@@ -1,4 +1,4 @@
-"""The rooms of the house: who may import whom, what may not be known below the runtime, and how long a file may be."""
+"""Architecture: import contracts, no clock or I/O below the runtime, a docstring in every module, no vague names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "hodei"
 FILES = sorted(SOURCE.rglob("*.py"))
 PURE = [path for path in FILES if path.relative_to(SOURCE).parts[0] in ("model", "engine", "plugins", "control")]
 PURE.append(SOURCE / "ports.py")
-# Time, chance and waiting come from outside: below the runtime they are arguments.
+# Below the runtime, time and random numbers are arguments, and nothing waits.
 FORBIDDEN = {"time", "random", "asyncio", "threading", "socket", "subprocess", "os", "uuid", "secrets"}
 FORBIDDEN_CALLS = {"now", "utcnow", "today", "sleep", "urandom", "open"}
 
@@ -23,7 +23,7 @@ every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.re
 every_pure_file = pytest.mark.parametrize("path", PURE, ids=lambda path: str(path.relative_to(SOURCE)))
 
 
-def test_imports_go_down_only():
+def test_import_contracts_hold():
     lint = shutil.which("lint-imports", path=str(Path(sys.executable).parent)) or shutil.which("lint-imports")
     if lint is None:
         pytest.skip("import-linter is not installed")
@@ -35,14 +35,14 @@ def test_imports_go_down_only():
 
 
 @every_file
-def test_a_module_says_what_it_is(path):
+def test_every_module_has_a_docstring(path):
     text = path.read_text()
     if text.strip():
         assert ast.get_docstring(ast.parse(text)), "it has no docstring"
 
 
 @every_pure_file
-def test_below_the_runtime_there_is_no_clock_no_chance_and_no_waiting(path):
+def test_below_the_runtime_nothing_reads_a_clock_draws_random_numbers_or_waits(path):
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         match node:
@@ -57,12 +57,12 @@ def test_below_the_runtime_there_is_no_clock_no_chance_and_no_waiting(path):
                 assert called not in FORBIDDEN_CALLS, f"line {node.lineno} calls {called}"
 
 
-def test_unfinished_business_is_not_checked_in():
+def test_no_unfinished_code_is_checked_in():
     words = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")
     found = [f"{path}: {word}" for path in FILES for word in words if word in path.read_text()]
     assert not found
 
 
-def test_no_room_is_called_by_what_it_does_not_say():
+def test_no_module_has_a_vague_name():
     vague = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
     assert not [path for path in FILES if vague & {path.stem, *path.relative_to(SOURCE).parts}]
