@@ -29,7 +29,7 @@ from hodei.model.affinity import NodeTerm, Requirement
 from hodei.model.job import Affinity, JobSpec, TaskSpec
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, MEMORY
-from hodei.plugins.fragmentation import Shape, typical_of
+from hodei.plugins.fragmentation import Shape, typical_workload
 from hodei.plugins.registry import build_profile
 
 POLICIES = {
@@ -131,7 +131,7 @@ def profile_of(policy: str, pods: Sequence[Pod], seed: int) -> Profile:
     plugin = POLICIES.get(policy, policy)
     arguments: dict[str, dict[str, Any]] = {}
     if plugin in _WITH_A_WORKLOAD:
-        arguments[plugin] = {"workload": typical_of(pod.shape for pod in pods)}
+        arguments[plugin] = {"workload": typical_workload(pod.shape for pod in pods)}
     elif plugin == "gpu_random":
         arguments[plugin] = {"seed": seed}
     return build_profile("default", queue="fifo", scores={plugin: 1}, arguments=arguments)

@@ -44,8 +44,7 @@ from hodei.model.resources import (
     parse_quantity,
     parse_resources,
 )
-from hodei.plugins.registry import BASES, build_profiles
-from hodei.plugins.trial import check_trial_policy, in_use
+from hodei.plugins.registry import BASES, build_profiles, check_trial_policy, plugins_in_use
 from hodei.ports import Backend, Estimator, Store
 from hodei.runtime.backend_manager import BackendChanges
 from hodei.runtime.clock import SystemClock
@@ -118,7 +117,7 @@ def make_controller(
 
 def trial_controller(policy: SchedulingConfig, live: SchedulingConfig) -> Controller:
     """For a question about another policy, which any reader may ask: it loads no code that `live` does not name."""
-    return make_controller(check_trial_policy(policy, live), trusted=in_use(live))
+    return make_controller(check_trial_policy(policy, live), trusted=plugins_in_use(live))
 
 
 def make_estimator(config: EstimatesConfig, trusted: Collection[str] | None = None) -> Estimator:

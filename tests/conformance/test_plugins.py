@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.plugins.registry import PLUGINS, QUEUES, find
+from hodei.plugins.registry import PLUGINS, QUEUES, find_plugin
 from hodei.testing import PluginConformance, QueueConformance
 
 
@@ -14,10 +14,10 @@ class TestBuiltInPlugins(PluginConformance):
         self.name = request.param
 
     def make_plugin(self):
-        return find(self.name)
+        return find_plugin(self.name)
 
     def test_it_is_registered_under_its_own_name(self):
-        assert find(self.name).name == self.name
+        assert find_plugin(self.name).name == self.name
 
 
 class TestBuiltInQueues(QueueConformance):

@@ -10,9 +10,9 @@ from msgspec import convert, structs
 
 from hodei.engine.changes import Change, sole_refusals
 from hodei.engine.nodes import Ints, Mask, Nodes
-from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
+from hodei.engine.points import MAX_SCORE, NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
-from hodei.model.affinity import NodeTerm, Requirement
+from hodei.model.affinity import NodeTerm, Requirement, parse_selector
 from hodei.model.job import Affinity, Reason
 
 
@@ -87,3 +87,25 @@ def term_mask(term: NodeTerm, nodes: Nodes) -> Mask:
     for requirement in term.fields:
         hit = hit & nodes.matching(requirement, field=True)
     return hit
+
+
+class Scope:
+    name = "scope"
+    reads: Reads = "static"
+    requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
+
+    def __init__(self, nodes: str = "") -> None:
+        self._wanted = parse_selector(nodes)
+        shown = ", ".join(str(requirement) for requirement in self._wanted)
+        self._reason = Reason(self.name, "OUTSIDE_PROFILE", f"not among the nodes of the profile ({shown})")
+
+    def key(self, member: Member) -> Hashable:
+        return None if self._wanted else NO_OPINION
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        if not self._wanted:
+            return []
+        inside = ~nodes.none()
+        for requirement in self._wanted:
+            inside = inside & nodes.matching(requirement)
+        return [(~inside, self._reason)]

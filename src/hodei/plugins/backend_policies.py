@@ -15,8 +15,7 @@ import numpy as np
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads
 from hodei.engine.view import Member, View
-from hodei.plugins.data_locality import DataLocality
-from hodei.plugins.proximity import Proximity
+from hodei.plugins.locality import DataLocality, Proximity
 from hodei.plugins.strategies import free_share
 
 # Which backend a node is of travels with what is said of it, in the lowest bits.
@@ -113,3 +112,24 @@ class Locality(_OverBackends):
     def _of_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         found = [score for by in (self._data, self._near) if (score := by.score(member, nodes, view)) is not None]
         return sum(found[1:], found[0]) // len(found) if found else None
+
+
+class Cost:
+    """No opinion while no node has a cost; a node without one among others that have one is free of charge."""
+
+    name = "cost"
+    reads: Reads = "static"
+
+    def key(self, member: Member) -> Hashable:
+        return None
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        costs = nodes.by("cost", lambda node: node.cost_milli)
+        return costs.numbers(int) if any(costs.values) else None
+
+    def normalize(self, raw: Ints, feasible: Mask) -> Ints:
+        prices = raw[feasible]
+        low, high = (int(prices.min()), int(prices.max())) if prices.size else (0, 0)
+        if low == high:
+            return np.full_like(raw, MAX_SCORE)
+        return (high - raw) * MAX_SCORE // (high - low)

@@ -58,7 +58,7 @@ ORDERS: dict[str, Callable[[_Jobs], Floats]] = {
     "unicef": _unicef,
 }
 # Orders in which jobs overtake each other while they wait.
-RESTLESS = ("wfp3", "unicef")
+REORDERING = ("wfp3", "unicef")
 FILLS = ("queue", "shortest", "deadline", "largest", "balanced")
 BACKFILLS = ("none", "easy", "conservative")
 OVERRUNS = ("let", "stop")
@@ -89,7 +89,7 @@ class Batch:
         for word, amount in (("lookahead", lookahead), ("reservation_depth", reservation_depth)):
             if amount < 1:
                 raise InvalidInput(f"a batch line with {word} {amount}", hint="a whole number from 1 on")
-        self.reorders = order in RESTLESS
+        self.reorders = order in REORDERING
         self.by_submission = order == "fcfs"
         self.balances = fill == "balanced"
         self.lookahead = lookahead

@@ -21,7 +21,7 @@ from hodei.engine.points import NO_OPINION, Layout, Layouts, Trigger
 from hodei.engine.view import Gang, Member, View
 from hodei.model.job import Distribution as Rules
 from hodei.model.job import Reason
-from hodei.plugins.free_room import Room, several
+from hodei.plugins.domain_capacity import DomainCapacity, has_several_members
 
 CHOICES_TRIED = 256
 _BEGINNINGS_KEPT = 1024
@@ -37,7 +37,7 @@ class Distribution:
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
         rules = gang.job.distribution
-        if not rules.model or not (several(gang) or gang.beside):
+        if not rules.model or not (has_several_members(gang) or gang.beside):
             return None
         column = table.interned("backend", lambda node: node.backend)
         backends: tuple[str, ...] = tuple(column.values)
@@ -45,10 +45,10 @@ class Distribution:
         choose, text = _apart, "no allowed choice of backends has room for every task"
         if rules.model == "colocated":
             choose, text = _together, "no single backend that all tasks allow has room for all of them"
-        choices = choose(gang, Room(gang, table, column.ids, len(backends)), backends, taken)
+        choices = choose(gang, DomainCapacity(gang, table, column.ids, len(backends)), backends, taken)
 
         def crowded() -> list[Layout]:
-            empty = Room(gang, table, column.ids, len(backends), empty=True)
+            empty = DomainCapacity(gang, table, column.ids, len(backends), empty=True)
             full = [choice for choice in choose(gang, empty, backends, taken) if choice not in choices]
             return [_layout(choice, column.ids) for choice in full]
 
@@ -77,7 +77,7 @@ def _allowed(member: Member, backends: Sequence[str]) -> list[int]:
     ]
 
 
-def _together(gang: Gang, room: Room, backends: Sequence[str], taken: set[str]) -> list[tuple[int, ...]]:
+def _together(gang: Gang, room: DomainCapacity, backends: Sequence[str], taken: set[str]) -> list[tuple[int, ...]]:
     """One backend for all; the one where the others run if members join them."""
     for_all = set(range(len(backends)))
     for member in gang.members:
@@ -87,7 +87,7 @@ def _together(gang: Gang, room: Room, backends: Sequence[str], taken: set[str]) 
     return [(number,) * len(gang.members) for number in room.in_order(backends) if number in for_all]
 
 
-def _apart(gang: Gang, room: Room, backends: Sequence[str], taken: set[str]) -> list[tuple[int, ...]]:
+def _apart(gang: Gang, room: DomainCapacity, backends: Sequence[str], taken: set[str]) -> list[tuple[int, ...]]:
     """One backend for each task, the cheapest choice first. Members that join go to where others of their gang run,
     and only if that has no room to yet another backend."""
     found = _cheapest_first(gang, room, backends)
@@ -96,7 +96,7 @@ def _apart(gang: Gang, room: Room, backends: Sequence[str], taken: set[str]) -> 
     return found[:CHOICES_TRIED]
 
 
-def _cheapest_first(gang: Gang, room: Room, backends: Sequence[str]) -> list[tuple[int, ...]]:
+def _cheapest_first(gang: Gang, room: DomainCapacity, backends: Sequence[str]) -> list[tuple[int, ...]]:
     """Choices that have room by free resources, in order of cost, number of backends and names. Task by task: each
     beginning goes on with every backend that has room left, and the best of these beginnings are kept."""
     by_name = np.array(sorted(range(len(backends)), key=lambda number: backends[number]), dtype=np.intp)

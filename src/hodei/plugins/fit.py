@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from hodei.engine.changes import Change, lowered
-from hodei.engine.nodes import Ints, Nodes
-from hodei.engine.points import Reads, Refusals, Trigger
+from hodei.engine.columns import Interned
+from hodei.engine.nodes import Ints, Mask, Nodes, Table
+from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.errors import InvalidInput
-from hodei.model.job import Reason
-from hodei.model.resources import human_amount
+from hodei.model.job import Reason, qos
+from hodei.model.node import Node, Pool
+from hodei.model.resources import CPU, MEMORY, human_amount
 from hodei.plugins.allocation import STRATEGIES
 
 
@@ -96,3 +98,94 @@ def _most_each(free: Ints, times: Ints, count: int, limit: int) -> int | None:
 def _insufficient(resource: str) -> Reason:
     code = "INSUFFICIENT_" + "".join(c if c.isalnum() else "_" for c in resource.upper())
     return Reason("fit", code, f"Insufficient {resource}", evictable=True)
+
+
+class Pools:
+    name = "pools"
+    reads: Reads = "cluster"
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+
+    def key(self, member: Member) -> Hashable:
+        return tuple(member.task.request.items())
+
+    def stamp(self, member: Member, table: Table) -> Hashable:
+        pools = table.interned("pool", _pool)
+        if not _any(pools):
+            return 0
+        return tuple(_used(table, pools, resource).tobytes() for resource in member.task.request)
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        pools = nodes.table.interned("pool", _pool)
+        if not _any(pools):
+            return ()
+        here = pools.ids[nodes.rows]
+        out: list[tuple[Mask, Reason]] = []
+        for resource, amount in member.task.request.items():
+            if not amount:
+                continue
+            used = _used(nodes.table, pools, resource)
+            full: Mask = np.array(
+                [
+                    pool is not None and used[number] + amount > dict(pool.capacity).get(resource, 0)
+                    for number, pool in enumerate(pools.values)
+                ],
+                dtype=np.bool_,
+            )
+            text = f"the machines that it shares with others have no {resource} left"
+            out.append((full[here], Reason(self.name, "SHARED_MACHINES_FULL", text, evictable=True)))
+        return out
+
+
+def _pool(node: Node) -> Pool | None:
+    return node.pool
+
+
+def _any(pools: Interned) -> bool:
+    return any(pool is not None for pool in pools.values)
+
+
+def _used(table: Table, pools: Interned, resource: str) -> Ints:
+    """What is used in each pool."""
+    used = table.view().used(resource)
+    out = np.zeros(len(pools.values), dtype=np.int64)
+    np.add.at(out, pools.ids, used)
+    return out
+
+
+# What is sent ahead to a batch system waits in its queue: nothing is promised twice there.
+_QUEUES = ("slurm", "pbs")
+_ENOUGH = 1 << 62
+
+
+class Overcommit:
+    name = "overcommit"
+    reads: Reads = "usage"
+    requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
+
+    def key(self, member: Member) -> Hashable:
+        task = member.task
+        # Most tasks have no limits; the class of those need not be worked out.
+        if not task.limits or qos(task) != "guaranteed":
+            return NO_OPINION
+        return task.request.get(CPU, 0), task.request.get(MEMORY, 0)
+
+    def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
+        task, out = member.task, []
+        if qos(task) != "guaranteed" or not nodes.by("overcommits", _overcommits).where(bool).any():
+            return ()
+        for resource in (CPU, MEMORY):
+            amount = task.request.get(resource, 0)
+            there = nodes.by(("really there", resource), partial(_there, resource)).numbers(int)
+            # Where not even the overcommitted room is enough, `fit` says so.
+            short = (there - nodes.used(resource) < amount) & (nodes.free(resource) >= amount)
+            text = f"only overcommitted {resource} is left"
+            out.append((short, Reason(self.name, "ONLY_OVERCOMMITTED", text, evictable=True)))
+        return out
+
+
+def _there(resource: str, node: Node) -> int:
+    return node.capacity.get(resource, 0) if _overcommits(node) else _ENOUGH
+
+
+def _overcommits(node: Node) -> bool:
+    return node.kind not in _QUEUES and any(percent > 100 for percent in node.overcommit_percent.values())

@@ -25,7 +25,7 @@ from hodei.engine.view import Member, View
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Node
 from hodei.model.resources import CPU, GPU, parse_resources
-from hodei.plugins.gpu_packing import cpu_and_gpu, leftover
+from hodei.plugins.gpu_packing import cpu_and_gpu, free_after
 
 _IMPOSSIBLE = np.iinfo(np.int64).min // 2
 
@@ -39,13 +39,13 @@ class Shape(Struct, frozen=True, order=True):
 
 
 # When nobody has said what is typical: mostly single GPUs and parts of them, four cores for each.
-USUAL: dict[Shape, int] = {
+DEFAULT_WORKLOAD: dict[Shape, int] = {
     Shape(1000, 250): 4, Shape(2000, 500): 4, Shape(4000, 1000): 8,
     Shape(8000, 2000): 2, Shape(16_000, 4000): 1, Shape(32_000, 8000): 1,
 }  # fmt: skip
 
 
-def typical_of(seen: Iterable[Shape], percent: int = 95) -> dict[Shape, int]:
+def typical_workload(seen: Iterable[Shape], percent: int = 95) -> dict[Shape, int]:
     """The most frequent shapes, until they make up so many percent of what was seen, and how often each was."""
     counted = Counter(seen)
     kept: dict[Shape, int] = {}
@@ -56,7 +56,7 @@ def typical_of(seen: Iterable[Shape], percent: int = 95) -> dict[Shape, int]:
     return kept
 
 
-def parse_typical(given: Sequence[dict[str, Any]]) -> dict[Shape, int]:
+def parse_workload(given: Sequence[dict[str, Any]]) -> dict[Shape, int]:
     """From configuration: `[{cpu = 4, gpu = 0.5, weight = 10, gpu_types = ["T4"]}, ...]`."""
     out: dict[Shape, int] = {}
     for entry in given:
@@ -145,7 +145,7 @@ class Fgd:
 
     def __init__(self, typical: Sequence[dict[str, Any]] = (), workload: dict[Shape, int] | None = None) -> None:
         """`typical` as configuration gives it; `workload` is the same in the form that `typical_of` returns."""
-        self._fragments = Fragments(workload or parse_typical(typical) or USUAL)
+        self._fragments = Fragments(workload or parse_workload(typical) or DEFAULT_WORKLOAD)
         self._stairs = _stairs(self.steps, self._fragments.weight)
 
     def key(self, member: Member) -> Hashable:
@@ -179,7 +179,7 @@ class GpuHodei(Fgd):
         if points is None:
             return None
         step = MAX_SCORE // self.steps
-        fuller = (MAX_SCORE - np.clip(leftover(member, nodes), 0, MAX_SCORE)) * (step - 1) // MAX_SCORE
+        fuller = (MAX_SCORE - np.clip(free_after(member, nodes), 0, MAX_SCORE)) * (step - 1) // MAX_SCORE
         found: Ints = np.clip(points + fuller, 0, MAX_SCORE)
         return found
 

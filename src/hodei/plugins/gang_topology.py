@@ -17,7 +17,7 @@ from hodei.engine.points import NO_OPINION, Layout, Layouts, Trigger
 from hodei.engine.topology_index import domain_of, domains
 from hodei.engine.view import Gang, Member, View
 from hodei.model.job import Reason
-from hodei.plugins.free_room import OnePlaceEach, Room, several
+from hodei.plugins.domain_capacity import DomainCapacity, DomainLayouts, has_several_members
 
 
 class GangTopology:
@@ -30,15 +30,15 @@ class GangTopology:
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | None:
         rules = gang.job.gang
-        if not rules.topology or not (several(gang) or gang.beside):
+        if not rules.topology or not (has_several_members(gang) or gang.beside):
             return None
         ids, names = domains(rules.topology, table)
         members, wish = len(gang.members), not rules.topology_required
         if gang.beside:
             places = _where_the_others_are(gang, table, names)
             reason = self._reason(_no_room_beside(rules.topology, [str(names[place]) for place in places], gang))
-            return Layouts(OnePlaceEach(ids, places, members, wish=wish), reason)
-        room = Room(gang, table, ids, len(names))
+            return Layouts(DomainLayouts(ids, places, members, wish=wish), reason)
+        room = DomainCapacity(gang, table, ids, len(names))
         places = room.in_order(names)
 
         def crowded() -> Sequence[Layout]:
@@ -46,12 +46,12 @@ class GangTopology:
             if wish:
                 return ()  # there is a way for all that they need not go for
             most = room.most().tolist()
-            empty = Room(gang, table, ids, len(names), empty=True)
+            empty = DomainCapacity(gang, table, ids, len(names), empty=True)
             full = set(empty.in_order(names)) - set(places)
-            return OnePlaceEach(ids, sorted(full, key=lambda place: (-most[place], names[place])), members)
+            return DomainLayouts(ids, sorted(full, key=lambda place: (-most[place], names[place])), members)
 
         reason = self._reason(_no_room(rules.topology, room, names))
-        return Layouts(OnePlaceEach(ids, places, members, wish=wish), reason, crowded)
+        return Layouts(DomainLayouts(ids, places, members, wish=wish), reason, crowded)
 
     def _reason(self, text: str) -> Reason:
         return Reason(self.name, "GANG_TOPOLOGY", text, evictable=True)
@@ -85,7 +85,7 @@ def _no_room_beside(topology: str, places: Sequence[str], gang: Gang) -> str:
     return f"no room for {more} in {topology} {' or '.join(places)}, where the others run"
 
 
-def _no_room(topology: str, room: Room, names: Sequence[str | None]) -> str:
+def _no_room(topology: str, room: DomainCapacity, names: Sequence[str | None]) -> str:
     """Said if no place takes the gang; by free resources, which are known already."""
     size = sum(room.needed)
     most = room.most().tolist()

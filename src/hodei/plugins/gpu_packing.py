@@ -18,14 +18,14 @@ from hodei.engine.points import MAX_SCORE, NO_OPINION, Reads
 from hodei.engine.view import Member, View
 from hodei.model.resources import CPU, GPU
 
-STEP = MAX_SCORE // 100
+POINT = MAX_SCORE // 100
 
 
 def cpu_and_gpu(member: Member) -> tuple[int, int]:
     return member.task.request.get(CPU, 0), member.task.request.get(GPU, 0)
 
 
-def leftover(member: Member, nodes: Nodes) -> Ints:
+def free_after(member: Member, nodes: Nodes) -> Ints:
     """Best fit: how much stays free of a node after placing, in ten-thousandths of the largest: half cpu, half GPUs."""
     cpu, gpu = cpu_and_gpu(member)
     left = nodes.zeros()
@@ -50,7 +50,7 @@ class GpuBestfit(_OfAmounts):
     name = "gpu_bestfit"
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        return np.maximum(MAX_SCORE - leftover(member, nodes), 0)
+        return np.maximum(MAX_SCORE - free_after(member, nodes), 0)
 
 
 class GpuDotprod(_OfAmounts):
@@ -65,7 +65,7 @@ class GpuDotprod(_OfAmounts):
             # In millionths of a half each, so that both together are at most a million.
             likeness = likeness + (np.maximum(nodes.free(resource), 0) * 1000 // most) * (asked * 500 // most)
         steps = (1_000_000 - np.minimum(likeness, 1_000_000)) // 10_000
-        return steps * STEP
+        return steps * POINT
 
 
 class _OfGpus:
@@ -96,7 +96,7 @@ class GpuPacking(_OfGpus):
         points = np.where(opened > 0, np.maximum(50 - opened, 33), np.maximum(shared, 50))
         unused = idle == (gpus >= 0).sum(axis=1)
         points = np.where(unused, np.maximum(33 - idle, 0), points)
-        found: Ints = (points * STEP).astype(np.int64)
+        found: Ints = (points * POINT).astype(np.int64)
         return found
 
 
@@ -117,7 +117,7 @@ class GpuClustering(_OfGpus):
             count=len(nodes),
         )
         full = 25 * (most - np.clip(nodes.free(GPU), 0, most)) // most
-        return (quarters * 25 + full) * STEP
+        return (quarters * 25 + full) * POINT
 
 
 def _company(size: int, sizes: dict[int, int]) -> int:

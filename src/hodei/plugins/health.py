@@ -10,7 +10,7 @@ from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.job import Reason
 from hodei.model.node import Node, Taint
-from hodei.plugins.taints import tolerated
+from hodei.plugins.taints import is_tolerated
 
 _NOT_READY = "NODE_NOT_READY"
 
@@ -29,7 +29,7 @@ class Health:
         return None if self._cordon is None else self._tolerates_cordon(member)
 
     def _tolerates_cordon(self, member: Member) -> bool:
-        return self._cordon is not None and tolerated(self._cordon, member.task.tolerations)
+        return self._cordon is not None and is_tolerated(self._cordon, member.task.tolerations)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
         out: list[tuple[Mask, Reason]] = []

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any, Protocol
 
-from hodei.engine.view import Gang
+from hodei.engine.points import QueueSort
+from hodei.engine.view import Gang, View
+from hodei.model.errors import InvalidInput
+from hodei.model.explanation import PriorityTerm
+from hodei.model.resources import CPU
 
 _TURN = 1_000_000
 
@@ -70,3 +75,167 @@ class Fair(Priority):
     def charge(self, gang: Gang) -> int:
         quanta = max(1, -(-gang.job.estimate_ms // self.quantum_ms)) * gang.size
         return quanta * _TURN // max(self.weights.get(self.tenant(gang), 1), 1)
+
+
+_HOUR_MS = 3_600_000
+_MOST = 1_000_000
+_EVER_MS = 1 << 62
+
+
+class Multifactor(Priority):
+    name = "multifactor"
+
+    def __init__(self, age_per_hour: int = 10, age_max: int = 50, share: int = 200) -> None:
+        for setting, points in (("age_per_hour", age_per_hour), ("age_max", age_max), ("share", share)):
+            if isinstance(points, bool) or not isinstance(points, int) or not 0 <= points <= _MOST:
+                raise InvalidInput(f"{setting} = {points!r}", hint=f"whole points, from 0 to {_MOST}")
+        self._age_per_hour, self._age_max_milli, self._share = age_per_hour, age_max * 1000, share
+        self.shared = share > 0
+
+    def tenant(self, gang: Gang) -> str:
+        return f"{gang.job.project}/{gang.job.user}" if self.shared else ""
+
+    def charge(self, gang: Gang) -> int:
+        return 0
+
+    def rank_milli(self, gang: Gang, view: View) -> int:
+        """The sum of the terms."""
+        return gang.priority * 1000 + self._age_milli(gang, view) + self.share_milli(gang, view)
+
+    def came_by(self, age_milli: int, now_ms: int) -> int:
+        """Who has waited since this moment or longer has at least so many points of age; far in the past for nobody, far in
+        the future for everybody."""
+        if age_milli > self._age_max_milli or (not self._age_per_hour and age_milli > 0):
+            return -_EVER_MS
+        if not self._age_per_hour:
+            return _EVER_MS
+        return now_ms - -(-age_milli * _HOUR_MS // (self._age_per_hour * 1000))
+
+    def grown_ms(self, gang: Gang) -> int | None:
+        """When it has all the points that waiting can give; None if waiting gives none."""
+        if not self._age_per_hour:
+            return None
+        return gang.queued_ms + -(-self._age_max_milli * _HOUR_MS // (self._age_per_hour * 1000))
+
+    def terms(self, gang: Gang, view: View) -> tuple[PriorityTerm, ...]:
+        own, waited = gang.job.priority * 1000, max(view.now_ms - gang.queued_ms, 0)
+        age, share = self._age_milli(gang, view), self.share_milli(gang, view)
+        out = [
+            PriorityTerm("priority", own, "as submitted"),
+            PriorityTerm(
+                "age", age,
+                f"{waited / _HOUR_MS:.2f} h of waiting at {self._age_per_hour} an hour, at most {self._age_max_milli // 1000}",
+            ),
+        ]  # fmt: skip
+        inherited_priority = gang.priority * 1000 - own
+        if inherited_priority:
+            out.append(PriorityTerm("inherited", inherited_priority, "a more important job waits for it"))
+        if self.shared:
+            factor = self._factor_milli(gang, view)
+            said = f"{factor / 1000:.3f} of {self._share}" if factor is not None else "nobody keeps account of shares"
+            out.append(PriorityTerm("fair share", share, said))
+        return tuple(out)
+
+    def _age_milli(self, gang: Gang, view: View) -> int:
+        # Below zero for one that came after the moment of the view: so ranks of one moment can be compared later.
+        return min(self._age_per_hour * (view.now_ms - gang.queued_ms) * 1000 // _HOUR_MS, self._age_max_milli)
+
+    def _factor_milli(self, gang: Gang, view: View) -> int | None:
+        return view.shares.factor_milli(gang.job.project, gang.job.user) if view.shares is not None else None
+
+    def share_milli(self, gang: Gang, view: View) -> int:
+        """What the fair share of its account is worth."""
+        return self._share * (self._factor_milli(gang, view) or 0) if self.shared else 0
+
+
+_NEVER_MS = 1 << 62
+
+
+class TieBreaker(Protocol):
+    name: str
+
+    def keys(self, gang: Gang) -> tuple[int, ...]: ...
+
+
+class Shortest:
+    """The shortest estimate first; those without one last."""
+
+    name = "shortest"
+
+    def keys(self, gang: Gang) -> tuple[int, ...]:
+        return (gang.expected_ms or gang.estimate_ms or _NEVER_MS,)
+
+
+class Smallest:
+    """The fewest cores first, of all members together."""
+
+    name = "smallest"
+
+    def keys(self, gang: Gang) -> tuple[int, ...]:
+        return (_cores(gang),)
+
+
+class Largest:
+    """The most cores first: large jobs are harder to place later."""
+
+    name = "largest"
+
+    def keys(self, gang: Gang) -> tuple[int, ...]:
+        return (-_cores(gang),)
+
+
+class Deadline:
+    """The nearest deadline first; those without one last."""
+
+    name = "deadline"
+
+    def keys(self, gang: Gang) -> tuple[int, ...]:
+        return (gang.job.deadline_ms or _NEVER_MS,)
+
+
+class Newest:
+    """The latest submission first."""
+
+    name = "newest"
+
+    def keys(self, gang: Gang) -> tuple[int, ...]:
+        # Jobs of one bulk submit have the same time: the higher number came later.
+        return (-gang.queued_ms, -gang.id)
+
+
+class HighestPriority:
+    """The highest priority first: for queues whose own order knows none."""
+
+    name = "priority"
+
+    def keys(self, gang: Gang) -> tuple[int, ...]:
+        return (-gang.priority,)
+
+
+TIE_BREAKERS: dict[str, type[Any]] = {
+    made.name: made for made in (Shortest, Smallest, Largest, Deadline, Newest, HighestPriority)
+}
+
+
+class TieBreakingQueue:
+    """A queue with a tie-breaker. All but the order is the queue's own."""
+
+    def __init__(self, primary: QueueSort, secondary: TieBreaker) -> None:
+        self.primary, self.secondary = primary, secondary
+        self.name, self.preempts = primary.name, primary.preempts
+        # A queue that ends its keys with the time of submission says what comes before that in `primary_keys`.
+        self._keys = getattr(primary, "primary_keys", primary.queue_sort)
+
+    def queue_sort(self, gang: Gang) -> tuple[int, ...]:
+        return (*self._keys(gang), *self.secondary.keys(gang), gang.queued_ms)
+
+    def tenant(self, gang: Gang) -> str:
+        return self.primary.tenant(gang)
+
+    def charge(self, gang: Gang) -> int:
+        return self.primary.charge(gang)
+
+
+def _cores(gang: Gang) -> int:
+    sizes = zip(gang.members, gang.needed, strict=True)
+    return sum(len(numbers) * member.task.request.get(CPU, 0) for member, numbers in sizes)

@@ -15,40 +15,30 @@ from hodei.extensions import load
 from hodei.model.config import ProfileConfig, SchedulingConfig, SpillConfig
 from hodei.model.errors import InvalidInput, did_you_mean
 from hodei.model.resources import parse_duration_ms
-from hodei.plugins.affinity import NodeAffinity
+from hodei.plugins.affinity import NodeAffinity, Scope
 from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
-from hodei.plugins.backend_policies import CostOptimized, Locality, Performance
+from hodei.plugins.backend_policies import Cost, CostOptimized, Locality, Performance
 from hodei.plugins.batch import Batch
 from hodei.plugins.capabilities import Capabilities
-from hodei.plugins.cost import Cost
-from hodei.plugins.data_locality import DataLocality
-from hodei.plugins.data_rules import DataRules
 from hodei.plugins.devices import Devices
 from hodei.plugins.distribution import Distribution
 from hodei.plugins.fallback_chain import FallbackChain
-from hodei.plugins.fit import Fit
+from hodei.plugins.fit import Fit, Overcommit, Pools
 from hodei.plugins.fragmentation import Fgd, GpuHodei
 from hodei.plugins.gang_topology import GangTopology
-from hodei.plugins.gpu_last import GpuLast
 from hodei.plugins.gpu_packing import GpuBestfit, GpuClustering, GpuDotprod, GpuPacking, GpuRandom
 from hodei.plugins.health import Health
-from hodei.plugins.image_locality import ImageLocality
 from hodei.plugins.job_affinity import JobAffinityPlugin
-from hodei.plugins.multifactor import Multifactor
-from hodei.plugins.overcommit import Overcommit
+from hodei.plugins.locality import DataLocality, DataRules, ImageLocality, LocalityAware, Proximity
 from hodei.plugins.platform import Platform
-from hodei.plugins.pools import Pools
 from hodei.plugins.ports import Ports
-from hodei.plugins.proximity import LocalityAware, Proximity
-from hodei.plugins.queues import Fair, Fifo, Priority
+from hodei.plugins.queues import TIE_BREAKERS, Fair, Fifo, Multifactor, Priority, TieBreakingQueue
 from hodei.plugins.quota import Quota
-from hodei.plugins.scope import Scope
-from hodei.plugins.secondary import SECONDARIES, TieBreakingQueue
 from hodei.plugins.spill import Spill, SpillRule
 from hodei.plugins.spread import Spread
 from hodei.plugins.start_reservations import StartReservations
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
-from hodei.plugins.taints import Taints
+from hodei.plugins.taints import GpuLast, Taints
 from hodei.plugins.volumes import Volumes
 from hodei.plugins.workload import Workload
 
@@ -66,7 +56,7 @@ PLUGINS: dict[str, type[Any]] = {
 }  # fmt: skip
 QUEUES: dict[str, type[Any]] = {queue.name: queue for queue in (Fifo, Priority, Fair, Multifactor, Batch)}
 
-BUILT_IN = frozenset((*PLUGINS, *QUEUES, *SECONDARIES))
+BUILT_IN = frozenset((*PLUGINS, *QUEUES, *TIE_BREAKERS))
 
 FILTERS = (
     "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "pools",
@@ -90,11 +80,13 @@ BASES: dict[str, dict[str, int]] = {
     },
 }
 # What a score is worth that a profile names and its base does not have.
-USUAL = {name: weight for base in reversed(BASES.values()) for name, weight in base.items()}
+DEFAULT_WEIGHTS = {name: weight for base in reversed(BASES.values()) for name, weight in base.items()}
 _POINTS = ("pre_filter", "layouts", "filter", "post_filter", "score", "reserve", "permit", "bind")
 
 
-def find(name: str, arguments: Mapping[str, Any] | None = None, *, trusted: Collection[str] | None = None) -> Any:
+def find_plugin(
+    name: str, arguments: Mapping[str, Any] | None = None, *, trusted: Collection[str] | None = None
+) -> Any:
     """The plugin of that name, made with `arguments`. InvalidInput when there is none, or it does not fit. `trusted`: the
     only names besides the built-in ones that may be loaded; None for any."""
     made = _class_of("plugin", name, PLUGINS, "hodei.plugins", trusted)
@@ -140,11 +132,11 @@ def build_profile(
         unknown = [name for name in scores or () if name not in only_scores]
         if unknown:
             raise InvalidInput(f"a weight for {', '.join(unknown)}, which is not among the score_plugins")
-        weights = {name: weights.get(name, USUAL.get(name, 10)) for name in only_scores}
+        weights = {name: weights.get(name, DEFAULT_WEIGHTS.get(name, 10)) for name in only_scores}
     made: dict[str, Any] = {}
 
     def add(plugin_name: str) -> str:
-        plugin = find(plugin_name, (arguments or {}).get(plugin_name), trusted=trusted)
+        plugin = find_plugin(plugin_name, (arguments or {}).get(plugin_name), trusted=trusted)
         made.setdefault(plugin.name, plugin)
         return str(plugin.name)
 
@@ -193,7 +185,7 @@ def find_queue(
         )
         raise InvalidInput(f"the queue {name!r} takes no secondary order: {why}", hint="leave secondary out")
     return TieBreakingQueue(
-        line, _made("secondary", secondary, SECONDARIES, secondary_arguments or {}, ("keys",), (), trusted)
+        line, _made("secondary", secondary, TIE_BREAKERS, secondary_arguments or {}, ("keys",), (), trusted)
     )
 
 
@@ -240,7 +232,7 @@ def _class_of(
     return found
 
 
-def called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str]:
+def implied_plugins(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str]:
     """Plugins that other settings bring along."""
     if profile.nodes:
         yield "scope"
@@ -248,7 +240,7 @@ def called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str
         yield "quota"
     if config.spill:
         yield "spill"
-    if has_chain(config):
+    if has_fallback_chain(config):
         yield "fallback_chain"
     if config.data_rules:
         yield "data_rules"
@@ -256,7 +248,7 @@ def called_for(config: SchedulingConfig, profile: ProfileConfig) -> Iterator[str
         yield profile.backend_policy
 
 
-def has_chain(config: SchedulingConfig) -> bool:
+def has_fallback_chain(config: SchedulingConfig) -> bool:
     """Whether backends are used in an order."""
     return config.fallback_enabled and bool(config.fallback)
 
@@ -268,7 +260,7 @@ def _options(config: SchedulingConfig, profile: ProfileConfig) -> dict[str, Any]
         out["scope"] = {"nodes": profile.nodes}
     if config.spill:
         out["spill"] = {"rules": [_spill_rule(rule) for rule in config.spill]}
-    if has_chain(config):
+    if has_fallback_chain(config):
         out["fallback_chain"] = {"chain": config.fallback, "only_after_failure": config.fallback_when == "failure"}
     if config.data_rules:
         rules: dict[str, tuple[str, ...]] = {}
@@ -289,7 +281,7 @@ def _spill_rule(rule: SpillConfig) -> SpillRule:
     return SpillRule(rule.to, parse_duration_ms(rule.only_if_wait_over), cost, rule.home)
 
 
-def queue_arguments(wanted: ProfileConfig) -> dict[str, Any]:
+def queue_options(wanted: ProfileConfig) -> dict[str, Any]:
     """What a profile's queue is told."""
     if wanted.queue == "fair":
         quantum_ms = parse_duration_ms(wanted.quantum)
@@ -310,10 +302,10 @@ def build_profiles(
                 name,
                 base=wanted.base or (name if name in BASES else "default"),
                 queue=wanted.queue,
-                queue_arguments=queue_arguments(wanted),
+                queue_arguments=queue_options(wanted),
                 secondary=wanted.secondary,
                 worker_selection=wanted.worker_selection,
-                plugins=(*wanted.plugins, *called_for(config, wanted)),
+                plugins=(*wanted.plugins, *implied_plugins(config, wanted)),
                 disabled=wanted.disable,
                 scores=wanted.scores,
                 only_scores=wanted.score_plugins,
@@ -327,3 +319,42 @@ def build_profiles(
                 raise InvalidInput(f"profile {name!r}: {error.message}", hint=error.hint) from error
             broken[name] = error.message
     return out
+
+
+_MOST_PROFILES = 20
+_MOST_ROUTES = 200
+_LONGEST = 200
+
+
+def check_trial_policy(config: SchedulingConfig, live: SchedulingConfig) -> SchedulingConfig:
+    """The configuration as it is; InvalidInput for what is not in use, built in, or plain."""
+    if len(config.profiles) > _MOST_PROFILES:
+        raise InvalidInput(f"{len(config.profiles)} profiles", hint=f"try at most {_MOST_PROFILES}")
+    if len(config.routes) > _MOST_ROUTES:
+        raise InvalidInput(f"{len(config.routes)} routes", hint=f"try at most {_MOST_ROUTES}")
+    known = BUILT_IN | plugins_in_use(live)
+    for name, profile in config.profiles.items():
+        for plugin in profile.plugin_names():
+            if plugin not in known:
+                raise InvalidInput(
+                    f"profile {name!r}: plugin {plugin[:80]!r} is not in use on this server",
+                    hint="built-in plugins and those of the server's own configuration can be tried",
+                )
+        used = live.profiles.get(name, ProfileConfig()).options
+        for plugin, options in profile.options.items():
+            if options != used.get(plugin) and not all(_plain(value) for value in options.values()):
+                raise InvalidInput(
+                    f"profile {name!r}: the options of {plugin[:80]!r} are too much to try",
+                    hint="numbers and short words can be tried",
+                )
+    return config
+
+
+def plugins_in_use(config: SchedulingConfig) -> frozenset[str]:
+    """The plugins that its profiles name, and its estimator."""
+    named = (name for profile in config.profiles.values() for name in profile.plugin_names())
+    return frozenset((*named, config.estimates.source))
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float | bool) or (isinstance(value, str) and len(value) <= _LONGEST)

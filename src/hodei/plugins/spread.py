@@ -18,7 +18,7 @@ from hodei.engine.view import Member, View
 from hodei.model.affinity import Requirement, SpreadRule, all_match
 from hodei.model.job import Reason
 from hodei.plugins.affinity import term_mask
-from hodei.plugins.taints import hard_taints, tolerated
+from hodei.plugins.taints import hard_taints, is_tolerated
 
 # Topologies in which every node is a domain: each node is judged by what lives on it alone.
 _HOST = ("kubernetes.io/hostname", "host")
@@ -133,7 +133,7 @@ def _included(rule: SpreadRule, member: Member, table: Table) -> Mask:
             counted &= np.logical_or.reduce([term_mask(term, nodes) for term in task.affinity.required])
     if rule.honour_taints:
         taints = nodes.by("taints", hard_taints)
-        counted &= taints.where(lambda held: all(tolerated(taint, task.tolerations) for taint in held))
+        counted &= taints.where(lambda held: all(is_tolerated(taint, task.tolerations) for taint in held))
     return counted
 
 

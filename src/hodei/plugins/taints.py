@@ -22,13 +22,13 @@ class Taints:
     requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
-        return tolerations_of(member.task)
+        return effective_tolerations(member.task)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
-        tolerations = tolerations_of(member.task)
+        tolerations = effective_tolerations(member.task)
         column = nodes.by("taints", hard_taints)
         unmet = {
-            taint: None for taints in column.values for taint in taints if not tolerated(taint, tolerations)
+            taint: None for taints in column.values for taint in taints if not is_tolerated(taint, tolerations)
         }  # a dict keeps the order of first sight
         out: list[tuple[Mask, Reason]] = []
         for taint in unmet:
@@ -42,11 +42,11 @@ class Taints:
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         """Tolerate the one taint that alone keeps some node shut."""
-        given, all_of_it = member.task.tolerations, tolerations_of(member.task)
+        given, all_of_it = member.task.tolerations, effective_tolerations(member.task)
         column = nodes.by("taints", hard_taints)
         found: dict[Taint, None] = {}
         for taints in column.values:
-            unmet = [taint for taint in taints if not tolerated(taint, all_of_it)]
+            unmet = [taint for taint in taints if not is_tolerated(taint, all_of_it)]
             if len(unmet) == 1 and column.where(partial(tuple.__eq__, taints)).any():
                 found[unmet[0]] = None
         for taint in sorted(found, key=str):
@@ -58,8 +58,8 @@ class Taints:
         column = nodes.by("soft taints", soft_taints)
         if not any(column.values):
             return None
-        tolerations = tolerations_of(member.task)
-        return column.numbers(lambda taints: sum(not tolerated(taint, tolerations) for taint in taints))
+        tolerations = effective_tolerations(member.task)
+        return column.numbers(lambda taints: sum(not is_tolerated(taint, tolerations) for taint in taints))
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
         """The fewer the better."""
@@ -70,7 +70,7 @@ class Taints:
 _FOR_GPUS = Toleration(GPU_ONLY, "Exists")
 
 
-def tolerations_of(task: TaskSpec) -> tuple[Toleration, ...]:
+def effective_tolerations(task: TaskSpec) -> tuple[Toleration, ...]:
     """Those of the task, and that of nodes for GPU work if it asks for GPUs, or for a line of a queueing system by name."""
     asks = task.request.get(GPU) or (
         task.node_selector and any(key.endswith(QUEUE_LABEL_SUFFIX) for key in task.node_selector)
@@ -78,7 +78,7 @@ def tolerations_of(task: TaskSpec) -> tuple[Toleration, ...]:
     return (*task.tolerations, _FOR_GPUS) if asks else task.tolerations
 
 
-def tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
+def is_tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
     return any(toleration.tolerates(taint) for toleration in tolerations)
 
 
@@ -92,3 +92,23 @@ def hard_taints(node: Node) -> tuple[Taint, ...]:
 
 def soft_taints(node: Node) -> tuple[Taint, ...]:
     return tuple(taint for taint in node.taints if taint.effect == "PreferNoSchedule")
+
+
+_TAINT = Taint(GPU_ONLY, effect="PreferNoSchedule")
+
+
+class GpuLast:
+    """A weight that decides whatever the other scores say: an operator's setting, not a preference."""
+
+    name = "gpu_last"
+    reads: Reads = "static"
+    usual_weight = 1000
+
+    def key(self, member: Member) -> Hashable:
+        return is_tolerated(_TAINT, effective_tolerations(member.task))
+
+    def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        column = nodes.by("soft taints", soft_taints)
+        if not any(_TAINT in taints for taints in column.values) or self.key(member):
+            return None
+        return column.numbers(lambda taints: 0 if _TAINT in taints else MAX_SCORE)

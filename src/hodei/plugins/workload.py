@@ -15,7 +15,7 @@ from hodei.engine.view import Member, View
 from hodei.model.job import DataProcessing, Reason, Serverless
 from hodei.model.node import Node
 from hodei.model.resources import STORAGE, human_amount
-from hodei.plugins.image_locality import normalized
+from hodei.plugins.locality import image_with_tag
 
 
 class Workload:
@@ -47,7 +47,9 @@ def _wants(member: Member) -> tuple[str, int]:
     """The image that must be there already, and the bytes that this member's part of the data takes."""
     workload = member.job.workload
     if type(workload) is Serverless:
-        return ("" if workload.cold_start_acceptable else normalized(member.task.image) if member.task.image else ""), 0
+        return (
+            "" if workload.cold_start_acceptable else image_with_tag(member.task.image) if member.task.image else ""
+        ), 0
     if type(workload) is DataProcessing:
         return "", -(-(workload.input_bytes + workload.output_bytes) // max(member.job.size, 1))
     return "", 0

@@ -17,7 +17,7 @@ from msgspec import Struct
 from hodei.engine.nodes import Nodes, Table
 from hodei.model.ids import JobId, NodeName
 from hodei.model.resources import CPU, GPU, Resources
-from hodei.plugins.fragmentation import Fragments, Shape, typical_of
+from hodei.plugins.fragmentation import Fragments, Shape, typical_workload
 from hodei.sim.traces import Workload
 
 # --------------------------------------------------------------------------------------------- results
@@ -347,5 +347,5 @@ class Fragmentation:
             for request, times in requests:
                 if GPU in request:
                     shapes[Shape(request.get(CPU, 0), request[GPU])] += times
-            self._fragments = Fragments(typical_of(shapes.elements())) if shapes else None
+            self._fragments = Fragments(typical_workload(shapes.elements())) if shapes else None
         return requests[:_MAX_REQUESTS]

@@ -23,8 +23,7 @@ from hodei.extensions import ESTIMATORS
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import InvalidInput
 from hodei.model.facts import AnyFact, Reconfigured
-from hodei.plugins.registry import BUILT_IN
-from hodei.plugins.trial import in_use
+from hodei.plugins.registry import BUILT_IN, plugins_in_use
 from hodei.runtime.decision_log import CONTINUED, FORMAT, closed_segments, state_path
 from hodei.server.home import CONFIG_FILES
 from hodei.wiring import load_config, make_controller
@@ -137,7 +136,9 @@ def restore_controller(segment: Segment, trusted: Collection[str] | None = ()) -
 def refuse_untrusted_plugins(config: SchedulingConfig, trusted: Collection[str] | None, where: str) -> None:
     """InvalidInput if the configuration names a plugin that is neither built in nor trusted: loading one runs its code."""
     untrusted = (
-        set() if trusted is None else in_use(config) - BUILT_IN - KNOWN_EXTENSIONS[ESTIMATORS].keys() - set(trusted)
+        set()
+        if trusted is None
+        else plugins_in_use(config) - BUILT_IN - KNOWN_EXTENSIONS[ESTIMATORS].keys() - set(trusted)
     )
     if untrusted:
         names = ", ".join(repr(name[:80]) for name in sorted(untrusted)[:5])
@@ -155,7 +156,7 @@ def trusted_plugins(home: Path, log: Path | None) -> frozenset[str] | None:
     names = frozenset[str]()
     for path in (home / name for name in CONFIG_FILES):
         if path.exists():
-            names |= in_use(load_config(path).scheduling)
+            names |= plugins_in_use(load_config(path).scheduling)
     return names
 
 

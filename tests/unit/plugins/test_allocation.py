@@ -15,7 +15,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.node import Node
 from hodei.plugins.allocation import BalancedAllocation, LeastAllocated, MostAllocated, RequestedToCapacityRatio
 from hodei.plugins.fit import Fit
-from hodei.plugins.registry import find
+from hodei.plugins.registry import find_plugin
 from unit.plugins.asking import VIEW, a_member, a_table, scores
 
 FALLING = [{"utilization": 0, "score": 10}, {"utilization": 100, "score": 0}]
@@ -101,13 +101,13 @@ def test_a_line_through_corners(shape, cpu, memory, points):
 )
 def test_a_wrong_shape_is_refused_with_words(shape, words):
     with pytest.raises(InvalidInput, match=words):
-        find("requested_to_capacity_ratio", {"shape": shape})
+        find_plugin("requested_to_capacity_ratio", {"shape": shape})
 
 
 @pytest.mark.parametrize("weight", [0, 101, 1.5, True])
 def test_a_wrong_weight_is_refused(weight):
     with pytest.raises(InvalidInput, match="from 1 to 100"):
-        find("least_allocated", {"resources": {"cpu": weight}})
+        find_plugin("least_allocated", {"resources": {"cpu": weight}})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_score_of_fit_is_the_strategy_that_it_was_given():
     assert _points(Fit(), node, cpu="3", memory="5Gi") == 37
     assert _points(Fit(strategy="most_allocated", resources={"cpu": 1}), node, cpu="3", memory="5Gi") == 75
     with pytest.raises(InvalidInput, match="there is no strategy 'best'"):
-        find("fit", {"strategy": "best"})
+        find_plugin("fit", {"strategy": "best"})
 
 
 # ---------------------------------------------------------------------------------------------- second opinion
@@ -201,7 +201,7 @@ def test_ten_thousand_random_nodes_score_as_the_plain_rule_says(kind, options):
             table.place(row, taken)
         asked = {"cpu": dice.choice((0, 100, 1500)), "memory": dice.choice((0, 3 << 28)), "gpu": dice.choice((0, 500))}
         member = a_member(cpu=asked["cpu"] / 1000, memory=asked["memory"], gpu=f"{asked['gpu']}m")
-        plugin = find(kind, {"resources": weights, **options})
+        plugin = find_plugin(kind, {"resources": weights, **options})
         found = runner.score(plugin, member, table.view(), VIEW)
         if found is None:
             assert kind == "balanced_allocation"

@@ -12,7 +12,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.job import BackendChoice
 from hodei.model.node import Location
 from hodei.plugins.backend_policies import CostOptimized, Locality, Performance
-from hodei.plugins.data_rules import DataRules
+from hodei.plugins.locality import DataRules
 from hodei.plugins.platform import Platform
 from hodei.plugins.registry import build_profiles
 from hodei.plugins.spill import Spill, SpillRule

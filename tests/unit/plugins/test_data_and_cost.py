@@ -11,9 +11,9 @@ from hodei.control.controller import Controller
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.facts import JobSubmitted, NodeJoined
 from hodei.model.node import Location
-from hodei.plugins.cost import Cost
-from hodei.plugins.data_locality import DataLocality
-from hodei.plugins.registry import build_profiles, find
+from hodei.plugins.backend_policies import Cost
+from hodei.plugins.locality import DataLocality
+from hodei.plugins.registry import build_profiles, find_plugin
 from unit.plugins.asking import a_member, a_table, scores
 
 PLACES = [
@@ -47,7 +47,7 @@ def test_no_inputs_no_opinion():
 
 
 def test_a_zone_or_region_can_be_said_to_hold_data_that_is_on_none_of_its_nodes():
-    plugin = find("data_locality", {"zones": {"eu-2": ["lake"]}, "regions": {"us": ["lake"]}})
+    plugin = find_plugin("data_locality", {"zones": {"eu-2": ["lake"]}, "regions": {"us": ["lake"]}})
     found = scores(plugin, a_member(inputs=("lake",)), a_table(PLACES))
     assert found == {"holder": 0, "neighbour": 0, "same-region": 6_000, "namesake": 3_000, "nowhere": 0}
 

@@ -12,9 +12,17 @@ from hodei.engine.cycle import Engine
 from hodei.engine.view import View, gang_of
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Grant
-from hodei.plugins.fragmentation import USUAL, Fgd, Fragments, GpuHodei, Shape, parse_typical, typical_of
+from hodei.plugins.fragmentation import (
+    DEFAULT_WORKLOAD,
+    Fgd,
+    Fragments,
+    GpuHodei,
+    Shape,
+    parse_workload,
+    typical_workload,
+)
 from hodei.plugins.gpu_packing import GpuBestfit, GpuClustering, GpuDotprod, GpuPacking
-from hodei.plugins.registry import build_profile, find
+from hodei.plugins.registry import build_profile, find_plugin
 from unit.plugins.asking import a_member, a_table, best, scores
 
 HALVES_AND_WHOLES = {Shape(1000, 500): 1, Shape(1000, 1000): 1}
@@ -56,7 +64,7 @@ def test_which_node_is_taken(plugin, held, asked, taken):
 
 @pytest.mark.parametrize("name", ["gpu_packing", "gpu_clustering"])
 def test_jobs_without_gpus_are_no_business_of_those_who_look_at_gpus_alone(name):
-    assert scores(find(name), a_member(cpu="1"), _table(a=2)) is None
+    assert scores(find_plugin(name), a_member(cpu="1"), _table(a=2)) is None
 
 
 def test_without_any_gpu_there_is_no_opinion_on_fragments():
@@ -103,7 +111,7 @@ def test_the_tables_say_what_the_definition_says():
 
 def test_what_is_gained_is_the_fragment_before_less_the_fragment_after():
     table = _table([("a", 0, 500), ("a", 1, 200), ("b", 0, 1000)], a=2, b=2)
-    fragments = Fragments(USUAL)
+    fragments = Fragments(DEFAULT_WORKLOAD)
     for gpu in ("", "0.3", "0.5", "1", "1.5", "2"):
         member = a_member(gpu=gpu, cpu="2")
         gains = fragments.gains(member, table.view())
@@ -122,7 +130,7 @@ def test_what_is_gained_is_the_fragment_before_less_the_fragment_after():
 
 def _total(table, row: int) -> int:
     cpu, gpus = int(table.view().free("cpu")[row]), table.gpus[row].tolist()
-    return sum(weight * _fragment(shape, cpu, gpus) for shape, weight in USUAL.items())
+    return sum(weight * _fragment(shape, cpu, gpus) for shape, weight in DEFAULT_WORKLOAD.items())
 
 
 def test_a_gpu_that_a_typical_job_may_not_use_is_a_fragment_to_it():
@@ -167,14 +175,14 @@ def test_a_plugin_that_fails_to_choose_leaves_the_tightest():
 
 def test_the_typical_workload_is_what_comes_most_often():
     seen = [Shape(1000, 500)] * 60 + [Shape(4000, 1000)] * 30 + [Shape(2000, 0)] * 8 + [Shape(9000, 8000)] * 2
-    assert typical_of(seen) == {Shape(1000, 500): 60, Shape(4000, 1000): 30, Shape(2000, 0): 8}
-    assert typical_of(seen, percent=50) == {Shape(1000, 500): 60}
-    assert typical_of([]) == {}
+    assert typical_workload(seen) == {Shape(1000, 500): 60, Shape(4000, 1000): 30, Shape(2000, 0): 8}
+    assert typical_workload(seen, percent=50) == {Shape(1000, 500): 60}
+    assert typical_workload([]) == {}
 
 
 def test_the_typical_workload_can_be_written_down():
     given = [{"cpu": 4, "gpu": "0.5", "weight": 10, "gpu_types": ["T4"]}, {"cpu": "500m"}, {"cpu": "500m"}]
-    assert parse_typical(given) == {Shape(4000, 500, ("t4",)): 10, Shape(500, 0): 2}
+    assert parse_workload(given) == {Shape(4000, 500, ("t4",)): 10, Shape(500, 0): 2}
 
 
 @pytest.mark.parametrize(

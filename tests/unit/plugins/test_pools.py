@@ -5,7 +5,7 @@ from __future__ import annotations
 from builders import a_node
 from hodei.model.facts import NodeJoined
 from hodei.model.node import GPU_ONLY, Pool, Taint
-from hodei.plugins.pools import Pools
+from hodei.plugins.fit import Pools
 from unit.control.harness import Harness
 from unit.plugins.asking import a_member, a_table, refused
 

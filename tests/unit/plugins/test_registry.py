@@ -18,7 +18,7 @@ from hodei.model.errors import InvalidInput
 from hodei.model.facts import JobSubmitted, NodeJoined
 from hodei.model.job import Reason
 from hodei.plugins import registry
-from hodei.plugins.registry import build_profile, build_profiles, find
+from hodei.plugins.registry import build_profile, build_profiles, find_plugin
 
 
 class Even(PerNode):
@@ -141,7 +141,7 @@ def test_the_built_in_profiles_are_always_there():
 
 def test_every_built_in_plugin_can_be_found():
     for name in registry.PLUGINS:
-        assert find(name).name == name
+        assert find_plugin(name).name == name
 
 
 def test_a_per_node_plugin_sees_what_is_used():

@@ -11,7 +11,7 @@ from hodei.engine.points import MAX_SCORE
 from hodei.model.facts import JobSubmitted, NodeJoined
 from hodei.model.job import BackendChoice
 from hodei.model.node import Location, Node
-from hodei.plugins.proximity import LocalityAware, Proximity, distance_km, nearness
+from hodei.plugins.locality import LocalityAware, Proximity, distance_km, nearness
 from hodei.plugins.registry import build_profile
 from hodei.plugins.strategies import BinPacking, LeastLoaded, Load, MostFree, Resource, ResourceBalance, RoundRobin
 from unit.plugins.asking import a_member, a_table, best, scores

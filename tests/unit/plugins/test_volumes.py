@@ -8,7 +8,7 @@ from hodei.engine.points import Placed
 from hodei.engine.view import Member
 from hodei.model.affinity import NodeTerm, Requirement
 from hodei.model.node import Node, Volume, VolumeCandidate, VolumeReach
-from hodei.plugins.image_locality import ImageLocality
+from hodei.plugins.locality import ImageLocality
 from hodei.plugins.volumes import Volumes
 from unit.plugins.asking import a_member, refused, scores
 

@@ -28,7 +28,7 @@ from hodei.kube.scheduler.reservations import Reserved
 from hodei.kube.scheduler.status_reporter import StatusReporter
 from hodei.kube.scheduler.translate import CORDON_TAINT
 from hodei.model.config import ProfileConfig, SchedulingConfig
-from hodei.plugins.registry import build_profile, called_for, queue_arguments
+from hodei.plugins.registry import build_profile, implied_plugins, queue_options
 from hodei.plugins.volumes import Volumes
 from hodei.runtime.clock import SystemClock
 from hodei.wiring import make_estimator
@@ -77,10 +77,10 @@ def live_profile(config: SchedulingConfig) -> Profile:
     options = {**wanted.options, "fit": {"unsaid": UNSAID, **wanted.options.get("fit", {})}}
     return kube_profile(
         queue=wanted.queue,
-        queue_arguments=queue_arguments(wanted),
+        queue_arguments=queue_options(wanted),
         weights=WEIGHTS if wanted.scores is None else wanted.scores,
         arguments=options,
-        plugins=(*wanted.plugins, *called_for(config, wanted)),
+        plugins=(*wanted.plugins, *implied_plugins(config, wanted)),
         disabled=wanted.disable,
     )
 

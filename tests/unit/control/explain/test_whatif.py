@@ -9,7 +9,7 @@ from hodei.control.clone import clone_controller
 from hodei.control.explain.whatif import Question, what_if
 from hodei.model.config import ProfileConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput, NotFound
-from hodei.plugins.trial import check_trial_policy
+from hodei.plugins.registry import check_trial_policy
 from hodei.wiring import make_controller
 from unit.control.explain.test_lookahead import state_of
 from unit.control.harness import Harness, a_harness

@@ -19,12 +19,12 @@ from hodei.engine.view import Gang
 _NO_LIMIT = 1 << 30
 
 
-def several(gang: Gang) -> bool:
+def has_several_members(gang: Gang) -> bool:
     """Whether there is more than one member whose places can be compared."""
     return sum(map(len, gang.needed)) + sum(map(len, gang.extra)) > 1
 
 
-class Room:
+class DomainCapacity:
     """For each place (the rows with the same one of `ids`): how many of each kind of member it could hold by itself
     (`each`), and how much of each resource is free there (`free`). `empty`: as if nothing ran on the nodes."""
 
@@ -83,7 +83,7 @@ class Room:
         return total
 
 
-class OnePlaceEach(Sequence[Layout]):
+class DomainLayouts(Sequence[Layout]):
     """A layout for each of some places, the same for all members, made when asked for: there can be as many places as
     nodes. `wish`: ends with all rows for everyone."""
 
