@@ -326,7 +326,7 @@ class Backend(GangReserver, Executor, UsageReporter, Suspender, StartForecaster,
     Nothing is done before `open`; calls may come at the same time, and each ends by itself within a minute (but for
     `observe` and `nodes_changed`, which wait), however dead the other side is: the caller gives up on it then.
     Secrets (values in a task's `env`) are never put on a command line, in a log or in an error.
-    `hodei.backends.base.PlainBackend` has a default for all that `capabilities` may leave out.
+    `hodei.backends.base.BaseBackend` has a default for all that `capabilities` may leave out.
     """
 
     name: str

@@ -1,14 +1,18 @@
-"""Rules for a live run, shared by the agent, Docker and the HPC backends: stop with grace and kill, health, idle time, checkpoints.
+"""Rules for a live run, shared by the agent and the backends: stop with grace and kill, exit, health, idle time, checkpoints.
 
-No I/O and no clock: callers observe and pass times of a clock of their own. Standard library only, because the agent may
-import nothing else.
+No I/O and no clock: callers observe and pass times of a clock of their own, all in one unit. Standard library only,
+because the agent may import nothing else.
 """
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 CUT_SHORT = "saving its work was cut short"
+# Signals that the agent's wrapper of a run survives; any other would end the wrapper, and the run with it.
+CHECKPOINT_SIGNALS = ("ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR1", "USR2", "VTALRM", "WINCH")
 # Less than one part in so many of a core is idle.
 BUSY_PART = 100
 SHORTEST_IDLE_MS, LONGEST_IDLE_MS = 1_000, 15_000
@@ -22,6 +26,10 @@ def idle_reason(idle_ms: int) -> str:
     return f"nothing happened in it for {idle_ms / 1000:g}s"
 
 
+def oom_reason(limit_bytes: int = 0) -> str:
+    return "it went over its memory limit" + (f" of {limit_bytes} bytes" if limit_bytes else "")
+
+
 def no_checkpoint(timeout_ms: int) -> str:
     return f"no checkpoint was seen within {timeout_ms / 1000:g}s"
 
@@ -31,6 +39,31 @@ def command_problem(exit_code: int | None, timeout_ms: int) -> str:
     if exit_code is None:
         return f"its checkpoint command did not end within {timeout_ms / 1000:g}s"
     return f"its checkpoint command failed: exit code {exit_code}" if exit_code else ""
+
+
+def checkpoint_signal(name: str) -> str:
+    """The name of a checkpoint signal without SIG. ValueError if it cannot be used."""
+    short = name.upper().removeprefix("SIG")
+    if short not in CHECKPOINT_SIGNALS:
+        raise ValueError(f"the signal {short[:20]} cannot be used; use one of {', '.join(CHECKPOINT_SIGNALS)}")
+    return short
+
+
+def signal_name(number: int) -> str:
+    """ "" if there is no such signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""
+
+
+def start_error_code(text: str) -> int | None:
+    """The exit code that a shell gives a command which a container runtime could not start; None for other errors."""
+    if "executable file not found" in text or "no such file or directory" in text:
+        return 127
+    if "permission denied" in text or "exec format error" in text or "is a directory" in text:
+        return 126
+    return None
 
 
 @dataclass
@@ -60,14 +93,40 @@ class StopPlan:
             self.save_until, self.note = now + save, CUT_SHORT
         return True
 
-    def finish_saving(self, now: float, note: str) -> None:
-        """Saved or not, the stop goes on with TERM."""
-        self.saving, self.note = False, self.note or note
+    def finish_saving(self, now: float, problem: str = "") -> None:
+        """Saved or not, the stop continues with TERM."""
+        self.saving, self.note = False, problem
         self.kill_at = min(self.kill_at, now + self.grace)
 
     @property
     def because(self) -> str:
         return "; ".join(text for text in (self.reason, self.note) if text)
+
+
+class End(NamedTuple):
+    """How a run ended, in the terms of RunObserved."""
+
+    state: Literal["succeeded", "failed", "stopped", "lost"]
+    reason_code: str = ""
+    reason: str = ""
+
+
+def classify_end(code: int | None, stop: StopPlan | None, *, oom: str = "") -> End:
+    """A stop explains an end first, then the kernel, then the command itself. `code` None: the exit code is lost. `oom`: why
+    the kernel killed it for its memory, "" if it did not."""
+    if stop is not None and stop.saving and code == 0:
+        return End("succeeded")  # it was asked to save its work, not to end, and finished by itself
+    if stop is not None:
+        return End("failed" if stop.code else "stopped", stop.code, stop.because)
+    if code is None:
+        return End("lost", "lost", "its process disappeared without an exit code")
+    if code and oom:
+        return End("failed", "oom", oom)
+    if code == 0:
+        return End("succeeded")
+    if name := signal_name(code - 128):
+        return End("failed", "killed", f"it was ended by {name}")
+    return End("failed", "", f"exit code {code}")
 
 
 @dataclass
@@ -77,12 +136,14 @@ class HealthCounter:
     failures: int = 0
 
     def observe(self, error: str, limit: int) -> str:
-        """Count one check (`error` is "" if it passed); why the run must stop, "" if it may go on."""
+        """Count one check (`error` is "" if it passed); why the run must stop, "" if it may continue."""
         self.failures = self.failures + 1 if error else 0
-        if self.failures < limit:
-            return ""
-        times = f"{self.failures} times in a row" if self.failures > 1 else "once"
-        return f"its health check failed {times}: {error}"
+        return health_reason(self.failures, error) if self.failures >= limit else ""
+
+
+def health_reason(failures: int, error: str = "") -> str:
+    times = f"{failures} times in a row" if failures > 1 else "once"
+    return f"its health check failed {times}" + (f": {error}" if error else "")
 
 
 class IdleDetector:

@@ -16,8 +16,8 @@ from hodei.api.config import parse_config, read_toml, read_yaml
 from hodei.api.views import Check
 from hodei.backends.base import BackendContext
 from hodei.backends.instant import InstantBackend
-from hodei.backends.local import LocalBackend, NodeOffer
-from hodei.backends.registry import KindBroken, common_of, dress, make_backend, make_or_explain, settings_of
+from hodei.backends.local import LocalBackend, VirtualNode
+from hodei.backends.registry import KindBroken, common_of, make_backend, make_or_explain, node_defaults, settings_of
 from hodei.control.accounting.config import accounts_policy
 from hodei.control.admission.backend_availability import CircuitPolicy
 from hodei.control.admission.config import batch_of, make_steering, problems_of
@@ -151,7 +151,7 @@ def add_observers(service: Service, config: Config) -> None:
                 log.error("%s.%s is left out: %s; %s", section, name, error.message, error.hint)
 
 
-def node_offer(config: NodeConfig) -> NodeOffer:
+def node_offer(config: NodeConfig) -> VirtualNode:
     amounts = {CPU: config.cpu, MEMORY: config.memory, GPU: config.gpu, **config.resources}
     if parse_quantity(config.storage):
         amounts[STORAGE] = config.storage
@@ -169,7 +169,7 @@ def node_offer(config: NodeConfig) -> NodeOffer:
             raise InvalidInput(f"a cost of {config.cost}", hint=f"what an hour costs, from 0 to {MAX_COST}")
     except InvalidInput as error:
         raise InvalidInput(f"node {config.name!r}: {error.message}", hint=error.hint) from error
-    return NodeOffer(
+    return VirtualNode(
         name=config.name,
         capacity=capacity,
         labels=config.labels,
@@ -235,7 +235,7 @@ def parse_taint(text: str) -> Taint:
     return Taint(found["key"], found["value"] or "", found["effect"])  # type: ignore[arg-type]
 
 
-def instant_node(offer: NodeOffer) -> Node:
+def instant_node(offer: VirtualNode) -> Node:
     return Node(
         name=offer.name,
         backend="instant",
@@ -364,7 +364,7 @@ def make_service(
         health=health_policy(config.health),
         fleet=BackendChanges(
             lambda name, table: make_backend(name, table, context),
-            dress,
+            node_defaults,
             {name: config.backends.get(name, {}) for name in backends},
         ),
     )

@@ -19,7 +19,7 @@ from agent_host import DEADLINE_S, Desk, a_host, agent_pid, alive, an_order, kil
 from hodei.agent.limits import enforcement
 from hodei.agent.spawn import NOT_TRIED, SCRIPT, SHELL, STATUS_FD
 from hodei.backends.agent_link import Link
-from hodei.backends.local import LocalBackend, NodeOffer
+from hodei.backends.local import LocalBackend, VirtualNode
 from hodei.model.effects import Start
 from hodei.model.errors import BackendError, NotFound, StaleEpoch
 from hodei.model.outcome import StopReason
@@ -327,7 +327,7 @@ def test_runs_of_a_virtual_node_stay_on_its_cores(tmp_path):
     core = max(os.sched_getaffinity(0))
 
     async def story() -> None:
-        async with a_host(tmp_path / "home", nodes=[NodeOffer("n1", cpus=(core,)), NodeOffer("n2")]) as desk:
+        async with a_host(tmp_path / "home", nodes=[VirtualNode("n1", cpus=(core,)), VirtualNode("n2")]) as desk:
             await desk.run(an_order(1, sys.executable, "-S", "-c", "import os; print(os.sched_getaffinity(0))"))
             assert await desk.log("1.0.1") == f"{{{core}}}\n".encode()
             assert [node.name for node in await desk.backend.nodes()] == ["n1", "n2"]
@@ -341,9 +341,9 @@ def test_runs_of_a_virtual_node_stay_on_its_cores(tmp_path):
 def test_output_past_the_cap_keeps_its_head_and_its_tail(tmp_path):
     async def story() -> None:
         async with a_host(tmp_path / "home") as desk:
-            link = desk.backend._reach.link
+            link = desk.backend._agent.link
             order = {"run": "1.0.1", "argv": ["/bin/sh", "-c", "seq 1 200000"], "log_cap": 65_536}
-            await link.ask("start", runs=[order])
+            await link.request("start", runs=[order])
             await desk.end_of("1.0.1")
             said = await desk.log("1.0.1")
             assert said.startswith(b"1\n2\n3\n")
@@ -368,10 +368,10 @@ def test_a_log_that_is_no_file_of_the_run_is_refused(tmp_path):
             for run in ("1.0.1", "2.0.1"):
                 with pytest.raises(NotFound, match="stdout"):
                     await desk.backend.logs(run, "stdout", 0, 100)
-            link: Link = desk.backend._reach.link
+            link: Link = desk.backend._agent.link
             for run in ("../1.0.1", "..", "1.0.1/x", "", "a\0b"):
                 with pytest.raises(Exception, match="run's id"):
-                    await link.ask("logs", run=run, stream="stdout", offset=0, limit=1)
+                    await link.request("logs", run=run, stream="stdout", offset=0, limit=1)
 
     asyncio.run(story())
 

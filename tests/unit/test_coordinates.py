@@ -7,7 +7,7 @@ import pytest
 from builders import a_node
 from hodei.backends.docker.node import node_of
 from hodei.backends.docker.settings import Host
-from hodei.backends.registry import common_of, dress
+from hodei.backends.registry import common_of, node_defaults
 from hodei.jobfile.render import node_view
 from hodei.model.config import NodeConfig
 from hodei.model.errors import InvalidInput
@@ -39,9 +39,9 @@ def test_they_are_shown_with_the_node():
 def test_docker_hosts_and_whole_backends_have_them_too():
     docker = node_of(Host("h1", lat=PARIS[0], lng=PARIS[1]), {}, {}, backend="docker", problem="")
     assert docker.location == Location().with_coordinates(*PARIS)
-    dressed = dress({"kind": "slurm", "lat": OSLO[0], "lng": OSLO[1]})
-    assert dressed(a_node("n1")).location == Location().with_coordinates(*OSLO)
-    assert dressed(docker).location == Location().with_coordinates(*PARIS)  # a node's own word counts
+    fill_in = node_defaults({"kind": "slurm", "lat": OSLO[0], "lng": OSLO[1]})
+    assert fill_in(a_node("n1")).location == Location().with_coordinates(*OSLO)
+    assert fill_in(docker).location == Location().with_coordinates(*PARIS)  # a node's own word counts
 
 
 @pytest.mark.parametrize(

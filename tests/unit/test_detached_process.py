@@ -44,7 +44,10 @@ def test_the_supervisor_may_be_dropped_while_its_agent_runs(tmp_path, sleeper, m
     monkeypatch.setattr(sys, "executable", sleeper)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        supervisor = AgentSupervisor("local", tmp_path, "test", 1, (1, 1), lambda news: None, lambda error: None)
+        supervisor = AgentSupervisor(
+            "local", tmp_path, "test", 1, linger_s=1, keep_logs_s=1,
+            on_observations=lambda seen: None, on_outage=lambda error: None,
+        )  # fmt: skip
         supervisor._start_agent_unless_running()
         pid = supervisor._agent.pid
         del supervisor

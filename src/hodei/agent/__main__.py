@@ -1,4 +1,4 @@
-"""`python -m hodei.agent --home DIR`: take the lock, find our runs again, open the door, stay until nobody needs us."""
+"""`python -m hodei.agent --home DIR`: lock the home, recover the runs, listen, and exit when the agent is no longer needed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import socket
 import sys
 import tempfile
 
-from hodei.agent.journal import Journal
-from hodei.agent.limits import Fences
-from hodei.agent.recovery import recover
-from hodei.agent.run import Observation
+from hodei.agent.journal import Journal, recover
+from hodei.agent.limits import Cgroups
 from hodei.agent.runs import Runs
 from hodei.agent.service import Connection, Service
+from hodei.agent.spawn import remove_file
 
 ALREADY_RUNNING = 3
 SOCKET_PATH_LIMIT = 107
@@ -37,7 +36,7 @@ def main() -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"another agent is at home in {home}", file=sys.stderr)
+        print(f"another agent already runs for {home}", file=sys.stderr)
         return ALREADY_RUNNING
     asyncio.run(_serve(home, options.linger, options.keep_logs))
     return 0
@@ -46,63 +45,52 @@ def main() -> int:
 async def _serve(home: str, linger_s: float, keep_logs_s: float) -> None:
     loop = asyncio.get_running_loop()
     journal = Journal(f"{home}/journal")
-    fences = Fences("hodei-" + hashlib.sha256(home.encode()).hexdigest()[:12])
-
-    def tell(installation: str, observations: list[Observation]) -> None:
-        service.tell(installation, observations)
-
-    runs = Runs(home, journal, fences, tell)
+    cgroups = Cgroups("hodei-" + hashlib.sha256(home.encode()).hexdigest()[:12])
+    runs = Runs(home, journal, cgroups, lambda installation, seen: service.publish(installation, seen))
     service = Service(runs, linger_s, keep_logs_s)
     recover(runs)
     loop.add_signal_handler(signal.SIGCHLD, runs.reap)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.done.set)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    door, path = _open_door(home)
-    server = await loop.create_unix_server(lambda: Connection(service), sock=door)
+    listener, path = _listen(home)
+    server = await loop.create_unix_server(lambda: Connection(service), sock=listener)
     try:
         await service.tick_until_done()
-        runs.leave()
+        runs.close()
     finally:
         server.close()
-        _close_door(home, path)
+        _remove_socket(home, path)
         journal.close()
         if runs.idle:
-            fences.close()
+            cgroups.close()
 
 
-def _open_door(home: str) -> tuple[socket.socket, str]:
-    """A socket at home; in a short private directory if the path is too long for one, with its address at home."""
+def _listen(home: str) -> tuple[socket.socket, str]:
+    """A socket in the home. If its path is too long for a socket, one in a short private directory, named in `agent.addr`."""
     path, address = f"{home}/agent.sock", f"{home}/agent.addr"
-    _remove(address)
+    remove_file(address)
     if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
         path = tempfile.mkdtemp(prefix="hodei-") + "/agent.sock"
     else:
-        _remove(path)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    door.bind(path)  # both directories are closed to others, so there is no moment in which others could come in
+        remove_file(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)  # both directories are private, so no other user can connect before the chmod
     os.chmod(path, 0o600)
-    door.setblocking(False)
+    listener.setblocking(False)
     if os.path.dirname(path) != home:
         with open(f"{address}.new", "w") as file:
             file.write(path)
         os.rename(f"{address}.new", address)
-    return door, path
+    return listener, path
 
 
-def _close_door(home: str, path: str) -> None:
+def _remove_socket(home: str, path: str) -> None:
     if os.path.dirname(path) == home:
-        _remove(path)
+        remove_file(path)
     else:
-        _remove(f"{home}/agent.addr")
+        remove_file(f"{home}/agent.addr")
         shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 if __name__ == "__main__":

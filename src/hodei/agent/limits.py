@@ -1,7 +1,7 @@
-"""Fences around runs: cgroup v2 where its controllers are ours to use, else cgroup v1, else rlimits and cpu affinity.
+"""Limits of runs: by cgroup v2 where its controllers are delegated to us, else cgroup v1, else rlimits and CPU affinity.
 
-`enforcement()` says what this host can do; `Fences` does it. A fence is only built for a run that has a limit, so
-that a run without limits costs nothing here.
+`enforcement()` reports what this host can do. Cgroups are only created for a run that has a limit, so that a run without
+limits costs nothing here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CFS_MIN_QUOTA_US = 1_000
 
 @dataclass(frozen=True)
 class Limits:
-    """0 means no limit. `cpus` pins the run to these cores. `cpu_shares` is its weight beside others (1024 for a core, 0 for
-    none of its own), `oom_score_adj` what the kernel is to add to its score when memory runs out (None: nothing)."""
+    """As ordered; 0 means no limit. `cpus` pins the run to these cores. `cpu_shares` is its CPU weight (1024 for a core, 0 for
+    none of its own), `oom_score_adj` what the kernel adds to its OOM score (None: nothing)."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -31,8 +31,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Fence:
-    """What `spawn` needs: groups to join, an address space limit, cores to stay on, how readily it is killed for memory."""
+class SpawnLimits:
+    """What `spawn` applies: groups to join, an address space limit, cores to stay on, the OOM score adjustment."""
 
     groups: tuple[str, ...] = ()
     address_space_kib: int = 0
@@ -45,8 +45,8 @@ class Fence:
 
 
 @dataclass
-class Fences:
-    """Builds, inspects and removes the fences of one agent, all under its own `label` in the hierarchy."""
+class Cgroups:
+    """Creates, inspects and removes the cgroups of one agent, all under its own `label` in the hierarchy."""
 
     label: str
     root: Path = CGROUP_ROOT
@@ -54,7 +54,7 @@ class Fences:
 
     @cached_property
     def _found(self) -> tuple[int, dict[str, Path]]:
-        # On first use only: an agent whose runs have no limits leaves no trace in the hierarchy.
+        # On first use only: an agent whose runs have no limits creates nothing in the hierarchy.
         for version, find in ((2, _v2_parents), (1, _v1_parents)):
             if parents := find(self.root, self.label):
                 return version, parents
@@ -69,19 +69,19 @@ class Fences:
         return self._found[1]
 
     def groups(self, name: str, limits: Limits) -> tuple[str, ...]:
-        """The groups that `build` would make for these limits."""
+        """The groups that `create` would make for these limits."""
         return tuple(dict.fromkeys(str(path) for path in self._wanted(name, limits).values()))
 
     def _wanted(self, name: str, limits: Limits) -> dict[str, Path]:
-        asked = {"memory": limits.memory_bytes, "cpu": limits.cpu_milli or limits.cpu_shares}
-        if not any(asked.values()):
+        amounts = {"memory": limits.memory_bytes, "cpu": limits.cpu_milli or limits.cpu_shares}
+        if not any(amounts.values()):
             return {}
-        return {kind: parent / name for kind, parent in self.parents.items() if asked[kind]}
+        return {kind: parent / name for kind, parent in self.parents.items() if amounts[kind]}
 
-    def build(self, name: str, limits: Limits) -> Fence:
+    def create(self, name: str, limits: Limits) -> SpawnLimits:
         """OSError if a group cannot be made; nothing is left behind then."""
         if limits == Limits():
-            return Fence()
+            return SpawnLimits()
         wanted, groups = self._wanted(name, limits), self.groups(name, limits)
         try:
             for group in groups:
@@ -91,16 +91,16 @@ class Fences:
             if "cpu" in wanted and limits.cpu_milli:
                 self._limit_cpu(wanted["cpu"], limits.cpu_milli)
             if "cpu" in wanted and limits.cpu_shares:
-                self._weigh_cpu(wanted["cpu"], limits.cpu_shares)
+                self._set_cpu_weight(wanted["cpu"], limits.cpu_shares)
         except OSError:
             self.remove(groups)
             raise
         address_space = limits.memory_bytes // 1024 if "memory" not in wanted else 0
-        # Cores that this host does not have (a node may pretend to) cannot be stayed on: then on all of them.
+        # A virtual node may name cores that this host does not have; without any of its cores a run may use all.
         cpus = tuple(sorted(set(limits.cpus) & os.sched_getaffinity(0))) if limits.cpus else ()
         if not limits.cpus and limits.cpu_milli and "cpu" not in wanted:
-            cpus = self._some_cpus(-(-limits.cpu_milli // 1000))
-        return Fence(groups, address_space, cpus, limits.oom_score_adj)
+            cpus = self._pick_cpus(-(-limits.cpu_milli // 1000))
+        return SpawnLimits(groups, address_space, cpus, limits.oom_score_adj)
 
     def _limit_memory(self, group: Path, amount: int) -> None:
         if self.version == 2:
@@ -120,14 +120,14 @@ class Fences:
         _write(group / "cpu.cfs_period_us", CFS_PERIOD_US)
         _write(group / "cpu.cfs_quota_us", quota)
 
-    def _weigh_cpu(self, group: Path, shares: int) -> None:
+    def _set_cpu_weight(self, group: Path, shares: int) -> None:
         if self.version == 2:
             # 2 to 262144 shares are 1 to 10000 of weight, by the formula that the kubelet uses.
             _write(group / "cpu.weight", 1 + (shares - 2) * 9999 // 262_142)
         else:
             _write(group / "cpu.shares", shares)
 
-    def _some_cpus(self, count: int) -> tuple[int, ...]:
+    def _pick_cpus(self, count: int) -> tuple[int, ...]:
         usable = sorted(os.sched_getaffinity(0))
         if count >= len(usable):
             return ()
@@ -137,7 +137,7 @@ class Fences:
 
     @staticmethod
     def ran_out_of_memory(groups: Sequence[str]) -> bool:
-        """Has the kernel killed something in these groups for want of memory?"""
+        """Whether the kernel's OOM killer has killed something in these groups."""
         for group in groups:
             for name in ("memory.events", "memory.oom_control"):
                 try:
@@ -151,7 +151,7 @@ class Fences:
 
     @staticmethod
     def kill(groups: Sequence[str]) -> bool:
-        """KILL to everything inside; True if something was there."""
+        """Send KILL to everything inside; True if there was any process."""
         found = False
         for group in groups:
             try:
@@ -162,24 +162,27 @@ class Fences:
             for pid in pids:
                 if pid > 1:
                     found = True
-                    _kill_quietly(pid)
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except OSError:
+                        pass
         return found
 
     @staticmethod
     def remove(groups: Sequence[str]) -> bool:
-        """True when all are gone; False while something in them is still dying."""
-        gone = True
+        """True when all are removed; False while a process in them is still exiting."""
+        removed = True
         for group in groups:
             try:
                 os.rmdir(group)
             except FileNotFoundError:
                 continue
             except OSError:
-                gone = False
-        return gone
+                removed = False
+        return removed
 
     def sweep(self, keep: frozenset[str]) -> None:
-        """Remove what earlier agents left, except the groups in `keep`. Groups with processes in them stay."""
+        """Remove the groups of earlier agents, except those in `keep`. Groups with processes in them stay."""
         for parent in set(self.parents.values()):
             try:
                 names = [entry.path for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
@@ -188,7 +191,7 @@ class Fences:
             self.remove([name for name in names if name not in keep])
 
     def close(self) -> None:
-        """Remove our own places in the hierarchy, if nothing is left in them."""
+        """Remove our own parent groups, if they are empty."""
         if "_found" in vars(self):
             self.remove(sorted({str(parent) for parent in self.parents.values()}))
 
@@ -197,22 +200,22 @@ def enforcement(root: Path = CGROUP_ROOT) -> dict[str, str]:
     """Which limits can be enforced here, and by what: {"memory": ..., "cpu": ..., "processes": ...}.
 
     Values: cgroup2 | cgroup1 | rlimit (memory: address space only) | affinity (cpu: whole cores only) |
-    group (processes: those that leave their process group are not found).
+    group (processes: one that leaves its process group is not found).
     """
-    fences = Fences(f"hodei-probe-{os.getpid()}", root)
+    cgroups = Cgroups(f"hodei-probe-{os.getpid()}", root)
     try:
-        by = f"cgroup{fences.version}"
+        by = f"cgroup{cgroups.version}"
         return {
-            "memory": by if "memory" in fences.parents else "rlimit",
-            "cpu": by if "cpu" in fences.parents else "affinity",
-            "processes": by if fences.parents else "group",
+            "memory": by if "memory" in cgroups.parents else "rlimit",
+            "cpu": by if "cpu" in cgroups.parents else "affinity",
+            "processes": by if cgroups.parents else "group",
         }
     finally:
-        fences.close()
+        cgroups.close()
 
 
 def own_groups() -> dict[str, str]:
-    """Our own place in each hierarchy: {"memory": "/a/b", ..., "": "/v2/path"}."""
+    """Our own group in each hierarchy: {"memory": "/a/b", ..., "": "/v2/path"}."""
     out = {}
     try:
         with open("/proc/self/cgroup") as file:
@@ -235,7 +238,7 @@ def _v1_parents(root: Path, label: str) -> dict[str, Path]:
         if base is None:
             continue
         inside = base / own.get(controller, "/").strip("/")
-        # Inside a container our own path may not be visible under the mount; its root is ours then.
+        # Inside a container our own path may not be visible under the mount; then its root is our group.
         parent = (inside if inside.is_dir() else base) / label
         try:
             parent.mkdir(exist_ok=True)
@@ -244,12 +247,12 @@ def _v1_parents(root: Path, label: str) -> dict[str, Path]:
         if (parent / probe).exists():
             found[controller] = parent
         else:
-            Fences.remove([str(parent)])
+            Cgroups.remove([str(parent)])
     return found
 
 
 def _v2_parents(root: Path, label: str) -> dict[str, Path]:
-    """The nearest group above us that hands memory and cpu down to its children, with our own group in it."""
+    """The nearest group above us that delegates memory and cpu to its children, with our own group in it."""
     if not (root / "cgroup.controllers").exists():
         return {}
     place = root / own_groups().get("", "/").strip("/")
@@ -258,13 +261,13 @@ def _v2_parents(root: Path, label: str) -> dict[str, Path]:
     while True:
         parent = place / label
         try:
-            handed_down = (place / "cgroup.subtree_control").read_text().split()
-            if "memory" in handed_down and "cpu" in handed_down:
+            delegated = (place / "cgroup.subtree_control").read_text().split()
+            if "memory" in delegated and "cpu" in delegated:
                 parent.mkdir(exist_ok=True)
                 _write(parent / "cgroup.subtree_control", "+memory +cpu")
                 return {"memory": parent, "cpu": parent}
         except OSError:
-            Fences.remove([str(parent)])
+            Cgroups.remove([str(parent)])
         if place == root:
             return {}
         place = place.parent
@@ -277,10 +280,3 @@ def _write(path: Path, value: int | str) -> None:
         os.write(fd, str(value).encode())
     finally:
         os.close(fd)
-
-
-def _kill_quietly(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass

@@ -1,8 +1,8 @@
-"""What runs say: read from an offset, and kept within a cap without disturbing the writer.
+"""Output of runs: read by offset, and kept within a cap without disturbing the writer.
 
-A run writes straight into its own files, so its output survives us. Past the cap the middle is given back to the file
-system (a hole between a kept head and a kept tail) and readers see one line in its place. Offsets always count every
-byte that was ever written. A reader never follows a link, and never leaves the run's directory.
+A run writes straight into its own files, so its output survives the agent. Past the cap the middle is returned to the file
+system (a hole between a kept head and a kept tail), and readers see one line in its place. Offsets count every byte ever
+written. A reader never follows a link, and never leaves the run's directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NoLog(LogError):
 
 
 class _Gap:
-    """Bytes [start, end) were dropped; `moved` if the bytes behind them moved down (no hole could be punched)."""
+    """Bytes [start, end) were dropped; `moved` if the bytes after them moved down (no hole could be punched)."""
 
     __slots__ = ("end", "moved", "start")
 
@@ -42,7 +42,7 @@ class _Gap:
 
 
 def read(directory: str, stream: str, offset: int, limit: int) -> tuple[bytes, int]:
-    """Up to `limit` bytes from `offset` on, and the offset after them; a dropped stretch reads as one line."""
+    """Up to `limit` bytes from `offset`, and the offset after them; a dropped range reads as one line."""
     if stream not in STREAMS:
         raise LogError(f"no such stream: {stream[:40]!r}; there are stdout and stderr")
     if offset < 0 or limit < 0:
@@ -101,7 +101,7 @@ def trim(directory: str, stream: str, cap: int) -> None:
             return
         end = size - (cap - head)
         if old and end - old.end < max(4096, cap // 8):
-            return  # too little to be worth the trouble
+            return  # too little to be worth a system call
         fd = os.open(stream, os.O_RDWR | os.O_NOFOLLOW, dir_fd=dir_fd)
         try:
             _write_gap(dir_fd, stream, _Gap(head, end, False))
@@ -115,7 +115,7 @@ def trim(directory: str, stream: str, cap: int) -> None:
 
 
 def _cut(dir_fd: int, stream: str, head: int, dropped_to: int) -> None:
-    """Drop everything behind the head; the writer appends there, and offsets behind it are shifted."""
+    """Drop everything after the head; the writer appends there, and later offsets are shifted."""
     fd = os.open(stream, os.O_RDWR | os.O_NOFOLLOW, dir_fd=dir_fd)
     try:
         size = os.fstat(fd).st_size
@@ -147,7 +147,7 @@ def _open_regular(dir_fd: int, name: str) -> int | None:
 
 
 def _read_gap(dir_fd: int, stream: str) -> _Gap | None:
-    """None if nothing was dropped, or if nobody can tell any more what was."""
+    """None if nothing was dropped, or if the record of it is damaged."""
     try:
         fd = _open_regular(dir_fd, f"{stream}.gap")
     except LogError:
@@ -181,56 +181,54 @@ def _write_gap(dir_fd: int, stream: str, gap: _Gap) -> None:
 
 
 # ------------------------------------------------------------------------------------------- log times
-# When runs said what: once a second, how long each log was, if it has grown.
 
-
-# Beyond these half of them are dropped, so that those that are left are spread evenly over the time.
+# Above this half of the marks are dropped, so that the rest stays spread evenly over time.
 MAX_MARKS = 2048
-_LONGEST_FILE = 256 * 1024
+_MAX_TIMES_BYTES = 256 * 1024
 
 
 class LogTimes:
-    """`live`: what is watched now; of others nothing is remembered here."""
+    """Records when output was written: once a second, the length of each log that has grown."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
+        self._sizes: dict[tuple[str, str], int] = {}
         self._marks: dict[tuple[str, str], int] = {}
 
-    def look(self, directories: Iterable[str], now_ms: int) -> None:
-        """Note what has grown since the last look."""
-        seen, marks = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
+    def update(self, directories: Iterable[str], now_ms: int) -> None:
+        """Mark logs that have grown. Directories that are not named any more are dropped from memory."""
+        sizes, marks = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
         for directory in directories:
             for stream in STREAMS:
                 key = directory, stream
                 try:
                     size = written(directory, stream)
-                    if size and size != self._seen.get(key):
-                        marks[key] = _add(directory, stream, size, now_ms, self._marks.get(key, 0))
+                    if size and size != self._sizes.get(key):
+                        marks[key] = _add_mark(directory, stream, size, now_ms, self._marks.get(key, 0))
                     elif key in self._marks:
                         marks[key] = self._marks[key]
                 except OSError:
-                    continue  # it has gone, or the disk is full: a time that is missing harms nobody
-                seen[key] = size
-        self._seen, self._marks = seen, marks
+                    continue  # removed, or the disk is full: a missing mark does no harm
+                sizes[key] = size
+        self._sizes, self._marks = sizes, marks
 
     def end(self, directory: str, now_ms: int) -> None:
-        """The run that writes there has ended. One that was never looked at gets no mark, so a short run costs no file."""
+        """The run that writes there has ended. One that `update` never saw gets no mark, so a short run costs no file."""
         for stream in STREAMS:
             key = directory, stream
-            seen = self._seen.pop(key, None)
-            if seen is None:
+            last = self._sizes.pop(key, None)
+            if last is None:
                 continue
             try:
                 size = written(directory, stream)
-                if size and size != seen:
-                    _add(directory, stream, size, now_ms, self._marks.get(key, 0))
+                if size and size != last:
+                    _add_mark(directory, stream, size, now_ms, self._marks.get(key, 0))
             except OSError:
                 pass
             self._marks.pop(key, None)
 
 
 def read_times(directory: str, stream: str) -> list[tuple[int, int]]:
-    """(place, time in ms), both growing: all before the place had been written by then. Garbage reads as nothing."""
+    """(offset, time in ms), both ascending: all before the offset was written by then. Damaged lines are skipped."""
     if stream not in STREAMS:
         return []
     try:
@@ -238,7 +236,7 @@ def read_times(directory: str, stream: str) -> list[tuple[int, int]]:
     except OSError:
         return []
     try:
-        data = os.read(fd, _LONGEST_FILE) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        data = os.read(fd, _MAX_TIMES_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     except OSError:
         data = b""
     finally:
@@ -247,13 +245,13 @@ def read_times(directory: str, stream: str) -> list[tuple[int, int]]:
     for line in data.splitlines():
         words = line.split()
         if len(words) == 2 and all(word.isdigit() and len(word) < 19 for word in words):
-            place, at_ms = int(words[0]), int(words[1])
-            if not out or (place > out[-1][0] and at_ms >= out[-1][1]):
-                out.append((place, at_ms))
+            offset, at_ms = int(words[0]), int(words[1])
+            if not out or (offset > out[-1][0] and at_ms >= out[-1][1]):
+                out.append((offset, at_ms))
     return out
 
 
-def _evenly(marks: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _thin_out(marks: list[tuple[int, int]]) -> list[tuple[int, int]]:
     step_ms = max(1, (marks[-1][1] - marks[0][1]) // (MAX_MARKS // 2)) if marks else 1
     kept: list[tuple[int, int]] = []
     for mark in marks:
@@ -262,10 +260,10 @@ def _evenly(marks: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return kept
 
 
-def _add(directory: str, stream: str, place: int, at_ms: int, count: int) -> int:
+def _add_mark(directory: str, stream: str, offset: int, at_ms: int, count: int) -> int:
     path = f"{directory}/{stream}.times"
     if count >= MAX_MARKS:
-        kept = _evenly(read_times(directory, stream))
+        kept = _thin_out(read_times(directory, stream))
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(fd, b"".join(b"%d %d\n" % mark for mark in kept))
@@ -275,49 +273,47 @@ def _add(directory: str, stream: str, place: int, at_ms: int, count: int) -> int
         count = len(kept)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
-        os.write(fd, b"%d %d\n" % (place, at_ms))
+        os.write(fd, b"%d %d\n" % (offset, at_ms))
     finally:
         os.close(fd)
     return count + 1
 
 
-# ----------------------------------------------------------------------------------------------- aging
-# When what was kept may go, by a wall clock that may be wrong: one that was set far ahead must not erase every
-# output.
-
+# ------------------------------------------------------------------------------------------- retention
 
 _DAY_S = 86_400.0
 
 
-class Aging:
-    """`path`: where what is believed is kept. `keep_s`: for how long things are kept."""
+class RetentionClock:
+    """Decides what is old enough to delete. A wall clock that jumps far ahead is not believed until it has held for a while,
+    so that a wrong clock does not erase all output. `path`: where the believed time is stored. `keep_s`: retention."""
 
     def __init__(self, path: str, keep_s: float) -> None:
         self._path, self._keep_s = path, keep_s
-        self._bound_s, self._hold_s = min(_DAY_S, keep_s / 4), min(_DAY_S, keep_s)
+        self._max_jump_s, self._hold_s = min(_DAY_S, keep_s / 4), min(_DAY_S, keep_s)
         self._steady_s = steady_s()
-        self._believed_s, self._held_s, self._ahead_s = self._recall()
+        self._believed_s, self._held_s, self._ahead_s = self._load()
 
-    def oldest_s(self) -> float:
-        """What was last changed before this may go now."""
+    def cutoff_s(self) -> float:
+        """What was last changed before this may be deleted now."""
         wall_s, now_s = time.time(), steady_s()
-        passed_s, self._steady_s = max(now_s - self._steady_s, 0.0), now_s
-        believed_s, held_s = self._believed_s + passed_s, self._held_s + passed_s
+        elapsed_s, self._steady_s = max(now_s - self._steady_s, 0.0), now_s
+        believed_s, held_s = self._believed_s + elapsed_s, self._held_s + elapsed_s
         ahead_s = wall_s - believed_s
-        if ahead_s <= self._bound_s or (self._same(ahead_s) and held_s >= self._hold_s):
+        if ahead_s <= self._max_jump_s or (self._is_same_jump(ahead_s) and held_s >= self._hold_s):
             believed_s, held_s, ahead_s = wall_s, 0.0, 0.0
-        elif not self._same(ahead_s):
+        elif not self._is_same_jump(ahead_s):
             held_s = 0.0
         self._believed_s, self._held_s, self._ahead_s = believed_s, held_s, ahead_s
         with contextlib.suppress(OSError):
-            self._keep()
+            self._store()
         return believed_s - self._keep_s
 
-    def _same(self, ahead_s: float) -> bool:
-        """The wall clock is as far ahead as it was at the last look."""
-        return self._ahead_s > 0 and abs(ahead_s - self._ahead_s) <= self._bound_s
+    def _is_same_jump(self, ahead_s: float) -> bool:
+        """The wall clock is as far ahead as it was at the last call."""
+        return self._ahead_s > 0 and abs(ahead_s - self._ahead_s) <= self._max_jump_s
 
-    def _recall(self) -> tuple[float, float, float]:
+    def _load(self) -> tuple[float, float, float]:
         try:
             with open(self._path) as file:
                 believed_s, held_s, ahead_s = map(float, file.read(200).split())
@@ -327,7 +323,7 @@ class Aging:
             pass
         return time.time(), 0.0, 0.0
 
-    def _keep(self) -> None:
+    def _store(self) -> None:
         fresh = f"{self._path}.new"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(f"{self._believed_s:.3f} {self._held_s:.3f} {self._ahead_s:.3f}\n")
@@ -335,5 +331,5 @@ class Aging:
 
 
 def steady_s() -> float:
-    """Time that passes, whatever the wall clock is set to."""
+    """A clock that setting the wall clock does not change."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -1,7 +1,4 @@
-"""What Linux tells about processes, and the clocks of this host.
-
-Read only: nothing here starts, signals or changes anything.
-"""
+"""Processes as /proc shows them, and the clocks of this host. Read only."""
 
 from __future__ import annotations
 
@@ -10,17 +7,17 @@ import time
 from collections.abc import Mapping
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# What the kernel adds to the path of an open file that is gone.
+# What the kernel appends to the path of an open file that was deleted.
 _DELETED = " (deleted)"
 
 
 def now_ms() -> int:
-    """Wall clock, for people and for the server."""
+    """Wall clock, for users and the server."""
     return time.time_ns() // 1_000_000
 
 
 def boot_clock_ms() -> int:
-    """Time since boot, sleep included: the same for every process until the next boot, so deadlines survive us."""
+    """Time since boot, sleep included: the same for every process until the next boot, so deadlines survive a restart."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
@@ -30,8 +27,8 @@ def boot_id() -> str:
 
 
 def holds_file(pid: int, path: str) -> bool:
-    """Does process `pid` have the file at `path` open, or the one that was there? A pid may be reused; an open file of ours
-    cannot be had by accident, so this names a process more surely than its start time, and works without having noted one."""
+    """Whether process `pid` has the file at `path` open, also if it was deleted since. A pid may be reused, but no other process
+    has a file of ours open, so this identifies a process better than a recorded start time."""
     try:
         fds = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -53,8 +50,8 @@ def _is_file(link: str, path: str, wanted: os.stat_result | None) -> bool:
 
 
 def holders(root: str, name: str) -> dict[str, int]:
-    """The leaders of sessions that have a file of this name below `root` open, by the file's path; also if it was deleted
-    since. Costs a look at every process."""
+    """Session leaders that have a file of this name below `root` open, by the file's path; also if it was deleted since. Reads
+    every process."""
     out: dict[str, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := _stat(int(entry))) and fields[3] == entry.encode():
@@ -75,24 +72,24 @@ def _open_files(pid: str) -> list[str]:
 
 
 def command_line(pid: int) -> list[str]:
-    """The words that process `pid` was started with; none if it is gone."""
+    """The arguments of process `pid`; none if it has exited."""
     return [os.fsdecode(word) for word in _cmdline(str(pid)).split(b"\0")[:-1]]
 
 
-def began_boot_ms(pid: int) -> int:
-    """When process `pid` began, on the boot clock, to a hundredth of a second; now if it is gone."""
+def started_boot_ms(pid: int) -> int:
+    """When process `pid` started, on the boot clock, to a hundredth of a second; now if it has exited."""
     fields = _stat(pid)
     return int(fields[19]) * 1000 // TICKS_PER_S if fields else boot_clock_ms()
 
 
-def is_gone(pid: int) -> bool:
-    """No such process, or a dead one that nobody has collected yet."""
+def has_exited(pid: int) -> bool:
+    """No such process, or a zombie."""
     fields = _stat(pid)
     return not fields or fields[0] in (b"Z", b"X")
 
 
 def groups() -> dict[int, list[int]]:
-    """The members of every process group on this host. Costs a look at every process."""
+    """The members of every process group on this host. Reads every process."""
     out: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (fields := _stat(int(name))):
@@ -100,10 +97,9 @@ def groups() -> dict[int, list[int]]:
     return out
 
 
-def cpu_ms(sessions: Mapping[int, Mapping[str, str]], but: frozenset[int] = frozenset()) -> dict[int, int]:
-    """The processor time that the living processes of these sessions have used, with that of their ended children.
-    Processes that have left theirs are known by environment variables that no others have. The sessions in `but` count
-    for nobody. Costs a look at every process."""
+def cpu_ms(sessions: Mapping[int, Mapping[str, str]], ignored: frozenset[int] = frozenset()) -> dict[int, int]:
+    """CPU time of the live processes of these sessions, with that of their ended children. A process that has left its session
+    is recognised by the environment variables given for it. Sessions in `ignored` are not counted. Reads every process."""
     out = dict.fromkeys(sessions, 0)
     marks = {
         session: {f"{name}={value}".encode() for name, value in mark.items()} for session, mark in sessions.items()
@@ -112,7 +108,7 @@ def cpu_ms(sessions: Mapping[int, Mapping[str, str]], but: frozenset[int] = froz
         if not entry.isdigit() or not (fields := _stat(int(entry))):
             continue
         session = int(fields[3])
-        if session in but:
+        if session in ignored:
             continue
         if session not in out:
             env = _environment(entry)
@@ -123,7 +119,7 @@ def cpu_ms(sessions: Mapping[int, Mapping[str, str]], but: frozenset[int] = froz
 
 
 def _environment(pid: str) -> set[bytes]:
-    """The variables that a process was started with; none if it is not ours to look at."""
+    """NAME=value pairs that a process was started with; none if we may not read them."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
@@ -132,16 +128,12 @@ def _environment(pid: str) -> set[bytes]:
 
 
 def has_in_env(pid: int, name: str, value: str) -> bool:
-    """Was process `pid` started with this environment variable?"""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{name}={value}".encode() in file.read().split(b"\0")
-    except OSError:
-        return False
+    """Whether process `pid` was started with this environment variable."""
+    return f"{name}={value}".encode() in _environment(str(pid))
 
 
-def child_has_begun(pid: int) -> bool | None:
-    """Has a child of `pid` become a program of its own (left its parent's image)? None: this kernel cannot tell."""
+def child_has_started(pid: int) -> bool | None:
+    """Whether a child of `pid` has called exec. None: this kernel does not list children."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = file.read().split()
@@ -154,7 +146,7 @@ def child_has_begun(pid: int) -> bool | None:
 
 
 def child_of(pid: int) -> int:
-    """The first child of `pid`; 0 if it has none. Costs a look at every process where the kernel keeps no list."""
+    """The first child of `pid`; 0 without one. Reads every process where the kernel does not list children."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             return int((file.read().split() or ["0"])[0])
@@ -179,5 +171,5 @@ def _stat(pid: int) -> list[bytes]:
             stat = file.read()
     except OSError:
         return []
-    # The command's name may hold spaces and brackets; the fields after the last bracket are plain.
+    # The command's name may contain spaces and brackets; the fields follow the last bracket.
     return stat[stat.rindex(b")") + 2 :].split()

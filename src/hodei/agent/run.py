@@ -1,61 +1,94 @@
-"""One run as the agent sees it: what was asked for, where it stands, how it ended. No system calls here."""
+"""One run in the agent: its order, its state, its end, and their records in the journal. No system calls here."""
 
 from __future__ import annotations
 
 import json
 import posixpath
 import re
-import signal
 from collections.abc import Mapping
+from dataclasses import dataclass
+from signal import Signals
 from typing import Any
 
-from hodei.agent.health import BadHealth, Health
-from hodei.agent.journal import MARK
 from hodei.agent.limits import Limits
-from hodei.agent.probes import Seen
-from hodei.agent.spawn import BadHook, Hook
-from hodei.supervision import HealthCounter
+from hodei.agent.probes import BadHealthCheck, FileStat, HealthCheck
+from hodei.agent.spawn import CHECKPOINT
+from hodei.supervision import HealthCounter, StopPlan, checkpoint_signal, classify_end, oom_reason
 
 LOG_CAP = 64 << 20
 GRACE_MS = 10_000
+HOOK_TIMEOUT_MS = 30_000
 CLAIM_LIMIT = 4096
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _INSTALLATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-
-# Files are stamped by a clock that may lag behind ours by so much.
+# File timestamps may lag behind the clock by so much.
 STAMP_LAG_MS = 10
 
 Observation = dict[str, Any]
-ENDS = ("succeeded", "failed", "stopped", "lost")
+Record = dict[str, Any]
+END_STATES = ("succeeded", "failed", "stopped", "lost")
 
 
 class BadOrder(ValueError):
     """The order can never be carried out; the message says why."""
 
 
-def check_installation(name: object) -> str:
-    if not isinstance(name, str) or not _INSTALLATION.fullmatch(name):
-        raise BadOrder("the installation's id must be letters, digits, - and _")
-    return name
+class BadHook(ValueError):
+    """The checkpoint hook cannot be used; the message says why. A stop continues without it."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """How a run saves its work: a signal to it, or a command inside it. `timeout_ms` bounds the wait."""
+
+    signal: str = ""
+    command: tuple[str, ...] = ()
+    timeout_ms: int = HOOK_TIMEOUT_MS
+
+    @property
+    def number(self) -> Signals:
+        return Signals[f"SIG{self.signal}"]
+
+    @classmethod
+    def from_order(cls, order: Mapping[str, Any] | None) -> Hook | None:
+        """None without a signal or command. A timeout of 0 means the default."""
+        if not order or not isinstance(order, Mapping):
+            return None
+        name, command, timeout_ms = order.get("signal") or "", order.get("command") or [], order.get("timeout_ms") or 0
+        if not isinstance(timeout_ms, int) or timeout_ms < 0:
+            raise BadHook("its timeout must be a whole number from 0")
+        if command:
+            if not isinstance(command, list) or not all(isinstance(w, str) and "\0" not in w for w in command):
+                raise BadHook("its command is not a list of words")
+            return cls("", tuple(command), timeout_ms or HOOK_TIMEOUT_MS)
+        if not name:
+            return None
+        try:
+            return cls(checkpoint_signal(str(name)), (), timeout_ms or HOOK_TIMEOUT_MS)
+        except ValueError as error:
+            raise BadHook(str(error)) from None
+
+    def as_order(self) -> dict[str, Any]:
+        """What `from_order` reads; also the form in the journal."""
+        return {"signal": self.signal, "command": list(self.command), "timeout_ms": self.timeout_ms}
 
 
 class Run:
-    """`state`: claimed, running, or one of the ends in `observation`. `key` is unique over all installations.
+    """States: claimed, running (`pid`), ended (`end`). `key` is unique over all installations.
 
-    `boot`: in which boot of the host it was claimed or started, "" if that is not known. `claim`: its claim as it is in the
-    journal, until it is born.
-    `checkpoint_file` is looked at now and then if `watched`; `seen` is what was there last. While a stop waits for the
-    work to be saved, `hook` is set; `hook_begun` when that is on its way (`hook_before`: how the file stood then),
-    `hook_note` when it went wrong. `save_hook` is for saving in between, `health` says how to look whether it is well
-    (`health_state`, `health_counter`, `heartbeat` as last seen), `idle_ms` how long it may do nothing.
+    `boot`: the boot of the host in which it was claimed or started, "" if unknown. `claim`: its claim as it is in the
+    journal, until it starts.
+    `checkpoint_file` is probed regularly if `checkpoint_watched`; `checkpoint_stat` is the last result. `stop`: the stop under
+    way, in ms of the boot clock; `hook`: how it saves its work first; `hook_started`, `hook_before` (the checkpoint file at
+    that time). `save_hook`: for checkpoints between. `health_check` with `health_state`, `health_counter` and
+    `heartbeat_stat`; `idle_ms`: how long it may be idle.
     """
 
     __slots__ = (
-        "argv", "boot", "cgroups", "checkpoint_file", "checkpoint_ms", "claim", "claimed_ms", "directory", "end", "env", "grace_ms",
-        "health", "health_counter", "health_state", "heartbeat", "hook", "hook_before", "hook_begun", "hook_note",
-        "hook_until_boot_ms", "idle_ms", "installation", "key", "kill_at_boot_ms", "limits", "log_cap", "name", "pid",
-        "save_every_ms", "save_hook", "seen", "started_boot_ms", "started_ms", "stop_code", "stop_grace_ms", "stop_reason",
-        "timeout_ms", "timers", "watched", "workdir",
+        "argv", "boot", "cgroups", "checkpoint_file", "checkpoint_ms", "checkpoint_stat", "checkpoint_watched", "claim",
+        "claimed_ms", "directory", "end", "env", "grace_ms", "health_check", "health_counter", "health_state",
+        "heartbeat_stat", "hook", "hook_before", "hook_started", "idle_ms", "installation", "key", "limits", "log_cap", "name",
+        "pid", "save_every_ms", "save_hook", "started_boot_ms", "started_ms", "stop", "timeout_ms", "timers", "workdir",
     )  # fmt: skip
 
     def __init__(self, installation: str, name: str, directory: str) -> None:
@@ -70,29 +103,27 @@ class Run:
         self.claimed_ms = self.started_ms = self.started_boot_ms = 0
         self.boot = self.claim = ""
         self.pid = 0
-        self.stop_code = self.stop_reason = ""
-        self.kill_at_boot_ms = self.stop_grace_ms = 0
+        self.stop: StopPlan | None = None
         self.hook: Hook | None = None
-        self.hook_begun, self.hook_note, self.hook_until_boot_ms = False, "", 0
-        self.checkpoint_file, self.watched, self.checkpoint_ms = f"{directory}/{MARK}", False, 0
-        self.seen: Seen | None = None
-        self.hook_before: Seen | None = None
+        self.hook_started = False
+        self.hook_before: FileStat | None = None
+        self.checkpoint_file, self.checkpoint_watched = f"{directory}/{CHECKPOINT}", False
+        self.checkpoint_ms = 0
+        self.checkpoint_stat: FileStat | None = None
         self.save_hook: Hook | None = None
         self.save_every_ms = self.idle_ms = 0
-        self.health_counter = HealthCounter()
-        self.health: Health | None = None
-        self.health_state = ""
-        self.heartbeat: Seen | None = None
+        self.health_check: HealthCheck | None = None
+        self.health_counter, self.health_state = HealthCounter(), ""
+        self.heartbeat_stat: FileStat | None = None
         self.timers: list[Any] = []
         self.end: Observation | None = None
 
     @property
     def live(self) -> bool:
-        """It has been given birth to, and its end has not been seen."""
         return self.pid != 0 and self.end is None
 
     def observation(self) -> Observation:
-        """How it stands, in the words of the server."""
+        """Its state as the server gets it."""
         if self.end is not None:
             return self.end
         if self.pid:
@@ -107,20 +138,20 @@ class Run:
             observation["checkpoint_ms"] = self.checkpoint_ms
         return observation
 
-    def saved(self, seen: Seen | None, now_ms: int) -> bool:
-        """The checkpoint file stands like this. True if it says that work was saved since we last knew.
-        What was there before the run says nothing about the run's own work."""
-        if seen is None or seen == self.seen:
+    def update_checkpoint(self, seen: FileStat | None, now_ms: int) -> bool:
+        """Take a probe of the checkpoint file; True if it shows a new checkpoint. A file that is older than the run is not
+        its work."""
+        if seen is None or seen == self.checkpoint_stat:
             return False
-        self.seen = seen
+        self.checkpoint_stat = seen
         at_ms = min(seen[0] // 1_000_000, now_ms)
         if at_ms < self.claimed_ms - STAMP_LAG_MS or at_ms <= self.checkpoint_ms:
             return False
         self.checkpoint_ms = at_ms
         return True
 
-    def take_orders(self, order: Mapping[str, Any], base_env: Mapping[str, str]) -> None:
-        """Fill in what the server asks for. BadOrder if that can never work."""
+    def apply_order(self, order: Mapping[str, Any], base_env: Mapping[str, str]) -> None:
+        """Fill in what the server orders. BadOrder if that can never work."""
         argv, env = order.get("argv"), order.get("env") or {}
         if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
             raise BadOrder("the command is empty")
@@ -138,177 +169,163 @@ class Run:
         file = order.get("checkpoint_file")
         if file is not None:
             if not isinstance(file, str) or "\0" in file:
-                raise BadOrder("the checkpoint's file can not be a file's name")
-            self.watched = True
+                raise BadOrder("the checkpoint file is not a valid path")
+            self.checkpoint_watched = True
             self.checkpoint_file = posixpath.join(self.workdir, file) if file else self.checkpoint_file
         self.env["HODEI_CHECKPOINT_FILE"] = self.checkpoint_file
-        self._take_care(order)
+        try:
+            self.save_hook = Hook.from_order(order.get("save"))
+            self.health_check = HealthCheck.from_order(order.get("health"))
+        except (BadHook, BadHealthCheck) as error:
+            raise BadOrder(str(error)) from None
+        self.save_every_ms, self.idle_ms = _number(order, "save_every_ms"), _number(order, "idle_ms")
         self.limits = Limits(
-            cpu_milli=_whole(order, "cpu_milli"),
-            memory_bytes=_whole(order, "memory_bytes"),
+            cpu_milli=_number(order, "cpu_milli"),
+            memory_bytes=_number(order, "memory_bytes"),
             cpus=tuple(order.get("cpus") or ()),
-            cpu_shares=_whole(order, "cpu_shares"),
+            cpu_shares=_number(order, "cpu_shares"),
             oom_score_adj=_oom_score_adj(order),
         )
-        self.timeout_ms = _whole(order, "timeout_ms")
-        self.grace_ms = _whole(order, "grace_ms", GRACE_MS)
-        self.log_cap = max(4096, _whole(order, "log_cap", LOG_CAP))
+        self.timeout_ms = _number(order, "timeout_ms")
+        self.grace_ms = _number(order, "grace_ms", GRACE_MS)
+        self.log_cap = max(4096, _number(order, "log_cap", LOG_CAP))
 
-    def _take_care(self, order: Mapping[str, Any]) -> None:
-        """What is to be done beside it while it runs."""
-        try:
-            self.save_hook, self.health = Hook.from_order(order.get("save")), Health.from_order(order.get("health"))
-        except (BadHook, BadHealth) as error:
-            raise BadOrder(str(error)) from None
-        self.save_every_ms, self.idle_ms = _whole(order, "save_every_ms"), _whole(order, "idle_ms")
-
-    def ended(self, *, code: int | None, error: str, oom: bool, at_ms: int) -> Observation:
-        """The end in the server's words: our own doing first, then the system's, then the command's."""
-        end: Observation = {"run": self.name, "state": "failed", "at_ms": at_ms}
+    def describe_end(self, *, code: int | None, error: str, oom: bool, at_ms: int) -> Observation:
+        """The last observation of the run. `error`: why its command was not started."""
+        observation: Observation = {"run": self.name, "state": "failed", "at_ms": at_ms}
         if self.started_ms:
-            end["started_ms"] = self.started_ms
-        if code is not None:
-            end["exit_code"] = code
+            observation["started_ms"] = self.started_ms
         if error:
-            end |= {"reason_code": "error", "reason": error}
-            end.pop("exit_code", None)
-        elif self.hook is not None and code == 0:
-            end["state"] = "succeeded"  # it was asked to save its work, not to end: that is its own doing
-        elif self.stop_code == "stop":
-            end |= {"state": "stopped", "reason": self._stopped_because}
-        elif self.stop_code:
-            end |= {"reason_code": self.stop_code, "reason": self._stopped_because}
-        elif code is None:
-            end |= {"state": "lost", "reason_code": "lost", "reason": "it is gone, and its exit code with it"}
-        elif oom and code != 0:
-            end |= {
-                "reason_code": "oom",
-                "reason": f"it went over its memory limit of {self.limits.memory_bytes} bytes",
-            }
-        elif code == 0:
-            end["state"] = "succeeded"
-        elif name := signal_name(code - 128):
-            end |= {"reason_code": "killed", "reason": f"it was ended by {name}"}
-        else:
-            end["reason"] = f"exit code {code}"
-        return self._with_checkpoint(end)
-
-    @property
-    def _stopped_because(self) -> str:
-        return "; ".join(text for text in (self.stop_reason, self.hook_note) if text)
+            return self._with_checkpoint(observation | {"reason_code": "error", "reason": error})
+        if code is not None:
+            observation["exit_code"] = code
+        end = classify_end(code, self.stop, oom=oom_reason(self.limits.memory_bytes) if oom else "")
+        observation["state"] = end.state
+        if end.reason_code:
+            observation["reason_code"] = end.reason_code
+        if end.reason:
+            observation["reason"] = end.reason
+        return self._with_checkpoint(observation)
 
     # ------------------------------------------------------------------------------------------- journal
 
-    def claimed_step(self) -> dict[str, Any]:
-        step: dict[str, Any] = {"step": "claimed", "run": self.key, "at": self.claimed_ms, "grace": self.grace_ms}
+    def claimed_record(self) -> Record:
+        record: Record = {"step": "claimed", "run": self.key, "at": self.claimed_ms, "grace": self.grace_ms}
         if self.boot:
-            step["boot"] = self.boot
+            record["boot"] = self.boot
         if self.timeout_ms:
-            step["timeout"] = self.timeout_ms
+            record["timeout"] = self.timeout_ms
         if self.log_cap != LOG_CAP:
-            step["cap"] = self.log_cap
+            record["cap"] = self.log_cap
         if self.cgroups:
-            step |= {"cgroups": self.cgroups, "memory": self.limits.memory_bytes}
+            record |= {"cgroups": self.cgroups, "memory": self.limits.memory_bytes}
         if self.workdir != "/":
-            step["workdir"] = self.workdir
-        if self.watched:
-            step["checkpoint_file"] = self.checkpoint_file
+            record["workdir"] = self.workdir
+        if self.checkpoint_watched:
+            record["checkpoint_file"] = self.checkpoint_file
         if self.save_hook is not None:
-            step |= {"save": self.save_hook.as_order(), "save_every": self.save_every_ms}
-        if self.health is not None:
-            step["health"] = self.health.as_order()
+            record |= {"save": self.save_hook.as_order(), "save_every": self.save_every_ms}
+        if self.health_check is not None:
+            record["health"] = self.health_check.as_order()
         if self.idle_ms:
-            step["idle"] = self.idle_ms
-        return step
+            record["idle"] = self.idle_ms
+        return record
 
-    def carried_claim(self) -> str:
-        """What the wrapper carries, so that a living run can be taken over from it alone: the claim as it is in the journal,
-        without what is done beside the run if that makes it too long."""
+    def wrapper_claim(self) -> str:
+        """The claim for the wrapper's command line, from which a live run can be recovered without the journal; without
+        checkpoints and health check if it would be too long."""
         if len(self.claim) <= CLAIM_LIMIT:
             return self.claim
-        left_out = ("save", "health")
-        text = json.dumps({name: value for name, value in self.claimed_step().items() if name not in left_out})
+        dropped = ("save", "health")
+        text = json.dumps({name: value for name, value in self.claimed_record().items() if name not in dropped})
         return text if len(text) <= CLAIM_LIMIT else ""
 
-    def started_step(self) -> dict[str, Any]:
+    def started_record(self) -> Record:
         return {
             "step": "started", "run": self.key, "at": self.started_ms, "pid": self.pid,
             "up": self.started_boot_ms, "boot": self.boot,
         }  # fmt: skip
 
-    def saved_step(self) -> dict[str, Any]:
+    def checkpoint_record(self) -> Record:
         return {"step": "saved", "run": self.key, "at": self.checkpoint_ms}
 
-    def stopping_step(self) -> dict[str, Any]:
-        step: dict[str, Any] = {
-            "step": "stopping", "run": self.key, "code": self.stop_code, "reason": self.stop_reason,
-            "kill_at": self.kill_at_boot_ms, "grace": self.stop_grace_ms,
+    def stop_record(self, stop: StopPlan) -> Record:
+        record: Record = {
+            "step": "stopping", "run": self.key, "code": stop.code or "stop", "reason": stop.reason,
+            "kill_at": stop.kill_at, "grace": stop.grace,
         }  # fmt: skip
         if self.hook is not None:
-            step |= {"hook": self.hook.as_order(), "begun": self.hook_begun, "until": self.hook_until_boot_ms}
-            step["before"] = self.hook_before
-        if self.hook_note:
-            step["note"] = self.hook_note
-        return step
+            record |= {"hook": self.hook.as_order(), "begun": self.hook_started, "until": stop.save_until}
+            record["before"] = self.hook_before
+        if stop.note:
+            record["note"] = stop.note
+        return record
 
-    def done_step(self) -> dict[str, Any]:
+    def end_record(self) -> Record:
         return {"step": "done", "run": self.key, "end": self.end}
 
-    def recall(self, step: Mapping[str, Any]) -> None:
-        """Take over what a step in the journal says."""
-        match step["step"]:
+    def replay(self, record: Mapping[str, Any]) -> None:
+        """Restore the state that a record of the journal describes."""
+        match record["step"]:
             case "claimed":
-                self.claimed_ms, self.grace_ms = step["at"], step["grace"]
-                self.boot = step.get("boot", "")
-                self.timeout_ms, self.log_cap = step.get("timeout", 0), step.get("cap", LOG_CAP)
-                self.cgroups = tuple(step.get("cgroups", ()))
-                self.limits = Limits(memory_bytes=step.get("memory", 0))
-                self.workdir = step.get("workdir", "/")
-                if "checkpoint_file" in step:
-                    self.checkpoint_file, self.watched = step["checkpoint_file"], True
-                self.save_hook, self.save_every_ms = Hook.from_order(step.get("save")), step.get("save_every", 0)
-                self.idle_ms = step.get("idle", 0)
+                self.claimed_ms, self.grace_ms = record["at"], record["grace"]
+                self.boot = record.get("boot", "")
+                self.timeout_ms, self.log_cap = record.get("timeout", 0), record.get("cap", LOG_CAP)
+                self.cgroups = tuple(record.get("cgroups", ()))
+                self.limits = Limits(memory_bytes=record.get("memory", 0))
+                self.workdir = record.get("workdir", "/")
+                if "checkpoint_file" in record:
+                    self.checkpoint_file, self.checkpoint_watched = record["checkpoint_file"], True
+                self.save_hook, self.save_every_ms = Hook.from_order(record.get("save")), record.get("save_every", 0)
+                self.idle_ms = record.get("idle", 0)
                 try:
-                    self.health = Health.from_order(step.get("health"))
-                except BadHealth:
-                    self.health = None  # this host has lost the address that it was to be asked at
+                    self.health_check = HealthCheck.from_order(record.get("health"))
+                except BadHealthCheck:
+                    self.health_check = None  # the address no longer belongs to this host
             case "started":
-                self.started_ms, self.pid = step["at"], step["pid"]
-                self.started_boot_ms, self.boot = step["up"], step["boot"]
+                self.started_ms, self.pid = record["at"], record["pid"]
+                self.started_boot_ms, self.boot = record["up"], record["boot"]
             case "stopping":
-                self.stop_code, self.stop_reason = step["code"], step["reason"]
-                self.kill_at_boot_ms, self.stop_grace_ms = step["kill_at"], step.get("grace", 0)
-                self.hook, self.hook_begun = Hook.from_order(step.get("hook")), step.get("begun", False)
-                before = step.get("before")
+                code = record["code"] if record["code"] != "stop" else ""
+                self.stop = StopPlan(code, record["reason"], record["kill_at"], record.get("until", 0))
+                self.stop.grace, self.stop.note = record.get("grace", 0), record.get("note", "")
+                self.hook, self.hook_started = Hook.from_order(record.get("hook")), record.get("begun", False)
+                self.stop.saving = self.hook is not None
+                before = record.get("before")
                 self.hook_before = (before[0], before[1], before[2]) if before else None
-                self.hook_until_boot_ms, self.hook_note = step.get("until", 0), step.get("note", "")
             case "saved":
-                self.checkpoint_ms = step["at"]
+                self.checkpoint_ms = record["at"]
             case "done":
-                self.end = _checked_end(self.name, step["end"])
+                self.end = _checked_end(self.name, record["end"])
 
 
 def _checked_end(name: str, end: Observation) -> Observation:
-    """ValueError or KeyError if it is none: older journals have no checksums."""
+    """ValueError or KeyError if it is damaged: older journals have no checksums."""
     code = end.get("exit_code")
-    sound = end["run"] == name and end["state"] in ENDS and isinstance(end["at_ms"], int)
+    sound = end["run"] == name and end["state"] in END_STATES and isinstance(end["at_ms"], int)
     if not sound or not (code is None or isinstance(code, int)):
         raise ValueError("not the end of a run")
     return end
 
 
-def check_run_name(name: object) -> str:
-    if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
-        raise BadOrder("a run's id must be letters, digits, dots, - and _")
+def check_installation(name: object) -> str:
+    if not isinstance(name, str) or not _INSTALLATION.fullmatch(name):
+        raise BadOrder("an installation's id must consist of letters, digits, - and _")
     return name
 
 
-def _whole(order: Mapping[str, Any], name: str, default: int = 0) -> int:
+def check_run_name(name: object) -> str:
+    if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
+        raise BadOrder("a run's id must consist of letters, digits, dots, - and _")
+    return name
+
+
+def _number(order: Mapping[str, Any], name: str, default: int = 0) -> int:
     value = order.get(name)
     if value is None:
         return default
     if not isinstance(value, int) or value < 0:
-        raise BadOrder(f"{name} must be a whole number from 0 on")
+        raise BadOrder(f"{name} must be a whole number from 0")
     return value
 
 
@@ -317,11 +334,3 @@ def _oom_score_adj(order: Mapping[str, Any]) -> int | None:
     if value is not None and (not isinstance(value, int) or not -1000 <= value <= 1000):
         raise BadOrder("oom_score_adj must be a whole number from -1000 to 1000")
     return value
-
-
-def signal_name(number: int) -> str:
-    """ "" if there is no such signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""

@@ -1,8 +1,8 @@
-"""The door: JSON lines over a unix socket, one server per installation, answers by request id, and news pushed.
+"""The agent's protocol: JSON lines over a unix socket, one server per installation.
 
-Requests: {"id": n, "op": name, ...}; answers: {"id": n, "ok": ...} or {"id": n, "error": text, "code": code}; news:
-{"news": [observation, ...]}. The first request is `hello`; a server with an older epoch than one seen before is turned
-away, a newer or equal one takes the place of the one before it.
+Requests: {"id": n, "op": name, ...}; answers: {"id": n, "ok": ...} or {"id": n, "error": text, "code": code}; pushed by the
+agent: {"observations": [observation, ...]}. The first request is `hello`; a server with an older epoch than one seen before
+is refused, a newer or equal one replaces the one before it.
 """
 
 from __future__ import annotations
@@ -12,102 +12,32 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from hodei.agent import logs, proc
-from hodei.agent.exec import EXECUTE, ExecSessions
+from hodei.agent.exec import Busy
 from hodei.agent.limits import enforcement
-from hodei.agent.logs import Aging
-from hodei.agent.run import BadOrder, Observation, Run, check_installation, check_run_name
+from hodei.agent.logs import RetentionClock
+from hodei.agent.run import BadOrder, Observation, check_installation, check_run_name
 from hodei.agent.runs import Runs
 
-# --------------------------------------------------------------------------------------- exec requests
-# Commands that somebody wants run beside a run, and what they say: answered when they are over.
-
-
-SAID_LIMIT = 1 << 20
-
-
-class Busy(Exception):
-    """As many as there may be are at it."""
-
-
-class Later:
-    """An answer that is not there yet; whoever wants it sets `then`."""
-
-    def __init__(self) -> None:
-        self.then: Callable[[Any], None] = lambda _: None
-
-
-class ExecRequests:
-    def __init__(self, beside: ExecSessions) -> None:
-        self._beside = beside
-        self._taken: set[tuple[str, str]] = set()
-
-    def start(self, run: Run, command: Sequence[str], timeout_ms: int) -> Later:
-        """Busy, OSError or ValueError: nothing was started."""
-        place = next((place for place in EXECUTE if (run.key, place) not in self._taken), "")
-        if not place:
-            raise Busy(f"{len(EXECUTE)} commands are at work beside {run.name} already")
-        streams = (f"{place}.out", f"{place}.err")
-        for name in streams:
-            _remove_request(f"{run.directory}/{name}")
-        answer = Later()
-
-        def over(code: int | None) -> None:
-            self._taken.discard((run.key, place))
-            said = [_said(f"{run.directory}/{name}") for name in streams]
-            for name in streams:
-                _remove_request(f"{run.directory}/{name}")
-            answer.then(
-                {
-                    "exit_code": code,
-                    "stdout": base64.b64encode(said[0][0]).decode(),
-                    "stderr": base64.b64encode(said[1][0]).decode(),
-                    "cut": said[0][1] or said[1][1],
-                }
-            )
-
-        self._beside.start(run, place, command, timeout_ms, lambda _: None, streams=streams, over=over)
-        self._taken.add((run.key, place))
-        return answer
-
-
-def _said(path: str) -> tuple[bytes, bool]:
-    """The beginning of what was said, and whether there was more."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return b"", False
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(SAID_LIMIT + 1)
-    return data[:SAID_LIMIT], len(data) > SAID_LIMIT
-
-
-def _remove_request(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
-
-
-# ----------------------------------------------------------------------------------------------------
-
-PROTOCOL = 1
+PROTOCOL = 2
 LINE_LIMIT = 16 << 20
 BACKLOG_LIMIT = 64 << 20
 KNOWN_PAGE = 5000
 TICK_S = 1.0
 PRUNE_EVERY_TICKS = 600
-LOOK_EVERY_TICKS = 3
+CHECKPOINTS_EVERY_TICKS = 3
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 Request = dict[str, Any]
+# Returned by an operation that answers later, by `Connection.answer`.
+DEFERRED = object()
 
 
 class Refused(Exception):
-    """An answer that says no: a stable code and the reason."""
+    """An error answer: a stable code and a text."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -115,17 +45,16 @@ class Refused(Exception):
 
 
 class Service:
-    """Everything a connected server can ask for. `done` is set when the agent should leave."""
+    """The operations of a connected server. `done` is set when the agent should exit."""
 
     def __init__(self, runs: Runs, linger_s: float, keep_logs_s: float) -> None:
         self.runs = runs
         self.done = asyncio.Event()
-        self._linger_s, self._aging = linger_s, Aging(f"{runs.home}/clock", keep_logs_s)
+        self._linger_s, self._retention = linger_s, RetentionClock(f"{runs.home}/clock", keep_logs_s)
         self._connections: set[Connection] = set()
         self._servers: dict[str, Connection] = {}
         self._alone_since_ms = proc.boot_clock_ms()
         self._ticks = 0
-        self._executing = ExecRequests(runs.beside)
         self._ops: dict[str, Callable[[Connection, Request], Any]] = {
             "start": self._start,
             "stop": self._stop,
@@ -135,42 +64,42 @@ class Service:
             "logs": self._logs,
             "log_times": self._log_times,
             "facts": self._facts,
-            "ping": self._ping,
+            "ping": lambda connection, request: {},
             "execute": self._execute,
             "shutdown": self._shutdown,
         }
 
-    def tell(self, installation: str, observations: list[Observation]) -> None:
+    def publish(self, installation: str, observations: list[Observation]) -> None:
         server = self._servers.get(installation)
         if server is not None:
-            server.send({"news": observations})
+            server.send({"observations": observations})
 
-    def came(self, connection: Connection) -> None:
+    def connected(self, connection: Connection) -> None:
         self._connections.add(connection)
 
-    def went(self, connection: Connection) -> None:
+    def disconnected(self, connection: Connection) -> None:
         self._connections.discard(connection)
         if self._servers.get(connection.installation) is connection:
             del self._servers[connection.installation]
         self._alone_since_ms = proc.boot_clock_ms()
 
-    def answer(self, connection: Connection, request: Request) -> Any:
+    def handle(self, connection: Connection, request: Request) -> Any:
         op = request.get("op")
         if op == "hello":
             return self._hello(connection, request)
         if op not in self._ops:
             raise Refused("UNKNOWN", f"no such operation: {str(op)[:40]!r}")
         if not connection.installation:
-            raise Refused("HELLO_FIRST", "say hello first")
+            raise Refused("HELLO_FIRST", "the first request must be hello")
         if self._servers.get(connection.installation) is not connection:
             raise Refused("STALE_EPOCH", "another server has taken over")
         return self._ops[op](connection, request)
 
     def _hello(self, connection: Connection, request: Request) -> Any:
         installation = check_installation(request.get("installation"))
-        if not self.runs.see_epoch(installation, int(request.get("epoch", 0))):
-            raise Refused("STALE_EPOCH", f"a server with epoch {self.runs.epochs[installation]} has been here")
-        os.makedirs(self.runs.places.path(installation, ""), mode=0o700, exist_ok=True)
+        if not self.runs.accept_epoch(installation, int(request.get("epoch", 0))):
+            raise Refused("STALE_EPOCH", f"a server with epoch {self.runs.epochs[installation]} has taken over")
+        os.makedirs(self.runs.dirs.path(installation, ""), mode=0o700, exist_ok=True)
         former = self._servers.get(installation)
         self._servers[installation] = connection
         connection.installation = installation
@@ -190,7 +119,7 @@ class Service:
 
     def _checkpoint(self, connection: Connection, request: Request) -> Any:
         for order in request["runs"]:
-            self.runs.save_work(f"{connection.installation}/{order['run']}", order.get("checkpoint"))
+            self.runs.checkpoint(f"{connection.installation}/{order['run']}", order.get("checkpoint"))
         return {}
 
     def _known(self, connection: Connection, request: Request) -> Any:
@@ -199,7 +128,7 @@ class Service:
         after = prefix + str(request.get("after", ""))
         keys = sorted(key for key in self.runs.table if key.startswith(prefix) and key > after)
         page = keys[:KNOWN_PAGE]
-        self.runs.journal.sync()  # what is told here must be durable first
+        self.runs.journal.sync()  # ends must be durable before they are reported
         return {"runs": [self.runs.table[key].observation() for key in page], "more": len(keys) > len(page)}
 
     def _forget(self, connection: Connection, request: Request) -> Any:
@@ -208,43 +137,41 @@ class Service:
 
     def _logs(self, connection: Connection, request: Request) -> Any:
         name, offset = check_run_name(request.get("run")), int(request["offset"])
-        directory = self.runs.places.path(connection.installation, name)
+        directory = self.runs.dirs.path(connection.installation, name)
         try:
             data, after = logs.read(directory, str(request["stream"]), offset, int(request["limit"]))
         except logs.NoLog:
-            # A run that we know of and that has no log was never born, or has said nothing.
+            # A known run without a log never started, or wrote nothing.
             if not self.runs.knows(f"{connection.installation}/{name}"):
                 raise
             data, after = b"", offset
         return {"data": base64.b64encode(data).decode(), "offset": after}
 
     def _log_times(self, connection: Connection, request: Request) -> Any:
-        directory = self.runs.places.path(connection.installation, check_run_name(request.get("run")))
+        directory = self.runs.dirs.path(connection.installation, check_run_name(request.get("run")))
         return {"marks": logs.read_times(directory, str(request["stream"]))}
 
     def _execute(self, connection: Connection, request: Request) -> Any:
-        """A command beside a run; answered when it is over."""
+        """A command inside a run; answered when it has ended."""
         run = self.runs.table.get(f"{connection.installation}/{check_run_name(request.get('run'))}")
-        if run is None or run.end is not None or not run.pid:
+        if run is None or not run.live:
             raise Refused("NOT_RUNNING", f"run {request['run']} does not run")
         command = [str(word) for word in request["command"]]
         if not command or any("\0" in word for word in command):
-            raise Refused("BAD_REQUEST", "a command is one word or more, without a NUL")
+            raise Refused("BAD_REQUEST", "the command is empty, or holds a NUL character")
+        timeout_ms, number = max(1, int(request["timeout_ms"])), request.get("id")
         try:
-            return self._executing.start(run, command, max(1, int(request["timeout_ms"])))
+            self.runs.exec.execute(run, command, timeout_ms, lambda result: connection.answer(number, result))
         except Busy as error:
             raise Refused("BUSY", str(error)) from None
-
-    def _ping(self, connection: Connection, request: Request) -> Any:
-        """Costs nothing: asked every few seconds, to see whether we answer."""
-        return {}
+        return DEFERRED
 
     def _facts(self, connection: Connection, request: Request) -> Any:
         return {
             "enforcement": enforcement(),
             "pid": os.getpid(),
             "protocol": PROTOCOL,
-            "trouble": self.runs.trouble,
+            "problem": self.runs.journal_problem,
         }
 
     def _shutdown(self, connection: Connection, request: Request) -> Any:
@@ -254,87 +181,90 @@ class Service:
     # ---------------------------------------------------------------------------------------------- time
 
     async def tick_until_done(self) -> None:
-        """Once a second: keep logs within their caps, look at checkpoints and for idle runs, and leave when nobody needs us."""
+        """Once a second: trim logs, poll checkpoints and idle runs, and exit when the agent is not needed any more."""
         while not self.done.is_set():
             for run in list(self.runs.live.values()):
                 self.runs.trim_logs(run)
-            self.runs.log_times.look([run.directory for run in self.runs.live.values()], proc.now_ms())
+            self.runs.log_times.update([run.directory for run in self.runs.live.values()], proc.now_ms())
             if self._ticks % PRUNE_EVERY_TICKS == 0:
-                self.runs.places.prune(self._aging.oldest_s(), set(self.runs.table))
-            if self._ticks % LOOK_EVERY_TICKS == 0:
-                self.runs.look_at_checkpoints()
-            self.runs.idles.look()
+                self.runs.dirs.prune(self._retention.cutoff_s(), set(self.runs.table))
+            if self._ticks % CHECKPOINTS_EVERY_TICKS == 0:
+                self.runs.poll_checkpoint_files()
+            self.runs.idle_checks.check()
             self._ticks += 1
-            if not self._connections and self._may_leave():
+            if not self._connections and self._may_exit():
                 self.done.set()
             try:
                 await asyncio.wait_for(self.done.wait(), TICK_S)
             except TimeoutError:
                 continue
 
-    def _may_leave(self) -> bool:
+    def _may_exit(self) -> bool:
         if not os.path.exists(f"{self.runs.home}/lock"):
-            return True  # our home was removed: nobody can ever find us again
+            return True  # the home was removed: no server can find this agent again
         return self.runs.idle and proc.boot_clock_ms() - self._alone_since_ms >= self._linger_s * 1000
 
 
 class Connection(asyncio.Protocol):
-    """One server at the other end: splits lines, answers each, and hangs up on nonsense."""
+    """One connected server: splits lines, answers each, and closes on nonsense."""
 
     def __init__(self, service: Service) -> None:
         self.installation = ""
         self._service = service
         self._transport: asyncio.Transport | None = None
-        self._parts = bytearray()
+        self._buffer = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._service.came(self)
+        self._service.connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._service.went(self)
+        self._service.disconnected(self)
 
     def data_received(self, data: bytes) -> None:
-        self._parts += data
+        self._buffer += data
         if b"\n" in data:
-            *lines, rest = self._parts.split(b"\n")
-            self._parts = rest
+            *lines, rest = self._buffer.split(b"\n")
+            self._buffer = rest
             for line in lines:
-                self._line(bytes(line))
-        if len(self._parts) > LINE_LIMIT:
+                self._handle_line(bytes(line))
+        if len(self._buffer) > LINE_LIMIT:
             self.send({"id": None, "error": f"a line is longer than {LINE_LIMIT} bytes", "code": "TOO_LONG"})
             self.close()
 
-    def _line(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         number = None
         try:
             request = json.loads(line)
             if not isinstance(request, dict):
                 raise BadOrder("a request must be an object")
             number = request.get("id")
-            ok = self._service.answer(self, request)
-            if isinstance(ok, Later):
-                ok.then = lambda late: self.send({"id": number, "ok": late})
-                return
-            answer: Request = {"id": number, "ok": ok}
+            result = self._service.handle(self, request)
+            if result is not DEFERRED:
+                self.answer(number, result)
         except Refused as error:
-            answer = {"id": number, "error": str(error), "code": error.code}
+            self._refuse(number, str(error), error.code)
         except logs.LogError as error:
-            answer = {"id": number, "error": str(error), "code": "NO_LOG"}
+            self._refuse(number, str(error), "NO_LOG")
         except (BadOrder, ValueError, KeyError, TypeError, RecursionError) as error:
-            answer = {"id": number, "error": f"bad request: {error}", "code": "BAD_REQUEST"}
+            self._refuse(number, f"bad request: {error}", "BAD_REQUEST")
         except OSError as error:
-            answer = {"id": number, "error": str(error), "code": "HOST_ERROR"}
-        self.send(answer)
+            self._refuse(number, str(error), "HOST_ERROR")
+
+    def answer(self, number: Any, result: Any) -> None:
+        self.send({"id": number, "ok": result})
+
+    def _refuse(self, number: Any, text: str, code: str) -> None:
+        self.send({"id": number, "error": text, "code": code})
 
     def send(self, message: Request) -> None:
         if self._transport is None:
             return
         self._transport.write(_encode(message).encode() + b"\n")
         if self._transport.get_write_buffer_size() > BACKLOG_LIMIT:
-            print("a server does not read what it is told; hanging up", file=sys.stderr)
+            print("a server does not read its messages; closing the connection", file=sys.stderr)
             self._transport.abort()
 
     def close(self) -> None:

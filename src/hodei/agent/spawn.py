@@ -1,38 +1,39 @@
-"""Giving birth: one `posix_spawn` of a small shell that fences itself, runs the command and writes down how it ended.
+"""Starts a run: one `posix_spawn` of a small shell, the wrapper, that limits itself, runs the command and records its exit.
 
 The shell's script is fixed; everything else reaches it as arguments, so no value can be read as code. The shell costs
-a fraction of an interpreter, and because it is not us that waits, the exit status reaches the disk even when we are
-killed. It writes with builtins only, to descriptor 9, which the command itself never sees; `status` reads it.
+a fraction of an interpreter, and because the wrapper waits, the exit status reaches the disk even when the agent is
+killed. It writes with builtins only, to descriptor 9, which the command never sees; `read_status` reads it.
 
-Its first line is there before the command begins, or the command never does: a run without that line, and without a
-process that holds the file, was not born. Our lock is inherited up to the moment in which the shell takes over, with the
-file open: the next holder of the lock finds every child of ours either holding its file or gone (see `recovery`).
+The wrapper writes its first line before it starts the command: a run without that line, and without a process that holds
+the file, never started. A child inherits the agent's lock until it executes the shell, with the status file open: the next
+holder of the lock finds every child either holding its file or dead (see `journal.recover`).
 """
 
 from __future__ import annotations
 
 import binascii
+import fcntl
 import os
 import re
+import shutil
 import signal
 import stat as modes
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from signal import Signals
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from hodei.agent.limits import Fence
+from hodei.agent import logs
+from hodei.agent.limits import SpawnLimits
 
 STATUS_FD = 9
-# Exit code of the wrapper when the command could not even be tried; the status file then says why.
+# Exit code of the wrapper when it did not start the command; the status file has the reason.
 NOT_TRIED = 125
 SHELL = next((path for path in ("/bin/dash", "/usr/bin/dash") if os.access(path, os.X_OK)), "/bin/sh")
 
 # One line, so that the shell's own messages read "hodei: 1: ...". Arguments: the run, workdir, address space in KiB
-# or 0 and after a colon what is added to its score when memory runs out (only root may lower that: then it stays as it
-# is), the claim (`recovery` reads it from the process), groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from recording, hence the
-# traps; the shell sets them back to default in the child.
+# or 0 and after a colon the OOM score adjustment (only root may lower it; else it stays as it is), the claim (`recover`
+# reads it from the process), groups to join, "--", the command. A TERM for the whole group must not keep the wrapper from
+# recording, hence the traps; the shell resets them in the child.
 SCRIPT = (
     '_hodei_run=$1; echo "$1 pid $$ $$" >&9 || exit 125; '
     "trap : HUP INT QUIT TERM USR1 USR2 ALRM VTALRM; "
@@ -44,28 +45,23 @@ SCRIPT = (
     'echo 0 >"$1" || { echo "$_hodei_run error group" >&9; exit 125; }; shift; done; shift; '
     '"$@" 9>&-; _hodei_exit=$?; echo "$_hodei_run exit $_hodei_exit $_hodei_exit" >&9; exit $_hodei_exit'
 )
-# A command with the name of one of the shell's own (echo, test, ...) means the program of that name. `exec` in a
-# subshell always means a program; it costs a full fork, so the others go without.
-SCRIPT_FOR_SHELL_WORDS = SCRIPT.replace('"$@" 9>&-;', '(exec "$@" 9>&-);')
-_SHELL_WORDS = frozenset((
+# A command named like a shell builtin (echo, test, ...) means the program of that name. `exec` in a subshell always
+# means a program; it costs a full fork, so other commands do without.
+SCRIPT_FOR_BUILTINS = SCRIPT.replace('"$@" 9>&-;', '(exec "$@" 9>&-);')
+_BUILTINS = frozenset((
     ".", ":", "[", "alias", "bg", "break", "cd", "chdir", "command", "continue", "echo", "eval", "exec", "exit",
     "export", "false", "fg", "fc", "getopts", "hash", "jobs", "kill", "let", "local", "printf", "pwd", "read",
     "readonly", "return", "set", "shift", "source", "test", "times", "trap", "true", "type", "typeset", "ulimit",
     "umask", "unalias", "unset", "wait",
 ))  # fmt: skip
-
-
 _RESET = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-# Names that a shell treats specially, so that it would not hand them on as they were given.
-_SHELL_NAMES = frozenset(
-    {
-        *("PWD", "OLDPWD", "IFS", "OPTIND", "OPTARG", "PPID", "LINENO", "PS1", "PS2", "PS4", "ENV"),
-        *("_hodei_run", "_hodei_exit"),
-    }
-)
-# An environment that a shell would change goes past it in these variables, in base64, and is unpacked behind it by a
-# program that then becomes the command and speaks like the shell if it cannot.
+# Variables that a shell sets or changes itself.
+_SHELL_NAMES = frozenset((
+    "PWD", "OLDPWD", "IFS", "OPTIND", "OPTARG", "PPID", "LINENO", "PS1", "PS2", "PS4", "ENV", "_hodei_run", "_hodei_exit",
+))  # fmt: skip
+# An environment that a shell would change passes it in these variables, in base64. A small program unpacks it and then
+# becomes the command; if that fails, it prints what the shell would print.
 _PACKED = "_hodei_env_"
 _PART = 64 << 10
 _UNPACK = (
@@ -80,7 +76,7 @@ _UNPACK = (
     "except OSError as x: c,w=126,x.strerror\n"
     "os.write(2,b'hodei: 1: '+os.fsencode(sys.argv[1])+b': '+w.encode()+b'\\n');os._exit(c)"
 )
-_HANDS_ENV_ON = os.path.basename(SHELL) == "dash"
+_PRESERVES_ENV = os.path.basename(SHELL) == "dash"
 
 
 def spawn(
@@ -89,44 +85,42 @@ def spawn(
     argv: Sequence[str],
     env: Mapping[str, str],
     workdir: str,
-    fence: Fence,
+    limits: SpawnLimits,
     status: str = "status",
     streams: tuple[str, str] = ("stdout", "stderr"),
     claim: str = "",
 ) -> int:
     """The wrapper's pid, which is also its session and process group. OSError or ValueError: nothing was started.
-    `status` is the file in `directory` that the wrapper holds open and writes to, `streams` those for what is said."""
+    `status` is the file in `directory` that the wrapper holds open and writes to, `streams` those for the output."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, f"{directory}/{streams[0]}", _LOG_FLAGS, 0o600),
         (os.POSIX_SPAWN_OPEN, 2, f"{directory}/{streams[1]}", _LOG_FLAGS, 0o600),
         (os.POSIX_SPAWN_OPEN, STATUS_FD, f"{directory}/{status}", _LOG_FLAGS, 0o600),
     ]
-    if _HANDS_ENV_ON and _plain(env):
+    if _PRESERVES_ENV and _is_shell_safe(env):
         command, shell_env = list(argv), env
     else:
-        command, shell_env = [sys.executable, "-IS", "-c", _UNPACK, *argv], _packed({"PWD": workdir, **env})
-    script = SCRIPT_FOR_SHELL_WORDS if command[0] in _SHELL_WORDS else SCRIPT
-    killed_first = "" if fence.oom_score_adj is None else fence.oom_score_adj
-    about = (name, workdir, f"{fence.address_space_kib}:{killed_first}", claim)
-    args = ["hodei", "-c", script, "hodei", *about, *fence.join, "--", *command]
-    if not fence.cpus:
-        return os.posix_spawn(
-            SHELL, args, shell_env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
-        )
-    # Cores are inherited: put them on for the moment of birth, so that no descendant ever escapes them.
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, fence.cpus)
+        command, shell_env = [sys.executable, "-IS", "-c", _UNPACK, *argv], _pack({"PWD": workdir, **env})
+    script = SCRIPT_FOR_BUILTINS if command[0] in _BUILTINS else SCRIPT
+    oom_score_adj = "" if limits.oom_score_adj is None else limits.oom_score_adj
+    header = (name, workdir, f"{limits.address_space_kib}:{oom_score_adj}", claim)
+    args = ["hodei", "-c", script, "hodei", *header, *limits.join, "--", *command]
+    # Children inherit the affinity: set it for the moment of the spawn, so that no descendant runs on other cores.
+    own = os.sched_getaffinity(0) if limits.cpus else set[int]()
+    if limits.cpus:
+        os.sched_setaffinity(0, limits.cpus)
     try:
         return os.posix_spawn(
             SHELL, args, shell_env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
         )
     finally:
-        os.sched_setaffinity(0, mine)
+        if limits.cpus:
+            os.sched_setaffinity(0, own)
 
 
 class Wrapper(NamedTuple):
-    """What the command line of a living wrapper says: whose it is, where it runs, its groups, and its claim if any."""
+    """The parts of a wrapper's command line; `claim` may be empty."""
 
     run: str
     workdir: str
@@ -134,7 +128,7 @@ class Wrapper(NamedTuple):
     claim: str
 
 
-def wrapper_of(words: Sequence[str]) -> Wrapper | None:
+def parse_wrapper(words: Sequence[str]) -> Wrapper | None:
     """None if this is not the command line of a wrapper."""
     if len(words) < 8 or words[0] != "hodei" or words[1] != "-c" or words[3] != "hodei":
         return None
@@ -144,10 +138,10 @@ def wrapper_of(words: Sequence[str]) -> Wrapper | None:
     return Wrapper(words[4], words[5], tuple(os.path.dirname(join) for join in joins), claim)
 
 
-def env_of(wrapper: int) -> dict[str, str]:
-    """The environment that a living wrapper's command was given. OSError if the wrapper is gone.
+def read_env(wrapper: int) -> dict[str, str]:
+    """The environment of a live wrapper's command. OSError if the wrapper has exited.
 
-    Read from the system instead of kept: it works for runs of an agent before us, and no secret is written down.
+    Read from /proc instead of stored: it works for runs of an earlier agent, and no secret reaches the disk.
     """
     with open(f"/proc/{wrapper}/environ", "rb") as file:
         pairs = file.read().split(b"\0")
@@ -163,76 +157,26 @@ def env_of(wrapper: int) -> dict[str, str]:
 
 
 def base_env() -> dict[str, str]:
-    """What every run gets without asking. Of our own environment only these few names are handed on."""
+    """The default environment of a run: only these few variables of the agent's own."""
     env = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ") if name in os.environ}
     env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     env.setdefault("HOME", "/")
     return env
 
 
-def _plain(env: Mapping[str, str]) -> bool:
+def _is_shell_safe(env: Mapping[str, str]) -> bool:
     return _SHELL_NAMES.isdisjoint(env) and all(name.isascii() and name.isidentifier() for name in env)
 
 
-def _packed(env: Mapping[str, str]) -> dict[str, str]:
-    """In variables that every shell hands on as they are. Never as words of a command, which everybody can read."""
+def _pack(env: Mapping[str, str]) -> dict[str, str]:
+    """In variables that every shell leaves unchanged. Not in arguments, which every user of the host can read."""
     pairs = b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items())
     packed = binascii.b2a_base64(pairs, newline=False).decode()
     parts = [packed[first : first + _PART] for first in range(0, len(packed), _PART)] or [""]
     return {f"{_PACKED}{number}": part for number, part in enumerate(parts)}
 
 
-# ------------------------------------------------------------------------------------------------ hook
-# How a run is asked to save its work before it is stopped: a signal to it, or a command beside it. A value only.
-
-
-TIMEOUT_MS = 30_000
-# Those that the wrapper of a run outlives; any other would end it, and the run with it.
-SIGNALS = ("ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR1", "USR2", "VTALRM", "WINCH")
-
-
-class BadHook(ValueError):
-    """It can not be used; the message says why. The stop goes on without it."""
-
-
-@dataclass(frozen=True)
-class Hook:
-    """Either `signal` or `command` is set; `timeout_ms` bounds how long we wait for it."""
-
-    signal: str = ""
-    command: tuple[str, ...] = ()
-    timeout_ms: int = TIMEOUT_MS
-
-    @property
-    def number(self) -> Signals:
-        return Signals[f"SIG{self.signal}"]
-
-    @classmethod
-    def from_order(cls, order: Mapping[str, Any] | None) -> Hook | None:
-        """None if nothing was asked for. A time of 0 means that none was set."""
-        if not order or not isinstance(order, Mapping):
-            return None
-        name, command, timeout_ms = order.get("signal") or "", order.get("command") or [], order.get("timeout_ms") or 0
-        if not isinstance(timeout_ms, int) or timeout_ms < 0:
-            raise BadHook("its time is not a whole number from 0 on")
-        if command:
-            if not isinstance(command, list) or not all(isinstance(w, str) and "\0" not in w for w in command):
-                raise BadHook("the command is not a list of words")
-            return cls("", tuple(command), timeout_ms or TIMEOUT_MS)
-        if not name:
-            return None
-        name = str(name).upper().removeprefix("SIG")
-        if name not in SIGNALS:
-            raise BadHook(f"the signal {name[:20]} can not be used; there are {', '.join(SIGNALS)}")
-        return cls(name, (), timeout_ms or TIMEOUT_MS)
-
-    def as_order(self) -> dict[str, Any]:
-        """What `from_order` reads; also the form in the journal."""
-        return {"signal": self.signal, "command": list(self.command), "timeout_ms": self.timeout_ms}
-
-
-# ------------------------------------------------------------------------------------- status files
-
+# ------------------------------------------------------------------------------------------- status files
 
 READ_LIMIT = 65_536
 MAX_PID = 1 << 22
@@ -249,8 +193,8 @@ _LINE = re.compile(rb"([A-Za-z0-9._-]{1,100}) (pid|exit|error) ([0-9]{1,7}|[a-z]
 
 class Status(NamedTuple):
     """`pid`: the wrapper's, 0 if it wrote none. `code`: the exit code, None if it wrote none. `error`: a key of ERRORS, or
-    "". `exists`: there is something at that place. `sound`: all of it is whole lines of wrappers. `lines`: how many.
-    `written_ms`: when the last one was written."""
+    "". `exists`: there is such a file. `sound`: it consists of complete lines of wrappers. `lines`: how many. `written_ms`:
+    when the last one was written."""
 
     pid: int = 0
     code: int | None = None
@@ -264,7 +208,7 @@ class Status(NamedTuple):
 def read_status(name: str, directory: str, status: str = "status") -> Status:
     """What the wrapper of run `name` wrote."""
     try:
-        # Not to wait for the other end of a pipe that someone put there.
+        # O_NONBLOCK: a job may have put a pipe there.
         fd = os.open(f"{directory}/{status}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return Status()
@@ -286,7 +230,7 @@ def _parse(name: bytes, data: bytes) -> Status:
     lines = data.split(b"\n")
     sound = not lines.pop()  # a last line without its end is torn
     pids, codes, errors = set[int](), set[int](), set[str]()
-    once = False
+    single = False  # wrappers of older agents wrote each number once
     for line in lines:
         match = _LINE.fullmatch(line)
         if match is None:
@@ -294,7 +238,7 @@ def _parse(name: bytes, data: bytes) -> Status:
             continue
         run, kind, first, second = match.groups()
         if run != name:
-            # The directory is handed on after an end only: a beginning in the last line is ours, with a damaged name.
+            # A directory is reused only after an end: a `pid` in the last line is ours, with a damaged name.
             sound = sound and not (kind == b"pid" and line is lines[-1])
             continue
         if kind == b"error":
@@ -306,13 +250,13 @@ def _parse(name: bytes, data: bytes) -> Status:
             continue
         if kind == b"pid":
             pids.add(int(first))
-            once = second is None
-        elif second is not None or once:
+            single = second is None
+        elif second is not None or single:
             codes.add(int(first))
         else:
             sound = False
     errors &= ERRORS.keys()
-    # Two different words on the same thing: neither can be believed.
+    # Contradictory lines: none of them counts.
     if len(pids) > 1 or len(codes) > 1 or len(errors) > 1 or (codes and errors):
         return Status(exists=True, sound=False, lines=len(lines))
     return Status(
@@ -323,3 +267,115 @@ def _parse(name: bytes, data: bytes) -> Status:
         sound=sound,
         lines=len(lines),
     )
+
+
+# ----------------------------------------------------------------------------------------- run directories
+
+SPARES_KEPT = 1000
+# Lines of a status file name their run, so they may stay when the directory is reused. (Truncating would be slow: ext4
+# writes a file that was truncated and filled again to disk at once.)
+STATUS_LIMIT = 4096
+# The default checkpoint file of a run, and the status file of its checkpoint command.
+CHECKPOINT, HOOK = "checkpoint", "hook"
+_KEPT = {"status", *logs.STREAMS, *(f"{stream}.{what}" for stream in logs.STREAMS for what in ("gap", "times"))}
+
+
+class RunDirs:
+    """The directories of runs below `root`, by installation and name. One that stayed without output is reused."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._spares: list[str] = []
+
+    def path(self, installation: str, name: str) -> str:
+        return f"{self.root}/{installation}/{name}"
+
+    def make(self, path: str) -> None:
+        """FileExistsError if a run of this name has been there before; it must not start again."""
+        if self._spares:
+            try:
+                os.rename(self._spares.pop(), path)
+                return
+            except FileNotFoundError:
+                pass  # removed by hand
+            except OSError:
+                raise FileExistsError(path) from None
+        os.mkdir(path, 0o700)
+
+    def release(self, path: str) -> None:
+        """The run is forgotten: keep its output; without output, reuse or remove the directory."""
+        try:
+            silent = all(_is_empty_and_closed(f"{path}/{stream}") for stream in logs.STREAMS)
+            for name in set(os.listdir(path)) - _KEPT:
+                _remove_entry(f"{path}/{name}")
+            short = silent and os.stat(f"{path}/status").st_size < STATUS_LIMIT
+            if short and len(self._spares) < SPARES_KEPT:
+                self._spares.append(path)
+            elif silent:
+                shutil.rmtree(path)
+            else:
+                os.unlink(f"{path}/status")
+        except OSError:
+            return  # it never started, or the directory was removed by hand
+
+    def with_status(self, known: Callable[[str], bool]) -> list[str]:
+        """Directories with a status file, except those of `known` runs (`installation/name`)."""
+        return [
+            self.path(installation, name)
+            for installation in _subdirectories(self.root)
+            for name in _subdirectories(f"{self.root}/{installation}")
+            if not known(f"{installation}/{name}") and os.path.lexists(f"{self.path(installation, name)}/status")
+        ]
+
+    def prune(self, before_s: float, keep: set[str]) -> None:
+        """Remove directories without output since `before_s`, except those of runs in `keep` (`installation/name`)."""
+        kept = keep | {spare.removeprefix(f"{self.root}/") for spare in self._spares}
+        for installation in _subdirectories(self.root):
+            for name in _subdirectories(f"{self.root}/{installation}"):
+                path = self.path(installation, name)
+                if f"{installation}/{name}" not in kept and _last_output_s(path) < before_s:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_file(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _remove_entry(path: str) -> None:
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        shutil.rmtree(path)
+
+
+def _is_empty_and_closed(path: str) -> bool:
+    """Empty, and open in no process: the kernel grants a write lease only then."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if os.fstat(fd).st_size:
+            return False
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _subdirectories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _last_output_s(path: str) -> float:
+    times = []
+    for stream in logs.STREAMS:
+        try:
+            times.append(os.stat(f"{path}/{stream}", follow_symlinks=False).st_mtime)
+        except OSError:
+            continue
+    return max(times, default=0.0)

@@ -1,5 +1,6 @@
-"""RUN THINGS: one file per kind of place, each an implementation of `ports.Backend` that passes its conformance suite.
+"""Places to run jobs: one module or package per kind, each an implementation of `ports.Backend` that passes its conformance
+suite.
 
-A backend never decides who runs where, and knows nothing of queues or stores. A vendor's library is imported inside
-its own backend only, so that a missing one breaks that backend alone.
+A backend never decides what runs where, and knows nothing of queues or stores. A vendor's library is imported inside its
+own backend only, so that a missing one breaks that backend alone.
 """

@@ -1,6 +1,6 @@
-"""One conversation with a host agent: requests with answers, and the news it pushes. Knows nothing of runs' meaning.
+"""The server's side of the host agent: one connection (`Link`), and a supervisor that starts the agent and reconnects.
 
-The wire is described in `hodei.agent.service`. A link is used until it breaks, and then replaced by a new one.
+The protocol is described in `hodei.agent.service`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,8 @@ from hodei.model.facts import RunObserved
 LINE_LIMIT = 64 << 20
 
 
-class Heard(msgspec.Struct):
-    """One line from the agent: an answer (`id`) or news."""
-
-    id: int | None = None
-    ok: msgspec.Raw = msgspec.Raw(b"")
-    error: str = ""
-    code: str = ""
-    news: list[Told] = []
-
-
-class Told(msgspec.Struct):
-    """How a run stands, in the agent's words, which are ours."""
+class Observation(Struct):
+    """The state of a run as the agent sends it; the fields are those of RunObserved."""
 
     run: str
     state: str
@@ -46,7 +36,7 @@ class Told(msgspec.Struct):
     checkpoint_error: str = ""
     started_ms: int = 0
 
-    def observed(self) -> RunObserved:
+    def to_fact(self) -> RunObserved:
         return RunObserved(
             self.run,
             self.state,  # type: ignore[arg-type]
@@ -61,30 +51,41 @@ class Told(msgspec.Struct):
         )
 
 
-class Link(asyncio.Protocol):
-    """`on_news` hears of every observation; `closed` is set when the conversation is over; `heard_s`: when the agent last
-    said something, on the loop's clock."""
+class Message(Struct):
+    """One line from the agent: an answer (`id`) or observations."""
 
-    def __init__(self, on_news: Callable[[list[Told]], None]) -> None:
+    id: int | None = None
+    ok: msgspec.Raw = msgspec.Raw(b"")
+    error: str = ""
+    code: str = ""
+    observations: list[Observation] = []
+
+
+OnObservations = Callable[[list[Observation]], None]
+
+
+class Link(asyncio.Protocol):
+    """One connection, used until it breaks. `closed` is set then; `last_message_s`: when the agent last sent something, on
+    the loop's clock."""
+
+    def __init__(self, on_observations: OnObservations) -> None:
         self.closed = asyncio.Event()
-        self.heard_s = asyncio.get_running_loop().time()
-        self._on_news = on_news
+        self.last_message_s = asyncio.get_running_loop().time()
+        self._on_observations = on_observations
         self._transport: asyncio.Transport | None = None
-        self._parts = bytearray()
-        self._waiting: dict[int, asyncio.Future[Heard]] = {}
+        self._buffer = bytearray()
+        self._pending: dict[int, asyncio.Future[Message]] = {}
         self._last_id = 0
         self._encode = msgspec.json.Encoder().encode
-        self._decode = msgspec.json.Decoder(Heard).decode
+        self._decode = msgspec.json.Decoder(Message).decode
 
     @classmethod
-    async def to(cls, home: Path, on_news: Callable[[list[Told]], None]) -> Link:
-        """OSError if nobody is at home."""
+    async def connect(cls, home: Path, on_observations: OnObservations) -> Link:
+        """OSError if no agent listens."""
         path = str(home / "agent.sock")
-        try:
+        with contextlib.suppress(FileNotFoundError):
             path = (home / "agent.addr").read_text().strip()
-        except FileNotFoundError:
-            pass
-        _, link = await asyncio.get_running_loop().create_unix_connection(lambda: cls(on_news), path)
+        _, link = await asyncio.get_running_loop().create_unix_connection(lambda: cls(on_observations), path)
         return link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,51 +93,54 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
-        for future in self._waiting.values():
+        for future in self._pending.values():
             if not future.done():
-                future.set_exception(BackendError("the host agent hung up", hint="it is started again by itself"))
-        self._waiting.clear()
+                future.set_exception(
+                    BackendError("the host agent closed the connection", hint="it is restarted automatically")
+                )
+        self._pending.clear()
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = asyncio.get_running_loop().time()
-        self._parts += data
+        self.last_message_s = asyncio.get_running_loop().time()
+        self._buffer += data
         if b"\n" not in data:
-            if len(self._parts) > LINE_LIMIT:
+            if len(self._buffer) > LINE_LIMIT:
                 self.close()
             return
-        *lines, rest = bytes(self._parts).split(b"\n")
-        self._parts = bytearray(rest)
+        *lines, rest = bytes(self._buffer).split(b"\n")
+        self._buffer = bytearray(rest)
         for line in lines:
             try:
-                heard = self._decode(line)
+                message = self._decode(line)
             except msgspec.MsgspecError:
-                self.close()  # not an agent: whoever it is, this conversation makes no sense
+                self.close()  # the other side does not speak the agent's protocol
                 return
-            if heard.news:
-                self._on_news(heard.news)
-            elif heard.id is not None and (future := self._waiting.pop(heard.id, None)) and not future.done():
-                future.set_result(heard)
+            if message.observations:
+                self._on_observations(message.observations)
+            elif message.id is not None and (future := self._pending.pop(message.id, None)) and not future.done():
+                future.set_result(message)
 
-    async def ask(self, op: str, *, timeout_s: float | None = 60, **fields: Any) -> msgspec.Raw:
-        """The agent's answer; without `timeout_s` it is waited for as long as the link holds. StaleEpoch if a newer server has taken over, else BackendError if it said no or hung up."""
+    async def request(self, op: str, *, timeout_s: float | None = 60, **fields: Any) -> msgspec.Raw:
+        """The agent's answer; without `timeout_s` for as long as the link holds. StaleEpoch if a newer server has taken
+        over, else BackendError if the agent refuses or closes the connection."""
         if self._transport is None or self.closed.is_set():
             raise BackendError("the host agent is out of reach")
         self._last_id += 1
         number = self._last_id
-        future: asyncio.Future[Heard] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
         self._transport.write(self._encode({"id": number, "op": op, **fields}) + b"\n")
         try:
-            heard = await asyncio.wait_for(future, timeout_s)
+            message = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             raise BackendError(f"the host agent did not answer within {timeout_s:g} s") from None
         finally:
-            self._waiting.pop(number, None)
-        if heard.error:
-            if heard.code == "STALE_EPOCH":
-                raise StaleEpoch(heard.error)
-            raise BackendError(heard.error, code=heard.code)
-        return heard.ok
+            self._pending.pop(number, None)
+        if message.error:
+            if message.code == "STALE_EPOCH":
+                raise StaleEpoch(message.error)
+            raise BackendError(message.error, code=message.code)
+        return message.ok
 
     def close(self) -> None:
         if self._transport is not None:
@@ -144,18 +148,14 @@ class Link(asyncio.Protocol):
         self.closed.set()
 
 
-# ------------------------------------------------------------------------------------ agent supervisor
-# Keeps one host agent in reach: starts it when none is there, finds it again when it is gone, and notices when it
-# hangs.
+# ---------------------------------------------------------------------------------------------- supervisor
 
-
-BIRTH_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 15.0
 RECONNECT_MAX_S = 2.0
-# The agent is asked for a sign of life so often, and counts as silent when it has said nothing for so long. It answers in
-# a millisecond; what takes seconds is a disk that is slow to sync.
-BEAT_S = 2.0
-SILENCE_S = 6.0
-# Time for what has arrived to be read, if it was this process that stood still.
+# The agent answers a ping in a millisecond, unless its disk is slow to sync.
+PING_EVERY_S = 2.0
+PING_TIMEOUT_S = 6.0
+# Time to read what has already arrived, in case this process was suspended and not the agent.
 CATCH_UP_S = 0.2
 
 
@@ -163,14 +163,18 @@ class _Hello(Struct):
     pid: int = 0
 
 
-class _Known(Struct):
-    runs: list[Told]
+class _Page(Struct):
+    runs: list[Observation]
     more: bool
 
 
 class AgentSupervisor:
-    """`hear` is told of all that the agent says of runs, and of every run that it knows after each new connection; `outage`
-    that it is gone or silent, before it is back. `over`: a newer server has taken over, and nothing more will come."""
+    """Keeps one host agent reachable: starts it when none runs, reconnects, and notices when it hangs.
+
+    `on_observations` gets everything that the agent sends, and all its runs after each new connection; `on_outage` is called
+    when the agent is gone or hangs, before it is back. `superseded`: a newer server has taken over, and nothing more will
+    come. The agent exits after `linger_s` seconds without work, and keeps the output of forgotten runs for `keep_logs_s`.
+    """
 
     def __init__(
         self,
@@ -178,17 +182,18 @@ class AgentSupervisor:
         home: Path,
         installation: str,
         epoch: int,
-        lasting: tuple[float, float],
-        hear: Callable[[list[Told]], None],
-        outage: Callable[[BackendError], None],
+        *,
+        linger_s: float,
+        keep_logs_s: float,
+        on_observations: OnObservations,
+        on_outage: Callable[[BackendError], None],
     ) -> None:
-        """`lasting`: for how many seconds the agent stays without work, and keeps the output of forgotten runs."""
         self._name, self._home, self._installation, self._epoch = name, home, installation, epoch
-        self._linger_s, self._keep_logs_s = lasting
-        self._hear, self._outage = hear, outage
+        self._linger_s, self._keep_logs_s = linger_s, keep_logs_s
+        self._on_observations, self._on_outage = on_observations, on_outage
         self.link: Link | None = None
-        self.silence = ""
-        self.over: StaleEpoch | None = None
+        self.superseded: StaleEpoch | None = None
+        self._unresponsive = ""
         self._pid = 0
         self._connected = asyncio.Event()
         self._agent: DetachedProcess | None = None
@@ -196,35 +201,34 @@ class AgentSupervisor:
 
     async def open(self) -> None:
         if self._tasks:
-            await self.agent()
+            await self.responsive_link()
             return
         await self._connect()
         self._tasks = [
-            asyncio.create_task(self._keep_connected(), name=f"{self._name}: keep the agent in reach"),
-            asyncio.create_task(self._listen_for_life(), name=f"{self._name}: does the agent answer?"),
+            asyncio.create_task(self._keep_connected(), name=f"{self._name}: reconnect to the agent"),
+            asyncio.create_task(self._ping(), name=f"{self._name}: ping the agent"),
         ]
 
     async def _connect(self) -> None:
-        """Reach the agent, starting it if need be, and hear how everything stands."""
-        deadline = asyncio.get_running_loop().time() + BIRTH_TIMEOUT_S
+        """Connect to the agent, starting it if necessary, and receive the state of all runs."""
+        deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
         pause_s = 0.01
         while True:
             try:
-                link = await Link.to(self._home, self._hear)
+                link = await Link.connect(self._home, self._on_observations)
                 break
             except OSError as error:
                 self._start_agent_unless_running()
                 if asyncio.get_running_loop().time() > deadline:
-                    raise BackendError(
-                        f"the host agent does not come up: {error}{self._last_words()}",
-                        hint=f"see {self._home}/agent.log",
-                    ) from error
+                    raise self._error(f"the host agent does not start: {error}{self._last_log_line()}") from error
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.2)
         try:
-            told = await link.ask("hello", timeout_s=SILENCE_S, installation=self._installation, epoch=self._epoch)
-            self._pid = msgspec.json.decode(told, type=_Hello).pid
-            self._hear(await known_to(link))
+            answer = await link.request(
+                "hello", timeout_s=PING_TIMEOUT_S, installation=self._installation, epoch=self._epoch
+            )
+            self._pid = msgspec.json.decode(answer, type=_Hello).pid
+            self._on_observations(await list_runs(link))
         except (BackendError, StaleEpoch):
             link.close()
             raise
@@ -244,12 +248,12 @@ class AgentSupervisor:
             self._home / "agent.log",
         )
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         try:
             lines = (self._home / "agent.log").read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return f"; its last words: {lines[-1][:300]}" if lines else ""
+        return f"; the last line of its log: {lines[-1][:300]}" if lines else ""
 
     async def _keep_connected(self) -> None:
         pause_s = 0.05
@@ -258,88 +262,88 @@ class AgentSupervisor:
                 await self.link.closed.wait()
                 self._connected.clear()
                 self.link = None
-                self._outage(self.error("the host agent is gone; it is being started again"))
+                self._on_outage(self._error("the host agent has exited; it is being restarted"))
             try:
                 await self._connect()
                 pause_s = 0.05
             except StaleEpoch as error:
-                self.over = error
+                self.superseded = error
                 self._connected.set()
-                self._outage(BackendError(error.message))
+                self._on_outage(BackendError(error.message))
                 return
             except (BackendError, OSError):
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RECONNECT_MAX_S)
 
-    async def _listen_for_life(self) -> None:
-        """An agent that hangs keeps its socket open: ask it again and again, and say so when it does not answer. The link is
-        kept, so that an agent that goes on finds its orders in their order."""
+    async def _ping(self) -> None:
+        """Detect an agent that hangs with its socket open. The link is kept, so that an agent that continues gets its orders
+        in order."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(PING_EVERY_S)
             link = self.link
             if link is None:
                 continue
-            asked_s, asked = loop.time(), asyncio.ensure_future(link.ask("ping", timeout_s=None))
+            sent_s, ping = loop.time(), asyncio.ensure_future(link.request("ping", timeout_s=None))
             try:
-                while not asked.done():
-                    left_s = max(link.heard_s, asked_s) + SILENCE_S - loop.time()
+                while not ping.done():
+                    left_s = max(link.last_message_s, sent_s) + PING_TIMEOUT_S - loop.time()
                     if left_s > 0:
-                        await asyncio.wait({asked}, timeout=left_s)
+                        await asyncio.wait({ping}, timeout=left_s)
                         continue
-                    await asyncio.wait({asked}, timeout=CATCH_UP_S)
-                    still = max(link.heard_s, asked_s) + SILENCE_S <= loop.time()
-                    if not asked.done() and still and not self.silence:
+                    await asyncio.wait({ping}, timeout=CATCH_UP_S)
+                    silent = max(link.last_message_s, sent_s) + PING_TIMEOUT_S <= loop.time()
+                    if not ping.done() and silent and not self._unresponsive:
                         self._connected.clear()
-                        self.silence = f"the host agent, process {self._pid}, does not answer"
-                        self._outage(self.error(self.silence))
-                    await asyncio.wait({asked}, timeout=SILENCE_S)
-                asked.exception()  # a refusal is an answer too; the end of the link is the keeper's
+                        self._unresponsive = f"the host agent, process {self._pid}, does not answer"
+                        self._on_outage(self._error(self._unresponsive))
+                    await asyncio.wait({ping}, timeout=PING_TIMEOUT_S)
+                ping.exception()  # a refusal is an answer too; `_keep_connected` handles the end of the link
             finally:
-                asked.cancel()
-            self.silence = ""
+                ping.cancel()
+            self._unresponsive = ""
             if self.link is not None and not self.link.closed.is_set():
                 self._connected.set()
 
-    def error(self, text: str) -> BackendError:
+    def _error(self, text: str) -> BackendError:
         return BackendError(text, hint=f"see {self._home}/agent.log")
 
-    async def agent(self, *, patient: bool = True) -> Link:
-        """The agent, waiting for it to come back if it is gone, or silent if that is `patient`."""
-        if self.silence and not patient:
-            raise self.error(self.silence)
+    async def responsive_link(self, *, wait_if_unresponsive: bool = True) -> Link:
+        """The link to an agent that answers. Waits for an agent that restarts, and for one that hangs unless told not to."""
+        if self._unresponsive and not wait_if_unresponsive:
+            raise self._error(self._unresponsive)
         if not self._tasks:
             raise BackendError("the backend is not open")
         try:
-            async with asyncio.timeout(BIRTH_TIMEOUT_S):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 while True:
-                    if self.over is not None:
-                        raise self.over
-                    if self.link is not None and not self.link.closed.is_set() and not self.silence:
+                    if self.superseded is not None:
+                        raise self.superseded
+                    if self.link is not None and not self.link.closed.is_set() and not self._unresponsive:
                         return self.link
-                    self._connected.clear()  # the keeper is about to notice, and brings a new link
+                    self._connected.clear()  # `_keep_connected` is about to notice, and connects again
                     await self._connected.wait()
         except TimeoutError:
-            raise self.error(self.silence or "the host agent is out of reach") from None
+            raise self._error(self._unresponsive or "the host agent is out of reach") from None
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        self._tasks, self.silence = [], ""
+        self._tasks, self._unresponsive = [], ""
         if self.link is not None:
             self.link.close()
             self.link = None
         self._connected.clear()
 
 
-async def known_to(link: Link) -> list[Told]:
-    """How every run that the agent remembers stands."""
-    out: list[Told] = []
+async def list_runs(link: Link) -> list[Observation]:
+    """The state of every run that the agent knows."""
+    out: list[Observation] = []
     more = True
     while more:
-        page = msgspec.json.decode(await link.ask("known", after=out[-1].run if out else ""), type=_Known)
+        page = msgspec.json.decode(await link.request("known", after=out[-1].run if out else ""), type=_Page)
         out += page.runs
         more = page.more
     return out

@@ -1,35 +1,48 @@
-"""What a new backend begins with: honest defaults for all that its system can not do, and what it is given when it is made.
+"""The basis of every backend: defaults for what its system cannot do, its context, and the parts of an order that all share.
 
-A backend is one file (or folder) here with a subclass of PlainBackend, and two names for the registry
+A backend is one module or package here with a subclass of BaseBackend, and two names for the registry
 (`hodei.backends.registry`): `Settings`, a Struct with the keys of its table `[backends.NAME]`, and
-`make(name, settings, house)`. Making one does no I/O: `open` does.
+`make(name, settings, context)`. `make` does no I/O: `open` does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from hodei.agent.logs import RetentionClock
+from hodei.backends.slurm_variables import slurm_variables
+from hodei.model.array import array_environment
 from hodei.model.backend import Capabilities, ExecResult, Health, NodeUsage
 from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
-from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Unsupported
+from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound, Unsupported
 from hodei.model.facts import RunObserved
 from hodei.model.ids import NodeName, RunId
-from hodei.model.node import Node
+from hodei.model.job import NODE_HOST, HealthCheck, qos
+from hodei.model.node import Grant, Node
 from hodei.ports import Clock, Stream
 
 HEALTH_TIMEOUT_S = 10.0
+READ_LIMIT = 1 << 20
+# Limits of the kernel. Checked here, because a retry cannot help.
+COMMAND_LIMIT = 1 << 20
+WORD_LIMIT = (128 << 10) - 1
+WHOLE_GPU = 1000
+LOOPBACK = "127.0.0.1"
 
 
 class BackendContext(Struct, frozen=True):
-    """Whose backend it is. `installation` is the same for ever and marks what is ours in a system that others use too;
-    `epoch` counts the servers that it has had. `home` is a directory for the backends' own files, one below it for each
-    by its name, made by whoever needs it."""
+    """What the server gives a backend. `installation` never changes and marks what is ours in a system that others use too;
+    `epoch` counts its servers. `home`: a directory for the backends' own files, one below it for each by its name, created
+    on demand."""
 
     installation: str
     epoch: int
@@ -39,8 +52,8 @@ class BackendContext(Struct, frozen=True):
     keep_logs_s: float = 7 * 86_400
 
 
-class PlainBackend(ABC):
-    """`ports.Backend` but for what each must do in its own way."""
+class BaseBackend(ABC):
+    """`ports.Backend` with defaults for everything optional."""
 
     kind = ""
     capabilities = Capabilities()
@@ -48,13 +61,13 @@ class PlainBackend(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    async def open(self) -> None:  # noqa: B027 - nothing to do is what it means
+    async def open(self) -> None:  # noqa: B027 - optional
         """Nothing to connect to."""
 
-    async def close(self) -> None:  # noqa: B027 - nothing to do is what it means
-        """Nothing to let go of."""
+    async def close(self) -> None:  # noqa: B027 - optional
+        """Nothing to release."""
 
-    # ------------------------------------------------------------------------------- what all must do
+    # ------------------------------------------------------------------------------------------ required
 
     @abstractmethod
     async def nodes(self) -> list[Node]: ...
@@ -77,10 +90,10 @@ class PlainBackend(ABC):
     @abstractmethod
     async def logs(self, run: RunId, stream: Stream, offset: int, limit: int) -> tuple[bytes, int]: ...
 
-    # ---------------------------------------------------------------------------------- signs of life
+    # -------------------------------------------------------------------------------------------- health
 
     async def ping(self) -> str:
-        """A cheap question to the other side; a word on what answered, or BackendError. For `health`."""
+        """A cheap request for `health`; returns what answered, or raises BackendError."""
         await self.nodes()
         return ""
 
@@ -101,44 +114,44 @@ class PlainBackend(ABC):
     async def nodes_changed(self) -> None:
         await asyncio.Event().wait()
 
-    # -------------------------------------------------------------------------- what not all can do
+    # ------------------------------------------------------------------------------------------ optional
 
-    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:  # noqa: B027 - nothing to do is what it means
-        """Nobody is asked to save his work."""
+    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:  # noqa: B027 - optional
+        """Runs take no checkpoints."""
 
     async def log_times(self, run: RunId, stream: Stream) -> list[tuple[int, int]]:
         return []
 
     async def reserve(self, orders: Sequence[Start]) -> None:
-        self.cannot("set room aside before a start", "start the runs without it")
+        self.cannot("reserve capacity before a start", "start the runs without it")
 
-    async def unreserve(self, runs: Sequence[RunId]) -> None:  # noqa: B027 - nothing to do is what it means
-        """Nothing was ever set aside."""
+    async def unreserve(self, runs: Sequence[RunId]) -> None:  # noqa: B027 - optional
+        """Nothing is ever reserved."""
 
     async def execute(self, run: RunId, command: Sequence[str], timeout_ms: int) -> ExecResult:
-        self.cannot("run a command beside a run", "read the run's log instead")
+        self.cannot("run a command inside a run", "read the run's log instead")
 
     async def execute_on(self, node: NodeName, command: Sequence[str], timeout_ms: int) -> ExecResult:
         self.cannot("run a command on a node", "log in to the node, or run a job there (`node_selector`)")
 
     async def usage(self) -> dict[NodeName, NodeUsage]:
-        self.cannot("measure what is used on its nodes", "see what is promised with `hodei nodes`")
+        self.cannot("measure the usage of its nodes", "see their allocation with `hodei nodes`")
 
     async def suspend(self, runs: Sequence[RunId]) -> None:
         self.cannot("freeze a run in its place", "`hodei suspend` saves its work and stops it")
 
-    async def resume(self, runs: Sequence[RunId]) -> None:  # noqa: B027 - nothing to do is what it means
-        """Nobody was ever frozen."""
+    async def resume(self, runs: Sequence[RunId]) -> None:  # noqa: B027 - optional
+        """Nothing is ever frozen."""
 
     async def expected(self) -> dict[RunId, int]:
-        self.cannot("tell when runs will begin", "see the forecast with `hodei why`")
+        self.cannot("predict the start of runs", "see the forecast with `hodei why`")
 
     def cannot(self, what: str, instead: str) -> NoReturn:
         raise Unsupported(f"backend {self.name} ({self.kind}) cannot {what}", hint=instead)
 
 
-class UnusableBackend(PlainBackend):
-    """Stands in for a backend whose code cannot be loaded: out of reach, and its health says why."""
+class UnusableBackend(BaseBackend):
+    """Stands in for a backend whose code cannot be loaded: not reached, and its health gives the reason."""
 
     capabilities = Capabilities(commands=False)
 
@@ -172,3 +185,125 @@ class UnusableBackend(PlainBackend):
 
     def _refuse(self) -> NoReturn:
         raise BackendError(self._reason, code=NOT_REACHED)
+
+
+class LogArchive:
+    """Logs of ended runs, as files below `home`, or directories of files, by run; removed after `keep_s`."""
+
+    def __init__(self, home: Path, keep_s: float) -> None:
+        self.home, self._retention = home, RetentionClock(f"{home}.clock", keep_s)
+
+    def has(self, run: RunId) -> bool:
+        return (self.home / run).exists()
+
+    def read(self, run: RunId, path: Path, offset: int, limit: int) -> tuple[bytes, int]:
+        """Of the file at `path` below `home`; NotFound without it."""
+        offset = max(offset, 0)
+        try:
+            with (self.home / path).open("rb") as file:
+                file.seek(offset)
+                data = file.read(max(0, min(limit, READ_LIMIT)))
+        except FileNotFoundError:
+            raise NotFound(f"no log is kept of run {run}") from None
+        return data, offset + len(data)
+
+    def prune(self) -> None:
+        """Remove logs past their retention."""
+        before_s = self._retention.cutoff_s()
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.home):
+                with contextlib.suppress(OSError):
+                    if entry.stat().st_mtime >= before_s:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
+
+
+# ------------------------------------------------------------------------------------- parts of an order
+
+
+def run_env(order: Start, cpus: tuple[int, ...] = ()) -> dict[str, str]:
+    """Environment variables that describe a run to itself, the same on every backend. `cpus`: the cores it is bound to."""
+    run, spec = order.run, order.spec
+    return {
+        "HODEI_JOB_ID": str(run.job),
+        "HODEI_RUN_ID": run.id,
+        "HODEI_TASK": run.task,
+        "HODEI_ATTEMPT": str(run.attempt),
+        "HODEI_NODE": run.node,
+        "HODEI_PROJECT": spec.project,
+        "HODEI_QOS": qos(order.task),
+        **_gang_env(order),
+        **array_environment(spec),
+        **_grant_env(run.grant, cpus),
+        **(slurm_variables(order) if spec.annotations else {}),
+    }
+
+
+def _gang_env(order: Start) -> dict[str, str]:
+    env = {
+        "HODEI_RANK": str(order.run.rank),
+        "HODEI_MEMBER": str(order.run.member),
+        "HODEI_WORLD_SIZE": str(order.world_size),
+        "HODEI_MIN_WORLD_SIZE": str(sum(task.needed for task in order.spec.tasks)),
+        "HODEI_MAX_WORLD_SIZE": str(order.spec.size),
+    }
+    if order.addresses:
+        env |= {"HODEI_ADDRESSES": ",".join(order.addresses), "HODEI_MASTER_ADDRESS": order.addresses[0]}
+    return env
+
+
+def _grant_env(grant: Grant | None, cpus: tuple[int, ...]) -> dict[str, str]:
+    """The cores and GPUs of a run. A fraction of a GPU is announced, not enforced."""
+    env = {}
+    if cpus:
+        env["HODEI_CPUS"] = ",".join(map(str, cpus))
+    if grant is not None and grant.gpus:
+        gpus = ",".join(dict.fromkeys(str(gpu) for gpu, _ in grant.gpus))
+        env |= {"HODEI_GPUS": gpus, "CUDA_VISIBLE_DEVICES": gpus}
+        last_milli = grant.gpus[-1][1]
+        if last_milli < WHOLE_GPU:
+            env["HODEI_GPU_MILLI"] = str(last_milli)
+    return env
+
+
+def resolve_health_check(health: HealthCheck, address: str) -> HealthCheck:
+    """With the host `node` of its URL replaced by the node's address."""
+    scheme, slashes, rest = health.http.partition("://")
+    if not slashes or not rest.startswith(NODE_HOST) or rest[len(NODE_HOST) :][:1] not in ("", ":", "/", "?"):
+        return health
+    host = f"[{address}]" if ":" in address else address
+    return structs.replace(health, http=f"{scheme}://{host}{rest[len(NODE_HOST) :]}")
+
+
+def absolute_path(path: str, order: Start) -> str:
+    """A path that a job names, in its working directory unless it begins with a slash."""
+    return path if path.startswith("/") else f"{order.task.workdir.rstrip('/')}/{path}"
+
+
+def check_container_command(command: tuple[str, ...], env: dict[str, str], workdir: str) -> None:
+    """BackendRefused for what no container can be given."""
+    if any("\0" in word for word in command):
+        raise BackendRefused("the command holds a NUL character")
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise BackendRefused(f"the environment variable {name[:80]!r} cannot be set")
+    if workdir and (not workdir.startswith("/") or "\0" in workdir):
+        raise BackendRefused(
+            f"the working directory {workdir[:200]!r} is not an absolute path", hint="begin it with a /"
+        )
+    check_size(command, env)
+
+
+def check_size(command: tuple[str, ...], env: dict[str, str]) -> None:
+    """BackendRefused for a command and environment that the kernel does not accept."""
+    sizes = [len(word.encode()) + 1 for word in command]
+    sizes += [len(name.encode()) + len(value.encode()) + 2 for name, value in env.items()]
+    if sum(sizes) > COMMAND_LIMIT or max(sizes) > WORD_LIMIT:
+        raise BackendRefused(
+            f"the command and its environment are {sum(sizes)} bytes, the longest word {max(sizes)}; "
+            f"the system takes {COMMAND_LIMIT} and {WORD_LIMIT}",
+            hint="put the data into a file",
+        )

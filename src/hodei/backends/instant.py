@@ -1,7 +1,7 @@
-"""A fake for benchmarks and tests: every run is running, and then has succeeded, the moment it is ordered.
+"""A fake for benchmarks and tests: every run starts and succeeds the moment it is ordered. No command is ever run.
 
-It proves nothing about processes, limits, output, crashes, timeouts or stops: no command is ever run. It keeps the
-contract of `ports.Backend` where that makes sense without commands (idempotent starts, ends repeated until forgotten).
+It keeps the contract of `ports.Backend` where that makes sense without commands: starts are idempotent, ends are repeated
+until they are forgotten.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from hodei.backends.base import BackendContext, PlainBackend
+from hodei.backends.base import BackendContext, BaseBackend
 from hodei.model.backend import Capabilities
-from hodei.model.effects import Forget, Start, Stop, TakeCheckpoint
+from hodei.model.effects import Forget, Start, Stop
 from hodei.model.errors import BackendError, BackendRefused
 from hodei.model.facts import RunObserved
 from hodei.model.ids import RunId
@@ -23,7 +23,7 @@ from hodei.ports import Clock, Stream
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """So many nodes without end."""
+    """`nodes`: how many nodes, each with practically unlimited capacity."""
 
     nodes: int = 1
 
@@ -34,7 +34,7 @@ def make(name: str, settings: Settings, context: BackendContext) -> InstantBacke
     return InstantBackend(name, [Node(each, name, "instant", huge) for each in names], context.clock)
 
 
-class InstantBackend(PlainBackend):
+class InstantBackend(BaseBackend):
     """`clock` stamps the observations; without one every observation is at 0 ms."""
 
     kind = "instant"
@@ -45,13 +45,13 @@ class InstantBackend(PlainBackend):
         self._nodes = list(nodes)
         self._clock = clock
         self._ended: dict[RunId, RunObserved] = {}
-        self._news: list[RunObserved] = []
-        self._something_new = asyncio.Event()
+        self._observations: list[RunObserved] = []
+        self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        self._news.extend(self._ended.values())
-        if self._news:
-            self._something_new.set()
+        self._observations.extend(self._ended.values())
+        if self._observations:
+            self._changed.set()
 
     async def nodes(self) -> list[Node]:
         return list(self._nodes)
@@ -63,21 +63,18 @@ class InstantBackend(PlainBackend):
             if run in self._ended:
                 continue
             end = self._ended[run] = RunObserved(run, "succeeded", now_ms, exit_code=0)
-            self._news += (RunObserved(run, "running", now_ms), end)
-        self._something_new.set()
+            self._observations += (RunObserved(run, "running", now_ms), end)
+        self._changed.set()
         return {}
 
     async def stop(self, orders: Sequence[Stop]) -> None:
-        """Too late by nature: whatever is to be stopped has ended."""
-
-    async def checkpoint(self, orders: Sequence[TakeCheckpoint]) -> None:
-        """Too late as well."""
+        """Every run has ended already."""
 
     async def observe(self) -> list[RunObserved]:
-        await self._something_new.wait()
-        self._something_new.clear()
-        news, self._news = self._news, []
-        return news
+        await self._changed.wait()
+        self._changed.clear()
+        seen, self._observations = self._observations, []
+        return seen
 
     async def known(self) -> dict[RunId, RunObserved]:
         return dict(self._ended)

@@ -1,15 +1,22 @@
-"""What this machine has to offer: cores and their sockets, memory, disk, GPUs by count, and its name. Read only."""
+"""This machine: its capacity, sockets, usage and name, and commands on it for operators."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import platform
 import re
 import shutil
+import signal
 import socket
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hodei.agent.limits import CGROUP_ROOT, own_groups
+from hodei.backends.subreaper import NOT_RUNNABLE
+from hodei.model.backend import ExecResult
 from hodei.model.node import Socket
 from hodei.model.resources import CPU, GPU, MEMORY, STORAGE, Resources
 
@@ -23,13 +30,13 @@ def hostname() -> str:
 
 
 def architecture() -> str:
-    """In Kubernetes' words: amd64, arm64, ..."""
+    """As Kubernetes names it: amd64, arm64, ..."""
     machine = platform.machine().lower()
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
 def capacity(home: Path, root: Path = CGROUP_ROOT) -> Resources:
-    """What runs can share: usable cores, memory within the limits put on us, and the space free where they write."""
+    """What runs can share: usable cores and memory within our own cgroup limits, and free disk space in `home`."""
     found = {CPU: _cpu_milli(root), MEMORY: _memory_bytes(root), STORAGE: shutil.disk_usage(home).free}
     if gpus := gpu_count():
         found[GPU] = gpus * 1000
@@ -37,8 +44,8 @@ def capacity(home: Path, root: Path = CGROUP_ROOT) -> Resources:
 
 
 def sockets(root: Path = NUMA_ROOT) -> tuple[Socket, ...]:
-    """The NUMA nodes with those of their cores that we may use; one with all of these if the system names none.
-    GPUs are not assigned to them: their numbers in the system and in CUDA need not agree."""
+    """The NUMA nodes with the cores that we may use; one with all of them if the system lists none. Without GPUs, because their
+    numbers in the system and in CUDA may differ."""
     usable = os.sched_getaffinity(0)
     found = []
     for place in sorted(root.glob("node[0-9]*"), key=lambda place: int(place.name[4:])):
@@ -50,31 +57,31 @@ def sockets(root: Path = NUMA_ROOT) -> tuple[Socket, ...]:
 
 
 def gpu_count(root: Path = Path("/")) -> int:
-    """NVIDIA's by what its driver shows; others are not found, and must be named in the configuration."""
+    """NVIDIA GPUs that the driver lists; others are not detected and must be configured."""
     listed = len(list(root.glob("proc/driver/nvidia/gpus/*")))
     return listed or sum(1 for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
 
 
 class CpuMeter:
-    """How many thousandths of a core this machine is using, since the look before (the first time: since its start)."""
+    """CPU usage of this machine in thousandths of a core since the last call; the first time since its boot."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._stat = root / "proc/stat"
-        self._busy = self._all = 0
+        self._busy = self._total = 0
 
     def milli(self) -> int:
         first = _read(self._stat).partition("\n")[0].split()
         ticks = [int(field) for field in first[1:9]]
         if len(ticks) < 8:
             return 0
-        busy, everything = sum(ticks) - ticks[3] - ticks[4], sum(ticks)
-        used, passed = busy - self._busy, everything - self._all
-        self._busy, self._all = busy, everything
-        return max(0, used * 1000 * (os.cpu_count() or 1) // passed) if passed > 0 else 0
+        busy, total = sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+        used, elapsed = busy - self._busy, total - self._total
+        self._busy, self._total = busy, total
+        return max(0, used * 1000 * (os.cpu_count() or 1) // elapsed) if elapsed > 0 else 0
 
 
 def memory_used(root: Path = Path("/")) -> int:
-    """Bytes that programs could not have now."""
+    """Bytes that are not available to programs."""
     found = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
     total, left = (int(found.get(name, "0").split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     return total - left
@@ -119,7 +126,7 @@ def _memory_bytes(root: Path) -> int:
 
 
 def _groups_up(root: Path, controller: str) -> list[Path]:
-    """Our own group and every group above it, in whichever hierarchy holds the controller."""
+    """Our own group and its ancestors in the hierarchy of the controller."""
     own = own_groups()
     base, path = (root / controller, own[controller]) if controller in own else (root, own.get("", "/"))
     place = base / path.strip("/")
@@ -135,3 +142,76 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+# ---------------------------------------------------------------------------------------------- commands
+
+OUTPUT_LIMIT = 1 << 20
+# Not the whole environment of the server: it may hold secrets.
+_PASSED_ENV = ("PATH", "LANG", "TZ", "HOME", "USER", "LOGNAME")
+_SUBREAPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("subreaper.py")))
+# How long the subreaper may take to kill what is left. Its own timeout is later than ours by this, in case we are suspended.
+_KILL_S = 10.0
+_DRAIN_S = 1.0
+
+
+class _Output:
+    """The beginning of a stream. All of it is read, so that a full pipe blocks no program."""
+
+    def __init__(self, stream: asyncio.StreamReader | None) -> None:
+        assert stream is not None
+        self.kept, self.cut = bytearray(), False
+        self.task = asyncio.create_task(self._read(stream))
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while part := await stream.read(1 << 16):
+            room = OUTPUT_LIMIT - len(self.kept)
+            self.kept += part[:room]
+            self.cut = self.cut or len(part) > room
+
+
+async def execute(command: Sequence[str], timeout_s: float) -> ExecResult:
+    """Run a command in a session of its own with a clean environment. `exit_code` as in a shell: 127 if there is no such
+    program, 126 if it cannot be run; None after the timeout. No process that it started is left."""
+    env = {name: os.environ[name] for name in _PASSED_ENV if name in os.environ}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *_SUBREAPER,
+            str(timeout_s + _KILL_S),
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:  # a longer command than the system takes
+        return ExecResult(NOT_RUNNABLE, stderr=f"{command[0][:80]}: {error.strerror}\n".encode())
+    stdout, stderr = _Output(process.stdout), _Output(process.stderr)
+    code = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            code = await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        await _kill(process)
+        await asyncio.wait([stdout.task, stderr.task], timeout=_DRAIN_S)
+        stdout.task.cancel()
+        stderr.task.cancel()
+    if code is not None and code < 0:
+        code = 128 - code
+    return ExecResult(code, bytes(stdout.kept), bytes(stderr.kept), stdout.cut or stderr.cut)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """Closing its stdin makes the subreaper kill everything; if it fails, kill at least its process group."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_KILL_S):
+            await process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

@@ -6,7 +6,7 @@ A kind is a module with `Settings` and `make` (see `hodei.backends.base`), annou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -26,8 +26,8 @@ class KindBroken(InvalidInput):
 
 
 class Common(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys that every table has. `enabled`: false, and it is not there at all. The others are said of those of its nodes
-    that do not say it themselves: where they stand, what an hour of one costs, labels."""
+    """The keys that every table has. `enabled` false: the backend does not exist. The others are defaults for its nodes:
+    location, cost of an hour, labels."""
 
     kind: str
     enabled: bool = True
@@ -54,17 +54,17 @@ def common_of(name: str, table: Mapping[str, Any]) -> Common:
     except InvalidInput as error:
         raise _wrong(name, "lat", error.message) from None
     if not 0 <= found.cost <= MAX_COST:
-        raise _wrong(name, "cost", f"what an hour costs is from 0 to {MAX_COST}, not {found.cost:g}")
+        raise _wrong(name, "cost", f"the cost of an hour is from 0 to {MAX_COST}, not {found.cost:g}")
     return found
 
 
-def dress(table: Mapping[str, Any]) -> Callable[[Node], Node]:
-    """What the table says of all nodes of its backend, put on one."""
+def node_defaults(table: Mapping[str, Any]) -> Callable[[Node], Node]:
+    """A function that fills in the table's defaults for a node of its backend."""
     if not table.keys() & (_COMMON - {"kind", "enabled"}):
         return lambda node: node
     common = common_of("", {"kind": "", **table})
 
-    def on(node: Node) -> Node:
+    def fill_in(node: Node) -> Node:
         place = node.location
         if place.lat_micro is None:
             place = place.with_coordinates(common.lat, common.lng)
@@ -80,14 +80,14 @@ def dress(table: Mapping[str, Any]) -> Callable[[Node], Node]:
             labels={**common.labels, **node.labels} if common.labels else node.labels,
         )
 
-    return on
+    return fill_in
 
 
 def settings_of(name: str, table: Mapping[str, Any]) -> msgspec.Struct:
     """The table `[backends.NAME]` as its kind's own Struct. InvalidInput names the key that is wrong."""
     kind = table.get("kind")
     if not isinstance(kind, str) or not kind:
-        raise _wrong(name, "kind", f"says no kind; there are: {', '.join(sorted(KINDS))}")
+        raise _wrong(name, "kind", f"the table has no kind; use one of: {', '.join(sorted(KINDS))}")
     wanted = _module(name, kind).Settings
     keys = wanted.__struct_fields__
     common_of(name, table)
@@ -96,7 +96,7 @@ def settings_of(name: str, table: Mapping[str, Any]) -> msgspec.Struct:
         raise _wrong(
             name,
             key,
-            f"kind {kind} has no key {key!r}{did_you_mean(key, {*keys, *_COMMON})}; it has: {_listed({*keys, *_COMMON})}",
+            f"kind {kind} has no key {key!r}{did_you_mean(key, {*keys, *_COMMON})}; it has: {', '.join(sorted({*keys, *_COMMON}))}",
         )
     try:
         return msgspec.convert(given, wanted)  # type: ignore[no-any-return]
@@ -105,13 +105,13 @@ def settings_of(name: str, table: Mapping[str, Any]) -> msgspec.Struct:
 
 
 def make_backend(name: str, table: Mapping[str, Any], context: BackendContext) -> Backend:
-    """Made, and not yet open. InvalidInput if its table is wrong, or the library that its kind needs is missing."""
+    """A backend that is not open yet. InvalidInput if its table is wrong, or a library that its kind needs is missing."""
     settings = settings_of(name, table)
     return _module(name, table["kind"]).make(name, settings, context)  # type: ignore[no-any-return]
 
 
 def make_or_explain(name: str, table: Mapping[str, Any], context: BackendContext) -> Backend:
-    """Like `make_backend`, but a third-party kind that cannot be loaded becomes a backend that says so: the others go on."""
+    """Like `make_backend`, but a third-party kind that cannot be loaded becomes an UnusableBackend: the others continue."""
     try:
         return make_backend(name, table, context)
     except KindBroken as error:
@@ -134,10 +134,6 @@ def _module(name: str, kind: str) -> Any:
         text = f"kind {kind} has no {' and no '.join(missing)}"
         raise KindBroken(f"backends.{name}.kind: {text}", hint="docs/how-to/write-a-plugin.md")
     return found
-
-
-def _listed(keys: Iterable[str]) -> str:
-    return ", ".join(sorted(keys))
 
 
 def _wrong(name: str, key: str, text: str, hint: str = "docs/how-to/backends.md") -> InvalidInput:

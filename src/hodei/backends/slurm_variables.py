@@ -1,7 +1,7 @@
-"""`SLURM_*` variables for jobs that were written for Slurm, on whichever backend they run.
+"""`SLURM_*` variables for jobs that were written for Slurm, on any backend.
 
-A job asks for them by an annotation (`hodei convert` and the `sbatch` shim write it). What only the script's options tell
-(how many tasks, the partition) is in the job's own `env`; what is known when a run starts is added here.
+A job requests them by an annotation (`hodei convert` and the `sbatch` shim set it). What comes from the script's options
+(number of tasks, partition) is in the job's own `env`; what is known when a run starts is added here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from hodei.model.effects import Start
 from hodei.model.job import JobSpec
 from hodei.model.resources import CPU, MEMORY
 
-# ----------------------------------------------------------------------------------------- slurm hosts
-# Lists of hosts and numbers as Slurm writes them (`n[1-3,7],gpu2`, `2(x3),1`): folded, and unfolded again.
-
+# ------------------------------------------------------------------------- host and number lists of Slurm
 
 # More names than this in one list is a mistake (`n[1-999999999]`).
 MOST_HOSTS = 100_000
 
 
 def folded_hosts(names: Iterable[str]) -> str:
-    """`n[1-4],gpu2`: names that differ in their last number alone, together."""
+    """`n[1-4],gpu2`: names that differ only in their last number are folded."""
     groups: dict[tuple[str, int], list[int]] = {}
     for name in dict.fromkeys(names):
         found = re.fullmatch(r"(.*?)(\d+)", name)
@@ -57,7 +55,7 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def hosts_in_order(names: Iterable[str]) -> str:
-    """Folded if that keeps the order, which tells the ids of the nodes: scripts take the first for the master."""
+    """Folded only if that keeps the order: scripts use the first host as the master."""
     listed = list(dict.fromkeys(names))
     folded = folded_hosts(listed)
     try:
@@ -67,18 +65,18 @@ def hosts_in_order(names: Iterable[str]) -> str:
 
 
 def counts(numbers: Iterable[int]) -> str:
-    """`2(x3),1`: how many of each node, as SLURM_TASKS_PER_NODE has it."""
+    """`2(x3),1`: the format of SLURM_TASKS_PER_NODE."""
     runs = [(number, len(list(group))) for number, group in groupby(numbers)]
     return ",".join(f"{number}(x{times})" if times > 1 else str(number) for number, times in runs)
 
 
 def hosts(text: str) -> list[str]:
-    """The names in `n[1-3,07],gpu2`, in their order. ValueError if it is no such list."""
+    """The names in `n[1-3,07],gpu2`, in order. ValueError if it is not a host list."""
     out: list[str] = []
     for word in _split(text):
         found = [""]
-        for plain, listed in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", word):
-            ends = [plain] if plain else _numbers(listed)
+        for text_part, range_part in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", word):
+            ends = [text_part] if text_part else _numbers(range_part)
             if len(found) * len(ends) > MOST_HOSTS:
                 raise ValueError(f"more than {MOST_HOSTS} hosts")
             found = [f"{stem}{end}" for stem in found for end in ends]
@@ -87,10 +85,10 @@ def hosts(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """At commas that are not within brackets."""
+    """At commas outside of brackets."""
     words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
     if ",".join(words) != text:
-        raise ValueError(f"{text[:60]!r} is no list of hosts")
+        raise ValueError(f"{text[:60]!r} is not a host list")
     return words
 
 
@@ -99,7 +97,7 @@ def _numbers(text: str) -> list[str]:
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise ValueError(f"{part[:60]!r} is no range of numbers")
+            raise ValueError(f"{part[:60]!r} is not a range of numbers")
         first, last = int(found[1]), int(found[2] or found[1])
         if last - first >= MOST_HOSTS:
             raise ValueError(f"more than {MOST_HOSTS} hosts")
@@ -107,12 +105,12 @@ def _numbers(text: str) -> list[str]:
     return out
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------- variables
 
 ANNOTATION = "slurm.hodei.io/variables"
 # Values of the annotation. `STEPS`: the script calls srun or mpirun, which need Slurm's own job id where Slurm runs it.
 ALL, STEPS = "true", "steps"
-# Slurm sets these itself, and knows better.
+# Where Slurm runs the job, its own values of these are right.
 OF_THE_NODE = (
     "SLURMD_NODENAME", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME", "SLURM_CPUS_ON_NODE",
     "SLURM_JOB_CPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_MEM_PER_NODE",
@@ -124,9 +122,9 @@ OF_ARRAYS = (
 )  # fmt: skip
 
 
-class _Lay(NamedTuple):
-    """How a job lies on its nodes: `tasks` and `members` of each node, in the order of their ids. `first`: the rank of this
-    member's first task, `local`: its number on the node, `node`: the node's id. `names`: none if they are not known."""
+class _TaskLayout(NamedTuple):
+    """Slurm's view of a job: `tasks` and `members` of each node, in the order of node ids. `first`: the rank of this member's
+    first task, `local`: its number on the node, `node`: the node's id. `names`: empty if they are unknown."""
 
     tasks: list[int]
     members: list[int]
@@ -136,14 +134,14 @@ class _Lay(NamedTuple):
     names: tuple[str, ...]
 
 
-def _lay_of(order: Start) -> _Lay:
-    """The tasks go to the members in blocks, as evenly as they can. Nodes get their ids in the order of ranks."""
+def _task_layout(order: Start) -> _TaskLayout:
+    """Tasks are distributed over the members in even blocks. Nodes get their ids in the order of ranks."""
     cluster, rank = max(order.world_size, 1), order.run.rank
     total = max(_number(order.task.env.get("SLURM_NTASKS")), cluster)
     each = [total // cluster + (number < total % cluster) for number in range(cluster)]
-    if not 0 <= rank < cluster:  # a rank beyond the gang's size: nothing but the run itself is known
-        return _Lay([each[0]], [1], 0, 0, 0, ())
-    # In very large gangs the nodes are not told: then each member is taken to have its own, as jobs of several nodes ask for.
+    if not 0 <= rank < cluster:  # a rank beyond the gang's size: only the run itself is known
+        return _TaskLayout([each[0]], [1], 0, 0, 0, ())
+    # Orders of very large gangs do not list the nodes: assume one node per member, as jobs with several nodes request.
     known = order.nodes if len(order.nodes) == cluster else ()
     places = known or ((order.run.node,) if cluster == 1 else tuple(map(str, range(cluster))))
     tasks, members = dict[str, int](), dict[str, int]()
@@ -155,37 +153,37 @@ def _lay_of(order: Start) -> _Lay:
         members[place] = members.get(place, 0) + 1
     names = tuple(tasks) if known or cluster == 1 else ()
     node = list(tasks).index(places[rank])
-    return _Lay(list(tasks.values()), list(members.values()), sum(each[:rank]), local, node, names)
+    return _TaskLayout(list(tasks.values()), list(members.values()), sum(each[:rank]), local, node, names)
 
 
 def slurm_variables(order: Start) -> dict[str, str]:
-    """Nothing for jobs that did not ask."""
+    """Empty for jobs without the annotation."""
     if order.spec.annotations.get(ANNOTATION) not in (ALL, STEPS):
         return {}
     run, spec, task = order.run, order.spec, order.task
     given = task.env
-    lay = _lay_of(order)
+    layout = _task_layout(order)
     cpus = max(1, -(-task.request.get(CPU, 1000) // 1000))
     out = {
         **dict.fromkeys(JOB_IDS, str(run.job)),
         "SLURM_JOB_NAME": given.get("SLURM_JOB_NAME") or spec.name,
-        "SLURM_PROCID": str(lay.first),
-        "SLURM_LOCALID": str(lay.local),
-        "SLURM_NODEID": str(lay.node),
-        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(sum(lay.tasks))),
-        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(lay.tasks))),
-        "SLURM_TASKS_PER_NODE": counts(lay.tasks),
+        "SLURM_PROCID": str(layout.first),
+        "SLURM_LOCALID": str(layout.local),
+        "SLURM_NODEID": str(layout.node),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(sum(layout.tasks))),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(len(layout.tasks))),
+        "SLURM_TASKS_PER_NODE": counts(layout.tasks),
         "SLURM_CPUS_PER_TASK": given.get("SLURM_CPUS_PER_TASK") or str(cpus),
-        "SLURM_CPUS_ON_NODE": str(cpus * lay.members[lay.node]),
-        "SLURM_JOB_CPUS_PER_NODE": counts(cpus * members for members in lay.members),
+        "SLURM_CPUS_ON_NODE": str(cpus * layout.members[layout.node]),
+        "SLURM_JOB_CPUS_PER_NODE": counts(cpus * members for members in layout.members),
         "SLURMD_NODENAME": run.node,
         "SLURM_CLUSTER_NAME": run.backend,
         **array_variables(spec),
     }
-    if lay.names:
-        out |= dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST"), hosts_in_order(lay.names))
+    if layout.names:
+        out |= dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST"), hosts_in_order(layout.names))
     if memory := task.request.get(MEMORY, 0):
-        out["SLURM_MEM_PER_NODE"] = str(-(-memory * lay.members[lay.node] // (1 << 20)))
+        out["SLURM_MEM_PER_NODE"] = str(-(-memory * layout.members[layout.node] // (1 << 20)))
     if submitted_in := given.get("SLURM_SUBMIT_DIR") or task.workdir:
         out["SLURM_SUBMIT_DIR"] = submitted_in
     if run.attempt > 1:
@@ -204,12 +202,12 @@ def array_variables(spec: JobSpec) -> dict[str, str]:
 
 
 def within_slurm(order: Start) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Where Slurm runs it and sets variables of its own: those that count instead, and those that must not be seen.
+    """Where Slurm runs the job and sets variables itself: those to replace, and those to unset.
 
-    Runs are handed to Slurm in arrays of Hodei's making, whose numbers mean nothing to the job."""
+    Hodei submits runs in Slurm arrays of its own, whose numbers mean nothing to the job."""
     own = slurm_variables(order)
     if own and order.nodes:
-        # Slurm knows its nodes by their own names.
+        # Without the prefix of the backend: Slurm's own node names.
         names = [node.removeprefix(f"{order.run.backend}-") for node in order.nodes]
         own |= dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST"), hosts_in_order(names))
     kept = OF_THE_NODE if order.task.count == 1 else ("SLURMD_NODENAME", "SLURM_CLUSTER_NAME")

@@ -1,4 +1,4 @@
-"""Fences in pretended hierarchies: which one is chosen, and what is written into it."""
+"""Cgroups in pretended hierarchies: which one is chosen, and what is written into it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from pathlib import Path
 import pytest
 
 from hodei.agent import limits
-from hodei.agent.limits import Fences, Limits, enforcement
+from hodei.agent.limits import Cgroups, Limits, enforcement
 
 
 @pytest.fixture
 def v2(tmp_path, monkeypatch) -> Path:
-    """A cgroup v2 tree in which a slice two levels up hands memory and cpu down."""
+    """A cgroup v2 tree in which a slice two levels up delegates memory and cpu."""
     monkeypatch.setattr(limits, "own_groups", lambda: {"": "/user.slice/session.scope"})
     (tmp_path / "user.slice" / "session.scope").mkdir(parents=True)
-    for place, handed_down in (("", "memory cpu"), ("user.slice", "memory cpu pids"), ("user.slice/session.scope", "")):
+    for place, delegated in (("", "memory cpu"), ("user.slice", "memory cpu pids"), ("user.slice/session.scope", "")):
         (tmp_path / place / "cgroup.controllers").write_text("memory cpu pids")
-        (tmp_path / place / "cgroup.subtree_control").write_text(handed_down)
+        (tmp_path / place / "cgroup.subtree_control").write_text(delegated)
     (tmp_path / "user.slice" / "mine").mkdir()
     (tmp_path / "user.slice" / "mine" / "cgroup.subtree_control").write_text("")
     return tmp_path
 
 
-def test_version_2_is_used_at_the_nearest_place_that_hands_its_controllers_down(v2):
-    fences = Fences("mine", v2)
-    assert (fences.version, fences.parents["memory"]) == (2, v2 / "user.slice" / "mine")
+def test_version_2_is_used_at_the_nearest_group_that_delegates_its_controllers(v2):
+    cgroups = Cgroups("mine", v2)
+    assert (cgroups.version, cgroups.parents["memory"]) == (2, v2 / "user.slice" / "mine")
 
 
 def test_version_2_writes_the_limits_of_a_run(v2):
-    fences = Fences("mine", v2)
+    cgroups = Cgroups("mine", v2)
     group = v2 / "user.slice" / "mine" / "run"
     group.mkdir()
     for name in ("memory.max", "memory.swap.max", "cpu.max"):
         (group / name).touch()
-    fence = fences.build("run", Limits(cpu_milli=1500, memory_bytes=1 << 30))
-    assert fence.join == (f"{group}/cgroup.procs",)
-    assert (fence.address_space_kib, fence.cpus) == (0, ())
+    applied = cgroups.create("run", Limits(cpu_milli=1500, memory_bytes=1 << 30))
+    assert applied.join == (f"{group}/cgroup.procs",)
+    assert (applied.address_space_kib, applied.cpus) == (0, ())
     written = [(group / name).read_text() for name in ("memory.max", "memory.swap.max", "cpu.max")]
     assert written == [str(1 << 30), "0", "150000 100000"]
 
@@ -46,20 +46,20 @@ def test_version_2_writes_the_weight_of_a_run_as_the_kubelet_does(v2, shares, we
     group = v2 / "user.slice" / "mine" / "run"
     group.mkdir()
     (group / "cpu.weight").touch()
-    fence = Fences("mine", v2).build("run", Limits(cpu_shares=shares, oom_score_adj=1000))
-    assert fence == limits.Fence((str(group),), oom_score_adj=1000)
+    applied = Cgroups("mine", v2).create("run", Limits(cpu_shares=shares, oom_score_adj=1000))
+    assert applied == limits.SpawnLimits((str(group),), oom_score_adj=1000)
     assert (group / "cpu.weight").read_text() == weight
 
 
 def test_without_any_hierarchy_memory_becomes_an_address_space_limit(tmp_path):
-    fences = Fences("mine", tmp_path)
-    fence = fences.build("run", Limits(memory_bytes=64 << 20))
-    assert (fences.version, fence.groups, fence.address_space_kib) == (0, (), 64 << 10)
+    cgroups = Cgroups("mine", tmp_path)
+    applied = cgroups.create("run", Limits(memory_bytes=64 << 20))
+    assert (cgroups.version, applied.groups, applied.address_space_kib) == (0, (), 64 << 10)
     assert enforcement(tmp_path) == {"memory": "rlimit", "cpu": "affinity", "processes": "group"}
 
 
-def test_a_run_without_limits_needs_no_fence(v2):
-    assert Fences("mine", v2).build("run", Limits()) == limits.Fence()
+def test_a_run_without_limits_gets_no_cgroup(v2):
+    assert Cgroups("mine", v2).create("run", Limits()) == limits.SpawnLimits()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_run_without_limits_needs_no_fence(v2):
 )
 def test_a_run_stays_on_those_of_its_cores_that_this_host_has(tmp_path, monkeypatch, asked, given):
     monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    assert Fences("mine", tmp_path).build("run", Limits(cpu_milli=1000, cpus=asked)).cpus == given
+    assert Cgroups("mine", tmp_path).create("run", Limits(cpu_milli=1000, cpus=asked)).cpus == given
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,6 @@ def test_a_run_stays_on_those_of_its_cores_that_this_host_has(tmp_path, monkeypa
         ("other", "", False),
     ],
 )
-def test_running_out_of_memory_is_told_by_the_kernel_count(tmp_path, name, text, ran_out):
+def test_running_out_of_memory_is_read_from_the_kernel_counter(tmp_path, name, text, ran_out):
     (tmp_path / name).write_text(text)
-    assert Fences.ran_out_of_memory([str(tmp_path)]) is ran_out
+    assert Cgroups.ran_out_of_memory([str(tmp_path)]) is ran_out

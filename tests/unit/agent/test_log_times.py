@@ -16,15 +16,15 @@ def _say(directory, text: bytes, stream: str = "stdout") -> None:
 def test_a_mark_is_made_when_a_log_has_grown_and_not_otherwise(tmp_path):
     times = LogTimes()
     _say(tmp_path, b"")
-    times.look([str(tmp_path)], 1000)
+    times.update([str(tmp_path)], 1000)
     assert read_times(str(tmp_path), "stdout") == []
     assert sorted(os.listdir(tmp_path)) == ["stdout"]  # a directory in which nothing was said is used again
     _say(tmp_path, b"one\n")
-    times.look([str(tmp_path)], 2000)
-    times.look([str(tmp_path)], 3000)
+    times.update([str(tmp_path)], 2000)
+    times.update([str(tmp_path)], 3000)
     _say(tmp_path, b"two\n")
     _say(tmp_path, b"bad\n", "stderr")
-    times.look([str(tmp_path)], 4000)
+    times.update([str(tmp_path)], 4000)
     assert read_times(str(tmp_path), "stdout") == [(4, 2000), (8, 4000)]
     assert read_times(str(tmp_path), "stderr") == [(4, 4000)]
 
@@ -33,7 +33,7 @@ def test_the_last_words_of_a_run_are_marked_when_it_ends(tmp_path):
     times = LogTimes()
     _say(tmp_path, b"one\n")
     _say(tmp_path, b"", "stderr")
-    times.look([str(tmp_path)], 2000)
+    times.update([str(tmp_path)], 2000)
     _say(tmp_path, b"two\n")
     _say(tmp_path, b"bad\n", "stderr")
     times.end(str(tmp_path), 2700)
@@ -43,7 +43,7 @@ def test_the_last_words_of_a_run_are_marked_when_it_ends(tmp_path):
     assert read_times(str(tmp_path), "stdout") == [(4, 2000), (8, 2700)]
 
 
-def test_a_run_that_was_over_before_the_first_look_has_no_marks(tmp_path):
+def test_a_run_that_ended_before_the_first_update_has_no_marks(tmp_path):
     _say(tmp_path, b"one\n")
     LogTimes().end(str(tmp_path), 2000)
     assert sorted(os.listdir(tmp_path)) == ["stdout"]
@@ -51,11 +51,11 @@ def test_a_run_that_was_over_before_the_first_look_has_no_marks(tmp_path):
 
 def test_an_agent_that_was_restarted_goes_on_where_it_was(tmp_path):
     _say(tmp_path, b"one\n")
-    LogTimes().look([str(tmp_path)], 2000)
+    LogTimes().update([str(tmp_path)], 2000)
     again = LogTimes()
-    again.look([str(tmp_path)], 5000)
+    again.update([str(tmp_path)], 5000)
     _say(tmp_path, b"two\n")
-    again.look([str(tmp_path)], 6000)
+    again.update([str(tmp_path)], 6000)
     assert read_times(str(tmp_path), "stdout") == [(4, 2000), (8, 6000)]
 
 
@@ -64,7 +64,7 @@ def test_a_long_log_has_a_bounded_number_of_marks_from_its_beginning_to_its_end(
     times = LogTimes()
     for second in range(1, 101):
         _say(tmp_path, b"line\n")
-        times.look([str(tmp_path)], second * 1000)
+        times.update([str(tmp_path)], second * 1000)
     found = read_times(str(tmp_path), "stdout")
     assert 5 <= len(found) <= 10
     assert found[0] == (5, 1000)
@@ -90,4 +90,4 @@ def test_garbage_where_the_times_are_is_no_time(tmp_path, found):
     assert read_times(str(tmp_path), "stdout") in ([], [(9, 3)])
     assert read_times(str(tmp_path), "../secret") == []
     _say(tmp_path, b"one\n")
-    LogTimes().look([str(tmp_path), str(tmp_path / "gone")], 1000)  # and it stops nobody
+    LogTimes().update([str(tmp_path), str(tmp_path / "gone")], 1000)  # and it stops nobody

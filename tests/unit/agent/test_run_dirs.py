@@ -1,4 +1,4 @@
-"""Run directories: used again only when nothing was said and nobody holds them."""
+"""Run directories: reused only without output and without open files."""
 
 from __future__ import annotations
 
@@ -6,80 +6,79 @@ import os
 
 import pytest
 
-from hodei.agent.journal import HOOK, MARK, RunDirs
-from hodei.agent.spawn import read_status
+from hodei.agent.spawn import CHECKPOINT, HOOK, RunDirs, read_status
 
 
 @pytest.fixture
-def places(tmp_path):
+def dirs(tmp_path):
     (tmp_path / "i").mkdir()
     return RunDirs(str(tmp_path))
 
 
-def born(places: RunDirs, name: str, said: bytes = b"") -> str:
-    path = places.path("i", name)
-    places.make(path)
+def make_run_dir(dirs: RunDirs, name: str, output: bytes = b"") -> str:
+    path = dirs.path("i", name)
+    dirs.make(path)
     for file in ("stdout", "stderr", "status"):
         with open(f"{path}/{file}", "ab") as handle:
-            handle.write({"stdout": said, "status": b"1 pid 7\n1 exit 0\n"}.get(file, b""))
+            handle.write({"stdout": output, "status": b"1 pid 7\n1 exit 0\n"}.get(file, b""))
     return path
 
 
-def test_a_silent_run_hands_its_directory_on_and_none_of_its_words(places):
-    first = born(places, "1")
+def test_the_directory_of_a_silent_run_is_reused_without_its_status(dirs):
+    first = make_run_dir(dirs, "1")
     inode = os.stat(first).st_ino
-    places.leave(first)
-    places.make(places.path("i", "2"))
-    assert os.stat(places.path("i", "2")).st_ino == inode
-    status = read_status("2", places.path("i", "2"))
+    dirs.release(first)
+    dirs.make(dirs.path("i", "2"))
+    assert os.stat(dirs.path("i", "2")).st_ino == inode
+    status = read_status("2", dirs.path("i", "2"))
     assert (status.pid, status.code, status.error) == (0, None, "")
     assert not os.path.exists(first)
 
 
-def test_what_was_said_stays(places):
-    first = born(places, "1", b"words")
-    places.leave(first)
-    places.make(places.path("i", "2"))
+def test_output_is_kept(dirs):
+    first = make_run_dir(dirs, "1", b"words")
+    dirs.release(first)
+    dirs.make(dirs.path("i", "2"))
     assert sorted(os.listdir(first)) == ["stderr", "stdout"]
 
 
-@pytest.mark.parametrize("said", [b"", b"words"])
-def test_whatever_else_a_run_put_there_goes_when_it_is_forgotten(places, said):
-    first = born(places, "1", said)
-    for name in (MARK, f"{MARK}.new", HOOK):
+@pytest.mark.parametrize("output", [b"", b"words"])
+def test_other_files_are_removed_when_the_run_is_forgotten(dirs, output):
+    first = make_run_dir(dirs, "1", output)
+    for name in (CHECKPOINT, f"{CHECKPOINT}.new", HOOK):
         with open(f"{first}/{name}", "w") as file:
             file.write("7")
     os.makedirs(f"{first}/parts/deep")
-    places.leave(first)
-    second = places.path("i", "2")
-    places.make(second)
-    left = {*os.listdir(second), *(os.listdir(first) if said else ())}
+    dirs.release(first)
+    second = dirs.path("i", "2")
+    dirs.make(second)
+    left = {*os.listdir(second), *(os.listdir(first) if output else ())}
     assert left <= {"status", "stdout", "stderr"}
 
 
-def test_a_directory_whose_log_someone_still_holds_is_not_used_again(places):
-    first = born(places, "1")
+def test_a_directory_with_an_open_log_is_not_reused(dirs):
+    first = make_run_dir(dirs, "1")
     inode = os.stat(first).st_ino
     with open(f"{first}/stdout", "ab"):
-        places.leave(first)
-    places.make(places.path("i", "2"))
-    assert os.stat(places.path("i", "2")).st_ino != inode
+        dirs.release(first)
+    dirs.make(dirs.path("i", "2"))
+    assert os.stat(dirs.path("i", "2")).st_ino != inode
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_a_run_is_never_put_where_one_has_been(places, spare):
-    born(places, "1")
+def test_a_run_never_gets_a_directory_that_exists(dirs, spare):
+    make_run_dir(dirs, "1")
     if spare:
-        places.leave(born(places, "2"))
+        dirs.release(make_run_dir(dirs, "2"))
     with pytest.raises(FileExistsError):
-        places.make(places.path("i", "1"))
+        dirs.make(dirs.path("i", "1"))
 
 
-def test_pruning_removes_what_is_old_and_not_needed(places):
+def test_prune_removes_old_directories_of_forgotten_runs(dirs):
     for name in ("old", "needed", "young"):
-        born(places, name, b"words")
+        make_run_dir(dirs, name, b"words")
     for name in ("old", "needed"):
         for file in ("stdout", "stderr"):
-            os.utime(f"{places.path('i', name)}/{file}", (1000, 1000))
-    places.prune(2000, {"i/needed"})
-    assert [os.path.exists(places.path("i", name)) for name in ("old", "needed", "young")] == [False, True, True]
+            os.utime(f"{dirs.path('i', name)}/{file}", (1000, 1000))
+    dirs.prune(2000, {"i/needed"})
+    assert [os.path.exists(dirs.path("i", name)) for name in ("old", "needed", "young")] == [False, True, True]

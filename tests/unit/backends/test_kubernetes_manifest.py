@@ -108,7 +108,7 @@ def test_which_devices_a_pod_has_is_for_its_node_to_say():
         pytest.param({"command": ("echo", "a\0b")}, "NUL", id="a NUL in the command"),
         pytest.param({"env": {"A=B": "hush"}}, "'A=B' cannot be set", id="no name of a variable"),
         pytest.param({"env": {"A": "hush\0"}}, "'A' cannot be set", id="a NUL in a value"),
-        pytest.param({"workdir": "here"}, "not a whole path", id="a relative directory"),
+        pytest.param({"workdir": "here"}, "not an absolute path", id="a relative directory"),
         pytest.param({"command": ("x" * 200_000,)}, "the system takes", id="a word too long for any kernel"),
         pytest.param({"run": {"grant": Grant(gpus=((0, 500),))}}, "whole GPUs", id="half a GPU"),
     ],

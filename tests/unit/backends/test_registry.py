@@ -10,7 +10,7 @@ import pytest
 from builders import a_node
 from hodei.backends import registry
 from hodei.backends.base import BackendContext
-from hodei.backends.registry import dress, make_backend, settings_of
+from hodei.backends.registry import make_backend, node_defaults, settings_of
 from hodei.model.errors import InvalidInput
 from hodei.model.node import Location
 from unit.runtime.living import StillClock
@@ -21,7 +21,7 @@ HOUSE = BackendContext("here", 1, Path("/nowhere"), StillClock())
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        pytest.param({}, "backends.b.kind: says no kind", id="no kind"),
+        pytest.param({}, "backends.b.kind: the table has no kind", id="no kind"),
         pytest.param({"kind": "locl"}, "no kind 'locl' (did you mean 'local'?)", id="a kind nobody knows"),
         pytest.param({"kind": 3}, "backends.b.kind", id="a kind that is no word"),
         pytest.param({"kind": "instant", "nods": 3}, "no key 'nods' (did you mean 'nodes'?)", id="an unknown key"),
@@ -56,10 +56,10 @@ def test_kinds_are_imported_when_they_are_wanted():
 
 
 def test_what_a_table_says_of_its_nodes_counts_where_they_do_not_say_it():
-    on = dress({"kind": "x", "region": "eu", "zone": "eu-1", "cost": 1.5, "labels": {"a": "1", "b": "2"}})
-    plain = on(a_node("n"))
-    assert (plain.location, plain.cost_milli) == (Location("eu", "eu-1"), 1500)
-    own = on(a_node("n", labels={"a": "own"}, location=Location("us", "us-1"), cost_milli=7))
+    fill_in = node_defaults({"kind": "x", "region": "eu", "zone": "eu-1", "cost": 1.5, "labels": {"a": "1", "b": "2"}})
+    filled = fill_in(a_node("n"))
+    assert (filled.location, filled.cost_milli) == (Location("eu", "eu-1"), 1500)
+    own = fill_in(a_node("n", labels={"a": "own"}, location=Location("us", "us-1"), cost_milli=7))
     assert (own.location, own.cost_milli, own.labels) == (Location("us", "us-1"), 7, {"a": "own", "b": "2"})
     node = a_node("n")
-    assert dress({"kind": "x"})(node) is node
+    assert node_defaults({"kind": "x"})(node) is node

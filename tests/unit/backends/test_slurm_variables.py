@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from agent_host import an_order
-from hodei.backends.local_order import own_env
+from hodei.backends.base import run_env
 from hodei.backends.slurm_variables import ANNOTATION, OF_ARRAYS, within_slurm
 from hodei.model.array import ArrayElement
 from hodei.model.effects import Start
@@ -20,7 +20,7 @@ def an_asking_order(number: int = 7, *, rank: int = 0, **fields: object) -> Star
 
 
 def slurm_of(order: Start) -> dict[str, str]:
-    return {name: value for name, value in own_env(order).items() if name.startswith("SLURM")}
+    return {name: value for name, value in run_env(order).items() if name.startswith("SLURM")}
 
 
 def test_only_jobs_that_ask_are_given_them():

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from builders import NOW_MS, a_node
-from hodei.backends.base import PlainBackend
+from hodei.backends.base import BaseBackend
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.model.effects import Forget, Save, Start, Stop, TakeCheckpoint
@@ -59,7 +59,7 @@ class TalkingStore(MemoryStore):
         self.diary.write("commit", list(saves))
 
 
-class ObedientBackend(PlainBackend):
+class ObedientBackend(BaseBackend):
     """Keeps orders and says what it is told to say. `start_errors` fail whole calls, `refuse` single runs."""
 
     kind = "obedient"

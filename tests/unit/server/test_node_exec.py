@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hodei.backends.host_exec import OUTPUT_LIMIT, run_here
+from hodei.backends.machine import OUTPUT_LIMIT, execute
 from hodei.model.audit import COMMAND_LIMIT, AuditQuery, command_text
 from hodei.model.backend import ExecResult
 from hodei.model.errors import Unavailable
@@ -134,19 +134,19 @@ def test_here_a_command_leaves_nothing_behind_and_what_it_says_is_cut(tmp_path: 
 
     async def main() -> None:
         child = f"sleep 300 & echo $! > {pid_file}; sleep 300"
-        assert (await run_here(["/bin/sh", "-c", child], 2)).exit_code is None
+        assert (await execute(["/bin/sh", "-c", child], 2)).exit_code is None
         pid = int(pid_file.read_text())
         await until(lambda: not _lifecycle(pid))
-        loud = await run_here(["/bin/sh", "-c", "head -c 3000000 /dev/zero"], 20)
+        loud = await execute(["/bin/sh", "-c", "head -c 3000000 /dev/zero"], 20)
         assert (loud.exit_code, len(loud.stdout), loud.cut) == (0, OUTPUT_LIMIT, True)
-        assert (await run_here(["/no/such/program"], 20)).exit_code == 127
-        assert (await run_here(["/bin/sh", "-c", "kill -9 $$"], 20)).exit_code == 137
+        assert (await execute(["/no/such/program"], 20)).exit_code == 127
+        assert (await execute(["/bin/sh", "-c", "kill -9 $$"], 20)).exit_code == 137
 
     asyncio.run(main())
 
 
 def test_here_a_command_that_is_not_over_in_time_has_said_what_it_said():
-    done = asyncio.run(run_here(["/bin/sh", "-c", "echo begin; echo err >&2; sleep 300"], 2))
+    done = asyncio.run(execute(["/bin/sh", "-c", "echo begin; echo err >&2; sleep 300"], 2))
     assert (done.exit_code, done.stdout, done.stderr) == (None, b"begin\n", b"err\n")
 
 
@@ -156,14 +156,14 @@ def test_here_the_answer_comes_when_the_command_is_over_and_what_it_left_is_ende
     script = (
         f"{how}sh -c 'echo $$ > {pid_file}; exec sleep 300' & while [ ! -s {pid_file} ]; do sleep 0.01; done; echo bg"
     )
-    done = asyncio.run(run_here(["/bin/sh", "-c", script], 60))
+    done = asyncio.run(execute(["/bin/sh", "-c", script], 60))
     assert (done.exit_code, done.stdout) == (0, b"bg\n")
     assert not _lifecycle(int(pid_file.read_text()))
 
 
 def test_here_a_command_does_not_get_the_servers_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HODEI_TOKEN", "secret")
-    names = {line.split(b"=")[0] for line in asyncio.run(run_here(["/usr/bin/env"], 20)).stdout.splitlines()}
+    names = {line.split(b"=")[0] for line in asyncio.run(execute(["/usr/bin/env"], 20)).stdout.splitlines()}
     assert names <= {b"PATH", b"LANG", b"TZ", b"HOME", b"USER", b"LOGNAME"}
 
 

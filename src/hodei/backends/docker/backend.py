@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from hodei.backends.base import BackendContext, PlainBackend
+from hodei.backends.base import BackendContext, BaseBackend
 from hodei.backends.docker.container_spec import prepare
 from hodei.backends.docker.engine import DaemonError
 from hodei.backends.docker.host import DockerHost
@@ -42,7 +42,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-class DockerBackend(PlainBackend):
+class DockerBackend(BaseBackend):
     kind = "docker"
 
     def __init__(self, name: str, settings: Settings, context: BackendContext) -> None:

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from hodei.backends.base import LOOPBACK, check_container_command, resolve_health_check, run_env
 from hodei.backends.docker.settings import Allow, Host, PullPolicy, Settings, is_local
-from hodei.backends.local_order import LOOPBACK, check_size, check_words, health_at, own_env
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused, did_you_mean
 from hodei.model.ids import RunId
@@ -200,9 +200,8 @@ def prepare(
     wishes = wishes_of(spec.annotations, settings, host)
     care = _care(order, host)
     cpus = run.grant.cpus if run.grant is not None else ()
-    env = {**task.env, **own_env(order, cpus), "HODEI_CHECKPOINT_FILE": care.checkpoint_file or CHECKPOINT_FILE}
-    check_words(task.command, env, task.workdir)
-    check_size(task.command, env)
+    env = {**task.env, **run_env(order, cpus), "HODEI_CHECKPOINT_FILE": care.checkpoint_file or CHECKPOINT_FILE}
+    check_container_command(task.command, env, task.workdir)
     labels = {
         **{f"{JOB_LABEL}{key}": value for key, value in spec.labels.items()},
         "hodei.io/job": str(run.job),
@@ -305,7 +304,7 @@ def _care(order: Start, host: Host) -> Care:
     file = ""
     if asked:
         file = _absolute(spec.checkpoint.file, order) if spec.checkpoint.file else CHECKPOINT_FILE
-    health = health_at(spec.health, address_of(host)) if spec.health.http or spec.health.file else None
+    health = resolve_health_check(spec.health, address_of(host)) if spec.health.http or spec.health.file else None
     return Care(
         timeout_ms=spec.timeout_ms,
         grace_ms=spec.grace_ms,

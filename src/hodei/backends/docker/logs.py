@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from hodei.agent.logs import Aging
+from hodei.agent.logs import RetentionClock
 from hodei.backends.docker.engine import ANSWER_S, DaemonError, Engine, Response
 from hodei.model.backend import ExecResult
 from hodei.model.errors import BackendRefused, NotFound
@@ -118,7 +118,7 @@ class Logs:
     """`home`: where the logs of runs are kept whose containers are gone; `cap` bytes of each stream at most."""
 
     def __init__(self, home: Path, cap: int | None, keep_s: float) -> None:
-        self._home, self._cap, self._aging = home, cap, Aging(f"{home}.clock", keep_s)
+        self._home, self._cap, self._retention = home, cap, RetentionClock(f"{home}.clock", keep_s)
         self._marks: OrderedDict[tuple[RunId, Stream], tuple[int, bytes]] = OrderedDict()
 
     # ------------------------------------------------------------------------------------- from a daemon
@@ -183,7 +183,7 @@ class Logs:
 
     def prune(self) -> None:
         """Away with those that are older than they are kept for."""
-        before = self._aging.oldest_s()
+        before = self._retention.cutoff_s()
         with contextlib.suppress(FileNotFoundError):
             for place in os.scandir(self._home):
                 with contextlib.suppress(OSError):

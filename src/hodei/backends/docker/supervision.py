@@ -172,7 +172,7 @@ class Stops:
             await self._wait(tracked, DEAF_S - (self._now_ms() - tracked.started_ms) / 1000)
         if stopping.saving and hook is not None:
             note = await self.save(tracked, hook, lambda: stopping.save_until)
-            stopping.finish_saving(asyncio.get_running_loop().time(), note)
+            stopping.finish_saving(asyncio.get_running_loop().time(), note and (stopping.note or note))
         await self.signal(tracked, "TERM")
         while not tracked.over:
             left = stopping.kill_at - asyncio.get_running_loop().time()

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from hodei.agent.logs import Aging
-from hodei.backends.base import BackendContext, PlainBackend
+from hodei.agent.logs import RetentionClock
+from hodei.backends.base import BackendContext, BaseBackend
 from hodei.backends.hpc.nodes import ClusterNodes
 from hodei.backends.hpc.poll import QueuePoll
 from hodei.backends.hpc.ports import Doubtful, Queue, Seen
@@ -91,7 +91,7 @@ CLOSE_TIMEOUT_S = 2.0
 SWEEP_EVERY_S = 3600.0
 
 
-class HpcBackend(PlainBackend):
+class HpcBackend(BaseBackend):
     """`ports.Backend` for a queueing system. `poll_s`: how often all jobs are looked at, in one question."""
 
     def __init__(
@@ -113,7 +113,7 @@ class HpcBackend(PlainBackend):
         self.context, self.queue, self.offers = context, queue, offers
         self.files = Files(output / context.installation / name)
         self.journal = Journal(context.home / name)
-        self._aging = Aging(str(context.home / name / "clock"), context.keep_logs_s)
+        self._retention = RetentionClock(str(context.home / name / "clock"), context.keep_logs_s)
         self.prefix = f"hodei:{context.installation}:{name}:"
         self.tickets: dict[RunId, TrackedRun] = {}
         self._wants, self._poll_s = wants, poll_s
@@ -257,8 +257,8 @@ class HpcBackend(PlainBackend):
             if loop.time() - swept_s >= SWEEP_EVERY_S:
                 swept_s = loop.time()
                 alive = {ticket.files for ticket in self.tickets.values()}
-                oldest_s = await asyncio.to_thread(self._aging.oldest_s)
-                await asyncio.to_thread(self.files.sweep, oldest_s, alive)
+                cutoff_s = await asyncio.to_thread(self._retention.cutoff_s)
+                await asyncio.to_thread(self.files.sweep, cutoff_s, alive)
             try:
                 await self._looking.round()
                 self._trouble, pause_s = None, self._poll_s

@@ -11,11 +11,11 @@ import secrets
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from hodei.backends.base import run_env
 from hodei.backends.hpc.nodes import ClusterNodes
 from hodei.backends.hpc.ports import Line, Submission
 from hodei.backends.hpc.script import batch_script
 from hodei.backends.hpc.tracked_run import Entry
-from hodei.backends.local_order import own_env
 from hodei.backends.slurm_variables import within_slurm
 from hodei.model.effects import Start
 from hodei.model.errors import BackendError, BackendRefused, NotFound
@@ -151,7 +151,7 @@ class RequestBuilder:
         limit = min(task.limits.get(MEMORY, 0), self._offers.most(line, node, MEMORY))
         saved = spec.checkpoint.file or f"{files}.saved"
         workdir = task.workdir or self._workdir
-        own = {name: value for name, value in own_env(order).items() if name not in _THE_SYSTEMS_OWN}
+        own = {name: value for name, value in run_env(order).items() if name not in _THE_SYSTEMS_OWN}
         hidden: tuple[str, ...] = ()
         if self._system == "Slurm":
             # Slurm sets variables of the same names, some of which mean its own jobs and not Hodei's.

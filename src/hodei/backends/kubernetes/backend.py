@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from hodei.backends.base import BackendContext, PlainBackend
+from hodei.backends.base import BackendContext, BaseBackend
 from hodei.backends.kubernetes.manifest import Settings, check, manifest, own_labels
 from hodei.backends.kubernetes.nodes import NodeSink, Picture, PodSink
 from hodei.backends.kubernetes.pod_api import Gone, Pods, Unsure, each, node_usage
@@ -62,7 +62,7 @@ CALL_S = 50.0
 GIVE_UP_GRACE_S = 1
 
 
-class KubernetesBackend(PlainBackend):
+class KubernetesBackend(BaseBackend):
     kind = "kubernetes"
 
     def __init__(self, name: str, settings: Settings, context: BackendContext) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, structs
 
-from hodei.backends.local_order import check_size, check_words, own_env
+from hodei.backends.base import check_container_command, run_env
 from hodei.kube.api.client import Access
 from hodei.model.affinity import HostPort
 from hodei.model.effects import Start
@@ -202,12 +202,11 @@ def manifest(order: Start, backend: str, installation: str, settings: Settings) 
     if run.grant is not None and any(share != WHOLE_GPU for _, share in run.grant.gpus):
         raise BackendRefused("a pod gets whole GPUs only", hint="ask for whole ones, or choose another backend")
     # Which devices a pod has is for its node to say: numbers chosen here would be those of others.
-    env = {**task.env, **own_env(structs.replace(order, run=structs.replace(run, grant=None)))}
+    env = {**task.env, **run_env(structs.replace(order, run=structs.replace(run, grant=None)))}
     care = care_for(order)
     if care is not None and care.file:
         env["HODEI_CHECKPOINT_FILE"] = care.file
-    check_words(task.command, env, task.workdir)
-    check_size(task.command, env)
+    check_container_command(task.command, env, task.workdir)
     container: dict[str, Any] = {
         "name": MAIN,
         "image": image,

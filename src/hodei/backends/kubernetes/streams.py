@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from hodei.agent.logs import Aging
+from hodei.agent.logs import RetentionClock
 from hodei.backends.kubernetes.manifest import MAIN
 from hodei.http_client import Unreached
 from hodei.kube.api.client import Api, ApiError
@@ -139,7 +139,7 @@ class Logs:
     """`home`: where the logs of ended runs are kept, `cap` bytes of each at most, for `keep_s`."""
 
     def __init__(self, home: Path, cap: int | None, keep_s: float) -> None:
-        self._home, self._cap, self._aging = home, cap or DEFAULT_CAP, Aging(f"{home}.clock", keep_s)
+        self._home, self._cap, self._retention = home, cap or DEFAULT_CAP, RetentionClock(f"{home}.clock", keep_s)
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, api: Api, pod_path: str, run: RunId, offset: int, limit: int) -> tuple[bytes, int]:
@@ -188,7 +188,7 @@ class Logs:
 
     def prune(self) -> None:
         """Away with those that are older than they are kept for."""
-        before = self._aging.oldest_s()
+        before = self._retention.cutoff_s()
         with contextlib.suppress(FileNotFoundError):
             for place in os.scandir(self._home):
                 with contextlib.suppress(OSError):

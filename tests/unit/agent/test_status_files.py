@@ -1,4 +1,4 @@
-"""Status files: what a wrapper wrote is believed, and what has been damaged since is never taken for something else."""
+"""Status files: lines of a wrapper count; damaged ones are never read as something else."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hodei.agent.spawn import Status, read_status, wrapper_of
+from hodei.agent.spawn import Status, parse_wrapper, read_status
 
-WHOLE = b"7.0.1 pid 4711 4711\n7.0.1 exit 13 13\n"
+COMPLETE = b"7.0.1 pid 4711 4711\n7.0.1 exit 13 13\n"
 
 
 def read(path, data: bytes, name: str = "7.0.1") -> Status:
@@ -25,14 +25,14 @@ def facts(status: Status) -> tuple[int, int | None, str]:
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        pytest.param(WHOLE, (4711, 13, ""), id="ended"),
+        pytest.param(COMPLETE, (4711, 13, ""), id="ended"),
         pytest.param(b"7.0.1 pid 5 5\n", (5, None, ""), id="running"),
         pytest.param(b"7.0.1 pid 5 5\n7.0.1 error workdir\n", (5, None, "workdir"), id="not tried"),
         pytest.param(b"6.0.1 pid 4 4\n6.0.1 exit 0 0\n7.0.1 pid 5 5\n", (5, None, ""), id="a directory handed on"),
         pytest.param(b"7.0.1 pid 5\n7.0.1 exit 3\n", (5, 3, ""), id="a wrapper of an older agent"),
     ],
 )
-def test_what_a_wrapper_wrote_is_read(tmp_path, data, found):
+def test_lines_of_a_wrapper_are_read(tmp_path, data, found):
     status = read(tmp_path, data)
     assert (*facts(status), status.sound, status.exists) == (*found, True, True)
     assert abs(status.written_ms - (tmp_path / "status").stat().st_mtime_ns // 1_000_000) == 0
@@ -55,12 +55,12 @@ def test_what_a_wrapper_wrote_is_read(tmp_path, data, found):
         pytest.param(b"8.0.1 pid 5 5\n", (0, None, ""), id="our first line with a damaged name"),
     ],
 )
-def test_what_is_damaged_is_not_believed_and_said_to_be_so(tmp_path, data, found):
+def test_damaged_lines_are_ignored_and_reported_as_unsound(tmp_path, data, found):
     status = read(tmp_path, data)
     assert (*facts(status), status.sound) == (*found, False)
 
 
-def test_what_is_no_file_neither_fails_nor_hangs(tmp_path):
+def test_a_missing_or_special_file_neither_fails_nor_hangs(tmp_path):
     assert read_status("7.0.1", str(tmp_path / "gone")) == Status()
     os.mkfifo(tmp_path / "status")
     assert not read_status("7.0.1", str(tmp_path)).sound
@@ -73,19 +73,19 @@ def test_what_is_no_file_neither_fails_nor_hangs(tmp_path):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
-def test_no_flipped_byte_makes_another_exit_code_of_it(tmp_path_factory, at, flip):
-    data = bytearray(WHOLE)
+@given(st.integers(0, len(COMPLETE) - 1), st.integers(1, 255))
+def test_a_flipped_byte_never_changes_the_exit_code(tmp_path_factory, at, flip):
+    data = bytearray(COMPLETE)
     data[at] ^= flip
     status = read(tmp_path_factory.mktemp("status"), bytes(data))
     assert status.code in (13, None)
-    # And never a run that was not born: that would be started a second time.
+    # And never looks like a run that did not start: it would be started a second time.
     assert status.pid or status.code is not None or not status.sound
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
-def test_garbage_is_neither_an_end_nor_a_proof(tmp_path_factory, data):
+def test_garbage_proves_neither_a_start_nor_an_end(tmp_path_factory, data):
     status = read(tmp_path_factory.mktemp("status"), data)
     assert facts(status) == (0, None, "")
     assert not status.sound or not data
@@ -104,6 +104,6 @@ def test_garbage_is_neither_an_end_nor_a_proof(tmp_path_factory, data):
         ([], None),
     ],
 )
-def test_a_wrapper_is_known_by_its_words(words, found):
-    wrapper = wrapper_of(words)
+def test_a_wrapper_is_recognised_by_its_command_line(words, found):
+    wrapper = parse_wrapper(words)
     assert (None if wrapper is None else (wrapper.run, wrapper.groups, wrapper.claim)) == found

@@ -1,11 +1,11 @@
-"""Runs one command for the server, and ends it with everything that it started: when the command is over, at its time, or
-when the server is gone. Started by its path, as a process of its own; standard library only.
+"""Runs one command for the server and kills everything that it started: when the command ends, after its timeout, or when the
+server is gone. Started by its path, as a process of its own; standard library only.
 
-    supervise.py SECONDS COMMAND...
+    subreaper.py SECONDS COMMAND...
 
-Its stdin is a pipe that the server holds open: the end of it means that the server is gone, or has had enough. A death
-signal would not do, because it reaches only one process. Exits as a shell would: 127 if there is no such program, 126 if
-it cannot be run, 128 and the number of the signal that ended it.
+The server holds the other end of its stdin: end of file means that the server is gone or has given up. A parent death signal
+would not do, because it reaches only one process. Exits as a shell does: 127 if there is no such program, 126 if it cannot
+be run, 128 and the number of the signal that ended it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import subprocess
 import sys
 import time
 
-NOT_FOUND, NOT_RUNNABLE, OUT_OF_TIME = 127, 126, 124
+NOT_FOUND, NOT_RUNNABLE, TIMED_OUT = 127, 126, 124
 _PR_SET_CHILD_SUBREAPER = 36
-# Only for processes that cannot be killed: of another user, or waiting for a dead disk.
-_ENDING_S = 5.0
+# How long to try. Processes of another user, or waiting for a dead disk, cannot be killed.
+_KILL_S = 5.0
 
 
 def main(seconds: float, command: list[str]) -> int:
     deadline_s = time.monotonic() + seconds
-    # What loses its parent becomes our child, also if it has left our process group.
+    # Orphaned descendants become our children, also after they have left our process group.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    # Handled, not ignored: the command would inherit that.
+    # Handled, not ignored: the command would inherit an ignored signal.
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    os.environ.pop("LC_CTYPE", None)  # Python's own, not the server's
+    os.environ.pop("LC_CTYPE", None)  # set by Python, not by the server
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -47,19 +47,19 @@ def main(seconds: float, command: list[str]) -> int:
                 break
             if ready:
                 os.read(woken, 4096)
-        # The command may have ended together with the pipe: how it ended is then known all the same.
+        # The command may have ended at the same moment: then its exit code is known.
         code = child.poll() if code is None else code
     finally:
-        _end_all()
+        _kill_children()
     if code is None:
-        return OUT_OF_TIME
+        return TIMED_OUT
     return 128 - code if code < 0 else code
 
 
-def _end_all() -> None:
-    """KILL to our children, until there are none: those of a child that has ended are then ours."""
-    ends_s = time.monotonic() + _ENDING_S
-    while time.monotonic() < ends_s:
+def _kill_children() -> None:
+    """KILL our children until there are none: the children of a killed one become ours."""
+    deadline_s = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline_s:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from agent_host import an_order
 from hodei.backends import machine
-from hodei.backends.local import LocalBackend, NodeOffer
-from hodei.backends.local_order import WORD_LIMIT, start_order, stop_order
+from hodei.backends.base import WORD_LIMIT
+from hodei.backends.local import LocalBackend, VirtualNode, start_order, stop_order
 from hodei.model.effects import Stop
 from hodei.model.errors import BackendRefused
 from hodei.model.job import Checkpoint, HealthCheck, Interactive
@@ -107,7 +107,7 @@ def test_addresses_that_the_system_could_not_hand_on_are_refused():
         start_order(structs.replace(an_order(1), addresses=("a" * WORD_LIMIT, "b")))
 
 
-def nodes_of(tmp_path, *offers: NodeOffer):
+def nodes_of(tmp_path, *offers: VirtualNode):
     backend = LocalBackend(home=tmp_path, installation="test", epoch=1, nodes=offers)
     return asyncio.run(backend.nodes())
 
@@ -119,6 +119,6 @@ def test_the_whole_machine_says_what_it_is_made_of_and_where_it_is(tmp_path):
 
 def test_a_slice_has_the_sockets_and_the_address_that_were_written_down(tmp_path):
     sockets = (Socket((0, 1), (0,)), Socket((2, 3)))
-    plain, described = nodes_of(tmp_path, NodeOffer("a"), NodeOffer("b", sockets=sockets, address="10.0.0.2"))
+    plain, described = nodes_of(tmp_path, VirtualNode("a"), VirtualNode("b", sockets=sockets, address="10.0.0.2"))
     assert (plain.sockets, plain.address) == ((), "127.0.0.1")
     assert (described.sockets, described.address) == (sockets, "10.0.0.2")

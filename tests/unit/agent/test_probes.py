@@ -1,4 +1,4 @@
-"""Health checks as the agent reads them: where it may ask, and what an order must say."""
+"""HealthCheck checks as the agent reads them: where it may ask, and what an order must say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hodei.agent.health import BadHealth, Health, get_status, hosts_of
+from hodei.agent.probes import BadHealthCheck, HealthCheck, get_status, probe_target
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from hodei.agent.health import BadHealth, Health, get_status, hosts_of
     ],
 )
 def test_an_address_of_this_host_may_be_asked(url, found):
-    assert hosts_of(url) == found
+    assert probe_target(url) == found
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_an_address_of_this_host_may_be_asked(url, found):
     ],
 )  # fmt: skip
 def test_every_other_address_is_refused(url):
-    with pytest.raises(BadHealth):
-        hosts_of(url)
+    with pytest.raises(BadHealthCheck):
+        probe_target(url)
 
 
 def test_an_order_and_back():
@@ -46,10 +46,10 @@ def test_an_order_and_back():
         "after_ms": 0,
         "failures": 2,
     }
-    health = Health.from_order(given)
-    assert health == Health(("true",), every_ms=1000, timeout_ms=500, failures=2)
+    health = HealthCheck.from_order(given)
+    assert health == HealthCheck(("true",), every_ms=1000, timeout_ms=500, failures=2)
     assert health.as_order() == given
-    assert Health.from_order(None) is None
+    assert HealthCheck.from_order(None) is None
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_an_order_and_back():
     ],
 )
 def test_what_makes_no_sense_is_refused(order):
-    with pytest.raises(BadHealth):
-        Health.from_order(order)
+    with pytest.raises(BadHealthCheck):
+        HealthCheck.from_order(order)
 
 
 @pytest.mark.parametrize(
