@@ -12,7 +12,7 @@ from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
 from hodei.control.explain import why as explain
 from hodei.control.explain.suggestions import SUGGESTIONS_SHOWN
-from hodei.engine.changes import readable
+from hodei.engine.explain import round_readable
 from hodei.model.explanation import Explanation, Patch
 from hodei.model.facts import JobSubmitted, NodeJoined
 from hodei.model.job import JobSpec
@@ -82,9 +82,9 @@ def test_a_lowered_resource_could_not_be_any_higher(scene):
 
 def next_readable(resource: str, amount: int, asked: int) -> int:
     high = amount + 1
-    while high < asked and readable(resource, high, asked) <= amount:
+    while high < asked and round_readable(resource, high, asked) <= amount:
         high += max(amount // 64, 1)
-    return min(readable(resource, high, asked), asked)
+    return min(round_readable(resource, high, asked), asked)
 
 
 @examples(60)

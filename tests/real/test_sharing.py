@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hodei.engine.fairness.classic import classic
-from hodei.engine.fairness.fair_tree import fair_tree
+from hodei.engine.fairness.formulas import classic, fair_tree
 from hodei.engine.fairness.tree import Path, build_tree
 from hodei.server.auth import Role, add_token
 from real.installation import Installation, until

@@ -25,7 +25,7 @@ reserve(gang, placements, view)       The whole gang has nodes; a Reason undoes 
 permit(gang, placements, view)        The last check before the plan; a Reason undoes all of it.
 bind(gang, placements, view)          The gang is in the plan; may return the placements with more detail.
 
-For `why`, both optional: `lacks` (the shortage of one node) and `suggest` (see `engine.changes`).
+For `why`, both optional: `lacks` (the shortage of one node) and `suggest` (see `engine.explain`).
 """
 
 from __future__ import annotations

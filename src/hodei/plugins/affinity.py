@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec import convert, structs
 
-from hodei.engine.changes import Change, sole_refusals
+from hodei.engine.explain import Change, sole_refusals
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
-from hodei.engine.changes import Change, sole_refusals
+from hodei.engine.explain import Change, sole_refusals
 from hodei.engine.nodes import Mask, Nodes
 from hodei.engine.points import Reads, Refusals, Trigger
 from hodei.engine.view import Member, View

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
-from hodei.engine.changes import Change, lowered
 from hodei.engine.device_slots import WHOLE, DeviceSlots, gpus_of, needs_devices
+from hodei.engine.explain import Change, lower_request
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
@@ -91,7 +91,7 @@ class Devices:
         amount = task.request.get(GPU, 0)
         if amount and len(nodes):
             most = int(_largest(nodes.gpus(), amount).max(initial=0))
-            change = lowered(task, GPU, min(most, amount - 1))
+            change = lower_request(task, GPU, min(most, amount - 1))
             if change.kind == "drop" or change.amount < amount:
                 yield change
         if not task.binding:
@@ -104,7 +104,7 @@ class Devices:
         ]
         free = max((max(each) if task.binding == "numa" else sum(each) for each in known), default=0)
         if 0 < free < _cores(task):
-            yield lowered(task, CPU, free * 1000)
+            yield lower_request(task, CPU, free * 1000)
 
 
 def fits(gpus: Ints, amount: int) -> Mask:

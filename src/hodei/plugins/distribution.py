@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hodei.engine.changes import Change
+from hodei.engine.explain import Change
 from hodei.engine.nodes import Ints, Mask, Nodes, Table
 from hodei.engine.points import NO_OPINION, Layout, Layouts, Trigger
 from hodei.engine.view import Gang, Member, View

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hodei.engine.changes import Change, lowered
-from hodei.engine.columns import Interned
-from hodei.engine.nodes import Ints, Mask, Nodes, Table
+from hodei.engine.explain import Change, lower_request
+from hodei.engine.nodes import Interned, Ints, Mask, Nodes, Table
 from hodei.engine.points import NO_OPINION, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.errors import InvalidInput
@@ -73,8 +72,8 @@ class Fit:
             most = _most_each(np.maximum(nodes.free(resource), 0), times, task.needed, amount)
             if most == amount and len(member.job.tasks) > 1:
                 most -= 1  # alone it has room; less of it may leave room for the other tasks
-            if most is not None and most < amount and (most or lowered(task, resource, 0).kind == "drop"):
-                yield lowered(task, resource, most)
+            if most is not None and most < amount and (most or lower_request(task, resource, 0).kind == "drop"):
+                yield lower_request(task, resource, most)
 
 
 def _most_each(free: Ints, times: Ints, count: int, limit: int) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from msgspec import structs
 
-from hodei.engine.changes import Change
+from hodei.engine.explain import Change
 from hodei.engine.nodes import Nodes, Table
 from hodei.engine.points import NO_OPINION, Layout, Layouts, Trigger
 from hodei.engine.topology_index import domain_of, domains

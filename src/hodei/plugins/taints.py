@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from hodei.engine.changes import Change
+from hodei.engine.explain import Change
 from hodei.engine.nodes import Ints, Mask, Nodes
 from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View

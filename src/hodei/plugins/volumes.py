@@ -16,9 +16,8 @@ import numpy as np
 
 from hodei.engine.nodes import Mask, Nodes, Table
 from hodei.engine.points import NO_OPINION, Placed, Reads, Refusals, Trigger
-from hodei.engine.topology_index import EACH_NODE, Kind
+from hodei.engine.topology_index import EACH_NODE, AssumedVolumes, Attachments, Kind
 from hodei.engine.view import Gang, Member, View
-from hodei.engine.volumes import AssumedVolumes, Attachments
 from hodei.model.affinity import NodeTerm, all_match
 from hodei.model.job import Reason
 from hodei.model.node import Node, Volume, VolumeCandidate, VolumeReach, VolumeReachKind

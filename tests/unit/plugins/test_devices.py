@@ -9,8 +9,8 @@ from msgspec import structs
 from builders import NOW_MS, a_job, a_job_spec, a_node
 from hodei.control.controller import Controller
 from hodei.control.explain.why import why
-from hodei.engine.changes import Change
 from hodei.engine.cycle import Engine
+from hodei.engine.explain import Change
 from hodei.engine.plan import Refusal
 from hodei.engine.points import NO_OPINION
 from hodei.engine.runner import Runner

@@ -16,9 +16,7 @@ from hodei.control.accounting.ledger import Ledger
 from hodei.control.accounting.quotas import NOBODY
 from hodei.control.state import ClusterState
 from hodei.engine.fairness.billing import BILLING, Mode, Rate, bill
-from hodei.engine.fairness.classic import classic
-from hodei.engine.fairness.drf import dominant_share
-from hodei.engine.fairness.fair_tree import fair_tree, fair_tree_ranks
+from hodei.engine.fairness.formulas import classic, dominant_share, fair_tree, fair_tree_ranks
 from hodei.engine.fairness.tree import Account, Path, Shares, build_tree
 from hodei.model.accounting import Formula, ShareRow, UsageRow
 from hodei.model.job import JobSpec, Run

@@ -16,9 +16,8 @@ import numpy as np
 from msgspec import Struct, structs, to_builtins
 
 from hodei.control.controller import Controller
-from hodei.engine.changes import Change, dropped_placement_rules, fewer_members
 from hodei.engine.cycle import Engine
-from hodei.engine.explain import objections, shortage
+from hodei.engine.explain import Change, drop_placement_rules, fewer_members, objections, shortage
 from hodei.engine.nodes import Ints, Nodes
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
@@ -121,7 +120,7 @@ class _Bench:
                 continue
             yield from self._told_by(plugin, member, table.view(rows))
         if silent or len(self._gang.members) > 1 or member.task.count > 1:
-            yield from dropped_placement_rules(member.task)
+            yield from drop_placement_rules(member.task)
 
     def _told_by(self, plugin: Any, member: Member, nodes: Nodes) -> list[Change]:
         try:

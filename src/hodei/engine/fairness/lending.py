@@ -12,7 +12,6 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from hodei.engine.fairness.tree import PARENT, Account, Path
 from hodei.model.errors import InvalidInput
 from hodei.model.resources import Resources, parse_resources
 
@@ -61,7 +60,7 @@ def quota_of(
 
 
 class Allowance(Struct, frozen=True):
-    """A project's allowance of one resource: `more` it may use now, `free_of_own` of it without borrowing.
+    """A project's allowance of one resource: `more` it may use now.
 
     `kept`: nominal quota that is never lent; `pool`: what the cohort lends, `pool_used` of it by any project;
     `ceiling`: nominal plus borrowing limit, None for none. `limited_by`: "borrowing limit", "pool", or "" if both
@@ -81,10 +80,6 @@ class Allowance(Struct, frozen=True):
     @property
     def borrowed(self) -> int:
         return max(0, self.used - self.nominal)
-
-    @property
-    def free_of_own(self) -> int:
-        return min(self.more, max(0, self.nominal - self.used))
 
 
 def allowance(project: str, resource: str, cohort: Cohort, used: Usage) -> Allowance:
@@ -106,11 +101,6 @@ def allowance(project: str, resource: str, cohort: Cohort, used: Usage) -> Allow
     by_limit = max(0, ceiling - mine)
     limited_by = "pool" if by_pool < by_limit else "borrowing limit" if by_limit < by_pool else ""
     return Allowance(resource, mine, nominal, kept, pool, pool_used, ceiling, min(by_pool, by_limit), limited_by)
-
-
-def may_use(project: str, cohort: Cohort, used: Usage) -> Resources:
-    """The remaining amount of each resource that the quota names."""
-    return {resource: allowance(project, resource, cohort, used).more for resource in sorted(cohort[project].nominal)}
 
 
 class BorrowShare(Struct, frozen=True):
@@ -183,53 +173,6 @@ def reclaim_from(owner: str, wants: Resources, cohort: Cohort, used: Usage) -> l
         if taken:
             found.append(Reclaim(name, taken, share))
     return found
-
-
-def split(amount: int, weights: Mapping[str, int], wants: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Divide an amount by weight, at most `wants` each; the surplus goes to the others.
-
-    Remainders go to the largest fractions, ties by name.
-    """
-    given = dict.fromkeys(sorted(weights), 0)
-    left, active = amount, {name: weight for name, weight in sorted(weights.items()) if weight > 0}
-    if wants is not None:
-        while satisfied := [
-            name for name, weight in active.items() if wants.get(name, 0) * sum(active.values()) <= left * weight
-        ]:
-            for name in satisfied:
-                given[name] = wants.get(name, 0)
-                del active[name]
-            left = amount - sum(given.values())
-    whole = sum(active.values())
-    for name, weight in active.items():
-        given[name] = left * weight // whole
-    rest = left - sum(given[name] for name in active)
-    for name in sorted(active, key=lambda name: (-(left * active[name] % whole), name))[:rest]:
-        given[name] += 1
-    return given
-
-
-def split_down(amount: int, tree: Account, path: Path = ()) -> dict[Path, int]:
-    """Divide an amount by shares at every level of a tree; "parent" counts as no share."""
-    shares = {child.name: 0 if child.shares == PARENT else child.shares for child in tree.children}
-    found: dict[Path, int] = {}
-    for name, part in split(amount, shares).items():
-        child = tree.find((name,))
-        found[(*path, name)] = part
-        if child is not None:
-            found.update(split_down(part, child, (*path, name)))
-    return found
-
-
-def guaranteed_share(allocated: Resources, guaranteed: Resources) -> Fraction:
-    """YuniKorn's share: the maximum over resources of allocated / guaranteed.
-
-    Resources without a guarantee do not count; a tenant without any guarantee comes last.
-    """
-    backed = [Fraction(amount, guaranteed[name]) for name, amount in allocated.items() if guaranteed.get(name, 0) > 0]
-    if not backed and any(allocated.values()):
-        return Fraction(UNBOUNDED)
-    return max(backed, default=Fraction(0))
 
 
 def _used(used: Usage, project: str, resource: str) -> int:

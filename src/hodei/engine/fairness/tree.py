@@ -14,7 +14,7 @@ Shares = int | Literal["parent"]
 
 PARENT: Literal["parent"] = "parent"
 # Deeper than any organisation, and far from Python's recursion limit.
-MOST_LEVELS = 32
+MAX_LEVELS = 32
 
 
 class Account(Struct, frozen=True):
@@ -77,8 +77,8 @@ def _build(
 def _check(path: Path, shares: Shares) -> None:
     if not path or not all(path):
         raise InvalidInput("an account without a name", hint="give the path from the organisation down")
-    if len(path) > MOST_LEVELS:
-        raise InvalidInput(f"{'/'.join(path)[:80]} is {len(path)} levels deep", hint=f"at most {MOST_LEVELS}")
+    if len(path) > MAX_LEVELS:
+        raise InvalidInput(f"{'/'.join(path)[:80]} is {len(path)} levels deep", hint=f"at most {MAX_LEVELS}")
     if shares != PARENT and (isinstance(shares, bool) or not isinstance(shares, int) or shares < 0):
         raise InvalidInput(f"{shares!r} shares for {'/'.join(path)}", hint='a whole number from 0, or "parent"')
 

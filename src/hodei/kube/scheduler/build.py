@@ -14,7 +14,7 @@ from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.retry import Backoff, RetryPolicy
 from hodei.control.queue.backfill import BackfillQueue
 from hodei.engine.profile import Profile
-from hodei.engine.volumes import AssumedVolumes
+from hodei.engine.topology_index import AssumedVolumes
 from hodei.kube.api.client import Api
 from hodei.kube.api.quantities import UNSAID
 from hodei.kube.scheduler.cache import ClusterCache, Refusals

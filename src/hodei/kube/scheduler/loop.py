@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from hodei.control.controller import Controller, Step
-from hodei.engine.volumes import AssumedVolumes
+from hodei.engine.topology_index import AssumedVolumes
 from hodei.kube.api.client import Api, ApiError
 from hodei.kube.api.objects import NO_PROVISIONER, SELECTED_NODE, Claim, Node, Pod, decode
 from hodei.kube.scheduler.background import BackgroundTask

@@ -13,8 +13,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from hodei.control.controller import Controller
-from hodei.engine.columns import Mask
-from hodei.engine.nodes import Table
+from hodei.engine.nodes import Mask, Table
 from hodei.engine.plan import Refusal
 from hodei.engine.profile import Profile
 from hodei.engine.runner import PLUGIN_FAILED, Runner

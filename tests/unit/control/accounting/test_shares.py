@@ -8,8 +8,7 @@ import pytest
 from builders import NOW_MS
 from hodei.control.accounting.config import accounts_policy
 from hodei.control.clone import clone_controller
-from hodei.engine.fairness.classic import classic
-from hodei.engine.fairness.fair_tree import fair_tree
+from hodei.engine.fairness.formulas import classic, fair_tree
 from hodei.engine.fairness.tree import build_tree
 from hodei.model.config import SchedulingConfig
 from hodei.model.effects import SaveUsage

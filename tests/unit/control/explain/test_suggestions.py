@@ -7,7 +7,7 @@ import pytest
 from builders import a_job_spec, a_node, a_task
 from hodei.control.explain.suggestions import on_node
 from hodei.control.explain.why import plan, why
-from hodei.engine.changes import exact, readable
+from hodei.engine.explain import format_exact, round_readable
 from hodei.model.affinity import HostPort, NodeTerm, Requirement
 from hodei.model.errors import NotFound
 from hodei.model.facts import NodeOverridden
@@ -243,8 +243,8 @@ def test_a_node_that_is_not_there_is_not_found():
     ],
 )
 def test_amounts_are_rounded_down_to_what_can_be_read(resource, amount, asked, becomes, words):
-    assert readable(resource, amount, asked) == becomes
-    assert exact(resource, becomes) == words
+    assert round_readable(resource, amount, asked) == becomes
+    assert format_exact(resource, becomes) == words
 
 
 def test_a_cordoned_cluster_has_no_repair_but_waiting():

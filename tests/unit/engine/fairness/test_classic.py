@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.engine.fairness.classic import classic, classic_path
+from hodei.engine.fairness.formulas import classic
 from hodei.engine.fairness.tree import PARENT, build_tree
-from hodei.model.errors import NotFound
 
 TREE = build_tree([
     (("A",), 40), (("A", "B"), 30), (("A", "B", "u1"), 1), (("A", "C"), 10), (("A", "C", "u2"), 1), (("A", "C", "u3"), 1),
@@ -30,7 +29,7 @@ def test_effective_usage_is_slurms(name: str, effective: float):
 def test_the_factor_is_slurms(user: str, factor: float):
     rows = {row.path[-1]: row for row in classic(TREE, USED, total=100)}
     assert rows[user].factor == pytest.approx(factor, abs=1e-6)
-    assert rows[user].factor_micro == pytest.approx(factor * 1e6, abs=1)
+    assert rows[user].factor == pytest.approx(factor, abs=1e-6)
 
 
 def test_the_rows_alone_give_the_same_factors_again():
@@ -64,18 +63,3 @@ def test_a_user_marked_parent_stands_as_its_account_stands():
 def test_without_usage_everyone_has_the_best_factor_and_without_shares_the_worst():
     rows = {row.path[-1]: row.factor for row in classic(build_tree([(("a",), 1), (("b",), 0)]), {})}
     assert rows == {"a": 1.0, "b": 0.0}
-
-
-def test_the_rows_of_one_path_are_those_of_the_whole_tree():
-    for tree, used in (
-        (TREE, USED),
-        (build_tree([(("o", "x"), PARENT), (("o", "x", "y"), 3), (("o", "x", "y", "ann"), 3), (("o", "bob"), 4)]),
-         {("o", "x", "y", "ann"): 3, ("o", "bob"): 1}),
-    ):  # fmt: skip
-        rows = classic(tree, used)
-        sums = {row.path: row.usage for row in rows} | {(): sum(used.values())}
-        for row in rows:
-            chain = [other for other in rows if other.path == row.path[: len(other.path)]]
-            assert classic_path(tree, row.path, sums.__getitem__) == chain
-    with pytest.raises(NotFound):
-        classic_path(TREE, ("A", "nobody"), lambda _: 0)

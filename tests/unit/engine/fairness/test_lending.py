@@ -1,8 +1,6 @@
-"""Quotas that are lent: Kueue's and YuniKorn's numbers, what a project may use, and who gives back."""
+"""Lending of quotas: Kueue's numbers, allowances, and reclaim."""
 
 from __future__ import annotations
-
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -14,17 +12,17 @@ from hodei.engine.fairness.lending import (
     Reclaim,
     allowance,
     borrow_share,
-    guaranteed_share,
     lendable,
-    may_use,
     quota_of,
     reclaim_from,
     share_of,
-    split,
-    split_down,
 )  # fmt: skip
-from hodei.engine.fairness.tree import build_tree
 from hodei.model.errors import InvalidInput
+
+
+def may_use(project, cohort, used):
+    """The remaining amount of each resource that the quota names."""
+    return {resource: allowance(project, resource, cohort, used).more for resource in cohort[project].nominal}
 
 
 @pytest.mark.parametrize(
@@ -53,15 +51,6 @@ def test_twice_the_weight_is_half_the_share_and_no_weight_may_not_borrow():
     assert borrow_share({"cpu": 2}, {"cpu": 2}, {"cpu": 10}, 0).milli == 0
 
 
-COHORTS = build_tree([(("C1",), 1), (("C2",), 1), (("C1", "a"), 1), (("C1", "b"), 1), (("C1", "c"), 3)])
-
-
-def test_three_hundred_gpus_are_split_by_weight_down_the_cohorts():
-    parts = split_down(300, COHORTS)
-    assert (parts["C1",], parts["C2",]) == (150, 150)
-    assert (parts["C1", "a"], parts["C1", "b"], parts["C1", "c"]) == (30, 30, 90)
-
-
 def test_serving_the_lowest_share_first_ends_in_the_same_split():
     used = {("C1", "a"): 0, ("C1", "b"): 0, ("C1", "c"): 0, ("C2", "d"): 0}
     weights = {("C1", "a"): 1, ("C1", "b"): 1, ("C1", "c"): 3, ("C2", "d"): 1}
@@ -73,27 +62,6 @@ def test_serving_the_lowest_share_first_ends_in_the_same_split():
         cohort = min(("C1", "C2"), key=lambda name: (share([path for path in used if path[0] == name], 1), name))
         used[min((p for p in used if p[0] == cohort), key=lambda p: (share([p], weights[p]), p))] += 1000
     assert used == {("C1", "a"): 30_000, ("C1", "b"): 30_000, ("C1", "c"): 90_000, ("C2", "d"): 150_000}
-
-
-@pytest.mark.parametrize(
-    ("amount", "weights", "wants", "parts"),
-    [
-        pytest.param(10, {"a": 1, "b": 1, "c": 1}, None, {"a": 4, "b": 3, "c": 3}, id="what does not divide, by name"),
-        pytest.param(10, {"a": 1, "b": 1}, {"a": 2, "b": 99}, {"a": 2, "b": 8}, id="what one leaves the other gets"),
-        pytest.param(10, {"a": 1, "b": 1}, {"a": 2, "b": 3}, {"a": 2, "b": 3}, id="nobody gets more than it wants"),
-        pytest.param(10, {"a": 0, "b": 1}, None, {"a": 0, "b": 10}, id="no weight, no part"),
-        pytest.param(10, {}, None, {}, id="nobody"),
-    ],
-)
-def test_an_amount_is_split_to_the_last_unit(amount, weights, wants, parts):
-    assert split(amount, weights, wants) == parts
-
-
-def test_the_share_of_what_is_guaranteed_is_yunikorns():
-    assert guaranteed_share({"cpu": 100, "memory": 2500}, {"cpu": 1000, "memory": 5000}) == Fraction(1, 2)
-    assert guaranteed_share({"gpu": 1, "cpu": 100}, {"cpu": 1000}) == Fraction(1, 10)
-    assert guaranteed_share({"gpu": 1}, {}) == UNBOUNDED
-    assert guaranteed_share({}, {}) == 0
 
 
 def test_a_project_may_use_its_own_and_what_others_leave():

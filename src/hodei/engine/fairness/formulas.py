@@ -1,16 +1,4 @@
-"""Slurm's Fair Tree: users are ordered by LevelFS at the highest level where their accounts differ.
-
-In each sibling set LevelFS = (shares / sum of shares) / (usage / usage of the parent). The tree is walked from the
-highest LevelFS down and users are ranked as they are met, so all users of an account rank before all users of a
-sibling with a lower LevelFS. A user's factor is its rank over the number of users.
-
-Without usage LevelFS is infinite; without shares it is 0. Users marked "parent" have an infinite one; accounts marked
-"parent" dissolve into their sibling set (see `tree`). Ties: equal users share a rank; equal accounts are walked as
-one; a user equal to an account ranks as its best user.
-
-LevelFS is computed in IEEE doubles in the order above, so ranks equal Slurm's to the last bit. `exact=True` compares
-fractions instead and finds every tie.
-"""
+"""Fair-share formulas of Slurm (classic and Fair Tree), and dominant-resource fairness."""
 
 from __future__ import annotations
 
@@ -22,8 +10,94 @@ from itertools import groupby
 from msgspec import Struct
 
 from hodei.engine.fairness.tree import PARENT, Account, Path, Shares, level_shares, siblings, total_usage
+from hodei.model.errors import InvalidInput
+from hodei.model.resources import Resources
+
+# --------------------------------------------------------------------------------------------- classic
+# F = 2^(-UE / S), where UE = UA + (UE of the parent - UA) * shares / sum of shares. S is the normalised share, UA the
+# actual usage, UE the effective usage, which includes part of the siblings' usage. Directly below the root UE is UA. An
+# account marked "parent" takes S and UE of its parent. Floats, as published.
+
+
+class ClassicRow(Struct, frozen=True):
+    """All terms for one account. `parent`: the account whose share the sibling set divides (dissolved accounts are
+    skipped); `level_shares`: the sum of shares in that set."""
+
+    path: Path
+    parent: Path
+    shares: Shares
+    level_shares: int
+    normalised_shares: float
+    usage: int
+    normalised_usage: float
+    effective_usage: float
+    factor: float
+
+
+def classic(tree: Account, usage: Mapping[Path, int], *, total: int | None = None) -> list[ClassicRow]:
+    """A row per account below the root, depth first by name.
+
+    `usage`: own usage per path, in any one unit (see `billing`). `total`: what counts as all usage; by default the
+    sum.
+    """
+    used = total_usage(tree, usage)
+    total_used = used[()] if total is None else total
+    rows: list[ClassicRow] = []
+    _below((), tree, _top(used[()], total_used), used, total_used, rows, level_shares(tree))
+    return rows
+
+
+def _below(
+    path: Path, account: Account, above: ClassicRow, used: Mapping[Path, int], total_used: int, rows: list[ClassicRow],
+    sibling_shares: int,
+) -> None:  # fmt: skip
+    """Rows of the accounts below `account`, whose siblings divide the share of `above`."""
+    for child in account.children:
+        at = (*path, child.name)
+        row = _row(at, child, above, sibling_shares, used[at], total_used)
+        rows.append(row)
+        if child.dissolves:
+            _below(at, child, above, used, total_used, rows, sibling_shares)
+        elif child.children:
+            _below(at, child, row, used, total_used, rows, level_shares(child))
+
+
+def _row(
+    path: Path, account: Account, above: ClassicRow, sibling_shares: int, used: int, total_used: int
+) -> ClassicRow:
+    part = used / total_used if total_used else 0.0
+    shares = account.shares
+    if shares == PARENT:
+        normalised, effective = above.normalised_shares, above.effective_usage if above.path else part
+    else:
+        fraction = shares / sibling_shares if sibling_shares else 0.0
+        normalised = above.normalised_shares * fraction
+        effective = part + (above.effective_usage - part) * fraction if above.path else part
+    factor = 2.0 ** (-effective / normalised) if normalised else 0.0
+    return ClassicRow(path, above.path, shares, sibling_shares, normalised, used, part, effective, factor)
+
+
+def _top(used: int, total_used: int) -> ClassicRow:
+    part = used / total_used if total_used else 0.0
+    return ClassicRow((), (), 1, 1, 1.0, used, part, part, 0.0)
+
 
 Level = float | Fraction
+
+
+# ------------------------------------------------------------------------------------------- fair tree
+# Users are ordered by LevelFS at the highest level where their accounts differ.
+#
+# In each sibling set LevelFS = (shares / sum of shares) / (usage / usage of the parent). The tree is walked from the
+# highest LevelFS down and users are ranked as they are met, so all users of an account rank before all users of a
+# sibling with a lower LevelFS. A user's factor is its rank over the number of users.
+#
+# Without usage LevelFS is infinite; without shares it is 0. Users marked "parent" have an infinite one; accounts marked
+# "parent" dissolve into their sibling set (see `tree`). Ties: equal users share a rank; equal accounts are walked as
+# one; a user equal to an account ranks as its best user.
+#
+# LevelFS is computed in IEEE doubles in the order above, so ranks equal Slurm's to the last bit. `exact=True` compares
+# fractions instead and finds every tie.
 
 
 class FairTreeRow(Struct, frozen=True):
@@ -151,3 +225,37 @@ class _Walk:
             path, place.parent, shares, place.level_shares, normalised, used, place.level_usage, part,
             float(place.level), rank, self.users, factor,
         )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------ dominant resource
+# A tenant's share is its largest share of any resource. Exact fractions, in base units.
+
+
+class DominantShare(Struct, frozen=True):
+    """`resource`: "" without usage. `shares`: the term of every resource."""
+
+    resource: str
+    share: Fraction
+    shares: dict[str, Fraction]
+
+
+def dominant_share(
+    used: Resources, totals: Resources, *, weight: int = 1, resource_weights: Mapping[str, int] | None = None
+) -> DominantShare:
+    """The largest of used / total * resource weight / tenant weight.
+
+    A resource without capacity does not count (its last node may be gone while runs still hold it). Ties go to the
+    first name.
+    """
+    if weight < 1:
+        raise InvalidInput(f"a weight of {weight}", hint="a whole number from 1")
+    weights = resource_weights or {}
+    shares = {
+        name: Fraction(used[name] * weights.get(name, 1), totals[name] * weight)
+        for name in sorted(used)
+        if totals.get(name, 0) > 0
+    }
+    best = max(shares, key=lambda name: shares[name], default="")
+    if not best or not shares[best]:
+        return DominantShare("", Fraction(0), shares)
+    return DominantShare(best, shares[best], shares)
