@@ -26,7 +26,7 @@ import msgspec
 import pytest
 
 from hodei.backends.registry import KINDS
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import Config
 from hodei.model.job import JOB_ENDED

@@ -27,8 +27,7 @@ from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.control.lifecycle.retry import Backoff, RetryPolicy
 from hodei.extensions import COLLECTORS, ESTIMATORS, SINKS, STORES, make
 from hodei.jobfile.check import refuse
-from hodei.jobfile.names import word
-from hodei.jobfile.values import parse_numbers
+from hodei.jobfile.values import parse_numbers, word
 from hodei.model.config import Config, EstimatesConfig, HealthConfig, NodeConfig, SchedulingConfig, SocketConfig
 from hodei.model.dependency import AllowedData
 from hodei.model.errors import InvalidInput, did_you_mean
@@ -72,7 +71,7 @@ def load_config(path: Path | None) -> Config:
         raise InvalidInput(f"cannot read the configuration {path}: {error.strerror}") from error
     found, lines = (read_yaml if path.suffix in YAML else read_toml)(raw, str(path))
     try:
-        return parse_config(found, lines, whole=True)[0]
+        return parse_config(found, lines, full=True)[0]
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint, problems=error.problems) from None
 

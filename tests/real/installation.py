@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from agent_host import agent_pid, alive
 from hodei import Client
 from hodei.api.views import JobDetail
-from hodei.client.address import read_server_file
+from hodei.client.transport import read_server_file
 
 # Only how long a test that fails takes: a command may need half a minute on a machine that is busy with other things.
 DEADLINE_S = 120.0

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hodei.client.logs import Wish
+from hodei.client.logs import LogOptions
 from real.installation import Installation, until
 
 pytestmark = pytest.mark.real
@@ -58,7 +58,7 @@ def test_lines_of_arrays_and_gangs_say_who_wrote_them_and_when(installation: Ins
     assert installation.ok("logs", "trio", "--member", "1").out == "rank 1\n"
     with installation.client() as client:
         assert sorted(client.logs("sweep"))[0] == b"sweep[0] | end"
-        assert {line.who for line in client.log_lines("sweep")} == {"sweep[0]", "sweep[1]", "sweep[2]"}
+        assert {line.source for line in client.log_lines("sweep")} == {"sweep[0]", "sweep[1]", "sweep[2]"}
 
 
 def test_an_array_is_followed_from_before_it_starts_to_its_end(installation: Installation) -> None:
@@ -102,7 +102,7 @@ def test_what_was_written_before_is_left_out(installation: Installation) -> None
     assert (said.out, said.err) == ("", f"job {old} (succeeded) has written nothing since then\n")
     assert installation.hodei("logs", str(id), "--since", "soon").code == 2
     with installation.client() as client:
-        lines = [(line.text, line.at_ms) for line in client.log_lines(id, Wish(("stdout",)))]
+        lines = [(line.text, line.at_ms) for line in client.log_lines(id, LogOptions(("stdout",)))]
         assert lines == [(b"early\n", early[1]), (b"late\n", marks()[1][1])]
     go.touch()
     installation.ended(id)
@@ -122,7 +122,7 @@ def test_the_last_lines_of_a_run_have_the_time_of_its_end(installation: Installa
         for stream, sizes in (("stdout", [6, 11]), ("stderr", [4, 10])):
             times = client.log_times(id, stream=stream)
             assert [place for place, _ in times.marks] == sizes
-            last = list(client.log_lines(id, Wish((stream,))))[-1]
+            last = list(client.log_lines(id, LogOptions((stream,))))[-1]
             assert last.at_ms == times.marks[-1][1] > times.marks[0][1]
 
 

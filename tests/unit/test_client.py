@@ -12,9 +12,8 @@ import pytest
 
 from hodei.api.views import JobDetail, JobList, LogTimes, NodePatch, SubmitReply
 from hodei.client import Client, Denied, ServerUnreachable, WaitTimedOut
-from hodei.client.address import find_server, split_address
-from hodei.client.errors import error_of
-from hodei.client.logs import Wish
+from hodei.client.logs import LogOptions
+from hodei.client.transport import error_from, find_server, split_address
 from hodei.model.errors import Conflict, HodeiError, InvalidInput, NotFound, QueueFull, Unavailable
 from unit.cli.stub import Answer, Request, Stub, job, node, problem
 
@@ -30,7 +29,7 @@ def stub() -> Iterator[Stub]:
 
 @pytest.fixture
 def client(stub: Stub) -> Iterator[Client]:
-    with Client(stub.address, "hod_secret", timeout_s=5, patience_s=5) as made:
+    with Client(stub.address, "hod_secret", timeout_s=5, retry_s=5) as made:
         yield made
 
 
@@ -113,20 +112,20 @@ def test_an_address_may_have_a_path_and_a_bare_host(tmp_path: Path):
     ],
 )
 def test_a_problem_becomes_the_error_it_stands_for(status: int, code: str, kind: type[HodeiError]):
-    error = error_of(status, msgspec.json.encode({"code": code, "message": "what", "hint": "next"}))
+    error = error_from(status, msgspec.json.encode({"code": code, "message": "what", "hint": "next"}))
     assert type(error) is kind
     assert (error.message, error.hint, error.code) == ("what", "next", code)
 
 
 def test_problems_keep_their_places():
-    error = error_of(422, b'{"code": "INVALID", "message": "bad", "problems": [["spec.cpu", "negative"]]}')
+    error = error_from(422, b'{"code": "INVALID", "message": "bad", "problems": [["spec.cpu", "negative"]]}')
     assert isinstance(error, InvalidInput)
     assert error.problems == (("spec.cpu", "negative"),)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>Bad Gateway</html>", b"[]", b"\xff\xfe", b'{"message": 3}'])
 def test_an_answer_that_is_no_problem_document_is_still_an_error_with_a_code(body: bytes):
-    error = error_of(502, body)
+    error = error_from(502, body)
     assert isinstance(error, Unavailable)
     assert error.code == "HTTP_502"
 
@@ -250,12 +249,12 @@ def test_what_can_mean_no_job_is_refused_by_every_call_before_anything_is_sent(
         client.wait, client.job, client.cancel, client.hold, client.release, client.requeue, client.suspend, client.resume,
         client.checkpoint, client.migrate, client.why, client.priority, client.graph, client.log_times, client.log_reader,
         client.log_lines, client.array, client.cancel_array, client.hold_array, client.release_array, client.wait_array,
-        client.elements, client.find, client.requeue_all, lambda one: client.requeue_all(arrays=one),
+        client.elements, client.resolve, client.requeue_all, lambda one: client.requeue_all(arrays=one),
         lambda one: client.requeue_all([one]), lambda one: client.wait([one]), lambda one: client.execute(one, ["true"]),
         lambda one: list(client.logs(one)),
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(InvalidInput, match="means no job"):
+        with pytest.raises(InvalidInput, match="is not a job reference"):
             call(wrong)
     assert not stub.requests
 
@@ -306,7 +305,7 @@ def test_wait_survives_a_restart_of_the_server(stub: Stub, client: Client):
 
 def test_wait_gives_up_on_a_server_that_stays_away(stub: Stub):
     stub.on("GET", f"{API}/jobs/5/wait", job(5, "running"))
-    with Client(stub.address, patience_s=0.2) as client:
+    with Client(stub.address, retry_s=0.2) as client:
         stub.on("GET", f"{API}/nodes", {"nodes": []})
         client.nodes()
         stub.stop()
@@ -316,7 +315,7 @@ def test_wait_gives_up_on_a_server_that_stays_away(stub: Stub):
 
 def test_a_server_that_was_never_met_is_not_waited_for(stub: Stub, client: Client):
     stub.stop()
-    with pytest.raises(ServerUnreachable, match="nothing listens there"):
+    with pytest.raises(ServerUnreachable, match="connection refused"):
         client.wait(5)
 
 
@@ -395,7 +394,7 @@ def test_lines_of_a_run_that_nobody_has_heard_to_begin_are_of_now(stub: Stub, cl
     stub.on("GET", f"{API}/jobs/3", JobDetail(job(3), {}, []))
     stub.on("GET", f"{API}/jobs/3/logs", Written(b"hi\n", running=True))
     stub.on("GET", f"{API}/jobs/3/logs/times", LogTimes("3.0.1"))
-    (line,) = client.log_lines(3, Wish(("stdout",)))
+    (line,) = client.log_lines(3, LogOptions(("stdout",)))
     assert (line.text, line.at_ms >= before_ms) == (b"hi\n", True)
 
 

@@ -72,7 +72,7 @@ ANSWERS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_whatever_a_server_answers_only_our_errors_come_out(call: str, answer: str):
-    with answering(*[ANSWERS[answer]] * 3) as address, Client(address, "token", timeout_s=5, patience_s=0) as client:
+    with answering(*[ANSWERS[answer]] * 3) as address, Client(address, "token", timeout_s=5, retry_s=0) as client:
         raised: BaseException | None = None
         try:
             CALLS[call](client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hodei.api.views import NodeView
-from hodei.client.incident import NodeStory
+from hodei.client.incident import IncidentNodes
 from hodei.control.controller import Controller
 from hodei.jobfile.render import node_view
 from hodei.model.config import SchedulingConfig
@@ -45,7 +45,7 @@ def story(
     controller = make_controller(SchedulingConfig())
     history(controller, *((-1000, fact) for fact in before))
     events = history(controller, *steps)
-    told = NodeStory(now(controller), events, BEGAN_MS, BEGAN_MS + end_ms, set())
+    told = IncidentNodes(now(controller), events, BEGAN_MS, BEGAN_MS + end_ms, set())
     return {entry["name"]: entry for entry in told.cluster()}, told.facts()
 
 

@@ -73,7 +73,7 @@ def test_they_reach_the_node_and_its_view_whatever_runs_it(tmp_path: Path, insta
         pytest.param({"cost": float("inf")}, "a cost of inf", id="an infinite cost"),
         pytest.param({"data": ("a b",)}, "'a b' is not a name", id="a data set with a space"),
         pytest.param({"cpu": 2, "sockets": (S("0"), S("0-1"))}, "name a cpu twice", id="a core in two sockets"),
-        pytest.param({"cpu": 2, "sockets": (S("0,0"),)}, "named twice", id="a core twice in one socket"),
+        pytest.param({"cpu": 2, "sockets": (S("0,0"),)}, "listed twice", id="a core twice in one socket"),
         pytest.param({"cpu": 4, "sockets": (S("3-0"),)}, "3-0 is not a range", id="a range the wrong way round"),
         pytest.param({"cpu": 4, "sockets": (S("a"),)}, "'a' is not a number or a range", id="not a number"),
         pytest.param({"cpu": 4, "sockets": (S((-1,)),)}, "-1 is out of range", id="a negative core"),
@@ -188,7 +188,7 @@ def test_a_number_without_end_is_refused_with_its_line(tmp_path: Path, name: str
     with pytest.raises(InvalidInput) as caught:
         load_config(tmp_path / name)
     assert [at for at, _ in caught.value.problems] == [place]
-    assert "is not a number that can be used here" in caught.value.message
+    assert "is not a finite number" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A configuration as it comes over the wire or from a file, with all its mistakes at once; and as it is shown."""
+"""Read configurations from files and requests, with every mistake at once, and write them as TOML."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 import yaml
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from hodei.api.config_aliases import translated, uses_source_names
-from hodei.jobfile.check import Problems, convert, refuse
-from hodei.jobfile.yaml_reader import MAX_DEPTH, load_yaml
-from hodei.model.config import Config, ConfigVersion, ProfileConfig, SchedulingConfig
+from hodei.api.config_aliases import has_aliases, translate
+from hodei.jobfile.check import convert, refuse
+from hodei.jobfile.values import Problems
+from hodei.jobfile.yaml_reader import MAX_DEPTH, load_yaml, node_lines
+from hodei.model.config import Config, ConfigVersion, SchedulingConfig
 from hodei.model.errors import InvalidInput
 
 DOCS = "docs/reference/configuration.md"
@@ -23,7 +24,7 @@ _SECTIONS = ("server", "scheduling", "nodes", "backends", "health")
 
 
 class ConfigView(Struct, frozen=True, omit_defaults=True):
-    """The configuration in force, or one of the history. `how`: start, reload, set or undo."""
+    """The current configuration, or an earlier one. `how`: start, reload, set or undo."""
 
     number: int
     at: str
@@ -34,18 +35,19 @@ class ConfigView(Struct, frozen=True, omit_defaults=True):
 
 
 class ConfigHistory(Struct, frozen=True):
-    """The newest first."""
+    """Newest first."""
 
     configurations: list[ConfigView]
 
 
 def config_view(configuration: ConfigVersion, at: str) -> ConfigView:
-    it = configuration
-    return ConfigView(it.number, at, it.by, it.how, it.scheduling, it.restores)
+    return ConfigView(
+        configuration.number, at, configuration.by, configuration.how, configuration.scheduling, configuration.restores
+    )
 
 
 def read_body(body: bytes, content_type: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """TOML or JSON as plain values, and for TOML the line of each path; InvalidInput if it is neither."""
+    """The values of a TOML or JSON body, and for TOML the line of each path."""
     lines: dict[str, int] = {}
     try:
         if "toml" in content_type:
@@ -61,56 +63,55 @@ def read_body(body: bytes, content_type: str) -> tuple[dict[str, Any], dict[str,
 
 
 def parse_config(
-    found: dict[str, Any], lines: Mapping[str, int] | None = None, *, whole: bool = False
+    found: dict[str, Any], lines: Mapping[str, int] | None = None, *, full: bool = False
 ) -> tuple[Config, bool]:
-    """A whole configuration, or (False) the scheduling section alone as one with nothing else, unless it must be a `whole`
-    one; InvalidInput names every mistake with its path, and with its line if `lines` knows it. Other names of settings are
-    understood too."""
-    whole = whole or any(section in found for section in (*_SECTIONS, "scheduler", "schedulers")) or not found
-    given = found if whole else {"scheduling": found}
-    lines = {path if whole else f"scheduling.{path}": line for path, line in (lines or {}).items()}
+    """A configuration, and whether it is a full one. Without `full`, a table that has none of the sections is read as the
+    scheduling section alone. InvalidInput lists every mistake with its path, and its line if `lines` has it.
+    Aliases of settings are accepted."""
+    full = full or any(section in found for section in (*_SECTIONS, "scheduler", "schedulers")) or not found
+    given = found if full else {"scheduling": found}
+    lines = {path if full else f"scheduling.{path}": line for path, line in (lines or {}).items()}
     problems: Problems = []
     origins: dict[str, str] = {}
-    _find_endless(given, "", problems)
-    if problems:  # no arithmetic with them, and the paths are as they were written
+    _find_non_finite(given, "", problems)
+    if problems:  # before the translation, which calculates with numbers and changes paths
         raise _refused(problems, origins, lines)
-    if uses_source_names(given):
-        given, problems, origins = translated(given)
-    made = convert(given, Config, "", problems)
+    if has_aliases(given):
+        given, problems, origins = translate(given)
+    config = convert(given, Config, "", problems)
     if problems:
         raise _refused(problems, origins, lines)
-    assert isinstance(made, Config)
-    return made, whole
+    assert isinstance(config, Config)
+    return config, full
 
 
 def _refused(problems: Problems, origins: Mapping[str, str], lines: Mapping[str, int]) -> InvalidInput:
-    error = refuse([_placed(path, text, origins, lines) for path, text in problems], "the configuration")
+    error = refuse([_located(path, text, origins, lines) for path, text in problems], "the configuration")
     error.hint = DOCS
     return error
 
 
-def _find_endless(value: Any, at: str, problems: Problems, depth: int = 0) -> None:
-    """Numbers that are none: no setting means anything by them."""
+def _find_non_finite(value: Any, at: str, problems: Problems, depth: int = 0) -> None:
     if isinstance(value, float) and not isfinite(value):
-        problems.append((at, f"{value} is not a number that can be used here"))
+        problems.append((at, f"{value} is not a finite number"))
     elif isinstance(value, dict) and depth < MAX_DEPTH:
         for key, inner in value.items():
-            _find_endless(inner, f"{at}.{key}" if at else str(key), problems, depth + 1)
+            _find_non_finite(inner, f"{at}.{key}" if at else str(key), problems, depth + 1)
     elif isinstance(value, list) and depth < MAX_DEPTH:
         for number, inner in enumerate(value):
-            _find_endless(inner, f"{at}[{number}]", problems, depth + 1)
+            _find_non_finite(inner, f"{at}[{number}]", problems, depth + 1)
 
 
 _LAST_PART = re.compile(r"(\.[^.\[]*|\[\d+\])$")
 
 
-def _placed(path: str, text: str, origins: Mapping[str, str], lines: Mapping[str, int]) -> tuple[str, str]:
-    """The problem with the path under which it was written, and its line."""
+def _located(path: str, text: str, origins: Mapping[str, str], lines: Mapping[str, int]) -> tuple[str, str]:
+    """The problem with its line, and with the path as the user wrote it."""
     for ours in sorted(origins, key=len, reverse=True):
         if path == ours or path.startswith(f"{ours}."):
             path = origins[ours] + path[len(ours) :]
             break
-    at = path.replace("'", "")  # quoted where a name has blanks
+    at = path.replace("'", "")  # a name with blanks is quoted
     line = lines.get(at)
     while line is None and (at := _LAST_PART.sub("", cut := at)) != cut:
         line = lines.get(at)
@@ -124,7 +125,7 @@ _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"
 
 
 def read_toml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """A file as plain values, and for each path in it its line (of a table in a line of its own, that line)."""
+    """The values of a file, and the line of each path in it."""
     try:
         found = tomllib.loads(text.decode("utf-8-sig"))
     except ValueError as error:
@@ -140,7 +141,7 @@ def read_toml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
             lines.setdefault(f"{table}.{_path(key[1], {})}".removeprefix("."), number)
-    for path, number in list(lines.items()):  # what has no line of its own begins where the first of its parts does
+    for path, number in list(lines.items()):  # a parent without its own line has that of its first child
         while (above := _LAST_PART.sub("", path)) not in (path, ""):
             lines.setdefault(above, number)
             path = above
@@ -148,7 +149,7 @@ def read_toml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _path(written: str, counts: Mapping[str, int]) -> str:
-    """`a . "b"` as `a.b`; the last element of a list of tables that has begun is the one that is meant."""
+    """`a . "b"` as `a.b`. An array of tables refers to its latest element."""
     out = ""
     for part in re.findall(r"[\w-]+|\"[^\"]*\"|'[^']*'", written):
         if out in counts:
@@ -158,65 +159,49 @@ def _path(written: str, counts: Mapping[str, int]) -> str:
 
 
 def read_yaml(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """A file as plain values, and for each path in it its line."""
+    """The values of a file, and the line of each path in it."""
     found = load_yaml(text, name=name)
     if not found:
         return {}, {}
     if len(found) > 1 or not isinstance(found[0], dict):
         raise InvalidInput(f"{name}: a configuration is one table of settings", hint=DOCS)
-    lines: dict[str, int] = {}
-    _note_lines(yaml.compose(text.decode("utf-8-sig"), Loader=yaml.SafeLoader), "", lines, 0)
+    lines = node_lines(yaml.compose(text.decode("utf-8-sig"), Loader=yaml.SafeLoader))
+    del lines[""]
     return found[0], lines
-
-
-def _note_lines(node: Any, at: str, lines: dict[str, int], depth: int) -> None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            path = f"{at}.{key.value}" if at else str(key.value)
-            lines.setdefault(path, key.start_mark.line + 1)
-            if depth < MAX_DEPTH:
-                _note_lines(value, path, lines, depth + 1)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            lines.setdefault(f"{at}[{number}]", value.start_mark.line + 1)
-            if depth < MAX_DEPTH:
-                _note_lines(value, f"{at}[{number}]", lines, depth + 1)
 
 
 # ------------------------------------------------------------------------------------------------ as TOML
 
 
 def as_toml(scheduling: SchedulingConfig) -> str:
-    """What differs from the defaults, as a file that says the same."""
+    """The settings that differ from the defaults, as TOML that reads back to the same configuration."""
     lines: list[str] = []
-    _section(_besides(msgspec.to_builtins(scheduling), msgspec.to_builtins(SchedulingConfig())), "scheduling", lines)
+    _section(non_defaults(scheduling), "scheduling", lines)
     return "\n".join(lines) if lines else "[scheduling]"
 
 
-def _besides(found: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in found.items():
-        if key in default and value == default[key]:
-            continue
-        if value is None:
-            continue
-        inner = default.get(key)
-        if key == "profiles" and isinstance(value, dict):
-            plain = msgspec.to_builtins(ProfileConfig())
-            value = {name: _besides(profile, plain) for name, profile in value.items()}
-        elif isinstance(value, dict) and isinstance(inner, dict) and inner:
-            value = _besides(value, inner)
-        out[key] = value
+def non_defaults(value: Any) -> Any:
+    """The settings that differ from the defaults, as plain values."""
+    if isinstance(value, dict):
+        return {key: non_defaults(inner) for key, inner in value.items()}
+    if not isinstance(value, Struct):
+        return msgspec.to_builtins(value)
+    out = {}
+    for field in structs.fields(value):
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        inner = getattr(value, field.name)
+        if inner != default:
+            out[field.encode_name] = non_defaults(inner)
     return out
 
 
 def _section(found: dict[str, Any], at: str, lines: list[str]) -> None:
-    """Settings first, then tables, then lists of tables, as TOML wants it."""
+    """Settings first, then tables, then arrays of tables: the order that TOML requires."""
     tables = {key: value for key, value in found.items() if isinstance(value, dict) and value}
-    plain = {key: value for key, value in found.items() if key not in tables and not _is_tables(value)}
-    if plain or not tables:
+    scalars = {key: value for key, value in found.items() if key not in tables and not _is_tables(value)}
+    if scalars or not tables:
         lines += ([""] if lines else []) + [f"[{at}]"]
-        lines += [f"{_key(key)} = {toml_value(value)}" for key, value in plain.items() if value is not None]
+        lines += [f"{_key(key)} = {toml_value(value)}" for key, value in scalars.items() if value is not None]
     for key, value in tables.items():
         _section(value, f"{at}.{_key(key)}", lines)
     for key, value in found.items():
@@ -235,7 +220,7 @@ def _key(text: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it in one line."""
+    """A value as inline TOML."""
     if isinstance(value, dict):
         inner = ", ".join(f"{_key(key)} = {toml_value(each)}" for key, each in value.items() if each is not None)
         return f"{{{inner}}}"

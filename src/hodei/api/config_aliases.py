@@ -1,8 +1,7 @@
-"""Other names for the same settings: `queue_strategy`, `scoring_weights`, `scheduler.backends[]` with `policies` and so on.
+"""Aliases of settings: `queue_strategy`, `scoring_weights`, `scheduler.backends[]` with `policies` and so on.
 
-`translated` turns a configuration with such names into the form of `model.config`. It decides nothing: what it does not know
-it leaves as it is, for the check of the configuration to name. The names and what they mean are in
-docs/reference/configuration.md, "Other names".
+`translate` converts a configuration with aliases to the form of `model.config`. Unknown keys are left as they are: the
+check of the configuration reports them. The aliases are documented in docs/reference/configuration.md, "Other names".
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hodei.jobfile.check import Problems
-from hodei.jobfile.names import did_you_mean, shown
+from hodei.jobfile.values import Problems, did_you_mean, safe_repr
 from hodei.model.config import ProfileConfig
 
 _FILTERS = {
     "resource": "fit", "resources": "fit", "resource_filter": "fit", "affinity_filter": "affinity",
     "node_affinity": "affinity", "taint": "taints", "taint_filter": "taints", "node_health": "health",
 }  # fmt: skip
-# Filters that every profile has: to name them changes nothing, and leaving them out would not be safe.
+# Filters that every profile has: listing them changes nothing, and omitting them would not be safe.
 ALWAYS = (
     "health", "platform", "capabilities", "affinity", "taints", "job_affinity", "spread", "ports", "fit", "pools",
     "devices", "overcommit", "workload", "distribution", "gang_topology", "start_reservations",
@@ -31,7 +29,7 @@ _SCORES = {
 }  # fmt: skip
 _KINDS = {"docker_standalone": "docker", "k8s": "kubernetes"}
 _KNOWN_KINDS = ("kubernetes", "docker_standalone", "docker", "hpc_cluster", "slurm", "pbs", "local")
-_NOT_YET = ("cloud_vm", "bare_metal", "serverless", "edge")
+_UNSUPPORTED_KINDS = ("cloud_vm", "bare_metal", "serverless", "edge")
 _POLICIES = ("backend_preference", "fallback_enabled", "fallback_chain", "health_check_interval")
 _QUEUE_KEYS = {
     "fifo": (),
@@ -41,16 +39,15 @@ _QUEUE_KEYS = {
 _PREEMPTION_KEYS = ("enabled", "max_preemptions", "grace_period")
 
 
-def uses_source_names(found: Mapping[str, Any]) -> bool:
-    """Whether there is anything to translate."""
+def has_aliases(found: Mapping[str, Any]) -> bool:
     if "scheduler" in found or "schedulers" in found:
         return True
     profiles = _table(_table(found.get("scheduling")).get("profiles"))
     return any(key in _KEYS for table in profiles.values() for key in _table(table))
 
 
-def translated(found: Mapping[str, Any]) -> tuple[dict[str, Any], Problems, dict[str, str]]:
-    """The configuration in our own names, what is wrong with it, and for paths in it where they were written."""
+def translate(found: Mapping[str, Any]) -> tuple[dict[str, Any], Problems, dict[str, str]]:
+    """The configuration without aliases, its mistakes, and for each translated path the path in the file."""
     work = _Translation(found)
     for name, table in list(work.profiles.items()):
         if isinstance(table, Mapping):
@@ -74,7 +71,7 @@ class _Translation:
             if section in found and not isinstance(found[section], Mapping)
         ]
         for section, _ in self.problems:
-            del self.out[section]  # told already
+            del self.out[section]  # already reported
         self.scheduling = dict(_table(found.get("scheduling")))
         if not isinstance(self.scheduling.get("profiles", {}), Mapping):
             del self.scheduling["profiles"]
@@ -83,17 +80,17 @@ class _Translation:
         self.health = dict(_table(found.get("health")))
         self.backends = dict(_table(found.get("backends")))
         self.origins: dict[str, str] = {}
-        self.name = ""  # of the profile that is being read
-        self._said_at: dict[str, tuple[Any, str]] = {}
-        self._of_type: dict[str, list[str]] = {}  # the names of the backends of each type, as they are listed
-        self._chain_at = ""
+        self.name = ""  # of the current profile
+        self._server_settings: dict[str, tuple[Any, str]] = {}
+        self._backends_of_type: dict[str, list[str]] = {}  # names in the order of the file
+        self._fallback_path = ""
 
     def wrong(self, at: str, text: str) -> None:
         self.problems.append((at, text))
 
     def done(self) -> dict[str, Any]:
-        if self._chain_at:
-            self._name_chain()
+        if self._fallback_path:
+            self._expand_fallback()
         if self.profiles:
             self.scheduling["profiles"] = self.profiles
         for name, table in (("scheduling", self.scheduling), ("health", self.health), ("backends", self.backends)):
@@ -101,41 +98,35 @@ class _Translation:
                 self.out[name] = table
         return self.out
 
-    def _name_chain(self) -> None:
-        """The chain has names of backends, or types: then all of that type, as they are listed."""
+    def _expand_fallback(self) -> None:
+        """An entry of the chain is a backend's name, or a type, which stands for all backends of that type."""
         chain, known = self.scheduling["fallback"], {"local", *self.backends}
         if not _is_words(chain):
-            return  # told by the check of the configuration
+            return  # reported by the check of the configuration
         out: list[str] = []
         for each in chain:
-            if each not in known and each not in self._of_type:
-                there = ", ".join(sorted(known))
-                self.wrong(
-                    self._chain_at, f"there is no backend {shown(each)}{_near(each, tuple(known))}; one of: {there}"
-                )
-            out += [each] if each in known else self._of_type.get(each, [])
+            if each not in known and each not in self._backends_of_type:
+                text = f"there is no backend {safe_repr(each)}{_near(each, tuple(known))}; one of: {', '.join(sorted(known))}"
+                self.wrong(self._fallback_path, text)
+            out += [each] if each in known else self._backends_of_type.get(each, [])
         self.scheduling["fallback"] = out
 
     def for_server(self, section: dict[str, Any], key: str, value: Any, at: str) -> None:
-        """A setting that there is one of; two that differ are a mistake."""
-        before = self._said_at.setdefault(f"{id(section)} {key}", (section.get(key, value), at))
+        """A setting of the whole server; two different values are a mistake."""
+        before = self._server_settings.setdefault(f"{id(section)} {key}", (section.get(key, value), at))
         if before[0] != value:
-            self.wrong(
-                at, f"{key} is one for the whole server, as profiles share the nodes; {before[1]} has another value"
-            )
+            self.wrong(at, f"{key} is a setting of the whole server, and {before[1]} has another value")
         section[key] = value
         self.origins[f"{'health' if section is self.health else 'scheduling'}.{key}"] = at
 
-    # ------------------------------------------------------------------------------------------- schedulers
-
     def scheduler(self, given: Any, at: str) -> None:
-        """One scheduler of the source form: a profile, and what it says of the server beside that."""
+        """One entry of `schedulers`: a profile, plus settings of the whole server."""
         if not isinstance(given, Mapping):
             self.wrong(at, "a table of settings: name, queue_strategy, backends ...")
             return
         name = given.get("name", "default")
         if not isinstance(name, str) or not name:
-            self.wrong(f"{at}.name", "the name of the scheduler, which jobs name as their profile")
+            self.wrong(f"{at}.name", "expected the name of the scheduler, which jobs use as their profile")
             return
         name = "default" if name == "general" else name
         if name in self.profiles:
@@ -159,17 +150,17 @@ class _Translation:
                 self.for_server(self.health, "interval", _duration(value), here)
             elif key == "fallback_chain":
                 self.for_server(self.scheduling, "fallback", value, here)
-                self._chain_at = here
+                self._fallback_path = here
             elif key == "fallback_enabled":
                 if not isinstance(value, bool):
                     self.wrong(here, "true or false")
                     continue
                 self.for_server(self.scheduling, "fallback_enabled", value, here)
                 if value and "fallback_chain" not in policies and len(names) > 1:
-                    # Nothing else says in which order: as they are listed.
+                    # Without a chain the order is that of the file.
                     self.for_server(self.scheduling, "fallback", names, here)
             else:
-                self.wrong(here, f"unknown key {shown(key)}{_near(key, _POLICIES)}")
+                self.wrong(here, f"unknown key {safe_repr(key)}{_near(key, _POLICIES)}")
 
     def _backends(self, given: Any, at: str) -> list[str]:
         if not isinstance(given, list):
@@ -179,22 +170,22 @@ class _Translation:
         for number, one in enumerate(given):
             here = f"{at}[{number}]"
             if not isinstance(one, Mapping) or not isinstance(one.get("type"), str):
-                self.wrong(here, f"says no type; one of: {', '.join(_KNOWN_KINDS)}")
+                self.wrong(here, f"type is missing; one of: {', '.join(_KNOWN_KINDS)}")
                 continue
             name = one.get("name") or one["type"].replace("_", "-")
             if not isinstance(name, str):
-                self.wrong(f"{here}.name", "the name of the backend, which jobs can ask for")
+                self.wrong(f"{here}.name", "expected the name of the backend")
                 continue
             if name in self.backends and one.get("name"):
-                self.wrong(f"{here}.name", f"there is a backend {shown(name)} already")
+                self.wrong(f"{here}.name", f"there is a backend {safe_repr(name)} already")
                 continue
             if name in self.backends:
                 name = f"{name}-{number + 1}"
-            made = self._backend(one, name, here)
-            if made is None:
+            settings = self._backend(one, name, here)
+            if settings is None:
                 continue
-            self.backends[name] = made
-            self._of_type.setdefault(one["type"], []).append(name)
+            self.backends[name] = settings
+            self._backends_of_type.setdefault(one["type"], []).append(name)
             self.origins[f"backends.{name}"] = here
             names.append(name)
         return names
@@ -206,29 +197,23 @@ class _Translation:
             kind = str(table.pop("scheduler", "slurm")).lower()
             if "partition" in table:
                 table["partitions" if kind == "slurm" else "queues"] = [table.pop("partition")]
-        if kind in _NOT_YET:
-            self.wrong(
-                f"{at}.type", f"there is no backend of type {kind!r} in this version; one of: {', '.join(_KNOWN_KINDS)}"
-            )
+        if kind in _UNSUPPORTED_KINDS:
+            known = ", ".join(_KNOWN_KINDS)
+            self.wrong(f"{at}.type", f"there is no backend of type {kind!r} in this version; one of: {known}")
             return None
         if kind not in _KNOWN_KINDS:
-            self.wrong(
-                f"{at}.type", f"there is no backend of type {shown(kind)}{_near(kind, (*_KNOWN_KINDS, *_NOT_YET))}"
-            )
+            near = _near(kind, (*_KNOWN_KINDS, *_UNSUPPORTED_KINDS))
+            self.wrong(f"{at}.type", f"there is no backend of type {safe_repr(kind)}{near}")
             return None
         if kind == "docker":
-            path, most = table.pop("socket_path", None), table.pop("max_containers", None)
-            if path is not None or most is not None:
-                # Its node needs a name that no other has.
-                plain = (
-                    "docker" if name == "docker-standalone" else re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
-                )
-                host: dict[str, Any] = {"name": plain or "docker"}
+            path, limit = table.pop("socket_path", None), table.pop("max_containers", None)
+            if path is not None or limit is not None:
+                # The node is called like the backend, because node names must be unique.
+                node = "docker" if name == "docker-standalone" else re.sub(r"[^a-z0-9.]+", "-", name.lower())
+                host: dict[str, Any] = {"name": node.strip("-.") or "docker"}
                 host |= {} if path is None else {"url": path if "://" in str(path) else f"unix://{path}"}
-                table["hosts"] = [host | ({} if most is None else {"max_containers": most})]
+                table["hosts"] = [host | ({} if limit is None else {"max_containers": limit})]
         return {"kind": kind, **table}
-
-    # -------------------------------------------------------------------------------------------- a profile
 
     def profile(self, name: str, given: Mapping[str, Any], at: str) -> None:
         out: dict[str, Any] = {}
@@ -244,7 +229,7 @@ class _Translation:
 
 def _put(work: _Translation, out: dict[str, Any], key: str, value: Any, at: str) -> None:
     if key in out and out[key] != value:
-        work.wrong(at, f"{key} is said twice, under two names, and not the same")
+        work.wrong(at, f"{key} is given twice, under two names, with different values")
     out[key] = value
     work.origins[f"scheduling.profiles.{work.name}.{key}"] = at
 
@@ -253,7 +238,7 @@ def _queue_strategy(work: _Translation, out: dict[str, Any], value: Any, at: str
     """`fifo`, `{priority: {max_queue_time: 1h}}`, or `{type: fair, quantum: 30s}`."""
     kind, options = _variant(value)
     if kind is None or not isinstance(options, Mapping):
-        work.wrong(at, "a queue: fifo, priority or fair, with its options")
+        work.wrong(at, "expected a queue (fifo, priority or fair) with its options")
         return
     _put(work, out, "queue", kind, at)
     known = _QUEUE_KEYS.get(kind, ())
@@ -261,7 +246,7 @@ def _queue_strategy(work: _Translation, out: dict[str, Any], value: Any, at: str
         here = f"{at}.{key}"
         if key not in known:
             has = f"it has: {', '.join(known)}" if known else "it has none"
-            work.wrong(here, f"the queue {kind} has no option {shown(key)}; {has}")
+            work.wrong(here, f"the queue {kind} has no option {safe_repr(key)}; {has}")
         elif key == "with_preemption":
             _put(work, out, "preemption", option, here)
         else:
@@ -277,7 +262,7 @@ def _worker_selection(work: _Translation, out: dict[str, Any], value: Any, at: s
 
 
 def _filter_plugins(work: _Translation, out: dict[str, Any], value: Any, at: str) -> None:
-    """They are used in any case if they are ours; others are added."""
+    """Built-in filters are always active; others are added."""
     if not _is_words(value):
         work.wrong(at, "a list of names of plugins")
         return
@@ -293,16 +278,17 @@ def _score_plugins(work: _Translation, out: dict[str, Any], value: Any, at: str)
 
 
 def _scoring_weights(work: _Translation, out: dict[str, Any], value: Any, at: str) -> None:
-    """Whole numbers, or shares of one: 0.4 counts as 40."""
+    """Whole numbers, or fractions that add up to 1: 0.4 becomes 40."""
     numbers = isinstance(value, Mapping) and all(_is_number(weight) for weight in value.values())
     if not numbers:
         work.wrong(at, "a weight for each score: {resource_utilization: 40, load_balancing: 30}")
         return
     shares = 0 < sum(value.values()) <= 1.001
     weights = {_SCORES.get(name, name): round(weight * 100) if shares else weight for name, weight in value.items()}
-    odd = [name for name, weight in weights.items() if weight != int(weight) or not 0 <= weight <= 1000]
-    if odd:
-        work.wrong(at, f"the weight of {', '.join(odd)}: whole numbers from 0 to 1000, or shares that sum up to 1")
+    invalid = [name for name, weight in weights.items() if weight != int(weight) or not 0 <= weight <= 1000]
+    if invalid:
+        names = ", ".join(invalid)
+        work.wrong(at, f"the weight of {names} must be a whole number from 0 to 1000, or all add up to 1")
         return
     _put(work, out, "scores", {name: int(weight) for name, weight in weights.items()}, at)
 
@@ -320,11 +306,11 @@ def _preemption_policy(work: _Translation, out: dict[str, Any], value: Any, at: 
         elif key == "max_preemptions":
             section = work.scheduling["preemption"] = dict(_table(work.scheduling.get("preemption")))
             if section.get("max_per_job", option) != option:
-                work.wrong(here, "max_preemptions is one for the whole server (scheduling.preemption.max_per_job)")
+                work.wrong(here, "max_preemptions is a setting of the whole server (scheduling.preemption.max_per_job)")
             section["max_per_job"] = option
             work.origins["scheduling.preemption.max_per_job"] = here
         else:
-            work.wrong(here, f"unknown key {shown(key)}{_near(key, _PREEMPTION_KEYS)}")
+            work.wrong(here, f"unknown key {safe_repr(key)}{_near(key, _PREEMPTION_KEYS)}")
 
 
 def _parallel_scheduling(work: _Translation, out: dict[str, Any], value: Any, at: str) -> None:
@@ -343,7 +329,7 @@ def _renamed(key: str, read: Callable[[Any], Any] = lambda value: value) -> Call
 
 
 def _duration(value: Any) -> Any:
-    """A plain number is seconds."""
+    """A number is seconds."""
     return f"{value}s" if isinstance(value, int) and not isinstance(value, bool) else value
 
 

@@ -1,4 +1,4 @@
-"""Answers of the API as typed values. Field names are stable: they are only ever added."""
+"""Request and response types of the REST API. Field names are stable: fields are only ever added."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hodei.model.job import Job
 
 
 class RunView(Struct, frozen=True):
-    """`cpus` are the cores that are its own, `gpus` the share that it has of each GPU by number, `checkpoint_at` when
-    it last said that its work was saved, `health` what the latest looks at it found ("": nobody looks)."""
+    """`cpus`: its own cores. `gpus`: its share of each GPU, by number. `checkpoint_at`: time of the last checkpoint.
+    `health`: result of the latest health checks, empty without a check."""
 
     id: str
     job: int
@@ -38,8 +38,8 @@ class RunView(Struct, frozen=True):
 
 
 class ArrayView(Struct, frozen=True):
-    """Which element of which array a job is; in a row that stands for the whole array, how many of its elements are in
-    each state (those that are forgotten already are in none). `listed`: its indices, where they are no plain range."""
+    """The array of a job and its index. In a row that stands for the whole array, `states` counts its elements by state
+    (deleted elements are not counted). `listed`: its indices, if they are not a range."""
 
     first: int
     index: int
@@ -52,10 +52,9 @@ class ArrayView(Struct, frozen=True):
 
 
 class JobView(Struct, frozen=True):
-    """A job as people and programs see it. Times are ISO 8601 in UTC, empty when not yet. Runs since `first_attempt`
-    make up the gang that runs now. `expected_ms`: how long it is expected to run, until it has ended (0: nobody knows),
-    and `expected_by` says where that is from. `start_p50`, `start_p90`: while it waits, when it will have started in one
-    of two cases and in nine of ten, if that is known. `failure`: the class of its latest failure, until it succeeds."""
+    """Times are ISO 8601 in UTC, empty if not reached. Runs since `first_attempt` belong to the current gang.
+    `expected_ms`: expected run time, 0 if unknown or ended; `expected_by`: its source. `start_p50`, `start_p90`: forecast
+    of the start of a pending job, if known. `failure`: the class of the latest failure, until it succeeds."""
 
     id: int
     name: str
@@ -90,7 +89,7 @@ class JobView(Struct, frozen=True):
 
 
 class JobDetail(Struct, frozen=True):
-    """`damage`: what is to be known of its record, if that was damaged; mostly empty."""
+    """`damage`: a note if the stored record was damaged, else empty."""
 
     job: JobView
     spec: dict[str, Any]
@@ -99,15 +98,15 @@ class JobDetail(Struct, frozen=True):
 
 
 class JobList(Struct, frozen=True):
-    """One page, newest first; ask again with `after=next_after` until that is 0."""
+    """One page, newest first. The next page has `after=next_after`; 0 at the end."""
 
     jobs: list[JobView]
     next_after: int = 0
 
 
 class SubmitReply(Struct, frozen=True):
-    """One id for each document, of an array that of its first element. `counts`: how many jobs each of them stands for,
-    if it is not one each. `repeated` is true when the Idempotency-Key had been used before: nothing new was made."""
+    """One id for each document; for an array, the id of its first element. `counts`: the number of jobs of each document,
+    empty if all are 1. `repeated`: the Idempotency-Key was used before, so nothing was created."""
 
     ids: list[int]
     repeated: bool = False
@@ -125,15 +124,15 @@ class TaintView(Struct, frozen=True):
 
 
 class SocketView(Struct, frozen=True):
-    """A part of a node whose cores and GPUs are near each other."""
+    """A part of a node whose cores and GPUs are close to each other."""
 
     cpus: list[int] = []
     gpus: list[int] = []
 
 
 class HoldView(Struct, frozen=True):
-    """Amounts of a node that are spoken for: `job` is promised them from `start_at` on, or they are reserved for
-    `project` under the name `reservation`."""
+    """Reserved amounts of a node: by the start reservation of `job` from `start_at` on, or by `reservation` of
+    `project`."""
 
     start_at: str
     end_at: str
@@ -171,7 +170,7 @@ class NodeList(Struct, frozen=True):
 
 
 class NodeRunView(Struct, frozen=True):
-    """A run that held `resources` of a node from `placed_at` to `finished_at` (empty: it still does)."""
+    """A run that held `resources` of a node from `placed_at` to `finished_at` (empty: still)."""
 
     run: str
     job: int
@@ -188,8 +187,8 @@ class NodeRunView(Struct, frozen=True):
 
 
 class NodeHistoryView(Struct, frozen=True):
-    """`busy_ms`: for how long the runs of this page would have held the whole of a resource between `since` and `until`;
-    pages add up. `next`: ask for the next page with `after` of it; empty at the end."""
+    """`busy_ms`: time weighted by the share of each resource that the runs of this page held between `since` and `until`;
+    add up the pages. `next`: the `after` of the next page, empty at the end."""
 
     node: str
     since: str
@@ -200,7 +199,7 @@ class NodeHistoryView(Struct, frozen=True):
 
 
 class NodePatch(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator says of a node. A label set to null is removed; `drain` implies `cordon`."""
+    """Node overrides by an operator. A label set to null is removed; `drain` implies `cordon`."""
 
     cordon: bool | None = None
     labels: dict[str, str | None] = {}
@@ -210,8 +209,8 @@ class NodePatch(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LogTimes(Struct, frozen=True):
-    """When a run wrote what. `marks`: (place, time in ms), both growing: what is before the place had been written by
-    then; none where the backend does not tell. `finished_ms` is 0 while it runs."""
+    """When a run wrote its output. `marks`: (offset, time in ms), both ascending: the bytes before the offset had been
+    written by then; empty if the backend does not record it. `finished_ms` is 0 while it runs."""
 
     run: str = ""
     started_ms: int = 0
@@ -219,22 +218,22 @@ class LogTimes(Struct, frozen=True):
     marks: list[tuple[int, int]] = []
 
 
-# Of a job: as large as a store can hold.
-Number = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+# The range that a store can hold.
+JobId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 class RequeueRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """`jobs` by number, `arrays` by the number of any element. `failed`: only those that have failed, and the jobs that
-    gave up waiting for them."""
+    """`arrays`: the id of any element. `failed`: only failed jobs, and the jobs that failed because they depended on
+    them."""
 
-    jobs: list[Number] = []
-    arrays: list[Number] = []
+    jobs: list[JobId] = []
+    arrays: list[JobId] = []
     failed: bool = False
 
 
 class RequeueReply(Struct, frozen=True):
-    """What starts again; `revived`: the jobs that had given up waiting for one of them; `refused`: such jobs of other
-    users, which were left as they are."""
+    """`revived`: jobs that had failed because they depended on a requeued one, and are pending again. `refused`: such
+    jobs of other users, which are unchanged."""
 
     requeued: list[int]
     revived: list[int] = []
@@ -246,7 +245,7 @@ class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MigrateRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """`to`: that node and no other. `force`: also if nobody can take it now."""
+    """`to`: only to that node. `force`: even if no other node can take it now."""
 
     to: str = ""
     force: bool = False
@@ -258,7 +257,7 @@ class EventList(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """One line of `doctor`. `level`: ok | warning | problem."""
+    """One row of `hodei doctor`. `level`: ok, warning or problem."""
 
     name: str
     level: str
@@ -284,7 +283,7 @@ class Info(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True):
-    """Every error: what (`message`), its stable `code`, what next (`hint`), and each wrong place (`problems`)."""
+    """An error: what is wrong (`message`), a stable `code`, what to do next (`hint`), and each wrong path (`problems`)."""
 
     code: str
     message: str
@@ -292,17 +291,14 @@ class Problem(Struct, frozen=True):
     problems: list[tuple[str, str]] = []
 
 
-# ----------------------------------------------------------------------------------------------- graph
-# The graph of what jobs wait for, as the API answers with it: of one job all that it waits for and all that wait for
-# it.
+# ------------------------------------------------------------------------------------- dependency graph
 
-
-MOST_JOBS = 10_000
-MOST_EDGES = 100_000
+MAX_GRAPH_JOBS = 10_000
+MAX_GRAPH_EDGES = 100_000
 
 
 class GraphJob(Struct, frozen=True, omit_defaults=True):
-    """`need`: so many of what it waits for are enough; 0: all of it."""
+    """`need`: how many of its dependencies are enough; 0: all."""
 
     id: int
     name: str
@@ -323,7 +319,7 @@ class GraphEdge(Struct, frozen=True, omit_defaults=True):
 
 
 class JobGraph(Struct, frozen=True):
-    """`truncated`: there is more of it than was asked for, or than is ever answered with."""
+    """`truncated`: the graph is larger than the limit."""
 
     job: int
     jobs: list[GraphJob]
@@ -332,7 +328,7 @@ class JobGraph(Struct, frozen=True):
 
 
 def graph_of(job: int, jobs: list[Job], *, truncated: bool) -> JobGraph:
-    """Jobs in order of id, with the edges between them; who is not among them is not drawn."""
+    """Jobs by id, with the edges between them."""
     known = {each.id for each in jobs}
     jobs = sorted(jobs, key=lambda each: each.id)
     edges = [
@@ -347,17 +343,13 @@ def graph_of(job: int, jobs: list[Job], *, truncated: bool) -> JobGraph:
         )
         for each in jobs
     ]
-    return JobGraph(job, views, edges[:MOST_EDGES], truncated or len(edges) > MOST_EDGES)
-
-
-# ---------------------------------------------------------------------------------------------- whatif
-# A question to `POST /whatif`; the answer is `hodei.model.explanation.WhatIf` as it is.
+    return JobGraph(job, views, edges[:MAX_GRAPH_EDGES], truncated or len(edges) > MAX_GRAPH_EDGES)
 
 
 class WhatIfRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is to be different; any of these, also together. `jobs`: job documents that would be submitted now.
-    `policy`: a `scheduling` section in place of the server's own. `add_nodes`: so many more nodes, copies of `like` (or
-    of the largest). `remove_nodes`: nodes whose work moves elsewhere and that take no more."""
+    """The assumed changes of `POST /whatif`, in any combination; the response is `hodei.model.explanation.WhatIf`.
+    `jobs`: job documents submitted now. `policy`: replaces the server's `scheduling` section. `add_nodes`: number of
+    copies of `like` (or of the largest node). `remove_nodes`: nodes that are drained."""
 
     jobs: list[dict[str, Any]] = []
     policy: SchedulingConfig | None = None
@@ -366,13 +358,12 @@ class WhatIfRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     remove_nodes: list[str] = []
 
 
-# -------------------------------------------------------------------------------------------- backends
-# Backends on the wire: how each is, what it can do, and what it was told; commands beside runs.
+# ------------------------------------------------------------------------------------ backends and exec
 
 
 class BackendView(Struct, frozen=True):
-    """`state`: ok, connecting, unhealthy or disabled; `since` and `reason` say more of the last three. `source`: file (it is
-    in the configuration file, and cannot be removed) or added. Secrets in `settings` are masked."""
+    """`state`: ok, connecting, unhealthy or disabled; `since` and `reason` describe the last three. `source`: file (in the
+    configuration file, cannot be deleted) or added. Secrets in `settings` are masked."""
 
     name: str
     kind: str
@@ -392,7 +383,7 @@ class BackendList(Struct, frozen=True):
 
 
 class BackendRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """`settings`: the keys that its table in the configuration file would have, but for `kind`."""
+    """`settings`: the keys of its table in the configuration file, without `kind`."""
 
     name: str
     kind: str
@@ -411,7 +402,7 @@ class UsageList(Struct, frozen=True):
 
 
 class ExecuteRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A program and its words; no shell reads them. `member`: which of the job's, by number."""
+    """A program and its arguments, run without a shell. `member`: the number of the job's member."""
 
     command: list[str]
     timeout_s: int = 30
@@ -419,7 +410,7 @@ class ExecuteRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExecutedView(Struct, frozen=True):
-    """`exit_code` is null if it was not over in time. What is no text is replaced. `cut`: more was said."""
+    """`exit_code` is null after a timeout. Bytes that are not UTF-8 are replaced. `cut`: the output was truncated."""
 
     run: str
     exit_code: int | None
@@ -429,14 +420,14 @@ class ExecutedView(Struct, frozen=True):
 
 
 class NodeExecuteRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A program and its words; no shell reads them."""
+    """A program and its arguments, run without a shell."""
 
     command: list[str]
     timeout_s: int = 30
 
 
 class NodeExecutedView(Struct, frozen=True):
-    """As ExecutedView, of a command on a node."""
+    """As ExecutedView, for a command on a node."""
 
     node: str
     exit_code: int | None

@@ -57,7 +57,7 @@ def counts(array: ArrayView) -> str:
 
 
 def describe(view: JobView) -> str:
-    from hodei.client.job_refs import place_of
+    from hodei.client.job_refs import array_place
 
     assert view.array is not None
     array = view.array
@@ -65,7 +65,7 @@ def describe(view: JobView) -> str:
         ("array", f"{view.id}[]"),
         ("name", view.name),
         ("state", view.state),
-        ("elements", f"{array.count}, indices {place_of(array).index_text}"),
+        ("elements", f"{array.count}, indices {array_place(array).index_text}"),
         ("at once", f"at most {array.at_most}" if array.at_most else ""),
         ("now", counts(array)),
         ("project", view.project),

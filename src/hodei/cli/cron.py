@@ -14,7 +14,7 @@ from hodei.cli.resources import list_command, name_argument, named_command
 from hodei.cli.times import ago
 
 if TYPE_CHECKING:
-    from hodei.api.cron import PeriodicView
+    from hodei.api.resources import PeriodicView
 
 COLUMNS = (
     Column("NAME", lambda p: p.name),
@@ -100,7 +100,7 @@ def create(
     output: str,
 ) -> None:  # fmt: skip
     """Create a periodic job. FILE is a job file with one document; - reads it from stdin."""
-    from hodei.api.cron import PeriodicRequest, parse_periodic
+    from hodei.api.resources import PeriodicRequest, parse_periodic
     from hodei.cli.documents import read_documents
 
     documents = read_documents([path])

@@ -42,7 +42,7 @@ COLUMNS = (
 @click.pass_context
 def doctor(ctx: click.Context, output: str, no_headers: bool) -> None:
     """Check this installation and report how to fix problems. Exit code 1 if there is a problem, 0 for warnings."""
-    from hodei.client.address import home_dir
+    from hodei.client.transport import home_dir
 
     home = home_dir(settings()["home"])
     found = [check_python(), *check_home(home), *check_server(client(timeout_s=5))]

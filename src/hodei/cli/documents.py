@@ -25,7 +25,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def read_documents(paths: Iterable[str]) -> list[dict[str, Any]]:
     """The documents of all files in order, each one checked. UsageProblem or InvalidInput names the file at fault."""
-    from hodei.jobfile.document import parse_job
+    from hodei.jobfile.parse import parse_job
 
     documents: list[dict[str, Any]] = []
     problems: list[tuple[str, str]] = []
@@ -94,7 +94,7 @@ def _documents_in(text: str, name: str) -> list[Any]:
 
 def checked(document: dict[str, Any]) -> dict[str, Any]:
     """The document, if a server could take it."""
-    from hodei.jobfile.document import parse_job
+    from hodei.jobfile.parse import parse_job
 
     parse_job(document, now_ms=now_ms())
     return document
@@ -146,11 +146,13 @@ def _read_job_file(path: str) -> str:
     if "://" in path:
         hint = f"fetch it yourself, look at it, then: curl -fsS {path} | hodei submit -"
         raise UsageProblem(f"{path[:200]!r} is a URL, and jobs are read from files only", hint=hint)
-    from hodei.jobfile.yaml_reader import why_unreadable
+    from hodei.jobfile.yaml_reader import check_suffix
 
     hint = "an example to start from: hodei job init > job.yaml"
-    if unreadable := why_unreadable(path):
-        raise UsageProblem(unreadable, hint=hint)
+    try:
+        check_suffix(path)
+    except InvalidInput as error:
+        raise UsageProblem(error.message, hint=hint) from None
     return read_text(path, hint=hint)
 
 
@@ -248,7 +250,7 @@ def _refuse_repeated(indices: str) -> None:
             return  # what is wrong with it is told where the whole document is read
         if again := sorted(seen.intersection(found)):
             raise UsageProblem(
-                f"--array {indices[:80]!r}: index {again[0]} is named twice", hint="name each index once"
+                f"--array {indices[:80]!r}: index {again[0]} is listed twice", hint="list each index once"
             )
         seen.update(found)
 

@@ -16,7 +16,7 @@ from hodei.cli.times import ago, iso, short
 from hodei.model.effects import Event
 
 if TYPE_CHECKING:
-    from hodei.api.audit import AuditView
+    from hodei.api.resources import AuditView
     from hodei.client import Client
 
 COLUMNS = (

@@ -109,7 +109,7 @@ def _failed_elements(server: Client, array: JobView) -> list[JobView]:
 if TYPE_CHECKING:
     from hodei.api.views import JobView
     from hodei.client import Client
-    from hodei.client.logs import LogReader, Wish
+    from hodei.client.logs import LogOptions, LogReader
 
 BOTH = ("stdout", "stderr")
 
@@ -131,9 +131,9 @@ def logs(
     Its stdout goes to stdout and its stderr to stderr, unchanged. For an array or a gang, every line has the element or
     member that wrote it, and the time.
     """
-    from hodei.client.logs import Wish
+    from hodei.client.logs import LogOptions
 
-    wish = Wish(
+    wish = LogOptions(
         streams=(stream,) if stream else BOTH, members=None if member is None else (member,), attempt=attempt or 0,
         tail=tail, since_ms=since_ms(since), follow=follow,
     )  # fmt: skip
@@ -164,25 +164,25 @@ def _check_attempt(server: Client, view: JobView, attempt: int) -> None:
         raise NotFound(what, hint=f"the newest: {newest or 'none'}", code="NO_SUCH_ATTEMPT")
 
 
-def copy_lines(server: Client, view: JobView, wish: Wish, *, prefix: bool = True) -> bool:
+def copy_lines(server: Client, view: JobView, wish: LogOptions, *, prefix: bool = True) -> bool:
     """`sweep[3] 14:05:01 | text`. True if anything was written."""
-    from hodei.client.logs import lines_of
+    from hodei.client.logs import read_lines
 
     sinks = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
     wrote = False
-    for line in lines_of(server, view, wish):
+    for line in read_lines(server, view, wish):
         sink = sinks[line.stream] if len(wish.streams) > 1 else sys.stdout.buffer
         text = line.text
         if prefix:
             end = b"" if text.endswith(b"\n") else b"\n"
-            text = f"{line.who} {stamp(line.at_ms)} | ".encode() + text + end
+            text = f"{line.source} {stamp(line.at_ms)} | ".encode() + text + end
         sink.write(text)
         sink.flush()
         wrote = True
     return wrote
 
 
-def _copy_bytes(server: Client, id: int, wish: Wish) -> bool:
+def _copy_bytes(server: Client, id: int, wish: LogOptions) -> bool:
     member = wish.members[0] if wish.members else 0
     readers = [
         server.log_reader(id, stream=stream, member=member, attempt=wish.attempt, follow=wish.follow)
@@ -203,9 +203,9 @@ def _copy_bytes(server: Client, id: int, wish: Wish) -> bool:
 def copy_streams(readers: list[LogReader], each_round: Callable[[], object] = lambda: None) -> tuple[int, int]:
     """Copy them side by side until all are at their end, the first to stdout and the second to stderr. How many bytes that
     was, and which of them was written last."""
-    from hodei.client.logs import Pause
+    from hodei.client.logs import Backoff
 
-    sinks, pause, copied, last = (sys.stdout.buffer, sys.stderr.buffer), Pause(), 0, 0
+    sinks, pause, copied, last = (sys.stdout.buffer, sys.stderr.buffer), Backoff(), 0, 0
     while not all(reader.at_end for reader in readers):
         found = False
         for number, (reader, sink) in enumerate(zip(readers, sinks, strict=False)):
@@ -215,5 +215,5 @@ def copy_streams(readers: list[LogReader], each_round: Callable[[], object] = la
                 found, copied, last = True, copied + len(data), number
         each_round()
         if not all(reader.at_end for reader in readers):
-            time.sleep(pause.after(found))
+            time.sleep(pause.next_s(found))
     return copied, last

@@ -108,7 +108,7 @@ def _check_indices(reference: str) -> None:
 
 
 def _look_up(client: Client, reference: str) -> tuple[JobView | None, tuple[int, ...]]:
-    from hodei.client.job_refs import find
+    from hodei.client.job_refs import resolve as resolve_reference
 
     _check_indices(reference)
     found = numbers(reference)
@@ -116,4 +116,4 @@ def _look_up(client: Client, reference: str) -> tuple[JobView | None, tuple[int,
         return None, tuple(found)
     if reference == "all":
         return None, tuple(sorted(view.id for view in client.jobs(state=ACTIVE)))
-    return find(client, str(found[0]) if found else reference)
+    return resolve_reference(client, str(found[0]) if found else reference)

@@ -17,7 +17,7 @@ from hodei.cli.resources import list_command, name_argument, named_command
 from hodei.cli.times import ago, clock, ms_of, short
 
 if TYPE_CHECKING:
-    from hodei.api.reservations import LateView, ReservationView
+    from hodei.api.resources import LateView, ReservationView
     from hodei.model.reservation import OverstayPolicy
 
 COLUMNS = (
@@ -95,7 +95,7 @@ def create(
       hodei reservation create nightly --project ml --from 20:00 --for 3h --nodes 4 --gpu 2
       hodei reservation create demo --project sales --from 2026-03-01T09:00:00Z --until 2026-03-01T12:00:00Z --node node7
     """
-    from hodei.api.reservations import ReservationRequest
+    from hodei.api.resources import ReservationRequest
 
     if bool(duration) == bool(until):
         raise UsageProblem("say how long it lasts with --for, or when it ends with --until")

@@ -135,10 +135,10 @@ def _follow_array(server: Client, id: int, interrupt: CancelOnInterrupt) -> int:
     """Every element's lines, with its name; 10 if one of them did not succeed."""
     from hodei.cli.job_actions import wait_for
     from hodei.cli.refs import Meant
-    from hodei.client.logs import Wish
+    from hodei.client.logs import LogOptions
 
     array = server.array(id)
-    copy_lines(server, array, Wish(follow=True))
+    copy_lines(server, array, LogOptions(follow=True))
     if interrupt.asked:
         return errors.OK
     return wait_for(server, Meant([array], []))

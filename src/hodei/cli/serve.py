@@ -104,7 +104,7 @@ def up(
 @output_option
 def down(home: str | None, timeout: float, output: str) -> None:
     """Stop the server of HOME and wait until it has exited. Its jobs are kept."""
-    from hodei.client.address import home_dir, read_server_file
+    from hodei.client.transport import home_dir, read_server_file
 
     where = home_dir(home or settings()["home"])
     found = read_server_file(where)
@@ -223,7 +223,7 @@ def _become(module: str, args: list[str]) -> NoReturn:
 
 
 def _start_detached(home: str | None, args: list[str], timeout_s: float) -> None:
-    from hodei.client.address import home_dir, read_server_file
+    from hodei.client.transport import home_dir, read_server_file
     from hodei.detached_process import DetachedProcess
 
     where = home_dir(home)
@@ -272,7 +272,7 @@ def _set_aside(log_path: Path) -> None:
 def _not_ready(where: Path, pid: int) -> HodeiError | None:
     """What is still missing before the server takes jobs; None if nothing is."""
     from hodei.client import Client
-    from hodei.client.address import read_server_file
+    from hodei.client.transport import read_server_file
 
     found = read_server_file(where)
     if found is None or found.pid != pid:

@@ -134,7 +134,7 @@ def _elements_of(document: dict[str, Any]) -> dict[str, int]:
     spec = document.get("spec")
     if "array" not in (spec if isinstance(spec, dict) else document):
         return {}
-    from hodei.jobfile.document import parse_job
+    from hodei.jobfile.parse import parse_job
     from hodei.model.array import element_count
 
     return {"elements": element_count(parse_job(document))}

@@ -1,4 +1,4 @@
-"""The calls of the client, each one request or a few. Answers are the typed values of `hodei.api.views`."""
+"""`Client`: calls about jobs, arrays, their output and events. Responses are the types of `hodei.api.views`."""
 
 from __future__ import annotations
 
@@ -8,96 +8,52 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Any
 
 import msgspec
 
-from hodei.api.config import ConfigHistory, ConfigView
-from hodei.api.reservations import ReservationList, ReservationRequest, ReservationView
 from hodei.api.views import (
     CancelRequest,
-    Check,
-    CheckList,
     EventList,
-    Info,
+    ExecutedView,
+    ExecuteRequest,
     JobDetail,
     JobGraph,
     JobList,
     JobView,
     LogTimes,
     MigrateRequest,
-    NodeHistoryView,
-    NodeList,
-    NodePatch,
-    NodeView,
     PlanReply,
+    RequeueReply,
+    RequeueRequest,
     SubmitReply,
     WhatIfRequest,
 )
-from hodei.client.address import find_server
-from hodei.client.errors import ServerUnreachable, WaitTimedOut
-from hodei.client.job_refs import ArrayId, Found, JobHandle, Reference, find, plain, several, written
-from hodei.client.logs import Line, LogReader, Pause, Wish, lines_of
-from hodei.client.resource_calls import BackendCalls
-from hodei.client.transport import LOST, Reply, Transport, sse_events
-from hodei.model.accounting import QuotaList, QuotaRow, ShareReport
-from hodei.model.config import ConfigChange, SchedulingConfig
+from hodei.client.job_refs import ArrayId, JobHandle, Reference, Resolved, as_list, document_ref, normalize, resolve
+from hodei.client.logs import Backoff, Line, LogOptions, LogReader, read_lines
+from hodei.client.resources import API, JSON, PAGE, ResourceClient, decode, encode
+from hodei.client.transport import CONNECTION_ERRORS, ServerUnreachable, WaitTimedOut, sse_events
 from hodei.model.effects import Event
 from hodei.model.errors import HodeiError, InvalidInput, Unavailable
 from hodei.model.explanation import Explanation, PriorityBreakdown, WhatIf
 from hodei.model.job import JOB_ENDED
 
-API = "/api/v1"
-CHUNK_OF_JOBS = 500
-MOST_TOGETHER = 10_000
-_JSON = {"Content-Type": "application/json"}
-_LONGEST_POLL_S = 20
+# The most jobs that a server takes in one request.
+MAX_BATCH = 10_000
+_LONG_POLL_S = 20
 # The keys of `after` that name no jobs.
-_NO_JOBS = ("exists", "need", "timeout")
-T = TypeVar("T")
+_AFTER_OPTIONS = ("exists", "need", "timeout")
 
 
-class Client(BackendCalls):
+class Client(ResourceClient):
     """A server, found by argument, environment (HODEI_SERVER, HODEI_TOKEN, HODEI_TOKEN_FILE) or HODEI_HOME.
 
-    Nothing is sent before the first call. Once a server has answered, calls that last (`wait`, `logs`, `events`,
-    `submit_all`) sit out a restart of up to `patience_s`; others fail at once with ServerUnreachable.
-    Not for use by several threads at once: give each thread its own.
+    Nothing is sent before the first call. Once a server has answered, long calls (`wait`, `logs`, `events`,
+    `submit_all`) survive a restart of up to `retry_s`; others fail at once with ServerUnreachable.
+    Not thread-safe: give each thread its own.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        token: str | None = None,
-        *,
-        home: Path | None = None,
-        timeout_s: float = 30,
-        patience_s: float = 60,
-    ) -> None:
-        self._transport = Transport(lambda: find_server(address, token, home), timeout_s)
-        self._timeout_s = timeout_s
-        self._patience_s = patience_s
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._transport.close()
-
-    @property
-    def address(self) -> str:
-        return self._transport.target.address
-
-    @property
-    def loopback(self) -> bool:
-        """True if the server is on this machine, so that paths mean the same on both sides."""
-        return self._transport.target.loopback
-
-    # ------------------------------------------------------------------------------------------- jobs
+    # ----------------------------------------------------------------------------------------- submit
 
     def submit(
         self,
@@ -107,26 +63,36 @@ class Client(BackendCalls):
         wait_ready: bool = False,
         **fields: Any,
     ) -> JobHandle:
-        """Hand in one job: a document, the path of a YAML file with one document, or fields (`command=[…], cpu=2`).
+        """Submit one job: a document, the path of a YAML file with one document, or fields (`command=[…], cpu=2`).
 
-        The same `key` within the server's memory of keys makes no second job. `wait_ready`: a server that is just
-        starting is waited for first.
+        `key` is an idempotency key: the same key creates no second job. `wait_ready`: wait for a server that is
+        starting.
         """
         document = _document(job, fields)
         if wait_ready:
-            self._patiently(self.ready, first=True)
-        return JobHandle(self, self._submit([document], key or secrets.token_hex(16))[0], _name_of(document))
+            self._retry(self.ready, wait_for_first=True)
+        return JobHandle(self, self._submit([document], key or secrets.token_hex(16))[0], document_name(document))
 
     def submit_all(self, documents: Iterable[Mapping[str, Any]], *, key: str = "") -> list[int]:
-        """Hand in many jobs; their ids in the same order, of arrays an `ArrayId`. Each request carries its own key, made from `key`, so a
-        request whose answer was lost is sent again without doubling a job."""
+        """Submit many jobs; returns their ids in the same order, for arrays an `ArrayId`. Each request has its own key,
+        derived from `key`, so repeating a request whose response was lost creates no second job."""
         documents, key, ids = list(documents), key or secrets.token_hex(16), []
-        # Jobs that wait for each other by name must come together.
-        size = MOST_TOGETHER if any(map(_waits, documents)) else CHUNK_OF_JOBS
+        # Jobs that depend on each other by name must be in one request.
+        size = MAX_BATCH if any(map(_has_dependencies, documents)) else PAGE
         for start in range(0, len(documents), size):
             chunk, chunk_key = documents[start : start + size], f"{key}.{start // size}"
-            ids += self._patiently(partial(self._submit, chunk, chunk_key))
+            ids += self._retry(partial(self._submit, chunk, chunk_key))
         return ids
+
+    def plan(self, documents: Iterable[Mapping[str, Any]]) -> list[Explanation]:
+        """Dry run: what would happen to these jobs now, in order."""
+        return self._post("/plan", PlanReply, {"jobs": [_sendable(one) for one in documents]}).plans
+
+    def what_if(self, request: WhatIfRequest) -> WhatIf:
+        """Which jobs would start when after a change. Nothing is changed."""
+        return self._post("/whatif", WhatIf, request)
+
+    # ------------------------------------------------------------------------------------------- jobs
 
     def jobs(
         self,
@@ -141,110 +107,108 @@ class Client(BackendCalls):
         limit: int = 0,
         arrays: str = "",
     ) -> Iterator[JobView]:
-        """Newest first, page by page as they are read; `limit` 0 means all of them. `label` is a selector. `arrays`:
-        "fold" gives each array as one row."""
-        states = state if isinstance(state, str) else ",".join(state)
+        """Newest first, fetched page by page; `limit` 0 means all. `label` is a selector. `arrays="fold"`: each array is
+        one row."""
         query = {
-            "state": states,
-            "project": project,
-            "user": user,
-            "name": name,
-            "label": label,
-            "since": since,
-            "arrays": arrays,
-        }
+            "state": state if isinstance(state, str) else ",".join(state),
+            "project": project, "user": user, "name": name, "label": label, "since": since, "arrays": arrays,
+        }  # fmt: skip
         left = limit
         while True:
-            size = min(left, CHUNK_OF_JOBS) if limit else CHUNK_OF_JOBS
+            size = min(left, PAGE) if limit else PAGE
             page = self._get("/jobs", JobList, query | {"limit": str(size), "after": str(after) if after else ""})
             yield from page.jobs
             left, after = left - len(page.jobs), page.next_after
             if not after or (limit and left <= 0):
                 return
 
-    def find(self, reference: Reference) -> Found:
-        """What is meant: a number is one job, a word what the command line takes it for (`sweep`, `last`, `17[3]`), a handle
-        or a view its job or array. InvalidInput for anything else."""
-        meant = plain(reference)
-        if isinstance(meant, ArrayId):
-            return Found(self.array(int(meant)))
-        return Found(None, (meant,)) if isinstance(meant, int) else find(self, meant)
+    def resolve(self, reference: Reference) -> Resolved:
+        """The array or jobs of a reference: a number is one job; text is read as on the command line (`sweep`, `last`,
+        `17[3]`); a handle or view is its job or array. InvalidInput for anything else."""
+        ref = normalize(reference)
+        if isinstance(ref, ArrayId):
+            return Resolved(self.array(int(ref)))
+        return Resolved(None, (ref,)) if isinstance(ref, int) else resolve(self, ref)
 
     def job(self, id: Reference, *, secrets: bool = False) -> JobDetail:
-        """`secrets`: with the values of variables that look secret, for the owner of the job. Of an array: the array as one
-        row, with the specification of its first element."""
-        array, one = self._meant(id)
+        """`secrets`: include the values of secret variables, for the owner of the job. For an array: its row, with the
+        specification of its first element."""
+        array, one = self._job_or_array(id)
         found = self._get(f"/jobs/{one}", JobDetail, {"secrets": "show"} if secrets else None)
         return msgspec.structs.replace(found, job=array, runs=[]) if array is not None else found
 
     def cancel(self, id: Reference, reason: str = "") -> JobView:
-        array, one = self._meant(id)
+        array, one = self._job_or_array(id)
         if array is not None:
             return self.cancel_array(array.id, reason)
         return self._post(f"/jobs/{one}/cancel", JobView, CancelRequest(reason))
 
     def hold(self, id: Reference) -> JobView:
-        array, one = self._meant(id)
+        array, one = self._job_or_array(id)
         return self.hold_array(array.id) if array is not None else self._post(f"/jobs/{one}/hold", JobView)
 
     def release(self, id: Reference) -> JobView:
-        array, one = self._meant(id)
+        array, one = self._job_or_array(id)
         return self.release_array(array.id) if array is not None else self._post(f"/jobs/{one}/release", JobView)
 
     def requeue(self, id: Reference) -> JobView:
-        """Start it again; of an array every element that has started, also those that have succeeded."""
-        array, one = self._meant(id)
+        """Start a job again. For an array: every element that has started, also those that have succeeded."""
+        array, one = self._job_or_array(id)
         if array is not None:
             self.requeue_all(arrays=[array.id])
             return self.array(array.id)
-        # Sent twice it could start the job twice, so an answer that was lost is reported, not asked for again.
-        return self._post(f"/jobs/{one}/requeue", JobView, again=False)
+        return self._post(f"/jobs/{one}/requeue", JobView, idempotent=False)
+
+    def requeue_all(
+        self,
+        jobs: Reference | Sequence[Reference] = (),
+        arrays: Reference | Sequence[Reference] = (),
+        *,
+        failed: bool = False,
+    ) -> RequeueReply:
+        """Start these jobs and all elements of these arrays again. `failed`: only failed ones, and the jobs that failed
+        because they depended on them."""
+        job_ids, array_ids = list[int](), [self._element_id(one) for one in as_list(arrays)]
+        for one in as_list(jobs):
+            array, ids = self.resolve(one)
+            job_ids += ids
+            array_ids += [array.id] if array is not None else []
+        request = RequeueRequest(job_ids, array_ids, failed)
+        return self._post("/jobs/requeue", RequeueReply, request, idempotent=False)
 
     def suspend(self, id: Reference) -> JobView:
-        return self._post(f"/jobs/{self._one(id)}/suspend", JobView)
+        return self._post(f"/jobs/{self._job_id(id)}/suspend", JobView)
 
     def resume(self, id: Reference) -> JobView:
-        return self._post(f"/jobs/{self._one(id)}/resume", JobView)
+        return self._post(f"/jobs/{self._job_id(id)}/resume", JobView)
 
     def checkpoint(self, id: Reference) -> JobView:
-        """Have its runs save their work now, and go on."""
-        return self._post(f"/jobs/{self._one(id)}/checkpoint", JobView)
+        """Make its runs take a checkpoint now and continue."""
+        return self._post(f"/jobs/{self._job_id(id)}/checkpoint", JobView)
 
     def migrate(self, id: Reference, to: str = "", force: bool = False) -> JobView:
-        # Sent twice it could move the job twice.
-        return self._post(f"/jobs/{self._one(id)}/migrate", JobView, MigrateRequest(to, force), again=False)
+        return self._post(f"/jobs/{self._job_id(id)}/migrate", JobView, MigrateRequest(to, force), idempotent=False)
+
+    def execute(self, job: Reference, command: Sequence[str], *, member: int = 0, timeout_s: int = 30) -> ExecutedView:
+        """Run a command next to a running job, without a shell."""
+        request = ExecuteRequest(list(command), timeout_s, member)
+        return self._post(f"/jobs/{self._job_id(job)}/execute", ExecutedView, request, idempotent=False)
 
     def why(self, id: Reference, node: str = "") -> Explanation:
-        """`node`: only what that one node says of the job. Of an array: why its first element that waits does so, if none
-        waits the first that has failed, else its first."""
-        array, one = self._meant(id)
+        """`node`: only for that node. For an array: its first pending element, else its first failed one, else its
+        first."""
+        array, one = self._job_or_array(id)
         if array is not None:
-            one = self.telling_element(array)
+            one = self.element_to_explain(array)
         return self._get(f"/jobs/{one}/why", Explanation, {"node": node} if node else None)
 
     def priority(self, id: Reference) -> PriorityBreakdown:
-        """What a waiting job's place in line comes from."""
-        return self._get(f"/jobs/{self._one(id)}/priority", PriorityBreakdown)
+        """Every term of a pending job's priority."""
+        return self._get(f"/jobs/{self._job_id(id)}/priority", PriorityBreakdown)
 
     def graph(self, id: Reference) -> JobGraph:
-        """What a job waits for and who waits for it."""
-        return self._get(f"/jobs/{self._one(id)}/graph", JobGraph)
-
-    def shares(self, account: str = "") -> ShareReport:
-        """Every account with every term of its fair share; or only those of one name, with those above and below."""
-        return self._get("/shares", ShareReport, {"account": account} if account else None)
-
-    def quotas(self) -> list[QuotaRow]:
-        """How every project stands with its quota."""
-        return self._get("/quotas", QuotaList).quotas
-
-    def plan(self, documents: Iterable[Mapping[str, Any]]) -> list[Explanation]:
-        """What would happen to these jobs now, in order; nothing is changed."""
-        return self._post("/plan", PlanReply, {"jobs": [_sendable(one) for one in documents]}).plans
-
-    def what_if(self, request: WhatIfRequest) -> WhatIf:
-        """Who would start when if something were different; nothing is changed."""
-        return self._post("/whatif", WhatIf, request)
+        """The dependencies and dependents of a job."""
+        return self._get(f"/jobs/{self._job_id(id)}/graph", JobGraph)
 
     def wait(
         self,
@@ -255,119 +219,108 @@ class Client(BackendCalls):
     ) -> list[JobView]:
         """Return when all have ended, in the order given. WaitTimedOut if that takes longer than `timeout_s`.
 
-        An array is one row, which has `succeeded` only if every element has.
+        An array is one row, which is `succeeded` only if every element is.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        wanted = [self._meant(id) for id in several(ids)]
+        wanted = [self._job_or_array(id) for id in as_list(ids)]
         views: list[JobView] = []
         for array, id in wanted:
-            view = self._wait_one(id, deadline) if array is None else self._wait_whole(array.id, deadline)
-            if view.state not in JOB_ENDED:
+            view = self._wait(f"/{'jobs' if array is None else 'arrays'}/{int(id)}/wait", deadline)
+            if not _has_ended(view):
                 later = wanted[len(views) + 1 :]
                 views += [view, *(self.job(one).job if array is None else self.array(one) for array, one in later)]
-                running = [str(v.id) for v in views if v.state not in JOB_ENDED]
-                message = (
-                    f"{len(running)} of {len(wanted)} jobs not ended after {timeout_s:g} s: {', '.join(running[:10])}"
-                )
-                raise WaitTimedOut(message, hint=f"see: hodei why {running[0]}" if running else "", jobs=views)
+                running = [str(v.id) for v in views if not _has_ended(v)]
+                raise WaitTimedOut(
+                    f"{len(running)} of {len(wanted)} jobs not ended after {timeout_s:g} s: {', '.join(running[:10])}",
+                    hint=f"see: hodei why {running[0]}" if running else "", jobs=views,
+                )  # fmt: skip
             views.append(view)
             if on_end:
                 on_end(view)
         return views
 
-    def telling_element(self, array: JobView) -> int:
-        """The element of an array that tells most about how it stands."""
-        place = array.array
-        assert place is not None
+    # ----------------------------------------------------------------------------------------- arrays
+
+    def array(self, id: Reference) -> JobView:
+        """The array that this job is an element of, as one row: `array.states` counts its elements by state."""
+        return self._get(f"/arrays/{self._element_id(id)}", JobView)
+
+    def cancel_array(self, id: Reference, reason: str = "") -> JobView:
+        return self._post(f"/arrays/{self._element_id(id)}/cancel", JobView, CancelRequest(reason))
+
+    def hold_array(self, id: Reference) -> JobView:
+        return self._post(f"/arrays/{self._element_id(id)}/hold", JobView)
+
+    def release_array(self, id: Reference) -> JobView:
+        return self._post(f"/arrays/{self._element_id(id)}/release", JobView)
+
+    def wait_array(self, id: Reference, timeout_s: float | None = None) -> JobView:
+        """The array when every element has ended, or after `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return self._wait(f"/arrays/{self._element_id(id)}/wait", deadline)
+
+    def elements(self, array: Reference, state: str | Sequence[str] = ()) -> Iterator[JobView]:
+        """The elements of an array, last first, fetched page by page; only those in one of these states."""
+        return self._elements(array if isinstance(array, JobView) else self.array(array), state)
+
+    def element_to_explain(self, array: JobView) -> int:
+        """The element that says most about the state of an array."""
+        assert array.array is not None
         for state in ("pending", "held", "failed"):
-            if place.states.get(state):
-                # One page is enough to tell by: of very large arrays it need not be the very first.
-                found = [view.id for view in islice(self.elements(array, state), CHUNK_OF_JOBS)]
+            if array.array.states.get(state):
+                # One page is enough: in a very large array this need not be the very first element.
+                found = [view.id for view in islice(self.elements(array, state), PAGE)]
                 if found:
                     return found[-1]
-        return place.first
+        return array.array.first
+
+    # ----------------------------------------------------------------------------------------- output
 
     def logs(
         self, id: Reference, follow: bool = False, stream: str = "stdout", member: int = 0, attempt: int = 0
     ) -> Iterator[bytes]:
-        """The output so far, and with `follow` what comes until the job ends, later attempts included. Of an array: line
-        by line, each with the element that wrote it (`log_lines` tells more)."""
-        array, id = self._meant(id)
+        """The output so far; with `follow` also what comes until the job ends, later attempts included. For an array:
+        line by line, each with its element (`log_lines` has more)."""
+        array, id = self._job_or_array(id)
         if array is not None:
-            for line in lines_of(self, array, Wish((stream,), (member,), attempt, follow=follow)):
-                yield b"%s | %s" % (line.who.encode(), line.text)
+            for line in read_lines(self, array, LogOptions((stream,), (member,), attempt, follow=follow)):
+                yield b"%s | %s" % (line.source.encode(), line.text)
             return
-        reader, pause = self.log_reader(id, stream=stream, member=member, attempt=attempt, follow=follow), Pause()
+        reader, backoff = self.log_reader(id, stream=stream, member=member, attempt=attempt, follow=follow), Backoff()
         while not reader.at_end:
             data = reader.read()
             if data:
                 yield data
             if not reader.at_end:
-                time.sleep(pause.after(bool(data)))
+                time.sleep(backoff.next_s(reset=bool(data)))
 
     def log_times(self, id: Reference, *, stream: str = "stdout", member: int = 0, attempt: int = 0) -> LogTimes:
-        """When a run wrote what, as far as its backend tells."""
+        """When a run wrote which part of its output, if its backend records that."""
         query = {"stream": stream, "member": str(member), "attempt": str(attempt)}
-        return self._patiently(partial(self._get, f"/jobs/{self._one(id)}/logs/times", LogTimes, query))
+        return self._retry(partial(self._get, f"/jobs/{self._job_id(id)}/logs/times", LogTimes, query))
 
-    def log_lines(self, id: Reference, wish: Wish = Wish()) -> Iterator[Line]:  # noqa: B008 - it is frozen
-        """What the elements of an array or the members of a gang write, line by line, with who wrote it and when."""
-        array, one = self._meant(id)
-        return lines_of(self, array if array is not None else self.job(one).job, wish)
+    def log_lines(self, id: Reference, options: LogOptions = LogOptions()) -> Iterator[Line]:  # noqa: B008 - frozen
+        """The output of the elements of an array or the members of a gang, line by line, with source and time."""
+        array, one = self._job_or_array(id)
+        return read_lines(self, array if array is not None else self.job(one).job, options)
 
     def log_reader(
         self, id: Reference, *, stream: str = "stdout", member: int = 0, attempt: int = 0, follow: bool = True
     ) -> LogReader:
-        """The means to follow several streams side by side, at the caller's own pace."""
-        path = f"{API}/jobs/{self._one(id)}/logs"
+        """A reader of one stream, for callers that follow several streams at their own pace."""
+        path = f"{API}/jobs/{self._job_id(id)}/logs"
         return LogReader(
-            lambda query: self._patiently(lambda: self._transport.request("GET", path, query=query)),
+            lambda query: self._retry(lambda: self._transport.request("GET", path, query=query)),
             stream=stream, member=member, attempt=attempt, follow=follow,
         )  # fmt: skip
 
-    # ------------------------------------------------------------------------------------------ nodes
-
-    def nodes(self) -> list[NodeView]:
-        return self._get("/nodes", NodeList).nodes
-
-    def node(self, name: str) -> NodeView:
-        return self._get(f"/nodes/{quote(name, safe='')}", NodeView)
-
-    def node_history(
-        self, name: str, *, since: str = "", until: str = "", after: str = "", limit: int = 100
-    ) -> NodeHistoryView:
-        """One page of the runs that held room on a node; ask again with `after` the page's `next` until that is empty."""
-        query = {"since": since, "until": until, "after": after, "limit": str(limit)}
-        return self._get(f"/nodes/{quote(name, safe='')}/history", NodeHistoryView, query)
-
-    def patch_node(self, name: str, patch: NodePatch) -> NodeView:
-        body = msgspec.json.encode(patch)
-        reply = self._transport.request("PATCH", f"{API}/nodes/{quote(name, safe='')}", body=body, headers=_JSON)
-        return _decode(reply.body, NodeView)
-
-    # ----------------------------------------------------------------------------------- reservations
-
-    def create_reservation(self, request: ReservationRequest) -> ReservationView:
-        """Reserve capacity; Conflict, naming what is in the way, if there is no room for it."""
-        return self._post("/reservations", ReservationView, request, again=False)
-
-    def reservations(self) -> list[ReservationView]:
-        return self._get("/reservations", ReservationList).reservations
-
-    def reservation(self, name: str) -> ReservationView:
-        return self._get(f"/reservations/{quote(name, safe='')}", ReservationView)
-
-    def delete_reservation(self, name: str) -> ReservationView:
-        reply = self._transport.request("DELETE", f"{API}/reservations/{quote(name, safe='')}", again=False)
-        return _decode(reply.body, ReservationView)
-
-    # ----------------------------------------------------------------------------------------- server
+    # ----------------------------------------------------------------------------------------- events
 
     def events(self, after: int = 0, follow: bool = False, *, job: Reference = 0) -> Iterator[Event]:
         """Events with a number above `after`, oldest first; with `follow` it never ends and misses none."""
-        job = self._one(job) if job else 0
+        job = self._job_id(job) if job else 0
         while True:
-            page = self._patiently(partial(self.event_page, after, job=job))
+            page = self._retry(partial(self.event_page, after, job=job))
             yield from page.events
             if not page.events:
                 break
@@ -381,153 +334,105 @@ class Client(BackendCalls):
 
     def last_event(self) -> int:
         """The number of the newest event, 0 if there is none."""
-        # The API reads forward only, so the end is found by ever longer, then ever shorter leaps.
-        known, leap = 0, 1024
+        # The API only reads forward, so the end is found by growing, then shrinking steps.
+        known, step = 0, 1024
         while True:
-            page = self.event_page(known + leap - 1, limit=1)
+            page = self.event_page(known + step - 1, limit=1)
             if page.events:
-                known, leap = page.events[0].seq, leap * 2
-            elif leap == 1:
+                known, step = page.events[0].seq, step * 2
+            elif step == 1:
                 return known
             else:
-                leap = max(1, leap // 4)
+                step = max(1, step // 4)
 
     def stream(self, after: int, *, job: int = 0) -> Iterator[Event]:
-        """Events with a number above `after` as they happen. A lost connection is taken up where it broke off."""
+        """Events with a number above `after` as they happen. A lost connection is resumed after the last event."""
         lost_at: float | None = None
-        pause = Pause()
+        backoff = Backoff()
         while True:
             try:
                 query = {"after": str(after), "job": str(job) if job else ""}
                 headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
                 with self._transport.stream(f"{API}/events/stream", query, headers) as response:
                     for event in sse_events(response):
-                        lost_at, pause = None, Pause()
+                        lost_at, backoff = None, Backoff()
                         if event.seq > after:
                             after = event.seq
                             yield event
-            except (*LOST, ServerUnreachable, Unavailable) as error:
+            except (*CONNECTION_ERRORS, ServerUnreachable, Unavailable) as error:
                 now = time.monotonic()
                 lost_at = now if lost_at is None else lost_at
-                if not self._transport.met or now - lost_at > self._patience_s:
+                if not self._transport.connected or now - lost_at > self._retry_s:
                     if isinstance(error, HodeiError):
                         raise
                     raise ServerUnreachable(f"the event stream of {self.address} was lost: {error}") from error
-            time.sleep(pause.after(False))
+            time.sleep(backoff.next_s())
 
-    def info(self) -> Info:
-        return self._get("/info", Info)
-
-    def scheduling(self) -> SchedulingConfig:
-        """What the server's decisions depend on, as its configuration says."""
-        return self._get("/scheduling", SchedulingConfig)
-
-    def config(self) -> ConfigView:
-        """The scheduling configuration in force, with who set it and when."""
-        return self._get("/config", ConfigView)
-
-    def config_history(self) -> list[ConfigView]:
-        """Those that were in force, the newest first."""
-        return self._get("/config/history", ConfigHistory).configurations
-
-    def set_config(self, body: bytes, *, toml: bool = True, dry_run: bool = False) -> ConfigChange:
-        """Put another one in force. InvalidInput names every mistake; nothing is changed then."""
-        headers = {"Content-Type": "application/toml" if toml else "application/json"}
-        query = {"dry_run": "1"} if dry_run else None
-        reply = self._transport.request("PUT", f"{API}/config", body=body, headers=headers, query=query)
-        return _decode(reply.body, ConfigChange)
-
-    def reload_config(self, *, dry_run: bool = False) -> ConfigChange:
-        """The server reads its file again."""
-        return self._post(f"/config/reload{'?dry_run=1' if dry_run else ''}", ConfigChange)
-
-    def undo_config(self, to: int = 0, *, dry_run: bool = False) -> ConfigChange:
-        """Back to the one before, or to the one numbered `to`."""
-        # Sent twice it would go back twice, so an answer that was lost is reported, not asked for again.
-        query = "&".join([f"to={int(to)}"] * (to != 0) + ["dry_run=1"] * dry_run)
-        return self._post(f"/config/undo{query and '?' + query}", ConfigChange, again=False)
-
-    def checks(self) -> list[Check]:
-        return self._get("/checks", CheckList).checks
-
-    def ready(self) -> bool:
-        """True if the server schedules; Unavailable while it is starting or stopping."""
-        return self._transport.request("GET", "/readyz").status < 300
-
-    def server_date(self) -> str:
-        """The `Date` header of an answer, empty if it has none."""
-        return self._transport.request("GET", "/livez").headers.get("Date", "")
-
-    # ---------------------------------------------------------------------------------------- plumbing
+    # ---------------------------------------------------------------------------------------- helpers
 
     def _submit(self, documents: list[Mapping[str, Any]], key: str) -> list[int]:
-        body, headers = _encode({"jobs": [_sendable(one) for one in documents]}), _JSON | {"Idempotency-Key": key}
-        reply = self._transport.request("POST", f"{API}/jobs", body=body, headers=headers)
-        made = _decode(reply.body, SubmitReply)
-        counts = made.counts or [1] * len(made.ids)
-        return [ArrayId(id) if count > 1 else id for id, count in zip(made.ids, counts, strict=True)]
+        body, headers = encode({"jobs": [_sendable(one) for one in documents]}), JSON | {"Idempotency-Key": key}
+        reply = decode(self._transport.request("POST", f"{API}/jobs", body=body, headers=headers).body, SubmitReply)
+        counts = reply.counts or [1] * len(reply.ids)
+        return [ArrayId(id) if count > 1 else id for id, count in zip(reply.ids, counts, strict=True)]
 
-    def _meant(self, reference: Reference) -> tuple[JobView | None, int]:
-        """The array and the number of its first job, or None and the number of the one job."""
-        array, ids = self.find(reference)
+    def _job_or_array(self, reference: Reference) -> tuple[JobView | None, int]:
+        """The array and the id of its first job, or None and the id of the one job."""
+        array, ids = self.resolve(reference)
         if array is not None:
             return array, array.id
         if len(ids) != 1:
             raise InvalidInput(f"{reference!r} names {len(ids)} jobs, this call takes one")
         return None, ids[0]
 
-    def _one(self, reference: Reference) -> int:
-        """The number of the one job, for calls that cannot take a whole array."""
-        meant = plain(reference)
-        if isinstance(meant, ArrayId):
-            raise InvalidInput(f"{meant}[] is an array, this call takes one job", hint=f"name an element: '{meant}[0]'")
-        array, one = self._meant(meant)
+    def _job_id(self, reference: Reference) -> int:
+        """The id of one job, for calls that do not take an array."""
+        ref = normalize(reference)
+        if isinstance(ref, ArrayId):
+            raise InvalidInput(f"{ref}[] is an array, this call takes one job", hint=f"name an element: '{ref}[0]'")
+        array, one = self._job_or_array(ref)
         if array is not None and array.array is not None:
-            what = f"{meant!r} is an array of {array.array.count} jobs, this call takes one"
+            what = f"{ref!r} is an array of {array.array.count} jobs, this call takes one"
             raise InvalidInput(what, hint=f"name an element: '{array.id}[{array.array.start}]'")
         return one
 
-    def _wait_whole(self, id: int, deadline: float | None) -> JobView:
-        return self.wait_array(id, None if deadline is None else max(0.0, deadline - time.monotonic()))
+    def _element_id(self, reference: Reference) -> int:
+        """The id of any element of an array."""
+        ref = normalize(reference)
+        if isinstance(ref, int):
+            return int(ref)
+        array, ids = self.resolve(ref)
+        if array is not None:
+            return array.id
+        if len(ids) != 1:
+            raise InvalidInput(f"{ref!r} names {len(ids)} jobs, this call takes one array")
+        return ids[0]
 
-    def _wait_one(self, id: int, deadline: float | None) -> JobView:
-        path, pause = f"{API}/jobs/{int(id)}/wait", Pause()
+    def _elements(self, array: JobView, state: str | Sequence[str]) -> Iterator[JobView]:
+        place = array.array
+        if place is None:
+            return
+        for view in self.jobs(state=state, after=place.first + place.count):
+            if view.id < place.first:
+                return
+            yield view
+
+    def _wait(self, path: str, deadline: float | None) -> JobView:
+        backoff = Backoff()
         while True:
-            left_s = _LONGEST_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-            poll_s = int(min(left_s, _LONGEST_POLL_S))
-            reply = self._patiently(partial(self._poll, path, poll_s))
-            view = _decode(reply.body, JobView)
-            if view.state in JOB_ENDED or (deadline is not None and time.monotonic() >= deadline):
+            left_s = _LONG_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            poll_s = int(min(left_s, _LONG_POLL_S))
+            query, timeout_s = {"timeout_s": str(poll_s)}, poll_s + self._timeout_s
+            view = self._retry(partial(self._get, path, JobView, query, timeout_s=timeout_s))
+            if _has_ended(view) or (deadline is not None and time.monotonic() >= deadline):
                 return view
             if not poll_s:
-                time.sleep(min(left_s, pause.after(False)))
+                time.sleep(min(left_s, backoff.next_s()))
 
-    def _poll(self, path: str, poll_s: int) -> Reply:
-        return self._transport.request(
-            "GET", path, query={"timeout_s": str(poll_s)}, timeout_s=poll_s + self._timeout_s
-        )
 
-    def _get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T:
-        return _decode(self._transport.request("GET", API + path, query=query).body, kind)
-
-    def _delete(self, path: str, kind: type[T]) -> T:
-        return _decode(self._transport.request("DELETE", API + path, again=False).body, kind)
-
-    def _post(self, path: str, kind: type[T], body: object = None, *, again: bool = True) -> T:
-        data = b"" if body is None else _encode(body)
-        reply = self._transport.request("POST", API + path, body=data, headers=_JSON, again=again)
-        return _decode(reply.body, kind)
-
-    def _patiently(self, call: Callable[[], T], *, first: bool = False) -> T:
-        """`call`, again and again while the server is away; a server never met is waited for only if `first`."""
-        began, pause = time.monotonic(), Pause()
-        while True:
-            try:
-                return call()
-            except (ServerUnreachable, Unavailable):
-                if not (self._transport.met or first) or time.monotonic() - began > self._patience_s:
-                    raise
-                time.sleep(pause.after(False))
+def _has_ended(view: JobView) -> bool:
+    states = view.array.states if view.array is not None else {}
+    return all(state in JOB_ENDED for state in states) if states else view.state in JOB_ENDED
 
 
 def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]) -> Mapping[str, Any]:
@@ -540,10 +445,9 @@ def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]
     if not isinstance(job, str | Path):
         text = f"a job is a document, the path of a job file, or fields, not a {type(job).__name__}"
         raise InvalidInput(text, hint='for a command: submit(command=["echo", "hi"])')
-    from hodei.jobfile.yaml_reader import load_yaml, why_unreadable
+    from hodei.jobfile.yaml_reader import check_suffix, load_yaml
 
-    if unreadable := why_unreadable(str(job)):
-        raise InvalidInput(unreadable, hint="an example: hodei job init")
+    check_suffix(str(job))
     try:
         text = Path(job).read_bytes()
     except (OSError, ValueError) as error:
@@ -551,57 +455,38 @@ def _document(job: Mapping[str, Any] | str | Path | None, fields: dict[str, Any]
         raise InvalidInput(f"cannot read the job file {job}: {reason}", hint="an example: hodei job init") from None
     documents = load_yaml(text, name=str(job))
     if len(documents) != 1 or not isinstance(documents[0], dict):
-        raise InvalidInput(f"{job} holds {len(documents)} documents", hint="read them yourself and use submit_all")
+        raise InvalidInput(f"{job} contains {len(documents)} documents", hint="load them and use submit_all")
     return documents[0]
 
 
-def _name_of(document: Mapping[str, Any]) -> str:
+def document_name(document: Mapping[str, Any]) -> str:
     metadata = document.get("metadata")
     return str(document.get("name") or (metadata.get("name", "") if isinstance(metadata, Mapping) else ""))
 
 
-def _waits(document: Mapping[str, Any]) -> bool:
+def _has_dependencies(document: Mapping[str, Any]) -> bool:
     spec = document.get("spec") if isinstance(document, Mapping) else None
     return "after" in document or (isinstance(spec, Mapping) and "after" in spec)
 
 
 def _sendable(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With handles and views in `after` as the server reads them. What is no document is left for the server to refuse."""
-    if not isinstance(document, Mapping) or not _waits(document):
+    """With handles and views in `after` as text. Anything that is not a document is left for the server to refuse."""
+    if not isinstance(document, Mapping) or not _has_dependencies(document):
         return document
     if "after" in document:
-        return {**document, "after": _after(document["after"])}
-    return {**document, "spec": {**document["spec"], "after": _after(document["spec"]["after"])}}
+        return {**document, "after": _sendable_after(document["after"])}
+    return {**document, "spec": {**document["spec"], "after": _sendable_after(document["spec"]["after"])}}
 
 
-def _after(given: Any) -> Any:
+def _sendable_after(given: Any) -> Any:
     if isinstance(given, Mapping):
-        return {on: value if on in _NO_JOBS else _after(value) for on, value in given.items()}
+        return {on: value if on in _AFTER_OPTIONS else _sendable_after(value) for on, value in given.items()}
     if isinstance(given, list | tuple | set | frozenset):
-        return [_after_one(one) for one in given]
-    return _after_one(given)
-
-
-def _after_one(given: Any) -> Any:
-    # Numbers and words are for the server to judge, which names the place.
+        return [_sendable_after(one) for one in given]
+    # The server checks numbers and text, because it knows their path.
     if given is None or (isinstance(given, int | str) and not isinstance(given, ArrayId)):
         return given
     try:
-        return written(given)
+        return document_ref(given)
     except InvalidInput as error:
         raise InvalidInput(f"after: {error.message}", hint=error.hint) from None
-
-
-def _encode(body: object) -> bytes:
-    try:
-        return msgspec.json.encode(body)
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidInput(f"the job cannot be written as JSON: {error}") from None
-
-
-def _decode(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = "do server and client have the same version? see: hodei doctor"
-        raise HodeiError(f"cannot understand the server's answer: {error}", hint=hint, code="BAD_ANSWER") from None

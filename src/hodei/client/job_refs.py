@@ -1,7 +1,7 @@
-"""Which job or which array a word means: `17`, `sweep`, `last`; of an array `17[3]`, `17[0-9]`, `17[]`.
+"""Job references: `17`, `sweep`, `last`; for arrays `17[3]`, `17[0-9]`, `17[]`.
 
-What was submitted as an array is meant as one: its name, its number (that of its first job) and `last` stand for the
-whole of it, an index in brackets for an element.
+The name of an array, its number (that of its first job) and `last` refer to the whole array; an index in brackets refers
+to an element.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from hodei.model.explanation import Explanation
 if TYPE_CHECKING:
     from hodei.client.api import Client
 
-
-# ---------------------------------------------------------------------------------------------- handle
-# A job or an array that was handed in, and what one does with it next.
+_ELEMENTS = re.compile(r"(?P<job>[^\[\]]+)\[(?P<indices>[^\[\]]*)\]")
 
 
 class JobHandle:
-    """Made by `Client.submit`; every method is one or more requests. What was submitted as an array is meant as a whole:
-    `id` is an `ArrayId` then, and the views are those of the array."""
+    """Returned by `Client.submit`; every method sends one or more requests. For an array `id` is an `ArrayId`, and views
+    are rows of the whole array."""
 
     def __init__(self, client: Client, id: int, name: str = "") -> None:
         self._client = client
@@ -52,110 +50,95 @@ class JobHandle:
         return self._client.job(self.id).job
 
 
-# ----------------------------------------------------------------------------------------------------
-
-if TYPE_CHECKING:
-    from hodei.client.api import Client
-
-_REFERENCE = re.compile(r"(?P<job>[^\[\]]+)\[(?P<indices>[^\[\]]*)\]")
-
-
 class ArrayId(int):
-    """The number of an array's first job where the whole array is meant: what `submit` gives for an array."""
+    """The id of an array's first job, standing for the whole array."""
 
 
-# A number is one job; what `submit` gave for an array is the array; a word is what the command line takes it for; a handle
-# or a view is the job or the array that it is of.
 Reference: TypeAlias = "int | str | JobHandle | JobView | JobDetail"
-_TAKEN = "a number, a name, what `submit` gave, or a view of a job"
 
 
-class Found(NamedTuple):
-    """What a word means: an array as a whole, or else jobs by their numbers."""
+class Resolved(NamedTuple):
+    """A whole array, or jobs by id."""
 
     array: JobView | None
     ids: tuple[int, ...] = ()
 
 
-def find(client: Client, reference: str) -> Found:
-    """NotFound if there is no such job, array or element; of a number, only if it is said to be an array's."""
-    written = _REFERENCE.fullmatch(reference)
-    if written is not None:
-        array = client.array(_any_job(client, written["job"]))
-        return Found(None, _elements(array, written["indices"])) if written["indices"] else Found(array)
+def resolve(client: Client, reference: str) -> Resolved:
+    """NotFound if there is no such job, array or element. A plain number is not looked up unless it may be an array."""
+    match = _ELEMENTS.fullmatch(reference)
+    if match is not None:
+        word = match["job"]
+        array = client.array(int(word) if word.isdecimal() else _newest(client, word).id)
+        return Resolved(None, _element_ids(array, match["indices"])) if match["indices"] else Resolved(array)
     if reference.isdecimal():
-        return _by_number(client, int(reference))
+        return _resolve_number(client, int(reference))
     newest = _newest(client, reference)
-    return Found(newest) if is_whole(newest) else Found(None, (newest.id,))
+    return Resolved(newest) if is_array(newest) else Resolved(None, (newest.id,))
 
 
-def plain(reference: Any) -> int | str:
-    """The same reference as a number, an `ArrayId` or a word. InvalidInput for what can mean no job."""
-
+def normalize(reference: Any) -> int | str:
+    """The reference as an id, an `ArrayId` or text. InvalidInput for a value that cannot be a reference."""
     if isinstance(reference, JobHandle):
         return reference.id
     if isinstance(reference, JobDetail):
         reference = reference.job
     if isinstance(reference, JobView):
-        return ArrayId(reference.id) if is_whole(reference) else reference.id
+        return ArrayId(reference.id) if is_array(reference) else reference.id
     if isinstance(reference, str) and reference:
         return reference
-    # True and False are numbers to Python.
+    # bool is a subclass of int.
     if isinstance(reference, int) and not isinstance(reference, bool) and reference > 0:
         return reference
-    shown = repr(reference)[:80]
-    raise InvalidInput(f"{shown} means no job", hint=f"a job is {_TAKEN}")
+    raise InvalidInput(
+        f"{repr(reference)[:80]} is not a job reference", hint="use a number, a name, a handle or a view of a job"
+    )
 
 
-def written(reference: Any) -> int | str:
-    """How a document tells of it: a whole array as `17[]`, the view of an element as `18[1]`."""
+def document_ref(reference: Any) -> int | str:
+    """The reference as a job file writes it: an array as `17[]`, an element as `18[1]`."""
     if isinstance(reference, JobDetail):
         reference = reference.job
-    if isinstance(reference, JobView) and reference.array is not None and not is_whole(reference):
+    if isinstance(reference, JobView) and reference.array is not None and not is_array(reference):
         return f"{reference.id}[{reference.array.index}]"
-    found = plain(reference)
-    return f"{int(found)}[]" if isinstance(found, ArrayId) else found
+    ref = normalize(reference)
+    return f"{int(ref)}[]" if isinstance(ref, ArrayId) else ref
 
 
-def several(references: Any) -> list[Any]:
-    """One reference or many, as a list."""
+def as_list(references: Any) -> list[Any]:
     if isinstance(references, Iterable) and not isinstance(references, str | bytes | Mapping):
         return list(references)
     return [references]
 
 
-def is_whole(view: JobView) -> bool:
+def is_array(view: JobView) -> bool:
     """Whether the row stands for an array of more than one job."""
     return view.array is not None and bool(view.array.states) and view.array.count > 1
 
 
-def _by_number(client: Client, id: int) -> Found:
+def array_place(view: ArrayView) -> ArrayElement:
+    return ArrayElement(view.first, view.index, view.count, view.at_most, view.start, view.step, view.listed)
+
+
+def _resolve_number(client: Client, id: int) -> Resolved:
     try:
         array = client.array(id)
     except NotFound:
-        return Found(None, (id,))
-    return Found(array) if array.id == id and is_whole(array) else Found(None, (id,))
+        return Resolved(None, (id,))
+    return Resolved(array) if array.id == id and is_array(array) else Resolved(None, (id,))
 
 
-def _any_job(client: Client, word: str) -> int:
-    return int(word) if word.isdecimal() else _newest(client, word).id
-
-
-def _newest(client: Client, word: str) -> JobView:
-    found = next(iter(client.jobs(limit=1, name="" if word == "last" else word, arrays="fold")), None)
+def _newest(client: Client, name: str) -> JobView:
+    found = next(iter(client.jobs(limit=1, name="" if name == "last" else name, arrays="fold")), None)
     if found is None:
-        what = "there is no job yet" if word == "last" else f"no job is called {word[:80]!r}"
+        what = "there is no job yet" if name == "last" else f"no job has the name {name[:80]!r}"
         raise NotFound(what, hint="see: hodei jobs -a")
     return found
 
 
-def place_of(view: ArrayView) -> ArrayElement:
-    return ArrayElement(view.first, view.index, view.count, view.at_most, view.start, view.step, view.listed)
-
-
-def _elements(array: JobView, indices: str) -> tuple[int, ...]:
+def _element_ids(array: JobView, indices: str) -> tuple[int, ...]:
     assert array.array is not None
-    place = place_of(array.array)
+    place = array_place(array.array)
     try:
         return tuple(place.job_of(index) for part in indices.split(",") for index in parse_indices(part.strip()))
     except InvalidInput as error:

@@ -1,1 +1,1 @@
-"""Job files: schema, parsing with all mistakes at once, and rendering back to what people read."""
+"""Job files: their schema, parsing with every mistake at once, and rendering."""

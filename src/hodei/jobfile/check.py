@@ -1,7 +1,7 @@
-"""The slow path: walks a document along the types of `forms` and finds every mistake at once, in plain words.
+"""The slow path of parsing: walk a document along its types and find every mistake.
 
-It also maps Kubernetes' camelCase to our words (and ours to Kubernetes' inside its own blocks), so that what comes
-out can be read by msgspec. It descends only where a type leads, so the depth and size of junk do not matter.
+It also converts camelCase keys to snake_case (and the reverse inside Kubernetes' blocks), so that msgspec can decode the
+result. It descends only where a type leads, so deep or large junk costs nothing.
 """
 
 from __future__ import annotations
@@ -14,29 +14,23 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from hodei.jobfile.names import did_you_mean, shown
+from hodei.jobfile.values import Problems, did_you_mean, safe_repr
 from hodei.model.errors import InvalidInput
 
 MAX_PROBLEMS = 50
-Problems = list[tuple[str, str]]
 _KEY = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 
 
-class _Enough(Exception):
-    """So many mistakes that nobody reads on."""
-
-
-def check(data: object, form: type, at: str, problems: Problems) -> object:
-    """`data` with every known key in its canonical spelling; mistakes are added to `problems` (up to MAX_PROBLEMS)."""
-    try:
-        return _walk(data, _type_of(form), at.rstrip("."), problems)
-    except _Enough:
-        return None
+class _TooManyProblems(Exception):
+    pass
 
 
 def convert(data: object, form: type, at: str, problems: Problems) -> Any:
-    """`data` as a `form`, as far as it can be one; mistakes are added to `problems`. None means at least one mistake."""
-    checked = check(data, form, at, problems)
+    """`data` as a `form`; mistakes are added to `problems`, up to MAX_PROBLEMS. None if it cannot be converted."""
+    try:
+        checked = _walk(data, _type_of(form), at.rstrip("."), problems)
+    except _TooManyProblems:
+        checked = None
     try:
         return msgspec.convert(checked, form)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -46,7 +40,7 @@ def convert(data: object, form: type, at: str, problems: Problems) -> Any:
 
 
 def refuse(problems: Problems, what: str = "the job") -> InvalidInput:
-    """One error for all of them, safe to print: nothing long, nothing unprintable."""
+    """One error for all problems, safe to print."""
     clean = tuple((_printable(path), _printable(text)) for path, text in problems)
     path, text = clean[0]
     first = f"{path}: {text}" if path else text
@@ -54,17 +48,8 @@ def refuse(problems: Problems, what: str = "the job") -> InvalidInput:
     return InvalidInput(message, problems=clean)
 
 
-def spellings(struct: inspect.StructType) -> dict[str, str]:
-    """Every accepted spelling of every key -> the canonical one."""
-    out: dict[str, str] = {}
-    for field in struct.fields:
-        for spelling in (field.encode_name, *twins(field.encode_name)):
-            out[spelling] = field.encode_name
-    return out
-
-
-def twins(key: str) -> set[str]:
-    """The key's other spellings: `node_selector` has `nodeSelector` and the other way round."""
+def spelling_variants(key: str) -> set[str]:
+    """The other spellings of a key: `nodeSelector` for `node_selector`, and the reverse."""
     return {_snake(key), _camel(key)} - {key}
 
 
@@ -75,13 +60,15 @@ def _type_of(form: type) -> inspect.Type:
 
 @lru_cache(maxsize=256)
 def _spellings(form: type) -> dict[str, str]:
+    """Every accepted spelling of every key -> the canonical one."""
     struct = _type_of(form)
     assert isinstance(struct, inspect.StructType)
-    return spellings(struct)
+    names = [field.encode_name for field in struct.fields]
+    return {spelling: name for name in names for spelling in (name, *spelling_variants(name))}
 
 
 def _walk(data: Any, kind: inspect.Type, at: str, problems: Problems) -> Any:
-    choices = [choice for choice in _choices(kind) if _suits(data, choice)]
+    choices = [choice for choice in _choices(kind) if _matches(data, choice)]
     if not choices:
         return _wrong(problems, at, _expected(data, kind))
     choice = choices[0]
@@ -109,7 +96,7 @@ def _walk_struct(data: Mapping[Any, Any], structs: list[inspect.StructType], at:
         tagged = {str(one.tag): one for one in structs}
         if not isinstance(tag, str) or tag not in tagged:
             known = ", ".join(tagged)
-            got = "missing key" if tag is None else f"{shown(tag)} is not a type"
+            got = "missing key" if tag is None else f"{safe_repr(tag)} is not a type"
             guess = did_you_mean(tag, tagged) if isinstance(tag, str) else ""
             return _wrong(problems, _join(at, struct.tag_field), f"{got}; one of {known}{guess}")
         struct = tagged[tag]
@@ -121,9 +108,9 @@ def _walk_struct(data: Mapping[Any, Any], structs: list[inspect.StructType], at:
             continue
         name = known_keys.get(key) if isinstance(key, str) else None
         if name is None:
-            guess = did_you_mean(key, _offered(struct)) if isinstance(key, str) else ""
-            place = _join(at, key) if isinstance(key, str) else at
-            _wrong(problems, place, f"unknown key {shown(key)}{guess}")
+            guess = did_you_mean(key, fields) if isinstance(key, str) else ""
+            path = _join(at, key) if isinstance(key, str) else at
+            _wrong(problems, path, f"unknown key {safe_repr(key)}{guess}")
         elif name in out:
             _wrong(problems, _join(at, key), f"given twice, in two spellings; keep {name!r}")
         else:
@@ -139,18 +126,18 @@ def _walk_dict(data: Mapping[Any, Any], kind: inspect.DictType, at: str, problem
     out = {}
     for key, value in list(data.items())[: kind.max_length]:
         if not isinstance(key, str):
-            _wrong(problems, at, f"the key {shown(key)} is not a string; put it in quotes")
+            _wrong(problems, at, f"the key {safe_repr(key)} is not a string; put it in quotes")
         else:
             _walk(key, kind.key_type, at, problems)
             out[key] = _walk(value, kind.value_type, _join(at, key), problems)
     return out
 
 
-# ------------------------------------------------------------------------------------------- types in words
+# ------------------------------------------------------------------------------------------- messages
 
 
 def _choices(kind: inspect.Type) -> list[inspect.Type]:
-    """The simple types behind notes and unions."""
+    """The members of a union, without metadata."""
     if isinstance(kind, inspect.Metadata):
         return _choices(kind.type)
     if isinstance(kind, inspect.UnionType):
@@ -158,7 +145,7 @@ def _choices(kind: inspect.Type) -> list[inspect.Type]:
     return [kind]
 
 
-def _suits(data: object, kind: inspect.Type) -> bool:
+def _matches(data: object, kind: inspect.Type) -> bool:
     match kind:
         case inspect.NoneType():
             return data is None
@@ -185,17 +172,17 @@ def _expected(data: object, kind: inspect.Type) -> str:
     choices = [choice for choice in _choices(kind) if not isinstance(choice, inspect.NoneType)]
     literals = [str(value) for choice in choices if isinstance(choice, inspect.LiteralType) for value in choice.values]
     if literals and isinstance(data, str):
-        return f"{shown(data)} is not one of {', '.join(filter(None, literals))}{did_you_mean(data, literals)}"
-    words = list(dict.fromkeys(_in_words(choice) for choice in choices))
-    if "a number" in words and "a whole number" in words:
-        words.remove("a whole number")
-    text = f"expected {' or '.join(words)}, got {_kind_of(data)}"
-    if words in (["a string"], ["a string", "a whole number"]) and isinstance(data, bool | int | float):
+        return f"{safe_repr(data)} is not one of {', '.join(filter(None, literals))}{did_you_mean(data, literals)}"
+    names = list(dict.fromkeys(_type_name(choice) for choice in choices))
+    if "a number" in names and "a whole number" in names:
+        names.remove("a whole number")
+    text = f"expected {' or '.join(names)}, got {_kind_of(data)}"
+    if names in (["a string"], ["a string", "a whole number"]) and isinstance(data, bool | int | float):
         text += "; put it in quotes"
     return text
 
 
-def _in_words(kind: inspect.Type) -> str:
+def _type_name(kind: inspect.Type) -> str:
     match kind:
         case inspect.BoolType():
             return "true or false"
@@ -206,7 +193,7 @@ def _in_words(kind: inspect.Type) -> str:
         case inspect.LiteralType():
             return f"one of {', '.join(str(value) for value in kind.values if value)}"
         case inspect.ListType() | inspect.VarTupleType():
-            items = {_in_words(choice).removeprefix("a ") for choice in _choices(kind.item_type)}
+            items = {_type_name(choice).removeprefix("a ") for choice in _choices(kind.item_type)}
             return "a list of " + " or ".join(f"{item}s" for item in sorted(items, reverse=True))
         case inspect.DictType() | inspect.StructType():
             return "a mapping"
@@ -247,18 +234,11 @@ def _check_range(data: int | float, kind: inspect.IntType | inspect.FloatType, a
 def _wrong(problems: Problems, at: str, text: str) -> None:
     problems.append((at, text))
     if len(problems) >= MAX_PROBLEMS:
-        raise _Enough
-
-
-# ------------------------------------------------------------------------------------------- spelling
-
-
-def _offered(struct: inspect.StructType) -> list[str]:
-    return [field.encode_name for field in struct.fields]
+        raise _TooManyProblems
 
 
 def _join(at: str, key: str) -> str:
-    key = key if _KEY.fullmatch(key) else shown(key)
+    key = key if _KEY.fullmatch(key) else safe_repr(key)
     return f"{at}.{key}" if at else key
 
 

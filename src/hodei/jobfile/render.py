@@ -1,7 +1,7 @@
-"""From the model back to what people read: the canonical document of a job, and the views that the API answers with.
+"""Render the model: the canonical document of a job, and the views of the API.
 
-Lists are long, so views are cheap. `parse_job(job_document(spec)) == spec` for everything that `parse_job` can make
-(but for `user`, which the server knows and no document says).
+Lists are long, so views must be cheap. `parse_job(job_document(spec)) == spec` for every result of `parse_job`, except
+`user`, which the server sets.
 """
 
 from __future__ import annotations
@@ -14,19 +14,14 @@ from typing import Any
 from msgspec import structs
 
 from hodei.api.views import ArrayView, HoldView, JobView, NodeView, RunView, SocketView, TaintView
-from hodei.jobfile.sections import affinity as affinity_render
-from hodei.jobfile.sections import after, escalation, gang, health
+from hodei.jobfile.sections import affinity, after, escalation, gang, health, placement
 from hodei.jobfile.sections.array import array_document
-from hodei.model.affinity import NodeTerm, Requirement, parse_selector
 from hodei.model.array import ArrayElement
 from hodei.model.audit import EnvVisibility, mask_env
-from hodei.model.errors import InvalidInput
 from hodei.model.escalation_state import apply_escalation
 from hodei.model.estimate import Estimate, StartForecast
 from hodei.model.job import (
     PRIORITY_CLASSES,
-    Affinity,
-    BackendChoice,
     Batch,
     DataProcessing,
     Interactive,
@@ -36,10 +31,9 @@ from hodei.model.job import (
     Run,
     Serverless,
     TaskSpec,
-    Toleration,
     Workload,
     job_qos,
-)
+)  # fmt: skip
 from hodei.model.node import Location, Node
 from hodei.model.reservation import CapacityHold
 from hodei.model.resources import format_duration, format_quantity, format_resources
@@ -112,14 +106,14 @@ def array_view(place: ArrayElement, states: dict[str, int] | None = None) -> Arr
     )
 
 
-# What an array as a whole is said to be: the first of these that any element is.
-_SUMMARY = ("running", "scheduled", "suspended", "pending", "held", "failed", "cancelled", "succeeded")
+# The state of an array is the first of these that any element has.
+_ARRAY_STATES = ("running", "scheduled", "suspended", "pending", "held", "failed", "cancelled", "succeeded")
 
 
 def folded_view(job: Job, states: dict[str, int]) -> JobView:
-    """The row of a whole array: named by its first job, in the state of its liveliest element."""
+    """The row of a whole array, with the id of its first job."""
     assert job.spec.array is not None
-    state = next((state for state in _SUMMARY if states.get(state)), job.state)
+    state = next((state for state in _ARRAY_STATES if states.get(state)), job.state)
     view = job_view(job)
     return structs.replace(
         view, id=job.spec.array.first, state=state, exit_code=None, nodes=[], array=array_view(job.spec.array, states)
@@ -157,7 +151,7 @@ def hold_view(hold: CapacityHold) -> HoldView:
 
 
 def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[CapacityHold] = ()) -> NodeView:
-    """`state`: not-ready (whatever else holds), cordoned, or ready."""
+    """`state`: not-ready, else cordoned, else ready."""
     state = "not-ready" if not node.ready else "cordoned" if node.cordoned else "ready"
     return NodeView(
         name=node.name,
@@ -171,7 +165,7 @@ def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Ca
         used=format_resources(used),
         labels=node.labels,
         taints=[TaintView(taint.key, taint.value, taint.effect) for taint in node.taints],
-        location=_place(node.location),
+        location=_location(node.location),
         runs=runs,
         version=node.version,
         data=list(node.data),
@@ -187,9 +181,9 @@ def node_view(node: Node, used: Mapping[str, int], runs: int, holds: Sequence[Ca
 
 
 def job_document(spec: JobSpec, *, env: EnvVisibility = "all") -> dict[str, Any]:
-    """The full form of a job, without the keys that have their default value.
+    """The full form of a job, without default values.
 
-    `env`: which values of variables are in it. With fewer than all it no longer means the same job.
+    `env`: which values of variables are included. Without all of them it is no longer the same job.
     """
     metadata = {
         "name": spec.name,
@@ -200,13 +194,13 @@ def job_document(spec: JobSpec, *, env: EnvVisibility = "all") -> dict[str, Any]
     return {
         "apiVersion": "hodei/v1",
         "kind": "Job",
-        "metadata": _given(metadata),
+        "metadata": _non_empty(metadata),
         "spec": {
-            **_given(
+            **_non_empty(
                 {
                     "profile": spec.profile if spec.profile != "default" else "",
-                    "backend": _backend(spec.backend),
-                    "near": _place(spec.near),
+                    "backend": placement.backend_document(spec.backend),
+                    "near": _location(spec.near),
                     "inputs": list(spec.inputs),
                     "workload": _workload(spec.workload),
                     "estimate": spec.estimate_ms and format_duration(spec.estimate_ms),
@@ -217,7 +211,7 @@ def job_document(spec: JobSpec, *, env: EnvVisibility = "all") -> dict[str, Any]
                     "retries": spec.retries,
                 }
                 | gang.render_job_rules(spec)
-                | health.job_rules(spec)
+                | health.render_job_rules(spec)
                 | {"after": after.document(spec.after)}
                 | {"array": array_document(spec.array)}
                 | {"escalation": escalation.document(spec.escalation)}
@@ -231,42 +225,37 @@ def job_document(spec: JobSpec, *, env: EnvVisibility = "all") -> dict[str, Any]
 
 
 def _task(task: TaskSpec, env: EnvVisibility) -> dict[str, Any]:
-    return {"name": task.name, "count": task.count} | _given(
+    return {"name": task.name, "count": task.count} | _non_empty(
         {
             "command": list(task.command),
             "env": mask_env(task.env, env),
             "workdir": task.workdir,
             "image": task.image,
-            "resources": _given({"requests": format_resources(task.request), "limits": format_resources(task.limits)}),
+            "resources": _non_empty(
+                {"requests": format_resources(task.request), "limits": format_resources(task.limits)}
+            ),
             "arch": task.arch,
             "gpu_type": task.gpu_type,
             "node_selector": task.node_selector,
-            "affinity": _affinity(task.affinity) | affinity_render.blocks(task),
-            "tolerations": [_toleration(toleration) for toleration in task.tolerations],
+            "affinity": placement.affinity_document(task.affinity) | affinity.render_pod_blocks(task),
+            "tolerations": list(map(placement.toleration_document, task.tolerations)),
         }
-        | affinity_render.render_rules(task)
+        | affinity.render_rules(task)
         | gang.render_task_rules(task)
     )
 
 
-def _given(keys: dict[str, Any]) -> dict[str, Any]:
+def _non_empty(keys: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value}
 
 
-def _place(location: Location) -> dict[str, Any]:
-    place: dict[str, Any] = _given(
-        {
-            "region": location.region,
-            "zone": location.zone,
-            "datacenter": location.datacenter,
-            "rack": location.rack,
-        }
-    )
+def _location(location: Location) -> dict[str, Any]:
+    out = _non_empty({key: getattr(location, key) for key in ("region", "zone", "datacenter", "rack")})
     if location.lat_micro is not None:
-        place["lat"] = location.lat_micro / 1e6
+        out["lat"] = location.lat_micro / 1e6
     if location.lng_micro is not None:
-        place["lng"] = location.lng_micro / 1e6
-    return place
+        out["lng"] = location.lng_micro / 1e6
+    return out
 
 
 def _workload(workload: Workload) -> Any:
@@ -290,65 +279,3 @@ def _workload(workload: Workload) -> Any:
             return "interactive"
         case Interactive():
             return {"type": "interactive", "idle_timeout": format_duration(workload.idle_timeout_ms)}
-
-
-def _toleration(toleration: Toleration) -> dict[str, Any]:
-    out: dict[str, Any] = _given({"key": toleration.key})
-    out["operator"] = toleration.operator
-    out |= _given({"value": toleration.value, "effect": toleration.effect})
-    if toleration.seconds is not None:
-        out["tolerationSeconds"] = toleration.seconds
-    return out
-
-
-def _affinity(affinity: Affinity) -> dict[str, Any]:
-    """Selectors where they say it all, else Kubernetes' block."""
-    terms = [*affinity.required, *(wish.term for wish in affinity.preferred)]
-    if all(map(_fits_a_selector, terms)):
-        return _given(
-            {
-                "required": [str(term) for term in affinity.required],
-                "preferred": [{"weight": wish.weight, "match": str(wish.term)} for wish in affinity.preferred],
-            }
-        )
-    block: dict[str, Any] = {}
-    if affinity.required:
-        block["requiredDuringSchedulingIgnoredDuringExecution"] = {
-            "nodeSelectorTerms": [_term(term) for term in affinity.required]
-        }
-    if affinity.preferred:
-        block["preferredDuringSchedulingIgnoredDuringExecution"] = [
-            {"weight": wish.weight, "preference": _term(wish.term)} for wish in affinity.preferred
-        ]
-    return {"nodeAffinity": block}
-
-
-def _fits_a_selector(term: NodeTerm) -> bool:
-    try:
-        return not term.fields and len(str(term)) <= 1024 and parse_selector(str(term)) == term.labels
-    except InvalidInput:
-        return False
-
-
-def _term(term: NodeTerm) -> dict[str, Any]:
-    return _given(
-        {
-            "matchExpressions": [_expression(one) for one in term.labels],
-            "matchFields": [_expression(one) for one in term.fields],
-        }
-    )
-
-
-def _expression(requirement: Requirement) -> dict[str, Any]:
-    values = {"values": list(requirement.values)} if requirement.values else {}
-    return {"key": requirement.key, "operator": requirement.operator} | values
-
-
-def _backend(choice: BackendChoice) -> Any:
-    out: dict[str, Any] = {}
-    if choice.mode != "any":
-        weighed = dict(zip(choice.names, choice.weights, strict=False))
-        out[choice.mode] = weighed or list(choice.names)
-    if choice.avoid:
-        out["avoid"] = list(choice.avoid)
-    return out or ""

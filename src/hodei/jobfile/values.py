@@ -1,4 +1,4 @@
-"""Reading single values that several keys have in common: a mistake becomes a problem at its path."""
+"""Values that several keys of a job file share: their types, and parsers that report a mistake with its path."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from hodei.jobfile.names import shown
+from msgspec import Meta, Struct
+
+from hodei.model.affinity import Requirement
 from hodei.model.errors import InvalidInput
+from hodei.model.job import PRIORITY_CLASSES
 from hodei.model.resources import (
     DEFAULT_REQUEST,
     GPU,
@@ -18,103 +21,213 @@ from hodei.model.resources import (
     Resources,
     format_resources,
     parse_duration_ms,
-    parse_quantity,
     parse_resources,
 )
-
-# --------------------------------------------------------------------------------------------- amounts
-# How much: requests and limits from all the places where they may be written. Equal answers are one shared object.
-
-
-# Where it was written (relative to the task), the name, the amount.
-Entry = tuple[str, str, str | int | float]
-AmountProblems = tuple[tuple[str, str], ...]
-
-# Longer than this, a name that looks like one of these is a slip of the finger and not a resource of its own.
-_EASILY_MISSPELT = (MEMORY, "storage", STORAGE)
-
-
-def said(error: InvalidInput) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else error.message
-
-
-@lru_cache(maxsize=4096)
-def settle(requests: tuple[Entry, ...], limits: tuple[Entry, ...]) -> tuple[Resources, Resources, AmountProblems]:
-    """Request and limits in smallest units: a limit without a request sets it, then the defaults fill what is missing."""
-    problems: list[tuple[str, str]] = []
-    wanted, where = _read(requests, problems)
-    most, limit_where = _read(limits, problems)
-    for name, amount in most.items():
-        if amount < wanted.setdefault(name, amount):
-            low, high = format_resources({name: amount})[name], format_resources({name: wanted[name]})[name]
-            problems.append((limit_where[name], f"the limit {low} is below the request {high} ({where[name]})"))
-    for name, amount in DEFAULT_REQUEST.items():
-        wanted.setdefault(name, amount)
-    return wanted, most, tuple(problems)
-
-
-def size(amount: str | int | float) -> int:
-    """Bytes of one quantity."""
-    return parse_quantity(amount)
-
-
-def _read(entries: Iterable[Entry], problems: list[tuple[str, str]]) -> tuple[Resources, dict[str, str]]:
-    amounts: Resources = {}
-    where: dict[str, str] = {}
-    for place, given, amount in entries:
-        try:
-            ((name, parsed),) = parse_resources({given: amount}).items()
-        except InvalidInput as error:
-            problems.append((place, said(error)))
-            continue
-        if close := _slip(given):
-            problems.append((place, f"unknown resource {shown(given)}; did you mean {close!r}?"))
-        elif name in amounts:
-            problems.append((place, f"{name} is given twice, here and as {where[name]}; keep one of them"))
-        elif name == GPU and parsed > 1000 and parsed % 1000:
-            text = "more than one GPU, and not whole; ask for a part of one (0.5) or for whole ones (2)"
-            problems.append((place, f"{shown(amount)} is {text}"))
-        else:
-            amounts[name], where[name] = parsed, place
-    return amounts, where
-
-
-def _slip(name: str) -> str:
-    if "/" in name or len(name) < 5 or name in _EASILY_MISSPELT or name == "ephemeral_storage":
-        return ""
-    return next(iter(get_close_matches(name, _EASILY_MISSPELT, n=1, cutoff=0.8)), "")
-
-
-# ----------------------------------------------------------------------------------------------------
 
 Problems = list[tuple[str, str]]
 T = TypeVar("T")
 
-# One command line and one environment as Linux takes them.
+# The longest command line and environment that Linux accepts.
 MAX_TEXT = 128 * 1024
 
+# ----------------------------------------------------------------------------------------------- types
 
-def take(problems: Problems, path: str, read: Callable[[Any], T], value: Any, otherwise: T) -> T:
+
+def text(limit: int) -> Meta:
+    return Meta(max_length=limit)
+
+
+def about(description: str, *examples: Any, **schema: Any) -> Meta:
+    return Meta(description=description, examples=list(examples) or None, extra_json_schema=schema or None)
+
+
+Word = Annotated[str, text(63)]
+Key = Annotated[str, text(317)]
+Line = Annotated[str, text(1024)]
+Long = Annotated[str, text(128 * 1024)]
+Short = Annotated[str, text(64)]
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Quantity = Short | Integer | float
+Duration = Short | Integer | float
+Command = Annotated[
+    Annotated[list[Long], Meta(min_length=1, max_length=4096)] | Long,
+    about("The program and its arguments; a string is run by `/bin/sh -c`.", ["python3", "train.py"], "echo hello"),
+]
+Quantities = Annotated[dict[Key, Quantity], Meta(max_length=64)]
+Labels = Annotated[dict[Key, Word], Meta(max_length=256)]
+Words = Annotated[list[Word], Meta(min_length=1, max_length=64)]
+
+
+class Form(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the schema types: unknown keys are mistakes."""
+
+
+class Expression(Form, frozen=True):
+    """One condition of a Kubernetes node selector term."""
+
+    key: Key
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    values: Annotated[list[Annotated[str, text(253)]], Meta(max_length=256)] | None = None
+
+
+Expressions = Annotated[list[Expression], Meta(max_length=64)]
+Weight = Annotated[int, Meta(ge=1, le=100)]
+
+
+# ---------------------------------------------------------------------------------------------- names
+
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_DOTTED = re.compile(r"(?=.{1,63}\Z)[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
+_PREFIX = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)*")
+_WORD = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,255}")
+
+
+def safe_repr(value: object) -> str:
+    """A short `repr` for messages, without control or bidirectional characters."""
+    if not isinstance(value, str | bool | float | None) and not (isinstance(value, int) and abs(value) < 2**64):
+        return f"({type(value).__name__})"
+    text = value if isinstance(value, str) else str(value)
+    return repr(text) if len(text) <= 40 else f"{text[:40]!r}..."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'memory'?` if a known word is close, else empty."""
+    close = get_close_matches(word[:64], list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+@lru_cache(maxsize=8192)
+def job_name(name: str) -> str:
+    if not _DOTTED.fullmatch(name):
+        raise InvalidInput(
+            f"{safe_repr(name)} is not a job name: up to 63 lower case letters, digits, '-' and '.', "
+            f"a letter or digit at both ends{_try(name)}"
+        )
+    return name
+
+
+@lru_cache(maxsize=1024)
+def plain_name(name: str) -> str:
+    """The name of a project or task."""
+    if not _LABEL.fullmatch(name):
+        raise InvalidInput(
+            f"{safe_repr(name)} is not a name: up to 63 lower case letters, digits and '-', "
+            f"a letter or digit at both ends{_try(name.replace('.', '-'))}"
+        )
+    return name
+
+
+@lru_cache(maxsize=1024)
+def word(text: str) -> str:
+    """The name of a backend, profile, GPU type or topology domain."""
+    if not _WORD.fullmatch(text):
+        raise InvalidInput(
+            f"{safe_repr(text)} is not a name: up to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends"
+        )
+    return text
+
+
+@lru_cache(maxsize=4096)
+def label_key(key: str) -> str:
+    prefix, slash, name = key.rpartition("/")
+    if not _WORD.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)):
+        raise InvalidInput(
+            f"{safe_repr(key)} is not a label key: up to 63 letters, digits, '-', '_' and '.', "
+            "optionally after a domain and '/', as in example.com/team"
+        )
+    return key
+
+
+@lru_cache(maxsize=4096)
+def label_value(value: str) -> str:
+    if value and not _WORD.fullmatch(value):
+        raise InvalidInput(
+            f"{safe_repr(value)} is not a label value: up to 63 letters, digits, '-', '_' and '.', "
+            "a letter or digit at both ends"
+        )
+    return value
+
+
+@lru_cache(maxsize=1024)
+def env_name(name: str) -> str:
+    if not _ENV.fullmatch(name):
+        raise InvalidInput(
+            f"{safe_repr(name)} is not the name of a variable: letters, digits, '_', '-' and '.', not starting with a digit"
+        )
+    return name
+
+
+@lru_cache(maxsize=1024)
+def name_of_program(program: str) -> str:
+    """A job name derived from a command."""
+    return _nearest(program.strip().partition(" ")[0].rpartition("/")[2][:63]) or "job"
+
+
+def _nearest(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name[:63].lower()).strip("-.")
+
+
+def _try(name: str) -> str:
+    near = _nearest(name) if len(name) <= 63 else ""
+    return f"; try {near!r}" if near and near != name else ""
+
+
+# --------------------------------------------------------------------------------------------- values
+
+
+def error_text(error: InvalidInput) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def try_parse(problems: Problems, path: str, parse: Callable[[Any], T], value: Any, default: T) -> T:
+    """`parse(value)`, or `default` and a problem at `path`."""
     try:
-        return read(value)
+        return parse(value)
     except InvalidInput as error:
-        problems.append((path, said(error)))
-        return otherwise
+        problems.append((path, error_text(error)))
+        return default
 
 
 def duration(value: str | int | float | None, path: str, problems: Problems) -> int | None:
-    return None if value is None else take(problems, path, parse_duration_ms, value, None)
+    return None if value is None else try_parse(problems, path, parse_duration_ms, value, None)
+
+
+@lru_cache(maxsize=256)
+def priority(value: int | str) -> int:
+    if isinstance(value, int):
+        return value
+    if value not in PRIORITY_CLASSES:
+        near = did_you_mean(value, PRIORITY_CLASSES)
+        raise InvalidInput(
+            f"unknown priority {safe_repr(value)}: {', '.join(PRIORITY_CLASSES)} or a whole number{near}"
+        )
+    return PRIORITY_CLASSES[value]
+
+
+def check_requirement_names(requirement: Requirement) -> Requirement:
+    """The requirement, if its key and values are valid labels."""
+    label_key(requirement.key)
+    for value in requirement.values if requirement.operator in ("In", "NotIn") else ():
+        label_value(value)
+    return requirement
+
+
+def requirement_document(requirement: Requirement) -> dict[str, Any]:
+    """The requirement as a Kubernetes match expression."""
+    values = {"values": list(requirement.values)} if requirement.values else {}
+    return {"key": requirement.key, "operator": requirement.operator} | values
 
 
 def command(given: str | Sequence[str], path: str, problems: Problems) -> tuple[str, ...]:
-    """A string is a line for the shell."""
+    """A string is run by the shell."""
     out = ("/bin/sh", "-c", given) if isinstance(given, str) else tuple(given)
     check_text(out, path, problems)
     return out
 
 
 def program(given: str | Sequence[str] | None) -> str:
-    """What a command runs; empty if it runs nothing."""
+    """The program of a command; empty if there is none."""
     if isinstance(given, str):
         return given.strip()
     return given[0] if given else ""
@@ -122,19 +235,19 @@ def program(given: str | Sequence[str] | None) -> str:
 
 def absolute_path(value: str) -> str:
     if "\0" in value or not value.startswith("/") or not encodable(value):
-        raise InvalidInput(f"{shown(value)} is not an absolute path", hint="begin it with /")
+        raise InvalidInput(f"{safe_repr(value)} is not an absolute path", hint="start it with /")
     return value
 
 
 def check_text(texts: tuple[str, ...], at: str, problems: Problems) -> None:
-    # The lengths first: repeated references to one long text must not be multiplied out.
+    # Lengths first: aliases of one long text must not be joined into a huge one.
     if sum(map(len, texts)) > MAX_TEXT:
-        problems.append((at, f"longer than {MAX_TEXT // 1024} KiB in all; put large data into a file"))
+        problems.append((at, f"longer than {MAX_TEXT // 1024} KiB in total; put large data into a file"))
         return
-    whole = "".join(texts)
-    if "\0" in whole:
-        problems.append((at, "contains a NUL character, which no program can be given"))
-    elif not whole.isascii() and not encodable(whole):
+    joined = "".join(texts)
+    if "\0" in joined:
+        problems.append((at, "contains a NUL character, which no program accepts"))
+    elif not joined.isascii() and not encodable(joined):
         problems.append((at, "contains half a surrogate pair, which is not text"))
 
 
@@ -146,16 +259,70 @@ def encodable(text: str) -> bool:
     return True
 
 
-# ---------------------------------------------------------------------------------------- number lists
-# Lists of cores and devices as Linux writes them: `0-3,8` is 0, 1, 2, 3 and 8.
+# ------------------------------------------------------------------------------------------ resources
+
+# Path relative to the task, resource name, amount.
+Entry = tuple[str, str, str | int | float]
+AmountProblems = tuple[tuple[str, str], ...]
+
+# A name close to one of these is a misspelling, not a custom resource.
+_OFTEN_MISSPELLED = (MEMORY, "storage", STORAGE)
 
 
-MAX_NUMBER = 8191  # as many as a Linux kernel is built for
+@lru_cache(maxsize=4096)
+def resources(requests: tuple[Entry, ...], limits: tuple[Entry, ...]) -> tuple[Resources, Resources, AmountProblems]:
+    """Requests and limits in smallest units. A limit without a request sets the request; defaults fill the rest.
+
+    Cached: equal results are one shared object.
+    """
+    problems: Problems = []
+    request, path_of = _amounts(requests, problems)
+    limit, limit_path_of = _amounts(limits, problems)
+    for name, amount in limit.items():
+        if amount < request.setdefault(name, amount):
+            low, high = format_resources({name: amount})[name], format_resources({name: request[name]})[name]
+            problems.append((limit_path_of[name], f"the limit {low} is below the request {high} ({path_of[name]})"))
+    for name, amount in DEFAULT_REQUEST.items():
+        request.setdefault(name, amount)
+    return request, limit, tuple(problems)
+
+
+def _amounts(entries: Iterable[Entry], problems: Problems) -> tuple[Resources, dict[str, str]]:
+    amounts: Resources = {}
+    path_of: dict[str, str] = {}
+    for path, given, amount in entries:
+        try:
+            ((name, parsed),) = parse_resources({given: amount}).items()
+        except InvalidInput as error:
+            problems.append((path, error_text(error)))
+            continue
+        if close := _misspelling_of(given):
+            problems.append((path, f"unknown resource {safe_repr(given)}; did you mean {close!r}?"))
+        elif name in amounts:
+            problems.append((path, f"{name} is given twice, here and as {path_of[name]}; keep one of them"))
+        elif name == GPU and parsed > 1000 and parsed % 1000:
+            text = "more than one GPU, but not a whole number; request a part of one (0.5) or whole ones (2)"
+            problems.append((path, f"{safe_repr(amount)} is {text}"))
+        else:
+            amounts[name], path_of[name] = parsed, path
+    return amounts, path_of
+
+
+def _misspelling_of(name: str) -> str:
+    if "/" in name or len(name) < 5 or name in _OFTEN_MISSPELLED or name == "ephemeral_storage":
+        return ""
+    return next(iter(get_close_matches(name, _OFTEN_MISSPELLED, n=1, cutoff=0.8)), "")
+
+
+# --------------------------------------------------------------------------------------- number lists
+
+# Cores and devices as Linux writes them: `0-3,8` is 0, 1, 2, 3 and 8.
+MAX_NUMBER = 8191  # the most that a Linux kernel supports
 _PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 
 
 def parse_numbers(given: str | int | Sequence[int]) -> tuple[int, ...]:
-    """In rising order, each once. InvalidInput for anything that is not such a list, or names one twice."""
+    """Sorted. InvalidInput for anything else, or a number that is listed twice."""
     if isinstance(given, str):
         spans = [_span(part) for part in given.split(",")] if given.strip() else []
     else:
@@ -169,7 +336,7 @@ def parse_numbers(given: str | int | Sequence[int]) -> tuple[int, ...]:
         if len(found) > MAX_NUMBER + 1:
             break
     if len(set(found)) < len(found):
-        raise InvalidInput("a number is named twice", hint="each core or device once")
+        raise InvalidInput("a number is listed twice", hint="list each core or device once")
     return tuple(sorted(found))
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from builders import NOW_MS, amounts
-from hodei.api.reservations import ReservationRequest, parse_moment_ms, parse_wish, reservation_view
+from hodei.api.resources import ReservationRequest, parse_moment_ms, parse_reservation, reservation_view
 from hodei.model.errors import InvalidInput
 from hodei.model.reservation import LateRun, Reservation, ReservationSpec
 
@@ -21,19 +21,19 @@ def request(**fields: Any) -> ReservationRequest:
 
 
 def test_a_request_becomes_a_wish():
-    wish = parse_wish(request(**{"from": "+2h"}, cpu=2, memory="1Gi"), NOW_MS, "ann")
+    wish = parse_reservation(request(**{"from": "+2h"}, cpu=2, memory="1Gi"), NOW_MS, "ann")
     start = NOW_MS + 2 * HOUR
     assert wish == ReservationSpec("nightly", "ml", start, start + HOUR, 2, request=amounts(2, "1Gi"), by="ann")
 
 
 def test_named_nodes_and_an_end_do_as_well():
     until = "2023-11-15T01:13:20+01:00"
-    wish = parse_wish(request(**{"for": None}, until=until, nodes=None, node=["n2", "n1"]), NOW_MS, "ann")
+    wish = parse_reservation(request(**{"for": None}, until=until, nodes=None, node=["n2", "n1"]), NOW_MS, "ann")
     assert (wish.start_ms, wish.end_ms, wish.named, wish.count) == (NOW_MS, NOW_MS + 2 * HOUR, ("n2", "n1"), 0)
 
 
 def test_a_start_in_the_past_is_now():
-    assert parse_wish(request(**{"from": "2020-01-01T00:00:00Z"}), NOW_MS, "").start_ms == NOW_MS
+    assert parse_reservation(request(**{"from": "2020-01-01T00:00:00Z"}), NOW_MS, "").start_ms == NOW_MS
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_start_in_the_past_is_now():
         pytest.param({"for": "soon"}, "for", id="a duration that is none"),
         pytest.param({"until": "+2h"}, "for", id="both for and until"),
         pytest.param({"for": None}, "for", id="neither for nor until"),
-        pytest.param({"for": "0s"}, "for", id="no time at all"),
+        pytest.param({"for": "0s"}, "for", id="too short"),
         pytest.param({"for": "10000d"}, "for", id="longer than a year"),
         pytest.param({"nodes": None}, "nodes", id="no nodes"),
         pytest.param({"node": ["n1"]}, "nodes", id="both a number and names"),
@@ -56,7 +56,7 @@ def test_a_start_in_the_past_is_now():
 )
 def test_what_is_wrong_is_named(fields, where):
     with pytest.raises(InvalidInput) as refused:
-        parse_wish(request(**fields), NOW_MS, "")
+        parse_reservation(request(**fields), NOW_MS, "")
     assert [place for place, _ in refused.value.problems] == [where]
 
 

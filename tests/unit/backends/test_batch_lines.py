@@ -13,7 +13,7 @@ from hodei.backends.hpc.convert import convert, slurm_memory, slurm_seconds
 from hodei.backends.hpc.pbs import PbsOptions
 from hodei.backends.hpc.ports import Line
 from hodei.backends.hpc.slurm_options import ANNOTATION, SlurmOptions
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 

@@ -9,7 +9,7 @@ import pytest
 
 from hodei.backends.hpc.batch_lines import Option, file_name, redirections
 from hodei.backends.hpc.convert import Depends, Submitted, convert, dependencies
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.model.errors import InvalidInput
 
 

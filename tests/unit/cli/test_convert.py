@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from hodei.cli.convert import SHIMS
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.yaml_reader import load_yaml
 
 SCRIPT = "#!/bin/bash\n#SBATCH -J sweep -c 4 --mem=8G\n#SBATCH --mail-type=END\nset -e\n./sweep\n"

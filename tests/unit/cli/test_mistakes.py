@@ -30,7 +30,7 @@ def test_a_job_file_of_toml_is_told_what_job_files_are(hodei, stub, tmp_path: Pa
     path.write_text('command = ["true"]\n')
     result = hodei("submit", str(path))
     assert result.exit_code == 2
-    assert f"error: {path} is TOML, and job files are YAML or JSON\n" in result.stderr
+    assert f"error: {path} is TOML, but job files are YAML or JSON\n" in result.stderr
     with Client() as client, pytest.raises(InvalidInput, match="job files are YAML or JSON"):
         client.submit(str(path))
     assert stub.requests == []
@@ -106,7 +106,7 @@ def test_an_attempt_that_no_element_has_is_not_found(hodei, stub):
 def test_an_index_that_is_named_twice_is_refused(hodei, stub, text: str, index: int):
     result = hodei("submit", "--array", text, "--", "true")
     assert result.exit_code == 2
-    assert f"index {index} is named twice" in result.stderr
+    assert f"index {index} is listed twice" in result.stderr
     assert stub.sent("POST", f"{API}/jobs") == []
 
 

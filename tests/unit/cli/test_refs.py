@@ -62,7 +62,7 @@ def test_each_job_is_named_once_in_the_order_given(client: Client):
 
 
 def test_an_unknown_name_is_not_found(client: Client):
-    with pytest.raises(NotFound, match="no job is called 'nope'"):
+    with pytest.raises(NotFound, match="no job has the name 'nope'"):
         resolve(client, ["nope"])
 
 

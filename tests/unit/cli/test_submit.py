@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.explanation import Explanation, Placement
 from unit.cli.stub import Answer, job, problem
@@ -93,7 +93,7 @@ def test_a_one_liner_is_the_short_form_with_its_options(hodei, taken, monkeypatc
 
 
 def test_the_working_directory_of_this_machine_is_not_sent_to_another(hodei, stub, taken, monkeypatch):
-    from hodei.client.address import Target
+    from hodei.client.transport import Target
 
     monkeypatch.setattr(Target, "loopback", property(lambda self: False))
     assert hodei("submit", "--", "true").exit_code == 0

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hodei.jobfile.document import decode_jobs, parse_job, parse_jobs
+from hodei.jobfile.parse import decode_jobs, parse_job, parse_jobs
 from hodei.model.affinity import NodeTerm, Requirement
 from hodei.model.errors import InvalidInput
 from hodei.model.job import (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.schema import (
     AffinityForm,
     BackendForm,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_job
-from hodei.jobfile.document import decode_jobs, parse_job
+from hodei.jobfile.parse import decode_jobs, parse_job
 from hodei.jobfile.render import iso, job_document, job_view, node_view, run_view
 from hodei.model.affinity import NodeTerm, Requirement
 from hodei.model.job import (

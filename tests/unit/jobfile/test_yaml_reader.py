@@ -54,8 +54,8 @@ def test_anchors_and_merge_keys_work() -> None:
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("a: 1\nb: 2\na: 3\n", "job.yaml:3:1", "the key 'a' is there twice"),
-        ('{"a": 1, "a": 2}', "job.yaml:1:10", "the key 'a' is there twice"),
+        ("a: 1\nb: 2\na: 3\n", "job.yaml:3:1", "the key 'a' appears twice"),
+        ('{"a": 1, "a": 2}', "job.yaml:1:10", "the key 'a' appears twice"),
         ("a: b: c\n", "job.yaml:1:5", "put the value in quotes"),
         ("a:\n\t- b\n", "job.yaml:2:1", "spaces, not tabs"),
         ("a: 'x\n", "job.yaml:2:1", "not closed"),
@@ -88,7 +88,7 @@ def test_a_refusal_says_where_and_what_to_do(text: str | bytes, where: str, what
 
 
 def test_without_a_name_the_line_is_spelt_out() -> None:
-    with pytest.raises(InvalidInput, match=r"^line 2, column 1: the key 'a' is there twice$"):
+    with pytest.raises(InvalidInput, match=r"^line 2, column 1: the key 'a' appears twice$"):
         load_yaml("a: 1\na: 2\n")
 
 

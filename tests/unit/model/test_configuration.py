@@ -124,4 +124,4 @@ def test_a_mistake_that_comes_over_the_wire_is_named_with_its_line():
 
 def test_a_table_that_only_its_parts_name_has_the_line_of_the_first_of_them():
     with pytest.raises(InvalidInput, match=r"^line 3: nodes: expected a list"):
-        parse_config(*read_toml(b"[server]\n\n[nodes.n1]\ncpu = 4\n", "config.toml"), whole=True)
+        parse_config(*read_toml(b"[server]\n\n[nodes.n1]\ncpu = 4\n", "config.toml"), full=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.model.job import JobSpec, TaskSpec, cpu_shares, job_qos, oom_score_adj, qos
 
 FULL = {"cpu": 1000, "memory": 2**30}

@@ -35,9 +35,9 @@ def ids_of(client: Client, text: str) -> list[int]:
         return [view.id]
     if view.array is None:
         raise NotFound(f"job {found[1]} is not an array")
-    from hodei.client.job_refs import place_of
+    from hodei.client.job_refs import array_place
 
-    place = place_of(view.array)
+    place = array_place(view.array)
     if not found[2] and not found[3]:
         return list(range(place.first, place.last + 1))
     try:

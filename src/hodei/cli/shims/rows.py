@@ -63,7 +63,7 @@ class Row:
 
     @cached_property
     def spec(self) -> JobSpec:
-        from hodei.jobfile.document import parse_job
+        from hodei.jobfile.parse import parse_job
 
         assert self._client is not None
         return parse_job(self._client.job(self.view.id).spec)

@@ -389,14 +389,14 @@ def _standard_input() -> str:
 def _follow(client: Client, id: int, members: int) -> int:
     import time
 
-    from hodei.client.logs import Pause
+    from hodei.client.logs import Backoff
 
     readers = [
         (client.log_reader(id, stream=stream, member=member), sink)
         for member in range(members)
         for stream, sink in (("stdout", sys.stdout.buffer), ("stderr", sys.stderr.buffer))
     ]
-    pause = Pause()
+    pause = Backoff()
     while not all(reader.at_end for reader, _ in readers):
         found = False
         for reader, sink in readers:
@@ -404,7 +404,7 @@ def _follow(client: Client, id: int, members: int) -> int:
                 sink.write(data)
                 sink.flush()
                 found = True
-        time.sleep(pause.after(found))
+        time.sleep(pause.next_s(found))
     view = client.wait(id)[0]
     if view.state != "succeeded":
         place = view.nodes[0] if view.nodes else "localhost"

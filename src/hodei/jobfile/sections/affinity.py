@@ -1,4 +1,4 @@
-"""Rules about other jobs, from either spelling to the model: other jobs, spreading, host ports. Back again: `affinity_render`."""
+"""Job affinity, spread and host ports: schema, parser and renderer, in Hodei's form and in that of Kubernetes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from hodei.jobfile.names import label_key, label_value, plain_name, shown
-from hodei.jobfile.types import Expression, Expressions, Form, Key, Labels, Line, Short, Weight, Word, Words, about
-from hodei.jobfile.values import said
+from hodei.jobfile.values import (
+    Expressions,
+    Form,
+    Key,
+    Labels,
+    Line,
+    Problems,
+    Short,
+    Weight,
+    Word,
+    Words,
+    about,
+    check_requirement_names,
+    error_text,
+    label_key,
+    plain_name,
+    requirement_document,
+    safe_repr,
+    try_parse,
+)
 from hodei.model.affinity import (
     HostPort,
     JobAffinity,
@@ -28,9 +45,7 @@ if TYPE_CHECKING:
     from hodei.jobfile import schema
 
 
-# ------------------------------------------------------------------------------------- affinity schema
-# What may be written about company (other jobs, spreading, host ports), in our words and in Kubernetes' own.
-
+# ---------------------------------------------------------------------------------------------- schema
 
 Match = Annotated[Line, about("A selector of jobs by their labels; `*` for every job.", "app=web")]
 Topology = Annotated[
@@ -41,16 +56,16 @@ Skew = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class JobTermForm(Form, frozen=True):
-    """Jobs by their labels, in one place."""
+    """Jobs by their labels, in one topology domain."""
 
     match: Match
     topology: Topology
-    projects: Annotated[Words, about("Where to look for them. Default: the job's own project.")] | None = None
-    project_match: Annotated[Line, about("The same by the labels of projects; `*` for all.")] | None = None
+    projects: Annotated[Words, about("Projects of these jobs. Default: the job's own project.")] | None = None
+    project_match: Annotated[Line, about("Projects by their labels; `*` for all.")] | None = None
 
 
 class WeightedJobTermForm(JobTermForm, frozen=True):
-    """The same, with a weight."""
+    """A term that adds its weight when it holds."""
 
     weight: Annotated[Weight, about("1 to 100.")] = 1
 
@@ -66,37 +81,37 @@ class AffinityRuleForm(Form, frozen=True):
     """`with` and exactly one of the others."""
 
     match: Match = field(name="with")
-    same: Annotated[Key, about("In the same one as these jobs.", "region")] | None = None
-    different: Annotated[Key, about("Where none of these jobs is.", "region")] | None = None
-    regions: Annotated[int, Meta(ge=1, le=1000), about("Evenly over at least so many regions.")] | None = None
+    same: Annotated[Key, about("In the same domain as these jobs.", "region")] | None = None
+    different: Annotated[Key, about("In a domain without these jobs.", "region")] | None = None
+    regions: Annotated[int, Meta(ge=1, le=1000), about("Spread evenly over at least this many regions.")] | None = None
 
 
 class SpreadForm(Form, frozen=True):
-    """No place may hold `max_skew` more of the matching jobs than the emptiest one."""
+    """No domain may hold more than `max_skew` matching jobs above the emptiest one."""
 
     topology: Topology
     match: Annotated[Line, about("Which jobs are counted. Default: those with this job's labels.")] | None = None
     max_skew: Annotated[Skew, about("Default 1.")] = 1
-    hard: Annotated[bool, about("Refuse, or (false) only prefer. Default true.")] = True
-    min_domains: Annotated[Skew, about("With fewer places the emptiest counts as empty. Default 1.")] = 1
-    honour_affinity: Annotated[bool, about("Leave out places that its selector excludes. Default true.")] = True
-    honour_taints: Annotated[bool, about("Leave out places that it does not tolerate. Default false.")] = False
+    hard: Annotated[bool, about("Required, or (false) only preferred. Default true.")] = True
+    min_domains: Annotated[Skew, about("With fewer domains the emptiest counts as empty. Default 1.")] = 1
+    honour_affinity: Annotated[bool, about("Ignore domains that its node selector excludes. Default true.")] = True
+    honour_taints: Annotated[bool, about("Ignore domains with taints that it does not tolerate. Default false.")] = (
+        False
+    )
 
-
-# ------------------------------------------------------------------------------------------- Kubernetes' own
 
 LabelKeys = Annotated[list[Key], Meta(max_length=64)]
 
 
 class LabelSelector(Form, frozen=True):
-    """Conditions on labels that all must hold."""
+    """Conditions on labels; all must hold."""
 
     match_labels: Labels | None = field(name="matchLabels", default=None)
     match_expressions: Expressions | None = field(name="matchExpressions", default=None)
 
 
 class PodTerm(Form, frozen=True):
-    """Pods (here: members of jobs) by their labels, in one topology domain."""
+    """Pods (members of jobs) by their labels, in one topology domain."""
 
     topology_key: Key = field(name="topologyKey")
     label_selector: LabelSelector | None = field(name="labelSelector", default=None)
@@ -114,7 +129,7 @@ class WeightedPodTerm(Form, frozen=True):
 
 
 class PodAffinity(Form, frozen=True):
-    """Kubernetes' own block."""
+    """Kubernetes' podAffinity or podAntiAffinity."""
 
     required: Annotated[list[PodTerm], Meta(max_length=64)] | None = field(
         name="requiredDuringSchedulingIgnoredDuringExecution", default=None
@@ -138,30 +153,28 @@ class Constraint(Form, frozen=True):
 
 
 class PortForm(Form, frozen=True):
-    """A port of the node; Kubernetes' `hostPort` and `hostIP` mean the same, `containerPort` alone means none."""
+    """A port of the node. Kubernetes' `hostPort` and `hostIP` are accepted; `containerPort` alone takes no port."""
 
     port: Annotated[Port, about("The port.")] | None = None
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
-    ip: Annotated[Short, about("One address of the node. Default: all of them.")] | None = None
+    ip: Annotated[Short, about("One address of the node. Default: all.")] | None = None
     host_port: Port | None = field(name="hostPort", default=None)
     host_ip: Short | None = field(name="hostIP", default=None)
     container_port: Port | None = field(name="containerPort", default=None)
     name: Word | None = None
 
 
-# ----------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------- parser
 
-Problems = list[tuple[str, str]]
 Selector = tuple[Requirement, ...]
-JobLabels = dict[str, str]
 Rules = tuple[JobAffinity, JobAffinity, tuple[SpreadRule, ...], tuple[HostPort, ...]]
-EVERY = "*"
-_NOBODY = JobAffinity()
-_NO_RULES: Rules = (_NOBODY, _NOBODY, (), ())
+ALL_JOBS = "*"
+_NO_AFFINITY = JobAffinity()
+_NO_RULES: Rules = (_NO_AFFINITY, _NO_AFFINITY, (), ())
 
 
-def rules(form: schema.FlatJob | schema.TaskForm, labels: JobLabels, at: str, problems: Problems) -> Rules:
-    """The rules of a `TaskSpec` about other jobs, in order. `labels` are the job's own."""
+def rules(form: schema.FlatJob | schema.TaskForm, labels: dict[str, str], at: str, problems: Problems) -> Rules:
+    """`job_affinity`, `job_anti_affinity`, `spread` and `ports` of a `TaskSpec`. `labels` are the job's own."""
     pods = form.affinity
     blocks = pods is not None and (pods.pod_affinity is not None or pods.pod_anti_affinity is not None)
     if not (
@@ -169,69 +182,67 @@ def rules(form: schema.FlatJob | schema.TaskForm, labels: JobLabels, at: str, pr
         or form.ports
     ):  # fmt: skip
         return _NO_RULES
-    reading = _Reading(labels, problems)
-    near = reading.both(form.job_affinity, pods.pod_affinity if pods else None, at, "job_affinity", "podAffinity")
-    away = reading.both(
+    parser = _RuleParser(labels, problems)
+    near = parser.affinity(form.job_affinity, pods.pod_affinity if pods else None, at, "job_affinity", "podAffinity")
+    away = parser.affinity(
         form.job_anti_affinity, pods.pod_anti_affinity if pods else None, at, "job_anti_affinity", "podAntiAffinity"
     )
-    spread = [reading.spread(one, f"{at}spread[{i}]") for i, one in enumerate(form.spread or ())]
+    spread = [parser.spread(one, f"{at}spread[{i}]") for i, one in enumerate(form.spread or ())]
     path = f"{at}topologySpreadConstraints"
-    spread += [reading.constraint(one, f"{path}[{i}]") for i, one in enumerate(form.constraints or ())]
-    for i, wish in enumerate(form.affinity_rules or ()):
-        near, away = reading.shorthand(wish, f"{at}affinity_rules[{i}]", near, away, spread)
-    ports = [reading.port(one, f"{at}ports[{i}]") for i, one in enumerate(form.ports or ())]
-    held = tuple(port for port in ports if port is not None)
-    if any(one.clashes(other) for i, one in enumerate(held) for other in held[:i]):
+    spread += [parser.constraint(one, f"{path}[{i}]") for i, one in enumerate(form.constraints or ())]
+    for i, rule in enumerate(form.affinity_rules or ()):
+        near, away = parser.affinity_rule(rule, f"{at}affinity_rules[{i}]", near, away, spread)
+    parsed = [parser.port(one, f"{at}ports[{i}]") for i, one in enumerate(form.ports or ())]
+    ports = tuple(port for port in parsed if port is not None)
+    if any(one.clashes(other) for i, one in enumerate(ports) for other in ports[:i]):
         problems.append((f"{at}ports", "the same port twice"))
-    return near, away, tuple(spread), held
+    return near, away, tuple(spread), ports
 
 
-class _Reading:
-    """Reads the parts; every mistake becomes a problem at its path."""
+class _RuleParser:
+    """Reports every mistake as a problem at its path."""
 
-    def __init__(self, labels: JobLabels, problems: Problems) -> None:
+    def __init__(self, labels: dict[str, str], problems: Problems) -> None:
         self.labels = labels
         self.problems = problems
 
-    # --------------------------------------------------------------------------------------- other jobs
-
-    def both(
-        self, ours: JobAffinityForm | None, theirs: PodAffinity | None, at: str, key: str, block: str
+    def affinity(
+        self, form: JobAffinityForm | None, pod_form: PodAffinity | None, at: str, key: str, block: str
     ) -> JobAffinity:
-        if ours is not None and theirs is not None:
+        if form is not None and pod_form is not None:
             self.problems.append((f"{at}{key}", f"give either {key} or affinity.{block}, not both"))
-        if ours is not None:
+        if form is not None:
             path = f"{at}{key}"
             return JobAffinity(
-                tuple(self.term(term, f"{path}.required[{i}]") for i, term in enumerate(ours.required or ())),
+                tuple(self.term(term, f"{path}.required[{i}]") for i, term in enumerate(form.required or ())),
                 tuple(
-                    WeightedJobTerm(wish.weight, self.term(wish, f"{path}.preferred[{i}]"))
-                    for i, wish in enumerate(ours.preferred or ())
+                    WeightedJobTerm(term.weight, self.term(term, f"{path}.preferred[{i}]"))
+                    for i, term in enumerate(form.preferred or ())
                 ),
             )
-        if theirs is None:
-            return _NOBODY
+        if pod_form is None:
+            return _NO_AFFINITY
         required = f"{at}affinity.{block}.requiredDuringSchedulingIgnoredDuringExecution"
         preferred = f"{at}affinity.{block}.preferredDuringSchedulingIgnoredDuringExecution"
         return JobAffinity(
-            tuple(self.pod_term(term, f"{required}[{i}]") for i, term in enumerate(theirs.required or ())),
+            tuple(self.pod_term(term, f"{required}[{i}]") for i, term in enumerate(pod_form.required or ())),
             tuple(
-                WeightedJobTerm(wish.weight, self.pod_term(wish.term, f"{preferred}[{i}].podAffinityTerm"))
-                for i, wish in enumerate(theirs.preferred or ())
+                WeightedJobTerm(weighted.weight, self.pod_term(weighted.term, f"{preferred}[{i}].podAffinityTerm"))
+                for i, weighted in enumerate(pod_form.preferred or ())
             ),
         )
 
     def term(self, form: JobTermForm, at: str) -> JobTerm:
         projects = self._projects(form.projects or (), f"{at}.projects")
-        picked = None if form.project_match is None else self.selector(form.project_match, f"{at}.project_match")
+        by_label = None if form.project_match is None else self.selector(form.project_match, f"{at}.project_match")
         topology = self._topology(form.topology, f"{at}.topology")
-        return JobTerm(topology, self.selector(form.match, f"{at}.match"), projects, picked)
+        return JobTerm(topology, self.selector(form.match, f"{at}.match"), projects, by_label)
 
     def pod_term(self, form: PodTerm, at: str) -> JobTerm:
         chosen = self._labels(form.label_selector, f"{at}.labelSelector")
         if chosen is not None:
-            chosen += self._own(form.match_label_keys or (), "In")
-            chosen += self._own(form.mismatch_label_keys or (), "NotIn")
+            chosen += self._own_labels(form.match_label_keys or (), "In")
+            chosen += self._own_labels(form.mismatch_label_keys or (), "NotIn")
         elif form.match_label_keys or form.mismatch_label_keys:
             self.problems.append((at, "matchLabelKeys and mismatchLabelKeys need a labelSelector"))
         return JobTerm(
@@ -241,7 +252,7 @@ class _Reading:
             self._labels(form.namespace_selector, f"{at}.namespaceSelector"),
         )
 
-    def shorthand(
+    def affinity_rule(
         self, form: AffinityRuleForm, at: str, near: JobAffinity, away: JobAffinity, spread: list[SpreadRule]
     ) -> tuple[JobAffinity, JobAffinity]:
         """`same` is a required affinity, `different` a required anti-affinity, `regions` a hard spread rule."""
@@ -256,11 +267,9 @@ class _Reading:
             away = JobAffinity((*away.required, term), away.preferred)
         elif form.regions is not None:
             if not chosen:
-                self.problems.append((f"{at}.with", "say which jobs are counted, for example app=web"))
+                self.problems.append((f"{at}.with", "select the jobs to count, for example app=web"))
             spread.append(SpreadRule("region", selector=chosen, min_domains=form.regions))
         return near, away
-
-    # ------------------------------------------------------------------------------------------ spreading
 
     def spread(self, form: SpreadForm, at: str) -> SpreadRule:
         if form.match is not None:
@@ -268,7 +277,7 @@ class _Reading:
         else:
             chosen = tuple(Requirement(key, "In", (value,)) for key, value in sorted(self.labels.items()))
         if not chosen:
-            self.problems.append((f"{at}.match", "say which jobs are counted: match: app=web, or give the job labels"))
+            self.problems.append((f"{at}.match", "select the jobs to count: match: app=web, or give the job labels"))
         if not form.hard and form.min_domains != 1:
             self.problems.append((f"{at}.min_domains", "needs hard: true"))
         topology = self._topology(form.topology, f"{at}.topology")
@@ -279,7 +288,7 @@ class _Reading:
     def constraint(self, form: Constraint, at: str) -> SpreadRule:
         chosen = self._labels(form.label_selector, f"{at}.labelSelector")
         if chosen is not None:
-            chosen += self._own(form.match_label_keys or (), "In")
+            chosen += self._own_labels(form.match_label_keys or (), "In")
         elif form.match_label_keys:
             self.problems.append((f"{at}.matchLabelKeys", "needs a labelSelector"))
         hard = form.when_unsatisfiable == "DoNotSchedule"
@@ -291,8 +300,6 @@ class _Reading:
             form.affinity_policy != "Ignore", form.taints_policy == "Honor",
         )  # fmt: skip
 
-    # ---------------------------------------------------------------------------------------------- ports
-
     def port(self, form: int | PortForm, at: str) -> HostPort | None:
         if isinstance(form, int):
             return HostPort(form)
@@ -302,44 +309,39 @@ class _Reading:
         if number is None and form.container_port is None:
             self.problems.append((f"{at}.port", "missing key"))
         if not number:
-            return None  # a port of a container alone takes nothing from the node
+            return None  # a container port alone takes no port of the node
         ip = form.ip or form.host_ip or "0.0.0.0"
         try:
             ip = str(ip_address(ip))
         except ValueError:
-            self.problems.append((f"{at}.ip", f"{shown(ip)} is not an address"))
+            self.problems.append((f"{at}.ip", f"{safe_repr(ip)} is not an address"))
         return HostPort(number, form.protocol, ip)
 
-    # --------------------------------------------------------------------------------------------- pieces
-
     def selector(self, text: str, at: str) -> Selector:
-        """`*` means every job."""
-        if text.strip() == EVERY:
+        """`*` selects every job."""
+        if text.strip() == ALL_JOBS:
             return ()
         try:
-            found = tuple(_checked(requirement) for requirement in parse_selector(text))
+            found = tuple(check_requirement_names(requirement) for requirement in parse_selector(text))
             if not found:
                 raise InvalidInput("an empty selector", hint="for example app=web, or * for every job")
             return found
         except InvalidInput as error:
-            self.problems.append((at, said(error)))
+            self.problems.append((at, error_text(error)))
             return ()
 
     def _labels(self, form: LabelSelector | None, at: str) -> Selector | None:
         if form is None:
             return None
         pairs = [Requirement(key, "In", (value,)) for key, value in sorted((form.match_labels or {}).items())]
-        pairs += [self._requirement(one) for one in form.match_expressions or ()]
+        pairs += [Requirement(one.key, one.operator, tuple(one.values or ())) for one in form.match_expressions or ()]
         try:
-            return tuple(check_requirement(_checked(one)) for one in pairs)
+            return tuple(check_requirement(check_requirement_names(one)) for one in pairs)
         except InvalidInput as error:
-            self.problems.append((at, said(error)))
+            self.problems.append((at, error_text(error)))
             return ()
 
-    def _requirement(self, form: Expression) -> Requirement:
-        return Requirement(form.key, form.operator, tuple(form.values or ()))
-
-    def _own(self, keys: Sequence[str], operator: str) -> Selector:
+    def _own_labels(self, keys: Sequence[str], operator: str) -> Selector:
         """Conditions on the job's own values of these labels."""
         return tuple(
             Requirement(key, "In" if operator == "In" else "NotIn", (self.labels[key],))
@@ -348,36 +350,20 @@ class _Reading:
         )
 
     def _topology(self, key: str, at: str) -> str:
-        try:
-            return label_key(key)
-        except InvalidInput as error:
-            self.problems.append((at, said(error)))
-            return key
+        return try_parse(self.problems, at, label_key, key, key)
 
     def _projects(self, names: Sequence[str], at: str) -> tuple[str, ...]:
-        try:
-            return tuple(plain_name(name) for name in names)
-        except InvalidInput as error:
-            self.problems.append((at, said(error)))
-            return ()
+        return try_parse(self.problems, at, lambda given: tuple(map(plain_name, given)), names, ())
 
 
-def _checked(requirement: Requirement) -> Requirement:
-    label_key(requirement.key)
-    for value in requirement.values if requirement.operator in ("In", "NotIn") else ():
-        label_value(value)
-    return requirement
+# -------------------------------------------------------------------------------------------- renderer
+# In Hodei's form if it can express the rules, else in that of Kubernetes.
 
-
-# ------------------------------------------------------------------------------------- affinity render
-# Rules about company as people read them: in our words where these say it all, else in Kubernetes' own.
-
-
-_LINE = 1024
+_MAX_SELECTOR = 1024
 
 
 def render_rules(task: TaskSpec) -> dict[str, Any]:
-    """The keys of a task; empty ones mean that there is nothing to say."""
+    """The keys of a task; empty values are omitted by the caller."""
     in_short = all(map(_short_spread, task.spread))
     return {
         "job_affinity": _short(task.job_affinity),
@@ -388,36 +374,36 @@ def render_rules(task: TaskSpec) -> dict[str, Any]:
     }
 
 
-def blocks(task: TaskSpec) -> dict[str, Any]:
-    """What goes into `affinity` because our words would not say it."""
+def render_pod_blocks(task: TaskSpec) -> dict[str, Any]:
+    """The Kubernetes blocks of `affinity`, for rules that Hodei's form cannot express."""
     pairs = (("podAffinity", task.job_affinity), ("podAntiAffinity", task.job_anti_affinity))
     return {key: _block(affinity) for key, affinity in pairs if affinity != JobAffinity() and not _short(affinity)}
 
 
 def _short(affinity: JobAffinity) -> dict[str, Any]:
     required = [_short_term(term) for term in affinity.required]
-    preferred = [(wish.weight, _short_term(wish.term)) for wish in affinity.preferred]
+    preferred = [(weighted.weight, _short_term(weighted.term)) for weighted in affinity.preferred]
     if not all(required) or not all(term for _, term in preferred):
         return {}
-    wishes = [{"weight": weight} | term for weight, term in preferred]
-    return ({"required": required} if required else {}) | ({"preferred": wishes} if wishes else {})
+    terms = [{"weight": weight} | term for weight, term in preferred]
+    return ({"required": required} if required else {}) | ({"preferred": terms} if terms else {})
 
 
 def _short_term(term: JobTerm) -> dict[str, Any]:
-    """Empty if it cannot be said in short."""
-    match = _line(term.selector)
-    picked = _line(term.project_selector) if term.project_selector is not None else ""
-    if match is None or picked is None:
+    """Empty if Hodei's form cannot express it."""
+    match = _selector_text(term.selector)
+    project_match = _selector_text(term.project_selector) if term.project_selector is not None else ""
+    if match is None or project_match is None:
         return {}
     out: dict[str, Any] = {"match": match, "topology": term.topology}
     if term.projects:
         out["projects"] = list(term.projects)
-    return out | ({"project_match": picked} if term.project_selector is not None else {})
+    return out | ({"project_match": project_match} if term.project_selector is not None else {})
 
 
 def _short_spread(rule: SpreadRule) -> dict[str, Any]:
-    match = _line(rule.selector)
-    if match is None or match == EVERY:
+    match = _selector_text(rule.selector)
+    if match is None or match == ALL_JOBS:
         return {}
     defaults = SpreadRule(rule.topology)
     out: dict[str, Any] = {"topology": rule.topology, "match": match}
@@ -427,20 +413,17 @@ def _short_spread(rule: SpreadRule) -> dict[str, Any]:
     return out
 
 
-def _line(selector: tuple[Requirement, ...] | None) -> str | None:
-    """A selector in one line; None if it cannot be one."""
+def _selector_text(selector: tuple[Requirement, ...] | None) -> str | None:
+    """None if the selector cannot be written as text."""
     if selector is None:
         return None
     text = ", ".join(map(str, selector))
     try:
-        if len(text) > _LINE or parse_selector(text) != selector:
+        if len(text) > _MAX_SELECTOR or parse_selector(text) != selector:
             return None
     except InvalidInput:
         return None
-    return text or EVERY
-
-
-# ------------------------------------------------------------------------------------------- Kubernetes' own
+    return text or ALL_JOBS
 
 
 def _block(affinity: JobAffinity) -> dict[str, Any]:
@@ -449,7 +432,7 @@ def _block(affinity: JobAffinity) -> dict[str, Any]:
         out["requiredDuringSchedulingIgnoredDuringExecution"] = [_pod_term(term) for term in affinity.required]
     if affinity.preferred:
         out["preferredDuringSchedulingIgnoredDuringExecution"] = [
-            {"weight": wish.weight, "podAffinityTerm": _pod_term(wish.term)} for wish in affinity.preferred
+            {"weight": term.weight, "podAffinityTerm": _pod_term(term.term)} for term in affinity.preferred
         ]
     return out
 
@@ -483,14 +466,7 @@ def _constraint(rule: SpreadRule) -> dict[str, Any]:
 
 
 def _selector(selector: tuple[Requirement, ...]) -> dict[str, Any]:
-    if not selector:
-        return {}
-    return {
-        "matchExpressions": [
-            {"key": one.key, "operator": one.operator} | ({"values": list(one.values)} if one.values else {})
-            for one in selector
-        ]
-    }
+    return {"matchExpressions": list(map(requirement_document, selector))} if selector else {}
 
 
 def _port(port: HostPort) -> int | dict[str, Any]:

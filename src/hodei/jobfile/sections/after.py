@@ -1,4 +1,4 @@
-"""What a job waits for, from what was written to the model, and back again."""
+"""The key `after` (dependencies): schema, parser and renderer."""
 
 from __future__ import annotations
 
@@ -7,68 +7,58 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from hodei.jobfile.names import job_name, shown
-from hodei.jobfile.types import Duration, Form, Line, about
-from hodei.jobfile.values import Problems, duration, take
+from hodei.jobfile.values import Duration, Form, Line, Problems, about, duration, job_name, safe_repr, try_parse
 from hodei.model.array import parse_indices
 from hodei.model.dependency import ONS, Dependencies, Dependency, On, parse_data_location
 from hodei.model.resources import format_duration
 
-# ---------------------------------------------------------------------------------------- after schema
-# What may be written about what a job waits for.
-
-
 MAX_AFTER = 10_000
-# A line, as a list of indices may stand behind the name: sweep[1,3,7-9].
+# A line, because indices may follow the name: sweep[1,3,7-9].
 JobRef = Annotated[int, Meta(ge=1, le=2**53)] | Line
 JobRefs = Annotated[list[JobRef], Meta(max_length=MAX_AFTER)] | JobRef
 
 
 class AfterForm(Form, frozen=True):
-    """What a job waits for before it may start: jobs by number or name, and data that is to appear."""
+    """Dependencies of a job: other jobs by number or name, and data."""
 
     succeeded: Annotated[JobRefs, about("These jobs have succeeded.", ["build", 17, "sweep[3]"])] | None = None
-    completed: Annotated[JobRefs, about("These jobs have ended, in whatever way.", ["build"])] | None = None
+    completed: Annotated[JobRefs, about("These jobs have ended, in any state.", ["build"])] | None = None
     failed: Annotated[JobRefs, about("These jobs have failed.", ["train"])] | None = None
-    checkpointed: (
-        Annotated[JobRefs, about("These jobs have saved their work at least once, or succeeded.", ["train"])] | None
-    ) = None
+    checkpointed: Annotated[JobRefs, about("These jobs have taken a checkpoint, or succeeded.", ["train"])] | None = (
+        None
+    )
     exists: (
         Annotated[
             Annotated[list[Line], Meta(max_length=64)] | Line,
             about(
-                "These files of the server's host, or addresses, are there; where is for the configuration to allow.",
+                "These files on the server's host or URLs exist; the configuration lists the allowed places.",
                 ["/data/x.csv", "https://data.example/x.csv"],
             ),
         ]
         | None
     ) = None
-    need: (
-        Annotated[int, Meta(ge=1, le=MAX_AFTER), about("So many of all these are enough. Default: all of them.")] | None
-    ) = None
-    timeout: Annotated[Duration, about("Fail the job if it waits longer for them.", "2h")] | None = None
+    need: Annotated[int, Meta(ge=1, le=MAX_AFTER), about("How many of these are enough. Default: all.")] | None = None
+    timeout: Annotated[Duration, about("Fail the job if it waits longer than this for them.", "2h")] | None = None
 
 
 AfterKey = Annotated[
     Annotated[list[JobRef], Meta(max_length=MAX_AFTER)] | JobRef | AfterForm,
     about(
-        "What it waits for: jobs that must succeed, by number or name (of an array: all of it, `sweep[3]` is one element), or more in detail.",
+        "Dependencies: jobs that must succeed, by number or name (an array as a whole, `sweep[3]` is one element), or in detail.",
         ["build", 17],
         {"succeeded": ["build"], "exists": ["/data/x.csv"], "timeout": "2h"},
     ),
 ]
 
 
-# ----------------------------------------------------------------------------------------------------
-
-NOTHING = Dependencies()
-_LARGEST = 2**53
+NO_DEPENDENCIES = Dependencies()
+_MAX_ID = 2**53
 _ELEMENTS = re.compile(r"([^\[\]]+)(\[[^\[\]]*\])")
 _Refs = list[int | str] | int | str
 
 
 def dependencies(given: AfterForm | _Refs, at: str, problems: Problems) -> Dependencies:
-    """Each thing once, in the order given; a name of digits alone is a number; brackets choose elements of an array."""
+    """Each dependency once, in the order given. A name of digits only is a number; brackets select elements."""
     of: dict[Dependency, None] = {}
     if not isinstance(given, AfterForm):
         _jobs(given, "succeeded", at, of, problems)
@@ -81,17 +71,17 @@ def dependencies(given: AfterForm | _Refs, at: str, problems: Problems) -> Depen
             _jobs(refs, on, f"{at}.{on}", of, problems)
             continue
         for i, what in enumerate([refs] if isinstance(refs, str) else refs):
-            take(problems, f"{at}.exists[{i}]", parse_data_location, what, None)
+            try_parse(problems, f"{at}.exists[{i}]", parse_data_location, what, None)
             of[Dependency(on, what=what)] = None
     if not of:
-        problems.append((at, "names nothing to wait for; name a job or a file, or leave it out"))
+        problems.append((at, "has no dependencies; name a job or a file, or remove it"))
     if len(of) > MAX_AFTER:
-        problems.append((at, f"more than {MAX_AFTER} things to wait for"))
+        problems.append((at, f"more than {MAX_AFTER} dependencies"))
     if given.need is not None and given.need > len(of):
-        problems.append((f"{at}.need", f"{given.need} is more than the {len(of)} things that it names"))
+        problems.append((f"{at}.need", f"{given.need} is more than the {len(of)} dependencies"))
     timeout = duration(given.timeout, f"{at}.timeout", problems)
     if timeout == 0:
-        problems.append((f"{at}.timeout", "no time at all; give at least 1s, or leave it out"))
+        problems.append((f"{at}.timeout", "too short; give at least 1s, or remove it"))
     need = 0 if given.need == len(of) else given.need or 0
     return Dependencies(tuple(of), need, timeout or 0)
 
@@ -104,19 +94,19 @@ def _jobs(refs: _Refs, on: On, at: str, of: dict[Dependency, None], problems: Pr
         if isinstance(ref, str) and (written := _ELEMENTS.fullmatch(ref)) is not None:
             ref, elements = written[1], written[2].replace(" ", "")
             if elements != "[]":
-                take(problems, path, parse_indices, elements[1:-1], None)
+                try_parse(problems, path, parse_indices, elements[1:-1], None)
         if isinstance(ref, str) and ref.isdecimal() and ref.isascii():
             ref = int(ref)
-            if not 0 < ref <= _LARGEST:
-                problems.append((path, f"{shown(str(ref))} is not the number of a job"))
+            if not 0 < ref <= _MAX_ID:
+                problems.append((path, f"{safe_repr(str(ref))} is not the number of a job"))
         if isinstance(ref, int):
             of[Dependency(on, job=ref, elements=elements)] = None
         else:
-            of[Dependency(on, name=take(problems, path, job_name, ref, ref), elements=elements)] = None
+            of[Dependency(on, name=try_parse(problems, path, job_name, ref, ref), elements=elements)] = None
 
 
 def document(after: Dependencies) -> dict[str, Any]:
-    """The key's long form; empty if there is nothing to wait for."""
+    """The long form of the key; empty without dependencies."""
     out: dict[str, Any] = {}
     for one in after.of:
         job = one.job or one.name

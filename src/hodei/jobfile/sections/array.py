@@ -1,4 +1,4 @@
-"""The key `array`, from what was written to the model and back again."""
+"""The key `array`: schema, parser and renderer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from hodei.jobfile.types import Form, Line, about
-from hodei.jobfile.values import Problems, take
+from hodei.jobfile.values import Form, Line, Problems, about, try_parse
 from hodei.model.array import MAX_ELEMENTS, ArrayElement, parse_indices
-
-# ---------------------------------------------------------------------------------------- array schema
-# The key `array` of a job file as types; its meaning is in `array`.
-
 
 Elements = Annotated[int, Meta(ge=1, le=MAX_ELEMENTS)]
 
@@ -21,28 +16,25 @@ Elements = Annotated[int, Meta(ge=1, le=MAX_ELEMENTS)]
 class ArrayForm(Form, frozen=True):
     """Either `count` or `indices`."""
 
-    count: Annotated[Elements, about("So many jobs, with the indices 0, 1, 2...")] | None = None
+    count: Annotated[Elements, about("Number of jobs, with the indices 0, 1, 2...")] | None = None
     indices: (
         Annotated[Line, about("The indices: first-last, first-last:step, or a list.", "1-10", "0-98:2", "1,3,7-9")]
         | None
     ) = None
-    at_most: Annotated[Elements, about("No more of them under way at once. Default: no limit.")] | None = None
+    at_most: Annotated[Elements, about("Maximum number that are active at once. Default: no limit.")] | None = None
 
 
 ArrayKey = Annotated[
     Elements | Line | ArrayForm,
     about(
-        "Many jobs from this one file, told apart by HODEI_ARRAY_INDEX: how many, or which indices.",
+        "Many jobs from one file, which differ by HODEI_ARRAY_INDEX: their number, or their indices.",
         100, "0-98:2", {"count": 100, "at_most": 10},
     ),
 ]  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------
-
-
 def array_of(given: int | str | ArrayForm, at: str, problems: Problems) -> ArrayElement | None:
-    """The mould of an array; its `first` is not known yet."""
+    """The template of an array; its `first` is set when the jobs are created."""
     form = given if isinstance(given, ArrayForm) else None
     count, indices = (given, None) if isinstance(given, int) else (None, given)
     if form is not None:
@@ -52,8 +44,8 @@ def array_of(given: int | str | ArrayForm, at: str, problems: Problems) -> Array
             return None
     at_most = form.at_most or 0 if form is not None else 0
     if isinstance(indices, str):
-        nothing: Sequence[int] = range(1)
-        found = take(problems, f"{at}.indices" if form is not None else at, parse_indices, indices, nothing)
+        default: Sequence[int] = range(1)
+        found = try_parse(problems, f"{at}.indices" if form is not None else at, parse_indices, indices, default)
         if isinstance(found, range):
             return ArrayElement(0, found.start, len(found), at_most, found.start, found.step)
         listed = indices.replace("_", "").replace(" ", "")
@@ -63,7 +55,7 @@ def array_of(given: int | str | ArrayForm, at: str, problems: Problems) -> Array
 
 
 def array_document(place: ArrayElement | None) -> Any:
-    """What stands in the document. Of an element: that element alone, with its index."""
+    """The value of the key. For an element: only its own index."""
     if place is None:
         return ""
     if place.first:

@@ -1,4 +1,5 @@
-"""Rules about the members of a job together, from what was written to the model. Back again: `gang_render`."""
+"""The keys `gang`, `distribution` and `checkpoint`, and `min`, `backends` and `binding` of a task: schema, parser and
+renderer."""
 
 from __future__ import annotations
 
@@ -7,9 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hodei.jobfile.names import did_you_mean, label_key, shown, word
-from hodei.jobfile.types import Command, Duration, Form, Key, Short, Word, about
-from hodei.jobfile.values import Problems, absolute_path, command, duration, program, take
+from hodei.jobfile.values import (
+    Command,
+    Duration,
+    Form,
+    Key,
+    Problems,
+    Short,
+    Word,
+    about,
+    absolute_path,
+    command,
+    did_you_mean,
+    duration,
+    label_key,
+    program,
+    safe_repr,
+    try_parse,
+    word,
+)
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Binding, Checkpoint, Distribution, GangRules, JobSpec, TaskSpec, TransferCost
 from hodei.model.resources import CPU, Resources, format_duration, human_amount
@@ -18,15 +35,14 @@ if TYPE_CHECKING:
     from hodei.jobfile import schema
 
 
-# ----------------------------------------------------------------------------------------- gang schema
-# What may be written about the members of a job together: the gang, its tasks over backends, saving work.
+# ---------------------------------------------------------------------------------------------- schema
 
 
 class TopologyForm(Form, frozen=True):
-    """A label of nodes of which all members share one value, as a must or a wish."""
+    """A label of nodes with the same value for all members, required or preferred."""
 
     key: Annotated[Key, about("A label of nodes, or region, zone, datacenter, rack, host, backend.", "rack", "backend")]
-    required: Annotated[bool, about("Refuse, or (false) only prefer. Default true.")] = True
+    required: Annotated[bool, about("Required, or (false) only preferred. Default true.")] = True
 
 
 class GangForm(Form, frozen=True):
@@ -35,72 +51,76 @@ class GangForm(Form, frozen=True):
     topology: (
         Annotated[
             Key | TopologyForm,
-            about("All members in one of these: rack, zone, ...", "rack", {"key": "rack", "required": False}),
+            about("All members in one domain: rack, zone, ...", "rack", {"key": "rack", "required": False}),
         ]
         | None
     ) = None
     on_failure: (
         Annotated[
             Literal["restart", "repair"],
-            about("When one member fails or is lost: start all again, or that one alone. Default `restart`."),
+            about("When one member fails or is lost: restart all, or only that one. Default `restart`."),
         ]
         | None
     ) = None
     assembly_timeout: (
-        Annotated[Duration, about("So long after placing all members must run, or all are stopped.", "5m")] | None
+        Annotated[Duration, about("Stop all members unless all run within this time after placement.", "5m")] | None
     ) = None
     elastic: (
-        Annotated[bool, about("Take in more members while it runs, and give them up first. Default false.")] | None
+        Annotated[bool, about("Add members while it runs if there is room, and give them up first. Default false.")]
+        | None
     ) = None
 
 
 class TransferCostForm(Form, frozen=True):
-    """What moving the data of one member between two backends costs, either way."""
+    """The cost of moving the data of one member between two backends, in either direction."""
 
     between: Annotated[list[Word], Meta(max_length=64), about("Two backends.", ["cluster-a", "cluster-b"])]
     cost: Annotated[float, Meta(ge=0, le=1_000_000), about("In any unit, to a thousandth.", 0.09)]
 
 
 class DistributionForm(Form, frozen=True):
-    """How the tasks of a job lie over backends."""
+    """How the tasks of a job are distributed over backends."""
 
     model: Annotated[
         Literal["colocated", "distributed", "hub_and_spoke"],
-        about("All on one backend; each on any of its own, the cheapest way; or the same with costs to a hub alone."),
+        about(
+            "All on one backend; each on any of its backends at the lowest cost; or the same with costs to a hub only."
+        ),
     ]
-    hub: Annotated[Word, about("The task in the middle; needed for `hub_and_spoke`.")] | None = None
+    hub: Annotated[Word, about("The task at the hub; required for `hub_and_spoke`.")] | None = None
     transfer_costs: (
         Annotated[
             list[TransferCostForm],
             Meta(max_length=1024),
-            about("What moving data costs; 0 between backends that are not named."),
+            about("Costs of moving data; 0 between backends that are not listed."),
         ]
         | None
     ) = None
 
 
 class CheckpointForm(Form, frozen=True):
-    """How a run is told to save its work before it is stopped."""
+    """How a run takes a checkpoint before it is stopped."""
 
     signal: Annotated[Short, about("A signal to the run; not together with `command`.", "USR1")] | None = None
     command: Command | None = None
-    timeout: Annotated[Duration, about("How long saving may take. Default `30s`.", "2m")] | None = None
+    timeout: Annotated[Duration, about("How long a checkpoint may take. Default `30s`.", "2m")] | None = None
     file: (
         Annotated[
             Annotated[str, Meta(max_length=4096)],
-            about("A file whose time of change says when the work was last saved.", "/srv/model/checkpoint.json"),
+            about("A file whose modification time is that of the last checkpoint.", "/srv/model/checkpoint.json"),
         ]
         | None
     ) = None
     every: (
-        Annotated[Duration, about("Save also while it runs, this often; needs `signal` or `command`.", "10m")] | None
+        Annotated[Duration, about("Take checkpoints this often while it runs; needs `signal` or `command`.", "10m")]
+        | None
     ) = None
 
 
-# ----------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------- parser
 
 SIGNALS = ("ALRM", "CONT", "HUP", "INT", "QUIT", "TERM", "URG", "USR1", "USR2", "VTALRM", "WINCH")
-_NOBODY_HEARS = ("KILL", "STOP")
+_UNCATCHABLE = ("KILL", "STOP")
 TaskRules = tuple[int, tuple[str, ...], Binding]
 JobRules = tuple[GangRules, Distribution, Checkpoint]
 _NO_TASK_RULES: TaskRules = (0, (), "")
@@ -116,9 +136,9 @@ def task_rules(form: schema.FlatJob | schema.TaskForm, request: Resources, at: s
         problems.append((f"{at}min", f"{form.min_count} is more than the count, {count}"))
     cpu = request.get(CPU, 0)
     if form.binding is not None and (not cpu or cpu % 1000):
-        problems.append((f"{at}binding", f"needs a whole number of cpus, and it asks for {human_amount(CPU, cpu)}"))
+        problems.append((f"{at}binding", f"needs a whole number of cores, but the request is {human_amount(CPU, cpu)}"))
     backends = tuple(
-        take(problems, f"{at}backends[{i}]", word, name, name) for i, name in enumerate(form.backends or ())
+        try_parse(problems, f"{at}backends[{i}]", word, name, name) for i, name in enumerate(form.backends or ())
     )
     return form.min_count or 0, tuple(dict.fromkeys(backends)), form.binding or ""
 
@@ -137,7 +157,7 @@ def job_rules(
     if keys.per_node:
         gang = GangRules(per_node=True)
         if len(tasks) > 1 or tasks[0].count > 1:
-            problems.append((f"{at}per_node", "is for one task with a count of 1: there is one run on each node"))
+            problems.append((f"{at}per_node", "needs one task with a count of 1: there is one run on each node"))
         for key in ("gang", "distribution", "array"):
             if getattr(keys, key) is not None:
                 problems.append((f"{at}per_node", f"cannot be used together with {key}"))
@@ -151,10 +171,10 @@ def job_rules(
 def _gang(form: GangForm, tasks: tuple[TaskSpec, ...], at: str, problems: Problems) -> GangRules:
     topology, required = "", True
     if isinstance(form.topology, TopologyForm):
-        topology = take(problems, f"{at}.topology.key", label_key, form.topology.key, "")
+        topology = try_parse(problems, f"{at}.topology.key", label_key, form.topology.key, "")
         required = form.topology.required
     elif form.topology is not None:
-        topology = take(problems, f"{at}.topology", label_key, form.topology, "")
+        topology = try_parse(problems, f"{at}.topology", label_key, form.topology, "")
     if form.elastic and not any(task.needed < task.count for task in tasks):
         problems.append((f"{at}.elastic", "needs a task whose min is below its count"))
     return GangRules(
@@ -166,32 +186,31 @@ def _gang(form: GangForm, tasks: tuple[TaskSpec, ...], at: str, problems: Proble
     )
 
 
-# ------------------------------------------------------------------------------------------- over backends
-
-
 def _distribution(form: DistributionForm, tasks: tuple[TaskSpec, ...], at: str, problems: Problems) -> Distribution:
     names = [task.name for task in tasks]
     if form.model == "hub_and_spoke" and form.hub is None:
-        problems.append((f"{at}.hub", f"missing: say which task is in the middle, one of {', '.join(names[:8])}"))
+        problems.append((f"{at}.hub", f"missing: name the task at the hub, one of {', '.join(names[:8])}"))
     elif form.hub is not None and form.model != "hub_and_spoke":
         problems.append((f"{at}.hub", "needs model: hub_and_spoke"))
     elif form.hub is not None and form.hub not in names:
-        text = f"there is no task {shown(form.hub)}; one of {', '.join(names[:8])}{did_you_mean(form.hub, names)}"
+        text = f"there is no task {safe_repr(form.hub)}; one of {', '.join(names[:8])}{did_you_mean(form.hub, names)}"
         problems.append((f"{at}.hub", text))
     if form.transfer_costs and form.model == "colocated":
-        problems.append((f"{at}.transfer_costs", "nothing is moved with model: colocated; leave them out"))
-    if form.model == "colocated" and _together(tasks) == set():
-        problems.append((f"{at}.model", "no backend is among those of every task"))
+        problems.append((f"{at}.transfer_costs", "no data is moved with model: colocated; remove them"))
+    if form.model == "colocated" and _common_backends(tasks) == set():
+        problems.append((f"{at}.model", "the tasks have no backend in common"))
     costs = []
     seen = set()
     for i, cost in enumerate(form.transfer_costs or ()):
         path = f"{at}.transfer_costs[{i}].between"
-        ends = [take(problems, f"{path}[{j}]", word, name, name) for j, name in enumerate(cost.between)]
+        ends = [try_parse(problems, f"{path}[{j}]", word, name, name) for j, name in enumerate(cost.between)]
         if len(ends) != 2 or ends[0] == ends[1]:
             problems.append((path, "name two different backends, as in [a, b]"))
             continue
         if frozenset(ends) in seen:
-            problems.append((path, f"the cost between {ends[0]} and {ends[1]} is given twice; it holds either way"))
+            problems.append(
+                (path, f"the cost between {ends[0]} and {ends[1]} is given twice; it applies in both directions")
+            )
         seen.add(frozenset(ends))
         costs.append(TransferCost((ends[0], ends[1]), round(cost.cost * 1000)))
     return Distribution(form.model, form.hub or "", tuple(costs))
@@ -200,7 +219,7 @@ def _distribution(form: DistributionForm, tasks: tuple[TaskSpec, ...], at: str, 
 def _check_backends(
     keys: schema.FlatJob | schema.JobKeys, tasks: tuple[TaskSpec, ...], at: str, problems: Problems
 ) -> None:
-    """A job that names its backend leaves its tasks no others."""
+    """The backend of the job restricts the backends of its tasks."""
     allowed = [keys.backend] if isinstance(keys.backend, str) else keys.backend.specific if keys.backend else None
     if allowed is None:
         return
@@ -210,38 +229,35 @@ def _check_backends(
             problems.append((path, f"none of them is allowed by the job's backend, {', '.join(allowed)}"))
 
 
-def _together(tasks: tuple[TaskSpec, ...]) -> set[str] | None:
+def _common_backends(tasks: tuple[TaskSpec, ...]) -> set[str] | None:
     """The backends on which every task may run; None for any."""
     named = [set(task.backends) for task in tasks if task.backends]
     return set.intersection(*named) if named else None
 
 
-# ------------------------------------------------------------------------------------------- saving work
-
-
 def _checkpoint(form: CheckpointForm, at: str, problems: Problems) -> Checkpoint:
-    hooked = form.signal is not None or form.command is not None
+    has_trigger = form.signal is not None or form.command is not None
     if form.signal is not None and form.command is not None:
         problems.append((at, "give either a signal or a command, not both"))
-    if not hooked and form.file is None:
-        problems.append((at, "say how work is saved: signal or command, and perhaps file"))
+    if not has_trigger and form.file is None:
+        problems.append((at, "give a signal or a command that takes the checkpoint, or a file"))
     if form.command is not None and not program(form.command):
         problems.append((f"{at}.command", "missing: give the program and its arguments"))
     timeout = duration(form.timeout, f"{at}.timeout", problems)
     if timeout == 0:
-        problems.append((f"{at}.timeout", "no time at all; give at least 1s, or leave the checkpoint out"))
-    elif timeout and not hooked and form.file is not None:
-        problems.append((f"{at}.timeout", "needs a signal or a command that it is for"))
+        problems.append((f"{at}.timeout", "too short; give at least 1s, or remove the checkpoint"))
+    elif timeout and not has_trigger and form.file is not None:
+        problems.append((f"{at}.timeout", "needs a signal or a command"))
     every = duration(form.every, f"{at}.every", problems)
-    if every is not None and not hooked:
-        problems.append((f"{at}.every", "needs a signal or a command with which work is saved"))
+    if every is not None and not has_trigger:
+        problems.append((f"{at}.every", "needs a signal or a command"))
     elif every is not None and every < 1000:
         problems.append((f"{at}.every", "too short; give at least 1s"))
     return Checkpoint(
-        "" if form.signal is None else take(problems, f"{at}.signal", signal_name, form.signal, ""),
+        "" if form.signal is None else try_parse(problems, f"{at}.signal", signal_name, form.signal, ""),
         () if form.command is None else command(form.command, f"{at}.command", problems),
         30_000 if timeout is None else timeout,
-        "" if form.file is None else take(problems, f"{at}.file", absolute_path, form.file, ""),
+        "" if form.file is None else try_parse(problems, f"{at}.file", absolute_path, form.file, ""),
         every or 0,
     )
 
@@ -250,15 +266,15 @@ def _checkpoint(form: CheckpointForm, at: str, problems: Problems) -> Checkpoint
 def signal_name(text: str) -> str:
     """`usr1`, `USR1` and `SIGUSR1` are `USR1`."""
     name = text.strip().upper().removeprefix("SIG")
-    if name in _NOBODY_HEARS:
-        raise InvalidInput(f"{name} cannot be heard by a program, so nothing would be saved", hint="for example USR1")
+    if name in _UNCATCHABLE:
+        raise InvalidInput(f"a program cannot catch {name}, so it would take no checkpoint", hint="for example USR1")
     if name not in SIGNALS:
-        raise InvalidInput(f"unknown signal {shown(text)}: {', '.join(SIGNALS)}{did_you_mean(name, SIGNALS)}")
+        raise InvalidInput(f"unknown signal {safe_repr(text)}: {', '.join(SIGNALS)}{did_you_mean(name, SIGNALS)}")
     return name
 
 
-# ----------------------------------------------------------------------------------------- gang render
-# Rules about the members of a job together, as people write them. Keys that say nothing are empty.
+# -------------------------------------------------------------------------------------------- renderer
+# Empty values are omitted by the caller.
 
 
 def render_task_rules(task: TaskSpec) -> dict[str, Any]:

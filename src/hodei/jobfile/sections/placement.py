@@ -1,21 +1,31 @@
-"""Where a task may run: affinity, tolerations, backend and place, from either spelling to the model."""
+"""Node affinity, tolerations, `backend` and `near`: parser and renderer. Their types are in `schema`."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from hodei.jobfile import schema
-from hodei.jobfile.names import did_you_mean, label_key, label_value, shown, word
-from hodei.jobfile.values import said
+from hodei.jobfile.values import (
+    Expression,
+    Problems,
+    check_requirement_names,
+    did_you_mean,
+    error_text,
+    label_key,
+    label_value,
+    requirement_document,
+    safe_repr,
+    try_parse,
+    word,
+)
 from hodei.model.affinity import NodeTerm, Requirement, check_requirement, parse_selector
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Affinity, BackendChoice, PreferredTerm, Toleration
 from hodei.model.node import Location, TaintEffect
 
-Problems = list[tuple[str, str]]
 FIELDS = ("metadata.name",)
-EVERYTHING = Toleration(operator="Exists")
+TOLERATE_ALL = Toleration(operator="Exists")
 
 
 def affinity(form: schema.AffinityForm, at: str, problems: Problems) -> Affinity:
@@ -23,8 +33,8 @@ def affinity(form: schema.AffinityForm, at: str, problems: Problems) -> Affinity
         return Affinity(
             tuple(_term(text, f"{at}.required[{i}]", problems) for i, text in enumerate(form.required or ())),
             tuple(
-                PreferredTerm(wish.weight, _term(wish.match, f"{at}.preferred[{i}].match", problems))
-                for i, wish in enumerate(form.preferred or ())
+                PreferredTerm(one.weight, _term(one.match, f"{at}.preferred[{i}].match", problems))
+                for i, one in enumerate(form.preferred or ())
             ),
         )
     if form.required is not None or form.preferred is not None:
@@ -36,14 +46,14 @@ def affinity(form: schema.AffinityForm, at: str, problems: Problems) -> Affinity
     return Affinity(
         tuple(_kubernetes_term(term, f"{required_at}[{i}]", problems) for i, term in enumerate(terms)),
         tuple(
-            PreferredTerm(wish.weight, _kubernetes_term(wish.preference, f"{preferred_at}[{i}].preference", problems))
-            for i, wish in enumerate(block.preferred or ())
+            PreferredTerm(one.weight, _kubernetes_term(one.preference, f"{preferred_at}[{i}].preference", problems))
+            for i, one in enumerate(block.preferred or ())
         ),
     )
 
 
 def toleration(given: str | schema.TolerationForm) -> Toleration:
-    """One toleration; InvalidInput where Kubernetes would refuse it too."""
+    """InvalidInput where Kubernetes would refuse it too."""
     if isinstance(given, str):
         return _short_toleration(given)
     key, value, effect = given.key or "", given.value or "", given.effect or ""
@@ -102,7 +112,7 @@ def _short_toleration(text: str) -> Toleration:
     elif effect not in get_args(TaintEffect):
         known = get_args(TaintEffect)
         raise InvalidInput(
-            f"{shown(effect)} is not an effect: {', '.join(known)}{did_you_mean(effect, known)}",
+            f"{safe_repr(effect)} is not an effect: {', '.join(known)}{did_you_mean(effect, known)}",
             hint="write key, key:Effect or key=value:Effect",
         )
     key, equals, value = taint.partition("=")
@@ -110,24 +120,20 @@ def _short_toleration(text: str) -> Toleration:
 
 
 def _term(selector: str, at: str, problems: Problems) -> NodeTerm:
-    try:
-        return _parsed(selector)
-    except InvalidInput as error:
-        problems.append((at, said(error)))
-        return NodeTerm()
+    return try_parse(problems, at, _selector_term, selector, NodeTerm())
 
 
 @lru_cache(maxsize=1024)
-def _parsed(selector: str) -> NodeTerm:
+def _selector_term(selector: str) -> NodeTerm:
     requirements = parse_selector(selector)
     if not requirements:
         raise InvalidInput("an empty selector", hint="for example: zone in (a, b), disk=ssd, !spot")
-    return NodeTerm(tuple(_checked(requirement) for requirement in requirements))
+    return NodeTerm(tuple(map(check_requirement_names, requirements)))
 
 
 def _kubernetes_term(term: schema.SelectorTerm, at: str, problems: Problems) -> NodeTerm:
     if not term.match_expressions and not term.match_fields:
-        problems.append((at, "a term without conditions matches no node; add matchExpressions or leave the term out"))
+        problems.append((at, "a term without conditions matches no node; add matchExpressions or remove the term"))
     return NodeTerm(
         tuple(
             _expression(e, f"{at}.matchExpressions[{i}]", problems) for i, e in enumerate(term.match_expressions or ())
@@ -138,19 +144,67 @@ def _kubernetes_term(term: schema.SelectorTerm, at: str, problems: Problems) -> 
     )
 
 
-def _expression(form: schema.Expression, at: str, problems: Problems, known: tuple[str, ...] = ()) -> Requirement:
+def _expression(form: Expression, at: str, problems: Problems, known: tuple[str, ...] = ()) -> Requirement:
     requirement = Requirement(form.key, form.operator, tuple(form.values or ()))
     try:
         if known and form.key not in known:
-            raise InvalidInput(f"unknown field {shown(form.key)}; known: {', '.join(known)}")
-        return check_requirement(requirement if known else _checked(requirement))
+            raise InvalidInput(f"unknown field {safe_repr(form.key)}; known: {', '.join(known)}")
+        return check_requirement(requirement if known else check_requirement_names(requirement))
     except InvalidInput as error:
-        problems.append((at, said(error)))
+        problems.append((at, error_text(error)))
         return requirement
 
 
-def _checked(requirement: Requirement) -> Requirement:
-    label_key(requirement.key)
-    for value in requirement.values if requirement.operator in ("In", "NotIn") else ():
-        label_value(value)
-    return requirement
+# -------------------------------------------------------------------------------------------- renderer
+
+
+def toleration_document(toleration: Toleration) -> dict[str, Any]:
+    out: dict[str, Any] = {"key": toleration.key} if toleration.key else {}
+    out["operator"] = toleration.operator
+    out |= {key: value for key, value in (("value", toleration.value), ("effect", toleration.effect)) if value}
+    if toleration.seconds is not None:
+        out["tolerationSeconds"] = toleration.seconds
+    return out
+
+
+def affinity_document(affinity: Affinity) -> dict[str, Any]:
+    """Selectors if they can express it, else Kubernetes' nodeAffinity."""
+    terms = [*affinity.required, *(preferred.term for preferred in affinity.preferred)]
+    block: dict[str, Any] = {}
+    if all(map(_is_selector, terms)):
+        if affinity.required:
+            block["required"] = [str(term) for term in affinity.required]
+        if affinity.preferred:
+            block["preferred"] = [{"weight": one.weight, "match": str(one.term)} for one in affinity.preferred]
+        return block
+    if affinity.required:
+        block["requiredDuringSchedulingIgnoredDuringExecution"] = {
+            "nodeSelectorTerms": [_term_document(term) for term in affinity.required]
+        }
+    if affinity.preferred:
+        block["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": one.weight, "preference": _term_document(one.term)} for one in affinity.preferred
+        ]
+    return {"nodeAffinity": block}
+
+
+def _is_selector(term: NodeTerm) -> bool:
+    try:
+        return not term.fields and len(str(term)) <= 1024 and parse_selector(str(term)) == term.labels
+    except InvalidInput:
+        return False
+
+
+def _term_document(term: NodeTerm) -> dict[str, Any]:
+    pairs = (("matchExpressions", term.labels), ("matchFields", term.fields))
+    return {key: list(map(requirement_document, requirements)) for key, requirements in pairs if requirements}
+
+
+def backend_document(choice: BackendChoice) -> Any:
+    out: dict[str, Any] = {}
+    if choice.mode != "any":
+        weights = dict(zip(choice.names, choice.weights, strict=False))
+        out[choice.mode] = weights or list(choice.names)
+    if choice.avoid:
+        out["avoid"] = list(choice.avoid)
+    return out or ""

@@ -17,10 +17,11 @@ from typing import Any
 from msgspec import Struct, structs
 
 from hodei.api.config import parse_config
-from hodei.api.reservations import ReservationRequest, parse_moment_ms, parse_wish
+from hodei.api.resources import ReservationRequest, parse_moment_ms, parse_reservation
 from hodei.control.controller import Controller
 from hodei.control.reservations.reservations import choose
-from hodei.jobfile.check import Problems, convert, refuse
+from hodei.jobfile.check import convert, refuse
+from hodei.jobfile.values import Problems
 from hodei.kube.scheduler.background import NoBackground
 from hodei.model.affinity import Requirement, all_match, parse_selector
 from hodei.model.config import Config
@@ -105,7 +106,7 @@ def _one(table: dict[str, Any], where: str) -> Reserved:
     # scheduler did is read a day before it ends, and has begun long ago.
     begun = request.start == "now"
     begins_ms = parse_moment_ms(request.until or 0, 0) - _DAY_MS if begun else parse_moment_ms(request.start, 0)
-    wish = parse_wish(request, begins_ms, "the configuration file")
+    wish = parse_reservation(request, begins_ms, "the configuration file")
     if begun:
         wish = structs.replace(wish, start_ms=_LONG_AGO_MS)
     if not isinstance(selector, str):

@@ -10,7 +10,7 @@ from msgspec import structs
 from hodei.api.config import ConfigHistory, ConfigView, config_view, parse_config, read_body
 from hodei.api.views import WhatIfRequest
 from hodei.control.explain.whatif import Question
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.render import iso
 from hodei.model.config import ConfigChange, SchedulingConfig
 from hodei.model.errors import InvalidInput, Unavailable

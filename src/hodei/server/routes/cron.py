@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from hodei.api.cron import PeriodicList, PeriodicRequest, PeriodicView, parse_periodic, periodic_view
+from hodei.api.resources import PeriodicList, PeriodicRequest, PeriodicView, parse_periodic, periodic_view
 from hodei.api.views import SubmitReply
 from hodei.model.cron import Periodic
 from hodei.server.route import API, READ, WRITE, Call, Param, Route
@@ -46,7 +46,7 @@ async def remove_periodic(call: Call) -> PeriodicView:
 
 async def _view(call: Call, periodic: Periodic, *, whole: bool = True) -> PeriodicView:
     last = await call.service.read(call.service.store.job, periodic.last_job) if periodic.last_job else None
-    return periodic_view(periodic, last, whole=whole, env=call.who.sees_of(periodic.by))
+    return periodic_view(periodic, last, with_job=whole, env=call.who.sees_of(periodic.by))
 
 
 def _change(verb: str, summary: str, handler: object, response: type = PeriodicView) -> Route:

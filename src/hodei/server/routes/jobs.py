@@ -11,8 +11,8 @@ import msgspec
 from msgspec import structs
 
 from hodei.api.views import (
-    MOST_EDGES,
-    MOST_JOBS,
+    MAX_GRAPH_EDGES,
+    MAX_GRAPH_JOBS,
     CancelRequest,
     JobDetail,
     JobGraph,
@@ -26,7 +26,7 @@ from hodei.api.views import (
     SubmitReply,
     graph_of,
 )
-from hodei.jobfile.document import MAX_BODY_BYTES, decode_jobs
+from hodei.jobfile.parse import MAX_BODY_BYTES, decode_jobs
 from hodei.jobfile.render import folded_view, job_document, job_view, run_view
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.affinity import parse_selector
@@ -319,10 +319,10 @@ def graph(store: Store, job: JobId, limit: int) -> JobGraph:
         front, truncated = _take(store, wanted, up, limit)
     front = [job]
     while front and not truncated:  # who waits for it
-        edges = store.dependents(front, MOST_EDGES)
+        edges = store.dependents(front, MAX_GRAPH_EDGES)
         waiting = _new((waiter for _, waiter in edges), down)
         front, truncated = _take(store, waiting, down, max(limit - len(up) + 1, 1))
-        truncated = truncated or len(edges) >= MOST_EDGES
+        truncated = truncated or len(edges) >= MAX_GRAPH_EDGES
     return graph_of(job, list((up | down).values()), truncated=truncated)
 
 
@@ -348,8 +348,8 @@ GRAPH_ROUTES = (
         response=JobGraph,
         params=(
             Param("id", "the job's number", type=int, where="path", minimum=1),
-            Param("limit", "at most so many jobs, the nearest first", type=int, default=MOST_JOBS, minimum=1,
-                  maximum=MOST_JOBS),
+            Param("limit", "at most so many jobs, the nearest first", type=int, default=MAX_GRAPH_JOBS, minimum=1,
+                  maximum=MAX_GRAPH_JOBS),
         ),
     ),
 )  # fmt: skip

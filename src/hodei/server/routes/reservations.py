@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hodei.api.reservations import ReservationList, ReservationRequest, ReservationView, parse_wish, reservation_view
+from hodei.api.resources import (
+    ReservationList,
+    ReservationRequest,
+    ReservationView,
+    parse_reservation,
+    reservation_view,
+)
 from hodei.server.route import ADMIN, API, READ, Call, Param, Route
 
 if TYPE_CHECKING:
@@ -17,7 +23,7 @@ _request = msgspec.json.Decoder(ReservationRequest)
 
 
 async def reserve(call: Call) -> ReservationView:
-    wish = parse_wish(_request.decode(call.body), call.shared.now_ms(), call.who.name)
+    wish = parse_reservation(_request.decode(call.body), call.shared.now_ms(), call.who.name)
     return _view(await call.service.reserve(wish))
 
 

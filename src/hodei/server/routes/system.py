@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hodei import __version__
-from hodei.api.audit import AuditList, audit_view
+from hodei.api.resources import AuditList, audit_view
 from hodei.api.views import CheckList, EventList, Info
 from hodei.jobfile.render import iso
 from hodei.jobfile.schema import job_schema

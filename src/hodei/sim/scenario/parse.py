@@ -13,10 +13,9 @@ import yaml
 from msgspec import structs
 
 from hodei.control.admission.dependency_names import Found, depends, refuse_rings, resolved
-from hodei.jobfile.check import Problems, convert
-from hodei.jobfile.document import parse_job
-from hodei.jobfile.names import did_you_mean, shown
-from hodei.jobfile.values import said, take
+from hodei.jobfile.check import convert
+from hodei.jobfile.parse import parse_job
+from hodei.jobfile.values import Problems, did_you_mean, error_text, safe_repr, try_parse
 from hodei.jobfile.yaml_reader import load_yaml
 from hodei.model.config import NodeConfig, SchedulingConfig
 from hodei.model.dependency import Dependencies, Dependency
@@ -166,7 +165,7 @@ class _Parser:
     def scenario(self, name: str, text: str) -> schema.Scenario:
         for key in self.data:
             if key not in _KEYS:
-                self.report(str(key), f"unknown key {shown(key)}{did_you_mean(str(key), _KEYS)}")
+                self.report(str(key), f"unknown key {safe_repr(key)}{did_you_mean(str(key), _KEYS)}")
         title = self.data.get("scenario")
         if not isinstance(title, str) or not title.strip():
             self.report("scenario", "missing: describe in a sentence what it shows")
@@ -215,14 +214,14 @@ class _Parser:
             if isinstance(name, str) and name in POLICIES:
                 return name, policy(name)
             guess = did_you_mean(str(name), POLICIES)
-            self.report("policy", f"there is no policy {shown(name)}{guess}; one of {', '.join(POLICIES)}")
+            self.report("policy", f"there is no policy {safe_repr(name)}{guess}; one of {', '.join(POLICIES)}")
             return "", SchedulingConfig()
         if config is None:
             return "the server's default", SchedulingConfig()
         read = self.struct(config, SchedulingConfig, "config")
         if read is None:
             return "", SchedulingConfig()
-        take(self.problems, "config", make_controller, read, None)
+        try_parse(self.problems, "config", make_controller, read, None)
         return "config", read
 
     def struct(self, data: Any, kind: type[Any], path: str) -> Any:
@@ -245,7 +244,7 @@ class _Parser:
             known = (*NodeConfig.__struct_fields__, *_NODE_KEYS)
             for key in entry:
                 if key not in known:
-                    self.report(f"{path}.{key}", f"unknown key {shown(key)}{did_you_mean(str(key), known)}")
+                    self.report(f"{path}.{key}", f"unknown key {safe_repr(key)}{did_you_mean(str(key), known)}")
             own = {key: value for key, value in entry.items() if key in NodeConfig.__struct_fields__}
             config = self.struct(own, NodeConfig, path)
             count = entry.get("count")
@@ -253,7 +252,7 @@ class _Parser:
                 self.report(f"{path}.count", f"expected a whole number from 1 to {_MAX_NODES}")
                 count = None
             if config is not None:
-                offer = take(self.problems, path, node_offer, config, None)
+                offer = try_parse(self.problems, path, node_offer, config, None)
                 if offer is not None:
                     node = structs.replace(
                         instant_node(offer), backend=str(entry.get("backend", "local")), kind="local"
@@ -300,7 +299,7 @@ class _Parser:
         try:
             spec = parse_job(document, now_ms=BEGIN_MS + at_ms)
         except InvalidInput as error:
-            found = error.problems or (("", said(error)),)
+            found = error.problems or (("", error_text(error)),)
             self.problems += [(f"{path}.{inner}" if inner else path, text) for inner, text in found]
             return None
         given = own.get("id", id)
@@ -348,7 +347,7 @@ class _Parser:
         known, kind = (list(self.nodes), "node") if on_nodes else (jobs, "job")
         taint = None
         if verb in ("taint", "untaint"):
-            taint = take(self.problems, f"{path}.as", parse_taint, read.taint_as or "", None)
+            taint = try_parse(self.problems, f"{path}.as", parse_taint, read.taint_as or "", None)
         elif read.taint_as is not None:
             self.report(f"{path}.as", "only for taint and untaint")
         at_ms = self.moment(read.at, f"{path}.at")
@@ -435,7 +434,7 @@ class _Parser:
         wanted = [] if given is None else self.as_list(given)
         for name in wanted:
             if name not in known:
-                self.report(path, f"there is no {kind} {shown(name)}{did_you_mean(str(name), known)}")
+                self.report(path, f"there is no {kind} {safe_repr(name)}{did_you_mean(str(name), known)}")
         return [str(name) for name in wanted]
 
     def as_list(self, given: Any) -> list[Any]:

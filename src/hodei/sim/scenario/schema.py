@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from hodei.jobfile.types import Duration, Form, Line, Word
+from hodei.jobfile.values import Duration, Form, Line, Word
 from hodei.model.config import SchedulingConfig
 from hodei.model.ids import JobId
 from hodei.model.job import JobSpec

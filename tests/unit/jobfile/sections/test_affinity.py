@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.render import job_document
 from hodei.model.affinity import (
     HostPort,
@@ -110,8 +110,8 @@ def test_kubernetes_blocks_are_read_as_they_are():
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"spread": [{"topology": "zone"}]}, "spread[0].match: say which jobs are counted"),
-        ({"spread": [{"topology": "zone", "match": "*"}]}, "spread[0].match: say which jobs are counted"),
+        ({"spread": [{"topology": "zone"}]}, "spread[0].match: select the jobs to count"),
+        ({"spread": [{"topology": "zone", "match": "*"}]}, "spread[0].match: select the jobs to count"),
         ({"spread": [{"topology": "zone", "match": "a=b", "max_skew": 0}]}, "spread[0].max_skew: out of range"),
         ({"spread": [{"topology": "a b", "match": "a=b"}]}, "spread[0].topology: 'a b' is not a label key"),
         ({"affinity_rules": [{"with": "a=b"}]}, "affinity_rules[0]: give exactly one of same, different and regions"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hodei.jobfile.document import decode_jobs, parse_job
+from hodei.jobfile.parse import decode_jobs, parse_job
 from hodei.jobfile.render import job_document
 from hodei.model.dependency import Dependencies, Dependency
 from hodei.model.errors import InvalidInput
@@ -61,7 +61,7 @@ def test_what_is_written_is_understood_and_written_back(given: Any, means: Depen
         pytest.param(["0[3]"], "is not the number of a job", id="an element of no job"),
         pytest.param([0], "after[0]", id="not a number of a job"),
         pytest.param(True, "after", id="not a job at all"),
-        pytest.param({}, "names nothing to wait for", id="nothing"),
+        pytest.param({}, "has no dependencies", id="nothing"),
         pytest.param({"need": 2, "succeeded": ["a"]}, "2 is more than the 1", id="more than there are"),
         pytest.param({"success": ["a"]}, "did you mean 'succeeded'", id="a slip of the key"),
         pytest.param({"exists": ["data/x"]}, "absolute path", id="a path that is not absolute"),
@@ -70,7 +70,7 @@ def test_what_is_written_is_understood_and_written_back(given: Any, means: Depen
         pytest.param({"exists": ["https://me:secret@host/x"]}, "a user or a password", id="an address with a password"),
         pytest.param({"exists": ["ftp://host/x"]}, "neither", id="another protocol"),
         pytest.param({"exists": ["file:///etc/shadow"]}, "neither", id="a file as an address"),
-        pytest.param({"succeeded": ["a"], "timeout": "0s"}, "no time at all", id="no time"),
+        pytest.param({"succeeded": ["a"], "timeout": "0s"}, "too short", id="no time"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(given: Any, says: str) -> None:

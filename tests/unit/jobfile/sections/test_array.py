@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from builders import a_job
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.render import folded_view, job_document, job_view
 from hodei.model.array import ArrayElement, expand
 from hodei.model.errors import InvalidInput

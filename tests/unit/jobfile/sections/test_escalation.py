@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.render import job_document
 from hodei.model.errors import InvalidInput
 from hodei.model.job import Escalation

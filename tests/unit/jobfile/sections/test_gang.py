@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.render import job_document
 from hodei.jobfile.sections.gang import SIGNALS
 from hodei.jobfile.values import format_numbers, parse_numbers
@@ -145,9 +145,9 @@ TWO = {"between": ["a", "b"], "cost": 1}
 @pytest.mark.parametrize(
     ("document", "path", "text"),
     [
-        (flat(gpu=1.5), "gpu", "more than one GPU, and not whole"),
-        (flat(resources={"requests": {"gpu": "2500m"}}), "resources.requests.gpu", "more than one GPU, and not whole"),
-        (flat(limits={"gpu": 1.5}), "limits.gpu", "more than one GPU, and not whole"),
+        (flat(gpu=1.5), "gpu", "more than one GPU, but not a whole number"),
+        (flat(resources={"requests": {"gpu": "2500m"}}), "resources.requests.gpu", "more than one GPU, but not a whole number"),
+        (flat(limits={"gpu": 1.5}), "limits.gpu", "more than one GPU, but not a whole number"),
         (flat(count=4, min=5), "min", "5 is more than the count, 4"),
         (flat(min=2), "min", "2 is more than the count, 1"),
         (flat(min=0), "min", "out of range"),
@@ -160,9 +160,9 @@ TWO = {"between": ["a", "b"], "cost": 1}
         (two_tasks(second={"backends": ["a"]}, backend={"specific": ["b", "c"]}), "spec.tasks[1].backends", "b, c"),
         (flat(binding="socket"), "binding", "'socket' is not one of cores, numa"),
         (flat(binding="core"), "binding", "did you mean 'cores'"),
-        (flat(binding="cores", cpu="500m"), "binding", "a whole number of cpus, and it asks for 0.5"),
-        (flat(binding="numa", cpu=1.5), "binding", "it asks for 1.5"),
-        (flat(binding="numa", cpu=0), "binding", "it asks for 0"),
+        (flat(binding="cores", cpu="500m"), "binding", "a whole number of cores, but the request is 0.5"),
+        (flat(binding="numa", cpu=1.5), "binding", "the request is 1.5"),
+        (flat(binding="numa", cpu=0), "binding", "the request is 0"),
         (flat(gang={"topolgy": "rack"}), "gang.topolgy", "did you mean 'topology'"),
         (flat(gang={"topology": "a b"}), "gang.topology", "not a label key"),
         (flat(gang={"topology": {"key": "-"}}), "gang.topology.key", "not a label key"),
@@ -182,9 +182,9 @@ TWO = {"between": ["a", "b"], "cost": 1}
         (two_tasks(distribution={"model": "distributed", "hub": "leader"}), "spec.distribution.hub",
          "needs model: hub_and_spoke"),
         (two_tasks(distribution={"model": "colocated", "transfer_costs": [TWO]}), "spec.distribution.transfer_costs",
-         "leave them out"),
+         "remove them"),
         (two_tasks(first={"backends": ["a"]}, second={"backends": ["b"]}, distribution={"model": "colocated"}),
-         "spec.distribution.model", "no backend is among those of every task"),
+         "spec.distribution.model", "the tasks have no backend in common"),
         (flat(distribution={"model": "distributed", "transfer_costs": [{"between": ["a"], "cost": 1}]}),
          "distribution.transfer_costs[0].between", "two different backends"),
         (flat(distribution={"model": "distributed", "transfer_costs": [{"between": ["a", "a"], "cost": 1}]}),
@@ -197,16 +197,16 @@ TWO = {"between": ["a", "b"], "cost": 1}
          "distribution.transfer_costs[0].cost", "out of range"),
         (flat(distribution={"model": "distributed", "transfer_costs": [{"between": ["a", "b"]}]}),
          "distribution.transfer_costs[0].cost", "missing key"),
-        (flat(checkpoint={}), "checkpoint", "say how work is saved"),
-        (flat(checkpoint={"timeout": "1m"}), "checkpoint", "say how work is saved"),
+        (flat(checkpoint={}), "checkpoint", "give a signal or a command that takes the checkpoint"),
+        (flat(checkpoint={"timeout": "1m"}), "checkpoint", "give a signal or a command that takes the checkpoint"),
         (flat(checkpoint={"signal": "USR1", "command": "save"}), "checkpoint", "not both"),
-        (flat(checkpoint={"signal": "KILL"}), "checkpoint.signal", "cannot be heard"),
-        (flat(checkpoint={"signal": "SIGSTOP"}), "checkpoint.signal", "cannot be heard"),
+        (flat(checkpoint={"signal": "KILL"}), "checkpoint.signal", "cannot catch"),
+        (flat(checkpoint={"signal": "SIGSTOP"}), "checkpoint.signal", "cannot catch"),
         (flat(checkpoint={"signal": "USER1"}), "checkpoint.signal", "did you mean 'USR1'"),
         (flat(checkpoint={"signal": 10}), "checkpoint.signal", "expected a string"),
         (flat(checkpoint={"command": " "}), "checkpoint.command", "give the program"),
         (flat(checkpoint={"command": ["a\0"]}), "checkpoint.command", "NUL"),
-        (flat(checkpoint={"signal": "USR1", "timeout": 0}), "checkpoint.timeout", "no time at all"),
+        (flat(checkpoint={"signal": "USR1", "timeout": 0}), "checkpoint.timeout", "too short"),
         (flat(checkpoint={"file": "/a", "timeout": "1m"}), "checkpoint.timeout", "needs a signal or a command"),
         (flat(checkpoint={"signal": "USR1", "timeout": "soon"}), "checkpoint.timeout", "not a duration"),
         (flat(checkpoint={"file": "model.json"}), "checkpoint.file", "not an absolute path"),

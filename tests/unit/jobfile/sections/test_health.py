@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hodei.jobfile.document import parse_job
+from hodei.jobfile.parse import parse_job
 from hodei.jobfile.render import job_document
 from hodei.model.errors import InvalidInput
 from hodei.model.job import HealthCheck

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hodei.jobfile.document import decode_jobs, parse_job, parse_jobs
+from hodei.jobfile.parse import decode_jobs, parse_job, parse_jobs
 from hodei.jobfile.schema import FlatJob, FullJob, JobKeys, TaskForm
 from hodei.model.errors import InvalidInput
 from hodei.model.job import JobSpec
