@@ -61,7 +61,7 @@ def test_the_one_in_the_documentation_can_be_read(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (DEMO.format(more=""), "say how many nodes"),
+        (DEMO.format(more=""), "give either `nodes`"),
         (DEMO.format(more='nodes = 1\nselector = "a=b"'), "give selector, nodes or node"),
         (DEMO.format(more='nodes = 1\nproject = "x"'), "both namespace and project"),
         (DEMO.format(more="nodes = 1\nnoodles = 2"), "noodles"),
