@@ -1,5 +1,4 @@
-"""Queueing systems for the conformance suite: Slurm in both ways to run and by both ways to speak to it, and PBS against its
-stand-in."""
+"""Batch systems for the conformance suite: Slurm in both modes and by both transports, and PBS with its stand-in."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import Any
 from hodei.backends.base import BackendContext
 from hodei.backends.hpc import pbs as pbs_backend
 from hodei.backends.hpc import slurm as slurm_backend
-from hodei.backends.hpc.base import HpcBackend
+from hodei.backends.hpc.backend import HpcBackend
 from hodei.runtime.clock import SystemClock
 from slurm_cluster import SlurmCluster
 
@@ -21,7 +20,7 @@ _installations = itertools.count(1)
 
 
 def an_installation() -> str:
-    """New each time: what earlier tests left in the system is not ours."""
+    """A new name each time, so that jobs of earlier tests are ignored."""
     return f"t{os.getpid()}x{next(_installations)}"
 
 

@@ -14,7 +14,7 @@ from hodei.cli.errors import UsageProblem
 from hodei.cli.output import note
 
 if TYPE_CHECKING:
-    from hodei.backends.hpc.convert import Submitted
+    from hodei.backends.hpc.convert import SbatchCall
 
 LARGEST_SCRIPT = 4 << 20
 SHIMS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sacct", "sinfo")
@@ -45,12 +45,12 @@ def read_script(path: str) -> str:
 
 
 def converted(
-    text: str, path: str, *, directory: str = "", submitted: Submitted | None = None
+    text: str, path: str, *, directory: str = "", call: SbatchCall | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The job document, checked as a server would check it, and the notes."""
     from hodei.backends.hpc.convert import convert as to_document
 
-    document, notes = to_document(text, "" if path == "-" else path, directory=directory, submitted=submitted)
+    document, notes = to_document(text, "" if path == "-" else path, directory=directory, call=call)
     return checked(document), notes
 
 

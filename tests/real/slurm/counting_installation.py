@@ -1,5 +1,5 @@
-"""A Hodei of its own as a process that can be killed: a store on disk, one queueing system, and jobs that each write their run
-into a file when they run. Windows may be shorter than in real life, so that many rounds can be had."""
+"""A Hodei server as a process that can be killed, with a store on disk and one batch system. Its jobs write their run ids into
+a file. Time windows may be shortened, so that a test has many rounds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typing import Any
 
 from builders import a_job_spec
 from hodei.backends.base import BackendContext
-from hodei.backends.hpc import base, pbs_commands, slurm_commands, slurm_rest, submission
-from hodei.backends.hpc import slurm as slurm_backend
+from hodei.backends.hpc import backend, pbs, slurm, slurm_rest, submission
 from hodei.model.ids import JobId
 from hodei.runtime.clock import SystemClock
 from hodei.store.sqlite import SqliteStore
@@ -26,19 +25,19 @@ from unit.runtime.living import a_service
 
 ROUNDS = int(os.environ.get("HODEI_ROUNDS", "1"))
 DEADLINE_S = 180.0 if ROUNDS == 1 else 900.0
-# What a round with short windows has. Those of real life are an order of magnitude longer.
+# Time windows for quick rounds; the real ones are an order of magnitude longer.
 QUICK = {"window_s": 2.0, "look_s": 0.2, "command_s": 1.5, "lock_s": 3.0}
 
 
 def _shorten(window_s: float, look_s: float, command_s: float, lock_s: float) -> None:
-    submission.IN_DOUBT_S, submission.LOOK_EVERY_S, base.LOCK_TIMEOUT_S = window_s, look_s, lock_s
-    for module in (slurm_commands, pbs_commands):
-        module.SUBMIT_TIMEOUT_S = module.ASK_TIMEOUT_S = command_s  # type: ignore[attr-defined]
+    submission.CONFIRM_WINDOW_S, submission.CONFIRM_EVERY_S, backend.LOCK_TIMEOUT_S = window_s, look_s, lock_s
+    for module in (slurm, pbs):
+        module.SUBMIT_TIMEOUT_S = module.QUERY_TIMEOUT_S = command_s  # type: ignore[attr-defined]
     slurm_rest.TIMEOUT_S = command_s
 
 
 async def serve(home: Path, installation: str, system: dict[str, Any], short: dict[str, float]) -> None:
-    """What the process does: reads how many jobs to submit, one number a line."""
+    """The process: reads how many jobs to submit, one number a line."""
     if short:
         _shorten(**short)
     store = SqliteStore(home / "store.db")
@@ -46,11 +45,11 @@ async def serve(home: Path, installation: str, system: dict[str, Any], short: di
     if system["kind"] == "pbs":
         stand_in = object.__new__(PbsStandIn)
         stand_in.home = Path(system["commands"])
-        backend = stand_in.backend(context, home / "output", "delegate")
+        hpc = stand_in.backend(context, home / "output", "delegate")
     else:
         settings = {name: value for name, value in system.items() if name != "kind"}
-        backend = slurm_backend.make("hpc", slurm_backend.Settings(output=str(home / "output"), **settings), context)
-    service = a_service(store, backend, clock=SystemClock())  # type: ignore[arg-type]
+        hpc = slurm.make("hpc", slurm.Settings(output=str(home / "output"), **settings), context)
+    service = a_service(store, hpc, clock=SystemClock())  # type: ignore[arg-type]
     await service.start()
     print("started", flush=True)
     lines = asyncio.StreamReader()
@@ -153,7 +152,7 @@ class CountingInstallation:
         assert self._ended() == ends, self._ended()
 
     def _cancelled_by_the_system(self, job: int) -> bool:
-        return any(run.reason == "it was cancelled in Slurm, and not by Hodei" for run in self._store.runs(JobId(job)))
+        return any(run.reason == "it was cancelled in Slurm, not by Hodei" for run in self._store.runs(JobId(job)))
 
     def log(self) -> str:
         path = self.home / "log"

@@ -65,8 +65,11 @@ def test_a_job_that_slurm_forgets_in_a_crash_is_noticed_and_handed_in_again_once
             await asyncio.to_thread(shutil.copytree, own_slurm.home / "state", tmp_path / "state")
             await asyncio.to_thread(own_slurm.start_ctld)
             await asyncio.to_thread(own_slurm.wait_for_ctld)
+            await asyncio.to_thread(
+                own_slurm.wait_until_idle
+            )  # Slurm refuses jobs for nodes that have not registered again
             assert await desk.backend.start([order]) == {}
-            number = desk.backend.tickets["1.0.1"].job
+            number = desk.backend.tracked["1.0.1"].job
             await asyncio.to_thread(own_slurm.kill, "slurmctld")
             await asyncio.to_thread(shutil.rmtree, own_slurm.home / "state")
             await asyncio.to_thread(shutil.copytree, tmp_path / "state", own_slurm.home / "state")
@@ -81,7 +84,7 @@ def test_a_job_that_slurm_forgets_in_a_crash_is_noticed_and_handed_in_again_once
             await slurm("scontrol", "update", "partitionname=high", "state=up")
             end = await desk.end_of("1.0.1")
             assert (end.state, end.exit_code) == ("succeeded", 0), end.reason
-            assert desk.backend.tickets["1.0.1"].job != number
+            assert desk.backend.tracked["1.0.1"].job != number
             assert proof.read_text() == "ran\n"
             marks = await slurm("squeue", "-h", "-t", "all", "-O", "Comment:100")
             assert marks.count(desk.backend.mark("1.0.1")) == 1
@@ -103,7 +106,7 @@ def test_members_that_are_alike_are_one_array_and_still_runs_of_their_own(own_sl
             ends = await desk.run(*members)
             assert [end.exit_code for end in ends] == [0, 1, 2, 3]
             assert await desk.log("1.2.1") == b"member 2 of 4\n"
-            assert len({ticket.job.partition("_")[0] for ticket in desk.backend.tickets.values()}) == 1
+            assert len({tracked.job.partition("_")[0] for tracked in desk.backend.tracked.values()}) == 1
             sleepers = [on("hpc-main", an_order(job, "/bin/sleep", "1000")) for job in (2, 3)]
             assert await desk.backend.start([structs.replace(one, spec=sleepers[0].spec) for one in sleepers]) == {}
             await desk.running("3.0.1")

@@ -102,15 +102,15 @@ def test_a_routing_queue_can_be_used_and_a_queue_behind_one_is_named_with_the_re
             assert {name: node.ready for name, node in nodes.items()} == {
                 "hpc-workq": False, "hpc-short": True, "hpc-route": True, "hpc-away": False,
             }  # fmt: skip
-            assert nodes["hpc-workq"].not_ready_reason == "it takes jobs from routing queues only; hand in to route"
-            assert "leads to there@other" in nodes["hpc-away"].not_ready_reason
+            assert nodes["hpc-workq"].not_ready_reason == "it takes jobs only from routing queues; submit to route"
+            assert "routing queue to there@other" in nodes["hpc-away"].not_ready_reason
             assert nodes["hpc-route"].capacity == nodes["hpc-short"].capacity
             (end,) = await desk.run(on("hpc-route", an_order(1, "/bin/sh", "-c", "echo $PBS_QUEUE")))
             assert end.state == "succeeded"
             assert await desk.log("1.0.1") == b"workq\n"
             answer = await desk.backend.start([on("hpc-workq", an_order(2, "/bin/true"))])
             assert isinstance(answer["2.0.1"], BackendRefused)
-            assert "takes jobs from routing queues only" in answer["2.0.1"].message
+            assert "takes jobs only from routing queues" in answer["2.0.1"].message
 
     asyncio.run(story())
 
@@ -123,7 +123,7 @@ def test_where_hodei_chooses_the_node_the_queue_is_one_that_takes_jobs(tmp_path)
             assert end.state == "succeeded"
         async with a_desk(tmp_path / "2", queues_json=QUEUES, queues=("workq",), mode="placed") as (desk, _):
             reasons = {node.not_ready_reason for node in await desk.backend.nodes() if not node.ready}
-            assert reasons == {"workq: it takes jobs from routing queues only; hand in to route"}
+            assert reasons == {"workq: it takes jobs only from routing queues; submit to route"}
 
     asyncio.run(story())
 

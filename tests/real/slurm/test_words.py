@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from agent_host import Desk, an_order
-from hodei.backends.hpc.request import job_name
 from hodei.backends.hpc.script import batch_script, quoted
+from hodei.backends.hpc.submission import job_name
 from hpc_backends import a_slurm
 from slurm_cluster import SlurmCluster
 

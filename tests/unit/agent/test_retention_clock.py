@@ -11,7 +11,7 @@ import pytest
 from hodei.agent import logs
 from hodei.agent.logs import RetentionClock
 from hodei.backends.docker.logs import Logs as DockerLogs
-from hodei.backends.hpc.request import Files
+from hodei.backends.hpc.tracked_run import Files
 from hodei.backends.kubernetes.streams import Logs as PodLogs
 
 DAY_S = 86_400.0

@@ -1,5 +1,5 @@
-"""Queueing systems of clusters (Slurm, PBS): one base with the life of a run, and each system's verbs and words.
+"""Backends for batch systems: Slurm and PBS.
 
-`queue` names the verbs, `base` leads runs through them, `script` writes what the system is given to run; `slurm*` and
-`pbs*` speak to the systems, by commands with plain lists of words (never a shell) or by REST.
+`ports` defines the protocol of a batch system; `slurm` and `pbs` implement it with commands (argument lists, never a shell)
+or REST. `backend` implements `hodei.ports.Backend` on top of the protocol, and `script` builds the batch script of a run.
 """

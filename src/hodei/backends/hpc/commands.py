@@ -1,5 +1,4 @@
-"""Runs the commands of a queueing system: plain lists of words, an environment of our own making, and a time by which
-each is over. No shell has a part in it."""
+"""Runs the commands of a batch system: argument lists without a shell, a clean environment, and a timeout for each."""
 
 from __future__ import annotations
 
@@ -13,30 +12,30 @@ from msgspec import Struct
 
 from hodei.model.errors import NOT_REACHED, BackendError
 
-# What the commands, and through them the jobs, get of our own environment. The systems' own variables are not among it:
-# SQUEUE_FORMAT, SBATCH_PARTITION, PBS_DEFAULT and their like would change what a command does.
-_HANDED_ON = ("PATH", "LANG", "TZ", "HOME", "USER", "LOGNAME")
+# Passed on to commands, and through them to jobs. Variables of the batch systems are not: SQUEUE_FORMAT, SBATCH_PARTITION,
+# PBS_DEFAULT and the like would change what a command does.
+_PASSED_ON = ("PATH", "LANG", "TZ", "HOME", "USER", "LOGNAME")
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _OUTPUT_LIMIT = 256 << 20
-AT_ONCE = 4
+MAX_CONCURRENT = 4
 GRACE_S = 1.0
 
 
-class Done(Struct, frozen=True):
-    """`code` None: it did not end in time, and was killed; with what it had said until then."""
+class CommandResult(Struct, frozen=True):
+    """`code` None: it timed out and was killed; the output until then is kept."""
 
     code: int | None
     stdout: bytes
     stderr: bytes
 
     @property
-    def words(self) -> str:
-        """What it said was wrong, on one line."""
+    def message(self) -> str:
+        """The error output on one line."""
         return " ".join((self.stderr or self.stdout).decode(errors="replace").split())[:500]
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    env = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
+    env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     with contextlib.suppress(KeyError):
         account = pwd.getpwuid(os.getuid())
         env |= {"HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name}
@@ -45,66 +44,67 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class Commands:
-    """A system's commands, found along PATH or in `directory`. Few run at once: each is a process."""
+    """Commands from PATH or from `directory`. The number of concurrent processes is limited."""
 
     def __init__(self, directory: str = "", env: Mapping[str, str] | None = None) -> None:
         self._directory = directory
         self.env = clean_environment(env or {})
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self.inherited: tuple[int, ...] = ()  # open files that commands which change something keep open
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self.inherited_fds: tuple[int, ...] = ()  # kept open by every mutating command
 
     async def run(
         self,
-        words: Sequence[str],
+        argv: Sequence[str],
         *,
         timeout_s: float,
-        text: bytes = b"",
+        stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        changes: bool = False,
-    ) -> Done:
-        """How it went; BackendError if there is no such command. `text` is its stdin. Who gives up on a command that
-        `changes` something leaves it running: it is half way through."""
-        program = f"{self._directory}/{words[0]}" if self._directory else words[0]
+        mutating: bool = False,
+    ) -> CommandResult:
+        """BackendError if there is no such command. Cancelling this call leaves a `mutating` command running: its change may
+        be half done."""
+        program = f"{self._directory}/{argv[0]}" if self._directory else argv[0]
         async with self._slots:
             try:
                 process = await asyncio.create_subprocess_exec(
                     program,
-                    *words[1:],
-                    stdin=asyncio.subprocess.PIPE if text else asyncio.subprocess.DEVNULL,
+                    *argv[1:],
+                    stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env={**self.env, **(env or {})},
                     cwd="/",
                     limit=_OUTPUT_LIMIT,
-                    pass_fds=self.inherited if changes else (),
-                    start_new_session=changes,
+                    pass_fds=self.inherited_fds if mutating else (),
+                    start_new_session=mutating,
                 )
             except OSError as error:
                 raise BackendError(
                     f"{program} cannot be run: {error.strerror}",
-                    hint="is it installed on the server's host?",
+                    hint="install it on the server's host, or set `commands` to its folder",
                     code=NOT_REACHED,
                 ) from None
-            talking = asyncio.create_task(process.communicate(text or None))
+            output = asyncio.create_task(process.communicate(stdin or None))
             try:
                 async with asyncio.timeout(timeout_s):
-                    stdout, stderr = await asyncio.shield(talking)
+                    stdout, stderr = await asyncio.shield(output)
             except TimeoutError:
-                await _end(process)
-                await asyncio.wait({talking}, timeout=GRACE_S)
-                talking.cancel()
-                stdout, stderr = talking.result() if talking.done() else (b"", b"")
-                return Done(None, stdout, stderr + f"{words[0]} did not answer within {timeout_s:g} s\n".encode())
+                await _terminate(process)
+                await asyncio.wait({output}, timeout=GRACE_S)
+                output.cancel()
+                stdout, stderr = output.result() if output.done() else (b"", b"")
+                timed_out = f"{argv[0]} did not answer within {timeout_s:g} s\n"
+                return CommandResult(None, stdout, stderr + timed_out.encode())
             except asyncio.CancelledError:
-                talking.cancel()
-                if not changes:
-                    await _end(process)
+                output.cancel()
+                if not mutating:
+                    await _terminate(process)
                 raise
-        return Done(process.returncode, stdout, stderr)
+        return CommandResult(process.returncode, stdout, stderr)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Some clean up behind them when they are asked to go."""
+async def _terminate(process: asyncio.subprocess.Process) -> None:
+    """TERM first: some commands clean up after it."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     with contextlib.suppress(TimeoutError):

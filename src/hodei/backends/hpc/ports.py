@@ -1,5 +1,4 @@
-"""The verbs of a queueing system as its backend needs them, and what goes in and out. Each way to speak to one (commands,
-REST) implements `Queue`."""
+"""The protocol of a batch system (`BatchSystem`) and its values. Implemented once per transport: commands, REST."""
 
 from __future__ import annotations
 
@@ -13,24 +12,24 @@ from hodei.model.errors import IN_DOUBT, BackendError
 from hodei.model.node import Node
 from hodei.model.resources import Resources
 
-Phase = Literal["waiting", "running", "ended"]
+Phase = Literal["pending", "running", "ended"]
 
 
-class Doubtful(BackendError):
-    """It is unknown whether the system has accepted the job: look for its mark before asking again."""
+class OutcomeUnknown(BackendError):
+    """The batch system may or may not have accepted the job: search for its mark before submitting it again."""
 
     code = IN_DOUBT
 
 
 class Submission(Struct, frozen=True):
-    """A batch job. `mark` is how it is known again; `node` "" leaves the choice to the system; `minutes` 0: no limit of
-    its own. `options` are further ones that were checked, as (name, value) of the system. `script_file`: where the script may
-    be put, if the system is to run it from there, with its `claim` as an argument."""
+    """A batch job to submit. `mark` identifies it in the batch system; `node` "" lets the system choose; `minutes` 0 sets no
+    time limit; `options` are checked (name, value) pairs of the system. `script_file` is where the script may be written if
+    the system runs it from a file, with `claim` as its argument."""
 
     mark: str
     name: str
     script: str
-    line: str
+    partition: str
     stdout: str
     stderr: str
     node: str = ""
@@ -46,114 +45,121 @@ class Submission(Struct, frozen=True):
     claim: str = ""
 
     @property
-    def like(self) -> tuple[object, ...]:
-        """The same for those that differ in what they run, and in nothing else."""
+    def array_key(self) -> tuple[object, ...]:
+        """Equal for submissions that differ only in their script and files, and so fit into one array."""
         amounts = (self.cpus, self.memory_mib, self.storage_mib, self.gpus, self.gpu_type, self.minutes)
-        return (self.name, self.line, self.node, *amounts, tuple(sorted(self.devices.items())), self.options)
+        return (self.name, self.partition, self.node, *amounts, tuple(sorted(self.devices.items())), self.options)
 
 
-class Seen(Struct, frozen=True):
-    """A job as the system shows it. `state` is its own word. `code` as for RunObserved; `reason_code` too, with `lost` for
-    those that the system took the place away from. Times in seconds since the epoch, 0 if unknown."""
+class JobStatus(Struct, frozen=True):
+    """A job as the batch system reports it. `state` is the system's own term. `exit_code` and `reason_code` as in RunObserved,
+    with `lost` if the system took the node away from the job. Times are seconds since the epoch, 0 if unknown."""
 
     job: str
     mark: str
     phase: Phase
     state: str
     reason: str = ""
-    code: int | None = None
+    exit_code: int | None = None
     reason_code: str = ""
     start_s: int = 0
     end_s: int = 0
     submit_s: int = 0
-    restarts: int = 0
 
 
-class Line(Struct, frozen=True):
-    """A partition or queue: where jobs line up. `largest`: what its biggest node has, of each resource; `minutes`: the
-    longest that a job may take, 0 for no bound. `open`: takes jobs now; `usable`: could ever take ours; `why` it is not one
-    of these."""
+class Partition(Struct, frozen=True):
+    """A Slurm partition or a PBS queue. `largest`: the capacity of its largest node, per resource. `max_minutes`: its time
+    limit, 0 for none. `open`: accepts jobs now. `usable`: can ever accept jobs of this backend. `reason`: why not."""
 
     name: str
     nodes: tuple[str, ...] = ()
-    minutes: int = 0
+    max_minutes: int = 0
     default: bool = False
     open: bool = True
     largest: Resources = {}
     usable: bool = True
-    why: str = ""
+    reason: str = ""
 
 
 class Cluster(Struct, frozen=True):
-    """All that a system offers: its nodes by their own names (backend not yet filled in), and its lines in their order."""
+    """Nodes under their own names, with `backend` not set yet, and partitions in the order of the batch system."""
 
     nodes: tuple[Node, ...]
-    lines: tuple[Line, ...]
+    partitions: tuple[Partition, ...]
 
 
-class Queue(Protocol):
-    """BackendError: nothing was done, asking again may help (NOT_REACHED: it did not even arrive); BackendRefused: it never
-    will. Where that is unknown, Doubtful."""
+def largest_capacity(nodes: Sequence[Node]) -> Resources:
+    largest: Resources = {}
+    for node in nodes:
+        for resource, amount in node.capacity.items():
+            largest[resource] = max(amount, largest.get(resource, 0))
+    return largest
 
-    # Whether submissions are processes of their own that may outlive us (see `base.HpcBackend.open`).
-    by_commands: bool
-    # How many jobs that ask for the same can be handed in as one array; 1: none.
-    most_at_once: int
+
+class BatchSystem(Protocol):
+    """Errors of all methods: BackendError if nothing was done and a retry may help (NOT_REACHED: the request never arrived),
+    BackendRefused if a retry cannot help, OutcomeUnknown if the request may have been carried out."""
+
+    # Submissions are processes that may outlive the server (see `HpcBackend.open`).
+    uses_commands: bool
+    # How many similar jobs can be submitted as one array; 1: no arrays.
+    max_array_size: int
+    # Variables of the batch system with the job's id and the node's name.
     job_variable: str
     node_variable: str
-    # What bash reads as the number of an array's element, as `Seen.job` has it; "" outside of arrays.
-    element: str
+    # Bash expression for the id of an array element as in `JobStatus.job`; expands to "" outside of arrays.
+    element_id: str
 
     def inherit(self, lock: int) -> None:
-        """Every command that hands in a job holds this file open until it is over."""
+        """Every command that submits a job keeps this file descriptor open until it exits."""
         ...
 
     async def ping(self) -> str: ...
 
     async def cluster(self) -> Cluster: ...
 
-    async def submit(self, wanted: Submission) -> str:
-        """The job's number. Doubtful if it may have been accepted all the same."""
+    async def submit(self, submission: Submission) -> str:
+        """Returns the job's id."""
         ...
 
-    async def submit_many(self, wanted: Sequence[Submission], mark: str) -> list[str]:
-        """As `submit`, for equals: all or none. Each is seen with the mark and `#` and its place in this list."""
+    async def submit_array(self, submissions: Sequence[Submission], mark: str) -> list[str]:
+        """Submit similar jobs, all or none. The mark of element n is `mark#n`."""
         ...
 
-    async def look(self, jobs: Collection[str]) -> list[Seen]:
-        """How these stand; those that the system does not know are left out."""
+    async def status(self, jobs: Collection[str]) -> list[JobStatus]:
+        """The status of these jobs, without those that the system does not know."""
         ...
 
-    async def ours(self, prefix: str) -> list[Seen]:
-        """All jobs whose mark begins like that, ended ones too as long as the system remembers them."""
+    async def marked(self, prefix: str) -> list[JobStatus]:
+        """All jobs whose mark begins with `prefix`, and ended ones as long as the system remembers them."""
         ...
 
-    async def remembered(self, jobs: Collection[str]) -> list[Seen]:
-        """What the system's own history has of jobs that its line has forgotten; [] if it keeps none."""
+    async def history(self, jobs: Collection[str]) -> list[JobStatus]:
+        """Jobs from the accounting history, after the queue has forgotten them; [] if there is none."""
         ...
 
     async def cancel(self, jobs: Sequence[str]) -> None:
-        """End them in the system's own way; unknown and ended ones are ignored."""
+        """Cancel jobs as the system does it; unknown and ended ones are ignored."""
         ...
 
     async def signal(self, jobs: Sequence[str], signal: str) -> None:
         """Signal all processes of running jobs; unknown and ended ones are ignored."""
         ...
 
-    async def expected(self) -> dict[str, int]:
-        """When those that wait will begin, by number, in ms since the epoch, as far as the system can tell."""
+    async def expected_starts(self) -> dict[str, int]:
+        """Expected start by job, in ms since the epoch, for pending jobs with an estimate."""
         ...
 
-    async def execute(self, job: str, words: Sequence[str], timeout_s: float) -> ExecResult:
-        """Run these words on the first node of a running job, within its allocation."""
+    async def execute(self, job: str, command: Sequence[str], timeout_s: float) -> ExecResult:
+        """Run a command on the first node of a running job, within its allocation."""
         ...
 
-    async def execute_on(self, node: str, line: str, words: Sequence[str], timeout_s: float) -> ExecResult:
-        """Run these words on a node, as a job of their own that starts at once or not at all."""
+    async def execute_on(self, node: str, partition: str, command: Sequence[str], timeout_s: float) -> ExecResult:
+        """Run a command on a node as a separate job that starts at once or not at all."""
         ...
 
     async def usage(self) -> dict[str, Resources]:
-        """What is in use on the nodes, by their own names."""
+        """Measured usage by node."""
         ...
 
     async def close(self) -> None: ...

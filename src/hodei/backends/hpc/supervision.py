@@ -1,7 +1,7 @@
-"""Runs that are to end, to save their work, or to be asked something: what is done to a job while it is in the system.
+"""Stops, timeouts, checkpoints and commands of submitted runs.
 
-Each stop is a task of its own: save, TERM, wait, KILL. The system's own way to end a job is for those that have not begun,
-and for those that outlive a KILL: its time between TERM and KILL is the cluster's, not the job's.
+Each stop is a task: checkpoint, TERM, grace period, KILL. The batch system's own cancel is for jobs that have not started or
+that survive a KILL: its time between TERM and KILL is the cluster's, not the job's.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hodei.model.job import Checkpoint
 from hodei.supervision import command_problem, no_checkpoint, timeout_reason
 
 if TYPE_CHECKING:
-    from hodei.backends.hpc.base import HpcBackend
+    from hodei.backends.hpc.backend import HpcBackend
 
-LOOK_S = 0.1
-AGAIN_S = 5.0
-TRY_AGAIN_S = 1.0
-# A run that was just seen to run may have its script not yet at work; then nobody would hear a signal.
-BIRTH_S = 2.0
-# Goes into the place and the environment of a process of the run, and becomes the command. The words follow as arguments.
-_BESIDE = (
+CHECKPOINT_POLL_S = 0.1
+KILL_REPEAT_S = 5.0
+RETRY_S = 1.0
+# The script of a job may not run yet when the job is first reported as running; a signal would be lost.
+SCRIPT_START_S = 2.0
+# Enters the directory and environment of a process of the run ($1), and executes the command in the other arguments.
+_EXEC_SCRIPT = (
     'cd -- "/proc/$1/cwd" || exit 125; while IFS= read -r -d "" pair; do '
     '[[ "$pair" =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] && { export "$pair"; } 2>/dev/null; done <"/proc/$1/environ"; '
     'shift; exec -- "$@"'
@@ -37,148 +37,149 @@ _BESIDE = (
 
 
 class RunSupervision:
-    """Takes care of the runs of one backend; what it is about is in `tasks`."""
+    """Stops and checkpoints the runs of one backend. `tasks` are those in progress."""
 
     def __init__(self, backend: HpcBackend) -> None:
-        self._of = backend
+        self._backend = backend
         self.tasks: set[asyncio.Task[None]] = set()
-        self._early: dict[RunId, Stop] = {}
+        self._early_stops: dict[RunId, Stop] = {}
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     # ------------------------------------------------------------------------------------------ stops
 
-    def stop(self, order: Stop, *, being_handed_in: bool) -> None:
-        ticket = self._of.tickets.get(order.run)
-        if ticket is None:
-            if being_handed_in:
-                self._early[order.run] = order
+    def stop(self, order: Stop, *, submitting: bool) -> None:
+        tracked = self._backend.tracked.get(order.run)
+        if tracked is None:
+            if submitting:
+                self._early_stops[order.run] = order
             return
-        if ticket.end is not None:
+        if tracked.final is not None:
             return
-        hook = order.checkpoint if order.checkpoint is not None and order.checkpoint.has_hook else None
+        checkpoint = order.checkpoint if order.checkpoint is not None and order.checkpoint.has_hook else None
         grace_s = order.grace_ms / 1000
-        if not ticket.stop_code:
-            ticket.stop_code, ticket.stop_reason, ticket.grace_s = "stop", order.reason.text, grace_s
-            self._do(self._bring_down(ticket, hook))
+        if not tracked.stop_code:
+            tracked.stop_code, tracked.stop_reason, tracked.grace_s = "stop", order.reason.text, grace_s
+            self._spawn(self._stop(tracked, checkpoint))
             return
-        ticket.in_a_hurry = ticket.in_a_hurry or hook is None
-        ticket.grace_s = min(ticket.grace_s, grace_s)
-        ticket.kill_at_s = min(ticket.kill_at_s, asyncio.get_running_loop().time() + grace_s)
+        tracked.skip_checkpoint = tracked.skip_checkpoint or checkpoint is None
+        tracked.grace_s = min(tracked.grace_s, grace_s)
+        tracked.kill_at_s = min(tracked.kill_at_s, asyncio.get_running_loop().time() + grace_s)
 
-    def check(self, ticket: TrackedRun) -> None:
-        """It has just been handed in: perhaps somebody wants it gone already."""
-        if order := self._early.pop(ticket.run, None):
-            self.stop(order, being_handed_in=False)
+    def apply_early_stop(self, tracked: TrackedRun) -> None:
+        """Carry out a stop that was ordered while the run was being submitted."""
+        if order := self._early_stops.pop(tracked.run, None):
+            self.stop(order, submitting=False)
 
-    async def _bring_down(self, ticket: TrackedRun, hook: Checkpoint | None) -> None:
-        queue = self._of.queue
+    async def _stop(self, tracked: TrackedRun, checkpoint: Checkpoint | None) -> None:
+        system = self._backend.system
         loop = asyncio.get_running_loop()
-        if hook is not None and ticket.phase == "running":
-            ticket.has_hook = True
-            ticket.note = await self._save(ticket, hook)
-            ticket.has_hook = False
-        told = False
-        while not ticket.ended.is_set():
+        if checkpoint is not None and tracked.phase == "running":
+            tracked.checkpoint_before_stop = True
+            tracked.checkpoint_problem = await self._checkpoint(tracked, checkpoint)
+            tracked.checkpoint_before_stop = False
+        signalled = False
+        while not tracked.ended.is_set():
             try:
-                if not told:
-                    if await self._has_begun(ticket):
-                        await queue.signal([ticket.job], "TERM")
+                if not signalled:
+                    if await self._script_runs(tracked):
+                        await system.signal([tracked.job], "TERM")
                     else:
-                        await queue.cancel([ticket.job])
-                    told = True
-                    ticket.kill_at_s = loop.time() + ticket.grace_s
-                elif loop.time() >= ticket.kill_at_s:
-                    await queue.signal([ticket.job], "KILL")
-                    if await _within(ticket.ended, AGAIN_S):
+                        await system.cancel([tracked.job])
+                    signalled = True
+                    tracked.kill_at_s = loop.time() + tracked.grace_s
+                elif loop.time() >= tracked.kill_at_s:
+                    await system.signal([tracked.job], "KILL")
+                    if await _wait(tracked.ended, KILL_REPEAT_S):
                         return
-                    await queue.cancel([ticket.job])
-                    ticket.kill_at_s = loop.time() + AGAIN_S
+                    await system.cancel([tracked.job])
+                    tracked.kill_at_s = loop.time() + KILL_REPEAT_S
             except (BackendError, BackendRefused):
-                await _within(ticket.ended, TRY_AGAIN_S)
+                await _wait(tracked.ended, RETRY_S)
             else:
-                await _within(ticket.ended, min(max(ticket.kill_at_s - loop.time(), 0), 0.5))
+                await _wait(tracked.ended, min(max(tracked.kill_at_s - loop.time(), 0), 0.5))
 
-    async def _has_begun(self, ticket: TrackedRun) -> bool:
-        """Whether there is somebody to hear a signal."""
-        if (await asyncio.to_thread(read_record, ticket.files)).pid:
+    async def _script_runs(self, tracked: TrackedRun) -> bool:
+        """Whether there is a process that receives a signal."""
+        if (await asyncio.to_thread(read_record, tracked.files)).pid:
             return True
-        if ticket.phase != "running":
+        if tracked.phase != "running":
             return False
-        await _within(ticket.ended, BIRTH_S)
-        return bool((await asyncio.to_thread(read_record, ticket.files)).pid)
+        await _wait(tracked.ended, SCRIPT_START_S)
+        return bool((await asyncio.to_thread(read_record, tracked.files)).pid)
 
-    def look_after(self, ticket: TrackedRun) -> None:
-        """At every look at a running run: has it had its time, is it due to save its work?"""
-        entry, now_ms = ticket.entry, self._of.context.clock.now_ms()
-        if ticket.stop_code:
+    def check(self, tracked: TrackedRun) -> None:
+        """Called at every poll of a running run: enforce its timeout, take its periodic checkpoints."""
+        entry, now_ms = tracked.entry, self._backend.context.clock.now_ms()
+        if tracked.stop_code:
             return
-        if entry.timeout_ms and now_ms - ticket.began_ms >= entry.timeout_ms:
-            ticket.stop_code = "timeout"
-            ticket.stop_reason = timeout_reason(entry.timeout_ms)
-            ticket.grace_s = entry.grace_ms / 1000
-            self._do(self._bring_down(ticket, None))
-        elif entry.hook is not None and entry.hook.has_hook and entry.hook.every_ms:
-            if not ticket.next_save_ms:
-                ticket.next_save_ms = ticket.began_ms + entry.hook.every_ms
-            elif now_ms >= ticket.next_save_ms:
-                ticket.next_save_ms = now_ms + entry.hook.every_ms
-                self.save(ticket.run, entry.hook)
+        if entry.timeout_ms and now_ms - tracked.started_ms >= entry.timeout_ms:
+            tracked.stop_code = "timeout"
+            tracked.stop_reason = timeout_reason(entry.timeout_ms)
+            tracked.grace_s = entry.grace_ms / 1000
+            self._spawn(self._stop(tracked, None))
+        elif entry.checkpoint is not None and entry.checkpoint.has_hook and entry.checkpoint.every_ms:
+            if not tracked.next_checkpoint_ms:
+                tracked.next_checkpoint_ms = tracked.started_ms + entry.checkpoint.every_ms
+            elif now_ms >= tracked.next_checkpoint_ms:
+                tracked.next_checkpoint_ms = now_ms + entry.checkpoint.every_ms
+                self.take_checkpoint(tracked.run, entry.checkpoint)
 
-    # ------------------------------------------------------------------------------------ saving work
+    # ------------------------------------------------------------------------------------ checkpoints
 
-    def save(self, run: RunId, hook: Checkpoint) -> None:
-        ticket = self._of.tickets.get(run)
-        running = ticket is not None and ticket.phase == "running" and ticket.end is None
-        if ticket is not None and running and not ticket.stop_code and not ticket.saving:
-            ticket.saving = True
-            self._do(self._save_and_tell(ticket, hook))
+    def take_checkpoint(self, run: RunId, checkpoint: Checkpoint) -> None:
+        tracked = self._backend.tracked.get(run)
+        if tracked is None or tracked.phase != "running" or tracked.final is not None:
+            return
+        if not tracked.stop_code and not tracked.taking_checkpoint:
+            tracked.taking_checkpoint = True
+            self._spawn(self._checkpoint_and_report(tracked, checkpoint))
 
-    async def _save_and_tell(self, ticket: TrackedRun, hook: Checkpoint) -> None:
+    async def _checkpoint_and_report(self, tracked: TrackedRun, checkpoint: Checkpoint) -> None:
         try:
-            problem = await self._save(ticket, hook)
+            problem = await self._checkpoint(tracked, checkpoint)
         finally:
-            ticket.saving = False
-        if ticket.end is None and ticket.said is not None and not ticket.stop_code:
-            saved_ms = self._of.files.changed_ms(ticket.entry.saved)
-            ticket.said = structs.replace(ticket.said, checkpoint_ms=saved_ms)
-            self._of.tell(structs.replace(ticket.said, checkpoint_error=problem))
+            tracked.taking_checkpoint = False
+        if tracked.final is None and tracked.reported is not None and not tracked.stop_code:
+            checkpoint_ms = self._backend.files.modified_ms(tracked.entry.checkpoint_file)
+            tracked.reported = structs.replace(tracked.reported, checkpoint_ms=checkpoint_ms)
+            self._backend.report(structs.replace(tracked.reported, checkpoint_error=problem))
 
-    async def _save(self, ticket: TrackedRun, hook: Checkpoint) -> str:
-        """What went wrong, "" if its work is saved."""
-        if not await self._has_begun(ticket):
-            return "it had only just begun"
-        loop, saved = asyncio.get_running_loop(), ticket.entry.saved
-        before_ms = self._of.files.changed_ms(saved)
-        deadline_s = loop.time() + hook.timeout_ms / 1000
+    async def _checkpoint(self, tracked: TrackedRun, checkpoint: Checkpoint) -> str:
+        """Returns what went wrong, "" if the checkpoint was taken."""
+        if not await self._script_runs(tracked):
+            return "it had only just started"
+        loop, file = asyncio.get_running_loop(), tracked.entry.checkpoint_file
+        before_ms = self._backend.files.modified_ms(file)
+        deadline_s = loop.time() + checkpoint.timeout_ms / 1000
         try:
-            if hook.command:
-                done = await self.beside(ticket, hook.command, hook.timeout_ms)
-                return command_problem(done.exit_code, hook.timeout_ms)
-            await self._of.queue.signal([ticket.job], hook.signal)
+            if checkpoint.command:
+                done = await self.execute(tracked, checkpoint.command, checkpoint.timeout_ms)
+                return command_problem(done.exit_code, checkpoint.timeout_ms)
+            await self._backend.system.signal([tracked.job], checkpoint.signal)
         except (BackendError, BackendRefused, NotFound) as error:
-            return f"its checkpoint could not be asked for: {error.message}"
-        while self._of.files.changed_ms(saved) <= before_ms:
-            if ticket.ended.is_set() or ticket.in_a_hurry:
-                return "it was not waited for"
+            return f"its checkpoint could not be requested: {error.message}"
+        while self._backend.files.modified_ms(file) <= before_ms:
+            if tracked.ended.is_set() or tracked.skip_checkpoint:
+                return "its checkpoint was not awaited"
             if loop.time() >= deadline_s:
-                return no_checkpoint(hook.timeout_ms)
-            await _within(ticket.ended, LOOK_S)
+                return no_checkpoint(checkpoint.timeout_ms)
+            await _wait(tracked.ended, CHECKPOINT_POLL_S)
         return ""
 
-    async def beside(self, ticket: TrackedRun, command: Sequence[str], timeout_ms: int) -> ExecResult:
-        """A command in the place and with the environment of the run's own."""
-        record = await asyncio.to_thread(read_record, ticket.files)
+    async def execute(self, tracked: TrackedRun, command: Sequence[str], timeout_ms: int) -> ExecResult:
+        """Run a command in the directory and with the environment of the run."""
+        record = await asyncio.to_thread(read_record, tracked.files)
         if not record.pid:
-            raise NotFound(f"run {ticket.run} does not run yet")
-        words = ("/bin/bash", "-p", "-c", _BESIDE, "hodei", str(record.pid), *command)
-        return await self._of.queue.execute(record.job or ticket.job, words, timeout_ms / 1000)
+            raise NotFound(f"run {tracked.run} has not started its command yet")
+        argv = ("/bin/bash", "-p", "-c", _EXEC_SCRIPT, "hodei", str(record.pid), *command)
+        return await self._backend.system.execute(record.raw_job or tracked.job, argv, timeout_ms / 1000)
 
 
-async def _within(event: asyncio.Event, timeout_s: float) -> bool:
+async def _wait(event: asyncio.Event, timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

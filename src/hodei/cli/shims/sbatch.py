@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hodei.backends.hpc.batch_lines import Option, needs_next_word, parse_words
+from hodei.backends.hpc.batch_options import Option, parse_arguments, takes_next_argument
 from hodei.cli.shims.finding import ids_of, jobs_of
 from hodei.cli.shims.rows import PARTITION, USER, Refused
 from hodei.model.errors import HodeiError
@@ -69,11 +69,11 @@ def split(words: list[str]) -> tuple[tuple[Option, ...], list[str], str | None]:
         if word == "--":
             break
         options.append(word)
-        if queue and needs_next_word(word):
+        if queue and takes_next_argument(word):
             options.append(queue.pop(0))
     if queue and queue[0] == ":":
         raise Refused("error: a heterogeneous job (options : options) is not known here; next: hodei job init --full")
-    found, problem = parse_words(options, "slurm")
+    found, problem = parse_arguments(options, "slurm")
     if problem:
         raise Refused(f"{problem}\nit is not known here; see docs/how-to/slurm.md", BAD_OPTION)
     wrapped = [option.value for option in found if option.name == "wrap"]
@@ -89,11 +89,11 @@ def submission(
     client: Client, text: str, name: str, options: tuple[Option, ...], arguments: tuple[str, ...], *, files: bool = True
 ) -> tuple[dict[str, Any], list[str]]:
     """The job, as one of whoever calls. `files`: without a word on it the output goes to slurm-N.out."""
-    from hodei.backends.hpc.convert import Submitted
+    from hodei.backends.hpc.convert import SbatchCall
     from hodei.cli.convert import converted
 
     user = getpass.getuser()
-    here = Submitted(
+    call = SbatchCall(
         env=os.environ,
         jobs=lambda one: ids_of(client, one),
         host=socket.gethostname(),
@@ -103,7 +103,7 @@ def submission(
         files=files,
         token=secrets.token_hex(6),
     )
-    document, notes = converted(text, name, directory=os.getcwd(), submitted=here)
+    document, notes = converted(text, name, directory=os.getcwd(), call=call)
     labels = {USER: user, PARTITION: document.get("node_selector", {}).get("slurm.hodei.io/queue", "")}
     document["labels"] = {**document.get("labels", {}), **{name: value for name, value in labels.items() if value}}
     return document, notes

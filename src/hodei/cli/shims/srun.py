@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from hodei.backends.hpc.batch_lines import NO_INDEX, Option, needs_next_word, parse_words
+from hodei.backends.hpc.batch_options import NO_INDEX, Option, parse_arguments, takes_next_argument
 from hodei.cli.shims.rows import Refused
 from hodei.model.errors import HodeiError
 
@@ -183,11 +183,11 @@ def _read(words: list[str]) -> tuple[tuple[Option, ...], bool, list[str]]:
                 queue.pop(0)
         elif name not in _IDLE:
             ours.append(word)
-            if queue and needs_next_word(word):
+            if queue and takes_next_argument(word):
                 ours.append(queue.pop(0))
     if ":" in queue:
         raise Refused("error: heterogeneous steps (command : command) are not known here")
-    found, problem = parse_words(ours, "slurm")
+    found, problem = parse_arguments(ours, "slurm")
     if problem:
         raise Refused(f"{problem}\nit is not known here; see docs/how-to/slurm.md", _BAD_OPTION)
     return tuple(found), label, queue
@@ -325,7 +325,7 @@ def _number(text: str) -> int:
 
 
 def _job(options: tuple[Option, ...], said: dict[str, str], label: bool, command: list[str]) -> int:
-    from hodei.backends.hpc.batch_lines import redirections
+    from hodei.backends.hpc.batch_options import redirections
     from hodei.cli.shims.sbatch import submission
     from hodei.client import Client
 

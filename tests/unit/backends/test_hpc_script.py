@@ -1,4 +1,4 @@
-"""The batch script and what it writes down, run by a real bash; and words that can not be handed on."""
+"""The batch script and its record, run by a real bash; and commands that it refuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hodei.backends.hpc.script import array_script, batch_script
-from hodei.backends.hpc.slurm_commands import SlurmCommands
+from hodei.backends.hpc.slurm import SlurmCommands
 from hodei.backends.hpc.tracked_run import SEALED, Record, parse_record, read_record, seal
 from hodei.model.errors import BackendRefused
 
@@ -23,8 +23,7 @@ def a_script(
 ) -> str:
     return batch_script(
         files=str(files), argv=argv, env=env or {}, workdir=workdir, claim=claim, job_variable="SLURM_JOB_ID",
-        node_variable="SLURMD_NODENAME", element=SlurmCommands.element,
-        rerun=rerun,
+        node_variable="SLURMD_NODENAME", element_id=SlurmCommands.element_id, rerun=rerun,
     )  # fmt: skip
 
 
@@ -40,21 +39,21 @@ def run(script: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     [(("/bin/true",), 0), (("/bin/sh", "-c", "exit 7"), 7), (("no-such-program",), 127), (("/etc/passwd",), 126),
      (("exit", "3"), 127), (("/bin/sh", "-c", "kill -KILL $$"), 137)],
 )  # fmt: skip
-def test_the_exit_code_is_written_down_and_handed_on(tmp_path, argv, code):
+def test_the_exit_code_is_recorded_and_returned(tmp_path, argv, code):
     done = run(a_script(tmp_path / "1.0.1", *argv))
     record = read_record(str(tmp_path / "1.0.1"))
     assert (done.returncode, record.exit_code) == (code, code)
-    assert (record.began, record.job, record.node, bool(record.pid)) == (True, "17", "n1", True)
-    assert 0 < record.began_ms <= record.ended_ms
+    assert (record.started, record.raw_job, record.node, bool(record.pid)) == (True, "17", "n1", True)
+    assert 0 < record.started_ms <= record.ended_ms
 
 
-def test_a_directory_that_is_not_there_is_told_apart_from_a_failure(tmp_path):
+def test_a_missing_working_directory_is_distinguished_from_a_failure(tmp_path):
     done = run(a_script(tmp_path / "r", "/bin/true", workdir="/no/such/place"))
     record = read_record(str(tmp_path / "r"))
     assert (done.returncode, record.no_workdir, record.pid) == (125, True, 0)
 
 
-def test_names_that_bash_keeps_for_itself_reach_the_program_too(tmp_path):
+def test_variables_with_names_reserved_by_bash_reach_the_program(tmp_path):
     env = {
         "IFS": "x",
         "OPTIND": "abc",
@@ -71,7 +70,7 @@ def test_names_that_bash_keeps_for_itself_reach_the_program_too(tmp_path):
     assert done.stderr == b""
 
 
-def test_a_secret_that_could_only_be_handed_on_where_others_read_it_is_refused(tmp_path):
+def test_a_secret_that_could_only_be_passed_on_a_command_line_is_refused(tmp_path):
     with pytest.raises(BackendRefused, match=r"db\.password"):
         a_script(tmp_path / "r", "/bin/true", env={"db.password": "hush"})
 
@@ -82,7 +81,7 @@ def test_a_secret_that_could_only_be_handed_on_where_others_read_it_is_refused(t
      (("a=b",), {"IFS": "x"})],
     ids=["nothing", "an empty name", "a NUL", "too long", "no Unicode", "no name", "= in a name", "= in the command behind env"],
 )  # fmt: skip
-def test_what_can_not_be_handed_on_is_refused(tmp_path, argv, env):
+def test_commands_and_variables_that_bash_cannot_pass_on_are_refused(tmp_path, argv, env):
     with pytest.raises(BackendRefused):
         a_script(tmp_path / "r", *argv, env=env)
 
@@ -99,27 +98,20 @@ def test_an_array_runs_the_script_of_its_element_and_keeps_its_output_apart(tmp_
     assert not (tmp_path / "1.out").exists()
 
 
-def test_of_several_tries_the_latest_counts_and_a_torn_line_does_not():
-    text = "began 7 n1 100.500\npid 12\nbegan 8 n2 200,250\npid 13\nexit 3 201.000001\nexit 9"
+def test_the_latest_start_counts_and_a_torn_line_does_not():
+    text = "started 7 n1 100.500\npid 12\nstarted 8 n2 200,250\npid 13\nexit 3 201.000001\nexit 9"
     record = parse_record(text)
-    assert (record.job, record.pid, record.exit_code, record.began_ms, record.ended_ms) == (
-        "8",
-        13,
-        3,
-        200_250,
-        201_000,
-    )
+    assert (record.job, record.pid, record.exit_code) == ("8", 13, 3)
+    assert (record.started_ms, record.ended_ms) == (200_250, 201_000)
 
 
-def test_no_record_is_no_end(tmp_path):
+def test_a_missing_record_is_empty(tmp_path):
     assert read_record(str(tmp_path / "none")) == Record()
 
 
 @pytest.mark.parametrize("signal", ["TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1", "BUS", "FPE", "ILL", "TRAP"])
 @pytest.mark.parametrize("in_an_array", [False, True], ids=["alone", "in an array"])
-def test_a_run_that_dies_by_a_signal_shows_no_value_of_its_environment_and_no_word_of_its_command(
-    tmp_path, signal, in_an_array
-):
+def test_a_run_ended_by_a_signal_shows_neither_its_environment_nor_its_command(tmp_path, signal, in_an_array):
     env = {"DB_PASSWORD": "hush-1", "with.dot": "hush-2", "PS4": "hush-3", "EMPTY": ""}
     script = a_script(tmp_path / "r", "/bin/sh", "-c", f"kill -{signal} $$", "--password=hush-4", env=env)
     out, err = tmp_path / "r.out", tmp_path / "r.err"
@@ -131,16 +123,16 @@ def test_a_run_that_dies_by_a_signal_shows_no_value_of_its_environment_and_no_wo
     assert said == b""
 
 
-def test_what_the_command_says_on_stderr_and_what_bash_says_of_it_is_in_the_output(tmp_path):
+def test_stderr_of_the_command_and_of_its_start_is_in_the_output(tmp_path):
     assert run(a_script(tmp_path / "a", "/bin/sh", "-c", "echo oh >&2")).stderr == b"oh\n"
     assert b"no-such-program" in run(a_script(tmp_path / "b", "no-such-program")).stderr
 
 
-@pytest.mark.parametrize("rerun", [False, True], ids=["it must not start jobs again", "it may"])
-def test_a_second_script_of_a_run_does_nothing_once_one_has_begun(tmp_path, rerun):
+@pytest.mark.parametrize("rerun", [False, True], ids=["restarts not allowed", "restarts allowed"])
+def test_a_second_script_of_a_run_does_nothing_once_one_has_started(tmp_path, rerun):
     proof, words = tmp_path / "proof", ("/bin/sh", "-c", f"echo ran >>{tmp_path}/proof")
     codes = []
-    for claim in ("mine", "yours", "mine"):  # the third: the system has started the first job again
+    for claim in ("mine", "yours", "mine"):  # the third: a restart of the first job by the system
         done = run(a_script(tmp_path / "r", *words, claim=claim, rerun=rerun), SLURM_JOB_ID=claim)
         codes.append(done.returncode)
         assert done.stderr == b""
@@ -149,7 +141,7 @@ def test_a_second_script_of_a_run_does_nothing_once_one_has_begun(tmp_path, reru
     assert proof.read_text() == ("ran\nran\n" if rerun else "ran\n")
 
 
-def test_of_many_scripts_of_a_run_at_the_same_time_one_runs(tmp_path):
+def test_one_of_many_concurrent_scripts_of_a_run_runs(tmp_path):
     proof = tmp_path / "proof"
     scripts = [a_script(tmp_path / "r", "/bin/sh", "-c", f"echo ran >>{proof}", claim=str(n)) for n in range(20)]
     processes = [
@@ -159,10 +151,10 @@ def test_of_many_scripts_of_a_run_at_the_same_time_one_runs(tmp_path):
     assert proof.read_text() == "ran\n"
 
 
-def test_a_sealed_run_never_begins_and_one_that_has_begun_cannot_be_sealed(tmp_path):
+def test_a_sealed_run_never_starts_and_a_started_run_cannot_be_sealed(tmp_path):
     proof, script = tmp_path / "proof", "echo ran >>proof"
     assert seal(str(tmp_path / "r"))
-    assert seal(str(tmp_path / "r")), "as often as one likes"
+    assert seal(str(tmp_path / "r")), "sealing is idempotent"
     assert run(a_script(tmp_path / "r", "/bin/sh", "-c", script, workdir=str(tmp_path))).returncode == 125
     assert (read_record(str(tmp_path / "r")).claim, proof.exists()) == (SEALED, False)
     assert run(a_script(tmp_path / "s", "/bin/true")).returncode == 0
@@ -170,14 +162,14 @@ def test_a_sealed_run_never_begins_and_one_that_has_begun_cannot_be_sealed(tmp_p
     assert not seal(str(tmp_path / "no" / "such" / "folder"))
 
 
-def test_a_run_whose_record_cannot_be_made_is_not_tried(tmp_path):
+def test_a_run_whose_record_cannot_be_created_does_not_start(tmp_path):
     done = run(a_script(tmp_path / "no-such-folder" / "r", "/bin/sh", "-c", f"touch {tmp_path}/proof"))
     assert (done.returncode, (tmp_path / "proof").exists()) == (125, False)
 
 
-def test_the_number_of_an_element_is_the_one_that_the_queue_shows(tmp_path):
+def test_the_id_of_an_array_element_is_the_one_that_the_queue_shows(tmp_path):
     run(a_script(tmp_path / "r", "/bin/true"), SLURM_JOB_ID="19", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="2")
     record = read_record(str(tmp_path / "r"))
-    assert (record.job, record.number) == ("19", "17_2")
+    assert (record.raw_job, record.job) == ("19", "17_2")
     run(a_script(tmp_path / "s", "/bin/true"), SLURM_JOB_ID="19")
-    assert read_record(str(tmp_path / "s")).number == "19"
+    assert read_record(str(tmp_path / "s")).job == "19"

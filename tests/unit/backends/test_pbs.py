@@ -1,4 +1,4 @@
-"""PBS's words in ours, on what a real OpenPBS 23.06 printed."""
+"""Parsing of the output of PBS, recorded from a real OpenPBS 23.06, and its errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from hodei.backends.hpc import pbs_states
-from hodei.backends.hpc.commands import Done
-from hodei.backends.hpc.pbs_commands import PbsCommands, parse, pbs_name, put_script, submit_words
-from hodei.backends.hpc.pbs_states import seconds, seen_of, size
-from hodei.backends.hpc.ports import Doubtful, Submission
+from hodei.backends.hpc.commands import CommandResult
+from hodei.backends.hpc.pbs import (
+    PbsCommands,
+    job_status,
+    parse_cluster,
+    parse_exit,
+    parse_json,
+    parse_size,
+    parse_time,
+    pbs_name,
+    qsub_command,
+    write_script,
+)
+from hodei.backends.hpc.ports import OutcomeUnknown, Submission
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused
 
 SAMPLES = Path(__file__).parent / "hpc_samples"
@@ -26,14 +35,14 @@ def sample(name: str) -> dict:
 
 def the_job(name: str):
     ((number, job),) = sample(name)["Jobs"].items()
-    return seen_of(number, job)
+    return job_status(number, job)
 
 
 @pytest.mark.parametrize(
     ("name", "phase", "code", "reason_code"),
     [
         ("qstat-f-json-running.txt", "running", None, ""),
-        ("qstat-held.txt", "waiting", None, ""),
+        ("qstat-held.txt", "pending", None, ""),
         ("qstat-suspended.txt", "running", None, ""),
         ("qstat-x-finished.txt", "ended", 3, ""),
         ("qstat-x-deleted.txt", "ended", 138, ""),
@@ -41,17 +50,13 @@ def the_job(name: str):
         ("qstat-rerun.txt", "running", None, ""),
     ],
 )
-def test_recorded_jobs_have_their_place(name, phase, code, reason_code):
-    seen = the_job(name)
-    assert (seen.phase, seen.code, seen.reason_code) == (phase, code, reason_code)
+def test_recorded_jobs_have_a_phase_and_an_exit_code(name, phase, code, reason_code):
+    status = the_job(name)
+    assert (status.phase, status.exit_code, status.reason_code) == (phase, code, reason_code)
 
 
-def test_a_job_that_can_never_run_waits_with_the_reason_that_pbs_gives():
+def test_a_job_that_can_never_run_is_pending_with_the_reason_of_pbs():
     assert the_job("qstat-toobig.txt").reason.startswith("Can Never Run: Insufficient amount of resource: ncpus")
-
-
-def test_a_job_that_was_run_again_says_so():
-    assert the_job("qstat-rerun.txt").restarts == 1
 
 
 @pytest.mark.parametrize(
@@ -71,8 +76,8 @@ def test_a_job_that_was_run_again_says_so():
         (None, "", (None, "killed")),
     ],
 )
-def test_exit_statuses_tell_signals_limits_and_what_pbs_itself_did(status, comment, answer):
-    assert pbs_states.ended(status, comment)[:2] == answer
+def test_exit_statuses_are_signals_limits_or_actions_of_pbs(status, comment, answer):
+    assert parse_exit(status, comment)[:2] == answer
 
 
 @pytest.mark.parametrize(
@@ -80,39 +85,39 @@ def test_exit_statuses_tell_signals_limits_and_what_pbs_itself_did(status, comme
     [("4592kb", 4592 << 10), ("4gb", 4 << 30), ("0b", 0), ("500mb", 500 << 20), ("2w", 16), ("x", 0)],
 )
 def test_sizes_have_units(text, answer):
-    assert size(text) == answer
+    assert parse_size(text) == answer
 
 
-def test_times_are_as_ctime_writes_them():
-    assert seconds("Sun Nov 15 18:42:00 2026") == 1794768120
-    assert seconds("") == seconds(None) == seconds("Unknown") == 0
+def test_times_have_the_format_of_ctime():
+    assert parse_time("Sun Nov 15 18:42:00 2026") == 1794768120
+    assert parse_time("") == parse_time(None) == parse_time("Unknown") == 0
 
 
-def test_vnodes_that_only_stand_for_their_host_are_no_nodes():
+def test_vnodes_that_only_stand_for_their_host_are_left_out():
     nodes = json.loads((SAMPLES / "pbsnodes-av.json").read_text())["nodes"]
     queues = sample("qstat-Qf.txt")["Queue"]
-    whole = pbs_states.cluster(nodes, queues, "workq")
+    whole = parse_cluster(nodes, queues, "workq")
     assert [node.name for node in whole.nodes] == ["vm[0]", "vm[1]", "vm[2]"]
     assert whole.nodes[0].capacity == {"cpu": 4000, "memory": 4 << 30, "gpu": 2000}
-    assert [(line.name, line.open, line.default) for line in whole.lines] == [
+    assert [(queue.name, queue.open, queue.default) for queue in whole.partitions] == [
         ("workq", True, True),
         ("express", True, False),
     ]
-    assert whole.lines[0].largest == {"cpu": 8000, "memory": 8 << 30, "gpu": 2000}
+    assert whole.partitions[0].largest == {"cpu": 8000, "memory": 8 << 30, "gpu": 2000}
 
 
 @pytest.mark.parametrize(("state", "ready", "cordoned"), [("free", True, False), ("job-busy", True, False), ("down", False, False), ("offline", True, True), ("down,offline", False, True)])  # fmt: skip
-def test_states_of_vnodes_say_whether_they_can_be_used(state, ready, cordoned):
-    told = {"Mom": "vm", "state": state, "resources_available": {"ncpus": 4, "mem": "1gb"}}
-    (node,) = pbs_states.cluster({"a": told}, {}).nodes
+def test_vnode_states_map_to_ready_and_cordoned(state, ready, cordoned):
+    fields = {"Mom": "vm", "state": state, "resources_available": {"ncpus": 4, "mem": "1gb"}}
+    (node,) = parse_cluster({"a": fields}, {}).nodes
     assert (node.ready, node.cordoned) == (ready, cordoned)
 
 
-def test_an_answer_may_have_words_before_it_and_no_jobs_in_it():
+def test_output_may_have_text_before_it_and_no_jobs_in_it():
     raw = (SAMPLES / "qstat-finished-nox.txt").read_bytes()
-    told = parse("qstat", Done(35, raw[: raw.rfind(b"}") + 1], b""))
-    assert told["pbs_server"] == "vm"
-    assert "Jobs" not in told
+    found = parse_json("qstat", CommandResult(35, raw[: raw.rfind(b"}") + 1], b""))
+    assert found["pbs_server"] == "vm"
+    assert "Jobs" not in found
 
 
 def a_submission(script_file: str = "/out/1.0.1.sh") -> Submission:
@@ -122,51 +127,49 @@ def a_submission(script_file: str = "/out/1.0.1.sh") -> Submission:
     )  # fmt: skip
 
 
-def test_the_first_process_of_a_job_is_its_script_and_no_shell_that_a_signal_ends():
-    words = submit_words(a_submission(), requeue=False)
-    assert "select=1:ncpus=2:mem=0mb:vnode=vm[0]" in words
-    assert "walltime=01:05:00" in words
-    assert words[-7:] == ("-v", "HODEI_MARK=hodei:i:hpc:1.0.1", "--", "/bin/bash", "-l", "/out/1.0.1.sh", "c1")
+def test_the_first_process_of_a_job_is_its_script():
+    command = qsub_command(a_submission(), requeue=False)
+    assert "select=1:ncpus=2:mem=0mb:vnode=vm[0]" in command
+    assert "walltime=01:05:00" in command
+    assert command[-7:] == ("-v", "HODEI_MARK=hodei:i:hpc:1.0.1", "--", "/bin/bash", "-l", "/out/1.0.1.sh", "c1")
 
 
-def test_the_login_shell_makes_way_for_the_script(tmp_path):
-    wanted = a_submission(str(tmp_path / "1.0.1.sh"))
-    put_script(wanted)
+def test_the_login_shell_is_replaced_by_the_script(tmp_path):
+    submission = a_submission(str(tmp_path / "1.0.1.sh"))
+    write_script(submission)
     assert (tmp_path / "1.0.1.sh").stat().st_mode & 0o777 == 0o600
     (tmp_path / ".bash_profile").write_text("exit() { echo astray; }; export FROM_PROFILE=1; echo profile\n")
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    words = submit_words(wanted, requeue=False)
-    done = subprocess.run(words[words.index("--") + 1 :], env=env, capture_output=True, timeout=30, check=False)
+    command = qsub_command(submission, requeue=False)
+    done = subprocess.run(command[command.index("--") + 1 :], env=env, capture_output=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (3, b"profile\n")
     with pytest.raises(BackendError) as error:
-        put_script(a_submission("/no/such/folder/1.0.1.sh"))
+        write_script(a_submission("/no/such/folder/1.0.1.sh"))
     assert error.value.code == NOT_REACHED
 
 
 @pytest.mark.parametrize(("name", "answer"), [("a name", "a_name"), ("--x", "x"), ("$(id)", "id_"), ("", "hodei")])
-def test_names_are_such_that_pbs_takes_them(name, answer):
+def test_names_are_valid_in_pbs(name, answer):
     assert pbs_name(name) == answer
 
 
-class Said:
-    """Commands that say what they are told to."""
-
-    def __init__(self, done: Done) -> None:
+class FakeCommands:
+    def __init__(self, done: CommandResult) -> None:
         self.done = done
 
-    async def run(self, words, **_):
+    async def run(self, argv, **_):
         return self.done
 
 
 @pytest.mark.parametrize(
     ("code", "said", "error", "name"),
     [
-        (None, "qsub did not answer within 25 s", Doubtful, IN_DOUBT),
-        (-15, "", Doubtful, IN_DOUBT),
-        (183, "qsub: Protocol error", Doubtful, IN_DOUBT),
-        (104, "qsub: Connection reset by peer", Doubtful, IN_DOUBT),
-        (1, "qsub: Error communicating with vm(127.0.0.1)", Doubtful, IN_DOUBT),
-        (0, "nonsense", Doubtful, IN_DOUBT),
+        (None, "qsub did not answer within 25 s", OutcomeUnknown, IN_DOUBT),
+        (-15, "", OutcomeUnknown, IN_DOUBT),
+        (183, "qsub: Protocol error", OutcomeUnknown, IN_DOUBT),
+        (104, "qsub: Connection reset by peer", OutcomeUnknown, IN_DOUBT),
+        (1, "qsub: Error communicating with vm(127.0.0.1)", OutcomeUnknown, IN_DOUBT),
+        (0, "nonsense", OutcomeUnknown, IN_DOUBT),
         (111, "Connection refused qsub: cannot connect to server vm (errno=111)", BackendError, NOT_REACHED),
         (110, "qsub: cannot connect to server vm (errno=110)", BackendError, NOT_REACHED),
         (186, "qsub: No server to connect to", BackendError, NOT_REACHED),
@@ -176,10 +179,10 @@ class Said:
         (187, "qsub: Unknown resource: x", BackendRefused, "BACKEND_REFUSED"),
     ],
 )
-def test_what_qsub_ends_with_says_whether_it_arrived(tmp_path, code, said, error, name):
-    queue = PbsCommands(Said(Done(code, said.encode() if code == 0 else b"", said.encode())))
+def test_the_exit_code_of_qsub_decides_whether_the_outcome_is_known(tmp_path, code, said, error, name):
+    system = PbsCommands(FakeCommands(CommandResult(code, said.encode() if code == 0 else b"", said.encode())))
     with pytest.raises(error) as raised:
-        asyncio.run(queue.submit(a_submission(str(tmp_path / "1.0.1.sh"))))
+        asyncio.run(system.submit(a_submission(str(tmp_path / "1.0.1.sh"))))
     assert (type(raised.value), raised.value.code) == (error, name)
 
 
@@ -193,41 +196,41 @@ def test_what_qsub_ends_with_says_whether_it_arrived(tmp_path, code, said, error
         ("lost", {-3, -4, -5, -6, -7, -8, -11, -12, -14, -15, -16, -18, -20, -22, -30, -32, -33}),
     ],
 )
-def test_each_of_pbs_own_statuses_has_its_meaning(reason_code, statuses):
-    assert {status for status in range(-33, 0) if pbs_states.ended(status, "")[1] == reason_code} == statuses
+def test_each_exit_status_of_pbs_has_a_reason_code(reason_code, statuses):
+    assert {status for status in range(-33, 0) if parse_exit(status, "")[1] == reason_code} == statuses
 
 
-def a_line(name: str, **queues):
+def a_queue(name: str, **queues):
     usual = {"queue_type": "Execution", "enabled": "True", "started": "True"}
     nodes = {"a": {"Mom": "vm", "state": "free", "resources_available": {"ncpus": 4, "mem": "1gb"}}}
-    whole = pbs_states.cluster(nodes, {queue: {**usual, **fields} for queue, fields in queues.items()})
-    return next(line for line in whole.lines if line.name == name)
+    whole = parse_cluster(nodes, {queue: {**usual, **fields} for queue, fields in queues.items()})
+    return next(queue for queue in whole.partitions if queue.name == name)
 
 
-def test_a_routing_queue_has_the_bound_of_the_most_patient_queue_behind_it():
+def test_a_routing_queue_has_the_longest_time_limit_of_its_destinations():
     hour, day = {"resources_max": {"walltime": "01:00:00"}}, {"resources_max": {"walltime": "24:00:00"}}
     route = {"queue_type": "Route", "route_destinations": "short,inner"}
     inner = {"queue_type": "Route", "route_destinations": ["long", "r"]}  # in a ring, and as a list
-    line = a_line("r", r=route, inner=inner, short=hour, long={**day, "from_route_only": "True"})
-    assert (line.open, line.usable, line.minutes) == (True, True, 24 * 60)
-    assert a_line("r", r=route, inner=inner, short=hour, long={}).minutes == 0
-    assert a_line("r", r={**route, **hour}, inner=inner, short=hour, long=day).minutes == 60
+    queue = a_queue("r", r=route, inner=inner, short=hour, long={**day, "from_route_only": "True"})
+    assert (queue.open, queue.usable, queue.max_minutes) == (True, True, 24 * 60)
+    assert a_queue("r", r=route, inner=inner, short=hour, long={}).max_minutes == 0
+    assert a_queue("r", r={**route, **hour}, inner=inner, short=hour, long=day).max_minutes == 60
 
 
 @pytest.mark.parametrize(
-    ("fields", "others", "why"),
+    ("fields", "others", "reason"),
     [
-        ({"from_route_only": "True"}, {}, "it takes jobs from routing queues only, and none leads there"),
-        ({"queue_type": "Route", "route_destinations": "b@far"}, {}, "it is a routing queue that leads to b@far, where a job cannot be followed"),
-        ({"queue_type": "Route", "route_destinations": "b"}, {"b": {"enabled": "False"}}, "it is a routing queue, and no queue that it leads to takes jobs"),
-        ({"queue_type": "Route"}, {}, "it is a routing queue, and no queue that it leads to takes jobs"),
+        ({"from_route_only": "True"}, {}, "it takes jobs only from routing queues, and no routing queue leads to it"),
+        ({"queue_type": "Route", "route_destinations": "b@far"}, {}, "it is a routing queue to b@far, where Hodei cannot follow a job"),
+        ({"queue_type": "Route", "route_destinations": "b"}, {"b": {"enabled": "False"}}, "it is a routing queue, and none of its destinations accepts jobs"),
+        ({"queue_type": "Route"}, {}, "it is a routing queue, and none of its destinations accepts jobs"),
     ],
 )  # fmt: skip
-def test_a_queue_that_cannot_be_used_says_why(fields, others, why):
-    line = a_line("a", a=fields, **others)
-    assert (line.open, line.usable, line.why) == (False, False, why)
+def test_an_unusable_queue_has_a_reason(fields, others, reason):
+    queue = a_queue("a", a=fields, **others)
+    assert (queue.open, queue.usable, queue.reason) == (False, False, reason)
 
 
-def test_a_queue_that_is_stopped_is_closed_and_not_useless():
-    line = a_line("a", a={"started": "False"})
-    assert (line.open, line.usable, line.why) == (False, True, "it is disabled or stopped in PBS")
+def test_a_stopped_queue_is_closed_but_usable():
+    queue = a_queue("a", a={"started": "False"})
+    assert (queue.open, queue.usable, queue.reason) == (False, True, "it is disabled or stopped in PBS")

@@ -1,4 +1,4 @@
-"""`#SBATCH` and `#PBS` lines: what is read, what is let through, what becomes of a whole script."""
+"""`#SBATCH` and `#PBS` lines: parsing, the rules for options in annotations, and whole scripts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from builders import a_job_spec, a_run
-from hodei.backends.hpc.batch_lines import Option, needs_next_word, parse_options, parse_script
-from hodei.backends.hpc.convert import convert, slurm_memory, slurm_seconds
-from hodei.backends.hpc.pbs import PbsOptions
-from hodei.backends.hpc.ports import Line
-from hodei.backends.hpc.slurm_options import ANNOTATION, SlurmOptions
+from hodei.backends.hpc.batch_options import SLURM_ANNOTATION as ANNOTATION
+from hodei.backends.hpc.batch_options import (
+    Option,
+    PbsOptions,
+    SlurmOptions,
+    parse_options,
+    parse_script,
+    slurm_seconds,
+    takes_next_argument,
+)
+from hodei.backends.hpc.convert import convert, slurm_memory
+from hodei.backends.hpc.ports import Partition
 from hodei.jobfile.parse import parse_job
 from hodei.model.effects import Start
 from hodei.model.errors import BackendRefused
 
-MAIN = Line("main", ("n1",))
+MAIN = Partition("main", ("n1",))
 
 
 def options_of(line: str) -> list[tuple[str, str]]:
@@ -41,18 +48,18 @@ def options_of(line: str) -> list[tuple[str, str]]:
         ("", []),
     ],
 )
-def test_options_are_read_as_slurm_reads_them(line, read):
+def test_options_are_parsed_as_slurm_does(line, read):
     assert options_of(line) == read
 
 
 @pytest.mark.parametrize(
     "line", ["--part=main", "--no-such", "-Z 3", "job.sh", "-c", "--mem", "--hold=1", "-J 'open", "--"]
 )
-def test_what_makes_no_sense_is_said_and_not_guessed(line):
+def test_an_invalid_option_is_reported_and_not_guessed(line):
     assert parse_options(line, "slurm")[1]
 
 
-def test_lines_count_up_to_the_first_command():
+def test_option_lines_count_up_to_the_first_command():
     script = parse_script(
         "#!/bin/bash -l\n# a word\n#SBATCH -c 2\n\n#SBATCH -N1\necho hi\n#SBATCH --uid=0\necho '#SBATCH -n9'\n"
     )
@@ -67,7 +74,7 @@ def test_a_line_of_another_system_is_a_comment():
 
 
 @given(st.text())
-def test_no_text_breaks_the_reader(text):
+def test_no_text_breaks_the_parser(text):
     parse_script(text)
     parse_script(f"#SBATCH {text}")
     parse_options(text, "pbs")
@@ -91,9 +98,9 @@ POLICY = {"fixed": {"account": "hodei"}, "allowed": {"account": ("physics",), "q
         ("--nice=10", {"nice": "10"}),
         ("-J evil -o /etc/passwd --time=999 --mem=1 --requeue", {}),
     ],
-    ids=["harmless ones are let through", "an allowed account", "an allowed qos", "what is so anyway", "nicer than others", "overridden"],
+    ids=["allowed options", "an allowed account", "an allowed qos", "the placement that Hodei chose", "a nice value", "overridden"],
 )  # fmt: skip
-def test_options_are_let_through_or_overridden(line, given):
+def test_options_are_allowed_or_overridden(line, given):
     chosen = dict(SlurmOptions(placed=True, **POLICY).of(an_order(line), MAIN))
     assert chosen == {"account": "hodei", **given}
 
@@ -113,7 +120,7 @@ def test_options_that_would_escape_the_rules_are_refused(line):
         SlurmOptions(placed=True, **POLICY).of(an_order(line), MAIN)
 
 
-def test_where_slurm_chooses_the_node_a_job_may_say_which():
+def test_a_job_may_name_nodes_where_slurm_chooses_them():
     options = SlurmOptions(placed=False, also=("my-spank",), **POLICY)
     assert dict(options.of(an_order("--nodelist=n2 --exclusive"), MAIN))["nodelist"] == "n2"
 
@@ -131,10 +138,10 @@ def test_pbs_options_follow_the_same_rules():
     def of(line: str):
         order = an_order()
         spec = structs.replace(order.spec, annotations={"pbs.hodei.io/options": line})
-        return policy.of(structs.replace(order, spec=spec), Line("workq"))
+        return policy.of(structs.replace(order, spec=spec), Partition("workq"))
 
     assert of("#PBS -A physics -q workq -N x") == (("A", "physics"),)
-    for line in (
+    refused = (
         "-A root",
         "-q express",
         "-u root",
@@ -144,7 +151,8 @@ def test_pbs_options_follow_the_same_rules():
         "-l select=9",
         "-P other",
         "-h",
-    ):
+    )
+    for line in refused:
         with pytest.raises(BackendRefused):
             of(line)
 
@@ -191,17 +199,17 @@ def test_what_has_no_like_is_named_with_its_line():
     ("text", "answer"),
     [("30", 1800), ("1:30", 90), ("01:00:00", 3600), ("2-0", 172800), ("1-02:30:05", 95405), ("UNLIMITED", 0), ("x", None)],
 )  # fmt: skip
-def test_slurms_ways_to_write_a_time(text, answer):
+def test_time_formats_of_slurm(text, answer):
     assert slurm_seconds(text) == answer
 
 
 @pytest.mark.parametrize(("text", "answer"), [("500", "500Mi"), ("8G", "8Gi"), ("4gb", "4Gi"), ("0", ""), ("x", "")])
-def test_slurms_ways_to_write_memory(text, answer):
+def test_memory_formats_of_slurm(text, answer):
     assert slurm_memory(text) == answer
 
 
 @pytest.mark.parametrize(
     ("word", "answer"), [("-c", True), ("-c4", False), ("--mem", True), ("--mem=1", False), ("-H", False), ("--hold", False)]
 )  # fmt: skip
-def test_it_is_known_which_options_take_the_next_word(word, answer):
-    assert needs_next_word(word) == answer
+def test_options_with_a_separate_value_take_the_next_argument(word, answer):
+    assert takes_next_argument(word) == answer

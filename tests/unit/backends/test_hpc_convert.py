@@ -1,4 +1,4 @@
-"""What becomes of a script's options: sizes, files, dependencies, variables. Real sbatch is compared in `real/slurm/test_shims`."""
+"""Conversion of batch scripts: sizes, files, dependencies, variables. `real/slurm/test_shims` compares with real sbatch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hodei.backends.hpc.batch_lines import Option, file_name, redirections
-from hodei.backends.hpc.convert import Depends, Submitted, convert, dependencies
+from hodei.backends.hpc.batch_options import Option, file_name, redirections
+from hodei.backends.hpc.convert import Dependencies, SbatchCall, convert, parse_dependencies
 from hodei.jobfile.parse import parse_job
 from hodei.model.errors import InvalidInput
 
@@ -19,8 +19,8 @@ def document_of(options: str, body: str = "./work", **fields: Any) -> dict[str, 
     return document
 
 
-def submitted(**fields: Any) -> Submitted:
-    return Submitted(**{"env": {}, "jobs": lambda text: [int(text)], **fields})
+def a_call(**fields: Any) -> SbatchCall:
+    return SbatchCall(**{"env": {}, "jobs": lambda text: [int(text)], **fields})
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def submitted(**fields: Any) -> Submitted:
         ("-N 2 --gpus-per-task=1 --cpus-per-gpu=3", {"count": 2, "gpu": 1, "cpu": 3}),
     ],
 )
-def test_sizes_are_those_of_one_member(options, sizes):
+def test_requests_are_those_of_one_member(options, sizes):
     document = document_of(options)
     kept = ("count", "cpu", "memory", "gpu", "gpu_type")
     assert {key: document[key] for key in kept if key in document} == sizes
@@ -59,13 +59,13 @@ def test_a_script_runs_once_on_every_node():
     assert several["env"] == {"SLURM_NTASKS": "64", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "16"}
 
 
-def test_members_on_several_nodes_keep_off_each_other_and_off_no_other_job():
-    first = document_of("-N 2 -p a,b", submitted=submitted(token="one"))
+def test_members_of_a_job_on_several_nodes_have_anti_affinity_to_each_other_only():
+    first = document_of("-N 2 -p a,b", call=a_call(token="one"))
     assert first["labels"] == {"slurm.hodei.io/apart": "one"}
     assert first["job_anti_affinity"]["required"] == [{"match": "slurm.hodei.io/apart=one", "topology": "host"}]
-    # A node that stands for a whole partition can not tell its machines apart.
+    # Hodei cannot tell the machines of a delegated partition apart.
     assert first["affinity"]["required"] == ["slurm.hodei.io/queue in (a, b), !hodei.io/delegated"]
-    assert document_of("-N 2", submitted=submitted(token="two"))["labels"] != first["labels"]
+    assert document_of("-N 2", call=a_call(token="two"))["labels"] != first["labels"]
     assert document_of("-N 2")["labels"] == document_of("-N 2")["labels"]
 
 
@@ -100,7 +100,7 @@ def test_options_become_keys(option, key, value):
 
 @pytest.mark.parametrize("value", ["-1", "0", "UNLIMITED", "infinite"])
 def test_no_time_limit_is_none(value):
-    assert "timeout" not in document_of(f"--time={value}", submitted=submitted())
+    assert "timeout" not in document_of(f"--time={value}", call=a_call())
 
 
 def test_a_job_runs_where_it_was_submitted():
@@ -117,48 +117,48 @@ def test_a_heterogeneous_job_is_refused_with_its_line(text):
 
 
 @pytest.mark.parametrize("options", ["-t x", "--mem=lots", "-a x", "-n many", "-N 0", "-d aftercorr:3", "-d singleton", "-H", "-b now", "--exclusive", "--exclusive=user", "--mem=0"])  # fmt: skip
-def test_what_makes_no_sense_is_left_out_of_a_file_and_refused_at_submission(options):
+def test_invalid_options_are_left_out_of_a_file_and_refused_at_submission(options):
     text = f"#!/bin/sh\n#SBATCH {options}\nx\n"
     _, notes = convert(text)
     assert any(note.startswith("line 2: --") for note in notes)
     with pytest.raises(InvalidInput, match="line 2: --"):
-        convert(text, submitted=submitted())
+        convert(text, call=a_call())
 
 
-def test_options_of_the_command_line_count_before_the_scripts():
-    here = submitted(options=(Option("time", "5"), Option("job-name", "mine")))
-    document = document_of("-t 60 -J theirs", submitted=here)
+def test_options_of_the_command_line_take_precedence():
+    call = a_call(options=(Option("time", "5"), Option("job-name", "mine")))
+    document = document_of("-t 60 -J theirs", call=call)
     assert (document["timeout"], document["name"]) == ("5m", "mine")
 
 
-def test_options_that_are_not_known_are_refused_at_submission():
+def test_unknown_options_are_refused_at_submission():
     with pytest.raises(InvalidInput, match="no option --burst"):
-        convert("#!/bin/sh\n#SBATCH --burst\nx\n", submitted=submitted())
-    convert("#!/bin/sh\nx\n#SBATCH --burst\n", submitted=submitted())
+        convert("#!/bin/sh\n#SBATCH --burst\nx\n", call=a_call())
+    convert("#!/bin/sh\nx\n#SBATCH --burst\n", call=a_call())
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("afterok:12:13", Depends({"succeeded": ["12", "13"]})),
-        ("afterok:12,afterany:3_4", Depends({"succeeded": ["12"], "completed": ["3_4"]})),
-        ("afternotok:1?afterok:2", Depends({"failed": ["1"], "succeeded": ["2"]}, any=True)),
-        ("7", Depends({"completed": ["7"]})),
+        ("afterok:12:13", Dependencies({"succeeded": ["12", "13"]})),
+        ("afterok:12,afterany:3_4", Dependencies({"succeeded": ["12"], "completed": ["3_4"]})),
+        ("afternotok:1?afterok:2", Dependencies({"failed": ["1"], "succeeded": ["2"]}, any=True)),
+        ("7", Dependencies({"completed": ["7"]})),
     ],
 )
-def test_dependencies_are_read(text, found):
-    assert dependencies(text) == found
+def test_dependencies_are_parsed(text, found):
+    assert parse_dependencies(text) == found
 
 
 @pytest.mark.parametrize("text", ["afterok", "afterok:", "afterok:x", "after:3", "aftercorr:3", "singleton", "", "afterok:1,2?3"])  # fmt: skip
-def test_dependencies_that_there_are_not_here_are_told(text):
-    assert isinstance(dependencies(text), str)
+def test_unsupported_dependencies_are_reported(text):
+    assert isinstance(parse_dependencies(text), str)
 
 
-def test_dependencies_of_a_submission_are_hodeis_jobs():
-    here = submitted(jobs=lambda text: [int(text), int(text) + 1])
-    assert document_of("-d afterok:12", submitted=here)["after"] == {"succeeded": [12, 13]}
-    assert document_of("-d 'afterok:12?afterany:20'", submitted=here)["after"]["need"] == 1
+def test_dependencies_of_a_submission_are_resolved_to_jobs_of_hodei():
+    call = a_call(jobs=lambda text: [int(text), int(text) + 1])
+    assert document_of("-d afterok:12", call=call)["after"] == {"succeeded": [12, 13]}
+    assert document_of("-d 'afterok:12?afterany:20'", call=call)["after"]["need"] == 1
 
 
 ENV = {"PATH": "/bin", "MY": "a b", "HODEI_TOKEN": "hush", "SLURM_JOB_ID": "3", "PWD": "/x", "odd.name": "1"}
@@ -174,15 +174,15 @@ ENV = {"PATH": "/bin", "MY": "a b", "HODEI_TOKEN": "hush", "SLURM_JOB_ID": "3", 
         ("--export=X=1", {"X": "1"}),
     ],
 )
-def test_a_submission_takes_variables_along_as_sbatch_does(option, taken):
-    assert document_of(option, submitted=submitted(env=ENV)).get("env", {}) == taken
+def test_a_submission_exports_variables_as_sbatch_does(option, taken):
+    assert document_of(option, call=a_call(env=ENV)).get("env", {}) == taken
 
 
 def test_arguments_reach_the_script():
-    here = submitted(arguments=("a", "b c"))
-    words = document_of("-c 1 -o /dev/stdout", body='echo "$0" "$@"', submitted=here)["command"]
+    call = a_call(arguments=("a", "b c"))
+    words = document_of("-c 1 -o /dev/stdout", body='echo "$0" "$@"', call=call)["command"]
     assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout == "job.sh a b c\n"
-    document, _ = convert("#!/usr/bin/env python3\nimport sys; print(sys.argv[1:])\n", submitted=here)
+    document, _ = convert("#!/usr/bin/env python3\nimport sys; print(sys.argv[1:])\n", call=call)
     assert document["command"][4:7] == ["/usr/bin/env", "python3", "-c"]
     assert document["command"][-2:] == ["a", "b c"]
 
@@ -222,11 +222,11 @@ def test_streams_go_to_their_files(tmp_path):
     assert redirections("", "", "", append=False, name="x") == ""
 
 
-def test_a_file_is_written_only_if_the_script_says_so_and_a_submission_has_slurms_own():
+def test_output_goes_to_a_file_if_the_script_says_so_and_by_default_at_submission():
     assert document_of("-c 1")["command"][0] == "/bin/bash"
     assert "-%j.out" not in str(document_of("-o x-%j.out")["command"])
-    assert 'slurm-"$HODEI_JOB_ID".out' in document_of("-c 1", submitted=submitted())["command"][2]
-    assert "${HODEI_ARRAY_INDEX" in document_of("-a 1-3", submitted=submitted())["command"][2]
+    assert 'slurm-"$HODEI_JOB_ID".out' in document_of("-c 1", call=a_call())["command"][2]
+    assert "${HODEI_ARRAY_INDEX" in document_of("-a 1-3", call=a_call())["command"][2]
 
 
 @pytest.mark.parametrize(
@@ -237,15 +237,15 @@ def test_a_script_that_calls_srun_keeps_slurms_own_job_id_within_slurm(body, val
     assert document_of("-n 2", body=body)["annotations"]["slurm.hodei.io/variables"] == value
 
 
-def test_a_text_that_is_no_batch_script_is_refused():
-    with pytest.raises(InvalidInput, match="no batch script"):
+def test_a_text_that_is_not_a_batch_script_is_refused():
+    with pytest.raises(InvalidInput, match="not a batch script"):
         convert("# A project\n\nWords.\n", "README.md")
     assert convert("#SBATCH -c 2\ntrue\n")[0]["cpu"] == 2
     assert convert("#!/bin/sh\ntrue\n")[0]["name"] == "job"
 
 
-def test_what_is_left_out_is_told_before_what_to_do_instead():
+def test_a_note_says_what_was_left_out_before_what_to_do_instead():
     _, notes = convert("#!/bin/sh\n#SBATCH --exclusive\nhostname\n")
     assert notes[0] == (
-        "line 2: --exclusive has no like here and was left out; next: ask for the cores and the memory of a whole node"
+        "line 2: --exclusive is not supported and was left out; next: request the cores and the memory of a whole node"
     )
