@@ -433,3 +433,15 @@ def test_the_glossary_names_every_point_and_kind_of_backend_in_order() -> None:
 
 def _coded(text: str) -> list[str]:
     return re.findall(r"`([a-z_]+)`", text)
+
+
+# Paths in the docs that are examples, or of files that exist only on a user's machine.
+_EXAMPLE_PATHS = {"plugins/keep_light.py", "setup.sh", "RUN.sh", "installation.py"}
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    named = {(page.name, path) for page in pages for path in re.findall(r"`([\w./-]+\.(?:py|sh))`", page.read_text())}
+    roots = (ROOT, ROOT / "src", SOURCE, ROOT / "tests")
+    missing = {(page, path) for page, path in named if not any((root / path).exists() for root in roots)}
+    assert {(page, path) for page, path in missing if path not in _EXAMPLE_PATHS} == set()
