@@ -8,6 +8,7 @@ import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,10 +16,12 @@ from hodei import extensions
 from hodei.backends.base import BackendContext, UnusableBackend
 from hodei.backends.registry import make_or_explain
 from hodei.extensions import BACKENDS, BUILT_IN, ESTIMATORS, SINKS, load
+from hodei.extensions import PLUGINS as PLUGIN_GROUP
+from hodei.extensions import QUEUES as QUEUE_GROUP
 from hodei.model.config import Config, EstimatesConfig, ServerConfig
 from hodei.model.errors import InvalidInput
-from hodei.plugins.registry import PLUGINS, QUEUES
-from hodei.wiring import make_estimator, make_service
+from hodei.plugins.registry import PLUGINS, QUEUES, find, find_queue
+from hodei.wiring import add_observers, make_estimator, make_service, make_store
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,6 +79,99 @@ def test_two_packages_with_one_name_are_refused(monkeypatch):
     monkeypatch.setattr(extensions, "entry_points", lambda **_: both)
     with pytest.raises(InvalidInput, match="announced by several packages"):
         load(SINKS, "x", "sink")
+
+
+PACKAGE = """
+from hodei.backends.instant import InstantBackend, Settings
+from hodei.control.estimates import UserEstimates
+from hodei.plugins.fit import Fit
+from hodei.plugins.queues import Fifo
+from hodei.store.memory import MemoryStore
+
+class Filter(Fit):
+    name = "theirs"
+
+class Queue(Fifo):
+    name = "theirs"
+
+class Backend(InstantBackend):
+    pass
+
+class Store(MemoryStore):
+    pass
+
+class Authenticator:
+    pass
+
+class Estimator(UserEstimates):
+    pass
+
+class Collector:
+    def collect(self):
+        return []
+
+class Sink:
+    def on_event(self, event):
+        pass
+
+def make(name, settings, context):
+    return Backend(name, [])
+
+def open_store(url, home):
+    return Store()
+
+def open_authenticator(home):
+    return Authenticator(), False
+"""
+ENTRIES = {
+    "hodei.plugins": "Filter", "hodei.queues": "Queue", "hodei.backends": "", "hodei.stores": "open_store",
+    "hodei.authenticators": "open_authenticator", "hodei.estimators": "Estimator", "hodei.collectors": "Collector",
+    "hodei.sinks": "Sink",
+}  # fmt: skip
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that announces an extension called `theirs` in every group."""
+    info = tmp_path / "site" / "their_package-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1\n")
+    targets = {group: f"their_package:{name}" if name else "their_package" for group, name in ENTRIES.items()}
+    (info / "entry_points.txt").write_text("".join(f"[{g}]\ntheirs = {value}\n" for g, value in targets.items()))
+    (tmp_path / "site" / "their_package.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    yield
+    sys.modules.pop("their_package", None)
+
+
+USES = {
+    "hodei.plugins": lambda home: find("theirs"),
+    "hodei.queues": lambda home: find_queue("theirs"),
+    "hodei.backends": lambda home: make_or_explain("far", {"kind": "theirs"}, BackendContext("test", 1, home, None)),
+    "hodei.stores": lambda home: make_store("theirs:x", home),
+    "hodei.authenticators": lambda home: extensions.make("hodei.authenticators", "theirs", "authenticator", home)[0],
+    "hodei.estimators": lambda home: make_estimator(EstimatesConfig(source="theirs")),
+    "hodei.collectors": lambda home: _observer(home, "collectors"),
+    "hodei.sinks": lambda home: _observer(home, "sinks"),
+}
+
+
+def _observer(home, section):
+    added = []
+    service = SimpleNamespace(observers=SimpleNamespace(
+        add_sink=lambda name, made: added.append(made), add_collector=lambda name, made: added.append(made)
+    ))  # fmt: skip
+    add_observers(service, Config(**{section: {"mine": {"kind": "theirs"}}}))
+    return added[0]
+
+
+@pytest.mark.parametrize("group", ENTRIES)
+def test_an_installed_package_adds_an_extension_of_every_kind(group, package, tmp_path):
+    assert type(USES[group](tmp_path)).__module__ == "their_package"
+
+
+def test_every_group_of_entry_points_is_tested():
+    assert {*ENTRIES} == {PLUGIN_GROUP, QUEUE_GROUP, *BUILT_IN}
 
 
 async def _health(backend):

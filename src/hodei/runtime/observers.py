@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,19 +53,19 @@ class SinkThread:
         self.name, self._sink, self._max = name, sink, max_saves
         self._dropped, self._errors = dropped.labels(name), errors.labels(name)
         self._hooks = {method: call for method in METHODS if callable(call := getattr(sink, method, None))}
-        self._steps: deque[Sequence[Save]] = deque()
+        self._steps: deque[tuple[Sequence[Save], Mapping[JobId, Job]]] = deque()
         self._saves = 0
         self._changed = threading.Condition()
         self._closing = self._warned_drop = self._warned_error = False
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
         self._thread.start()
 
-    def publish(self, saves: Sequence[Save]) -> None:
-        """Never waits for the sink."""
+    def publish(self, saves: Sequence[Save], jobs: Mapping[JobId, Job]) -> None:
+        """`jobs`: the jobs of the events. Never waits for the sink."""
         with self._changed:
             full = self._saves and self._saves + len(saves) > self._max
             if not full and not self._closing:
-                self._steps.append(saves)
+                self._steps.append((saves, jobs))
                 self._saves += len(saves)
                 self._changed.notify()
                 return
@@ -81,14 +81,13 @@ class SinkThread:
                     self._changed.wait()
                 if not self._steps:
                     break
-                saves = self._steps.popleft()
-            self._deliver(saves)
+                saves, jobs = self._steps.popleft()
+            self._deliver(saves, jobs)
             with self._changed:
                 self._saves -= len(saves)
         self._call(getattr(self._sink, "close", None))
 
-    def _deliver(self, saves: Sequence[Save]) -> None:
-        jobs: dict[JobId, Job] = {save.job.id: save.job for save in saves if isinstance(save, SaveJob)}
+    def _deliver(self, saves: Sequence[Save], jobs: Mapping[JobId, Job]) -> None:
         for save in saves:
             if not isinstance(save, SaveEvent):
                 continue
@@ -119,7 +118,7 @@ class SinkThread:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             with self._changed:
-                left = [save for saves in self._steps for save in saves if isinstance(save, SaveEvent)]
+                left = [save for saves, _ in self._steps for save in saves if isinstance(save, SaveEvent)]
                 self._steps.clear()
             self._dropped.inc(len(left))
             log.warning("sink %s did not finish in time: %d queued events are dropped", self.name, len(left))
@@ -164,9 +163,10 @@ class CollectorThread:
 
 
 class Observers:
-    """All sinks and collectors of a server."""
+    """All sinks and collectors of a server. `find_job`: a job of the controller that a step does not save."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, find_job: Callable[[JobId], Job | None] = lambda _: None) -> None:
+        self._find_job = find_job
         self._dropped = Counter(
             "hodei_sink_dropped", "Events that a slow sink did not get", ["sink"], registry=registry
         )
@@ -188,8 +188,17 @@ class Observers:
         self._collectors.append(CollectorThread(name, collector, self._failed))
 
     def publish(self, saves: Sequence[Save]) -> None:
+        """After the commit of a step, before the next one."""
+        if not self._sinks:
+            return
+        jobs: dict[JobId, Job] = {save.job.id: save.job for save in saves if isinstance(save, SaveJob)}
+        # A preempted job, for example, is saved only when its runs have stopped.
+        named = {save.event.job for save in saves if isinstance(save, SaveEvent) and save.event.kind in HOOKS}
+        for id in named - jobs.keys():
+            if (job := self._find_job(id)) is not None:
+                jobs[id] = job
         for sink in self._sinks:
-            sink.publish(saves)
+            sink.publish(saves, jobs)
 
     async def collect(self) -> bytes:
         for collector in self._collectors:

@@ -129,7 +129,7 @@ class Service:
         self.profiles = tuple(sorted(controller.engine.profiles))
         self.prometheus = Metrics()
         self.hub = EventHub()
-        self.observers = Observers(self.prometheus.registry)
+        self.observers = Observers(self.prometheus.registry, lambda job: controller.cluster.jobs.get(job))
         self._last_job = opened.last_job
         self._checks = checks
         self._decision_log = decision_log
