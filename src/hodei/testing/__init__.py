@@ -1,12 +1,12 @@
-"""Conformance suites for extensions, for use in their own tests: subclass a suite and say how the extension is made.
+"""Conformance suites for extensions, for use in their own tests: subclass a suite and define how the extension is made.
 
-    from hodei.testing import BackendConformance
+    from hodei.testing import BackendConformance, backend_context
 
     class TestMine(BackendConformance):
         def make_backend(self, home):
-            return make("mine", Settings(), context(home))
+            return make("mine", Settings(), backend_context(home))
 
-Nothing here is imported by a server. pytest is imported with the first suite, so `hodei.testing.builders` works without.
+A server imports nothing of this. pytest is imported with the first suite, so `hodei.testing.builders` works without it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hodei.testing.backend import BackendConformance
     from hodei.testing.bench import Bench, RunRecorder, backend_context
     from hodei.testing.plugin import PluginConformance, QueueConformance
+    from hodei.testing.sink import SinkConformance, run_sink
     from hodei.testing.store import StoreConformance
 
 _MODULES = {
@@ -27,6 +28,8 @@ _MODULES = {
     "backend_context": "bench",
     "PluginConformance": "plugin",
     "QueueConformance": "plugin",
+    "SinkConformance": "sink",
+    "run_sink": "sink",
     "StoreConformance": "store",
 }
 __all__ = [
@@ -35,8 +38,10 @@ __all__ = [
     "PluginConformance",
     "QueueConformance",
     "RunRecorder",
+    "SinkConformance",
     "StoreConformance",
     "backend_context",
+    "run_sink",
 ]
 
 
