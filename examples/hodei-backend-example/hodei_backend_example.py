@@ -26,7 +26,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from hodei.backends.base import BackendContext, PlainBackend
+from hodei.backends.base import BackendContext, BaseBackend
 from hodei.model.backend import Capabilities, needs_of, unmet_by
 from hodei.model.effects import Forget, Start, Stop
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, NotFound
@@ -49,7 +49,7 @@ def make(name: str, settings: Settings, context: BackendContext) -> ExampleBacke
     return ExampleBackend(name, settings.cpus or os.cpu_count() or 1, context)
 
 
-class ExampleBackend(PlainBackend):
+class ExampleBackend(BaseBackend):
     kind = "example"
     capabilities = Capabilities()  # commands, and nothing optional
 
