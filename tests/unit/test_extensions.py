@@ -20,7 +20,7 @@ from hodei.extensions import PLUGINS as PLUGIN_GROUP
 from hodei.extensions import QUEUES as QUEUE_GROUP
 from hodei.model.config import Config, EstimatesConfig, ServerConfig
 from hodei.model.errors import InvalidInput
-from hodei.plugins.registry import PLUGINS, QUEUES, find, find_queue
+from hodei.plugins.registry import PLUGINS, QUEUES, find_plugin, find_queue
 from hodei.wiring import add_observers, make_estimator, make_service, make_store
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def package(tmp_path, monkeypatch):
 
 
 USES = {
-    "hodei.plugins": lambda home: find("theirs"),
+    "hodei.plugins": lambda home: find_plugin("theirs"),
     "hodei.queues": lambda home: find_queue("theirs"),
     "hodei.backends": lambda home: make_or_explain("far", {"kind": "theirs"}, BackendContext("test", 1, home, None)),
     "hodei.stores": lambda home: make_store("theirs:x", home),
