@@ -18,13 +18,12 @@ from hodei.backends.base import BackendContext
 from hodei.backends.instant import InstantBackend
 from hodei.backends.local import LocalBackend, VirtualNode
 from hodei.backends.registry import KindBroken, common_of, make_backend, make_or_explain, node_defaults, settings_of
-from hodei.control.accounting.config import accounts_policy
-from hodei.control.admission.backend_availability import CircuitPolicy
+from hodei.control.accounting.accounts import accounts_policy
 from hodei.control.admission.config import batch_of, make_steering, problems_of
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.preemption import PreemptionPolicy
-from hodei.control.lifecycle.retry import Backoff, RetryPolicy
+from hodei.control.lifecycle.retry import Backoff, CircuitPolicy, RetryPolicy
 from hodei.extensions import COLLECTORS, ESTIMATORS, SINKS, STORES, make
 from hodei.jobfile.check import refuse
 from hodei.jobfile.values import parse_numbers, word
@@ -107,10 +106,10 @@ def make_controller(
         max_tries=batch_of(config.parallel_scheduling),
     )
 
-    def remake(scheduling: SchedulingConfig) -> Controller:  # a function: twins share it, a partial would be copied
+    def rebuild(scheduling: SchedulingConfig) -> Controller:  # a function: twins share it, a partial would be copied
         return make_controller(scheduling, trusted=trusted)
 
-    controller.remake = remake  # for `Reconfigured`, also in a replay
+    controller.rebuild = rebuild  # for `Reconfigured`, also in a replay
     return controller
 
 

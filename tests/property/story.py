@@ -15,8 +15,8 @@ from msgspec import structs
 from builders import NOW_MS, a_job
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
-from hodei.control.lifecycle.gangs import START_FAILED
 from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.control.lifecycle.runs import START_FAILED
 from hodei.engine.preemption.victims import Place
 from hodei.model.facts import (
     Fact,
@@ -191,7 +191,7 @@ class Story:
     def kept(self) -> list[Place]:
         """Room that is kept for jobs that wait until others have gone, that move, or that get members replaced."""
         kept = [place for hold in self.controller.preemption.holds.values() for place in hold.places]
-        kept += [place for places in self.controller.relocation.kept.values() for place in places]
+        kept += [place for places in self.controller.relocation.held.values() for place in places]
         kept += [place for repair in self.controller.gangs.repairs.values() for place in repair.kept]
         return kept
 

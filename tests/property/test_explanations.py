@@ -15,7 +15,7 @@ from property.story import Story, calm_stories
 
 def nothing_is_kept(told):
     """Room that is kept for a member to come back, or a job to move to, is taken though no run holds it."""
-    return not told.controller.gangs.repairs and not told.controller.relocation.kept
+    return not told.controller.gangs.repairs and not told.controller.relocation.held
 
 
 @examples(60)

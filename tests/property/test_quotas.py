@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hodei.control.accounting.config import accounts_policy
+from hodei.control.accounting.accounts import accounts_policy
 from hodei.model.config import SchedulingConfig
 from hodei.model.facts import JobCancelled, NodeJoined, NodeLost
 from hodei.model.job import RUN_ENDED

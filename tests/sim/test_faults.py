@@ -134,7 +134,7 @@ def nothing_started_again(monkeypatch):
 
 
 def forgotten_repairs(monkeypatch):
-    monkeypatch.setattr(Gangs, "_want", lambda gangs, job, lacking, now_ms, pause_ms: None)
+    monkeypatch.setattr(Gangs, "_start_repair", lambda gangs, job, missing, now_ms, pause_ms: None)
 
 
 def holds_kept_for_ever(monkeypatch):

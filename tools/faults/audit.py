@@ -222,7 +222,7 @@ class Auditor:
         for run in self.live.values():
             hold(run.node, self.jobs[run.job].spec.task_of(run.member).request, run.grant)
         places = [place for held in controller.preemption.holds.values() for place in held.places]
-        places += [place for kept in controller.relocation.kept.values() for place in kept]
+        places += [place for kept in controller.relocation.held.values() for place in kept]
         for place in (*places, *(place for repair in controller.gangs.repairs.values() for place in repair.kept)):
             hold(place.node, place.member.task.request, place.grant)
         table.settle()

@@ -298,7 +298,7 @@ class FaultRun:
             link.carry_out(self.now_ms)
             must(not link.backend.journal, f"{link.backend.name} remembers {sorted(link.backend.journal)} for ever")
         must(not self._unfinished(), f"not ended: {self._unfinished()}")
-        must(not controller.relocation.kept, f"room is kept for {sorted(controller.relocation.kept)} who do not come")
+        must(not controller.relocation.held, f"room is kept for {sorted(controller.relocation.held)} who do not come")
         must(not controller.preemption.holds, f"holds are left: {sorted(controller.preemption.holds)}")
         must(not controller.gangs.repairs, f"repairs are left: {sorted(controller.gangs.repairs)}")
         must(not controller.gangs.growing, f"gangs that would grow are left: {sorted(controller.gangs.growing)}")

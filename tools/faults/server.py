@@ -11,9 +11,8 @@ from msgspec import structs
 
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller, Step
-from hodei.control.lifecycle.gangs import START_FAILED
 from hodei.control.lifecycle.preemption import PreemptionPolicy
-from hodei.control.lifecycle.runs import reconcile
+from hodei.control.lifecycle.runs import START_FAILED, reconcile
 from hodei.model.effects import Act, Forget, Save, Start, Stop, WithdrawStop
 from hodei.model.errors import BackendRefused, StaleEpoch, Unavailable
 from hodei.model.facts import Fact, JobRestored, NodeJoined, NodeLost, OverridesRestored, RunObserved, StopWithdrawn

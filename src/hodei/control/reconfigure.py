@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hodei.control.queue.backfill import needs_availability
 from hodei.control.queue.base import SchedulingQueue
-from hodei.control.state import PART, parts
+from hodei.control.state import CHUNK_SIZE, chunks
 from hodei.engine.view import Gang
 from hodei.model.errors import HodeiError
 from hodei.model.facts import Reconfigured
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def reconfigure(live: Controller, fact: Reconfigured, now_ms: int) -> None:
     """Take the settings of `fact`; should they not be fit to be used, all stays as it is and the event says why."""
-    if live.remake is None:
+    if live.rebuild is None:
         return
     try:
-        fresh = live.remake(fact.scheduling)
+        fresh = live.rebuild(fact.scheduling)
     except HodeiError as error:
         live.cluster.emit("config.rejected", now_ms, reason=error.message)
         return
@@ -61,7 +61,7 @@ def adopt(live: Controller, fresh: Controller, now_ms: int) -> None:
 def requeue_displaced(live: Controller, now_ms: int) -> Generator[None, None, None]:
     """Those who waited in the old lines go into the new ones, in parts; before anything is decided again."""
     gangs, live.displaced = live.displaced, {}
-    for part in parts(sorted(gangs)):
+    for part in chunks(sorted(gangs)):
         for id in part:
             live.cluster.availability.remove_start_reservation(id)  # the new lines make their own promises
             job = live.cluster.jobs.get(id)
@@ -71,7 +71,7 @@ def requeue_displaced(live: Controller, now_ms: int) -> Generator[None, None, No
             again = _waits(live, job)
             if again is not None:
                 again.attempts, again.last_attempt_ms = gangs[id].attempts, gangs[id].last_attempt_ms
-        if len(gangs) > PART:
+        if len(gangs) > CHUNK_SIZE:
             yield
 
 
@@ -101,7 +101,7 @@ def _keep_holds(live: Controller, now_ms: int) -> None:
             live.engine.profile(hold.gang).admit(hold.gang)
         else:
             job = live.cluster.jobs[id]
-            live._drop_hold(id)
+            live.preemption.release(id)
             live._enqueue(job, now_ms)
     for repair in live.gangs.repairs.values():
         live.engine.profile(repair.gang).admit(repair.gang)

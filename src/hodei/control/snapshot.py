@@ -60,7 +60,7 @@ def dump(controller: Controller) -> bytes:
     sys.setrecursionlimit(max(limit, _DEPTH))
     try:
         writer = _Writer(out, protocol=5)
-        writer.remake = controller.remake
+        writer.rebuild = controller.rebuild
         writer.strangers = frozenset(name for name in modules_of(controller) if not name.startswith(_ROOMS))
         writer.dump(controller)
     finally:
@@ -138,7 +138,7 @@ _AS_NEW: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 
 
 class _Writer(pickle.Pickler):
-    remake: Any = None
+    rebuild: Any = None
     strangers: frozenset[str] = frozenset()
 
     def reducer_override(self, it: Any) -> Any:
@@ -157,7 +157,7 @@ class _Writer(pickle.Pickler):
             return _without_secrets(it.__reduce_ex__(5))
         if isinstance(it, Fact):
             return _by_names, (kind, structs.asdict(it))  # as it has fields that are only ever named
-        if it is self.remake:
+        if it is self.rebuild:
             return _nothing, ()  # whoever loads it knows how to make another
         if kind is FunctionType and it not in _HELPERS:
             raise pickle.PicklingError(f"{it.__module__}.{it.__qualname__} is not a method, so it cannot be written")

@@ -1,6 +1,6 @@
-"""What the controller knows: jobs that have not ended, their runs, the nodes. And what changed since the last step.
+"""The state of the controller: active jobs, their runs, the nodes; and the changes since the last step.
 
-Changes are collected here and handed out once per step, so that ten changes of one job are one row to write.
+Changes are collected here and taken once per step, so that ten changes of one job are one row to write.
 """
 
 from __future__ import annotations
@@ -14,31 +14,27 @@ from msgspec import structs
 
 from hodei.engine.availability import AvailabilityProfile
 from hodei.engine.nodes import Table
+from hodei.engine.points import Trigger
 from hodei.model.effects import Act, Event, Save, SaveEvent, SaveJob, SaveOverrides, SaveReservation, SaveRun
 from hodei.model.ids import JobId, NodeName, RunId, job_of
 from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, JobState, Run, RunState, advance_job, advance_run
 from hodei.model.node import Node, NodeOverrides
 from hodei.model.reservation import Reservation
 
-# ---------------------------------------------------------------------------------------------- chunks
-# Long work in parts, so that whoever drives it can see to others in between. What it comes to does not depend on
-# that.
-
-
 T = TypeVar("T")
-# So many facts, rows or jobs are one part: some 30 ms of work.
-PART = 1000
+# Long work is done in chunks of this many facts, rows or jobs (about 30 ms), so that the event loop can do other work
+# in between. The result does not depend on the chunks.
+CHUNK_SIZE = 1000
 
 
-def parts(many: Iterable[T], most: int = PART) -> Iterator[list[T]]:
-    """All of them in order, no more than so many at a time."""
-    rest = iter(many)
-    while part := list(islice(rest, most)):
-        yield part
+def chunks(items: Iterable[T], size: int = CHUNK_SIZE) -> Iterator[list[T]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
+        yield chunk
 
 
-def at_once(work: Generator[None, None, T]) -> T:
-    """Without a break."""
+def run_to_end(work: Generator[None, None, T]) -> T:
+    """The result of chunked work, without a break."""
     while True:
         try:
             next(work)
@@ -46,25 +42,30 @@ def at_once(work: Generator[None, None, T]) -> T:
             return done.value  # type: ignore[no-any-return]
 
 
-# ----------------------------------------------------------------------------------------------------
-
-# Past this many moves that nobody has asked for they are not told one by one any more.
-_MOVES_KEPT = 50_000
+# Above this many changed jobs, `take_changed_runs` reports "any".
+_MAX_CHANGED = 50_000
 
 
 class Signals:
-    """What one part of the controller announces to others. A part subscribes in its constructor, with a method, as the
-    state of a controller is written to snapshots. Subscribers are called in the order in which they subscribed."""
+    """What one part of the controller announces to others. A part subscribes in its constructor, with a method, because
+    snapshots cannot store functions. Subscribers are called in the order in which they subscribed."""
 
     def __init__(self) -> None:
-        # A run begins to hold capacity, and ends; once each.
-        self.run_opened: list[Callable[[Run, JobSpec], None]] = []
-        self.run_closed: list[Callable[[Run, JobSpec], None]] = []
-        self.checkpoint_saved: list[Callable[[JobId], None]] = []
-        # A job begins (1) or ceases (-1) to be pending.
+        # A pending job has to join its queue, or to leave it (cancelled, held, moved to another profile).
+        self.job_queued: list[Callable[[Job, int], None]] = []
+        self.job_dequeued: list[Callable[[Job], None]] = []
+        # A job becomes pending (1) or stops being pending (-1).
         self.job_pending: list[Callable[[Job, int], None]] = []
         self.job_suspended: list[Callable[[Job], None]] = []
         self.job_ended: list[Callable[[Job], None]] = []
+        # An element of an array ended or was held.
+        self.element_left: list[Callable[[Job], None]] = []
+        # A run starts to hold capacity, and stops holding it; once each.
+        self.run_opened: list[Callable[[Run, JobSpec], None]] = []
+        self.run_closed: list[Callable[[Run, JobSpec], None]] = []
+        self.checkpoint_saved: list[Callable[[JobId], None]] = []
+        # A gang stops, ends or starts again: capacity held for its missing members is not needed any more.
+        self.gang_released: list[Callable[[JobId], None]] = []
 
 
 def _declared_limit_ms(spec: JobSpec) -> int:
@@ -72,7 +73,7 @@ def _declared_limit_ms(spec: JobSpec) -> int:
 
 
 class ClusterState:
-    """`limit_ms`: how long a job may hold its capacity, for one without an entry in `estimates`."""
+    """`limit_ms`: how long a job may hold its capacity, if it has no entry in `estimates`."""
 
     def __init__(self, last_event: int = 0, limit_ms: Callable[[JobSpec], int] = _declared_limit_ms) -> None:
         self.signals = Signals()
@@ -89,23 +90,41 @@ class ClusterState:
         self.overrides: dict[NodeName, NodeOverrides] = {}
         self.last_event = last_event
         # Runs whose stop order may have been withdrawn: if they must stop after all, the order is sent again.
-        self.spared: set[RunId] = set()
-        # Elements of arrays that ended or were held since the controller last asked.
-        self.left_arrays: list[Job] = []
-        # Whose act is being carried out, for the events that tell of it.
-        self.by = ""
-        # Jobs whose records were damaged: runs of theirs that nobody knows of any more are not stopped as strangers.
+        self.withdrawn_stops: set[RunId] = set()
+        # The user whose request is being carried out; events carry it.
+        self.actor = ""
+        # Jobs whose records are damaged: their unknown runs are not stopped as orphans.
         self.damaged: set[JobId] = set()
-        self._moved: dict[JobId, None] = {}
-        self._all_moved = False
+        # What has happened that could unblock pending gangs.
+        self.triggers: set[Trigger] = set()
+        # More can be decided right now: the next step follows at once.
+        self.unfinished = False
+        # Jobs whose runs changed, for `take_changed_runs`.
+        self._changed: dict[JobId, None] = {}
+        self._any_changed = False
+        # What the next commit writes.
         self._new_jobs: set[JobId] = set()
         self._new_runs: set[RunId] = set()
         self._jobs: dict[JobId, Job] = {}
         self._runs: dict[RunId, Run] = {}
-        self._marks: dict[NodeName, NodeOverrides] = {}
+        self._overrides: dict[NodeName, NodeOverrides] = {}
         self._reservations: dict[str, SaveReservation] = {}
         self._events: list[Event] = []
         self._acts: list[Act] = []
+
+    # -------------------------------------------------------------------------------------------- queueing
+
+    def enqueue(self, job: Job, now_ms: int) -> None:
+        for listener in self.signals.job_queued:
+            listener(job, now_ms)
+
+    def dequeue(self, job: Job) -> None:
+        for listener in self.signals.job_dequeued:
+            listener(job)
+
+    def wake(self, trigger: Trigger) -> None:
+        """Retry the pending gangs that this could unblock."""
+        self.triggers.add(trigger)
 
     # ---------------------------------------------------------------------------------------------- jobs
 
@@ -119,7 +138,8 @@ class ClusterState:
             self._jobs[job.id] = job
 
     def change_job(self, job: Job, now_ms: int, *, to: JobState | None = None, **changes: Any) -> Job:
-        """The one door for jobs: the state moves by the table, the version counts up, an ended job leaves the world."""
+        """Every change of a job goes through here: the state follows the table of transitions, the version is counted
+        up, and an ended job is dropped from memory."""
         state = job.state if to is None or to == job.state else advance_job(job.state, to)
         if (state == "pending") != (job.state == "pending"):
             for listener in self.signals.job_pending:
@@ -127,7 +147,8 @@ class ClusterState:
         job = structs.replace(job, state=state, changed_ms=now_ms, version=job.version + 1, **changes)
         self._jobs[job.id] = job
         if job.spec.array is not None and (state in JOB_ENDED or state == "held"):
-            self.left_arrays.append(job)
+            for left in self.signals.element_left:
+                left(job)
         if state in JOB_ENDED:
             self.jobs.pop(job.id, None)
             self.runs.pop(job.id, None)
@@ -140,18 +161,18 @@ class ClusterState:
 
     def add_run(self, run: Run, *, new: bool) -> None:
         self.runs.setdefault(run.job, {})[run.id] = run
-        self._moved[run.job] = None
+        self._changed[run.job] = None
         if run.state not in RUN_ENDED:
             self.on_node.setdefault(run.node, set()).add(run.id)
             if self.tracks_availability:
-                self._enter(run, self.availability)
+                self._add_span(run, self.availability)
             for listener in self.signals.run_opened:
                 listener(run, self.jobs[run.job].spec)
         if new:
             self._new_runs.add(run.id)
             self._runs[run.id] = run
 
-    def _enter(self, run: Run, availability: AvailabilityProfile) -> None:
+    def _add_span(self, run: Run, availability: AvailabilityProfile) -> None:
         spec = self.jobs[run.job].spec
         limit_ms = self.estimates.get(run.job)
         if limit_ms is None:
@@ -160,7 +181,7 @@ class ClusterState:
         availability.started(run.id, run.node, request, run.started_ms or run.placed_ms, limit_ms, spec.project)
 
     def build_availability(self) -> AvailabilityProfile:
-        """The book as it would be if it had been kept all the time."""
+        """The availability profile of now, even if it is not tracked."""
         if self.tracks_availability:
             return self.availability
         return self._fill(AvailabilityProfile(self.table))
@@ -168,23 +189,22 @@ class ClusterState:
     def _fill(self, availability: AvailabilityProfile) -> AvailabilityProfile:
         for job in sorted(self.runs):
             for run in self.live_runs(job):
-                self._enter(run, availability)
+                self._add_span(run, availability)
         return availability
 
     def track_availability(self) -> None:
-        """From now on: someone has begun to reckon with time. Nobody who does so keeps it from the beginning on, because
-        most houses never do."""
+        """Start tracking expected end times. Off by default: most installations do not need it."""
         if not self.tracks_availability:
             self._fill(self.availability)
             self.tracks_availability = True
 
     def change_run(self, run: Run, *, to: RunState | None = None, **changes: Any) -> Run:
-        """The one door for runs. A run that ends gives its node back (its job's request is released by the caller)."""
+        """Every change of a run goes through here. The caller releases the capacity of a run that ends."""
         state = run.state if to is None or to == run.state else advance_run(run.state, to)
         run = structs.replace(run, state=state, **changes)
         self._runs[run.id] = run
         self.runs.setdefault(run.job, {})[run.id] = run
-        self._moved[run.job] = None
+        self._changed[run.job] = None
         if state in RUN_ENDED:
             self.on_node.get(run.node, set()).discard(run.id)
             self.availability.ended(run.id)
@@ -193,7 +213,7 @@ class ClusterState:
         return run
 
     def run(self, run: RunId) -> Run | None:
-        """None for a run of an attempt that is over, and for one that is not ours at all."""
+        """None for a run of an earlier attempt, and for one that is not of this installation."""
         try:
             return self.runs.get(job_of(run), {}).get(run)
         except ValueError:
@@ -202,24 +222,24 @@ class ClusterState:
     def live_runs(self, job: JobId) -> list[Run]:
         return [run for run in self.runs.get(job, {}).values() if run.state not in RUN_ENDED]
 
-    def moved(self, job: JobId) -> None:
-        """Have its runs looked at again as if they had changed."""
-        self._moved[job] = None
+    def mark_changed(self, job: JobId) -> None:
+        """Report the job in `take_changed_runs`."""
+        self._changed[job] = None
 
-    def take_moved(self) -> list[JobId] | None:
-        """The jobs whose runs came, changed or ended since this was last asked; None: any may have."""
-        moved, self._moved = None if self._all_moved else list(self._moved), {}
-        self._all_moved = False
-        return moved
+    def take_changed_runs(self) -> list[JobId] | None:
+        """The jobs whose runs were added, changed or ended since the last call; None: any job."""
+        changed, self._changed = None if self._any_changed else list(self._changed), {}
+        self._any_changed = False
+        return changed
 
     def drop_run(self, run: Run) -> None:
-        """One that has ended, and that nothing hangs on any more: it lives on in the store alone."""
+        """Forget an ended run that no decision needs; it stays in the store."""
         self.runs[run.job].pop(run.id, None)
 
     def drop_runs(self, job: JobId) -> None:
-        """The attempt is over: its runs live on in the store alone."""
+        """Forget the runs of an attempt that is over; they stay in the store."""
         self.runs.pop(job, None)
-        self._moved[job] = None
+        self._changed[job] = None
 
     # --------------------------------------------------------------------------------------------- nodes
 
@@ -235,11 +255,11 @@ class ClusterState:
     def put_overrides(self, overrides: NodeOverrides, *, new: bool) -> None:
         self.overrides[overrides.node] = overrides
         if new:
-            self._marks[overrides.node] = overrides
+            self._overrides[overrides.node] = overrides
         if overrides.node in self.nodes:
             self.put_node(self.nodes[overrides.node])
 
-    # ------------------------------------------------------------------------------------------- bookings
+    # --------------------------------------------------------------------------------------- reservations
 
     def put_reservation(self, reservation: Reservation, *, new: bool) -> None:
         self.track_availability()
@@ -260,37 +280,35 @@ class ClusterState:
 
     def emit(self, kind: str, now_ms: int, *, job: JobId = 0, run: RunId = "", node: str = "", **detail: Any) -> None:
         self.last_event += 1
-        if self.by:
-            detail.setdefault("by", self.by)
+        if self.actor:
+            detail.setdefault("by", self.actor)
         self._events.append(Event(self.last_event, now_ms, kind, job, run, node, detail))
 
-    def taking_effects(self) -> Generator[None, None, tuple[list[Save], list[Act]]]:
-        """All that has changed since this was last asked, in parts; nothing may change meanwhile."""
+    def take_effects(self) -> Generator[None, None, tuple[list[Save], list[Act]]]:
+        """All changes since the last call, in chunks; nothing may change in between."""
         saves: list[Save] = []
-        for jobs in parts(self._jobs.items()):
+        for jobs in chunks(self._jobs.items()):
             saves += [SaveJob(job, id in self._new_jobs) for id, job in jobs]
-            if len(self._jobs) > PART:
+            if len(self._jobs) > CHUNK_SIZE:
                 yield
         saves += [SaveRun(run, id in self._new_runs) for id, run in self._runs.items()]
-        saves += [SaveOverrides(overrides) for overrides in self._marks.values()]
+        saves += [SaveOverrides(overrides) for overrides in self._overrides.values()]
         saves += self._reservations.values()
-        for events in parts(self._events):
+        for events in chunks(self._events):
             saves += [SaveEvent(event) for event in events]
-            if len(self._events) > PART:
+            if len(self._events) > CHUNK_SIZE:
                 yield
         acts = self._acts
-        if len(self._moved) > _MOVES_KEPT:
-            self._moved, self._all_moved = {}, True  # nobody may ever ask, where no line takes others' places
+        if len(self._changed) > _MAX_CHANGED:
+            self._changed, self._any_changed = {}, True  # without preemption nothing ever takes them
         self._new_jobs, self._new_runs = set(), set()
-        self._jobs, self._runs, self._marks, self._reservations, self._events, self._acts = {}, {}, {}, {}, [], []
+        self._jobs, self._runs, self._overrides, self._reservations, self._events, self._acts = {}, {}, {}, {}, [], []
         return saves, acts
 
 
-# ---------------------------------------------------------------------------------------------- timers
-# Moments to come, by job. A moment that was set again or no longer matters is sorted out by whoever asks.
-
-
 class Timers:
+    """Due times by job. A timer that was set again or is obsolete still fires; the caller checks the job."""
+
     def __init__(self) -> None:
         self._heap: list[tuple[int, JobId]] = []
 

@@ -91,6 +91,11 @@ class Plugin(Protocol):
     `scalar = True`: filter and score use only operators and the interface of `nodes`, so that they also accept
     a `OneNode` and return a bool or int: much faster when a single node has changed.
     `requeue_on`: the triggers that can change its refusals (default: all).
+
+    Optional marks for admission, which tries jobs on idle nodes. `checks_size = True`: its filter compares amounts
+    only, so that it alone decides whether a job is larger than the cluster. `needs_residents = True`: its filter may
+    require other running jobs, so that it does not apply to an idle cluster. `needs_availability = True` and
+    `needs_forecasts = True`: its layouts read expected ends of runs, and forecast starts of pending jobs.
     """
 
     name: str
@@ -110,7 +115,8 @@ class Stamped(Protocol):
 
 
 class QueueSort(Protocol):
-    """`preempts`: whether its gangs may preempt running work of a lower class."""
+    """`preempts`: whether its gangs may preempt running work of a lower class. `ignores_priority = True`: the order does
+    not depend on the priority, and `why` does not list it."""
 
     name: str
     preempts: bool

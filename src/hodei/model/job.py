@@ -30,13 +30,15 @@ StartKind = Literal["head", "backfill", "spill"]
 
 class Reason(Struct, frozen=True, omit_defaults=True):
     """Why a plugin refuses. `code` is stable; `evictable`: preemption could change the answer. `hint`: what the user
-    can do, if known."""
+    can do, if known. `kind`: refusals that need special treatment: a "quota" (preemption does not help), capacity that
+    is reserved for others ("reservation"), a "volume"."""
 
     plugin: str
     code: str
     text: str
     evictable: bool = False
     hint: str = ""
+    kind: Literal["", "quota", "reservation", "volume"] = ""
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):
@@ -401,7 +403,8 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     its latest attempt was placed (the first twenty names, separated by spaces). Attempts since `first_attempt` make up
     the current gang: members that joined or were replaced have later ones. `escalation_state`: what was changed while
     it waited (`model.escalation_state`). `failure`: the class of its latest failure (`model.outcome`). `move`: a
-    migration until it is placed again: "off" the named nodes, or "to" one."""
+    migration until it is placed again: "off" the named nodes, or "to" one. `last_preemption`: while it waits again
+    after a preemption or reclaim, the text of that stop."""
 
     id: JobId
     spec: JobSpec
@@ -429,6 +432,7 @@ class Job(Struct, frozen=True, omit_defaults=True, gc=False):
     suspend_requested: bool = False
     move: str = ""
     escalation_state: str = ""
+    last_preemption: str = ""
 
 
 class Run(Struct, frozen=True, omit_defaults=True, gc=False):

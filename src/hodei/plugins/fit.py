@@ -23,6 +23,7 @@ class Fit:
     name = "fit"
     reads: Reads = "usage"
     scalar = True
+    checks_size = True
     requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def __init__(self, strategy: str = "least_allocated", **options: Any) -> None:

@@ -24,6 +24,7 @@ class JobAffinityPlugin:
 
     name = "job_affinity"
     reads: Reads = "cluster"
+    needs_residents = True
     requeue_on: tuple[Trigger, ...] = ("run_placed", "run_ended", "node_joined", "node_changed")
 
     def __init__(self, *, hard_weight: int = 1) -> None:

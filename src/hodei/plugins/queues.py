@@ -25,6 +25,7 @@ class Fifo:
     """In order of submission."""
 
     name = "fifo"
+    ignores_priority = True
     preempts = False  # a line that knows no priorities sends nobody away for one
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
@@ -41,6 +42,7 @@ class Priority(Fifo):
     """The highest priority first, and within it in order of submission."""
 
     name = "priority"
+    ignores_priority = False
     preempts = True
 
     def primary_keys(self, gang: Gang) -> tuple[int, ...]:
@@ -223,6 +225,7 @@ class TieBreakingQueue:
     def __init__(self, primary: QueueSort, secondary: TieBreaker) -> None:
         self.primary, self.secondary = primary, secondary
         self.name, self.preempts = primary.name, primary.preempts
+        self.ignores_priority = getattr(primary, "ignores_priority", False)
         # A queue that ends its keys with the time of submission says what comes before that in `primary_keys`.
         self._keys = getattr(primary, "primary_keys", primary.queue_sort)
 

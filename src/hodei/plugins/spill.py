@@ -40,6 +40,7 @@ class Spill:
     name = "spill"
     requeue_on = ANY_TRIGGER
     needs_availability = True
+    needs_forecasts = True
 
     def __init__(self, rules: Iterable[SpillRule | Mapping[str, Any]] = ()) -> None:
         self._rules = tuple(rule if isinstance(rule, SpillRule) else SpillRule(**rule) for rule in rules)

@@ -105,11 +105,17 @@ class StartReservations:
     def _reason(self, claim: Claim) -> Reason:
         if claim.job:
             return Reason(
-                self.name, "START_RESERVED", f"it would delay job {claim.job}, which is promised this room next"
+                self.name,
+                "START_RESERVED",
+                f"it would delay job {claim.job}, which is promised this room next",
+                kind="reservation",
             )
         until = format_time(claim.end_ms)
         return Reason(
-            self.name, "RESERVED", f"reservation {claim.name} of project {claim.project} has it until {until}"
+            self.name,
+            "RESERVED",
+            f"reservation {claim.name} of project {claim.project} has it until {until}",
+            kind="reservation",
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
-from hodei.control.state import parts
+from hodei.control.state import chunks
 from hodei.model.array import ArrayElement
 from hodei.model.errors import Conflict, NotFound
 from hodei.model.facts import Fact, JobCancelled, JobHeld, JobReleased
@@ -99,7 +99,7 @@ async def _tell_all(
     # From the last on: an element that goes lets the next one in, and that one is about to go too. Those that come back
     # come as they came: from the last on, each would be the first in line for a moment.
     elements = range(status.place.first, status.place.last + 1)
-    for part in parts(elements if first_to_last else reversed(elements)):
+    for part in chunks(elements if first_to_last else reversed(elements)):
         facts += [fact(known[job], by) for job in part if job in known and concerned(known[job])]
         await asyncio.sleep(0)
     if not facts:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any
 
-from hodei.control.lifecycle.gangs import NOT_REACHED_RUN, START_FAILED
+from hodei.control.lifecycle.runs import NOT_REACHED_RUN, START_FAILED
 from hodei.model.effects import Act, Forget, Start, Stop, TakeCheckpoint, WithdrawStop
 from hodei.model.errors import IN_DOUBT, NOT_REACHED, BackendError, BackendRefused, StaleEpoch
 from hodei.model.facts import Fact, RunObserved, StopWithdrawn

@@ -25,7 +25,7 @@ from msgspec import structs
 
 from hodei.control.controller import Controller
 from hodei.control.snapshot import dump
-from hodei.control.state import PART, at_once, parts
+from hodei.control.state import CHUNK_SIZE, chunks, run_to_end
 from hodei.engine.plan import Plan
 from hodei.model.audit import mask_settings, without_env_values
 from hodei.model.config import SchedulingConfig
@@ -95,15 +95,15 @@ class DecisionLog:
     # --------------------------------------------------------------------------------------------- writing
 
     def step(self, now_ms: int, facts: Sequence[Fact], plan: Plan) -> None:
-        at_once(self.writing(now_ms, facts, plan))
+        run_to_end(self.writing(now_ms, facts, plan))
 
     def writing(self, now_ms: int, facts: Sequence[Fact], plan: Plan) -> Generator[None, None, None]:
         """The same in parts."""
         self._append(b'{"now":%d,"facts":' % now_ms)
-        if len(facts) <= PART:
+        if len(facts) <= CHUNK_SIZE:
             self._encode(self._fit(facts))
         else:
-            for number, part in enumerate(parts(facts)):
+            for number, part in enumerate(chunks(facts)):
                 # A list of its own, of which only the middle counts.
                 began = self._encode(self._fit(part))
                 self._buffer[began] = ord("," if number else "[")

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from hodei.control.admission.dependency_names import Found, Name, asked, depends, resolved
 from hodei.control.controller import Controller
-from hodei.control.lifecycle.jobs import not_ahead, run_not_ahead
+from hodei.control.lifecycle.runs import clamp_job_times, clamp_run_times
 from hodei.model.array import ArrayElement
 from hodei.model.dependency import AllowedData, DataLocation, DependencyStatus, parse_data_location
 from hodei.model.effects import Save, SaveJob, SaveRun
@@ -120,7 +120,7 @@ class DependencyLookup:
         for job, runs in self._store.active():
             # A run of a member that the job does not have is damage that could not be mended.
             runs = tuple([run for run in runs if job.spec.has_member(run.member)])
-            kept, kept_runs = not_ahead(job, now_ms), tuple([run_not_ahead(run, now_ms) for run in runs])
+            kept, kept_runs = clamp_job_times(job, now_ms), tuple([clamp_run_times(run, now_ms) for run in runs])
             if kept is not job:
                 saves.append(SaveJob(kept))
             saves += [SaveRun(new) for new, old in zip(kept_runs, runs, strict=True) if new is not old]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -137,13 +137,13 @@ class ForecastTask:
         still = {id for id in found.keys() | self._forecasts.of.keys() if id in jobs and jobs[id].state in _WAITING}
         self._forecasts.keep({id: forecast for id, forecast in found.items() if id in still})
         self._forecasts.forget(still)
-        if self.tell is not None and any("spill" in names for names in self._plugins()):
+        if self.tell is not None and self._forecasts_are_used():
             self.tell([StartsForecast({id: found[id].p50_ms for id in sorted(still & found.keys())})])
         return True
 
-    def _plugins(self) -> Iterator[set[str]]:
-        for profile in self._controller.engine.profiles.values():
-            yield {plugin.name for plugin in profile.layouts}
+    def _forecasts_are_used(self) -> bool:
+        plugins = (plugin for profile in self._controller.engine.profiles.values() for plugin in profile.layouts)
+        return any(getattr(plugin, "needs_forecasts", False) for plugin in plugins)
 
     async def _recall(self) -> None:
         """What was known before the restart."""

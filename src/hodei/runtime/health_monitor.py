@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from hodei.control.admission.backend_availability import Circuit, CircuitPolicy
+from hodei.control.lifecycle.retry import Circuit, CircuitPolicy
 from hodei.model.backend import Health
 from hodei.ports import Backend, Clock
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from hodei.control.lifecycle.dependencies import NEVER_MET, TIMED_OUT
-from hodei.control.lifecycle.relocation import can_move
-from hodei.control.state import parts
+from hodei.control.lifecycle.nodes import can_move
+from hodei.control.state import chunks
 from hodei.model.array import shell_reference
 from hodei.model.errors import Conflict, NotFound, NotPermitted, Unsupported, did_you_mean
 from hodei.model.facts import Fact, JobCheckpointRequested, JobMigrated, JobReleased, JobRequeued, JobSuspended
@@ -151,13 +151,13 @@ async def requeue_all(
         raise NotFound(f"there is no job {missing[0]}", hint="hodei jobs --all")
     states = ("failed",) if failed else (*JOB_ENDED, "scheduled", "running")
     chosen: list[Job] = []
-    for some in parts(dict.fromkeys(wanted)):
+    for some in chunks(dict.fromkeys(wanted)):
         chosen += [found[id] for id in some if id in found and found[id].state in states]
         await asyncio.sleep(0)
     revived, refused = await _gave_up(service, chosen) if failed else ([], [])
     facts: list[Fact] = []
     # What is waited for goes first, so that those who wait for it find it in the line.
-    for part in parts((*chosen, *revived)):
+    for part in chunks((*chosen, *revived)):
         for job in part:
             record = job if job.state in JOB_ENDED else None
             facts.append(JobRequeued(job.id, record, await service.depending.of_record(record)))

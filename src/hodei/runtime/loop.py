@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from hodei.control.controller import Controller, Step
-from hodei.control.state import parts
+from hodei.control.state import chunks
 from hodei.model.audit import DamagedRecord
 from hodei.model.effects import Act, Save, SaveEvent, SaveJob
 from hodei.model.errors import Conflict, HodeiError, NotFound, StaleEpoch, Unavailable
@@ -132,7 +132,7 @@ class Loop:
     async def _check_rights(self, rights: Rights, caller: Caller, facts: Sequence[Fact], saves: Sequence[Save]) -> None:
         """Changes of very many jobs in parts. New jobs were judged before, and are passed over at once."""
         rights.check(caller, (), saves)
-        for number, part in enumerate(parts(facts)):
+        for number, part in enumerate(chunks(facts)):
             if number and type(part[0]) is not JobSubmitted:
                 await asyncio.sleep(0)
             rights.check(caller, part, ())
@@ -243,7 +243,7 @@ class Loop:
             # the process that writes the state down, and copied page by page.
             self._decision_log.begin_segment(self.controller)
         now = self._clock.now_ms()
-        step, seconds = await self._unhurried(self.controller.stepping(now, facts))
+        step, seconds = await self._unhurried(self.controller.step_in_chunks(now, facts))
         if self._decision_log is not None and (facts or not step.empty):
             await self._unhurried(self._decision_log.writing(now, facts, step.plan))
         saves += step.saves
@@ -263,7 +263,7 @@ class Loop:
 
     def _telling(self, step: Step, placed: Mapping[JobId, int]) -> Generator[None, None, None]:
         """Everyone who wants to hear of it."""
-        for number, part in enumerate(parts(step.saves)):
+        for number, part in enumerate(chunks(step.saves)):
             if number:
                 yield
             self._metrics.saved(part, placed)

@@ -17,11 +17,10 @@ from msgspec import Struct, structs
 from hodei.control.controller import Controller
 from hodei.control.explain import why as explain
 from hodei.control.explain.suggestions import on_node
-from hodei.control.explain.time import holds_on
 from hodei.control.explain.whatif import Question
-from hodei.control.explain.why import priority_breakdown
+from hodei.control.explain.why import holds_on, priority_breakdown
 from hodei.control.reservations.reservations import choose, late_runs
-from hodei.control.state import parts
+from hodei.control.state import chunks
 from hodei.model.array import count_jobs, first_ids, iter_expanded, shell_reference
 from hodei.model.audit import RECORD_DAMAGED as DAMAGED
 from hodei.model.config import SchedulingConfig
@@ -383,7 +382,7 @@ class Service:
         self.loop.waiting_jobs += total
         try:
             facts = list[Fact]()
-            for part in parts(enumerate(iter_expanded(specs, first), first)):
+            for part in chunks(enumerate(iter_expanded(specs, first), first)):
                 if facts:
                     await asyncio.sleep(0)
                 facts += [

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct, structs
 
-from hodei.control.admission.backend_availability import DISABLED as DISABLED
+from hodei.control.admission.gate import DISABLED as DISABLED
 from hodei.control.lifecycle.runs import NOT_WANTED, reconcile
 from hodei.control.state import ClusterState
 from hodei.model.backend import unmet_by

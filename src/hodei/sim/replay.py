@@ -129,7 +129,7 @@ def restore_controller(segment: Segment, trusted: Collection[str] | None = ()) -
     except OSError as error:
         raise InvalidInput(f"cannot read {segment.state}: {error.strerror}") from error
     restored = load(state, modules_of(controller))
-    restored.remake = controller.remake
+    restored.rebuild = controller.rebuild
     return restored
 
 

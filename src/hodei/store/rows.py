@@ -53,7 +53,7 @@ _TEXTS_AND_TIMES = tuple(
     STANDING.index(column)
     for column in (
         "state", "submitted_ms", "changed_ms", "reason_code", "reason", "queued_ms", "not_before_ms", "scheduled_ms",
-        "started_ms", "nodes", "failure", "move", "escalation_state",
+        "started_ms", "nodes", "failure", "move", "escalation_state", "last_preemption",
     )
 )  # fmt: skip
 _SPECS = 1024

@@ -50,6 +50,7 @@ _VERSION_1 = (
         suspend_requested INTEGER NOT NULL DEFAULT 0,
         move TEXT NOT NULL DEFAULT '',
         escalation_state TEXT NOT NULL DEFAULT '',
+        last_preemption TEXT NOT NULL DEFAULT '',
         project TEXT NOT NULL,
         user TEXT NOT NULL,
         name TEXT NOT NULL

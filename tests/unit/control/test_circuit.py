@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hodei.control.admission.backend_availability import Circuit, CircuitPolicy
-from hodei.control.lifecycle.retry import Backoff
+from hodei.control.lifecycle.retry import Backoff, Circuit, CircuitPolicy
 
 POLICY = CircuitPolicy(failures=3, pauses=Backoff(base_ms=5000, max_ms=20_000, jitter_milli=0))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hodei.control.lifecycle.gangs import NOT_REACHED_RUN, START_FAILED
+from hodei.control.lifecycle.runs import NOT_REACHED_RUN, START_FAILED
 from hodei.model.facts import JobRequeued, NodeLost, RunObserved
 from hodei.model.job import GangRules
 from hodei.model.outcome import StopReason

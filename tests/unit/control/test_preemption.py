@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builders import a_job_spec, a_node
+from hodei.control import state
 from hodei.control.explain.why import plan, why
 from hodei.control.lifecycle.preemption import PreemptionPolicy
 from hodei.engine.preemption.victims import class_of, may_preempt
@@ -63,7 +64,7 @@ def test_the_victim_is_told_to_go_the_room_is_held_and_the_preemptor_starts_when
     harness.submit(9, cpu="1", priority="high", name="urgent")
     assert harness.stopped() == ["1.0.1"]
     assert harness.started() == []
-    assert harness.reason(9) == ("PREEMPTING", "room is being made on n1: job 1 was told to go")
+    assert harness.reason(9) == ("PREEMPTING", "preempting on n1: waiting for job 1 to stop")
     assert why(harness.controller, 9, harness.now_ms).code == "PREEMPTING"
     harness.submit(
         10, cpu="1", priority="critical"
@@ -266,3 +267,52 @@ def test_a_toleration_with_seconds_runs_out_unless_the_taint_goes_first():
     harness.learn(NodeOverridden(on[2], remove_taints=(Taint("fire", effect="NoExecute"),)))
     harness.later(30_000)
     assert harness.stopped() == ["1.0.1"]
+
+
+@pytest.mark.parametrize(("preempts", "stopped"), [(True, ["1.0.1"]), (False, [])], ids=["it may", "it may not"])
+def test_a_job_preempts_only_if_it_may(preempts, stopped):
+    harness = a_harness(1)
+    harness.submit(1, cpu="1", priority="low")
+    harness.see("1.0.1", "running")
+    harness.now_ms += 60_000
+    harness.submit(9, cpu="1", priority="critical", preempts=preempts)
+    assert harness.stopped() == stopped
+
+
+def test_a_job_that_may_preempt_is_not_delayed_by_an_equal_one_that_may_not():
+    harness = a_harness(1)
+    harness.submit(1, cpu="1", priority="low")
+    harness.see("1.0.1", "running")
+    harness.now_ms += 60_000
+    harness.submit(8, cpu="1", priority="critical", preempts=False)
+    harness.submit(9, cpu="1", priority="critical")
+    assert harness.stopped() == ["1.0.1"]
+
+
+def test_without_preemption_the_list_of_changed_runs_is_bounded(monkeypatch):
+    monkeypatch.setattr(state, "_MAX_CHANGED", 10)
+    harness = a_harness(1, preemption=PreemptionPolicy(enabled=False))
+    for id in range(1, 100):
+        harness.submit(id, cpu="1")
+        harness.see(f"{id}.0.1", "running")
+        harness.see(f"{id}.0.1", "succeeded", 0)
+    assert len(harness.controller.cluster._changed) <= 10
+
+
+def test_preemption_after_an_overflow_of_the_list_knows_all_runs(monkeypatch):
+    monkeypatch.setattr(state, "_MAX_CHANGED", 10)
+    harness = a_harness(1, 1)
+    harness.submit(1, 2, cpu="1", priority="low")
+    harness.now_ms += 60_000
+    harness.submit(900, cpu="2", priority="high")  # is refused, and looks
+    harness.see("1.0.1", "running")
+    harness.see("1.0.1", "succeeded", 0)
+    for id in range(3, 60):
+        harness.submit(id, cpu="1", priority="low")
+        harness.see(f"{id}.0.1", "running")
+        harness.see(f"{id}.0.1", "succeeded", 0)
+    assert len(harness.controller.cluster._changed) <= 10
+    harness.submit(60, cpu="1", priority="low")
+    harness.now_ms += 60_000
+    harness.submit(901, 902, cpu="1", priority="high")
+    assert sorted(harness.stopped()) == ["2.0.1", "60.0.1"]

@@ -124,7 +124,7 @@ def test_who_goes_already_is_waited_for_and_nobody_else_is_told_to_go():
     harness.learn(JobCancelled(1))
     harness.submit(9, cpu="1", priority=5)
     assert harness.stopped() == []
-    assert "job 1 was told to go" in harness.reason(9)[1]
+    assert "waiting for job 1 to stop" in harness.reason(9)[1]
     _goes(harness, "1.0.1")
     assert harness.started() == ["9.0.1"]
 

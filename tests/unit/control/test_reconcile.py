@@ -13,7 +13,7 @@ from hodei.model.outcome import StopReason
 
 RUNNING = RunObserved("1.0.1", "running", NOW_MS)
 ENDED = RunObserved("1.0.1", "succeeded", NOW_MS, 0)
-LOST = RunObserved("1.0.1", "lost", NOW_MS, reason_code="lost", reason="backend local no longer knows of it")
+LOST = RunObserved("1.0.1", "lost", NOW_MS, reason_code="lost", reason="backend local does not know this run any more")
 
 
 def _cluster(state, stop="", backend="local", spec_grace=10_000):

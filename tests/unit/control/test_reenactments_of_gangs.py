@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from builders import a_job, a_node
-from hodei.control.lifecycle.jobs import START_FAILED
 from hodei.control.lifecycle.preemption import PreemptionPolicy
+from hodei.control.lifecycle.runs import START_FAILED
 from hodei.model.facts import JobCancelled, JobRequeued, JobSubmitted, NodeJoined, NodeLost, RunObserved
 from hodei.model.job import GangRules
 from unit.control.harness import Harness, a_harness, some_nodes

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_job_spec, a_node
-from hodei.control.accounting.config import accounts_policy
+from hodei.control.accounting.accounts import accounts_policy
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import InvalidInput
 from hodei.plugins.registry import build_profile

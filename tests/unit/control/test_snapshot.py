@@ -68,7 +68,7 @@ def test_a_scheduler_goes_on_from_its_state_under_every_configuration(config: Sc
     one.step(NOW_MS + 1, [_submitted(id) for id in range(1, 12)])
     one.step(NOW_MS + 2, [RunObserved("1.0.1", "running", NOW_MS + 2)])
     other = load(dump(one), modules_of(one))
-    other.remake = one.remake
+    other.rebuild = one.rebuild
     for after, facts in enumerate(
         [
             [RunObserved("1.0.1", "succeeded", NOW_MS + 50_000, 0), _submitted(20)],

@@ -12,8 +12,7 @@ import pytest
 from msgspec import structs
 
 from builders import NOW_MS, a_job_spec, a_node, a_run
-from hodei.control.admission.backend_availability import CircuitPolicy
-from hodei.control.lifecycle.retry import Backoff
+from hodei.control.lifecycle.retry import Backoff, CircuitPolicy
 from hodei.model.backend import Capabilities, ExecResult, Health
 from hodei.model.errors import NOT_REACHED, BackendError, BackendRefused, Conflict, InvalidInput, NotFound, Unsupported
 from hodei.model.facts import RunObserved

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from builders import NOW_MS, a_job_spec, a_node
-from hodei.control.admission.backend_availability import CircuitPolicy
+from hodei.control.lifecycle.retry import CircuitPolicy
 from hodei.model.backend import Capabilities, NodeUsage
 from hodei.model.errors import BackendError
 from hodei.model.explanation import BackendQueueEntry

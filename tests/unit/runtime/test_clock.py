@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from builders import NOW_MS, a_job, a_job_spec, a_run
-from hodei.control.lifecycle.jobs import not_ahead, run_not_ahead
+from hodei.control.lifecycle.runs import clamp_job_times, clamp_run_times
 from hodei.model.audit import AuditEntry, AuditQuery
 from hodei.model.effects import SaveAudit, SaveJob, SaveRun
 from hodei.model.facts import RunObserved
@@ -65,18 +65,18 @@ def test_what_was_submitted_under_a_wrong_clock_is_brought_back_to_now():
     job = a_job(
         1, state="pending", submitted_ms=ahead, changed_ms=ahead + 5, queued_ms=ahead, not_before_ms=ahead + 2005
     )
-    found = not_ahead(job, NOW_MS)
+    found = clamp_job_times(job, NOW_MS)
     assert (found.submitted_ms, found.queued_ms, found.changed_ms) == (NOW_MS, NOW_MS, NOW_MS)
     assert found.not_before_ms == NOW_MS + 2000
-    run = run_not_ahead(a_run(1, state="running", placed_ms=ahead, started_ms=ahead + 1), NOW_MS)
+    run = clamp_run_times(a_run(1, state="running", placed_ms=ahead, started_ms=ahead + 1), NOW_MS)
     assert (run.placed_ms, run.started_ms) == (NOW_MS, NOW_MS)
 
 
 def test_what_is_not_ahead_stays_as_it_is():
     job = a_job(1, state="pending", submitted_ms=NOW_MS - 9, changed_ms=NOW_MS, not_before_ms=NOW_MS + HOUR_MS)
-    assert not_ahead(job, NOW_MS) is job
+    assert clamp_job_times(job, NOW_MS) is job
     run = a_run(1)
-    assert run_not_ahead(run, NOW_MS) is run
+    assert clamp_run_times(run, NOW_MS) is run
 
 
 def test_a_server_that_comes_up_after_the_clock_was_set_back_has_its_jobs_in_the_present():

@@ -11,7 +11,7 @@ import pytest
 
 from builders import a_job_spec
 from hodei.control.controller import Controller
-from hodei.control.state import PART
+from hodei.control.state import CHUNK_SIZE
 from hodei.model.array import ArrayElement
 from hodei.model.audit import AuditEntry
 from hodei.model.config import SchedulingConfig
@@ -28,7 +28,7 @@ from hodei.sim.replay import replay
 from hodei.store.memory import MemoryStore
 from unit.runtime.living import ObedientBackend, TalkingStore, a_service, alive
 
-COUNT = 20 * PART
+COUNT = 20 * CHUNK_SIZE
 
 
 def an_array(count=COUNT, at_most=0, **fields):
@@ -94,17 +94,17 @@ def test_all_elements_are_one_commit_and_none_is_seen_before_it():
     async def main():
         store = TalkingStore()
         async with alive(a_service(store, ObedientBackend())) as service:
-            submitting = asyncio.create_task(service.submit([an_array(3 * PART, cpu="4")]))
+            submitting = asyncio.create_task(service.submit([an_array(3 * CHUNK_SIZE, cpu="4")]))
             await _begun(service)
             known = len(service.controller.cluster.jobs)
-            assert 0 < known < 3 * PART, "it is being learned in parts"
+            assert 0 < known < 3 * CHUNK_SIZE, "it is being learned in parts"
             assert store.job(1) is None
             assert (await service.why(known)).code in ("QUEUED", "INSUFFICIENT_RESOURCES")
             await submitting
             new = [sum(isinstance(save, SaveJob) and save.new for save in what) for _, what in store.diary.lines]
-            assert [count for count in new if count] == [3 * PART]
+            assert [count for count in new if count] == [3 * CHUNK_SIZE]
             await hold_array(service, 1)
-            assert store.states_between(1, 3 * PART) == {"held": 3 * PART - 1, "scheduled": 1}
+            assert store.states_between(1, 3 * CHUNK_SIZE) == {"held": 3 * CHUNK_SIZE - 1, "scheduled": 1}
 
     asyncio.run(main())
 
@@ -112,7 +112,7 @@ def test_all_elements_are_one_commit_and_none_is_seen_before_it():
 def test_the_rights_of_a_caller_over_many_jobs_are_checked_in_parts():
     async def main():
         async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
-            await service.submit([an_array(3 * PART, cpu="4", user="ann")])
+            await service.submit([an_array(3 * CHUNK_SIZE, cpu="4", user="ann")])
             sizes, check = list[int](), service.rights.check
 
             def counted(caller, facts, saves):
@@ -121,10 +121,10 @@ def test_the_rights_of_a_caller_over_many_jobs_are_checked_in_parts():
 
             service.rights.check = counted
             CALLER.set(Caller(AuditEntry(1, "ann", "user", "arrays.hold", "1")))
-            for act, least in ((hold_array, 3 * PART - 1), (release_array, 3 * PART - 1)):
+            for act, least in ((hold_array, 3 * CHUNK_SIZE - 1), (release_array, 3 * CHUNK_SIZE - 1)):
                 sizes.clear()
                 await act(service, 1)
-                assert (max(sizes), sum(sizes)) == (PART, least)
+                assert (max(sizes), sum(sizes)) == (CHUNK_SIZE, least)
             CALLER.set(Caller(AuditEntry(1, "bob", "user", "arrays.cancel", "1")))
             with pytest.raises(NotPermitted):
                 await cancel_array(service, 1, "not yours")
@@ -136,7 +136,7 @@ def test_a_stop_while_rights_are_checked_is_told_to_the_caller():
     async def main():
         service = a_service(MemoryStore(), ObedientBackend())
         await service.start()
-        await service.submit([an_array(3 * PART, cpu="4", user="ann")])
+        await service.submit([an_array(3 * CHUNK_SIZE, cpu="4", user="ann")])
         CALLER.set(Caller(AuditEntry(1, "ann", "user", "arrays.hold", "1")))
         check = service.rights.check
 
@@ -156,7 +156,7 @@ def test_a_stop_while_rights_are_checked_is_told_to_the_caller():
 def test_the_loop_has_its_turns_while_many_jobs_are_looked_up_to_run_again():
     async def main():
         async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
-            await service.submit([an_array(5 * PART, cpu="4")])
+            await service.submit([an_array(5 * CHUNK_SIZE, cpu="4")])
             await cancel_array(service, 1, "no more")
             turn, turns = 0, list[int]()
 
@@ -169,8 +169,8 @@ def test_the_loop_has_its_turns_while_many_jobs_are_looked_up_to_run_again():
             while not again.done():
                 turn += 1
                 await asyncio.sleep(0)
-            assert len((await again).requeued) == len(turns) >= 5 * PART - 1
-            assert max(turns.count(turn) for turn in set(turns)) <= PART
+            assert len((await again).requeued) == len(turns) >= 5 * CHUNK_SIZE - 1
+            assert max(turns.count(turn) for turn in set(turns)) <= CHUNK_SIZE
 
     asyncio.run(main())
 
@@ -178,13 +178,13 @@ def test_the_loop_has_its_turns_while_many_jobs_are_looked_up_to_run_again():
 def test_a_second_cancel_is_told_how_they_stand_when_the_first_is_stored():
     async def main():
         async with alive(a_service(MemoryStore(), ObedientBackend())) as service:
-            await service.submit([an_array(3 * PART)])
+            await service.submit([an_array(3 * CHUNK_SIZE)])
             first = asyncio.create_task(cancel_array(service, 1, "no more"))
-            while len(service.controller.cluster.jobs) == 3 * PART:  # noqa: ASYNC110 (one turn of the loop at a time)
+            while len(service.controller.cluster.jobs) == 3 * CHUNK_SIZE:  # noqa: ASYNC110 (one turn of the loop at a time)
                 await asyncio.sleep(0)
             again = asyncio.create_task(cancel_array(service, 1, "no more"))
             await first
-            with pytest.raises(Conflict, match=f"{3 * PART - 4} cancelled"):
+            with pytest.raises(Conflict, match=f"{3 * CHUNK_SIZE - 4} cancelled"):
                 await (again if again.done() and again.exception() else cancel_array(service, 1, "no more"))
             await asyncio.wait({again})
 
@@ -195,12 +195,12 @@ def test_others_submit_meanwhile_and_no_number_is_given_twice():
     async def main():
         store = MemoryStore()
         async with alive(a_service(store, ObedientBackend())) as service:
-            array = asyncio.create_task(service.submit([an_array(3 * PART)]))
+            array = asyncio.create_task(service.submit([an_array(3 * CHUNK_SIZE)]))
             await asyncio.sleep(0)
             others = await asyncio.gather(*(service.submit([a_job_spec(f"other-{i}")]) for i in range(5)))
             assert (await array).ids == (1,)
-            assert sorted(done.ids[0] for done in others) == list(range(3 * PART + 1, 3 * PART + 6))
-            assert len(service.controller.cluster.jobs) == 3 * PART + 5
+            assert sorted(done.ids[0] for done in others) == list(range(3 * CHUNK_SIZE + 1, 3 * CHUNK_SIZE + 6))
+            assert len(service.controller.cluster.jobs) == 3 * CHUNK_SIZE + 5
 
     asyncio.run(main())
 
@@ -210,25 +210,25 @@ def test_a_stop_in_the_middle_stores_all_or_nothing():
         store = MemoryStore()
         service = a_service(store, ObedientBackend())
         await service.start()
-        submitting = asyncio.create_task(service.submit([an_array(5 * PART)]))
+        submitting = asyncio.create_task(service.submit([an_array(5 * CHUNK_SIZE)]))
         await _begun(service)
         await service.stop()
         try:
             await submitting
-            assert sum(store.states_between(1, 5 * PART).values()) == 5 * PART
+            assert sum(store.states_between(1, 5 * CHUNK_SIZE).values()) == 5 * CHUNK_SIZE
         except Unavailable:
-            assert not store.states_between(1, 5 * PART)
+            assert not store.states_between(1, 5 * CHUNK_SIZE)
 
     asyncio.run(main())
 
 
 def test_an_array_that_is_too_much_for_the_queue_is_refused_as_a_whole():
     async def main():
-        service = a_service(MemoryStore(), ObedientBackend(), profile={"max_pending": 2 * PART})
+        service = a_service(MemoryStore(), ObedientBackend(), profile={"max_pending": 2 * CHUNK_SIZE})
         async with alive(service):
             with pytest.raises(QueueFull):
-                await service.submit([an_array(2 * PART + 1)])
-            assert (await service.submit([an_array(2 * PART)])).ids == (1,)
+                await service.submit([an_array(2 * CHUNK_SIZE + 1)])
+            assert (await service.submit([an_array(2 * CHUNK_SIZE)])).ids == (1,)
 
     asyncio.run(main())
 
@@ -239,19 +239,19 @@ def test_a_step_in_parts_decides_as_one_that_is_not_and_can_be_replayed(tmp_path
     async def main():
         log = DecisionLog(path, SchedulingConfig(), 0)
         async with alive(a_service(MemoryStore(), ObedientBackend(), decision_log=log)) as service:
-            await service.submit([an_array(3 * PART, at_most=7)])
+            await service.submit([an_array(3 * CHUNK_SIZE, at_most=7)])
             await cancel_array(service, 1, "no more")
 
     asyncio.run(main())
     result = replay(path)
     assert result.difference is None
-    assert result.facts > 6 * PART
+    assert result.facts > 6 * CHUNK_SIZE
 
 
 def test_the_loop_has_its_turns_while_a_queue_gets_other_settings():
     async def main():
         service = a_service(MemoryStore(), ObedientBackend())
-        service.controller.remake = lambda scheduling: Controller({"default": build_profile("default", queue="fifo")})
+        service.controller.rebuild = lambda scheduling: Controller({"default": build_profile("default", queue="fifo")})
         async with alive(service):
             await service.submit([an_array(cpu="4")])
             async with watched() as turns:

@@ -7,19 +7,25 @@ Beyond its soft quota a project starts nothing while someone else, who is within
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from hodei.control.accounting.ledger import Ledger
 from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.state import ClusterState
+from hodei.engine.fairness.billing import HOUR_MS, MICRO, Budget, Rate, Spent, spent
 from hodei.engine.fairness.lending import Quota, allowance, reclaim_from
+from hodei.engine.fairness.tree import Path
 from hodei.engine.view import Gang
-from hodei.model.accounting import QuotaRow
+from hodei.model.accounting import BudgetRow, QuotaRow
+from hodei.model.errors import InvalidInput
 from hodei.model.ids import JobId
-from hodei.model.job import QOS_RANK, Job, JobSpec, Reason, Run, job_qos
+from hodei.model.job import QOS_RANK, Job, JobSpec, Reason, Run, TaskSpec, job_qos
 from hodei.model.outcome import StopReason
-from hodei.model.resources import Resources, human_amount
+from hodei.model.resources import DEFAULT_REQUEST, Resources, human_amount, scale_of
 
 JOBS = "jobs"
 EVERY_PROJECT = "*"
@@ -106,7 +112,7 @@ class Quotas:
                 if own:
                     self._wants[gang.id] = (project, asked)
                 code = LENT if own else "QUOTA"
-                return Reason("quota", code, self._said(project, resource, asked[resource], mine, own))
+                return Reason("quota", code, self._said(project, resource, asked[resource], mine, own), kind="quota")
         held = self._of_user.get((project, user), {})
         for resource in sorted(asked.keys() & mine.per_user.keys()):
             if held.get(resource, 0) + asked[resource] > mine.per_user[resource]:
@@ -114,7 +120,7 @@ class Quotas:
                     f"user {user} of project {project} may hold {_amount(resource, mine.per_user[resource])} and holds"
                     f" {_amount(resource, held.get(resource, 0))}; it asks for {_amount(resource, asked[resource])}"
                 )
-                return Reason("quota", "QUOTA", text)
+                return Reason("quota", "QUOTA", text, kind="quota")
         return self._beyond_soft(gang, asked, mine)
 
     def _beyond_soft(self, gang: Gang, asked: Resources, mine: ProjectQuota) -> Reason | None:
@@ -136,7 +142,7 @@ class Quotas:
                     f"project {project} is beyond its soft quota of {_amount(over[0], mine.soft[over[0]])} with it, and"
                     f" job {job} of project {other} waits for room"
                 )
-                return Reason("quota", "SOFT_QUOTA", text)
+                return Reason("quota", "SOFT_QUOTA", text, kind="quota")
         return None
 
     def _is_beyond_soft(self, project: str) -> bool:
@@ -304,3 +310,132 @@ def _too_much(resource: str, asked: int, who: str, most: int) -> str:
 
 def _amount(resource: str, amount: int) -> str:
     return f"{human_amount(resource, amount)} {resource}"
+
+
+EVERY_PROJECT = "*"
+
+
+class Range(Struct, frozen=True):
+    least: Resources = {}
+    most: Resources = {}
+    default: Resources = {}
+
+
+class Ranges:
+    def __init__(self, ranges: Mapping[str, Range]) -> None:
+        self._ranges = dict(ranges)
+
+    def applied(self, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
+        """The jobs with what they did not say filled in. InvalidInput names the first that is out of range: which limit,
+        what was asked for."""
+        return [self._job(spec) for spec in specs] if self._ranges else specs
+
+    def _job(self, spec: JobSpec) -> JobSpec:
+        mine = self._ranges.get(spec.project) or self._ranges.get(EVERY_PROJECT)
+        if mine is None:
+            return spec
+        tasks = tuple(self._task(spec, task, mine) for task in spec.tasks)
+        return spec if tasks == spec.tasks else structs.replace(spec, tasks=tasks)
+
+    def _task(self, spec: JobSpec, task: TaskSpec, mine: Range) -> TaskSpec:
+        request = dict(task.request)
+        for resource, amount in mine.default.items():
+            # Who asks for just what everyone gets is taken not to have said.
+            if task.request.get(resource, 0) == DEFAULT_REQUEST.get(resource, 0):
+                request[resource] = amount
+        for resource, amount in {**request, **dict.fromkeys(mine.least.keys() - request.keys(), 0)}.items():
+            least, most = mine.least.get(resource, 0), mine.most.get(resource)
+            if amount < least or (most is not None and amount > most):
+                which, bound = ("at least", least) if amount < least else ("at most", most or 0)
+                raise InvalidInput(
+                    f"{spec.name}: {_said(resource, amount)} for each member of task {task.name!r}; jobs of project"
+                    f" {spec.project} must ask for {which} {_said(resource, bound)}",
+                    hint="the range is set by scheduling.ranges; ask the operator for another",
+                    code="OUT_OF_RANGE",
+                )
+        limits = {name: max(amount, request.get(name, 0)) for name, amount in task.limits.items()}
+        if request == task.request and limits == task.limits:
+            return task
+        return structs.replace(task, request=request, limits=limits)
+
+
+def _said(resource: str, amount: int) -> str:
+    return f"{human_amount(resource, amount)} {resource}"
+
+
+Period = Literal["", "day", "week", "month"]
+
+
+class ProjectBudget(Struct, frozen=True):
+    """`since_ms` is a fixed beginning, used if there is no `period`."""
+
+    unit_hours: Resources = {}
+    money_micro: int | None = None
+    prices: Mapping[str, Rate] = {}
+    period: Period = "month"
+    since_ms: int = 0
+
+
+class Budgets:
+    """`path_of`: where a project stands among the accounts."""
+
+    def __init__(self, budgets: Mapping[str, ProjectBudget], ledger: Ledger, path_of: Callable[[str], Path]) -> None:
+        self._budgets, self._ledger, self._path_of = dict(budgets), ledger, path_of
+
+    def refusal(self, gang: Gang, now_ms: int) -> Reason | None:
+        """A budget that is used up starts nothing more; what runs goes on to its end."""
+        mine = self._budgets.get(gang.job.project)
+        if mine is None:
+            return None
+        for bound in self._spent(gang.job.project, mine, now_ms):
+            if bound.exhausted:
+                used, limit, unit = _in_units(bound)
+                until = next_start_ms(mine.period, now_ms)
+                again = f"; the next begins {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%d}" if until else ""
+                text = f"project {gang.job.project} has used {used:g} of {limit:g} {unit} of its budget{again}"
+                return Reason("quota", "BUDGET", text, kind="quota")
+        return None
+
+    def rows(self, now_ms: int) -> Iterator[BudgetRow]:
+        for project, mine in sorted(self._budgets.items()):
+            for bound in self._spent(project, mine, now_ms):
+                used, limit, unit = _in_units(bound)
+                yield BudgetRow(project, unit, used, limit, start_ms(mine, now_ms))
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """When the next period begins, and with it someone may go on."""
+        return min((at for b in self._budgets.values() if (at := next_start_ms(b.period, now_ms))), default=None)
+
+    def _spent(self, project: str, mine: ProjectBudget, now_ms: int) -> list[Spent]:
+        since_ms = start_ms(mine, now_ms)
+        used = self._ledger.used_since(self._path_of(project), since_ms, now_ms)
+        return spent(Budget(since_ms, mine.unit_hours, mine.money_micro, dict(mine.prices)), used)
+
+
+def start_ms(budget: ProjectBudget, now_ms: int) -> int:
+    return _start(budget.period, now_ms) if budget.period else budget.since_ms
+
+
+def next_start_ms(period: Period, now_ms: int) -> int:
+    """When the period after the present one begins; 0 if there is none."""
+    if not period:
+        return 0
+    length = {"day": timedelta(days=1), "week": timedelta(days=7), "month": timedelta(days=32)}[period]
+    later = datetime.fromtimestamp(_start(period, now_ms) / 1000, UTC) + length
+    return _start(period, round(later.timestamp() * 1000))
+
+
+def _start(period: Period, now_ms: int) -> int:
+    day = datetime.fromtimestamp(now_ms / 1000, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if period == "week":
+        day -= timedelta(days=day.weekday())
+    elif period == "month":
+        day = day.replace(day=1)
+    return round(day.timestamp() * 1000)
+
+
+def _in_units(bound: Spent) -> tuple[float, float, str]:
+    if bound.name == "money":
+        return bound.used / MICRO, bound.limit / MICRO, "money"
+    whole = scale_of(bound.name) * HOUR_MS
+    return bound.used / whole, bound.limit / whole, f"{bound.name}-hours"

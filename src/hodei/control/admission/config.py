@@ -10,8 +10,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from hodei.control.admission.escalation import EscalationPolicy, Escalations, Fallback
-from hodei.control.admission.profile_router import BreakerPolicy, ProfileRouter
-from hodei.control.admission.routing import ProfileAvailability, RouteRule, Routing, WaitDefaults, WaitLimits
+from hodei.control.admission.routing import (
+    ProfileAvailability,
+    ProfileRouter,
+    RouteRule,
+    Routing,
+    WaitDefaults,
+    WaitLimits,
+)
+from hodei.control.lifecycle.retry import BreakerPolicy
 from hodei.model.affinity import parse_selector
 from hodei.model.config import EscalationConfig, RouteConfig, SchedulingConfig
 from hodei.model.errors import InvalidInput, did_you_mean

@@ -1,19 +1,17 @@
-"""What is done about jobs that wait too long: another profile, rules that count as wishes, a higher class.
+"""Escalation: what is done for jobs that wait too long: relax rules, promote, move to another profile.
 
-Each is an event with its cause, and is kept in `Job.escalation_state`, so that it is found again after a restart. Only what is
-configured is watched: a job with nothing to come costs nothing.
+Each step is an event with its cause, and is kept in `Job.escalation_state`, so that it is known after a restart. Only
+jobs with an escalation to come are watched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
-from hodei.control.admission.routing import Routing
 from hodei.control.state import ClusterState, Timers
-from hodei.engine.plan import Refusal
 from hodei.engine.view import Gang
 from hodei.model.escalation_state import (
     EscalationState,
@@ -27,15 +25,18 @@ from hodei.model.escalation_state import (
 from hodei.model.job import Job, JobSpec, RelaxableRule
 from hodei.model.resources import format_duration
 
-# How long nodes are given to come, after a restart say, before none of them counts as able to take a job; then how often
-# that is asked again.
-_NODES_COME_MS = 5000
-_LOOK_AGAIN_MS = 60_000
-_KEPT = 10_000
+if TYPE_CHECKING:
+    from hodei.control.admission.gate import Gate
+    from hodei.control.admission.routing import Routing
+
+# Nodes get this long to join, for example after a restart, before a job counts as impossible; then the check is repeated.
+_NODES_JOIN_MS = 5000
+_CHECK_AGAIN_MS = 60_000
+_MAX_CACHED = 10_000
 
 
 class EscalationPolicy(Struct, frozen=True):
-    """0 ms: never. What a job says of itself goes first, but nobody goes higher than `promote_to`."""
+    """0 ms: never. The settings of a job come first, but `promote_to` is the limit for all."""
 
     relax: tuple[RelaxableRule, ...] = ()
     relax_after_ms: int = 0
@@ -43,32 +44,30 @@ class EscalationPolicy(Struct, frozen=True):
     promote_to: int = 750
 
     def of(self, spec: JobSpec) -> EscalationPolicy:
-        """For one job, with what it says itself."""
-        said = spec.escalation
-        if said == _NOTHING_SAID:
+        """The policy of one job, with its own settings."""
+        own = spec.escalation
+        if own == _DEFAULT_ESCALATION:
             return self
-        cap = min(said.promote_to, self.promote_to) if said.promote_to else self.promote_to
+        cap = min(own.promote_to, self.promote_to) if own.promote_to else self.promote_to
         return EscalationPolicy(
-            said.relax or self.relax,
-            said.relax_after_ms or self.relax_after_ms,
-            said.promote_after_ms or self.promote_after_ms,
+            own.relax or self.relax,
+            own.relax_after_ms or self.relax_after_ms,
+            own.promote_after_ms or self.promote_after_ms,
             cap,
         )
 
 
 class Fallback(Struct, frozen=True):
-    """Where a profile's jobs go when no node of it could ever take them, or (above 0 ms) when they have waited so long."""
+    """The profile for jobs that no node of their own could ever take, or that have waited for `after_ms` (0: never)."""
 
     to: str
     after_ms: int = 0
 
 
-_NOTHING_SAID = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("escalation")].default
+_DEFAULT_ESCALATION = structs.fields(JobSpec)[JobSpec.__struct_fields__.index("escalation")].default
 
 
 class Escalations:
-    """`lines` are the controller's; `enqueue` and `dequeue` put a job into its line and take it out again."""
-
     def __init__(
         self,
         policy: EscalationPolicy | None = None,
@@ -76,30 +75,21 @@ class Escalations:
         fallbacks: Mapping[str, Fallback] | None = None,
         chain: tuple[str, ...] = (),
     ) -> None:
-        """`chain`: the backends that are used one after another when one fails."""
+        """`chain`: the backends that are used in this order when one fails."""
         self._chain = chain
         self._policy = policy or EscalationPolicy()
         self._of_profile = dict(of_profile or {})
         self._fallbacks = dict(fallbacks or {})
         self._idle = self._nothing_to_do()
         self._timers = Timers()
-        self._hopeless: dict[Hashable, bool] = {}
+        self._impossible: dict[Hashable, bool] = {}
         self._generation = -1
 
-    def bind(
-        self,
-        cluster: ClusterState,
-        lines: Mapping[str, Any],
-        never_fits: Callable[[JobSpec], Refusal | None],
-        routing: Routing,
-        enqueue: Callable[[Job, int], None],
-        dequeue: Callable[[Job], None],
-    ) -> None:
-        self._cluster, self._lines, self._never_fits, self._routing = cluster, lines, never_fits, routing
-        self._enqueue, self._dequeue = enqueue, dequeue
+    def bind(self, cluster: ClusterState, queues: Mapping[str, Any], gate: Gate, routing: Routing) -> None:
+        self._cluster, self._queues, self._gate, self._routing = cluster, queues, gate, routing
 
     def take_settings(self, other: Escalations) -> None:
-        """From now on by another's settings; those who wait are watched anew when they are put into their lines."""
+        """Use other settings; pending jobs are watched again when they are put into their new queues."""
         self._policy, self._of_profile, self._fallbacks = other._policy, other._of_profile, other._fallbacks
         self._chain = other._chain
         self._idle = self._nothing_to_do()
@@ -110,25 +100,19 @@ class Escalations:
     def fallback_of(self, profile: str) -> Fallback | None:
         return self._fallbacks.get(profile)
 
-    # ----------------------------------------------------------------------------------- what does not work
+    # --------------------------------------------------------------------------------------------- failures
 
-    def relocated(self, job: Job, now_ms: int, problem: str = "") -> Job:
-        """The job in another profile if its own is not available (for `problem`, if that is known) and jobs fall back
-        then; else itself."""
-        there, here = self._routing.availability, job.spec.profile
-        problem = problem or there.problem(here)
-        to = there.instead_of(here) if problem and there.mode == "fallback" else ""
+    def leave_profile(self, job: Job, now_ms: int, problem: str = "") -> Job:
+        """The job in a fallback profile, if its own is unavailable (because of `problem`) and there is one; else itself."""
+        availability = self._routing.availability
+        problem = problem or availability.problem(job.spec.profile)
+        to = availability.fallback(job.spec.profile) if problem and availability.mode == "fallback" else ""
         if not to or not self._routing.open_to(to, job.spec.project):
             return job
-        before = decode_escalation(job.escalation_state)
-        escalation = structs.replace(
-            before, profile=to, profile_before=before.profile_before or here, moved_ms=now_ms, cause=problem
-        )
-        self._cluster.emit("job.moved", now_ms, job=job.id, before=here, to=to, cause=problem)
-        return self._changed(job, structs.replace(job.spec, profile=to), escalation, now_ms)
+        return self._move(job, to, problem, now_ms)
 
     def backend_failed(self, job: Job, backends: Collection[str], now_ms: int) -> Job:
-        """A job could not be started there, or was lost: the others of the chain go first for it from now on."""
+        """The job could not be started on these backends, or was lost: from now on it prefers the others of the chain."""
         before = decode_escalation(job.escalation_state)
         new = [name for name in self._chain if name in backends and name not in before.failed_on]
         if not new:
@@ -140,10 +124,10 @@ class Escalations:
     # --------------------------------------------------------------------------------------------- watching
 
     def watch(self, job: Job, now_ms: int) -> None:
-        """It begins to wait, or waits on: note when something is to be done about it."""
-        if self._idle and job.spec.escalation is _NOTHING_SAID:
+        """Set a timer for the next escalation of a pending job."""
+        if self._idle and job.spec.escalation is _DEFAULT_ESCALATION:
             return
-        if self._fallbacks or job.spec.escalation != _NOTHING_SAID or self._policy_counts(job.spec.profile):
+        if self._fallbacks or job.spec.escalation != _DEFAULT_ESCALATION or self._policy_counts(job.spec.profile):
             at_ms = self._next_for(job, now_ms)
             if at_ms is not None:
                 self._timers.set(max(at_ms, now_ms), job.id)
@@ -165,7 +149,7 @@ class Escalations:
             due.append(max(since, escalation.promoted_ms) + policy.promote_after_ms)
         fallback = self._open_fallback(job)
         if fallback is not None:
-            due.append(now_ms + _NODES_COME_MS)
+            due.append(now_ms + _NODES_JOIN_MS)
             if fallback.after_ms:
                 due.append(max(since, escalation.moved_ms) + fallback.after_ms)
         return min(due, default=None)
@@ -175,55 +159,54 @@ class Escalations:
 
     def _open_fallback(self, job: Job) -> Fallback | None:
         fallback = self._fallbacks.get(job.spec.profile)
-        if fallback is None or fallback.to not in self._lines:
+        if fallback is None or fallback.to not in self._queues:
             return None
         return fallback if self._routing.open_to(fallback.to, job.spec.project) else None
 
     def next_ms(self) -> int | None:
         return self._timers.next_ms()
 
-    # ------------------------------------------------------------------------------------------------ doing
+    # ------------------------------------------------------------------------------------------ escalating
 
-    def run_out(self, now_ms: int) -> None:
-        """Do what has become due."""
+    def expire(self, now_ms: int) -> None:
+        """Carry out the escalations that are due."""
         for id in self._timers.due(now_ms):
             job = self._cluster.jobs.get(id)
-            line = self._lines.get(job.spec.profile) if job is not None else None
-            if job is None or job.state != "pending" or line is None or id not in line.gangs:
-                continue  # it has started, or room is being made for it: nothing need be done
-            changed = self._helped(job, line.gangs[id], now_ms)
+            queue = self._queues.get(job.spec.profile) if job is not None else None
+            if job is None or job.state != "pending" or queue is None or id not in queue.gangs:
+                continue  # it has started, or victims are being preempted for it
+            changed = self._escalate(job, queue.gangs[id], now_ms)
             if changed is job:
-                self._again(job, now_ms)
+                self._watch_again(job, now_ms)
             else:
-                gang = line.gangs[id]
-                self._dequeue(job)
-                self._enqueue(changed, now_ms)  # which watches it again
-                moved = self._lines[changed.spec.profile].gangs.get(id)
+                gang = queue.gangs[id]
+                self._cluster.dequeue(job)
+                self._cluster.enqueue(changed, now_ms)  # which watches it again
+                moved = self._queues[changed.spec.profile].gangs.get(id)
                 if moved is not None:
                     moved.attempts, moved.last_attempt_ms = gang.attempts, gang.last_attempt_ms
 
-    def _again(self, job: Job, now_ms: int) -> None:
-        """Nothing was due after all, or it is not helped yet."""
-        at_ms = self._next_for(job, now_ms + _LOOK_AGAIN_MS - _NODES_COME_MS)
+    def _watch_again(self, job: Job, now_ms: int) -> None:
+        at_ms = self._next_for(job, now_ms + _CHECK_AGAIN_MS - _NODES_JOIN_MS)
         if at_ms is not None:
             self._timers.set(max(at_ms, now_ms + 1), job.id)
 
-    def _helped(self, job: Job, gang: Gang, now_ms: int) -> Job:
+    def _escalate(self, job: Job, gang: Gang, now_ms: int) -> Job:
         policy, since = self._for(job.spec), job.queued_ms or job.submitted_ms
-        wishes = relaxable_rules(job.spec, policy.relax) if policy.relax_after_ms else ()
-        if wishes and since + policy.relax_after_ms <= now_ms:
-            job = self._relax(job, wishes, now_ms)
+        rules = relaxable_rules(job.spec, policy.relax) if policy.relax_after_ms else ()
+        if rules and since + policy.relax_after_ms <= now_ms:
+            job = self._relax(job, rules, now_ms)
         promoted_ms = max(since, decode_escalation(job.escalation_state).promoted_ms)
         if policy.promote_after_ms and promoted_ms + policy.promote_after_ms <= now_ms:
             job = self._promote(job, policy.promote_to, now_ms)
         return self._fall_back(job, gang, since, now_ms)
 
-    def _relax(self, job: Job, wishes: tuple[RelaxableRule, ...], now_ms: int) -> Job:
+    def _relax(self, job: Job, rules: tuple[RelaxableRule, ...], now_ms: int) -> Job:
         before = decode_escalation(job.escalation_state)
-        escalation = structs.replace(before, rules=(*before.rules, *wishes), relaxed_ms=now_ms)
+        escalation = structs.replace(before, rules=(*before.rules, *rules), relaxed_ms=now_ms)
         cause = f"it has waited for {_waited(job, now_ms)}"
-        self._cluster.emit("job.relaxed", now_ms, job=job.id, rules=list(wishes), cause=cause)
-        return self._changed(job, relax(job.spec, wishes), escalation, now_ms)
+        self._cluster.emit("job.relaxed", now_ms, job=job.id, rules=list(rules), cause=cause)
+        return self._changed(job, relax(job.spec, rules), escalation, now_ms)
 
     def _promote(self, job: Job, cap: int, now_ms: int) -> Job:
         priority = next_priority_class(job.spec.priority, cap)
@@ -239,36 +222,40 @@ class Escalations:
         return self._changed(job, structs.replace(job.spec, priority=priority), escalation, now_ms)
 
     def _fall_back(self, job: Job, gang: Gang, since_ms: int, now_ms: int) -> Job:
-        fallback, before = self._open_fallback(job), decode_escalation(job.escalation_state)
+        fallback = self._open_fallback(job)
         if fallback is None:
             return job
-        since_ms = max(since_ms, before.moved_ms)
+        since_ms = max(since_ms, decode_escalation(job.escalation_state).moved_ms)
         if fallback.after_ms and since_ms + fallback.after_ms <= now_ms:
             cause = f"it has waited there for {format_duration((now_ms - since_ms) // 1000 * 1000)}"
-        elif now_ms - since_ms >= _NODES_COME_MS and self._is_hopeless(job, gang):
+        elif now_ms - since_ms >= _NODES_JOIN_MS and self._is_impossible(job, gang):
             cause = "no node there could take it even when idle"
         else:
             return job
-        here, to = job.spec.profile, fallback.to
+        return self._move(job, fallback.to, cause, now_ms)
+
+    def _move(self, job: Job, to: str, cause: str, now_ms: int) -> Job:
+        """The job in another profile."""
+        before, here = decode_escalation(job.escalation_state), job.spec.profile
         escalation = structs.replace(
             before, profile=to, profile_before=before.profile_before or here, moved_ms=now_ms, cause=cause
         )
         self._cluster.emit("job.moved", now_ms, job=job.id, before=here, to=to, cause=cause)
         return self._changed(job, structs.replace(job.spec, profile=to), escalation, now_ms)
 
-    def _is_hopeless(self, job: Job, gang: Gang) -> bool:
-        """Asked once for all who are alike, as long as the nodes stay."""
+    def _is_impossible(self, job: Job, gang: Gang) -> bool:
+        """Whether no node could take it even when idle; cached for equal gangs until the nodes change."""
         generation = self._cluster.table.generation
-        if self._generation != generation or len(self._hopeless) > _KEPT:
+        if self._generation != generation or len(self._impossible) > _MAX_CACHED:
             self._generation = generation
-            self._hopeless.clear()
+            self._impossible.clear()
         key = (job.spec.profile, gang.group)
-        if key not in self._hopeless:
-            self._hopeless[key] = self._never_fits(job.spec) is not None
-        return self._hopeless[key]
+        if key not in self._impossible:
+            self._impossible[key] = self._gate.never_fits(job.spec) is not None
+        return self._impossible[key]
 
     def _changed(self, job: Job, spec: JobSpec, escalation: EscalationState, now_ms: int) -> Job:
-        # The line that it waits in is found by its spec, so the caller takes it out by the job as it was.
+        # Its queue is found by the spec, so that the caller dequeues the job as it was before.
         return self._cluster.change_job(job, now_ms, spec=spec, escalation_state=encode_escalation(escalation))
 
 

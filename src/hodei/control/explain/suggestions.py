@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Struct, structs, to_builtins
 
 from hodei.control.controller import Controller
+from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import Change, drop_placement_rules, fewer_members, objections, shortage
 from hodei.engine.nodes import Ints, Nodes
@@ -25,8 +26,9 @@ from hodei.engine.ranking import Rankings
 from hodei.engine.view import Gang, Member, View, gang_of
 from hodei.model.errors import NotFound, did_you_mean
 from hodei.model.explanation import Blocker, Explanation, NearestMiss, Patch, Placement, Suggestion
-from hodei.model.ids import NodeName
-from hodei.model.job import Decision, JobSpec
+from hodei.model.ids import NodeName, RunId
+from hodei.model.job import Decision, Job, JobSpec
+from hodei.model.node import Grant
 
 SUGGESTIONS_SHOWN = 5
 # Every try costs as much as placing the gang, and `why` must answer at once: fewer tries of a large gang in a wide cluster.
@@ -249,3 +251,73 @@ def _summary(node: NodeName, gang: Gang, blockers: list[Blocker], could: list[Pl
 
 def _texts(blockers: list[Blocker]) -> str:
     return "; ".join(dict.fromkeys(blocker.text for blocker in blockers))
+
+
+# The soonest ends that are looked at; further away an estimate says little.
+_ENDS = 1000
+
+
+class Release(Struct, frozen=True):
+    """A run that is expected to end, and the room that it will leave."""
+
+    at_ms: int
+    run: RunId
+    job: Job
+    row: int
+    member: Member
+    grant: Grant | None = None
+
+
+def next_release(engine: Engine, cluster: ClusterState, gang: Gang, view: View) -> Release | None:
+    """The first expected end after which the gang fits, all ends before it included; None if estimates do not tell.
+    To be called inside `table.trial()`."""
+    table = engine.table
+    ends = _expected(engine, cluster, gang, view)
+    bench = Engine(table, {gang.job.profile: engine.profile(gang)})
+    gone = 0
+
+    def fits_after(number: int) -> bool:
+        nonlocal gone
+        for end in ends[gone:number]:
+            table.release(end.row, end.member.task.request, end.member, end.grant)
+        for end in ends[number:gone]:
+            table.place(end.row, end.member.task.request, end.member, end.grant)
+        gone = number
+        result = bench.place(gang, view, search=False)
+        if isinstance(result, Refusal):
+            return False
+        bench.withdraw(gang, result)
+        return True
+
+    low, high = 1, len(ends)
+    try:
+        if not ends or not fits_after(high):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if fits_after(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return ends[low - 1]
+    finally:
+        for end in ends[:gone]:
+            table.place(end.row, end.member.task.request, end.member, end.grant)
+
+
+def _expected(engine: Engine, cluster: ClusterState, gang: Gang, view: View) -> list[Release]:
+    """Runs with an estimate on nodes that only others' work keeps from the gang, the soonest end first."""
+    table = engine.table
+    open_rows = table.view().none()
+    for member in gang.members:
+        open_rows = open_rows | engine.open_to(gang, member, view)
+    ends = []
+    for row in open_rows.nonzero()[0].tolist():
+        for id in cluster.on_node.get(table.names[row], ()):
+            run = cluster.run(id)
+            job = None if run is None else cluster.jobs.get(run.job)
+            if run is not None and job is not None and job.spec.estimate_ms:
+                at_ms = (run.started_ms or run.placed_ms) + job.spec.estimate_ms
+                ends.append(Release(at_ms, id, job, row, Member(job.spec, job.spec.task_of(run.member)), run.grant))
+    ends.sort(key=lambda end: (end.at_ms, end.run))
+    return ends[:_ENDS]

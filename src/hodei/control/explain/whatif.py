@@ -129,7 +129,7 @@ def _restored(live: Controller, under: Controller, now_ms: int) -> list[Fact]:
     later: list[Fact] = [NodeJoined(node) for node in cluster.nodes.values()]
     for id in sorted(cluster.jobs):
         runs = tuple(cluster.runs.get(id, {}).values())
-        fact = JobRestored(cluster.jobs[id], runs, live.dependencies.told(id))
+        fact = JobRestored(cluster.jobs[id], runs, live.dependencies.statuses(id))
         (later if cluster.jobs[id].state == "pending" else told).append(fact)
     under.step(now_ms, told)
     return later

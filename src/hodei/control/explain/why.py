@@ -6,29 +6,29 @@ proposed here (`suggestion`), and the work whose end it waits for (`patience`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from hodei.control.admission.backend_availability import UNAVAILABLE
+from hodei.control.admission.gate import UNAVAILABLE
 from hodei.control.controller import Controller
-from hodei.control.explain.dependencies import waiting_for, would_wait
-from hodei.control.explain.suggestions import suggestions
-from hodei.control.explain.time import in_time, next_release
-from hodei.control.lifecycle.gangs import latest
-from hodei.control.lifecycle.preemption import Protection, with_past
+from hodei.control.explain.suggestions import next_release, suggestions
+from hodei.control.lifecycle.dependencies import NEVER_MET, WAITING_FOR_DEPENDENCY
+from hodei.control.lifecycle.preemption import Protection, with_last_preemption
+from hodei.control.lifecycle.runs import latest_runs
 from hodei.control.queue.backfill import BackfillQueue
 from hodei.control.queue.multifactor import MultifactorQueue
+from hodei.control.state import ClusterState
+from hodei.engine.availability import FOREVER, Claim, corrected_end
 from hodei.engine.cycle import Engine
 from hodei.engine.explain import blockers, nearest_miss, objections, summary
 from hodei.engine.plan import Refusal
 from hodei.engine.points import Placed
 from hodei.engine.preemption.search import Preemption
-from hodei.engine.preemption.victims import FOREVER
 from hodei.engine.view import Gang, View
 from hodei.model.array import shell_reference
-from hodei.model.dependency import DependencyStatus
+from hodei.model.dependency import Dependency, DependencyStatus
 from hodei.model.escalation_state import escalation_steps
 from hodei.model.explanation import (
     Blocker,
@@ -38,10 +38,12 @@ from hodei.model.explanation import (
     PriorityBreakdown,
     PriorityTerm,
     QueuePosition,
+    ReservedStart,
     Status,
 )
-from hodei.model.ids import JobId
+from hodei.model.ids import JobId, NodeName
 from hodei.model.job import JOB_ENDED, RUN_ENDED, Job, JobSpec, Run
+from hodei.model.reservation import CapacityHold
 from hodei.model.resources import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def why(controller: Controller, job: JobId, now_ms: int) -> Explanation | None:
 
 def landed(job: Job, runs: Sequence[Run], now_ms: int, beat_ms: int = 0) -> Explanation:
     """For a job that was placed at least once: where, and why there. Needs the job and its runs alone."""
-    gang = list(latest(run for run in runs if run.attempt >= job.first_attempt).values())
+    gang = list(latest_runs(run for run in runs if run.attempt >= job.first_attempt).values())
     places = tuple(Placement(run.node, run.task, run.member, run.id, run.state, run.decision) for run in gang)
     live = [run for run in gang if run.state not in RUN_ENDED] if job.state == "running" else []
     nodes = sorted({run.node for run in live or gang})
@@ -128,7 +130,7 @@ def plan(
     out, engine = list[Explanation](), controller.engine
     specs = controller.accounts.admitted(specs)
     controller.gate.check(specs, controller.pending())
-    specs = [controller.profile_router.routing.routed(spec) for spec in specs]
+    specs = [controller.profile_router.routing.route(spec) for spec in specs]
     engine.table.settle()
     with engine.table.trial():
         kept: list[tuple[Gang, list[Placed]]] = []
@@ -146,7 +148,7 @@ def plan(
             gang.order = ()
             engine.profile(gang).admit(gang)
             result = engine.try_gang(gang, controller.view(now_ms))
-            taking = controller.preemption.look(gang, controller.view(now_ms)) if isinstance(result, Refusal) else None
+            taking = controller.preemption.find(gang, controller.view(now_ms)) if isinstance(result, Refusal) else None
             if taking is not None:
                 out.append(_would_preempt(spec, taking, now_ms))
             elif isinstance(result, Refusal):
@@ -181,7 +183,7 @@ def _waiting(controller: Controller, job: Job, now_ms: int) -> Explanation:
     if gang is None:
         text = "it has come just now and takes its place in line at once"
         return _about(controller, job, now_ms, "waiting", "QUEUED", text, next_trigger="the next cycle")
-    past = with_past(job, "")
+    past = with_last_preemption(job, "")
     queue = QueuePosition(line.position(gang, controller.view(now_ms)), len(line))
     common = {"queue": queue, "attempts": gang.attempts, "last_attempt_ms": gang.last_attempt_ms}
     until = line.backing_off_until(job.id)
@@ -216,7 +218,7 @@ def _refused(
     """To be called inside a trial."""
     engine, view = controller.engine, controller.view(now_ms)
     found, misses, feasible = _all_blockers(engine, gang, refusal, view)
-    down = controller.backend_availability.text(gang, refusal)
+    down = controller.backend_availability.problem(gang, refusal)
     hopeless = None if down else controller.gate.never_fits(spec)
     cures = suggestions(engine, gang, refusal, view) if suggestion else ()
     cause = hopeless or refusal
@@ -362,7 +364,7 @@ def priority_breakdown(controller: Controller, job: JobId, now_ms: int) -> Prior
         terms = queue.terms(gang, view)  # type: ignore[attr-defined]
     elif isinstance(line, BackfillQueue):
         terms = (*line.queue.terms(gang), waited) if hasattr(line.queue, "terms") else (waited,)
-    elif queue.name == "fifo":
+    elif getattr(queue, "ignores_priority", False):
         terms = (waited,)
     else:
         inherited_priority = (gang.priority - gang.job.priority) * 1000
@@ -376,3 +378,162 @@ def priority_breakdown(controller: Controller, job: JobId, now_ms: int) -> Prior
         terms = (*terms, PriorityTerm("secondary", 0, f"{secondary.name}, among those of equal priority"))
     total = sum(term.milli for term in terms)
     return PriorityBreakdown(job, total, terms, position, len(line), queue.name)
+
+
+# So many of what is open are listed, and of so many it is found out what keeps them.
+_LISTED = 20
+_ASKED = 3
+Why = Callable[[Controller, JobId, int], Explanation | None]
+
+
+def waiting_for(controller: Controller, job: Job, now_ms: int, why: Why) -> Explanation | None:
+    """None if it does not wait for others."""
+    progress = controller.dependencies.progress(job.id)
+    if not progress:
+        return None
+    open_ones = [one for one, state in progress if state == "open"]
+    met = sum(state == "met" for _, state in progress)
+    blockers = [
+        Blocker(
+            WAITING_FOR_DEPENDENCY,
+            f"{one}: {_how(controller, one, now_ms, why if i < _ASKED else None)}",
+            "dependencies",
+        )
+        for i, one in enumerate(open_ones[:_LISTED])
+    ]
+    if len(open_ones) > _LISTED:
+        blockers.append(
+            Blocker(WAITING_FOR_DEPENDENCY, f"… and {len(open_ones) - _LISTED} more, not listed here", "dependencies")
+        )
+    of = f"; {met} of {len(progress)} are met" if len(progress) > 1 else ""
+    few = f", {job.spec.after.needed} are needed" if job.spec.after.need else ""
+    return Explanation(
+        status="waiting", code=WAITING_FOR_DEPENDENCY, summary=f"{job.reason}{of}{few}", job=job.id, name=job.spec.name,
+        state=job.state, blockers=tuple(blockers), hint=_hint(controller, job, open_ones), at_ms=now_ms,
+        next_trigger=_trigger(open_ones), scheduler_beat_ms=controller.beat_ms,
+    )  # fmt: skip
+
+
+def would_wait(
+    controller: Controller, spec: JobSpec, dependency_statuses: Iterable[DependencyStatus], now_ms: int
+) -> Explanation | None:
+    """For a job that has not been submitted: whether it would have to wait for others first, or would fail at once."""
+    if not spec.after.of:
+        return None
+    ended = {one.job: one for one in dependency_statuses}
+    open_ones, lost = list[Dependency](), list[Dependency]()
+    for one in spec.after.of:
+        known, told = controller.cluster.jobs.get(one.job), ended.get(one.job)
+        state = known.state if known is not None else told.state if told is not None else ""
+        met = one.met_by(state, saved=told is not None and told.saved) if one.on != "exists" else None
+        if met is not True:
+            (open_ones if met is None else lost).append(one)
+    total, needed = len(spec.after.of), spec.after.needed
+    if total - len(open_ones) - len(lost) >= needed:
+        return None
+    code, text = WAITING_FOR_DEPENDENCY, f"would wait for {', '.join(map(str, open_ones[:3]))}"
+    if total - len(lost) < needed:
+        code, text = NEVER_MET, f"would fail at once: it can never be met that it waits for {lost[0]}"
+    elif len(open_ones) > 3:
+        text += f" and {len(open_ones) - 3} more"
+    return Explanation(status="waiting", code=code, summary=text, name=spec.name, at_ms=now_ms)
+
+
+def _how(controller: Controller, one: Dependency, now_ms: int, why: Why | None) -> str:
+    """How the thing stands that is waited for."""
+    if one.on == "exists":
+        return "it is not there"
+    job = controller.cluster.jobs.get(one.job)
+    if job is None:
+        return "it is not known here"
+    if job.state not in ("pending", "held"):
+        return f"it is {job.state}"
+    if job.id in controller.dependencies or why is None:
+        return f"it is {job.state}{': it ' + job.reason if job.reason_code == WAITING_FOR_DEPENDENCY else ''}"
+    answer = why(controller, job.id, now_ms)
+    return f"it is {job.state}: {answer.summary}" if answer is not None else f"it is {job.state}"
+
+
+def _hint(controller: Controller, job: Job, open_ones: list[Dependency]) -> str:
+    jobs = [one.job for one in open_ones if one.job]
+    held = next((id for id in jobs if (found := controller.cluster.jobs.get(id)) and found.state == "held"), 0)
+    if held:
+        return f"hodei release {_word(controller, held)}: it is held, and this job waits for it"
+    if jobs:
+        return f"hodei why {_word(controller, jobs[0])} tells more; the whole picture: hodei job graph {job.id}"
+    return "it starts when the data is there; the server looks for it by itself"
+
+
+def _word(controller: Controller, id: JobId) -> str:
+    found = controller.cluster.jobs.get(id)
+    return shell_reference(id, found.spec.array if found is not None else None)
+
+
+def _trigger(open_ones: list[Dependency]) -> str:
+    words = []
+    if any(one.job for one in open_ones):
+        words.append("one of these jobs ends" if len(open_ones) > 1 else "that job ends")
+    if any(one.on == "checkpointed" for one in open_ones):
+        words.append("saves its work")
+    if any(one.on == "exists" for one in open_ones):
+        words.append("the data appears")
+    return f"when {' or '.join(words)}" if words else ""
+
+
+_SHOWN = 5
+
+
+def holds_on(cluster: ClusterState, node: NodeName) -> tuple[CapacityHold, ...]:
+    """All that is spoken for of a node, the soonest first."""
+    claims = sorted(cluster.availability.claims_on(node), key=lambda claim: (claim.start_ms, claim.job, claim.name))
+    return tuple(_hold(node, claim) for claim in claims)
+
+
+def in_time(controller: Controller, job: Job, answer: Explanation, now_ms: int) -> Explanation:
+    """The answer with all that is known of time."""
+    estimate = controller.estimator.estimate(job.spec)
+    answer = structs.replace(answer, estimate=estimate if estimate.expected_ms else None)
+    if job.state == "running" and estimate.expected_ms and job.started_ms:
+        ends_ms = corrected_end(job.started_ms, estimate.expected_ms, now_ms)
+        past_estimate = job.started_ms + estimate.expected_ms < now_ms
+        return structs.replace(answer, expected_end_ms=ends_ms, past_estimate=past_estimate)
+    if job.state != "pending":
+        return answer
+    start_reservation = controller.cluster.availability.start_reservations.get(job.id)
+    if start_reservation is not None:
+        nodes = tuple(node for node, _ in start_reservation.places)
+        return structs.replace(answer, start_reservation=ReservedStart(start_reservation.start_ms, nodes))
+    line = controller.queues.get(job.spec.profile)
+    gang = line.gangs.get(job.id) if line is not None else None
+    if gang is None:
+        return answer
+    held_for = tuple(_held_for(controller, gang, now_ms))
+    if held_for and not gang.estimate_ms and not answer.hint:
+        answer = structs.replace(answer, hint="give it a timeout or an estimate: what is over by then may start before")
+    return structs.replace(answer, held_for=held_for)
+
+
+def _held_for(controller: Controller, gang: Gang, now_ms: int) -> Sequence[CapacityHold]:
+    """Whose room it is on nodes that have enough for a member now; of each owner the first node."""
+    availability, table = controller.cluster.availability, controller.cluster.table
+    until_ms = now_ms + gang.estimate_ms if gang.estimate_ms else FOREVER
+    found: dict[tuple[int, str], CapacityHold] = {}
+    for node in sorted(availability.claimed):
+        row = table.row.get(node)
+        if row is None:
+            continue
+        room, used = table.allocatable[row], table.usage(row)
+        for member in gang.members:
+            request = {resource: amount for resource, amount in member.task.request.items() if amount}
+            if any(room.get(resource, 0) - used.get(resource, 0) < amount for resource, amount in request.items()):
+                continue
+            claim = availability.first_conflict(node, request, now_ms, until_ms, gang.id, gang.job.project)
+            if claim is not None:
+                found.setdefault((claim.job, claim.name), _hold(node, claim))
+        if len(found) >= _SHOWN:
+            break
+    return list(found.values())
+
+
+def _hold(node: NodeName, claim: Claim) -> CapacityHold:
+    return CapacityHold(node, claim.start_ms, claim.end_ms, claim.request, claim.job, claim.name, claim.project)

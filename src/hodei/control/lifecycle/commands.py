@@ -1,15 +1,15 @@
-"""What people ask of jobs: end (cancel), wait (hold), let go for a while (suspend), go on again, save your work, move.
+"""User commands on jobs: cancel, hold, release, suspend, resume, checkpoint, migrate, requeue.
 
-A job that no longer can is left as it is; whoever asks is told so by `runtime`, before it becomes a fact. And what is
-foretold of jobs, for the rules that ask for it.
+A command that does not apply any more changes nothing; `runtime` reports that to the user before it becomes a fact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from msgspec import structs
 
+from hodei.control.lifecycle.dependencies import Dependencies
 from hodei.control.lifecycle.jobs import JobLifecycle
-from hodei.control.lifecycle.relocation import Relocation
+from hodei.control.lifecycle.nodes import Relocation
 from hodei.control.state import ClusterState
 from hodei.model.effects import TakeCheckpoint
 from hodei.model.facts import (
@@ -18,49 +18,56 @@ from hodei.model.facts import (
     JobCheckpointRequested,
     JobHeld,
     JobMigrated,
+    JobReleased,
     JobRequeued,
     JobSuspended,
-    StartsForecast,
+    JobWithdrawn,
 )
 from hodei.model.ids import JobId
-from hodei.model.job import JOB_ENDED, Job
+from hodei.model.job import JOB_ENDED
 from hodei.model.outcome import StopReason
 
-SUSPENDED = "suspended by a user"
-# The facts that `UserCommands` learns.
-ASKED = (JobCancelled, JobHeld, JobSuspended, JobMigrated, JobCheckpointRequested, JobRequeued, StartsForecast)
+# The facts that `UserCommands` applies.
+COMMANDS = (
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSuspended,
+    JobMigrated,
+    JobCheckpointRequested,
+    JobRequeued,
+    JobWithdrawn,
+)
 
 
 class UserCommands:
-    """`afresh`: a job that had ended, as it is when it starts again."""
-
     def __init__(
-        self,
-        cluster: ClusterState,
-        lifecycle: JobLifecycle,
-        moving: Relocation,
-        dequeue: Callable[[Job], None],
-        afresh: Callable[[JobRequeued, Job], Job],
+        self, cluster: ClusterState, lifecycle: JobLifecycle, relocation: Relocation, dependencies: Dependencies
     ) -> None:
-        self._cluster, self._lifecycle, self._moving = cluster, lifecycle, moving
-        self._dequeue, self._afresh = dequeue, afresh
+        self._cluster, self._lifecycle = cluster, lifecycle
+        self._relocation, self._dependencies = relocation, dependencies
 
-    def learn(self, fact: Fact, now_ms: int) -> None:
+    def apply(self, fact: Fact, now_ms: int) -> None:
         match fact:
             case JobCancelled():
                 self._cancel(fact, now_ms)
             case JobHeld(job=id):
-                self._hold(id, now_ms, "HELD", "held by a user")
+                self._hold(id, now_ms, "HELD", "held by a user", "job.held")
+            case JobReleased(job=id):
+                self._release(id, now_ms)
             case JobSuspended(job=id):
                 self._suspend(id, now_ms)
             case JobCheckpointRequested(job=id):
-                self._save_work(id, now_ms)
+                self._checkpoint(id, now_ms)
             case JobMigrated():
-                self._moving.migrate(fact, now_ms)
+                self._relocation.migrate(fact, now_ms)
             case JobRequeued():
                 self._requeue(fact, now_ms)
-            case StartsForecast(starts=starts):
-                self._cluster.availability.forecasts = starts
+            case JobWithdrawn(job=id):
+                job = self._cluster.jobs.get(id)
+                if job is not None and job.state in ("pending", "held"):
+                    self._cluster.dequeue(job)
+                    self._lifecycle.finish(job, "cancelled", now_ms, "WITHDRAWN", fact.reason)
 
     def _requeue(self, fact: JobRequeued, now_ms: int) -> None:
         job = self._cluster.jobs.get(fact.job)
@@ -71,8 +78,10 @@ class UserCommands:
                 self._lifecycle.stop_all(job, StopReason("requeued"), now_ms)
                 self._lifecycle.conclude(job, now_ms)
         elif fact.record is not None and fact.record.state in JOB_ENDED:
-            afresh = self._afresh(fact, fact.record)
-            self._lifecycle.again(afresh, now_ms, "REQUEUED", "requeued by a user", fresh=True)
+            self._dependencies.note(fact.dependency_statuses)
+            # The job starts as the user submitted it, without escalations.
+            submitted = structs.replace(fact.record, escalation_state="")
+            self._lifecycle.requeue(submitted, now_ms, "REQUEUED", "requeued by a user", fresh=True)
 
     def _cancel(self, fact: JobCancelled, now_ms: int) -> None:
         job = self._cluster.jobs.get(fact.job)
@@ -81,42 +90,49 @@ class UserCommands:
         reason = fact.reason or "cancelled by a user"
         self._cluster.emit("job.cancel_requested", now_ms, job=job.id, reason=reason)
         if job.state in ("pending", "held"):
-            self._dequeue(job)
+            self._cluster.dequeue(job)
             self._lifecycle.finish(job, "cancelled", now_ms, "CANCELLED", reason)
             return
         job = self._cluster.change_job(job, now_ms, cancel_requested=True, reason_code="CANCELLED", reason=reason)
         self._lifecycle.stop_all(job, StopReason("cancelled"), now_ms)
         self._lifecycle.conclude(job, now_ms)
 
-    def _hold(self, id: JobId, now_ms: int, code: str, reason: str) -> None:
+    def _hold(self, id: JobId, now_ms: int, code: str, reason: str, event: str) -> None:
         job = self._cluster.jobs.get(id)
         if job is not None and job.state == "pending":
-            self._dequeue(job)
-            # Whoever lets it go on lets it go anywhere: that it was being moved is over.
+            self._cluster.dequeue(job)
+            # A held job is not being moved any more: after its release it may go anywhere.
             self._cluster.change_job(job, now_ms, to="held", reason_code=code, reason=reason, move="")
-            self._cluster.emit("job.held" if code == "HELD" else "job.suspended", now_ms, job=id)
+            self._cluster.emit(event, now_ms, job=id)
+
+    def _release(self, id: JobId, now_ms: int) -> None:
+        """Release a held job; one that is still stopping for a suspend is queued again when it has stopped."""
+        cluster, job = self._cluster, self._cluster.jobs.get(id)
+        if job is None:
+            return
+        if job.suspend_requested:
+            cluster.change_job(job, now_ms, suspend_requested=False)
+            cluster.emit("job.released", now_ms, job=id)
+        if job.state == "held":
+            queued_ms = 0 if id in self._dependencies else now_ms
+            job = cluster.change_job(job, now_ms, to="pending", reason_code="", reason="", queued_ms=queued_ms)
+            cluster.emit("job.released", now_ms, job=id)
+            cluster.enqueue(job, now_ms)
 
     def _suspend(self, id: JobId, now_ms: int) -> None:
-        """A waiting job is held at once; one that runs when its runs have saved their work and gone."""
+        """Hold a pending job at once, a running one when its runs have saved their work and stopped."""
         cluster, job = self._cluster, self._cluster.jobs.get(id)
         if job is None or job.cancel_requested or job.suspend_requested:
             return
         if job.state == "pending":
-            self._hold(id, now_ms, "SUSPENDED", SUSPENDED)
+            self._hold(id, now_ms, "SUSPENDED", "suspended by a user", "job.suspended")
         elif job.state in ("scheduled", "running"):
             cluster.emit("job.suspend_requested", now_ms, job=id)
             job = cluster.change_job(job, now_ms, suspend_requested=True, requeue_requested=False)
             self._lifecycle.stop_all(job, StopReason("suspended"), now_ms)
             self._lifecycle.conclude(job, now_ms)
 
-    def resume(self, id: JobId, now_ms: int) -> None:
-        """One that is still on its way out comes straight back into the line when it has gone."""
-        job = self._cluster.jobs.get(id)
-        if job is not None and job.suspend_requested:
-            self._cluster.change_job(job, now_ms, suspend_requested=False)
-            self._cluster.emit("job.released", now_ms, job=id)
-
-    def _save_work(self, id: JobId, now_ms: int) -> None:
+    def _checkpoint(self, id: JobId, now_ms: int) -> None:
         job = self._cluster.jobs.get(id)
         if job is None or not job.spec.checkpoint.has_hook:
             return

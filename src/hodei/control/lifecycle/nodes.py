@@ -1,4 +1,10 @@
-"""What becomes of nodes, and of the work on them: they join and change, are marked by operators, and are lost."""
+"""Nodes and the work on them: nodes join, change, are overridden by operators and are lost; runs are evicted by taints, and
+jobs are moved by migrations and drains.
+
+A job that moves is stopped only after a full trial placement has found other nodes, and capacity there is held until it
+has stopped; then it is placed before all pending gangs. The nodes that it leaves are stored in `Job.move`, so that they
+are known after a restart.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +12,42 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
+from hodei.control.accounting.accounts import Accounts
 from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.jobs import JobLifecycle
 from hodei.control.lifecycle.preemption import PreemptionControl
-from hodei.control.lifecycle.relocation import Relocation
-from hodei.control.state import ClusterState
-from hodei.engine.points import Trigger
+from hodei.control.lifecycle.victims import Hold
+from hodei.control.state import ClusterState, Timers
+from hodei.engine.cycle import Engine
+from hodei.engine.explain import summary
+from hodei.engine.plan import Refusal
+from hodei.engine.preemption.victims import NO_PARTS, Place
 from hodei.engine.view import Gang
-from hodei.model.facts import NodeJoined, NodeLost, NodeOverridden
-from hodei.model.ids import NodeName, RunId
-from hodei.model.job import TaskSpec
+from hodei.model.facts import JobMigrated, NodeJoined, NodeLost, NodeOverridden
+from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.job import Job, TaskSpec
 from hodei.model.node import Node, NodeOverrides
 from hodei.model.outcome import StopReason
 from hodei.model.resources import format_resources
 
+# A job that was moved avoids its old nodes for this long; then any node will do.
+MOVE_TIMEOUT_MS = 600_000
+
 # -------------------------------------------------------------------------------------- taint eviction
-# NoExecute: work that does not tolerate a node's taint leaves it, at once or when its toleration runs out.
 
 
 class TaintEviction:
+    """NoExecute: runs that do not tolerate a taint of their node are evicted, at once or when the toleration ends."""
+
     def __init__(self, cluster: ClusterState, lifecycle: JobLifecycle) -> None:
         self._cluster = cluster
         self._lifecycle = lifecycle
-        # Off where somebody else sends work away for its node's taints (a cluster's own controller).
+        # Off where another component evicts by taints, as in Kubernetes.
         self.enabled = True
         self._due: list[tuple[int, NodeName, RunId]] = []
 
-    def look_at(self, name: NodeName, now_ms: int) -> None:
-        """A node's taints may have changed: its runs leave now, later, or not at all."""
+    def check_node(self, name: NodeName, now_ms: int) -> None:
+        """Evict the runs of a node whose taints may have changed, now or later."""
         node = self._cluster.table.node(name)
         if not self.enabled or node is None or not any(taint.effect == "NoExecute" for taint in node.taints):
             return
@@ -41,28 +55,28 @@ class TaintEviction:
             run = self._cluster.run(id)
             if run is None or run.stop_reason:
                 continue
-            patience = tolerated_ms(node, self._cluster.jobs[run.job].spec.task_of(run.member))
-            if patience == 0:
-                self._lifecycle.leave(run, StopReason("tainted"), now_ms)
-            elif patience is not None:
-                heapq.heappush(self._due, (now_ms + patience, name, id))
+            tolerated = tolerated_ms(node, self._cluster.jobs[run.job].spec.task_of(run.member))
+            if tolerated == 0:
+                self._lifecycle.evict(run, StopReason("tainted"), now_ms)
+            elif tolerated is not None:
+                heapq.heappush(self._due, (now_ms + tolerated, name, id))
 
-    def run_out(self, now_ms: int) -> None:
+    def expire(self, now_ms: int) -> None:
         while self._due and self._due[0][0] <= now_ms:
             _, name, id = heapq.heappop(self._due)
             run, node = self._cluster.run(id), self._cluster.table.node(name)
-            # The taint may have gone meanwhile, or the run.
+            # The taint may have been removed, or the run may have ended.
             if run is not None and node is not None and id in self._cluster.on_node.get(name, ()):
                 spec = self._cluster.jobs[run.job].spec
                 if tolerated_ms(node, spec.task_of(run.member)) is not None:
-                    self._lifecycle.leave(run, StopReason("tainted"), now_ms)
+                    self._lifecycle.evict(run, StopReason("tainted"), now_ms)
 
     def next_ms(self) -> int | None:
         return self._due[0][0] if self._due else None
 
 
 def tolerated_ms(node: Node, task: TaskSpec) -> int | None:
-    """How long a task may stay on a node: None for ever, 0 not at all, else until its shortest toleration runs out."""
+    """How long a task may stay on a node: None for ever, 0 not at all, else until its shortest toleration ends."""
     shortest: int | None = None
     for taint in node.taints:
         if taint.effect != "NoExecute":
@@ -77,44 +91,233 @@ def tolerated_ms(node: Node, task: TaskSpec) -> int | None:
     return shortest
 
 
-# ----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- relocation
 
 
-# -------------------------------------------------------------------------------------- node overrides
-# What operators say of nodes, added up; and what events tell of nodes.
+class Relocation:
+    """Moves jobs to other nodes: migrations and drains. `gang`: builds the gang of a job."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        engine: Engine,
+        lifecycle: JobLifecycle,
+        preemption: PreemptionControl,
+        accounts: Accounts,
+        gang: Callable[..., Gang],
+    ) -> None:
+        self._cluster, self._engine, self._lifecycle, self._preemption = cluster, engine, lifecycle, preemption
+        self._accounts, self._gang = accounts, gang
+        self._timers = Timers()
+        self.held: dict[JobId, list[Place]] = {}
+        cluster.signals.job_ended.append(self._job_left)
+        cluster.signals.job_suspended.append(self._job_left)
+
+    def migrate(self, fact: JobMigrated, now_ms: int) -> None:
+        job = self._cluster.jobs.get(fact.job)
+        if job is None or not can_move(job):
+            return
+        move = self._move(job, fact.to)
+        places = self._trial(job, move, now_ms)
+        if isinstance(places, str) and not fact.force:
+            self._cluster.emit("job.migration_refused", now_ms, job=job.id, reason=places)
+            return
+        self._cluster.emit("job.migrating", now_ms, job=job.id, move=move)
+        job = self._cluster.change_job(job, now_ms, move=move)
+        self._lifecycle.stop_all(job, StopReason("migrated", move), now_ms)
+        if not isinstance(places, str):
+            self._hold(job.id, places)
+        self._lifecycle.conclude(self._cluster.jobs[job.id], now_ms)
+
+    def drain(self, node: NodeName, now_ms: int) -> None:
+        """Move the work off a node. Capacity is held for jobs that fit elsewhere now; the others queue again."""
+        cluster, reason = self._cluster, StopReason("drained", node)
+        for id in sorted(cluster.on_node.get(node, ())):
+            run = cluster.run(id)
+            if run is None:
+                continue
+            job = cluster.jobs[run.job]
+            gang = job.spec.gang
+            moves_whole = not gang.per_node and (job.spec.size == 1 or gang.on_failure != "repair")
+            holds = moves_whole and not run.stop_reason and can_move(job)
+            places = self._trial(job, job.move, now_ms) if holds else ""
+            self._lifecycle.evict(run, reason, now_ms)
+            if not isinstance(places, str) and job.id in cluster.jobs:
+                self._hold(job.id, places)
+
+    def refusal(self, job: Job, to: NodeName, now_ms: int) -> str:
+        """Why no other node can take the job now; "" if one can. Nothing is changed."""
+        places = self._trial(job, self._move(job, to), now_ms)
+        return places if isinstance(places, str) else ""
+
+    def _move(self, job: Job, to: NodeName) -> str:
+        """The value of `Job.move`."""
+        if to:
+            return f"to {to}"
+        return "off " + " ".join(sorted({run.node for run in self._cluster.live_runs(job.id)}))
+
+    def _trial(self, job: Job, move: str, now_ms: int) -> list[Place] | str:
+        """Where the job fits in addition to everything that runs now, itself included; or why nowhere."""
+        table = self._cluster.table
+        table.settle()
+        gang = self._gang(job.id, job.spec, job.submitted_ms)
+        _apply_move(gang, move)
+        self._engine.profile(gang).admit(gang)
+        with table.trial():
+            found = self._engine.place_needed(gang, self._accounts.view(now_ms))
+            if isinstance(found, Refusal):
+                return summary(found.verdicts, found.nodes)
+            self._engine.undo(found)
+        return [Place(placed.node.name, placed.member, NO_PARTS) for placed in found]
+
+    def _hold(self, id: JobId, places: list[Place]) -> None:
+        self._release(id)
+        for name, member, grant in places:
+            self._cluster.table.hold(name, member.task.request, member, grant)
+        self.held[id] = places
+
+    def _release(self, id: JobId) -> None:
+        for name, member, grant in self.held.pop(id, ()):
+            self._cluster.table.let_go(name, member.task.request, member, grant)
+
+    def _job_left(self, job: Job) -> None:
+        self._release(job.id)
+
+    def release_node(self, node: NodeName) -> None:
+        """A node is about to be removed: jobs with held capacity on it find other nodes through the queue."""
+        for id in [id for id, places in self.held.items() if any(place.node == node for place in places)]:
+            self._release(id)
+
+    def queued(self, gang: Gang, job: Job) -> bool:
+        """A job is pending. Returns True if capacity is held for it: it is placed first, without queueing."""
+        _apply_move(gang, job.move)
+        places = self.held.pop(job.id, None) if self.held else None
+        if places is None:
+            if job.move:
+                self._timers.set(job.queued_ms + MOVE_TIMEOUT_MS, job.id)
+            return False
+        self._engine.profile(gang).admit(gang)
+        self._preemption.holds[job.id] = Hold(gang, places, set())
+        return True
+
+    def expire(self, now_ms: int) -> None:
+        """Jobs that found no other node in time may go anywhere."""
+        for id in self._timers.due(now_ms):
+            job = self._cluster.jobs.get(id)
+            if job is not None and job.move and job.state == "pending" and job.queued_ms + MOVE_TIMEOUT_MS <= now_ms:
+                self._cluster.dequeue(job)
+                job = self._cluster.change_job(job, now_ms, move="")
+                self._cluster.emit("job.migration_abandoned", now_ms, job=id)
+                self._cluster.enqueue(job, now_ms)
+
+    def next_ms(self) -> int | None:
+        return self._timers.next_ms()
 
 
-def marked(overrides: NodeOverrides, fact: NodeOverridden) -> NodeOverrides:
-    """Marks with an operator's latest word in them."""
-    labels, removed = dict(overrides.labels), set(overrides.removed_labels)
+def _apply_move(gang: Gang, move: str) -> None:
+    """Restrict a gang to what `Job.move` allows."""
+    if not move:
+        return
+    how, *names = move.split(" ")
+    if how == "to":
+        gang.goes_to = names[0]
+    else:
+        gang.leaves = tuple(names)
+
+
+def can_move(job: Job) -> bool:
+    by_user = job.cancel_requested or job.requeue_requested or job.suspend_requested
+    return job.state in ("scheduled", "running") and not by_user
+
+
+# ----------------------------------------------------------------------------------------------- nodes
+
+
+class NodeEvents:
+    def __init__(
+        self,
+        cluster: ClusterState,
+        lifecycle: JobLifecycle,
+        gangs: Gangs,
+        evictions: TaintEviction,
+        preemption: PreemptionControl,
+        relocation: Relocation,
+    ) -> None:
+        self._cluster, self._lifecycle, self._gangs = cluster, lifecycle, gangs
+        self._evictions, self._preemption, self._relocation = evictions, preemption, relocation
+
+    def joined(self, fact: NodeJoined, now_ms: int) -> None:
+        node, cluster = fact.node, self._cluster
+        known = cluster.nodes.get(node.name)
+        if known != node:
+            cluster.put_node(node)
+            self._evictions.check_node(node.name, now_ms)
+            cluster.wake("node_joined" if known is None else "node_changed")
+            if known is None:
+                cluster.emit("node.joined", now_ms, node=node.name, backend=node.backend)
+
+    def lost(self, fact: NodeLost, now_ms: int) -> None:
+        name, cluster = fact.node, self._cluster
+        if name not in cluster.nodes:
+            return
+        self._gangs.release_node(name)
+        self._relocation.release_node(name)
+        self._preemption.abandon_node(name, f"node {name} was lost", now_ms)
+        for held in sorted(cluster.on_node.get(name, ())):
+            run = cluster.run(held)
+            if run is not None:
+                self._lifecycle.run_lost(run, now_ms, fact.reason or f"node {name} was lost")
+        node = cluster.nodes[name]
+        cluster.remove_node(name)
+        cluster.emit("node.lost", now_ms, node=name, reason=fact.reason, **_node_detail(node))
+        cluster.wake("node_changed")
+
+    def overridden(self, fact: NodeOverridden, now_ms: int) -> None:
+        cluster = self._cluster
+        before = cluster.overrides.get(fact.node, NodeOverrides(fact.node))
+        overrides = merged_overrides(before, fact)
+        if overrides != before:
+            cluster.put_overrides(overrides, new=True)
+            self._evictions.check_node(fact.node, now_ms)
+            cluster.wake("node_changed")
+        if overrides != before or fact.drain:
+            detail = _override_detail(fact)
+            cluster.emit("node.updated", now_ms, node=fact.node, cordoned=overrides.cordoned, **detail)
+        if fact.drain:
+            self._relocation.drain(fact.node, now_ms)
+
+
+def merged_overrides(overrides: NodeOverrides, fact: NodeOverridden) -> NodeOverrides:
+    """The overrides of a node with those of a new request."""
+    labels, removed_labels = dict(overrides.labels), set(overrides.removed_labels)
     for key, value in fact.labels.items():
         if value is None:
             labels.pop(key, None)
-            removed.add(key)
+            removed_labels.add(key)
         else:
             labels[key] = value
-            removed.discard(key)
+            removed_labels.discard(key)
     taints = {(taint.key, taint.effect): taint for taint in overrides.taints}
-    gone = {(taint.key, taint.effect): taint for taint in overrides.removed_taints}
+    removed_taints = {(taint.key, taint.effect): taint for taint in overrides.removed_taints}
     for taint in fact.remove_taints:
         taints.pop((taint.key, taint.effect), None)
-        gone[taint.key, taint.effect] = taint
+        removed_taints[taint.key, taint.effect] = taint
     for taint in fact.add_taints:
         taints[taint.key, taint.effect] = taint
-        gone.pop((taint.key, taint.effect), None)
+        removed_taints.pop((taint.key, taint.effect), None)
     cordoned = overrides.cordoned if fact.cordon is None else fact.cordon
     return NodeOverrides(
         overrides.node,
         cordoned or fact.drain,
         labels,
-        tuple(sorted(removed)),
+        tuple(sorted(removed_labels)),
         tuple(taints.values()),
-        tuple(gone.values()),
+        tuple(removed_taints.values()),
     )
 
 
-def said(fact: NodeOverridden) -> dict[str, Any]:
-    """An operator's word, as it is told: only what it changes."""
+def _override_detail(fact: NodeOverridden) -> dict[str, Any]:
+    """The detail of an event: only what the request changes."""
     out: dict[str, Any] = {} if fact.cordon is None else {"cordon": fact.cordon}
     if fact.drain:
         out["drain"] = True
@@ -124,63 +327,7 @@ def said(fact: NodeOverridden) -> dict[str, Any]:
     return out | ({"labels": fact.labels} if fact.labels else {})
 
 
-def described(node: Node) -> dict[str, Any]:
-    """What a node was, for those who look back after it has gone."""
+def _node_detail(node: Node) -> dict[str, Any]:
+    """The detail of an event about a removed node: what it was."""
     more = {"labels": node.labels, "taints": [str(taint) for taint in node.taints]}
     return {"capacity": format_resources(node.capacity)} | {key: value for key, value in more.items() if value}
-
-
-# ----------------------------------------------------------------------------------------------------
-
-Void = Callable[[Gang, str, int], None]
-
-
-class NodeEvents:
-    """`void` is called with every gang whose room, made for it on a node, has come to nothing."""
-
-    def __init__(
-        self, cluster: ClusterState, lifecycle: JobLifecycle, gangs: Gangs, evictions: TaintEviction, preempting: PreemptionControl, moving: Relocation,
-        void: Void, wake: Callable[[Trigger], None],
-    ) -> None:  # fmt: skip
-        self._cluster, self._lifecycle, self._gangs, self._evictions = cluster, lifecycle, gangs, evictions
-        self._preempting, self._moving, self._void, self._wake = preempting, moving, void, wake
-
-    def joined(self, fact: NodeJoined, now_ms: int) -> None:
-        node, cluster = fact.node, self._cluster
-        known = cluster.nodes.get(node.name)
-        if known != node:
-            cluster.put_node(node)
-            self._evictions.look_at(node.name, now_ms)
-            self._wake("node_joined" if known is None else "node_changed")
-            if known is None:
-                cluster.emit("node.joined", now_ms, node=node.name, backend=node.backend)
-
-    def lost(self, fact: NodeLost, now_ms: int) -> None:
-        name, cluster = fact.node, self._cluster
-        if name not in cluster.nodes:
-            return
-        self._gangs.leave_node(name)
-        self._moving.void_on(name)
-        for gang in self._preempting.void_on(name):
-            self._void(gang, f"node {name} was lost", now_ms)
-        for held in sorted(cluster.on_node.get(name, ())):
-            run = cluster.run(held)
-            if run is not None:
-                self._lifecycle.lost(run, now_ms, fact.reason or f"node {name} was lost")
-        gone = cluster.nodes[name]
-        cluster.remove_node(name)
-        cluster.emit("node.lost", now_ms, node=name, reason=fact.reason, **described(gone))
-        self._wake("node_changed")
-
-    def marked(self, fact: NodeOverridden, now_ms: int) -> None:
-        cluster = self._cluster
-        before = cluster.overrides.get(fact.node, NodeOverrides(fact.node))
-        overrides = marked(before, fact)
-        if overrides != before:
-            cluster.put_overrides(overrides, new=True)
-            self._evictions.look_at(fact.node, now_ms)
-            self._wake("node_changed")
-        if overrides != before or fact.drain:
-            cluster.emit("node.updated", now_ms, node=fact.node, cordoned=overrides.cordoned, **said(fact))
-        if fact.drain:
-            self._moving.drain(fact.node, now_ms)

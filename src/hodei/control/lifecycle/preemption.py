@@ -1,121 +1,45 @@
-"""Taking the place of lower work, by contract: told to go only after a full trial has shown that it helps, the freed room
-held for the one it was freed for, and who went for whom said on both sides.
+"""Preemption: victims are stopped only after a full trial placement shows that the preemptor fits, and the freed capacity
+is held for it.
 
-Between the order to go and the last victim's end the preemptor has a hold: it counts on the nodes as if it were there, so
-that nobody else takes the room, and nothing of it is started. Then it is placed by the engine, before anyone else.
+From the stop orders until the last victim has ended the preemptor has a hold: its members count on their nodes, so that
+no other gang takes the capacity, and nothing of it is started. Then it is placed, before all pending gangs.
 
-The hold does not tie it: whenever something happens that could help it, it is tried against all nodes in its turn, its own
-room included. If it starts, the hold is released, and victims that were not told yet stay (`control.lifecycle.preemption`).
+A hold does not bind the gang to its nodes: when a trigger fires that could help, it is tried on all nodes, its own held
+capacity included. If it starts, the hold is released, and victims whose stop orders have not been sent keep running.
 
-Where priority numbers count, a hold keeps the room from equals and lower ones only: a higher one takes it if it finds no
-other, and the one it was held for queues again.
+With preemption by priority number, a hold counts for gangs of equal or lower priority only: a higher one takes the
+capacity if it finds no other, and the holder is queued again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
+from hodei.control.lifecycle.gangs import Gangs
 from hodei.control.lifecycle.jobs import JobLifecycle
-from hodei.control.lifecycle.linked_jobs import JobLink, JobLinks, LinkGuard
-from hodei.control.lifecycle.runs import stop_order
+from hodei.control.lifecycle.victims import Hold, JobLink, JobLinks, LinkGuard, StopWithdrawals
 from hodei.control.state import ClusterState
 from hodei.engine.cycle import Engine
 from hodei.engine.plan import Eviction, Refusal
 from hodei.engine.points import ANY_TRIGGER, Placed, Trigger
 from hodei.engine.preemption.search import Preemption, Preemptions, Victim
 from hodei.engine.preemption.victims import FOREVER, NO_PARTS, By, Guard, Place, VictimCandidate, VictimIndex
+from hodei.engine.runner import PLUGIN_FAILED
 from hodei.engine.view import Gang, Member, View
-from hodei.model.effects import WithdrawStop
-from hodei.model.ids import JobId, NodeName, RunId
+from hodei.model.ids import JobId, NodeName
 from hodei.model.job import RUN_ENDED, Job, JobSpec, Run
 from hodei.model.outcome import StopReason
 
-# -------------------------------------------------------------------------------------- spared victims
-# Victims whose going helps nobody any more: they stay, if they have not been told to stop yet.
-
-
-class _Asked(Struct):
-    """The runs of one gang that need not stop any more, with why they were told to; those whose order was dropped."""
-
-    runs: dict[RunId, StopReason]
-    dropped: set[RunId]
-
-
-class SparedVictims:
-    """`wanted`: whether somebody waits for the end of a run. `gang`: what the gang of a job is known by."""
-
-    def __init__(self, cluster: ClusterState, wanted: Callable[[RunId], bool], gang: Callable[[JobId], JobId]) -> None:
-        self._cluster, self._wanted, self._gang = cluster, wanted, gang
-        self._asked: dict[JobId, _Asked] = {}
-        self._needless: dict[RunId, None] = {}
-
-    def needless(self, runs: Iterable[RunId]) -> None:
-        """These were told to go for one who does not need their room any more."""
-        self._needless.update(dict.fromkeys(runs))
-
-    def dropped(self, id: RunId) -> None:
-        """The driver had not sent the order yet, and will not."""
-        for asked in self._asked.values():
-            if id in asked.runs:
-                asked.dropped.add(id)
-                return
-        run = self._cluster.run(id)
-        if run is not None and run.state not in RUN_ENDED and run.stop_reason:
-            self._tell_again(run)
-
-    def ask(self) -> None:
-        """At the end of a step: ask for those whose end nobody has come to wait for meanwhile."""
-        if not self._needless:
-            return
-        needless, self._needless = self._needless, {}
-        for id in needless:
-            run = self._cluster.run(id)
-            if run is None or run.state in RUN_ENDED or not run.stop_reason or self._wanted(id):
-                continue
-            asked = self._asked.setdefault(self._gang(run.job), _Asked({}, set()))
-            asked.runs[id] = run.stop_reason
-            self._cluster.spared.add(id)
-            self._cluster.act(WithdrawStop(id, run.backend))
-
-    def settle(self, now_ms: int) -> None:
-        """Whose orders have all been dropped stays. If one member went, or somebody has come to wait for one, or the job
-        is to stop for another reason, then all go after all."""
-        for gang, asked in list(self._asked.items()):
-            runs = {id: self._cluster.run(id) for id in asked.runs}
-            live = [run for run in runs.values() if run is not None and run.state not in RUN_ENDED]
-            as_told = all(run.stop_reason == asked.runs[run.id] for run in live)
-            if len(live) < len(runs) or not as_told or any(self._wanted(id) for id in runs):
-                self._forget(gang)
-                for run in live:
-                    if run.id in asked.dropped and run.stop_reason == asked.runs[run.id]:
-                        self._tell_again(run)
-            elif len(asked.dropped) == len(runs):
-                self._forget(gang)
-                for run in live:
-                    self._cluster.change_run(run, stop_reason=None)
-                for job in sorted({run.job for run in live}):
-                    self._cluster.emit(
-                        "job.preemption_cancelled", now_ms, job=job, reason="its room is not needed any more"
-                    )
-
-    def _forget(self, gang: JobId) -> None:
-        self._cluster.spared.difference_update(self._asked.pop(gang).runs)
-
-    def _tell_again(self, run: Run) -> None:
-        if run.stop_reason is not None:
-            self._cluster.act(stop_order(self._cluster.jobs[run.job], run, run.stop_reason))
-
-
-# ----------------------------------------------------------------------------------------------------
+_NO_LIMIT = 1_000_000
 
 
 class PreemptionPolicy(Struct, frozen=True):
-    """`min_runtime_ms`: nobody is told to go sooner than that. `max_per_job`: how often the same job may be sent away.
-    `budget`: evictions within `interval_ms`; 0 for no limit. `by`: whoever is of a higher class may take the place of lower
-    ones (critical, high, medium; the others take nobody's), or whoever has the higher priority number."""
+    """`min_runtime_ms`: a run is not preempted before. `max_per_job`: how often one job may be preempted. `budget`: victims
+    within `interval_ms`; 0 for no limit. `by`: a gang preempts lower classes (only critical, high and medium preempt), or
+    lower priority numbers."""
 
     enabled: bool = True
     min_runtime_ms: int = 0
@@ -125,23 +49,8 @@ class PreemptionPolicy(Struct, frozen=True):
     by: By = "class"
 
 
-_PAST = ("preempted by ", "reclaimed ")
-
-
-class Hold(Struct):
-    """Room kept for a gang until the runs in `waiting_for` have ended; `told`: those of them that were told to go for it.
-    `requeue_on`: what could let it start elsewhere before. `awake`: such a thing has happened since it was last tried."""
-
-    gang: Gang
-    places: list[Place]
-    waiting_for: set[RunId]
-    told: tuple[RunId, ...] = ()
-    requeue_on: tuple[Trigger, ...] = ANY_TRIGGER
-    awake: bool = False
-
-
 class Protection(Struct, frozen=True):
-    """Whose place a gang could take but for the setting `by`, and until when that holds (FOREVER: for good)."""
+    """Victims that a gang could preempt if the setting `by` did not protect them, and until when it does."""
 
     victims: tuple[Victim, ...]
     until_ms: int
@@ -149,53 +58,58 @@ class Protection(Struct, frozen=True):
 
 
 class PreemptionControl:
-    """`void` is called with every gang whose hold a higher one took, why, and when."""
+    """`retry_later`: time alone may let the last attempt succeed: a protection or the budget interval ends."""
 
     def __init__(
-        self, cluster: ClusterState, engine: Engine, lifecycle: JobLifecycle, policy: PreemptionPolicy,
-        void: Callable[[Gang, str, int], None],
-    ) -> None:  # fmt: skip
-        self._cluster, self._engine, self._lifecycle = cluster, engine, lifecycle
-        self._policy, self._void = policy, void
+        self,
+        cluster: ClusterState,
+        engine: Engine,
+        gangs: Gangs,
+        lifecycle: JobLifecycle,
+        policy: PreemptionPolicy,
+    ) -> None:
+        self._cluster, self._engine, self._gangs, self._lifecycle = cluster, engine, gangs, lifecycle
+        self._policy = policy
         self._victim_index = VictimIndex(cluster.table, policy.by)
         self._preemptions = Preemptions(engine, self._victim_index)
         for profile in engine.profiles.values():
             structs.force_setattr(profile, "by_number", policy.by == "number")
         self._evicted_at: deque[int] = deque()
         self.holds: dict[JobId, Hold] = {}
-        self.bonds = JobLinks(cluster)
+        self.links = JobLinks(cluster)
         self._guard: Guard | None = None
-        self.sparing = SparedVictims(cluster, self.waits_for, self.bonds.gang)
-        self.too_soon = False  # whether the last attempt may do better later: a protection or the budget runs out
+        self.withdrawals = StopWithdrawals(cluster, self.holds, self.links)
+        self.retry_later = False
+        cluster.signals.gang_released.append(self.release)
 
     @property
     def guard(self) -> Guard | None:
-        """Budgets that are respected where that can be done; whoever drives the controller sets them."""
+        """Disruption budgets, respected where possible; set by the driver of the controller."""
         return self._guard
 
     @guard.setter
     def guard(self, guard: Guard | None) -> None:
         self._guard = guard
-        self._victim_index.guard = LinkGuard(guard, self.bonds) if guard is not None else None
+        self._victim_index.guard = LinkGuard(guard, self.links) if guard is not None else None
 
-    def tie(self, key: Hashable, core: Sequence[JobId], spare: Sequence[JobId] = ()) -> None:
-        """Jobs that are one gang though each lives by itself: `core` go together or not at all, `spare` may go alone. No
-        core: there is no such gang any more."""
-        gone = self.bonds.tie(key, core, spare)
-        if gone is not None:
-            self._victim_index.remove(gone)
+    def link(self, key: Hashable, core: Sequence[JobId], spare: Sequence[JobId] = ()) -> None:
+        """Treat jobs as one gang: those of `core` are preempted together or not at all, each of `spare` also alone. No
+        core removes the link."""
+        removed = self.links.link(key, core, spare)
+        if removed is not None:
+            self._victim_index.remove(removed)
 
-    # --------------------------------------------------------------------------------------- who is where
+    # ------------------------------------------------------------------------------------------- candidates
 
-    def keep_up(self) -> None:
-        """Learn where the gangs are that were placed, moved or stopped since last time."""
+    def _update_candidates(self) -> None:
+        """Update the victim index for all jobs whose runs have changed."""
         cluster = self._cluster
-        moved = cluster.take_moved()
-        tied = dict[JobId, JobLink]()
-        for id in sorted({*self._victim_index.of_job, *cluster.runs}) if moved is None else moved:
-            bond = self.bonds.of(id) if self.bonds else None
-            if bond is not None:
-                tied[bond.id] = bond
+        changed = cluster.take_changed_runs()
+        linked = dict[JobId, JobLink]()
+        for id in sorted({*self._victim_index.of_job, *cluster.runs}) if changed is None else changed:
+            link = self.links.of(id) if self.links else None
+            if link is not None:
+                linked[link.id] = link
                 self._victim_index.remove(id)
                 continue
             live = cluster.live_runs(id)
@@ -204,156 +118,160 @@ class PreemptionControl:
                 if id >= 0:
                     self._victim_index.remove(id)
                 continue
-            self._victim_index.put(id, self._tenants(job, live))
-        for bond in tied.values():
-            self._victim_index.put(bond.id, self.bonds.tenants(bond, self._apart(bond)))
+            self._victim_index.put(id, self._candidates(job, live))
+        for link in linked.values():
+            by_job = {
+                id: self._candidates(job, live)
+                for id in link.jobs
+                if (job := cluster.jobs.get(id)) is not None and (live := cluster.live_runs(id))
+            }
+            self._victim_index.put(link.id, self.links.candidates(link, by_job))
 
-    def _apart(self, bond: JobLink) -> dict[JobId, list[VictimCandidate]]:
-        """The jobs of a bond that hold room, each as if it were alone."""
-        out: dict[JobId, list[VictimCandidate]] = {}
-        for id in bond.jobs:
-            job, live = self._cluster.jobs.get(id), self._cluster.live_runs(id)
-            if job is not None and live:
-                out[id] = self._tenants(job, live)
-        return out
-
-    def _tenants(self, job: Job, live: list[Run]) -> list[VictimCandidate]:
-        """Those who can be told to go: the gang as a whole, and before it each member that it can do without."""
+    def _candidates(self, job: Job, live: list[Run]) -> list[VictimCandidate]:
+        """The gang as a whole, and each member that it can spare."""
         spec, least_ms = job.spec, max(self._policy.min_runtime_ms, 1)
         since = min(run.started_ms or run.placed_ms for run in live)
         staying = [run for run in live if not run.stop_reason]
-        going = [run for run in live if run.stop_reason]
+        stopping = [run for run in live if run.stop_reason]
         out = []
-        if going:
-            members = tuple(run.member for run in going) if staying else ()
-            out.append(VictimCandidate(job.id, spec, _places(spec, going), since, stopping=True, members=members))
+        if stopping:
+            members = tuple(run.member for run in stopping) if staying else ()
+            out.append(VictimCandidate(job.id, spec, _places(spec, stopping), since, stopping=True, members=members))
         if staying:
-            spared = _surplus(spec, staying)
-            core = [run for run in staying if run not in spared]
+            surplus = _surplus(spec, staying)
+            core = [run for run in staying if run not in surplus]
             unsaved = [max(run.started_ms, run.checkpoint_ms) for run in staying if run.started_ms]
-            # One placed in this very step has not even been started: it is left for the next.
-            safe = max(since + least_ms, *(run.placed_ms + 1 for run in staying))
-            lost = () if spec.checkpoint.has_hook else tuple(unsaved)  # who is told to save its work loses none
-            safe = safe if job.preemptions < self._policy.max_per_job else FOREVER
+            # A run placed in this step is not a victim in the same step.
+            until = max(since + least_ms, *(run.placed_ms + 1 for run in staying))
+            lost = () if spec.checkpoint.has_hook else tuple(unsaved)  # with a checkpoint hook no work is lost
+            until = until if job.preemptions < self._policy.max_per_job else FOREVER
             if core:
                 out.append(
-                    VictimCandidate(job.id, spec, _places(spec, core), since, unsaved_ms=lost, protected_until_ms=safe)
+                    VictimCandidate(job.id, spec, _places(spec, core), since, unsaved_ms=lost, protected_until_ms=until)
                 )
-            for run in spared:
-                safe = max((run.started_ms or run.placed_ms) + least_ms, run.placed_ms + 1)
+            for run in surplus:
+                until = max((run.started_ms or run.placed_ms) + least_ms, run.placed_ms + 1)
                 places = _places(spec, [run])
                 out.append(
                     VictimCandidate(
-                        job.id, spec, places, since, protected_until_ms=safe, members=(run.member,), order=run.rank
+                        job.id, spec, places, since, protected_until_ms=until, members=(run.member,), order=run.rank
                     )
                 )
         return out
 
-    # -------------------------------------------------------------------------------------------- taking
+    # -------------------------------------------------------------------------------------------- preempting
 
-    def attempt(self, gang: Gang, view: View, refusal: Refusal) -> list[Eviction] | None:
-        """Make room for a refused gang if that can be done; None if it cannot. It has a hold then, and must leave the line."""
-        found = self.look(gang, view)
+    def preempt(self, gang: Gang, view: View, refusal: Refusal) -> list[Eviction] | None:
+        """Stop victims for a refused gang, if that helps and is allowed. The gang then has a hold and must leave its
+        queue. None if there is nothing to do."""
+        if _cannot_help(refusal):
+            self.retry_later = False
+            return None
+        found = self.find(gang, view)
         return self._carry_out(gang, found, view.now_ms, refusal.requeue_on) if found is not None else None
 
-    def look(self, gang: Gang, view: View) -> Preemption | None:
-        """Who would have to go for it, if that would help and is allowed. Nothing is changed."""
-        self.too_soon = False
-        if not (self._policy.enabled and gang.job.preempts and self._engine.profile(gang).queue.preempts):
+    def find(self, gang: Gang, view: View) -> Preemption | None:
+        """The victims that would be stopped for the gang, if that helps and is allowed. Nothing is changed."""
+        self.retry_later = False
+        if not self._may_preempt(gang):
             return None
-        self.keep_up()
-        found = self._find(gang, view)
-        if found is not None and self.bonds:
-            found.victims = self.bonds.apart(found.victims, going=False)
-            found.leaving = self.bonds.apart(found.leaving, going=True)
-        self.too_soon = self._preemptions.retry_later
+        self._update_candidates()
+        found = self._search(gang, view)
+        if found is not None and self.links:
+            found.victims = self.links.split(found.victims, stopping=False)
+            found.leaving = self.links.split(found.leaving, stopping=True)
+        self.retry_later = self._preemptions.retry_later
         if found is not None and not found.victims and not found.leaving:
-            return None  # nobody would go for it: it was refused for something else than room that others hold
-        if found is not None and len(found.victims) > self._left(view.now_ms):
-            self.too_soon = True
+            return None  # no victim: it was refused for another reason than capacity
+        if found is not None and len(found.victims) > self._budget_left(view.now_ms):
+            self.retry_later = True
             return None
         return found
 
-    def _find(self, gang: Gang, view: View) -> Preemption | None:
+    def _may_preempt(self, gang: Gang) -> bool:
+        return self._policy.enabled and gang.job.preempts and self._engine.profile(gang).queue.preempts
+
+    def _search(self, gang: Gang, view: View) -> Preemption | None:
         lower = self._lower_holds(gang)
         if not lower:
             return self._preemptions.find(gang, view)
         with self._cluster.table.trial():
-            self._set_aside(lower)
+            self._free(lower)
             try:
                 return self._preemptions.find(gang, view)
             finally:
-                self._keep(lower)
+                self._hold(lower)
 
     def protected(self, gang: Gang, view: View) -> Protection | None:
-        """Who would have to go for it if nobody were protected, and until when they are; None if that would not help."""
-        if not (self._policy.enabled and gang.job.preempts and self._engine.profile(gang).queue.preempts):
+        """The victims that would be stopped if none were protected, and until when they are; None if that would not
+        help."""
+        if not self._may_preempt(gang):
             return None
-        self.keep_up()
-        known, now_ms = self._victim_index, view.now_ms
-        safe = {id: until for id, all in known.of_job.items() if (until := _safe_until(all)) > now_ms}
-        budget_ms = (
-            self._evicted_at[0] + self._policy.interval_ms if self._left(now_ms) <= 0 and self._evicted_at else 0
-        )
-        if not safe and not budget_ms:
+        self._update_candidates()
+        index, now_ms = self._victim_index, view.now_ms
+        protected = {id: until for id, all in index.of_job.items() if (until := _protected_until(all)) > now_ms}
+        budget_ms = 0
+        if self._budget_left(now_ms) <= 0 and self._evicted_at:
+            budget_ms = self._evicted_at[0] + self._policy.interval_ms
+        if not protected and not budget_ms:
             return None
-        bare = VictimIndex(self._cluster.table, self._policy.by)
-        bare.guard = known.guard
-        for id, tenants in known.of_job.items():
-            bare.put(id, [structs.replace(tenant, protected_until_ms=0, counted=False) for tenant in tenants])
-        found = Preemptions(self._engine, bare).find(gang, view)
+        unprotected = VictimIndex(self._cluster.table, self._policy.by)
+        unprotected.guard = index.guard
+        for id, candidates in index.of_job.items():
+            unprotected.put(id, [structs.replace(each, protected_until_ms=0, counted=False) for each in candidates])
+        found = Preemptions(self._engine, unprotected).find(gang, view)
         if found is None or not found.victims:
             return None
-        kept = [victim for victim in found.victims if victim.id in safe]
+        kept = [victim for victim in found.victims if victim.id in protected]
         if not kept:
             return Protection(tuple(found.victims), budget_ms, "budget") if budget_ms else None
-        until_ms = max(safe[victim.id] for victim in kept)
+        until_ms = max(protected[victim.id] for victim in kept)
         return Protection(tuple(kept), until_ms, "max_per_job" if until_ms >= FOREVER else "min_runtime")
 
     def next_change_ms(self, now_ms: int) -> int:
-        """When time alone may next let it do more: a protection runs out, or the budget allows one more."""
+        """When time alone may next allow more: a protection ends, or the budget allows one more victim."""
         first = self._victim_index.next_unprotected_ms(now_ms)
         if self._policy.budget and self._evicted_at:
             first = min(first, self._evicted_at[0] + self._policy.interval_ms)
         return first
 
     def take_settings(self, other: PreemptionControl) -> None:
-        """From now on by another's policy; what was protected by the old one is looked at anew."""
+        """Use another policy; protections are computed anew."""
         if self._policy != other._policy:
             if self._policy.by != other._policy.by:
                 guard, self._victim_index = self.guard, VictimIndex(self._cluster.table, other._policy.by)
                 self._preemptions, self.guard = Preemptions(self._engine, self._victim_index), guard
             self._policy = other._policy
             for id in sorted(self._cluster.runs):
-                self._cluster.moved(id)
+                self._cluster.mark_changed(id)
 
     def _carry_out(
         self, gang: Gang, found: Preemption, now_ms: int, requeue_on: tuple[Trigger, ...] = ANY_TRIGGER
     ) -> list[Eviction]:
         cluster, lower = self._cluster, self._lower_holds(gang)
-        self._set_aside(lower)
+        self._free(lower)
         waiting = {run.id for victim in (*found.victims, *found.leaving) for run in self._runs_of(victim)}
         places = []
         for placed in found.placements:
-            # What the victims still hold may not be given twice: which parts it gets is chosen when they are gone.
+            # No devices yet: the victims still have them. They are chosen when the gang is placed.
             cluster.table.hold(placed.node.name, placed.member.task.request, placed.member, NO_PARTS)
             places.append(Place(placed.node.name, placed.member, NO_PARTS))
-        told = tuple(run.id for victim in found.victims for run in self._runs_of(victim))
-        self.holds[gang.id] = Hold(gang, places, waiting, told, requeue_on)
+        stopped = tuple(run.id for victim in found.victims for run in self._runs_of(victim))
+        self.holds[gang.id] = Hold(gang, places, waiting, stopped, requeue_on)
         nodes = sorted({place.node for place in places})
         evictions = []
         for victim in found.victims:
             self._evicted_at.append(now_ms)
-            self._send_away(victim, gang, now_ms)
+            self._stop_victim(victim, gang, now_ms)
             evictions.append(Eviction(victim.id, gang.id, victim.nodes, victim.members))
-        who = ", ".join(_said(victim) for victim in (*found.victims, *found.leaving))
-        text = f"room is being made on {', '.join(nodes[:5])}: job {who} was told to go"
+        victims = ", ".join(_describe(victim) for victim in (*found.victims, *found.leaving))
+        text = f"preempting on {', '.join(nodes[:5])}: waiting for job {victims} to stop"
         cluster.change_job(cluster.jobs[gang.id], now_ms, reason_code="PREEMPTING", reason=text)
         cluster.emit("job.preempting", now_ms, job=gang.id, victims=[v.id for v in found.victims], nodes=nodes[:20])
         self._take_from(lower, gang, now_ms)
         return evictions
 
-    def _send_away(self, victim: Victim, gang: Gang, now_ms: int) -> None:
+    def _stop_victim(self, victim: Victim, gang: Gang, now_ms: int) -> None:
         by = f"job {gang.id} ({gang.job.name}, priority {gang.job.priority})"
         if not victim.members:
             reason = StopReason("preempted", f"by {by}")
@@ -371,18 +289,18 @@ class PreemptionControl:
         live = self._cluster.live_runs(victim.id)
         return [run for run in live if run.member in victim.members] if victim.members else live
 
-    def _left(self, now_ms: int) -> int:
-        """How many evictions the budget still allows."""
+    def _budget_left(self, now_ms: int) -> int:
+        """How many victims the budget still allows."""
         if not self._policy.budget:
-            return 1_000_000
+            return _NO_LIMIT
         while self._evicted_at and self._evicted_at[0] <= now_ms - self._policy.interval_ms:
             self._evicted_at.popleft()
         return self._policy.budget - len(self._evicted_at)
 
-    # ------------------------------------------------------------------------------------------- holding
+    # ------------------------------------------------------------------------------------------- placing
 
     def try_gang(self, gang: Gang, view: View) -> list[Placed] | Refusal:
-        """As the engine does it; if that is all that is in its way, in room that is held for a lower one."""
+        """Place a gang; if nothing else is in its way, on capacity that is held for one of lower priority."""
         result = self._engine.try_gang(gang, view)
         if not (self.holds and isinstance(result, Refusal)):
             return result
@@ -390,76 +308,71 @@ class PreemptionControl:
         if not lower:
             return result
         with self._cluster.table.trial():
-            self._set_aside(lower)
+            self._free(lower)
             trial = self._engine.place(gang, view)
             if not isinstance(trial, Refusal):
                 self._engine.withdraw(gang, trial)
-            self._keep(lower)
+            self._hold(lower)
         if isinstance(trial, Refusal):
             return result
-        self._set_aside(lower)
+        self._free(lower)
         placed = self._engine.place(gang, view)
         self._take_from(lower, gang, view.now_ms)
         return placed
 
     def _lower_holds(self, gang: Gang) -> list[Hold]:
-        """The holds that do not count for a gang, the most important first: those for strictly lower priority numbers."""
+        """The holds that do not count for a gang: those of lower priority numbers, the highest first."""
         if not self.holds or self._policy.by != "number":
             return []
         lower = [hold for hold in self.holds.values() if hold.gang.job.priority < gang.job.priority]
         return sorted(lower, key=lambda hold: (-hold.gang.job.priority, hold.gang.id))
 
-    def _set_aside(self, holds: Iterable[Hold]) -> None:
+    def _free(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
             for name, member, grant in hold.places:
                 self._cluster.table.let_go(name, member.task.request, member, grant)
 
-    def _keep(self, holds: Iterable[Hold]) -> None:
+    def _hold(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
             for name, member, grant in hold.places:
                 self._cluster.table.hold(name, member.task.request, member, grant)
 
-    def _take_from(self, aside: Iterable[Hold], gang: Gang, now_ms: int) -> None:
-        """A gang has its room now. Of the holds that were set aside for it those stay that still have theirs, the others
-        are given up."""
+    def _take_from(self, freed: Iterable[Hold], gang: Gang, now_ms: int) -> None:
+        """A gang was placed while these holds were freed: restore those that still fit, abandon the others."""
         taken = list[Gang]()
-        for hold in aside:
-            self._keep([hold])
-            if not self._still_has_room(hold):
+        for hold in freed:
+            self._hold([hold])
+            if not self._still_fits(hold):
                 self.drop(hold.gang.id)
                 taken.append(hold.gang)
         for lower in taken:
-            self._void(lower, f"job {gang.id} ({gang.job.name}, priority {gang.job.priority}) took it", now_ms)
+            self.abandon(lower, f"job {gang.id} ({gang.job.name}, priority {gang.job.priority}) took it", now_ms)
 
-    def _still_has_room(self, hold: Hold) -> bool:
-        """Whether its nodes are large enough for all who are and will be there, when those have gone who were told to."""
+    def _still_fits(self, hold: Hold) -> bool:
+        """Whether its nodes have capacity for everything on them, stopping runs excluded."""
         table = self._cluster.table
         for name in {place.node for place in hold.places}:
             row = table.row.get(name)
             if row is None:
                 return False
             here = [run for id in self._cluster.on_node.get(name, ()) if (run := self._cluster.run(id)) is not None]
-            going = [run for run in here if run.stop_reason]
-            requests = [self._cluster.jobs[run.job].spec.task_of(run.member).request for run in going]
+            stopping = [run for run in here if run.stop_reason]
+            requests = [self._cluster.jobs[run.job].spec.task_of(run.member).request for run in stopping]
             for resource, used in table.holds[row].used.items():
                 freed = sum(request.get(resource, 0) for request in requests)
                 if used - freed > table.allocatable[row].get(resource, 0):
                     return False
         return True
 
-    # ------------------------------------------------------------------------------------- any other room
-
-    def waits_for(self, run: RunId) -> bool:
-        """Whether somebody's hold needs the end of a run."""
-        return any(run in hold.waiting_for for hold in self.holds.values())
+    # ---------------------------------------------------------------------------------------------- holds
 
     def wake(self, triggers: set[Trigger]) -> None:
         for hold in self.holds.values():
             hold.awake = hold.awake or not triggers.isdisjoint(hold.requeue_on)
 
     def awake(self, profile: str = "", *, joins: bool = False) -> list[Hold]:
-        """The holds whose gangs may find room elsewhere now, in their order in the line: those of one profile, or those of
-        members that running gangs want back."""
+        """The holds whose gangs may fit elsewhere now, in queue order: those of one profile, or those of members that
+        join running gangs."""
         found = [
             hold
             for hold in self.holds.values()
@@ -467,21 +380,21 @@ class PreemptionControl:
         ]
         return sorted(found, key=lambda hold: (hold.gang.order, hold.gang.id))
 
-    def elsewhere(self, hold: Hold, view: View, refused: set[Hashable]) -> list[Placed] | None:
-        """Where its gang can start at once, its own room included; the hold is given up then. Else all is as before.
-        `refused`: kinds that found no room in this step, to be added to; one of these can only be helped by its own room."""
+    def place_elsewhere(self, hold: Hold, view: View, refused: set[Hashable]) -> list[Placed] | None:
+        """Place its gang now if it fits anywhere, its held capacity included; this drops the hold. `refused`: kinds of
+        gangs that did not fit in this step (updated); for such a gang only its own capacity can help."""
         hold.awake = False
-        gang, alone = hold.gang, hold.gang.size == 1
-        if alone and gang.alike in refused and not self._own_room(hold):
+        gang, single = hold.gang, hold.gang.size == 1
+        if single and gang.alike in refused and not self._fits_held_node(hold):
             return None
         with self._cluster.table.trial():
-            self._set_aside([hold])
+            self._free([hold])
             trial: list[Placed] | Refusal | None = None
-            if not alone or gang.layout_plugins or self._engine.best_row(gang, 0, view) >= 0:
+            if not single or gang.layout_plugins or self._engine.best_row(gang, 0, view) >= 0:
                 trial = self._engine.place(gang, view)
             if isinstance(trial, list):
                 self._engine.withdraw(gang, trial)
-            self._keep([hold])
+            self._hold([hold])
         if not isinstance(trial, list):
             refused.add(gang.alike)
             return None
@@ -489,11 +402,11 @@ class PreemptionControl:
         nodes = sorted({place.node for place in hold.places})
         self._cluster.emit("job.preemption_not_needed", view.now_ms, job=gang.id, nodes=nodes[:20])
         placed = self._engine.try_gang(gang, view)
-        assert not isinstance(placed, Refusal), "the trial found room"
+        assert not isinstance(placed, Refusal), "the trial has placed it"
         return placed
 
-    def _own_room(self, hold: Hold) -> bool:
-        """Whether a node of its own has enough for a member, by amounts, if its hold is not counted."""
+    def _fits_held_node(self, hold: Hold) -> bool:
+        """Whether one of its nodes has enough for a member, by amounts, if its hold is not counted."""
         table = self._cluster.table
         for name, member, _ in hold.places:
             row = table.row.get(name)
@@ -503,8 +416,8 @@ class PreemptionControl:
                     return True
         return False
 
-    def ripe(self) -> list[Gang]:
-        """Gangs whose room is free now; their holds are let go, so they must be placed before anyone else is tried."""
+    def take_ready(self) -> list[Gang]:
+        """Gangs whose victims have all ended. Their holds are dropped, so that they must be placed before any other."""
         out = []
         for id, hold in list(self.holds.items()):
             if not any((run := self._cluster.run(id)) and run.state not in RUN_ENDED for id in hold.waiting_for):
@@ -512,33 +425,51 @@ class PreemptionControl:
                 out.append(hold.gang)
         return out
 
-    def void_on(self, node: NodeName) -> list[Gang]:
-        """A node is about to go: the holds on it are given up. Their gangs must queue again."""
+    def abandon_node(self, node: NodeName, why: str, now_ms: int) -> None:
+        """A node is about to be removed: the gangs with a hold on it are queued again."""
         gangs = [hold.gang for hold in self.holds.values() if any(place.node == node for place in hold.places)]
         for gang in gangs:
             self.drop(gang.id)
-        return gangs
+        for gang in gangs:
+            self.abandon(gang, why, now_ms)
+
+    def abandon(self, gang: Gang, why: str, now_ms: int) -> None:
+        """Queue a gang again whose hold is lost."""
+        cluster = self._cluster
+        reason = f"the capacity that was freed for it cannot be used: {why}"
+        cluster.emit("job.preemption_abandoned", now_ms, job=gang.id, reason=reason)
+        cluster.wake("run_ended")
+        job = cluster.change_job(cluster.jobs[gang.id], now_ms, reason_code="PREEMPTION_ABANDONED", reason=reason)
+        cluster.unfinished = True  # its queue may have had its turn
+        (self._gangs.update if gang.joins else cluster.enqueue)(job, now_ms)
+
+    def release(self, job: JobId) -> None:
+        """Drop the hold of a job, if it has one; its capacity is free for others."""
+        if self.drop(job):
+            self._cluster.wake("run_ended")
 
     def drop(self, job: JobId) -> bool:
-        """Give up a hold; whether there was one."""
+        """Drop the hold of a job without waking others; returns whether it had one."""
         hold = self.holds.pop(job, None)
         if hold is None:
             return False
-        self.sparing.needless(hold.told)
-        for name, member, grant in hold.places:
-            self._cluster.table.let_go(name, member.task.request, member, grant)
+        self.withdrawals.not_needed(hold.stopped)
+        self._free([hold])
         return True
 
 
-def with_past(job: Job, text: str) -> str:
-    """A job that was preempted goes on saying so while it waits for another place."""
-    if job.preemptions and job.reason.startswith(_PAST):
-        return f"{job.reason.partition('; ')[0]}; {text}"
-    return text
+def _cannot_help(refusal: Refusal) -> bool:
+    """A plugin failed, or a quota and not capacity is in the way."""
+    return any(v.reason.code == PLUGIN_FAILED or v.reason.kind == "quota" for v in refusal.verdicts)
 
 
-def _safe_until(tenants: Sequence[VictimCandidate]) -> int:
-    return max((tenant.protected_until_ms for tenant in tenants if not tenant.stopping), default=0)
+def with_last_preemption(job: Job, text: str) -> str:
+    """The reason of a preempted job names its preemption while it waits again."""
+    return f"{job.last_preemption}; {text}" if job.last_preemption else text
+
+
+def _protected_until(candidates: Sequence[VictimCandidate]) -> int:
+    return max((candidate.protected_until_ms for candidate in candidates if not candidate.stopping), default=0)
 
 
 def _places(spec: JobSpec, runs: list[Run]) -> tuple[Place, ...]:
@@ -546,8 +477,8 @@ def _places(spec: JobSpec, runs: list[Run]) -> tuple[Place, ...]:
 
 
 def _surplus(spec: JobSpec, runs: list[Run]) -> list[Run]:
-    """The members that an elastic gang can do without: of each task those of the highest ranks. Of a job for every node
-    each is on its own."""
+    """The members that a gang can spare: of an elastic gang those of the highest ranks of each task, of a per-node job
+    all."""
     if spec.gang.per_node:
         return runs
     if not spec.gang.elastic:
@@ -559,5 +490,5 @@ def _surplus(spec: JobSpec, runs: list[Run]) -> list[Run]:
     return out
 
 
-def _said(victim: Victim) -> str:
+def _describe(victim: Victim) -> str:
     return f"{victim.id} (member {', '.join(map(str, victim.members))})" if victim.members else str(victim.id)

@@ -1,8 +1,11 @@
-"""Placements become runs, with a rank each, and orders to start them."""
+"""Runs: from placements to start orders, what the end of a run means for its gang, and reconciliation with backends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from msgspec import structs
 
 from hodei.control.state import ClusterState
 from hodei.engine.plan import Bind, Plan
@@ -13,28 +16,90 @@ from hodei.model.facts import RunObserved
 from hodei.model.ids import JobId, RunId, run_id
 from hodei.model.job import RUN_ENDED, Job, Run
 from hodei.model.outcome import MOVED, StopReason
+from hodei.model.resources import format_time
 
-# ------------------------------------------------------------------------------------------ run orders
-# Orders to start and stop runs, with all that a backend needs to know in them.
+# Reason codes of runs that never started: the backend failed to start it, or was unreachable. The latter does not count
+# as an attempt of the job.
+START_FAILED = "start_failed"
+NOT_REACHED_RUN = "not_reached"
+NEVER_STARTED = (START_FAILED, NOT_REACHED_RUN)
+# The reason to stop a run that belongs to no job.
+NOT_WANTED = StopReason("not_wanted")
+# In larger gangs each member gets only the first address: all of them in every order would be too much.
+_MAX_ADDRESSES = 1000
+# Jobs keep the names of this many nodes.
+_MAX_NODES = 20
+# An event gives the real time of what was reported later than this.
+_LATE_MS = 1000
+_JOB_TIMES = ("submitted_ms", "queued_ms", "scheduled_ms", "started_ms", "changed_ms")
+_RUN_TIMES = ("placed_ms", "started_ms", "finished_ms", "checkpoint_ms")
 
 
-# Past this many members each is told the first address only: all of them in every order would be too much.
-_ADDRESSES_TOLD = 1000
+def latest_runs(runs: Iterable[Run]) -> dict[int, Run]:
+    """The last run of each member, by member."""
+    return {run.member: run for run in sorted(runs, key=lambda run: (run.member, run.attempt))}
+
+
+def gang_action(run: Run) -> Literal["", "repair", "shrink"]:
+    """What follows for the gang when this run stops: the member is replaced or left out, or ("") the attempt is over."""
+    return run.stop_reason.gang if run.stop_reason is not None else ""
+
+
+def is_missing(run: Run) -> bool:
+    """Ended, and another run has to replace it."""
+    return run.state in RUN_ENDED and run.state != "succeeded" and gang_action(run) == "repair"
+
+
+def lost_together(run: Run, at_ms: int) -> bool:
+    """Members lost with one node count as one loss."""
+    return run.state == "lost" and gang_action(run) == "repair" and run.finished_ms == at_ms
+
+
+# ------------------------------------------------------------------------------------------ timestamps
+# Clocks differ and are set: no time of the past may lie in the future.
+
+
+def clamp_job_times(job: Job, now_ms: int) -> Job:
+    """The job without past times after `now_ms`; the pause before its next try keeps its length."""
+    if job.changed_ms <= now_ms and job.submitted_ms <= now_ms:
+        return job  # no field of it was written later
+    changes = {name: now_ms for name in _JOB_TIMES if getattr(job, name) > now_ms}
+    if job.not_before_ms > now_ms:
+        changes["not_before_ms"] = now_ms + max(job.not_before_ms - max(job.changed_ms, now_ms), 0)
+    return structs.replace(job, **changes)
+
+
+def clamp_run_times(run: Run, now_ms: int) -> Run:
+    changes = {name: now_ms for name in _RUN_TIMES if getattr(run, name) > now_ms}
+    return structs.replace(run, **changes) if changes else run
+
+
+def clamp_time(at_ms: int, least_ms: int, now_ms: int) -> int:
+    """A time reported by a backend, between `least_ms` and now; now if the backend gives none (0 or less)."""
+    return max(min(at_ms, now_ms), least_ms) if at_ms > 0 else now_ms
+
+
+def late_detail(name: str, at_ms: int, now_ms: int) -> dict[str, str]:
+    """The detail of an event about something that was reported late: when it happened."""
+    return {name: format_time(at_ms)} if now_ms - at_ms >= _LATE_MS else {}
+
+
+# ---------------------------------------------------------------------------------------------- orders
 
 
 def start_orders(
     cluster: ClusterState, job: JobId, runs: Iterable[Run], together: Sequence[Run] | None = None
 ) -> list[Start]:
-    """Orders for runs of one job, with the size and the addresses of the gang as it will be then.
-    `together`: all that are live then, by rank, from a caller who knows them."""
+    """Start orders for runs of one job, with the size and the addresses of its gang. `together`: all live runs by rank,
+    if the caller knows them."""
     spec = cluster.jobs[job].spec
     if together is None:
         together = sorted(cluster.live_runs(job), key=lambda run: run.rank)
-    told = together if len(together) <= _ADDRESSES_TOLD else together[:1]
-    nodes = [cluster.nodes.get(run.node) for run in told]
+    named = together if len(together) <= _MAX_ADDRESSES else together[:1]
+    nodes = [cluster.nodes.get(run.node) for run in named]
     known = tuple([node.address for node in nodes if node is not None and node.address])
     addresses = known if len(known) == len(nodes) else ()
-    names = tuple([run.node for run in told]) if 1 < len(together) == len(told) else ()
+    names = tuple([run.node for run in named]) if 1 < len(together) == len(named) else ()
     return [Start(run, spec, spec.task_of(run.member), len(together), addresses, names) for run in runs]
 
 
@@ -43,21 +108,21 @@ def stop_order(job: Job, run: Run, reason: StopReason) -> Stop:
     return Stop(run.id, run.backend, job.spec.grace_ms, reason, job.spec.checkpoint if saved_first else None)
 
 
-# ----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------- bind
 
 
 def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: Plan, now_ms: int) -> Job:
-    """The placements become runs: a new attempt of the whole job, or members that join the one that runs."""
+    """Turn placements into runs: a new attempt of the whole job, or members that join the running gang."""
     job = cluster.jobs[gang.id]
     if cluster.tracks_availability:
         cluster.availability.remove_start_reservation(gang.id)
         cluster.estimates[gang.id] = gang.estimate_ms
     attempt = job.attempt + 1
     nodes = sorted({placed.node.name for placed in placements}) if len(placements) > 1 else [placements[0].node.name]
-    ranks: _Ranks | None = None  # none has one yet: they are numbered through
+    ranks: _Ranks | None = None  # a new attempt: members are numbered from 0
     if gang.joins:
         ranks = _Ranks(cluster.runs.get(job.id, {}).values())
-        places = nodes_of({*nodes, *(run.node for run in cluster.live_runs(job.id))})
+        places = format_nodes({*nodes, *(run.node for run in cluster.live_runs(job.id))})
         job = cluster.change_job(job, now_ms, attempt=attempt, not_before_ms=0, nodes=places)
     else:
         job = cluster.change_job(
@@ -71,7 +136,8 @@ def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: 
             reason="",
             not_before_ms=0,
             move="",
-            nodes=nodes_of(nodes),
+            last_preemption="",
+            nodes=format_nodes(nodes),
         )
         cluster.drop_runs(job.id)
     runs: list[Run] = []
@@ -99,21 +165,21 @@ def bind(cluster: ClusterState, gang: Gang, placements: Sequence[Placed], plan: 
         cluster.act(order)
     if gang.joins:
         cluster.emit(
-            "gang.member_joined", now_ms, job=job.id, attempt=attempt, members=[run.member for run in runs][:20]
+            "gang.member_joined", now_ms, job=job.id, attempt=attempt, members=[run.member for run in runs][:_MAX_NODES]
         )
     else:
         how = {"start": gang.kind} if gang.kind else {}
-        cluster.emit("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:20], **how)
+        cluster.emit("job.scheduled", now_ms, job=job.id, attempt=attempt, nodes=nodes[:_MAX_NODES], **how)
     return job
 
 
-def nodes_of(names: Iterable[str]) -> str:
-    """As a job keeps them: the first of them, in order."""
-    return " ".join(sorted(names)[:20])
+def format_nodes(names: Iterable[str]) -> str:
+    """The node names as a job keeps them."""
+    return " ".join(sorted(names)[:_MAX_NODES])
 
 
 class _Ranks:
-    """Numbers for members: the one that it had before, else the lowest that is free."""
+    """Ranks of members: the rank that the member had before, else the lowest free one."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self._former = {run.member: run.rank for run in sorted(runs, key=lambda run: run.attempt)}
@@ -131,20 +197,17 @@ class _Ranks:
 
 
 # ------------------------------------------------------------------------------------------- reconcile
-# After a crash or an outage: what we believe of a backend's runs against what the backend says.
-
-
-NOT_WANTED = StopReason("not_wanted")
 
 
 def reconcile(
     cluster: ClusterState, backend: str, known: Mapping[RunId, RunObserved], now_ms: int
 ) -> tuple[list[RunObserved], list[Start | Stop | Forget]]:
-    """Facts to learn and orders to give, so that both sides agree again."""
+    """After a restart or an outage: the facts and orders that make controller and backend agree. `known`: the runs that
+    the backend knows."""
     facts: list[RunObserved] = []
     orders: list[Start | Stop | Forget] = []
-    ours = {run.id: run for runs in cluster.runs.values() for run in runs.values() if run.backend == backend}
-    for run in ours.values():
+    own = {run.id: run for runs in cluster.runs.values() for run in runs.values() if run.backend == backend}
+    for run in own.values():
         if run.state in RUN_ENDED:
             continue
         seen = known.get(run.id)
@@ -157,13 +220,12 @@ def reconcile(
             if run.stop_reason:
                 orders.append(stop_order(cluster.jobs[run.job], run, run.stop_reason))
         else:
-            reason = f"backend {backend} no longer knows of it"
+            reason = f"backend {backend} does not know this run any more"
             facts.append(RunObserved(run.id, "lost", now_ms, reason_code="lost", reason=reason))
     for id, seen in known.items():
-        if id not in ours or ours[id].state in RUN_ENDED:
+        if id not in own or own[id].state in RUN_ENDED:
             if seen.state in RUN_ENDED:
                 orders.append(Forget(id, backend))
             else:
-                # Nobody here wants it any more: it belongs to an attempt that is over.
-                orders.append(Stop(id, backend, 0, NOT_WANTED))
+                orders.append(Stop(id, backend, 0, NOT_WANTED))  # of an attempt that is over
     return facts, orders

@@ -90,7 +90,7 @@ class BackfillQueue:
         if self._refusals.pop(job, None) is not None:
             self._for_room.discard(job)
 
-    def reconsider(self, user: str, estimate: Callable[[JobSpec], Estimate]) -> None:
+    def reestimate(self, user: str, estimate: Callable[[JobSpec], Estimate]) -> None:
         """More is known of how long this user's jobs run: those that wait may change their places (those who wait beyond
         the line's lookahead, when they move up)."""
         changed: dict[JobId, int] = {}

@@ -119,7 +119,7 @@ class SchedulingQueue:
             self._expose(gang.group)
         return gang
 
-    def lift(self, job: JobId, to: int | None) -> None:
+    def set_inherited_priority(self, job: JobId, to: int | None) -> None:
         """More important work waits for this gang, or no longer does: it goes where it belongs."""
         gang = self.gangs.get(job)
         if gang is not None and gang.inherited_priority != to:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from hodei.control.lifecycle.per_node import PerNode
-from hodei.control.lifecycle.preemption import Hold
+from hodei.control.lifecycle.victims import Hold
 from hodei.control.queue.backfill import BackfillQueue
 from hodei.control.queue.base import SchedulingQueue
 from hodei.control.queue.multifactor import MultifactorQueue
@@ -24,10 +24,10 @@ class ProfileQueue:
     the line's order. `per_node`: has members of jobs for every node, which stand in the line too. `tried` and `refused`
     count its gangs in this step."""
 
-    __slots__ = ("holds", "line", "name", "per_node", "refused", "tried")
+    __slots__ = ("holds", "name", "per_node", "queue", "refused", "tried")
 
-    def __init__(self, name: str, line: SchedulingQueue | BackfillQueue, holds: list[Hold], per_node: PerNode) -> None:
-        self.name, self.line, self.holds, self.per_node = name, line, holds, per_node
+    def __init__(self, name: str, queue: SchedulingQueue | BackfillQueue, holds: list[Hold], per_node: PerNode) -> None:
+        self.name, self.queue, self.holds, self.per_node = name, queue, holds, per_node
         self.tried = self.refused = 0
 
 
@@ -61,20 +61,20 @@ class _Stream:
         self.turn, self._view, self.over = turn, view, False
         self._items = _of_line(turn, view)
         self._next: Gang | Hold | None = None
-        if isinstance(turn.line, BackfillQueue) and turn.line.gangs:
+        if isinstance(turn.queue, BackfillQueue) and turn.queue.gangs:
             # A look at its next gang would make promises. That waits until one of its gangs could be next of all.
             keys = [_key_of(hold.gang) for hold in turn.holds]
             if (of_member := turn.per_node.first_key(turn.name)) is not None:
                 keys.append(of_member)
-            self.key: _Key = min([(-turn.line.highest_priority(), 0, 0), *keys])
+            self.key: _Key = min([(-turn.queue.highest_priority(), 0, 0), *keys])
         else:
             self._look()
 
     def take(self) -> Gang | Hold | None:
         """The next one, if it is still the first of its line; None: look again which line is first."""
-        item, line = self._next, self.turn.line
+        item, queue = self._next, self.turn.queue
         of_line = isinstance(item, Gang) and not item.joins
-        if of_line and isinstance(line, MultifactorQueue) and not line.is_ranked(self._view):
+        if of_line and isinstance(queue, MultifactorQueue) and not queue.is_ranked(self._view):
             # What another line has started has changed the shares, and with them the order of this one.
             self._items.close()
             self._items, item = _of_line(self.turn, self._view), None
@@ -106,8 +106,8 @@ def _key_of(gang: Gang) -> _Key:
 
 def _of_line(turn: ProfileQueue, view: View) -> Generator[Gang | Hold, None, None]:
     """What one line has to try, in its own order."""
-    if turn.line.gangs:
-        ready = turn.line.ready(view)
+    if turn.queue.gangs:
+        ready = turn.queue.ready(view)
         try:
             for gang in ready:
                 yield from _before(gang.order, turn)

@@ -11,9 +11,11 @@ than is needed; what is going already is not told again.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hodei.control.lifecycle.jobs import JobLifecycle
+from hodei.control.queue.backfill import BackfillQueue
+from hodei.control.queue.base import SchedulingQueue
 from hodei.control.state import ClusterState
 from hodei.engine.availability import FOREVER, StartReservation
 from hodei.model.ids import NodeName, RunId
@@ -28,17 +30,17 @@ STOP = "stop"
 class OverrunEnforcement:
     """Backfilled runs whose estimate is over, and the promised jobs that could start if they were gone."""
 
-    def __init__(self, cluster: ClusterState, lifecycle: JobLifecycle, overrun: Callable[[str], str]) -> None:
-        """`overrun`: what the line of that profile does about them, `let` or `stop`."""
-        self._cluster = cluster
-        self._lifecycle = lifecycle
-        self._overrun = overrun
+    def __init__(
+        self, cluster: ClusterState, lifecycle: JobLifecycle, queues: Mapping[str, SchedulingQueue | BackfillQueue]
+    ) -> None:
+        self._cluster, self._lifecycle, self._queues = cluster, lifecycle, queues
         self._due: list[tuple[int, RunId]] = []
         self._over: set[RunId] = set()
 
     def watch(self, job: Job) -> None:
         """The job was placed, or is known again after a restart."""
-        if self._overrun(job.spec.profile) != STOP:
+        queue = self._queues.get(job.spec.profile)
+        if queue is None or getattr(queue.profile.queue, "overrun", "") != STOP:
             return
         for run in self._cluster.live_runs(job.id):
             end_ms = self._cluster.availability.expected_end_ms(run.id) if run.kind == "backfill" else FOREVER
@@ -49,7 +51,7 @@ class OverrunEnforcement:
         """When the next estimate is over."""
         return self._due[0][0] if self._due else None
 
-    def look(self, now_ms: int) -> None:
+    def enforce(self, now_ms: int) -> None:
         """Whoever is over time and keeps a promised job from starting now is told to go."""
         while self._due and self._due[0][0] <= now_ms:
             self._over.add(heapq.heappop(self._due)[1])
@@ -257,7 +259,7 @@ def evict_run(
     if whole:
         lifecycle.stop_all(cluster.jobs[run.job], reason, now_ms)
     else:
-        lifecycle.leave(run, reason, now_ms)
+        lifecycle.evict(run, reason, now_ms)
     grace_ms = spec.grace_ms + (spec.checkpoint.timeout_ms if spec.checkpoint.has_hook else 0)
     live = cluster.live_runs(run.job)
     for other in live:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from hodei.control.accounting.config import accounts_policy
+from hodei.control.accounting.accounts import accounts_policy
 from hodei.control.admission.gate import AdmissionPolicy
 from hodei.control.controller import Controller
 from hodei.control.lifecycle.preemption import PreemptionPolicy
@@ -149,7 +149,7 @@ def build_scheduler(options: Options, tries: int = _TRIES_PER_STEP) -> PodSchedu
     reader.refusals = refusals = Refusals()
     pods = Pods(options.scheduler_name, cache, reader, clock.now_ms)
     pods.learns = controller.estimator.learns
-    pods.tied = controller.preemption.tie
+    pods.tied = controller.preemption.link
     explainer = PodExplainer(controller, options.words or LATEST)
     explainer.name_of = pods.name_of
     metrics = Metrics(options.scheduler_name)

@@ -300,17 +300,13 @@ class PodExplainer:
         if any(verdict.reason.code == PLUGIN_FAILED for verdict in refusal.verdicts):
             return Told(SCHEDULER_ERROR, "; ".join(verdict.reason.text for verdict in refusal.verdicts), plugins)
         whole = [verdict for verdict in refusal.verdicts if not verdict.count]
-        if (
-            whole
-            and refusal.for_capacity
-            and not any(verdict.reason.plugin == "start_reservations" for verdict in whole)
-        ):
+        if whole and refusal.for_capacity and not any(verdict.reason.kind == "reservation" for verdict in whole):
             # Such as a gang that wants one zone: there is room, but nowhere enough of it.
             return Told(UNSCHEDULABLE, "; ".join(verdict.reason.text for verdict in whole), plugins)
-        if whole and all(verdict.reason.plugin == "quota" for verdict in whole):
+        if whole and all(verdict.reason.kind == "quota" for verdict in whole):
             return Told(WAITS_FOR_QUOTA, "; ".join(verdict.reason.text for verdict in whole), plugins)
         if whole:
-            kept = any(verdict.reason.plugin == "start_reservations" for verdict in whole)
+            kept = any(verdict.reason.kind == "reservation" for verdict in whole)
             lacking = self._regardless_of_time(gang, now_ms) if kept else None
             if lacking is not None:
                 return self.refused(gang, lacking, now_ms)

@@ -59,7 +59,7 @@ class Refused(Exception):
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
-        self.reason = Reason("volumes", code, text)
+        self.reason = Reason("volumes", code, text, kind="volume")
 
 
 def check(thing: object) -> None:

@@ -72,7 +72,7 @@ async def look_why(access: Access, options: Options, namespace: str, name: str) 
     elif entry is not None and entry.wanted.gates:
         answer.message = f"held back by its scheduling gates: {', '.join(entry.wanted.gates)}"
     elif any(path.startswith((NODES_PATH, PODS_PATH)) for path in lacking):
-        own = entry is not None and entry.reasons and all(reason.plugin != "volumes" for reason in entry.reasons)
+        own = entry is not None and entry.reasons and all(reason.kind != "volume" for reason in entry.reasons)
         answer.message = scheduler.explainer.aside(entry.reasons).message if entry and own else _last_told(pod)
     elif entry is None:
         answer.message = "it is not known to be waiting; look again"

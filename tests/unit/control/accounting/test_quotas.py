@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from builders import a_job_spec
-from hodei.control.accounting.config import accounts_policy
+from hodei.control.accounting.accounts import accounts_policy
 from hodei.control.explain.why import why
 from hodei.model.config import SchedulingConfig
 from hodei.model.errors import InvalidInput, QueueFull

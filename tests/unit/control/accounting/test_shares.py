@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from builders import NOW_MS
-from hodei.control.accounting.config import accounts_policy
+from hodei.control.accounting.accounts import accounts_policy
 from hodei.control.clone import clone_controller
 from hodei.engine.fairness.formulas import classic, fair_tree
 from hodei.engine.fairness.tree import build_tree

@@ -273,10 +273,10 @@ def test_a_chain_that_names_a_backend_twice_is_refused() -> None:
 
 
 def test_a_pause_does_not_open_a_profile_to_those_it_is_closed_to() -> None:
-    away = SimpleNamespace(mode="fallback", problem=lambda name: "it is paused", instead_of=lambda name: "default")
+    away = SimpleNamespace(mode="fallback", problem=lambda name: "it is paused", fallback=lambda name: "default")
     routing = Routing((), projects={"gpu": ("ml",)}, availability=away)  # type: ignore[arg-type]
-    assert routing.routed(a_job_spec("a", project="ml", profile="gpu")).profile == "default"
-    closed = routing.routed(a_job_spec("b", project="web", profile="gpu"))
+    assert routing.route(a_job_spec("a", project="ml", profile="gpu")).profile == "default"
+    closed = routing.route(a_job_spec("b", project="web", profile="gpu"))
     with pytest.raises(InvalidInput) as refusal:
         routing.check(closed)
     assert refusal.value.code == "PROFILE_FORBIDDEN"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from builders import a_node
-from hodei.control.admission.profile_router import Breaker, BreakerPolicy, Breakers
 from hodei.control.explain.why import why
-from hodei.control.lifecycle.retry import Backoff
+from hodei.control.lifecycle.retry import Backoff, Breaker, BreakerPolicy, Breakers
 from hodei.model.facts import NodeJoined
 from unit.control.configured import Configured
 
@@ -84,7 +83,7 @@ def test_why_says_that_a_line_is_tried_less_often_and_what_ends_that() -> None:
     assert said is not None
     (step,) = said.escalation_steps
     assert step.text == (
-        "the cluster stays full: the line of profile default is tried every 30 s, and at once when room is freed"
+        "the cluster stays full: the queue of profile default is retried every 30 s, and at once when capacity is freed"
     )
     assert step.at_ms > 0
 
@@ -95,8 +94,8 @@ def test_one_line_that_is_paused_does_not_pause_another() -> None:
         breakers.next_ms("slow", now_ms, 10**9)
         breakers.ticked("slow", 0, now_ms)
     breakers.next_ms("slow", 3000, 10**9)
-    assert not breakers.lets_try("slow", 4000)
-    assert breakers.lets_try("other", 4000)
+    assert not breakers.allows("slow", 4000)
+    assert breakers.allows("other", 4000)
     assert breakers.resume_ms(3000) == 3000 + 8000
 
 

@@ -144,15 +144,15 @@ def test_the_jobs_of_one_spec_go_on_sharing_one() -> None:
     harness = Configured(DEFAULTS, *some_nodes(1))
     spec = a_job_spec(cpu=2)
     routing = harness.controller.profile_router.routing
-    assert routing.routed(spec) is routing.routed(spec)
-    given = routing.routed(spec)
-    assert routing.routed(given) is given, "what was given stays"
+    assert routing.route(spec) is routing.route(spec)
+    given = routing.route(spec)
+    assert routing.route(given) is given, "what was given stays"
     assert plan(harness.controller, [a_job_spec(cpu=1)], harness.now_ms)[0].code == "WOULD_START"
 
 
 def test_without_defaults_a_spec_is_left_alone() -> None:
     spec = a_job_spec(cpu=2)
-    assert Configured("").controller.profile_router.routing.routed(spec) is spec
+    assert Configured("").controller.profile_router.routing.route(spec) is spec
 
 
 def test_a_wrong_default_is_named_with_its_path() -> None:

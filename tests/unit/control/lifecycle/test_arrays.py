@@ -123,7 +123,7 @@ def test_why_says_how_many_are_under_way_and_how_many_go_first():
     found = why(harness.controller, 5, NOW_MS)
     assert found is not None
     assert found.code == "ARRAY_LIMIT"
-    assert "2 are under way, 2 of the others go first" in found.summary
+    assert "2 are active, 2 others go first" in found.summary
 
 
 def test_those_outside_count_as_pending():

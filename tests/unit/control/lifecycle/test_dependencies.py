@@ -87,7 +87,10 @@ def test_who_waits_is_in_no_line_and_says_for_what() -> None:
     assert harness.reason(2) == ("WAITING_FOR_DEPENDENCY", "waits for job 1 (job-1) to succeed")
     assert 2 not in harness.controller.queues["default"].gangs
     assert harness.controller.pending() == {"default": 1}
-    assert (harness.controller.dependencies.dependents(1), harness.controller.dependencies.awaited(2)) == ([2], [1])
+    assert (harness.controller.dependencies.dependents(1), harness.controller.dependencies.required_jobs(2)) == (
+        [2],
+        [1],
+    )
     end(harness, 1)
     assert (harness.state(2), harness.jobs[2].queued_ms) == ("scheduled", harness.now_ms)
     assert "job.dependencies_met" in harness.kinds(2)
@@ -241,7 +244,7 @@ def test_who_waited_before_a_restart_waits_after_it() -> None:
         )
     harness.learn(*(NodeJoined(node) for node in some_nodes(1)))
     assert (harness.state(2), harness.state(3)) == ("pending", "pending")
-    assert harness.controller.dependencies.awaited(3) == [4]
+    assert harness.controller.dependencies.required_jobs(3) == [4]
     end(harness, 4)
     assert harness.started() == ["2.0.1"]
     assert "job.dependencies_met" in harness.kinds(3)
@@ -272,7 +275,7 @@ def test_a_twin_waits_on_its_own() -> None:
     )
     end(other, 1)
     assert (other.state(2), harness.state(2)) == ("scheduled", "pending")
-    assert harness.controller.dependencies.awaited(2) == [1]
+    assert harness.controller.dependencies.required_jobs(2) == [1]
 
 
 def test_why_says_how_many_of_what_it_waits_for_are_not_listed() -> None:

@@ -65,7 +65,7 @@ def test_members_are_told_where_the_others_are_where_that_is_known():
 def test_an_elastic_gang_takes_in_more_when_room_appears():
     harness = a_harness(2)
     harness.submit(1, count=4, min_count=1, gang=ELASTIC)
-    assert harness.reason() == ("PARTIAL", "2 of 4 members run; more join when there is room")
+    assert harness.reason() == ("PARTIAL", "2 of 4 members run; more join when there is capacity")
     running(harness, "1.0.1", "1.1.1")
     harness.learn(NodeJoined(a_node("n2", 1, "64Gi")))
     assert harness.started() == ["1.2.2"]
@@ -275,7 +275,7 @@ def test_two_gangs_that_each_wait_for_a_place_for_a_lost_member_do_not_wait_for_
     harness.later(600_000)
     for run in harness.stopped():
         harness.see(run, "stopped", 143)
-    assert harness.reason(1) == ("ASSEMBLY_TIMEOUT", "no place was found for a missing member")
+    assert harness.reason(1) == ("ASSEMBLY_TIMEOUT", "no node was found for a missing member")
     harness.later(60_000)
     assert sorted(len(live(harness, job)) for job in (1, 2)) == [0, 2]
 

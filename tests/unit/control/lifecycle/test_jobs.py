@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from builders import a_node, a_task
-from hodei.control.lifecycle.gangs import START_FAILED
+from hodei.control.lifecycle.runs import START_FAILED
 from hodei.model.effects import Forget, Stop
 from hodei.model.facts import JobCancelled, JobHeld, JobReleased, JobRequeued, NodeLost, NodeOverridden
 from hodei.model.outcome import StopReason

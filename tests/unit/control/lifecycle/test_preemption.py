@@ -104,7 +104,7 @@ def test_who_goes_anyway_is_not_reason_to_send_another_away():
     harness.learn(JobCancelled(1))
     harness.submit(9, cpu="1", priority="high")
     assert harness.stopped() == []
-    assert "job 1 was told to go" in harness.reason(9)[1]
+    assert "waiting for job 1 to stop" in harness.reason(9)[1]
 
 
 def test_the_second_member_is_helped_by_what_is_left_after_the_first():
@@ -157,7 +157,7 @@ def test_members_that_a_gang_can_do_without_go_first_and_alone():
     assert [(e.job, e.preemptor, e.nodes, e.members) for e in done.plan.evictions] == [(1, 9, ("n1",), (2,))]
     assert "job.shrunk" in harness.kinds(1)
     assert "job.preempted" not in harness.kinds(1)
-    assert harness.reason(9) == ("PREEMPTING", "room is being made on n1: job 1 (member 2) was told to go")
+    assert harness.reason(9) == ("PREEMPTING", "preempting on n1: waiting for job 1 (member 2) to stop")
     _goes(harness, "1.2.1")
     assert harness.started() == ["9.0.1"]
     assert (harness.state(1), harness.jobs[1].preemptions) == ("running", 0)

@@ -59,7 +59,7 @@ def test_less_important_work_that_waits_changes_nothing():
     harness.submit(3, priority="low")
     harness.submit(4, priority="batch", after=after(3))
     assert next_started(harness) == ["2"]
-    assert harness.controller.priority_inheritance.lifts == {}
+    assert harness.controller.priority_inheritance.inherited == {}
 
 
 def test_who_is_lifted_sends_nobody_away():

@@ -126,7 +126,7 @@ def test_a_job_counts_as_much_as_the_most_important_that_waits_for_it():
     line = _line(share=0)
     for id in (1, 2, 3):
         _add(line, id, at=id)
-    line.lift(3, 1000)
+    line.set_inherited_priority(3, 1000)
     assert _round(line, 10) == [3, 1, 2]
 
 
@@ -134,8 +134,8 @@ def test_a_lift_that_is_over_leaves_a_job_where_it_would_have_been():
     line = _line(share=0)
     for id in (1, 2, 3):
         _add(line, id, at=id)
-    line.lift(3, 1000)
-    line.lift(3, None)
+    line.set_inherited_priority(3, 1000)
+    line.set_inherited_priority(3, None)
     assert _round(line, 10) == [1, 2, 3]
 
 
@@ -184,8 +184,8 @@ def test_places_are_told_as_they_are_tried(seed):
         for id in range(1, 40)
     ]
     view = {"shares": _Shares(a=100, b=500, c=900)}
-    line.lift(7, 900)
-    line.lift(9, 950)
+    line.set_inherited_priority(7, 900)
+    line.set_inherited_priority(9, 950)
     now = 5 * HOUR
     places = {gang.id: line.position(gang, View(now, **view)) for gang in gangs}
     assert [places[id] for id in _round(line, now, **view)] == list(range(1, 40))

@@ -7,7 +7,7 @@ from typing import Any
 from builders import NOW_MS, amounts
 from hodei.control.estimates import LearnedEstimates
 from hodei.control.explain import why as explain
-from hodei.control.explain.time import holds_on
+from hodei.control.explain.why import holds_on
 from hodei.engine.availability import StartReservation
 from hodei.model.explanation import ReservedStart
 from hodei.model.facts import NodeLost
@@ -86,7 +86,7 @@ def test_a_run_that_still_has_its_time_and_stands_in_the_way_is_a_broken_promise
     harness.controller.cluster.availability.add_start_reservation(
         StartReservation(2, NOW_MS + MINUTE, NOW_MS + 61 * MINUTE, (("n1", amounts(4)),))
     )
-    harness.controller.reservation_audit.judge(NOW_MS + 2 * MINUTE)
+    harness.controller.reservation_audit.check(NOW_MS + 2 * MINUTE)
     assert harness.controller.reservation_audit.broken == 1, (
         "job 1 may go on for an hour, so this should never have been promised"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from builders import NOW_MS, a_node, amounts
 from hodei.control.explain import why as explain
-from hodei.control.explain.time import holds_on
+from hodei.control.explain.why import holds_on
 from hodei.control.reservations.reservations import choose, late_runs
 from hodei.engine.availability import StartReservation
 from hodei.model.errors import Conflict, InvalidInput, NotFound
