@@ -34,7 +34,7 @@ def test_one_node_is_asked_about_one_job(installation: Installation) -> None:
     said = installation.ok("why", str(job), "--node", "c", "-o", "json").json
     assert {blocker["code"] for blocker in said["blockers"]} == {"SELECTOR_MISMATCH", "UNTOLERATED_TAINT"}
     said = installation.ok("why", str(job), "--node", "a", "-o", "json").json
-    assert (said["code"], said["nearest"]["text"]) == ("INSUFFICIENT_CPU", "lacks 2 cpu (2 of 2 free, 4 asked)")
+    assert (said["code"], said["nearest"]["text"]) == ("INSUFFICIENT_CPU", "lacks 2 cpu (2 of 2 free, 4 requested)")
     assert installation.hodei("why", str(job), "--node", "nowhere").code == 3
     done = installation.submit(cpu=1)
     node = node_of(installation, done)

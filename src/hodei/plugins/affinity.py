@@ -1,4 +1,5 @@
-"""What a job says of nodes: selector and required affinity refuse, preferred affinity adds its weights."""
+"""Node affinity: the job's selector and required affinity refuse, preferred affinity scores; and the nodes of a
+profile."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hodei.model.job import Affinity, Reason
 
 
 class NodeAffinity:
-    """`added`: what the operator demands and prefers for every member, besides what its job says."""
+    """`added`: affinity that the operator adds to every member."""
 
     name = "affinity"
     reads: Reads = "static"
@@ -48,14 +49,14 @@ class NodeAffinity:
         return out
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
-        """Drop one label of the selector, or the required affinity: in the order of the refusals."""
+        """Drop one label of the selector, or the required affinity, in the order of the refusals."""
         task = member.task
         labels, pairs = sorted(task.node_selector.items()), self.filter(member, nodes, view)
         for place, helps in enumerate(sole_refusals(pairs)):
             if helps and place < len(labels):
-                gone = labels[place]
-                rest = {label: value for label, value in task.node_selector.items() if label != gone[0]}
-                yield Change("drop", f"drop label {gone[0]}={gone[1]}", {"node_selector": rest})
+                dropped, value = labels[place]
+                rest = {label: value for label, value in task.node_selector.items() if label != dropped}
+                yield Change("drop", f"drop label {dropped}={value}", {"node_selector": rest})
             elif helps and place == len(labels) and task.affinity.required:
                 terms = " or ".join(f"[{term}]" for term in task.affinity.required)
                 without = structs.replace(task.affinity, required=())
@@ -66,10 +67,10 @@ class NodeAffinity:
         if not preferred:
             return None
         raw = nodes.zeros()
-        for wish in preferred:
+        for preference in preferred:
             # An empty preference matches no node, as in Kubernetes.
-            if wish.term.labels or wish.term.fields:
-                raw = raw + term_mask(wish.term, nodes).astype(np.int64) * wish.weight
+            if preference.term.labels or preference.term.fields:
+                raw = raw + term_mask(preference.term, nodes).astype(np.int64) * preference.weight
         return raw
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
@@ -78,7 +79,7 @@ class NodeAffinity:
 
 
 def term_mask(term: NodeTerm, nodes: Nodes) -> Mask:
-    """Which nodes meet all of a term; a term without conditions is met by none, as in Kubernetes."""
+    """Nodes that meet all conditions of a term; a term without conditions matches none, as in Kubernetes."""
     if not term.labels and not term.fields:
         return nodes.none()
     hit = ~nodes.none()
@@ -90,6 +91,8 @@ def term_mask(term: NodeTerm, nodes: Nodes) -> Mask:
 
 
 class Scope:
+    """Refuses nodes that the profile may not use. `nodes`: the profile's label selector; empty for all nodes."""
+
     name = "scope"
     reads: Reads = "static"
     requeue_on: tuple[Trigger, ...] = ("node_joined", "node_changed")

@@ -1,8 +1,7 @@
-"""Which backend first, then which of its nodes: a profile's `backend_policy`. Each is a score plugin by its own name.
+"""A profile's `backend_policy`: choose the backend first, then the node within it. Each policy is a score plugin.
 
-A backend is scored by those of its nodes that could take the member, and all of them get its score: with the weight that
-it usually has, the backend is chosen by this, and the node within it by everything else. No opinion while there is one
-backend only.
+A backend is scored by its feasible nodes, and all its nodes get its score. With the usual weight this score decides the
+backend, and all other scores decide the node. No opinion if there is only one backend.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from hodei.engine.view import Member, View
 from hodei.plugins.locality import DataLocality, Proximity
 from hodei.plugins.strategies import free_share
 
-# Which backend a node is of travels with what is said of it, in the lowest bits.
+# The lowest bits of a raw score are the number of the node's backend.
 _BITS = 16
-_WHICH = (1 << _BITS) - 1
+_BACKEND_MASK = (1 << _BITS) - 1
 
 
-class _OverBackends(ABC):
+class _BackendPolicy(ABC):
     reads: Reads = "static"
     usual_weight = 1000
 
     @abstractmethod
-    def _of_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        """What is said of a node alone; not below 0."""
+    def _score_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+        """The score of a single node; not negative."""
 
-    def _of_backend(self, of_nodes: Ints) -> int:
-        """What is said of a backend, from 0 to MAX_SCORE unless `_rank` has the last word."""
+    def _score_backend(self, of_nodes: Ints) -> int:
+        """The score of a backend, from 0 to MAX_SCORE unless `_rank` rescales it."""
         return int(of_nodes.max())
 
     def _rank(self, of_backends: Ints) -> Ints:
@@ -40,39 +39,39 @@ class _OverBackends(ABC):
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         backends = nodes.by("backend", lambda node: node.backend)
-        if len(backends.values) < 2 or len(backends.values) > _WHICH:
+        if len(backends.values) < 2 or len(backends.values) > _BACKEND_MASK:
             return None
-        said = self._of_node(member, nodes, view)
-        if said is None:
+        scores = self._score_node(member, nodes, view)
+        if scores is None:
             return None
         place = {name: number for number, name in enumerate(backends.values)}
-        return (said << _BITS) | backends.numbers(lambda name: place[name])
+        return (scores << _BITS) | backends.numbers(lambda name: place[name])
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
-        said, which = raw >> _BITS, raw & _WHICH
+        scores, backend = raw >> _BITS, raw & _BACKEND_MASK
         out = np.zeros_like(raw)
-        left = np.unique(which[feasible])
+        left = np.unique(backend[feasible])
         if not left.size:
             return out
-        found = np.array([self._of_backend(said[feasible & (which == one)]) for one in left], dtype=np.int64)
+        found = np.array([self._score_backend(scores[feasible & (backend == one)]) for one in left], dtype=np.int64)
         for one, score in zip(left, self._rank(found), strict=True):
-            out[which == one] = score
+            out[backend == one] = score
         return out
 
 
-class CostOptimized(_OverBackends):
-    """The backend whose cheapest node costs least."""
+class CostOptimized(_BackendPolicy):
+    """The backend with the cheapest node."""
 
     name = "cost_optimized"
 
     def key(self, member: Member) -> Hashable:
         return None
 
-    def _of_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+    def _score_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         costs = nodes.by("cost", lambda node: node.cost_milli)
         return costs.numbers(int) if any(costs.values) else None
 
-    def _of_backend(self, of_nodes: Ints) -> int:
+    def _score_backend(self, of_nodes: Ints) -> int:
         return int(of_nodes.min())
 
     def _rank(self, of_backends: Ints) -> Ints:
@@ -82,8 +81,8 @@ class CostOptimized(_OverBackends):
         return (high - of_backends) * MAX_SCORE // (high - low)
 
 
-class Performance(_OverBackends):
-    """The backend with the most room left, as a share: there it is the least crowded."""
+class Performance(_BackendPolicy):
+    """The backend with the largest free share."""
 
     name = "performance"
     reads: Reads = "usage"
@@ -91,15 +90,15 @@ class Performance(_OverBackends):
     def key(self, member: Member) -> Hashable:
         return tuple(member.task.request.items())
 
-    def _of_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+    def _score_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         return free_share(member, nodes)
 
-    def _of_backend(self, of_nodes: Ints) -> int:
+    def _score_backend(self, of_nodes: Ints) -> int:
         return int(of_nodes.sum()) // len(of_nodes)
 
 
-class Locality(_OverBackends):
-    """The backend that holds what the job reads, or has a node nearest to the place that it names."""
+class Locality(_BackendPolicy):
+    """The backend that holds the job's inputs, or has the node nearest to its location."""
 
     name = "locality"
 
@@ -109,13 +108,14 @@ class Locality(_OverBackends):
     def key(self, member: Member) -> Hashable:
         return self._data.key(member), self._near.key(member)
 
-    def _of_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
+    def _score_node(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         found = [score for by in (self._data, self._near) if (score := by.score(member, nodes, view)) is not None]
         return sum(found[1:], found[0]) // len(found) if found else None
 
 
 class Cost:
-    """No opinion while no node has a cost; a node without one among others that have one is free of charge."""
+    """The cheapest feasible node gets 100, the most expensive 0. No opinion while no node has a cost; a node without a
+    cost among others is free."""
 
     name = "cost"
     reads: Reads = "static"

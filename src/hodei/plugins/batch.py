@@ -1,12 +1,11 @@
-"""Lines for batch work: an order by what is known of the jobs, and promises that keep those in front from starving.
+"""Batch queues: an order by properties of the jobs, and start reservations that keep the first jobs from starving.
 
-`order` says who is first: fcfs, sjf (shortest), saf (smallest area), wfp3, unicef, f1 to f4 (published formulas) or hodei.
-`backfill` says what those behind a job that can not start may do: nothing (none), start if that does not delay the first
-(easy), or start if that delays nobody (conservative, for the first `reservation_depth` jobs).
-`overrun` says what becomes of those who went ahead and are not over by then: they go on (let) or are stopped (stop).
-`fill` says who of them is tried first: queue (the same order), shortest, deadline (nearest
-first), largest, or balanced (whoever uses most of what is least in use, over all resources).
-`lookahead` says how many of those who wait are looked at, the first in order; where the order changes with time, all are.
+`order`: fcfs, sjf (shortest), saf (smallest area), wfp3, unicef, f1 to f4 (published formulas) or hodei. `backfill`:
+what may start behind a blocked job: nothing (none), jobs that do not delay the first one (easy), or jobs that delay
+none of the first `reservation_depth` (conservative). `overrun`: backfilled runs that exceed their estimate continue
+(let) or are stopped (stop). `fill`: the order of backfill: queue (the same), shortest, deadline (nearest first),
+largest, or balanced (jobs that use the least used resources most). `lookahead`: how many pending jobs are considered,
+in order; all of them if the order changes with time.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class _Jobs:
 
 
 def _wfp3(j: _Jobs) -> Floats:
-    # -(w/r)^3 * n, as a logarithm: the order is the same and no number grows out of bounds.
+    # -(w/r)^3 * n as a logarithm: the same order without overflow.
     return -(3 * np.log(np.maximum(j.w, 1e-3) / j.r) + np.log(j.n)) * 1e6
 
 
@@ -82,20 +81,20 @@ class Batch:
         words = ((order, ("fcfs", "hodei", *ORDERS)), (backfill, BACKFILLS), (fill, FILLS), (overrun, OVERRUNS))
         for word, known in words:
             if word not in known:
-                raise InvalidInput(f"a batch line knows no {word!r}", hint=f"one of: {', '.join(known)}")
+                raise InvalidInput(f"a batch queue has no option {word!r}", hint=f"one of: {', '.join(known)}")
         self._order, self._fill, self.overrun = order, fill, overrun
         self._doubling_ms = parse_duration_ms(doubling)
         self._default_ms = parse_duration_ms(default_estimate)
         for word, amount in (("lookahead", lookahead), ("reservation_depth", reservation_depth)):
             if amount < 1:
-                raise InvalidInput(f"a batch line with {word} {amount}", hint="a whole number from 1 on")
+                raise InvalidInput(f"{word} of a batch queue is {amount}", hint="write a whole number from 1")
         self.reorders = order in REORDERING
         self.by_submission = order == "fcfs"
         self.balances = fill == "balanced"
         self.lookahead = lookahead
         self.reservation_depth = {"none": 0, "easy": 1, "conservative": reservation_depth}[backfill]
 
-    # ---------------------------------------------------------------------------------- as every line
+    # ---------------------------------------------------------------------------------------- queue_sort
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
         return (gang.queued_ms,)
@@ -106,7 +105,7 @@ class Batch:
     def charge(self, gang: Gang) -> int:
         return 0
 
-    # ------------------------------------------------------------------------------------------- in time
+    # --------------------------------------------------------------------------------------- timed queue
 
     def estimate_ms(self, gang: Gang) -> int:
         return gang.job.estimate_ms or gang.job.timeout_ms or self._default_ms
@@ -115,24 +114,24 @@ class Batch:
         if self._order == "fcfs":
             return waiting.submitted_ms
         if self._order == "hodei":
-            # Asking for twice the time costs the place in line of someone who came so much later (see own-policy.md).
+            # Each doubling of the estimate costs `doubling` of waiting time (see own-policy.md).
             keys: Ints = waiting.submitted_ms + self._doubling_ms * _log2_milli(waiting.estimate_ms) // 1000
             return keys
-        return _whole(ORDERS[self._order](_Jobs(waiting, now_ms)))
+        return _to_milli(ORDERS[self._order](_Jobs(waiting, now_ms)))
 
     def terms(self, gang: Gang) -> tuple[PriorityTerm, ...]:
-        """What its place comes from, in words: lines of this kind have no points, the smallest key is first."""
+        """For people: batch queues have no points; the smallest key is first."""
         estimate = format_duration(gang.expected_ms or gang.estimate_ms)
-        said = [
+        terms = [
             PriorityTerm("order", 0, f"{self._order}, the smallest first"),
             PriorityTerm("submitted", 0, format_time(gang.submitted_ms)),
         ]
         if self._order == "hodei":
             cost = format_duration(self._doubling_ms)
-            said.append(PriorityTerm("estimate", 0, f"{estimate}; asking for twice the time costs {cost} in line"))
+            terms.append(PriorityTerm("estimate", 0, f"{estimate}; each doubling costs {cost} of waiting time"))
         elif self._order != "fcfs":
-            said.append(PriorityTerm("estimate", 0, estimate))
-        return tuple(said)
+            terms.append(PriorityTerm("estimate", 0, estimate))
+        return tuple(terms)
 
     def fill_order(self, waiting: PendingColumns, now_ms: int) -> Ints | None:
         if self._fill == "shortest":
@@ -145,11 +144,11 @@ class Batch:
 
 
 def _log2_milli(amount_ms: Ints) -> Ints:
-    """Thousandths of the logarithm of whole seconds: rounded, so that every machine has the same."""
+    """Thousandths of the binary logarithm of whole seconds, rounded so that every machine agrees."""
     logs: Floats = np.log2(np.maximum(amount_ms // 1000, 1))
     return np.rint(1000 * logs).astype(np.int64)
 
 
-def _whole(scores: Floats) -> Ints:
-    """Thousandths, so that equal inputs give equal orders on every machine."""
+def _to_milli(scores: Floats) -> Ints:
+    """Rounded thousandths, so that every machine agrees."""
     return np.rint(np.clip(scores * _SCALE, -_LARGEST, _LARGEST)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Capabilities: refuses nodes of backends that cannot do what the job asks for (images, health checks, GPU shares ...)."""
+"""Capabilities: refuses nodes of backends that cannot do what the job needs (images, health checks, GPU shares ...)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hodei.model.job import Checkpoint, HealthCheck, Interactive, Reason
 from hodei.model.node import Node
 
 CODE = "BACKEND_CANNOT"
-_Able = tuple[str, tuple[str, ...]]
-# What can be left out of a job without making another job of it: the need, the words, the fields and their new values.
-_LEFT_OUT: dict[str, tuple[str, dict[str, Any], bool]] = {
+_BackendNeeds = tuple[str, tuple[str, ...]]
+# Needs that a job can drop and still do its work: text, fields with their new values, whether they are the job's.
+_DROPPABLE: dict[str, tuple[str, dict[str, Any], bool]] = {
     "health_checks": ("drop health", {"health": HealthCheck()}, True),
     "checkpoint": ("drop checkpoint", {"checkpoint": Checkpoint()}, True),
     "checkpoint_commands": ("drop checkpoint", {"checkpoint": Checkpoint()}, True),
@@ -35,11 +35,11 @@ class Capabilities:
         return needs_of(member.job, member.task)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
-        return [(mask, reason) for mask, reason, _ in self._unable(member, nodes)]
+        return [(mask, reason) for mask, reason, _ in self._unmet(member, nodes)]
 
-    def _unable(self, member: Member, nodes: Nodes) -> list[tuple[Mask, Reason, str]]:
+    def _unmet(self, member: Member, nodes: Nodes) -> list[tuple[Mask, Reason, str]]:
         out: list[tuple[Mask, Reason, str]] = []
-        backends = nodes.by("what its backend cannot do", _able)
+        backends = nodes.by("unmet needs", _backend_needs)
         lacking = [(name, cannot) for name, cannot in backends.values if cannot]
         if not lacking:
             return out
@@ -52,18 +52,18 @@ class Capabilities:
         return out
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
-        found = self._unable(member, nodes)
+        found = self._unmet(member, nodes)
         helps = sole_refusals([(mask, reason) for mask, reason, _ in found])
-        told = set[str]()
-        for (_, _, need), alone_in_the_way in zip(found, helps, strict=True):
-            if alone_in_the_way and need in _LEFT_OUT and (words := _LEFT_OUT[need])[0] not in told:
-                told.add(words[0])
-                yield Change("drop", words[0], words[1], whole_job=words[2])
+        proposed = set[str]()
+        for (_, _, need), only_refusal in zip(found, helps, strict=True):
+            if only_refusal and need in _DROPPABLE and (change := _DROPPABLE[need])[0] not in proposed:
+                proposed.add(change[0])
+                yield Change("drop", change[0], change[1], whole_job=change[2])
 
 
-def _able(node: Node) -> _Able:
+def _backend_needs(node: Node) -> _BackendNeeds:
     return node.backend, node.cannot
 
 
-def _is(wanted: _Able, able: _Able) -> bool:
+def _is(wanted: _BackendNeeds, able: _BackendNeeds) -> bool:
     return able == wanted

@@ -1,7 +1,7 @@
-"""Devices: refuses nodes that have enough in sum but not in one piece: GPUs that are free only in parts, cores that are
-taken or lie in different sockets.
+"""Devices: refuses nodes with enough in sum but not in one piece: fragmented GPUs, bound cores, cores on different
+sockets.
 
-It says nothing where the plain amounts do not fit: that is said by `fit`. What it lets pass, `DeviceSlots.find` finds.
+`fit` refuses nodes where the amounts do not fit. For every node that passes, `DeviceSlots.find` succeeds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hodei.model.resources import CPU, GPU, human_amount
 
 _TEXTS = {
     "GPU_FRAGMENTED": "GPUs are free only in pieces",
-    "NO_TOPOLOGY": "it is not known which cores it has",
+    "NO_TOPOLOGY": "its cores are unknown",
     "NO_FREE_CORES": "not enough free cores to bind to",
     "NOT_IN_ONE_SOCKET": "no single socket has enough free cores and GPUs",
 }
@@ -58,7 +58,7 @@ class Devices:
         for place, (node, parts) in enumerate(zip(nodes.each(), nodes.parts(), strict=True)):
             code = _objection(task, parts) if node.sockets and parts is not None else "NO_TOPOLOGY"
             if code:
-                # Nothing that others do helps where the empty node would not do.
+                # If it does not fit the idle node, preemption cannot help.
                 evictable = code != "NO_TOPOLOGY" and DeviceSlots(node).fits(task)
                 masks.setdefault((code, evictable), nodes.none())[place] = True
         return [(mask, self._reason(code, evictable)) for (code, evictable), mask in sorted(masks.items())]
@@ -66,27 +66,29 @@ class Devices:
     def _reason(self, code: str, evictable: bool = False) -> Reason:
         return Reason(self.name, code, _TEXTS[code], evictable=evictable)
 
-    # ------------------------------------------------------------------------------------------ explaining
+    # ------------------------------------------------------------------------------------------- explain
 
     def lacks(self, member: Member, nodes: Nodes, view: View) -> tuple[int, str]:
-        """How much of what was asked for is missing in one piece on one node, in thousandths, and in words."""
+        """The shortage of one node in thousandths of the request, and as text."""
         task, size, texts = member.task, 0, []
         amount = task.request.get(GPU, 0)
         if amount and int(nodes.free(GPU)[0]) >= amount and not fits(nodes.gpus(), amount)[0]:
             size += max(1, (amount - int(_largest(nodes.gpus(), amount)[0])) * 1000 // amount)
             pieces = [human_amount(GPU, free) for free in nodes.gpus()[0].tolist() if free > 0]
-            texts.append(f"its GPUs are free only in pieces ({', '.join(pieces)}; {human_amount(GPU, amount)} asked)")
+            texts.append(
+                f"its GPUs are free only in pieces ({', '.join(pieces)}; {human_amount(GPU, amount)} requested)"
+            )
         [node], [parts] = nodes.each(), nodes.parts()
         if task.binding and node.sockets and parts is not None and _objection(task, parts):
             cores = _cores(task)
             free = [len(socket) for socket in parts.cores]
             most = max(free) if task.binding == "numa" else sum(free)
             size += max(1, (cores - most) * 1000 // max(cores, 1))
-            texts.append(f"has {' + '.join(map(str, free))} free cores in its sockets, {cores} asked")
+            texts.append(f"has {' + '.join(map(str, free))} free cores in its sockets, {cores} requested")
         return size, ", ".join(texts)
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
-        """GPUs: the most that some node has in one piece. Cores: no binding, a looser one, or as many as one node has."""
+        """GPUs: the most that some node has in one piece. Cores: no binding, a weaker one, or as many as one node has."""
         task = member.task
         amount = task.request.get(GPU, 0)
         if amount and len(nodes):
@@ -96,7 +98,7 @@ class Devices:
                 yield change
         if not task.binding:
             return
-        yield Change("drop", f"drop binding to {_words(task)}", {"binding": ""})
+        yield Change("drop", f"drop binding to {_binding_text(task)}", {"binding": ""})
         if task.binding == "numa":
             yield Change("drop", "binding to any cores instead of those of one socket", {"binding": "cores"})
         known = [
@@ -108,7 +110,7 @@ class Devices:
 
 
 def fits(gpus: Ints, amount: int) -> Mask:
-    """For rows of what is free of each GPU: whether the whole GPUs of `amount` are free, and the rest of another one."""
+    """Per row of free GPUs: whether the whole GPUs of `amount` are free, and the fraction on another one."""
     whole, part = divmod(amount, WHOLE)
     found: Mask = (gpus >= WHOLE).sum(axis=1) >= whole
     if part:
@@ -121,12 +123,12 @@ def fits_one(gpus: Sequence[int], amount: int) -> bool:
 
 
 def _largest(gpus: Ints, amount: int) -> Ints:
-    """The largest request up to `amount` that would fit each row."""
+    """The largest request up to `amount` that fits each row."""
     if not gpus.shape[1]:
         return np.zeros(len(gpus), dtype=np.int64)
     whole = np.minimum((gpus >= WHOLE).sum(axis=1), amount // WHOLE)
-    downwards = np.concatenate([-np.sort(-gpus, axis=1), np.zeros((len(gpus), 1), dtype=np.int64)], axis=1)
-    rest = np.clip(downwards[np.arange(len(gpus)), whole], 0, WHOLE - 1)
+    descending = np.concatenate([-np.sort(-gpus, axis=1), np.zeros((len(gpus), 1), dtype=np.int64)], axis=1)
+    rest = np.clip(descending[np.arange(len(gpus)), whole], 0, WHOLE - 1)
     found: Ints = np.minimum(whole * WHOLE + rest, amount)
     return found
 
@@ -136,7 +138,7 @@ def _gpus_when_empty(node: Node) -> tuple[int, ...]:
 
 
 def _objection(task: TaskSpec, parts: DeviceSlots) -> str:
-    """Why the cores (and with them the GPUs) of a node cannot be bound to; "" if they can, or if only GPUs are missing."""
+    """Why the cores (and GPUs) of a node cannot be bound; "" if they can, or if only GPUs are missing."""
     cores, amount = _cores(task), task.request.get(GPU, 0)
     if sum(map(len, parts.cores)) < cores:
         return "NO_FREE_CORES"
@@ -152,5 +154,5 @@ def _cores(task: TaskSpec) -> int:
     return -(-task.request.get(CPU, 0) // 1000)
 
 
-def _words(task: TaskSpec) -> str:
+def _binding_text(task: TaskSpec) -> str:
     return "the cores of one socket" if task.binding == "numa" else "cores"

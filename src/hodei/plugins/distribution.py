@@ -1,11 +1,10 @@
-"""The tasks of a job over backends: all on one (`colocated`), or each task on one of those that it may use, the cheapest
-way by what it costs to move data between them (`distributed`; `hub_and_spoke`: between the hub and each other task).
+"""Tasks of a job over backends: all on one (`colocated`), or each on one of its backends at the lowest transfer cost
+(`distributed`; `hub_and_spoke`: only between the hub and each other task).
 
-Moving data between two tasks on different backends costs the price of that pair of backends, once for each member of
-either task. Pairs that are not named cost nothing. The cheapest choice with room wins; at equal cost the one with the
-fewest backends, then by name. At most 256 choices are tried: the cheapest of all that have room by free resources. Only
-for a job with many tasks and backends may a cheaper one be missed: choices are made task by task, and of more than 1024
-beginnings the cheapest 1024 are followed.
+Tasks on different backends cost the price of that pair of backends, once per member of either task; unnamed pairs are
+free. The cheapest choice with capacity wins; ties go to the fewest backends, then by name. At most 256 choices are
+tried: the cheapest that fit by free resources. The search extends partial choices task by task and keeps the best 1024,
+so only jobs with many tasks and backends may miss a cheaper one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from hodei.model.job import Reason
 from hodei.plugins.domain_capacity import DomainCapacity, has_several_members
 
 CHOICES_TRIED = 256
-_BEGINNINGS_KEPT = 1024
+_PARTIAL_CHOICES_KEPT = 1024
 
 
 class Distribution:
@@ -41,19 +40,19 @@ class Distribution:
             return None
         column = table.interned("backend", lambda node: node.backend)
         backends: tuple[str, ...] = tuple(column.values)
-        taken = {node.backend for name in gang.beside if (node := table.node(name)) is not None}
-        choose, text = _apart, "no allowed choice of backends has room for every task"
+        occupied = {node.backend for name in gang.beside if (node := table.node(name)) is not None}
+        choose, text = _distributed, "no allowed choice of backends has capacity for every task"
         if rules.model == "colocated":
-            choose, text = _together, "no single backend that all tasks allow has room for all of them"
-        choices = choose(gang, DomainCapacity(gang, table, column.ids, len(backends)), backends, taken)
+            choose, text = _colocated, "no single backend that all tasks allow has capacity for all of them"
+        choices = choose(gang, DomainCapacity(gang, table, column.ids, len(backends)), backends, occupied)
 
-        def crowded() -> list[Layout]:
+        def with_preemption() -> list[Layout]:
             empty = DomainCapacity(gang, table, column.ids, len(backends), empty=True)
-            full = [choice for choice in choose(gang, empty, backends, taken) if choice not in choices]
+            full = [choice for choice in choose(gang, empty, backends, occupied) if choice not in choices]
             return [_layout(choice, column.ids) for choice in full]
 
         options = [_layout(choice, column.ids) for choice in choices]
-        return Layouts(options, Reason(self.name, "DISTRIBUTION", text, evictable=True), crowded)
+        return Layouts(options, Reason(self.name, "DISTRIBUTION", text, evictable=True), with_preemption)
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         rules = member.job.distribution
@@ -63,7 +62,7 @@ class Distribution:
 
 
 def _layout(choice: Sequence[int], ids: NDArray[np.intp]) -> Layout:
-    """Each kind of member on the backend that was chosen for it."""
+    """Each kind of member on the backend chosen for it."""
     rows = {backend: ids == backend for backend in set(choice)}
     return Layout(tuple(rows[backend] for backend in choice))
 
@@ -77,51 +76,54 @@ def _allowed(member: Member, backends: Sequence[str]) -> list[int]:
     ]
 
 
-def _together(gang: Gang, room: DomainCapacity, backends: Sequence[str], taken: set[str]) -> list[tuple[int, ...]]:
-    """One backend for all; the one where the others run if members join them."""
+def _colocated(
+    gang: Gang, capacity: DomainCapacity, backends: Sequence[str], occupied: set[str]
+) -> list[tuple[int, ...]]:
+    """One backend for all; members that join use that of the others."""
     for_all = set(range(len(backends)))
     for member in gang.members:
         for_all &= set(_allowed(member, backends))
-    if taken:
-        for_all = {number for number in for_all if backends[number] in taken}
-    return [(number,) * len(gang.members) for number in room.in_order(backends) if number in for_all]
+    if occupied:
+        for_all = {number for number in for_all if backends[number] in occupied}
+    return [(number,) * len(gang.members) for number in capacity.in_order(backends) if number in for_all]
 
 
-def _apart(gang: Gang, room: DomainCapacity, backends: Sequence[str], taken: set[str]) -> list[tuple[int, ...]]:
-    """One backend for each task, the cheapest choice first. Members that join go to where others of their gang run,
-    and only if that has no room to yet another backend."""
-    found = _cheapest_first(gang, room, backends)
-    if taken:
-        found.sort(key=lambda choice: sum(backends[number] not in taken for number in choice))
+def _distributed(
+    gang: Gang, capacity: DomainCapacity, backends: Sequence[str], occupied: set[str]
+) -> list[tuple[int, ...]]:
+    """One backend per task, cheapest choice first. Members that join prefer backends where their gang already runs."""
+    found = _cheapest_first(gang, capacity, backends)
+    if occupied:
+        found.sort(key=lambda choice: sum(backends[number] not in occupied for number in choice))
     return found[:CHOICES_TRIED]
 
 
-def _cheapest_first(gang: Gang, room: DomainCapacity, backends: Sequence[str]) -> list[tuple[int, ...]]:
-    """Choices that have room by free resources, in order of cost, number of backends and names. Task by task: each
-    beginning goes on with every backend that has room left, and the best of these beginnings are kept."""
+def _cheapest_first(gang: Gang, capacity: DomainCapacity, backends: Sequence[str]) -> list[tuple[int, ...]]:
+    """Choices that fit by free resources, ordered by cost, number of backends and names. Extends each partial choice by
+    every backend with capacity left and keeps the best."""
     by_name = np.array(sorted(range(len(backends)), key=lambda number: backends[number]), dtype=np.intp)
     names = [backends[number] for number in by_name]
     rules, price = gang.job.distribution, _prices(gang.job.distribution, names)
-    left = {resource: free[by_name][None, :] for resource, free in room.free.items()}
+    left = {resource: free[by_name][None, :] for resource, free in capacity.free.items()}
     choices: NDArray[np.intp] = np.zeros((1, 0), dtype=np.intp)
     used: Mask = np.zeros((1, len(names)), dtype=np.bool_)
     cost: Ints = np.zeros(1, dtype=np.int64)
-    in_names: NDArray[np.intp] = np.zeros(1, dtype=np.intp)  # the place of each beginning in order of names
+    in_names: NDArray[np.intp] = np.zeros(1, dtype=np.intp)  # position of each partial choice in order of names
     for kind, member in enumerate(gang.members):
-        asked = {name: amount * room.needed[kind] for name, amount in room.requests[kind].items()}
+        requested = {name: amount * capacity.needed[kind] for name, amount in capacity.requests[kind].items()}
         able = np.zeros((len(choices), len(names)), dtype=np.bool_)
         able[:, _allowed(member, names)] = True
-        able &= room.each[kind][by_name] >= room.needed[kind]
-        for resource, amount in asked.items():
+        able &= capacity.each[kind][by_name] >= capacity.needed[kind]
+        for resource, amount in requested.items():
             able &= left[resource] >= amount
-        moving = np.zeros(able.shape, dtype=np.int64)
+        transfer = np.zeros(able.shape, dtype=np.int64)
         for other, earlier in enumerate(gang.members[:kind]):
             if rules.model == "distributed" or rules.hub in (member.task.name, earlier.task.name):
-                moving += price[choices[:, other]] * (member.task.count + earlier.task.count)
+                transfer += price[choices[:, other]] * (member.task.count + earlier.task.count)
         before, to = np.nonzero(able)
-        total = cost[before] + moving[before, to]
+        total = cost[before] + transfer[before, to]
         number = used[before].sum(axis=1) + ~used[before, to]
-        best = np.lexsort((to, in_names[before], number, total))[:_BEGINNINGS_KEPT]
+        best = np.lexsort((to, in_names[before], number, total))[:_PARTIAL_CHOICES_KEPT]
         before, to, cost = before[best], to[best], total[best]
         here = np.arange(len(best))
         alphabet = np.lexsort((to, in_names[before]))
@@ -132,12 +134,12 @@ def _cheapest_first(gang: Gang, room: DomainCapacity, backends: Sequence[str]) -
         used[here, to] = True
         for resource in left:
             left[resource] = left[resource][before]
-            left[resource][here, to] -= asked.get(resource, 0)
+            left[resource][here, to] -= requested.get(resource, 0)
     return [tuple(choice) for choice in by_name[choices].tolist()]
 
 
 def _prices(rules: Rules, backends: Sequence[str]) -> Ints:
-    """What moving the data of one member costs, from each backend to each other."""
+    """Transfer cost of one member's data between each pair of backends."""
     numbers = {name: number for number, name in enumerate(backends)}
     price = np.zeros((len(backends), len(backends)), dtype=np.int64)
     for known in rules.transfer_costs:

@@ -1,6 +1,6 @@
-"""How much of a gang the nodes of a place could hold now, by free resources alone: for plugins that lay gangs.
+"""How much of a gang each topology domain could hold, by free resources alone; for layout plugins.
 
-These are upper bounds, as every other rule can only make it less: a place that is too small by them need not be tried.
+These are upper bounds, as other rules can only reduce them: a domain that is too small need not be tried.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from hodei.engine.nodes import Ints, Mask, Table
 from hodei.engine.points import Layout
 from hodei.engine.view import Gang
 
-# As good as without end, and small enough to be summed up over all nodes: members that ask for nothing.
+# Members that request nothing: effectively unlimited, and sums over all nodes do not overflow.
 _NO_LIMIT = 1 << 30
 
 
 def has_several_members(gang: Gang) -> bool:
-    """Whether there is more than one member whose places can be compared."""
+    """Whether there is more than one member to place together."""
     return sum(map(len, gang.needed)) + sum(map(len, gang.extra)) > 1
 
 
 class DomainCapacity:
-    """For each place (the rows with the same one of `ids`): how many of each kind of member it could hold by itself
-    (`each`), and how much of each resource is free there (`free`). `empty`: as if nothing ran on the nodes."""
+    """Per domain (rows with the same id in `ids`): how many of each kind of member it could hold (`each`), and the free
+    amount of each resource (`free`). `empty`: as if nothing ran on the nodes."""
 
-    def __init__(self, gang: Gang, table: Table, ids: NDArray[np.intp], places: int, *, empty: bool = False) -> None:
+    def __init__(self, gang: Gang, table: Table, ids: NDArray[np.intp], domains: int, *, empty: bool = False) -> None:
         self.needed = [len(numbers) for numbers in gang.needed]
-        self.wanted = [len(more) + need for more, need in zip(gang.extra, self.needed, strict=True)]
+        self.members = [len(more) + need for more, need in zip(gang.extra, self.needed, strict=True)]
         self.requests = [
             {resource: amount for resource, amount in member.task.request.items() if amount > 0}
             for member in gang.members
@@ -38,16 +38,16 @@ class DomainCapacity:
         nodes = table.view()
         amounts_of = nodes.capacity if empty else nodes.free
         free = {name: np.maximum(amounts_of(name), 0) for request in self.requests for name in request}
-        self.free = {name: _by_place(amounts, ids, places) for name, amounts in free.items()}
+        self.free = {name: _sum_by_domain(amounts, ids, domains) for name, amounts in free.items()}
         self.each: list[Ints] = []
         for request in self.requests:
             count = np.full(len(ids), _NO_LIMIT, dtype=np.int64)
             for name, amount in request.items():
                 count = np.minimum(count, free[name] // amount)
-            self.each.append(_by_place(count, ids, places))
+            self.each.append(_sum_by_domain(count, ids, domains))
 
     def holds(self, counts: Sequence[int]) -> Mask:
-        """The places that could take so many of each kind, all together."""
+        """The domains that could hold that many of each kind together."""
         found = np.ones(len(self.each[0]) if self.each else 0, dtype=np.bool_)
         for each, count in zip(self.each, counts, strict=True):
             found &= each >= count
@@ -56,24 +56,24 @@ class DomainCapacity:
         return found
 
     def most(self) -> Ints:
-        """How many of the needed members each place could take at the most."""
+        """How many needed members each domain could hold at most."""
         found = np.zeros(len(self.each[0]) if self.each else 0, dtype=np.int64)
         for each, need in zip(self.each, self.needed, strict=True):
             found += np.minimum(each, need)
         return found
 
     def in_order(self, names: Sequence[str | None]) -> list[int]:
-        """The places that could take the needed members, best first: where the extra ones could go too, the tightest
-        first, so that large places stay whole; then the others, those that could take more first. Ties by name."""
-        size = sum(self.wanted)
-        roomy = np.full(len(names), _NO_LIMIT, dtype=np.int64)
-        for each, want in zip(self.each, self.wanted, strict=True):
-            if want:
-                roomy = np.minimum(roomy, each * size // want)
-        whole = self.holds(self.wanted).tolist()
-        room = roomy.tolist()
-        places = [place for place in np.flatnonzero(self.holds(self.needed)).tolist() if names[place] is not None]
-        return sorted(places, key=lambda p: (not whole[p], room[p] if whole[p] else -room[p], names[p]))
+        """The domains that could hold the needed members, best first: those that also hold the extra ones, tightest
+        first to keep large domains free; then the others, largest first. Ties by name."""
+        size = sum(self.members)
+        total = np.full(len(names), _NO_LIMIT, dtype=np.int64)
+        for each, count in zip(self.each, self.members, strict=True):
+            if count:
+                total = np.minimum(total, each * size // count)
+        holds_all = self.holds(self.members).tolist()
+        room = total.tolist()
+        domains = [domain for domain in np.flatnonzero(self.holds(self.needed)).tolist() if names[domain] is not None]
+        return sorted(domains, key=lambda p: (not holds_all[p], room[p] if holds_all[p] else -room[p], names[p]))
 
     def _total(self, counts: Sequence[int]) -> dict[str, int]:
         total: dict[str, int] = {}
@@ -84,14 +84,14 @@ class DomainCapacity:
 
 
 class DomainLayouts(Sequence[Layout]):
-    """A layout for each of some places, the same for all members, made when asked for: there can be as many places as
-    nodes. `wish`: ends with all rows for everyone."""
+    """One layout per domain, the same for all members, built on demand: there can be as many domains as nodes. `soft`:
+    ends with all rows."""
 
-    def __init__(self, ids: NDArray[np.intp], places: Sequence[int], members: int, *, wish: bool = False) -> None:
-        self._ids, self._places, self._members, self._wish = ids, places, members, wish
+    def __init__(self, ids: NDArray[np.intp], domains: Sequence[int], members: int, *, soft: bool = False) -> None:
+        self._ids, self._domains, self._members, self._soft = ids, domains, members, soft
 
     def __len__(self) -> int:
-        return len(self._places) + self._wish
+        return len(self._domains) + self._soft
 
     @overload
     def __getitem__(self, at: int) -> Layout: ...
@@ -99,16 +99,16 @@ class DomainLayouts(Sequence[Layout]):
     def __getitem__(self, at: slice) -> list[Layout]: ...
     def __getitem__(self, at: int | slice) -> Layout | list[Layout]:
         if isinstance(at, slice):
-            return [self[place] for place in range(*at.indices(len(self)))]
+            return [self[domain] for domain in range(*at.indices(len(self)))]
         number = range(len(self))[at]
-        if number == len(self._places):
+        if number == len(self._domains):
             rows = np.ones(len(self._ids), dtype=np.bool_)
         else:
-            rows = self._ids == self._places[number]
+            rows = self._ids == self._domains[number]
         return Layout((rows,) * self._members)
 
 
-def _by_place(values: Ints, ids: NDArray[np.intp], places: int) -> Ints:
-    total = np.zeros(places, dtype=np.int64)
+def _sum_by_domain(values: Ints, ids: NDArray[np.intp], domains: int) -> Ints:
+    total = np.zeros(domains, dtype=np.int64)
     np.add.at(total, ids, values)
     return total

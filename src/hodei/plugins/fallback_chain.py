@@ -1,10 +1,10 @@
-"""The fallback chain: backends in the order in which they are used. When one fails, the next takes its work.
+"""The fallback chain: backends in order of use. When one fails, the next takes its work.
 
-A job goes to the first backend of the chain that has room for it. One that is out of reach, not well, disabled or gone has
-none. A backend on which the job itself could not be started, or was lost, comes last for it. With `only_after_failure` the
-next backend is used for these reasons alone: a job waits while a backend before it is available, though full. A backend
-that could not take it even if it were idle is passed over. Backends that are not in the chain are used as ever. A job that
-names its backends itself is not held to the chain, nor is one that runs on every node.
+A job uses the first backend of the chain with capacity. An unreachable, unhealthy, disabled or removed one has none. A
+backend where the job failed to start or was lost comes last for it. With `only_after_failure` the next backend is used
+only for these reasons: a job waits while an earlier backend is available, even if full; a backend that could not run it
+even when idle is skipped. Backends outside the chain are unaffected. Jobs that name their backends, and per-node jobs,
+ignore the chain.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ class FallbackChain:
         return tuple(name for name in self._chain if name in job.failed_on)
 
     def layouts(self, gang: Gang, table: Table, view: View, capacity: Sequence[Ints] = ()) -> Layouts | None:
-        """First the backends outside the chain with the first of the chain, then with one more each time."""
-        column = table.view().by("backend and whether it is well", lambda node: (node.backend, node.ready))
-        well = {name for name, ready in column.values if ready}
-        order = [name for name in self._chain if name in well and name not in gang.job.failed_on]
-        order += [name for name in self._chain if name in well and name in gang.job.failed_on]
+        """The first of the chain (with all backends outside it), then one more each time."""
+        column = table.view().by("backend and readiness", lambda node: (node.backend, node.ready))
+        available = {name for name, ready in column.values if ready}
+        order = [name for name in self._chain if name in available and name not in gang.job.failed_on]
+        order += [name for name in self._chain if name in available and name in gang.job.failed_on]
         if len(order) < 2:
-            return None  # there is nothing to choose
+            return None  # no choice
         chained = frozenset(self._chain)
         if self._only_after_failure:
-            order = [name for name in order if _could(gang, column, chained, name, capacity)] or order
+            order = [name for name in order if _fits_idle(gang, column, chained, name, capacity)] or order
             standby = ", ".join(order[1:])
-            text = f"backend {standby} stands by: {order[0]} is available" if standby else f"no room on {order[0]}"
+            text = (
+                f"backend {standby} is on standby: {order[0]} is available" if standby else f"no capacity on {order[0]}"
+            )
             reason = Reason(self.name, "BACKEND_STANDBY" if standby else "FALLBACK_FULL", text)
             order = order[:1]
         else:
             reason = Reason(
-                self.name, "FALLBACK_FULL", f"no room on the backends of the fallback chain: {', '.join(order)}"
+                self.name, "FALLBACK_FULL", f"no capacity on the backends of the fallback chain: {', '.join(order)}"
             )
         options = []
         for number in range(len(order)):
@@ -59,8 +61,8 @@ class FallbackChain:
         return Layouts(options, reason)
 
 
-def _could(gang: Gang, column: Interned, chained: frozenset[str], name: str, capacity: Sequence[Ints]) -> bool:
-    """Whether the gang would have room there, and on the backends outside the chain, if nothing else ran."""
+def _fits_idle(gang: Gang, column: Interned, chained: frozenset[str], name: str, capacity: Sequence[Ints]) -> bool:
+    """Whether the gang would fit there, and on the backends outside the chain, if they were idle."""
     here = column.where(lambda state: state[0] == name)
     open_to = column.where(partial(_is_open, frozenset((name,)), chained))
     return all(

@@ -1,4 +1,4 @@
-"""Room: refuses nodes whose free resources are smaller than the request; its score is one of Kubernetes' strategies."""
+"""Capacity of nodes: free resources (`fit`), machines shared by several nodes (`pools`), and overcommit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fit:
     requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def __init__(self, strategy: str = "least_allocated", **options: Any) -> None:
-        """`strategy` and its options are for the score alone, which takes part only where a profile gives it a weight."""
+        """`strategy` and its options configure only the score, which a profile enables by a weight."""
         if strategy not in STRATEGIES:
             raise InvalidInput(f"there is no strategy {strategy!r}", hint=f"one of: {', '.join(STRATEGIES)}")
         self._strategy = STRATEGIES[strategy](**options)
@@ -47,7 +47,7 @@ class Fit:
         ]
 
     def lacks(self, member: Member, nodes: Nodes, view: View) -> tuple[int, str]:
-        """How much one node is short of, in thousandths of the request, and in words."""
+        """The shortage of one node in thousandths of the request, and as text."""
         size, texts = 0, []
         for resource, amount in member.task.request.items():
             free = int(nodes.free(resource)[0])
@@ -57,29 +57,29 @@ class Fit:
                 texts.append(
                     f"lacks {human_amount(resource, short)} {resource}"
                     f" ({human_amount(resource, max(free, 0))} of {human_amount(resource, int(nodes.capacity(resource)[0]))} free,"
-                    f" {human_amount(resource, amount)} asked)"
+                    f" {human_amount(resource, amount)} requested)"
                 )
         return size, ", ".join(texts)
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
-        """Less of one resource: as much as all needed members of the task together find, of the others as asked for."""
+        """Less of one resource: as much as all needed members of the task can get, with the other requests unchanged."""
         task = member.task
-        asked = {resource: amount for resource, amount in task.request.items() if amount}
-        for resource, amount in asked.items():
+        requested = {resource: amount for resource, amount in task.request.items() if amount}
+        for resource, amount in requested.items():
             times = np.full(len(nodes), task.needed, dtype=np.int64)
-            for other, much in asked.items():
+            for other, much in requested.items():
                 if other != resource:
                     times = np.minimum(times, np.maximum(nodes.free(other), 0) // much)
             most = _most_each(np.maximum(nodes.free(resource), 0), times, task.needed, amount)
             if most == amount and len(member.job.tasks) > 1:
-                most -= 1  # alone it has room; less of it may leave room for the other tasks
+                most -= 1  # it fits alone; less of it may leave capacity for the other tasks
             if most is not None and most < amount and (most or lower_request(task, resource, 0).kind == "drop"):
                 yield lower_request(task, resource, most)
 
 
 def _most_each(free: Ints, times: Ints, count: int, limit: int) -> int | None:
-    """The largest amount up to `limit` of which `count` members find room, at most `times` on a node; None if the
-    nodes cannot take so many whatever the amount."""
+    """The largest amount up to `limit` that `count` members can get, at most `times` per node; None if the nodes cannot
+    take that many at all."""
     if int(times.sum()) < count:
         return None
     if count == 1:
@@ -101,6 +101,9 @@ def _insufficient(resource: str) -> Reason:
 
 
 class Pools:
+    """Nodes that share machines, such as overlapping partitions of Slurm: the runs on all of them together get no more
+    than the machines have, although each node offers all of it."""
+
     name = "pools"
     reads: Reads = "cluster"
     requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
@@ -109,21 +112,21 @@ class Pools:
         return tuple(member.task.request.items())
 
     def stamp(self, member: Member, table: Table) -> Hashable:
-        pools = table.interned("pool", _pool)
-        if not _any(pools):
+        pools = table.interned("pool", _pool_of)
+        if not _has_pools(pools):
             return 0
-        return tuple(_used(table, pools, resource).tobytes() for resource in member.task.request)
+        return tuple(_usage_by_pool(table, pools, resource).tobytes() for resource in member.task.request)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
-        pools = nodes.table.interned("pool", _pool)
-        if not _any(pools):
+        pools = nodes.table.interned("pool", _pool_of)
+        if not _has_pools(pools):
             return ()
         here = pools.ids[nodes.rows]
         out: list[tuple[Mask, Reason]] = []
         for resource, amount in member.task.request.items():
             if not amount:
                 continue
-            used = _used(nodes.table, pools, resource)
+            used = _usage_by_pool(nodes.table, pools, resource)
             full: Mask = np.array(
                 [
                     pool is not None and used[number] + amount > dict(pool.capacity).get(resource, 0)
@@ -131,40 +134,43 @@ class Pools:
                 ],
                 dtype=np.bool_,
             )
-            text = f"the machines that it shares with others have no {resource} left"
+            text = f"the machines that it shares with other nodes have no {resource} left"
             out.append((full[here], Reason(self.name, "SHARED_MACHINES_FULL", text, evictable=True)))
         return out
 
 
-def _pool(node: Node) -> Pool | None:
+def _pool_of(node: Node) -> Pool | None:
     return node.pool
 
 
-def _any(pools: Interned) -> bool:
+def _has_pools(pools: Interned) -> bool:
     return any(pool is not None for pool in pools.values)
 
 
-def _used(table: Table, pools: Interned, resource: str) -> Ints:
-    """What is used in each pool."""
+def _usage_by_pool(table: Table, pools: Interned, resource: str) -> Ints:
+    """Usage per pool."""
     used = table.view().used(resource)
     out = np.zeros(len(pools.values), dtype=np.int64)
     np.add.at(out, pools.ids, used)
     return out
 
 
-# What is sent ahead to a batch system waits in its queue: nothing is promised twice there.
+# Batch systems queue what does not fit, so nothing is overcommitted physical.
 _QUEUES = ("slurm", "pbs")
 _ENOUGH = 1 << 62
 
 
 class Overcommit:
+    """Guaranteed members (limits equal to requests) do not use overcommitted capacity; burstable and best-effort ones
+    may."""
+
     name = "overcommit"
     reads: Reads = "usage"
     requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
         task = member.task
-        # Most tasks have no limits; the class of those need not be worked out.
+        # Fast path: most tasks have no limits.
         if not task.limits or qos(task) != "guaranteed":
             return NO_OPINION
         return task.request.get(CPU, 0), task.request.get(MEMORY, 0)
@@ -175,15 +181,15 @@ class Overcommit:
             return ()
         for resource in (CPU, MEMORY):
             amount = task.request.get(resource, 0)
-            there = nodes.by(("really there", resource), partial(_there, resource)).numbers(int)
-            # Where not even the overcommitted room is enough, `fit` says so.
-            short = (there - nodes.used(resource) < amount) & (nodes.free(resource) >= amount)
+            physical = nodes.by(("physical capacity", resource), partial(_physical, resource)).numbers(int)
+            # If not even the overcommitted capacity suffices, `fit` refuses.
+            short = (physical - nodes.used(resource) < amount) & (nodes.free(resource) >= amount)
             text = f"only overcommitted {resource} is left"
             out.append((short, Reason(self.name, "ONLY_OVERCOMMITTED", text, evictable=True)))
         return out
 
 
-def _there(resource: str, node: Node) -> int:
+def _physical(resource: str, node: Node) -> int:
     return node.capacity.get(resource, 0) if _overcommits(node) else _ENOUGH
 
 

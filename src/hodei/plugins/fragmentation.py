@@ -1,10 +1,11 @@
-"""GPU placement by fragmentation: of a node's free GPUs, how much could a typical job not use?
+"""GPU placement by fragmentation: how much of a node's free GPUs could a typical job not use?
 
-Fragmentation Gradient Descent (Weng et al., USENIX ATC 2023): of what is free on a node, a job of the typical workload can
-use the GPUs that have room for it, if all it asks for is there; the rest is a fragment in its eyes. The mean over the
-workload, by how often each shape comes, is the node's fragmentation. A member goes where it makes the least of it more.
+Fragmentation Gradient Descent (Weng et al., USENIX ATC 2023): of a node's free GPUs, a job of the typical workload can
+use those with enough left, if everything else it requests is free too; the rest is a fragment for that job. The mean
+over the workload, weighted by frequency, is the node's fragmentation. A member is placed where fragmentation grows
+least.
 
-All of it in whole numbers, by tables over free cpu and free thousandths: asking about a node is a few look-ups.
+Integers throughout, with tables over free cpu and free thousandths of GPUs: evaluating a node is a few lookups.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _IMPOSSIBLE = np.iinfo(np.int64).min // 2
 
 
 class Shape(Struct, frozen=True, order=True):
-    """What jobs of one kind ask for: thousandths of cpu and GPU, and which kinds of GPU they take (none: any)."""
+    """A request of the typical workload: thousandths of cpu and GPU, and the accepted GPU types (empty: any)."""
 
     cpu: int
     gpu: int
     gpu_types: tuple[str, ...] = ()
 
 
-# When nobody has said what is typical: mostly single GPUs and parts of them, four cores for each.
+# The default: mostly single GPUs and fractions, with four cores each.
 DEFAULT_WORKLOAD: dict[Shape, int] = {
     Shape(1000, 250): 4, Shape(2000, 500): 4, Shape(4000, 1000): 8,
     Shape(8000, 2000): 2, Shape(16_000, 4000): 1, Shape(32_000, 8000): 1,
@@ -46,7 +47,7 @@ DEFAULT_WORKLOAD: dict[Shape, int] = {
 
 
 def typical_workload(seen: Iterable[Shape], percent: int = 95) -> dict[Shape, int]:
-    """The most frequent shapes, until they make up so many percent of what was seen, and how often each was."""
+    """The most frequent shapes that make up `percent` of those seen, with their counts."""
     counted = Counter(seen)
     kept: dict[Shape, int] = {}
     for shape, times in sorted(counted.items(), key=lambda pair: (pair[1], pair[0]), reverse=True):
@@ -74,20 +75,20 @@ def parse_workload(given: Sequence[dict[str, Any]]) -> dict[Shape, int]:
 
 
 class Fragments:
-    """The typical workload as tables: for each kind of GPU and each step of free cpu, how much weight could use a GPU of
-    which so much is free (`_shares`), and a node on which so many GPUs are free (`_wholes`)."""
+    """The typical workload as tables. For each GPU type and step of free cpu: the weight that could use a GPU with so
+    many free thousandths (`_shares`), and a node with so many free GPUs (`_full`)."""
 
     def __init__(self, typical: dict[Shape, int]) -> None:
         self.weight = sum(typical.values())
         self._types = sorted({kind for shape in typical for kind in shape.gpu_types})
         self._cpus = np.array(sorted({shape.cpu for shape in typical}), dtype=np.int64)
-        most = max([_wholes(shape.gpu) for shape in typical], default=0)
+        most = max([_gpu_count(shape.gpu) for shape in typical], default=0)
         self._most = most
         self._shares = np.zeros((len(self._types) + 1, len(self._cpus) + 1, WHOLE + 1), dtype=np.int64)
         self._full = np.zeros((len(self._types) + 1, len(self._cpus) + 1, most + 1), dtype=np.int64)
         for shape, weight in typical.items():
             if not shape.gpu:
-                continue  # it can use no GPU, wherever it goes: the same for all nodes
+                continue  # cpu jobs cannot use any GPU: the same for all nodes
             enough = int(np.searchsorted(self._cpus, shape.cpu)) + 1
             for number, kind in enumerate(["", *self._types]):
                 if shape.gpu_types and kind not in shape.gpu_types:
@@ -95,15 +96,15 @@ class Fragments:
                 if shape.gpu < WHOLE:
                     self._shares[number, enough:, shape.gpu :] += weight
                 else:
-                    self._full[number, enough:, _wholes(shape.gpu) :] += weight
+                    self._full[number, enough:, _gpu_count(shape.gpu) :] += weight
 
     def kinds(self, nodes: Nodes) -> NDArray[np.intp]:
         numbers = {kind: number + 1 for number, kind in enumerate(self._types)}
-        column = nodes.by("gpu_type in small letters", _gpu_type)
+        column = nodes.by("gpu_type lower case", _gpu_type)
         return column.numbers(lambda kind: numbers.get(kind, 0)).astype(np.intp)
 
     def usable(self, kinds: NDArray[np.intp], cpu: Ints, gpus: Ints) -> Ints:
-        """For each row: the free thousandths that each typical job could use, times its weight, in sum."""
+        """Per row: the free thousandths that each typical job could use, times its weight, summed."""
         free = np.maximum(gpus, 0)
         step = np.searchsorted(self._cpus, cpu, side="right")
         full = (free >= WHOLE).sum(axis=1)
@@ -113,13 +114,13 @@ class Fragments:
         return found
 
     def gains(self, member: Member, nodes: Nodes) -> Ints:
-        """How much less of each node would be a fragment after placing, times all weight, for each GPU that a fraction
-        could be taken of (one column if none is asked for); `_IMPOSSIBLE` where there is no room."""
+        """The decrease of each node's fragmentation by a placement, times the total weight, for each GPU that could
+        provide the fraction (one column without a fraction); `_IMPOSSIBLE` without capacity."""
         cpu, gpu = cpu_and_gpu(member)
         whole, part = divmod(gpu, WHOLE)
         kinds, free, gpus = self.kinds(nodes), nodes.free(CPU), nodes.gpus()
         before, after = self.usable(kinds, free, gpus), free - cpu
-        # A fragment is what is free and not usable; what is placed is no longer free.
+        # A fragment is free and unusable; placed capacity is no longer free.
         gain = gpu * self.weight - before
         idle = gpus >= WHOLE
         taken = np.where(idle & (np.cumsum(idle, axis=1) <= whole), gpus - WHOLE, gpus) if whole else gpus
@@ -136,17 +137,17 @@ class Fragments:
 
 
 class Fgd:
-    """The node, and the GPU of it, where least becomes a fragment. `typical` is the workload that fragments are seen with
-    the eyes of. Points are the steps of a curve that is steep around "no change"."""
+    """The node and GPU where fragmentation grows least. `typical`: the workload. Scores are steps of a logistic curve
+    that is steep around "no change"."""
 
     name = "fgd"
     reads: Reads = "usage"
     steps = 100
 
     def __init__(self, typical: Sequence[dict[str, Any]] = (), workload: dict[Shape, int] | None = None) -> None:
-        """`typical` as configuration gives it; `workload` is the same in the form that `typical_of` returns."""
+        """`typical` comes from the configuration; `workload` is the result of `typical_workload`."""
         self._fragments = Fragments(workload or parse_workload(typical) or DEFAULT_WORKLOAD)
-        self._stairs = _stairs(self.steps, self._fragments.weight)
+        self._thresholds = _thresholds(self.steps, self._fragments.weight)
 
     def key(self, member: Member) -> Hashable:
         return cpu_and_gpu(member)
@@ -158,18 +159,18 @@ class Fgd:
         return np.maximum(self._points(best), 0) * (MAX_SCORE // self.steps)
 
     def choose_gpu(self, member: Member, nodes: Nodes, view: View) -> int | None:
-        """The first of those with the most points."""
+        """The first with the highest score."""
         return int(self._points(self._fragments.gains(member, nodes)[0]).argmax())
 
     def _points(self, gains: Ints) -> Ints:
-        """Steps from 0 to `steps`; -1 for what has no room."""
-        found = np.searchsorted(self._stairs, gains, side="right").astype(np.int64)
+        """Steps from 0 to `steps`; -1 without capacity."""
+        found = np.searchsorted(self._thresholds, gains, side="right").astype(np.int64)
         return np.where(gains == _IMPOSSIBLE, -1, found)
 
 
 class GpuHodei(Fgd):
-    """Fragmentation in coarser steps, and best fit among nodes on the same step: small differences in fragmentation say
-    less about what comes next than keeping nodes whole does."""
+    """Fragmentation in coarser steps, and best fit within a step: small differences in fragmentation predict less than
+    keeping nodes empty does."""
 
     name = "gpu_hodei"
     steps = 50
@@ -184,15 +185,15 @@ class GpuHodei(Fgd):
         return found
 
 
-def _stairs(steps: int, weight: int) -> Ints:
-    """From which gain on each step is reached: the logistic curve over GPUs gained, `steps` of it."""
+def _thresholds(steps: int, weight: int) -> Ints:
+    """The gain at which each step of the logistic curve is reached."""
     corners = [round(1_000_000 * log(step / (steps - step))) for step in range(1, steps)]
-    # In millionths of a GPU, so that the corners are the same whole numbers on every machine.
+    # In millionths of a GPU: the same integers on every machine.
     return np.array([-(-corner * weight // 1000) for corner in corners], dtype=np.int64)
 
 
-def _wholes(gpu: int) -> int:
-    """Whole GPUs to have room on; a part beside them is taken for one more."""
+def _gpu_count(gpu: int) -> int:
+    """Number of GPUs touched; a fraction counts as one."""
     return -(-gpu // WHOLE)
 
 

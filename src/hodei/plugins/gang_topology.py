@@ -1,7 +1,7 @@
-"""All members of a gang in one place: one rack, one zone, one host, or whatever shares the value of a label.
+"""Gang topology: all members in one rack, zone, host, or other domain of a label.
 
-Required, it is that or nothing; as a wish, all nodes come last. Places that are too small by their free resources are
-not tried. Nodes without the key are in no place.
+A required rule refuses anything else; a preference ends with all nodes. Domains that are too small by free resources
+are not tried. Nodes without the key are in no domain.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ class GangTopology:
         if not rules.topology or not (has_several_members(gang) or gang.beside):
             return None
         ids, names = domains(rules.topology, table)
-        members, wish = len(gang.members), not rules.topology_required
+        members, soft = len(gang.members), not rules.topology_required
         if gang.beside:
-            places = _where_the_others_are(gang, table, names)
-            reason = self._reason(_no_room_beside(rules.topology, [str(names[place]) for place in places], gang))
-            return Layouts(DomainLayouts(ids, places, members, wish=wish), reason)
-        room = DomainCapacity(gang, table, ids, len(names))
-        places = room.in_order(names)
+            chosen = _domains_of_running_members(gang, table, names)
+            reason = self._reason(_text_for_joining(rules.topology, [str(names[place]) for place in chosen], gang))
+            return Layouts(DomainLayouts(ids, chosen, members, soft=soft), reason)
+        capacity = DomainCapacity(gang, table, ids, len(names))
+        chosen = capacity.in_order(names)
 
-        def crowded() -> Sequence[Layout]:
-            """Places that are large enough, those first in which the fewest would have to make room."""
-            if wish:
-                return ()  # there is a way for all that they need not go for
-            most = room.most().tolist()
+        def with_preemption() -> Sequence[Layout]:
+            """Domains that are large enough when idle; fewest members to preempt first."""
+            if soft:
+                return ()  # a preference preempts nothing
+            most = capacity.most().tolist()
             empty = DomainCapacity(gang, table, ids, len(names), empty=True)
-            full = set(empty.in_order(names)) - set(places)
+            full = set(empty.in_order(names)) - set(chosen)
             return DomainLayouts(ids, sorted(full, key=lambda place: (-most[place], names[place])), members)
 
-        reason = self._reason(_no_room(rules.topology, room, names))
-        return Layouts(DomainLayouts(ids, places, members, wish=wish), reason, crowded)
+        reason = self._reason(_text(rules.topology, capacity, names))
+        return Layouts(DomainLayouts(ids, chosen, members, soft=soft), reason, with_preemption)
 
     def _reason(self, text: str) -> Reason:
         return Reason(self.name, "GANG_TOPOLOGY", text, evictable=True)
@@ -59,15 +59,15 @@ class GangTopology:
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
         rules = member.job.gang
         if rules.topology and rules.topology_required:
-            wish = structs.replace(rules, topology_required=False)
+            soft = structs.replace(rules, topology_required=False)
             without = structs.replace(rules, topology="")
-            text = f"one {rules.topology} for all members as a wish only"
-            yield Change("drop", text, {"gang": wish}, whole_job=True)
+            text = f"one {rules.topology} for all members as a preference only"
+            yield Change("drop", text, {"gang": soft}, whole_job=True)
             yield Change("drop", f"drop gang topology {rules.topology}", {"gang": without}, whole_job=True, cut=10_000)
 
 
-def _where_the_others_are(gang: Gang, table: Table, names: Sequence[str | None]) -> list[int]:
-    """The places of the members that run already: one, unless labels have changed under them or it was a wish."""
+def _domains_of_running_members(gang: Gang, table: Table, names: Sequence[str | None]) -> list[int]:
+    """Domains of the running members: one, unless labels have changed or the rule was a preference."""
     found: Counter[str] = Counter()
     for name in gang.beside:
         node = table.node(name)
@@ -78,22 +78,22 @@ def _where_the_others_are(gang: Gang, table: Table, names: Sequence[str | None])
     return [names.index(domain) for domain in by_number if domain in names]
 
 
-def _no_room_beside(topology: str, places: Sequence[str], gang: Gang) -> str:
-    if not places:
-        return f"it is not known in which {topology} its other members run"
+def _text_for_joining(topology: str, chosen: Sequence[str], gang: Gang) -> str:
+    if not chosen:
+        return f"the {topology} of its running members is unknown"
     more = "1 more member" if gang.size == 1 else f"{gang.size} more members"
-    return f"no room for {more} in {topology} {' or '.join(places)}, where the others run"
+    return f"no capacity for {more} in {topology} {' or '.join(chosen)}, where the others run"
 
 
-def _no_room(topology: str, room: DomainCapacity, names: Sequence[str | None]) -> str:
-    """Said if no place takes the gang; by free resources, which are known already."""
-    size = sum(room.needed)
-    most = room.most().tolist()
+def _text(topology: str, capacity: DomainCapacity, names: Sequence[str | None]) -> str:
+    """The reason if no domain takes the gang, by free resources."""
+    size = sum(capacity.needed)
+    most = capacity.most().tolist()
     best = min((place for place, name in enumerate(names) if name is not None), default=None,
                key=lambda place: (-most[place], names[place]))  # fmt: skip
     if best is None:
-        return f"all members must be in one {topology}, and no node says in which it is"
-    text = f"no {topology} has room for all {size} members"
+        return f"all members must be in one {topology}, and no node has a {topology}"
+    text = f"no {topology} has capacity for all {size} members"
     if most[best] < size:
         return f"{text}; the best one, {names[best]}, for {most[best]} or fewer"
-    return f"{text} once every rule is counted"
+    return f"{text} under all rules"

@@ -1,7 +1,7 @@
-"""GPU placement by rules of thumb: which of the nodes that could take a member keeps the others whole.
+"""GPU placement heuristics: which feasible node keeps the others free.
 
-They follow the simulator of "Beware of Fragmentation" (USENIX ATC 2023), in steps of a hundredth as it does: ties are common
-and go to the smallest name, and that packs better than a finer score. Amounts are measured against the largest node.
+They follow the simulator of "Beware of Fragmentation" (USENIX ATC 2023), in steps of a hundredth as it does: ties are
+common and go to the smallest name, which packs better than a finer score. Amounts are relative to the largest node.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ def cpu_and_gpu(member: Member) -> tuple[int, int]:
 
 
 def free_after(member: Member, nodes: Nodes) -> Ints:
-    """Best fit: how much stays free of a node after placing, in ten-thousandths of the largest: half cpu, half GPUs."""
+    """What stays free on a node after placement, in ten-thousandths of the largest node: half cpu, half GPUs."""
     cpu, gpu = cpu_and_gpu(member)
     left = nodes.zeros()
-    for resource, asked in ((CPU, cpu), (GPU, gpu)):
-        left = left + np.maximum(nodes.free(resource) - asked, 0) * (MAX_SCORE // 2) // max(nodes.largest(resource), 1)
+    for resource, requested in ((CPU, cpu), (GPU, gpu)):
+        left = left + np.maximum(nodes.free(resource) - requested, 0) * (MAX_SCORE // 2) // max(
+            nodes.largest(resource), 1
+        )
     return left
 
 
-class _OfAmounts:
-    """Looks at cpu and GPUs alone."""
+class _ByRequest:
+    """Depends only on cpu and GPUs."""
 
     name = ""
     reads: Reads = "usage"
@@ -44,8 +46,8 @@ class _OfAmounts:
         return cpu_and_gpu(member)
 
 
-class GpuBestfit(_OfAmounts):
-    """The node of which least stays free."""
+class GpuBestfit(_ByRequest):
+    """The node with the least left free."""
 
     name = "gpu_bestfit"
 
@@ -53,23 +55,23 @@ class GpuBestfit(_OfAmounts):
         return np.maximum(MAX_SCORE - free_after(member, nodes), 0)
 
 
-class GpuDotprod(_OfAmounts):
-    """The node whose free cpu and GPUs are least like the request in direction and size (Tetris, turned to packing)."""
+class GpuDotprod(_ByRequest):
+    """The node whose free cpu and GPUs are least like the request in direction and size (Tetris, inverted to pack)."""
 
     name = "gpu_dotprod"
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        likeness = nodes.zeros()
-        for resource, asked in zip((CPU, GPU), cpu_and_gpu(member), strict=True):
+        similarity = nodes.zeros()
+        for resource, requested in zip((CPU, GPU), cpu_and_gpu(member), strict=True):
             most = max(nodes.largest(resource), 1)
-            # In millionths of a half each, so that both together are at most a million.
-            likeness = likeness + (np.maximum(nodes.free(resource), 0) * 1000 // most) * (asked * 500 // most)
-        steps = (1_000_000 - np.minimum(likeness, 1_000_000)) // 10_000
+            # Millionths, half for each resource: the sum is at most a million.
+            similarity = similarity + (np.maximum(nodes.free(resource), 0) * 1000 // most) * (requested * 500 // most)
+        steps = (1_000_000 - np.minimum(similarity, 1_000_000)) // 10_000
         return steps * POINT
 
 
-class _OfGpus:
-    """Has nothing to say about members that ask for no GPU."""
+class _GpuOnly:
+    """No opinion on members without GPUs."""
 
     name = ""
     reads: Reads = "usage"
@@ -78,7 +80,7 @@ class _OfGpus:
         return member.task.request.get(GPU, 0) or NO_OPINION
 
 
-class GpuPacking(_OfGpus):
+class GpuPacking(_GpuOnly):
     """Shared GPUs first, the fullest of them; then free GPUs of nodes in use; idle nodes last, small ones first."""
 
     name = "gpu_packing"
@@ -100,8 +102,8 @@ class GpuPacking(_OfGpus):
         return found
 
 
-class GpuClustering(_OfGpus):
-    """Beside members that want as many GPUs as this one, apart from others; among those the fullest node."""
+class GpuClustering(_GpuOnly):
+    """With members that use as many GPUs, away from others; among these the fullest node."""
 
     name = "gpu_clustering"
 
@@ -112,7 +114,7 @@ class GpuClustering(_OfGpus):
         size = 0 if amount < WHOLE else -(-amount // WHOLE)
         most = max(nodes.largest(GPU), 1)
         quarters = np.fromiter(
-            (_company(size, parts.sizes if parts is not None else {}) for parts in nodes.parts()),
+            (_neighbour_class(size, parts.sizes if parts is not None else {}) for parts in nodes.parts()),
             dtype=np.int64,
             count=len(nodes),
         )
@@ -120,15 +122,15 @@ class GpuClustering(_OfGpus):
         return (quarters * 25 + full) * POINT
 
 
-def _company(size: int, sizes: dict[int, int]) -> int:
-    """3 for a node with members of this size alone, 2 for one with others too, 1 for an empty one, 0 for others alone."""
+def _neighbour_class(size: int, sizes: dict[int, int]) -> int:
+    """3: only members of this size, 2: also others, 1: empty node, 0: only others."""
     if size in sizes:
         return 3 if len(sizes) == 1 else 2
     return 0 if sizes else 1
 
 
 class GpuRandom:
-    """Any node, and any GPU of it: a measure for the others. The same seed and history give the same choices."""
+    """A random node and GPU: the baseline for comparison. The same seed and history give the same choices."""
 
     name = "gpu_random"
     reads: Reads = "cluster"
@@ -144,7 +146,7 @@ class GpuRandom:
         return (self._numbers(rows, nodes) >> np.uint64(2)).astype(np.int64)
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
-        """The highest number of those that are left gets all points."""
+        """The highest number among the feasible nodes gets all points."""
         out = np.zeros(len(raw), dtype=np.int64)
         if feasible.any():
             out[int(np.where(feasible, raw, -1).argmax())] = MAX_SCORE
@@ -157,9 +159,9 @@ class GpuRandom:
         return int(columns[int(numbers.argmax())]) if len(columns) else None
 
     def _numbers(self, places: NDArray[np.uint64], nodes: Nodes) -> NDArray[np.uint64]:
-        """A number for each place that differs from seed to seed and from placing to placing (splitmix64)."""
-        turn = int(nodes.table.last_placed.max(initial=0))
-        start = (self._seed * 0x9E3779B97F4A7C15 + turn * 0xD1342543DE82EF95) % 2**64
+        """A number per place that differs by seed and by placement (splitmix64)."""
+        placement = int(nodes.table.last_placed.max(initial=0))
+        start = (self._seed * 0x9E3779B97F4A7C15 + placement * 0xD1342543DE82EF95) % 2**64
         mixed: Any = places * np.uint64(0xBF58476D1CE4E5B9) + np.uint64(start)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)

@@ -1,4 +1,4 @@
-"""Health: refuses nodes that are not ready, or that an operator has cordoned."""
+"""Health: refuses nodes that are not ready or cordoned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_READY = "NODE_NOT_READY"
 
 
 class Health:
-    """`cordon_taint`: the key of a taint; who tolerates it may go to cordoned nodes too ("": nobody may)."""
+    """`cordon_taint`: the key of a taint; members that tolerate it may use cordoned nodes ("": none may)."""
 
     name = "health"
     reads: Reads = "static"
@@ -35,7 +35,7 @@ class Health:
         out: list[tuple[Mask, Reason]] = []
         states = nodes.by("health", _state)
         for code, why in {(state[2], state[1]): None for state in states.values if not state[0]}:
-            # A backend's own reason says it all; a node's needs the word.
+            # A code comes from the backend, whose text is complete.
             text = why if code else f"not ready: {why}" if why else "not ready"
             out.append((states.where(partial(_not_ready, code, why)), Reason(self.name, code or _NOT_READY, text)))
         if any(state[3] for state in states.values) and not self._tolerates_cordon(member):

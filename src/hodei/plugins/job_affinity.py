@@ -1,7 +1,7 @@
-"""Company: which jobs a task wants in its topology domain and which it does not, and what those already there say of it.
+"""Job affinity and anti-affinity, in both directions: the member's rules about placed jobs, and theirs about it.
 
-Semantics are those of Kubernetes' inter-pod affinity. Every count comes from `engine.topology_index`, which keeps them up
-with each placing, so that asking again costs a look-up per node.
+Semantics are those of Kubernetes' inter-pod affinity. Counts come from `engine.topology_index`, which updates them with
+each placement, so that evaluating again costs one lookup per node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from hodei.model.job import Reason, TaskSpec
 
 
 class JobAffinityPlugin:
-    """`hard_weight`: how much a resident's required affinity pulls those that it means (0: not at all)."""
+    """`hard_weight`: how strongly the required affinity of placed members attracts the members it selects (0: not at
+    all)."""
 
     name = "job_affinity"
     reads: Reads = "cluster"
@@ -35,7 +36,7 @@ class JobAffinityPlugin:
     def key(self, member: Member) -> Hashable:
         task, job = member.task, member.job
         if not _has_rules(task):
-            return None  # whom the rules of residents mean is in the stamp
+            return None  # rules of placed members are covered by the stamp
         labels = tuple(sorted(member.labels.items()))
         return (job.project, labels, task.job_affinity, task.job_anti_affinity)
 
@@ -43,10 +44,10 @@ class JobAffinityPlugin:
         if table.topology_index.no_terms and not _has_rules(member.task):
             return 0
         counts = [
-            *self._together(member, table),
-            *(count for _, count in self._apart(member, table)),
-            *(count for _, count in self._repelled(member, table)),
-            *(count for count, _ in self._pulled(member, table)),
+            *self._affinity_counts(member, table),
+            *(count for _, count in self._anti_affinity_counts(member, table)),
+            *(count for _, count in self._existing_anti_affinity(member, table)),
+            *(count for count, _ in self._weighted_counts(member, table)),
         ]
         return tuple([count.version for count in counts])
 
@@ -54,23 +55,23 @@ class JobAffinityPlugin:
         table, rows = nodes.table, nodes.rows
         out: list[tuple[Mask, Reason]] = []
         required = member.task.job_affinity.required
-        together = self._together(member, table)
-        first = not any(count.total for count in together) and _means(required, member, table.topology_index)
-        for term, count in zip(required, together, strict=True):
-            # The first of its kind may go wherever there is a domain at all.
+        counts = self._affinity_counts(member, table)
+        first = not any(count.total for count in counts) and _selects_itself(required, member, table.topology_index)
+        for term, count in zip(required, counts, strict=True):
+            # The first member of a self-selecting group may use any domain.
             refused = count.per_node(rows) < (0 if first else 1)
-            out.append((refused, Reason(self.name, "JOB_AFFINITY", _said("job affinity", term, "not met"))))
-        for term, count in self._apart(member, table):
-            text = _said("job anti-affinity", term, "not met")
+            out.append((refused, Reason(self.name, "JOB_AFFINITY", _text("job affinity", term, "not met"))))
+        for term, count in self._anti_affinity_counts(member, table):
+            text = _text("job anti-affinity", term, "not met")
             out.append((count.per_node(rows) > 0, Reason(self.name, "JOB_ANTI_AFFINITY", text, evictable=True)))
-        for (term, _), count in self._repelled(member, table):
-            text = _said("anti-affinity", term, "of jobs already there")
+        for (term, _), count in self._existing_anti_affinity(member, table):
+            text = _text("anti-affinity", term, "of jobs already there")
             out.append((count.per_node(rows) > 0, Reason(self.name, EXISTING_ANTI_AFFINITY, text, evictable=True)))
         return out
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         raw = nodes.zeros()
-        for count, weight in self._pulled(member, nodes.table):
+        for count, weight in self._weighted_counts(member, nodes.table):
             raw = raw + count.per_node(nodes.rows, absent=0) * weight
         return raw if raw.any() else None
 
@@ -79,10 +80,10 @@ class JobAffinityPlugin:
         low, high = (int(left.min()), int(left.max())) if left.size else (0, 0)
         return (raw - low) * MAX_SCORE // (high - low) if high > low else np.zeros_like(raw)
 
-    # ------------------------------------------------------------------------------- the counts behind it
+    # -------------------------------------------------------------------------------------------- counts
 
-    def _together(self, member: Member, table: Table) -> list[DomainCount]:
-        """For each required term: the residents that meet all the terms, by the domains of this one."""
+    def _affinity_counts(self, member: Member, table: Table) -> list[DomainCount]:
+        """For each required term: placed members that meet all terms, by the domains of this one."""
         required, owner = member.task.job_affinity.required, member.job.project
         topology_index = table.topology_index
         projects = topology_index.projects
@@ -92,12 +93,12 @@ class JobAffinityPlugin:
 
         return [topology_index.count(("all", required, owner), term.topology, meets_all, table) for term in required]
 
-    def _apart(self, member: Member, table: Table) -> list[tuple[JobTerm, DomainCount]]:
+    def _anti_affinity_counts(self, member: Member, table: Table) -> list[tuple[JobTerm, DomainCount]]:
         owner, topology_index = member.job.project, table.topology_index
         return [(term, topology_index.matching(term, owner, table)) for term in member.task.job_anti_affinity.required]
 
-    def _repelled(self, member: Member, table: Table) -> list[tuple[Rule, DomainCount]]:
-        """The anti-affinity of residents that means this member, with where its carriers live."""
+    def _existing_anti_affinity(self, member: Member, table: Table) -> list[tuple[Rule, DomainCount]]:
+        """Anti-affinity rules of placed members that select this member, and where their owners are."""
         topology_index = table.topology_index
         if not topology_index.anti_affinity_terms:
             return []
@@ -106,17 +107,21 @@ class JobAffinityPlugin:
             for rule in topology_index.anti_affinity_terms.meaning(member, topology_index.projects)
         ]
 
-    def _pulled(self, member: Member, table: Table) -> list[tuple[DomainCount, int]]:
-        """What makes a domain better (or, below 0, worse), with its weight: own wishes, and those of residents."""
+    def _weighted_counts(self, member: Member, table: Table) -> list[tuple[DomainCount, int]]:
+        """What makes a domain better (or, below 0, worse), with its weight: the member's preferences, and those of
+        placed members."""
         task, owner, topology_index = member.task, member.job.project, table.topology_index
-        out = [(topology_index.matching(wish.term, owner, table), wish.weight) for wish in task.job_affinity.preferred]
+        out = [
+            (topology_index.matching(preference.term, owner, table), preference.weight)
+            for preference in task.job_affinity.preferred
+        ]
         out += [
-            (topology_index.matching(wish.term, owner, table), -wish.weight)
-            for wish in task.job_anti_affinity.preferred
+            (topology_index.matching(preference.term, owner, table), -preference.weight)
+            for preference in task.job_anti_affinity.preferred
         ]
         if topology_index.preference_terms:
             for rule in topology_index.preference_terms.meaning(member, topology_index.projects):
-                out.append((_pull(rule, self.hard_weight, table), 1))
+                out.append((_preference_count(rule, self.hard_weight, table), 1))
         return out
 
 
@@ -125,14 +130,14 @@ def _has_rules(task: TaskSpec) -> bool:
     return bool(near.required or away.required or near.preferred or away.preferred)
 
 
-def _means(terms: tuple[JobTerm, ...], member: Member, topology_index: TopologyIndex) -> bool:
+def _selects_itself(terms: tuple[JobTerm, ...], member: Member, topology_index: TopologyIndex) -> bool:
     """Whether a member meets all of its own terms."""
     job, labels = member.job, member.labels
     return all(term.matches(job.project, labels, job.project, topology_index.projects) for term in terms)
 
 
 def _carriers(rule: Rule, table: Table) -> DomainCount:
-    """Where those who carry this anti-affinity live."""
+    """Where members with this anti-affinity are placed."""
     term, owner = rule
 
     def carries(kind: Kind) -> int:
@@ -141,21 +146,21 @@ def _carriers(rule: Rule, table: Table) -> DomainCount:
     return table.topology_index.count(("anti", term, owner), term.topology, carries, table)
 
 
-def _pull(rule: Rule, hard_weight: int, table: Table) -> DomainCount:
-    """How strongly those who carry this term pull (or, below 0, push away) the members that it means."""
+def _preference_count(rule: Rule, hard_weight: int, table: Table) -> DomainCount:
+    """How strongly members with this term attract (below 0: repel) the members it selects."""
     term, owner = rule
 
-    def pull(kind: Kind) -> int:
+    def weight_of(kind: Kind) -> int:
         if kind.project != owner:
             return 0
         return (
-            sum(wish.weight for wish in kind.attract if wish.term == term)
-            - sum(wish.weight for wish in kind.repel if wish.term == term)
+            sum(preference.weight for preference in kind.attract if preference.term == term)
+            - sum(preference.weight for preference in kind.repel if preference.term == term)
             + hard_weight * kind.required.count(term)
         )
 
-    return table.topology_index.count(("pull", term, owner, hard_weight), term.topology, pull, table)
+    return table.topology_index.count(("weight_of", term, owner, hard_weight), term.topology, weight_of, table)
 
 
-def _said(what: str, term: JobTerm, how: str) -> str:
+def _text(what: str, term: JobTerm, how: str) -> str:
     return f"{what} {str(term)[:400]} {how}"

@@ -1,4 +1,5 @@
-"""Proximity: nodes near the place that the job names (`near`), by topology first and by distance after that."""
+"""Locality: nodes near the job's location (`near`), near its inputs, or with its images; and rules where data may be
+used."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ from hodei.engine.view import Member, View
 from hodei.model.job import Reason
 from hodei.model.node import Location, Node
 
-# From near to far: the first level that both name and share decides.
+# From near to far: the first level that both have and share decides.
 _LEVELS = (("rack", 10_000), ("datacenter", 8_000), ("zone", 6_000), ("region", 4_000))
 _DISTANCE_SCORE = 3_000
-_HALF_WAY_ROUND_KM = 20_015
+_HALF_CIRCUMFERENCE_KM = 20_015
 
 
 class Proximity:
+    """Topology first, then distance."""
+
     name = "proximity"
     reads: Reads = "static"
 
@@ -33,7 +36,7 @@ class Proximity:
 
 
 class LocalityAware(Proximity):
-    """The same measure as a worker selection strategy of its own."""
+    """The same measure as a worker selection strategy."""
 
     name = "locality_aware"
 
@@ -46,11 +49,11 @@ def nearness(wanted: Location, here: Location) -> int:
     kilometres = distance_km(wanted, here)
     if kilometres is None:
         return 0
-    return _DISTANCE_SCORE - min(kilometres, _HALF_WAY_ROUND_KM) * _DISTANCE_SCORE // _HALF_WAY_ROUND_KM
+    return _DISTANCE_SCORE - min(kilometres, _HALF_CIRCUMFERENCE_KM) * _DISTANCE_SCORE // _HALF_CIRCUMFERENCE_KM
 
 
 def distance_km(a: Location, b: Location) -> int | None:
-    """Great-circle distance in whole kilometres; None when a place is not known."""
+    """Great-circle distance in whole kilometres; None if a location is unknown."""
     if a.lat_micro is None or a.lng_micro is None or b.lat_micro is None or b.lng_micro is None:
         return None
     lat_a, lat_b = math.radians(a.lat_micro / 1e6), math.radians(b.lat_micro / 1e6)
@@ -60,18 +63,18 @@ def distance_km(a: Location, b: Location) -> int | None:
     return round(2 * 6371 * math.asin(min(1.0, math.sqrt(chord))))
 
 
-_ON_THE_NODE = MAX_SCORE
-_IN_THE_ZONE = 6_000
-_IN_THE_REGION = 3_000
+_SAME_NODE = MAX_SCORE
+_SAME_ZONE = 6_000
+_SAME_REGION = 3_000
 
 Held = tuple[tuple[str, ...], Location]
 
 
 class DataLocality:
-    """The mean over the job's inputs: 100 where the node itself holds one, 60 in the same zone, 30 in the same region.
+    """The mean over the job's inputs: 100 if the node holds one, 60 if its zone does, 30 if its region does.
 
-    A zone or region holds what any of its nodes holds, and what the options say of it: `zones = {"eu-1a": ["imagenet"]}`
-    and `regions = {"eu-1": ["imagenet"]}`, for data on storage that all nodes there share.
+    A zone or region holds what any of its nodes holds, and what the options add for shared storage: `zones = {"eu-1a":
+    ["imagenet"]}`, `regions = {"eu-1": ["imagenet"]}`.
     """
 
     name = "data_locality"
@@ -94,7 +97,7 @@ class DataLocality:
             return None
         column = nodes.by("data and location", _held)
         wanted = frozenset(inputs)
-        # Zones of the same name in two regions are two zones.
+        # Zones of the same name in two regions are different zones.
         zones = {
             (place.region, place.zone, name)
             for data, place in column.values
@@ -108,11 +111,11 @@ class DataLocality:
         def nearness(held: Held, name: str) -> int:
             data, place = held
             if name in data:
-                return _ON_THE_NODE
+                return _SAME_NODE
             if (place.region, place.zone, name) in zones or name in self._zones.get(place.zone, ()):
-                return _IN_THE_ZONE
+                return _SAME_ZONE
             if (place.region, name) in regions or name in self._regions.get(place.region, ()):
-                return _IN_THE_REGION
+                return _SAME_REGION
             return 0
 
         return column.numbers(lambda held: sum(nearness(held, name) for name in inputs) // len(inputs))
@@ -122,12 +125,12 @@ def _held(node: Node) -> Held:
     return node.data, node.location
 
 
-Where = tuple[str, ...]
+Regions = tuple[str, ...]
 
 
 class DataRules:
-    """`rules`: for each data set where it must stay: names of regions, zones, data centers or backends. `eu` is also all
-    that begins with `eu-`. A node that says nothing of where it stands is nowhere."""
+    """`rules`: for each data set the regions, zones, data centers or backends where jobs may read it. `eu` includes
+    every name that begins with `eu-`. A node without a location is in none."""
 
     name = "data_rules"
     reads: Reads = "static"
@@ -143,18 +146,18 @@ class DataRules:
         out: list[tuple[Mask, Reason]] = []
         for dataset in sorted(self._rules.keys() & set(member.job.inputs)):
             allowed = self._rules[dataset]
-            where = nodes.by("where it stands", _where)
+            where = nodes.by("regions", _regions)
             text = f"data set {dataset} must stay in {' or '.join(allowed)}"
-            out.append((~where.where(partial(_inside, allowed)), Reason(self.name, "DATA_MUST_STAY", text)))
+            out.append((~where.where(partial(_is_within, allowed)), Reason(self.name, "DATA_MUST_STAY", text)))
         return out
 
 
-def _where(node: Node) -> Where:
+def _regions(node: Node) -> Regions:
     place = node.location
     return place.region, place.zone, place.datacenter, node.backend
 
 
-def _inside(allowed: Sequence[str], where: Where) -> bool:
+def _is_within(allowed: Sequence[str], where: Regions) -> bool:
     return any(name == each or name.startswith(f"{each}-") for each in allowed for name in where if name)
 
 
@@ -164,6 +167,12 @@ _POINT = MAX_SCORE // 100
 
 
 class ImageLocality:
+    """Prefers nodes that already hold a member's images, by the bytes that need not be pulled.
+
+    Kubernetes' formula: the bytes of each image times the share of nodes that hold it (so that a node with a rare image
+    does not attract everything), linear from 23 MB (0 points) to 1 GB per image (100 points).
+    """
+
     name = "image_locality"
     reads: Reads = "static"
 
@@ -180,7 +189,7 @@ class ImageLocality:
             name = image_with_tag(image)
             held = whole.by(("image", name), lambda node, name=name: _size(name, node)).numbers(int)  # type: ignore[misc]
             holders = int((held > 0).sum())
-            # In floating point as there: the share first, then its part of the size, cut to whole bytes.
+            # Floating point and truncation as in Kubernetes.
             spread = holders / max(len(held), 1)
             total = total + (held * spread).astype("int64")[nodes.rows] * images.count(image)
         most = _MOST_EACH * len(images)
@@ -194,5 +203,5 @@ def _size(name: str, node: Node) -> int:
 
 
 def image_with_tag(image: str) -> str:
-    """An image's name with its tag: `latest` where none is given."""
+    """The image name with its tag; `latest` by default."""
     return image if image.rfind(":") > image.rfind("/") else f"{image}:latest"

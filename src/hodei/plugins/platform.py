@@ -1,4 +1,4 @@
-"""Platform: the right processor architecture, the right kind of GPU, the right backend (of the job and of the task)."""
+"""Platform: processor architecture, GPU type, and the backends of the job and the task."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hodei.engine.points import MAX_SCORE, Reads, Refusals, Trigger
 from hodei.engine.view import Member, View
 from hodei.model.job import BackendChoice, Reason, TaskSpec
 
-_SAME = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+_ALIASES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 def architecture(name: str) -> str:
-    """One name for each architecture, whatever its owner calls it."""
+    """One name per architecture."""
     low = name.lower()
-    return _SAME.get(low, low)
+    return _ALIASES.get(low, low)
 
 
 class Platform:
@@ -61,11 +61,11 @@ class Platform:
                 yield Change("drop", text, {"backend": BackendChoice()}, whole_job=True)
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        """Preferred backends in the order named, the first best, or by their weights; those to avoid below all others."""
+        """Preferred backends by order or weight; avoided ones below all others."""
         choice = member.job.backend
         if choice.mode != "preferred" and not choice.avoid:
             return None
-        wanted = _wanted(choice) if choice.mode == "preferred" else {}
+        wanted = _preferences(choice) if choice.mode == "preferred" else {}
         column = nodes.by("backend", lambda node: node.backend)
         if not choice.avoid:
             return column.numbers(lambda name: wanted.get(name, 0))
@@ -73,8 +73,8 @@ class Platform:
         return column.numbers(lambda name: 0 if name in choice.avoid else half + wanted.get(name, 0) // 2)
 
 
-def _wanted(choice: BackendChoice) -> dict[str, int]:
-    """How much each of the preferred is wanted, the most wanted fully."""
+def _preferences(choice: BackendChoice) -> dict[str, int]:
+    """Score per preferred backend; the best has MAX_SCORE."""
     if choice.weights:
         most = max(*choice.weights, 1)
         return {name: MAX_SCORE * weight // most for name, weight in zip(choice.names, choice.weights, strict=True)}

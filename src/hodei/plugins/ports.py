@@ -1,4 +1,4 @@
-"""Host ports: refuses nodes where a resident holds a port that the member wants."""
+"""Host ports: refuses nodes where a placed member holds a port that the member needs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Ports:
         out: list[tuple[Mask, Reason]] = []
         for port in member.task.ports:
             taken = _holders(port, nodes.table).per_node(nodes.rows) > 0
-            out.append((taken, Reason(self.name, "PORT_TAKEN", f"host port {_said(port)} is taken", evictable=True)))
+            out.append((taken, Reason(self.name, "PORT_TAKEN", f"host port {_text(port)} is taken", evictable=True)))
         return out
 
 
 def _holders(port: HostPort, table: Table) -> DomainCount:
-    """How many residents of each node hold a port that clashes with this one."""
+    """How many members on each node hold a conflicting port."""
 
     def clashes(kind: Kind) -> int:
         return int(any(port.clashes(held) for held in kind.ports))
@@ -41,6 +41,6 @@ def _holders(port: HostPort, table: Table) -> DomainCount:
     return table.topology_index.count(("port", port), EACH_NODE, clashes, table)
 
 
-def _said(port: HostPort) -> str:
+def _text(port: HostPort) -> str:
     where = "" if port.ip == "0.0.0.0" else f" on {port.ip}"
     return f"{port.port}/{port.protocol}{where}"

@@ -1,4 +1,4 @@
-"""Who is next: first in first out, by priority, or in turns between tenants."""
+"""Queue policies: fifo, priority, fair turns between tenants, multifactor; and tie-breakers within equal keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TURN = 1_000_000
 
 @lru_cache(maxsize=4096)
 def _minus(priority: int) -> int:
-    """One object for all of that priority: a queue holds many."""
+    """Cached, so that equal keys share one object: a queue holds many."""
     return -priority
 
 
@@ -26,7 +26,7 @@ class Fifo:
 
     name = "fifo"
     ignores_priority = True
-    preempts = False  # a line that knows no priorities sends nobody away for one
+    preempts = False  # no priorities, so nothing to preempt for
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
         return (gang.queued_ms,)
@@ -46,7 +46,7 @@ class Priority(Fifo):
     preempts = True
 
     def primary_keys(self, gang: Gang) -> tuple[int, ...]:
-        """Those with equal ones are equal to this queue but for the time of submission."""
+        """The keys without the time of submission."""
         return (_minus(gang.priority),)
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:
@@ -56,8 +56,8 @@ class Priority(Fifo):
 class Fair(Priority):
     """Tenants take turns; in its turn a tenant starts one quantum of work times its weight.
 
-    Work is the estimate times the members, counted in whole quanta; a job without an estimate counts as one quantum for
-    each member. Within a tenant the order is by priority. A tenant that was idle does not save up turns.
+    Work is the estimate times the members, in whole quanta; a job without an estimate counts one quantum per member.
+    Within a tenant the order is by priority. An idle tenant does not accumulate turns.
     """
 
     name = "fair"
@@ -85,6 +85,14 @@ _EVER_MS = 1 << 62
 
 
 class Multifactor(Priority):
+    """A sum of points: the job's priority, its age, the fair share of its account, and the priority inherited from jobs
+    that wait for it. Thousandths internally, so that every machine agrees.
+
+    `age_per_hour` and `age_max`: points per hour of waiting, and their maximum. `share`: points of a full fair share (0
+    without accounting). By default age counts less than share: many old jobs of one project delay the first job of
+    another only until both have the maximum age.
+    """
+
     name = "multifactor"
 
     def __init__(self, age_per_hour: int = 10, age_max: int = 50, share: int = 200) -> None:
@@ -104,17 +112,17 @@ class Multifactor(Priority):
         """The sum of the terms."""
         return gang.priority * 1000 + self._age_milli(gang, view) + self.share_milli(gang, view)
 
-    def came_by(self, age_milli: int, now_ms: int) -> int:
-        """Who has waited since this moment or longer has at least so many points of age; far in the past for nobody, far in
-        the future for everybody."""
+    def queued_before_ms(self, age_milli: int, now_ms: int) -> int:
+        """Gangs queued at or before this time have at least that many points of age; far in the past if none can, far
+        in the future if all do."""
         if age_milli > self._age_max_milli or (not self._age_per_hour and age_milli > 0):
             return -_EVER_MS
         if not self._age_per_hour:
             return _EVER_MS
         return now_ms - -(-age_milli * _HOUR_MS // (self._age_per_hour * 1000))
 
-    def grown_ms(self, gang: Gang) -> int | None:
-        """When it has all the points that waiting can give; None if waiting gives none."""
+    def max_age_ms(self, gang: Gang) -> int | None:
+        """When the gang reaches the maximum age; None if age gives no points."""
         if not self._age_per_hour:
             return None
         return gang.queued_ms + -(-self._age_max_milli * _HOUR_MS // (self._age_per_hour * 1000))
@@ -131,22 +139,22 @@ class Multifactor(Priority):
         ]  # fmt: skip
         inherited_priority = gang.priority * 1000 - own
         if inherited_priority:
-            out.append(PriorityTerm("inherited", inherited_priority, "a more important job waits for it"))
+            out.append(PriorityTerm("inherited", inherited_priority, "a job of higher priority waits for it"))
         if self.shared:
             factor = self._factor_milli(gang, view)
-            said = f"{factor / 1000:.3f} of {self._share}" if factor is not None else "nobody keeps account of shares"
+            said = f"{factor / 1000:.3f} of {self._share}" if factor is not None else "fair share is not configured"
             out.append(PriorityTerm("fair share", share, said))
         return tuple(out)
 
     def _age_milli(self, gang: Gang, view: View) -> int:
-        # Below zero for one that came after the moment of the view: so ranks of one moment can be compared later.
+        # Negative for gangs queued after the time of the view, so that ranks of one time remain comparable.
         return min(self._age_per_hour * (view.now_ms - gang.queued_ms) * 1000 // _HOUR_MS, self._age_max_milli)
 
     def _factor_milli(self, gang: Gang, view: View) -> int | None:
         return view.shares.factor_milli(gang.job.project, gang.job.user) if view.shares is not None else None
 
     def share_milli(self, gang: Gang, view: View) -> int:
-        """What the fair share of its account is worth."""
+        """The points of its account's fair share."""
         return self._share * (self._factor_milli(gang, view) or 0) if self.shared else 0
 
 
@@ -154,13 +162,16 @@ _NEVER_MS = 1 << 62
 
 
 class TieBreaker(Protocol):
+    """The second order of a queue, for gangs with equal keys. Smallest first; remaining ties go by submission.
+    Stateless."""
+
     name: str
 
     def keys(self, gang: Gang) -> tuple[int, ...]: ...
 
 
 class Shortest:
-    """The shortest estimate first; those without one last."""
+    """The shortest estimate first; gangs without one last."""
 
     name = "shortest"
 
@@ -169,7 +180,7 @@ class Shortest:
 
 
 class Smallest:
-    """The fewest cores first, of all members together."""
+    """The fewest cores first, over all members."""
 
     name = "smallest"
 
@@ -187,7 +198,7 @@ class Largest:
 
 
 class Deadline:
-    """The nearest deadline first; those without one last."""
+    """The nearest deadline first; gangs without one last."""
 
     name = "deadline"
 
@@ -201,12 +212,12 @@ class Newest:
     name = "newest"
 
     def keys(self, gang: Gang) -> tuple[int, ...]:
-        # Jobs of one bulk submit have the same time: the higher number came later.
+        # Jobs of one bulk submission have the same time: the higher id is newer.
         return (-gang.queued_ms, -gang.id)
 
 
 class HighestPriority:
-    """The highest priority first: for queues whose own order knows none."""
+    """The highest priority first, for queues whose order ignores it."""
 
     name = "priority"
 
@@ -220,13 +231,13 @@ TIE_BREAKERS: dict[str, type[Any]] = {
 
 
 class TieBreakingQueue:
-    """A queue with a tie-breaker. All but the order is the queue's own."""
+    """A queue with a tie-breaker; everything except the order is the queue's own."""
 
     def __init__(self, primary: QueueSort, secondary: TieBreaker) -> None:
         self.primary, self.secondary = primary, secondary
         self.name, self.preempts = primary.name, primary.preempts
         self.ignores_priority = getattr(primary, "ignores_priority", False)
-        # A queue that ends its keys with the time of submission says what comes before that in `primary_keys`.
+        # `primary_keys`, if present, omits the time of submission.
         self._keys = getattr(primary, "primary_keys", primary.queue_sort)
 
     def queue_sort(self, gang: Gang) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Nobody starts beyond the quota of its project. Who holds how much is kept by control; this only asks."""
+"""Quota: refuses gangs beyond the quota or budget of their project. `control.accounting` keeps the usage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hodei.model.job import Reason
 
 class Quota:
     name = "quota"
-    # What others wait for counts too, and ends when they are placed.
+    # A soft quota depends on whether others wait, which changes when they are placed.
     requeue_on: tuple[Trigger, ...] = ("run_ended", "job_ended", "run_placed")
 
     def key(self, member: Member) -> Hashable:

@@ -1,4 +1,4 @@
-"""Spread: keeps the members that a rule means evenly over the domains of a topology key.
+"""Spread: keeps the members that a rule selects evenly distributed over the domains of a topology key.
 
 Semantics are those of Kubernetes' topology spread constraints: hard rules refuse, soft ones score with its formula.
 """
@@ -20,11 +20,11 @@ from hodei.model.job import Reason
 from hodei.plugins.affinity import term_mask
 from hodei.plugins.taints import hard_taints, is_tolerated
 
-# Topologies in which every node is a domain: each node is judged by what lives on it alone.
+# Topologies in which every node is its own domain.
 _HOST = ("kubernetes.io/hostname", "host")
-# The columns of a raw score, for each rule: the node's domain (-1: the node does not take part, -2: it is in no domain of
-# this rule), how many matching members that domain holds, the rule's max skew, and whether every node is a domain.
-_NO_PART, _NO_DOMAIN = -1, -2
+# The columns of a raw score, per rule: the node's domain (-1: excluded, -2: without a domain of this rule), matching
+# members in that domain, the rule's max skew, and whether every node is a domain.
+_EXCLUDED, _NO_DOMAIN = -1, -2
 _COLUMNS = 4
 
 
@@ -41,13 +41,13 @@ class Spread:
         return (job.project, labels, task.spread, selector, task.affinity, task.tolerations)
 
     def stamp(self, member: Member, table: Table) -> Hashable:
-        """For hard rules which domains are crowded, for soft ones all that is counted."""
+        """For hard rules the full domains, for soft rules the versions of the counts."""
         rules = member.task.spread
         if not rules:
             return 0
         hard = _hard(rules)
-        out: list[Hashable] = [_crowded(rule, hard, member, table).tobytes() for rule in hard]
-        out += [_living(rule.selector, member.job.project, table).version for rule in rules if not rule.hard]
+        out: list[Hashable] = [_full_domains(rule, hard, member, table).tobytes() for rule in hard]
+        out += [_count_by_node(rule.selector, member.job.project, table).version for rule in rules if not rule.hard]
         return tuple(out)
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
@@ -58,15 +58,15 @@ class Spread:
         out: list[tuple[Mask, Reason]] = []
         for rule in rules:
             column = _Column(rule, table)
-            crowded = column.present & _crowded(rule, rules, member, table)[column.ids]
-            crowd = f"spread over {rule.topology} with a skew of at most {rule.max_skew} not met"
+            full = column.present & _full_domains(rule, rules, member, table)[column.ids]
+            skew_text = f"spread over {rule.topology} with a skew of at most {rule.max_skew} not met"
             missing = f"no {rule.topology} to spread over"
             out.append(((~column.present)[rows], Reason(self.name, "SPREAD", missing)))
-            out.append((crowded[rows], Reason(self.name, "SPREAD", crowd, evictable=True)))
+            out.append((full[rows], Reason(self.name, "SPREAD", skew_text, evictable=True)))
         return out
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        """Not yet points, but what `normalize` makes them of: `_COLUMNS` for each soft rule."""
+        """Raw columns for `normalize`: `_COLUMNS` per soft rule."""
         rules = tuple([rule for rule in member.task.spread if not rule.hard])
         if not rules:
             return None
@@ -76,11 +76,11 @@ class Spread:
         raw = np.zeros((len(table.names), _COLUMNS * len(rules)), dtype=np.int64)
         for i, (rule, column) in enumerate(zip(rules, columns, strict=True)):
             if rule.topology in _HOST:
-                held = _living(rule.selector, member.job.project, table).per_node(slice(None))
+                held = _count_by_node(rule.selector, member.job.project, table).per_node(slice(None))
             else:
                 held = _by_domain(rule, rules, member, table).by_domain[column.ids]
             start = i * _COLUMNS
-            raw[:, start] = np.where(everywhere, np.where(column.present, column.ids, _NO_DOMAIN), _NO_PART)
+            raw[:, start] = np.where(everywhere, np.where(column.present, column.ids, _NO_DOMAIN), _EXCLUDED)
             raw[:, start + 1] = np.where(column.present, held, 0)
             raw[:, start + 2] = np.where(column.present, rule.max_skew, 1)
             raw[:, start + 3] = rule.topology in _HOST
@@ -88,18 +88,18 @@ class Spread:
         return found
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
-        part = feasible & (raw[:, 0] != _NO_PART)
+        part = feasible & (raw[:, 0] != _EXCLUDED)
         points = np.zeros(len(raw), dtype=np.float64)
         for start in range(0, raw.shape[1], _COLUMNS):
             ids, held, skew, host = raw[:, start : start + _COLUMNS].T
             size = np.count_nonzero(part) if host.any() else len(np.unique(ids[part & (ids != _NO_DOMAIN)]))
-            # The more domains there are, the less one member in one of them says.
+            # With more domains, one member in one of them matters less.
             points += held * math.log(size + 2) + (skew - 1)
-        crowd = np.floor(points + 0.5).astype(np.int64)
+        skew_text = np.floor(points + 0.5).astype(np.int64)
         out = np.zeros(len(raw), dtype=np.int64)
         if part.any():
-            low, high = int(crowd[part].min()), int(crowd[part].max())
-            out[part] = MAX_SCORE * (high + low - crowd[part]) // high if high else MAX_SCORE
+            low, high = int(skew_text[part].min()), int(skew_text[part].max())
+            out[part] = MAX_SCORE * (high + low - skew_text[part]) // high if high else MAX_SCORE
         return out
 
 
@@ -114,7 +114,7 @@ class _Column:
 
 
 def _all_present(columns: Sequence[_Column]) -> Mask:
-    """Nodes that lack one of the keys do not take part in any of the rules, unless a rule can do without its key."""
+    """Nodes that lack one of the keys are excluded from all rules, except for keyless rules."""
     everywhere = np.ones(len(columns[0].ids), dtype=np.bool_)
     for column in columns:
         if not column.rule.keyless:
@@ -123,7 +123,7 @@ def _all_present(columns: Sequence[_Column]) -> Mask:
 
 
 def _included(rule: SpreadRule, member: Member, table: Table) -> Mask:
-    """The nodes that count, by what the rule says of affinity and taints."""
+    """The nodes that count, by the rule's settings for affinity and taints."""
     nodes, task = table.view(), member.task
     counted = ~nodes.none()
     if rule.honour_affinity:
@@ -141,25 +141,25 @@ def _hard(rules: tuple[SpreadRule, ...]) -> tuple[SpreadRule, ...]:
     return tuple([rule for rule in rules if rule.hard])
 
 
-def _crowded(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, table: Table) -> Mask:
-    """The domains of one of the hard `rules` that hold too many already for this member to join them."""
+def _full_domains(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, table: Table) -> Mask:
+    """The domains of one of the hard `rules` where this member would exceed the skew."""
     count = _by_domain(rule, rules, member, table)
     held, there = count.by_domain, count.there
-    # What the emptiest of the domains holds; none while there are fewer domains than the rule wants.
+    # The minimum is 0 while there are fewer domains than `min_domains`.
     enough = np.count_nonzero(there) >= max(rule.min_domains, 1)
     least = held[there].min() if enough else 0
     own = int(rule.selector is not None and all_match(rule.selector, member.labels))
-    crowded: Mask = held + own - least > rule.max_skew
-    return crowded
+    full: Mask = held + own - least > rule.max_skew
+    return full
 
 
 def _by_domain(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, table: Table) -> DomainCount:
-    """How many members that the rule means live in each domain, on the nodes that are counted: those with the keys of
-    all `rules`, and by what this one says of affinity and taints."""
+    """Matching members per domain, on nodes that count: those with the keys of all `rules`, by this rule's settings for
+    affinity and taints."""
     project, task = member.job.project, member.task
 
     def means(kind: Kind) -> int:
-        return _meant(rule.selector, project, kind)
+        return _selects(rule.selector, project, kind)
 
     def among(table: Table) -> Mask:
         return _all_present([_Column(other, table) for other in rules]) & _included(rule, member, table)
@@ -171,17 +171,17 @@ def _by_domain(rule: SpreadRule, rules: tuple[SpreadRule, ...], member: Member, 
     return table.topology_index.count(key, rule.topology, means, table, among)
 
 
-def _living(selector: tuple[Requirement, ...] | None, project: str, table: Table) -> DomainCount:
-    """How many members that the selector means live on each node."""
+def _count_by_node(selector: tuple[Requirement, ...] | None, project: str, table: Table) -> DomainCount:
+    """Matching members per node."""
 
     def means(kind: Kind) -> int:
-        return _meant(selector, project, kind)
+        return _selects(selector, project, kind)
 
     return table.topology_index.count(("spread", selector, project), EACH_NODE, means, table)
 
 
-def _meant(selector: tuple[Requirement, ...] | None, project: str, kind: Kind) -> int:
-    """An empty selector means none, and members that are leaving do not count, as in Kubernetes."""
+def _selects(selector: tuple[Requirement, ...] | None, project: str, kind: Kind) -> int:
+    """An empty selector matches none, and terminating members do not count, as in Kubernetes."""
     return int(
         bool(selector) and kind.project == project and not kind.leaving and all_match(selector or (), kind.labels)
     )

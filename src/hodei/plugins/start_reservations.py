@@ -1,6 +1,7 @@
-"""Promises and bookings are kept: nothing starts that would still hold, by then, room that is spoken for.
+"""Enforces start reservations and reservations: nothing starts that would still occupy reserved capacity when it is
+due.
 
-Whoever ends in time may use it until then (backfill); whoever does not may use what is left beside it (spill).
+A gang that ends in time may use it until then (backfill); others use what is left beside it (spill).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ class StartReservations:
     requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed", "job_ended")
 
     def key(self, member: Member) -> Hashable:
-        # Not to the millisecond: those who wait in one group are tried one after another, the shortest of them in time.
+        # Rounded to a power of two: gangs of one group are tried one after another, so a shorter one still gets its
+        # chance.
         return member.job.project, (member.job.estimate_ms or member.job.timeout_ms).bit_length()
 
     def layouts(self, gang: Gang, table: Table, view: View) -> Layouts | Reason | None:
-        """All nodes but those on which a member would stand in the way of a claim."""
+        """All nodes except those where a member would conflict with a claim."""
         availability = view.availability
         if availability is None or not availability.claimed:
             return None
@@ -34,7 +36,7 @@ class StartReservations:
         closed: list[list[int]] = [[] for _ in gang.members]
         claim = None
         for member, its in zip(gang.members, closed, strict=True):
-            asked = _asked(member)
+            asked = _request(member)
             for node in availability.claimed:
                 row = table.row.get(node)
                 if row is not None:
@@ -55,7 +57,7 @@ class StartReservations:
         if claim is None:
             return None
         reason = self._reason(claim)
-        rows = [_all_but(its, table) for its in closed]
+        rows = [_rows_except(its, table) for its in closed]
         options = [Layout(tuple(rows))]
         own = availability.start_reservations.get(gang.id)
         if own is not None and own.start_ms <= view.now_ms:
@@ -79,7 +81,9 @@ class StartReservations:
             if row is not None and free[row]:
                 until_ms = _until(gang, view)
                 free[row] = (
-                    availability.first_conflict(node, _asked(member), view.now_ms, until_ms, gang.id, gang.job.project)
+                    availability.first_conflict(
+                        node, _request(member), view.now_ms, until_ms, gang.id, gang.job.project
+                    )
                     is None
                 )
         return free
@@ -93,7 +97,7 @@ class StartReservations:
             together: Resources = {}
             for placed in placements:
                 if placed.node.name == node:
-                    together |= dict.fromkeys(_asked(placed.member), 0)
+                    together |= dict.fromkeys(_request(placed.member), 0)
             # They are in the table already, so nothing further may be missing.
             claim = availability.first_conflict(
                 node, together, view.now_ms, _until(gang, view), gang.id, gang.job.project
@@ -107,7 +111,7 @@ class StartReservations:
             return Reason(
                 self.name,
                 "START_RESERVED",
-                f"it would delay job {claim.job}, which is promised this room next",
+                f"it would delay job {claim.job}, which has a start reservation for this capacity",
                 kind="reservation",
             )
         until = format_time(claim.end_ms)
@@ -119,13 +123,13 @@ class StartReservations:
         )
 
 
-def _all_but(closed: list[int], table: Table) -> Mask:
+def _rows_except(closed: list[int], table: Table) -> Mask:
     mask = np.zeros(len(table.names), dtype=np.bool_)
     mask[closed] = True
     return ~mask
 
 
-def _asked(member: Member) -> Resources:
+def _request(member: Member) -> Resources:
     return {resource: amount for resource, amount in member.task.request.items() if amount}
 
 

@@ -1,6 +1,6 @@
-"""Worker selection: which of the nodes that could take a member should. Each strategy is a score plugin by its own name.
+"""Worker selection: which feasible node to prefer. Each strategy is a score plugin.
 
-All of them look at the resources that the member asks for (cpu and memory if it asks for none), before or after placing it.
+All consider the resources that the member requests (cpu and memory if it requests none), before or after placement.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hodei.engine.view import Member, View
 from hodei.model.resources import CPU, GPU, MEMORY
 
 _USUAL = (CPU, MEMORY, GPU)
-_COMMON = [(CPU, 0), (MEMORY, 0)]
-# What a rest that is smaller than the member costs. Enough to tell equal nodes apart, too little to undo the spreading.
+_DEFAULT = [(CPU, 0), (MEMORY, 0)]
+# Penalty for a remainder smaller than the member: enough to distinguish equal nodes, too little to prevent spreading.
 _SMALL_REST = 15 * MAX_SCORE // 100
 
 
@@ -30,38 +30,37 @@ class _Strategy:
         return tuple(member.task.request.items())
 
 
-def _asked(member: Member) -> list[tuple[str, int]]:
-    """What the member asks of the usual resources; of all resources if it asks for none of those."""
-    asked = [(resource, amount) for resource, amount in member.task.request.items() if amount]
-    return [pair for pair in asked if pair[0] in _USUAL] or asked or _COMMON
+def _requested(member: Member) -> list[tuple[str, int]]:
+    """What the member requests of cpu, memory and GPUs; of all resources if it requests none of those."""
+    requested = [(resource, amount) for resource, amount in member.task.request.items() if amount]
+    return [pair for pair in requested if pair[0] in _USUAL] or requested or _DEFAULT
 
 
 def free_share(member: Member, nodes: Nodes) -> Ints:
-    """The share of the asked resources that stays free after placing the member; 0 where it has no room."""
-    asked = _asked(member)
+    """The share of the requested resources that stays free after placement; 0 without capacity."""
+    requested = _requested(member)
     total = nodes.zeros()
-    for resource, amount in asked:
+    for resource, amount in requested:
         total = total + nodes.share(nodes.free(resource) - amount, resource)
-    return total // len(asked)
+    return total // len(requested)
 
 
 class Resource(_Strategy):
-    """Spreads while there is room, packs when it is tight. The share of the asked resources that stays free after placing,
-    or once that is less than half the share that is taken: so nodes are first half filled evenly, then filled up one by one,
-    and the others keep their free half in one piece for larger members.
+    """Spreads while there is capacity, packs when it is scarce: the free share after placement, or, once that is below
+    half, the used share. Nodes are first filled to half evenly, then filled up one by one, so that the others keep half
+    free for larger members.
 
-    Two things take points away, because they leave a rest that is hard to use: resources that are taken to unequal shares
-    (the gap between the highest and the lowest), and a rest that is smaller than this member itself. How much this is worth
-    is measured by `hodei bench fragmentation`.
+    Two penalties for remainders that are hard to use: unequal use of resources (the gap between the highest and the
+    lowest share), and a remainder smaller than this member. `hodei bench fragmentation` measures their value.
     """
 
     name = "resource"
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        asked = _asked(member)
+        requested = _requested(member)
         shares: list[Any] = []
         small: Any = False
-        for resource, amount in asked:
+        for resource, amount in requested:
             left = nodes.free(resource) - amount
             shares.append(nodes.share(left, resource))
             small = small | ((left < amount) & (left > 0))
@@ -78,7 +77,7 @@ class Resource(_Strategy):
 
 
 class Load(_Strategy):
-    """How idle a node is now: the busier of its cpu and memory decides. The same for every member."""
+    """How idle a node is now: the busier of cpu and memory decides. The same for every member."""
 
     name = "load"
 
@@ -95,28 +94,28 @@ class LeastLoaded(Load):
 
 
 class MostFree(_Strategy):
-    """The largest free amount, measured against the largest node: big empty machines first."""
+    """The largest free amount relative to the largest node: large empty nodes first."""
 
     name = "most_free"
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        asked = _asked(member)
+        requested = _requested(member)
         total = nodes.zeros()
-        for resource, _ in asked:
-            shift = 10 if resource == MEMORY else 0  # bytes times the scale could pass 64 bits
+        for resource, _ in requested:
+            shift = 10 if resource == MEMORY else 0  # avoids overflow of 64 bits
             free = nodes.higher(nodes.free(resource), 0) >> shift
             total = total + free * MAX_SCORE // max(nodes.largest(resource) >> shift, 1)
-        return total // len(asked)
+        return total // len(requested)
 
 
 class ResourceBalance(_Strategy):
-    """After placing, the node's resources should be used to equal shares, so that none is stranded."""
+    """The node's resources should be used to equal shares after placement, so that none is stranded."""
 
     name = "resource_balance"
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
         request = member.task.request
-        counted = [resource for resource, _ in _asked(member)]
+        counted = [resource for resource, _ in _requested(member)]
         counted = counted if len(counted) > 1 else [CPU, MEMORY]
         shares = [nodes.share(nodes.used(resource) + request.get(resource, 0), resource) for resource in counted]
         high = low = shares[0]
@@ -126,20 +125,20 @@ class ResourceBalance(_Strategy):
 
 
 class BinPacking(_Strategy):
-    """Best fit: the node that is fullest after placing the member, to keep others whole for what is large."""
+    """Best fit: the node that is fullest after placement, to keep others free for large members."""
 
     name = "bin_packing"
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        asked = _asked(member)
+        requested = _requested(member)
         total = nodes.zeros()
-        for resource, amount in asked:
+        for resource, amount in requested:
             total = total + nodes.lower(nodes.share(nodes.used(resource) + amount, resource), MAX_SCORE)
-        return total // len(asked)
+        return total // len(requested)
 
 
 class RoundRobin(_Strategy):
-    """The node that has waited longest for work."""
+    """The node whose last placement is longest ago."""
 
     name = "round_robin"
     scalar = False
@@ -151,7 +150,7 @@ class RoundRobin(_Strategy):
         return nodes.last_placed()
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
-        # Ranks, not amounts: the order is what matters, however long ago it was.
+        # Ranks: only the order matters.
         stages, ranks = np.unique(raw[feasible], return_inverse=True)
         out = np.zeros_like(raw)
         out[feasible] = MAX_SCORE - ranks * MAX_SCORE // max(len(stages), 1)

@@ -1,4 +1,4 @@
-"""Taints: nodes that keep off work which does not tolerate them; PreferNoSchedule only makes a node the worse choice."""
+"""Taints: refuses nodes with untolerated taints; PreferNoSchedule lowers the score."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Taints:
         column = nodes.by("taints", hard_taints)
         unmet = {
             taint: None for taints in column.values for taint in taints if not is_tolerated(taint, tolerations)
-        }  # a dict keeps the order of first sight
+        }  # a dict keeps the order
         out: list[tuple[Mask, Reason]] = []
         for taint in unmet:
             out.append(
@@ -41,12 +41,12 @@ class Taints:
         return out
 
     def suggest(self, member: Member, nodes: Nodes, view: View) -> Iterator[Change]:
-        """Tolerate the one taint that alone keeps some node shut."""
-        given, all_of_it = member.task.tolerations, effective_tolerations(member.task)
+        """Tolerate a taint that alone excludes some node."""
+        given, effective = member.task.tolerations, effective_tolerations(member.task)
         column = nodes.by("taints", hard_taints)
         found: dict[Taint, None] = {}
         for taints in column.values:
-            unmet = [taint for taint in taints if not is_tolerated(taint, all_of_it)]
+            unmet = [taint for taint in taints if not is_tolerated(taint, effective)]
             if len(unmet) == 1 and column.where(partial(tuple.__eq__, taints)).any():
                 found[unmet[0]] = None
         for taint in sorted(found, key=str):
@@ -54,7 +54,7 @@ class Taints:
             yield Change("tolerate", f"tolerate {taint}", {"tolerations": (*given, more)})
 
     def score(self, member: Member, nodes: Nodes, view: View) -> Ints | None:
-        """How many soft taints are not tolerated; no opinion while no node has any."""
+        """The number of untolerated soft taints; no opinion while no node has any."""
         column = nodes.by("soft taints", soft_taints)
         if not any(column.values):
             return None
@@ -62,20 +62,20 @@ class Taints:
         return column.numbers(lambda taints: sum(not is_tolerated(taint, tolerations) for taint in taints))
 
     def normalize(self, raw: Ints, feasible: Mask) -> Ints:
-        """The fewer the better."""
+        """Fewer is better."""
         most = int(raw[feasible].max()) if feasible.any() else 0
         return MAX_SCORE - raw * MAX_SCORE // most if most else np.full_like(raw, MAX_SCORE)
 
 
-_FOR_GPUS = Toleration(GPU_ONLY, "Exists")
+_TOLERATE_GPU_ONLY = Toleration(GPU_ONLY, "Exists")
 
 
 def effective_tolerations(task: TaskSpec) -> tuple[Toleration, ...]:
-    """Those of the task, and that of nodes for GPU work if it asks for GPUs, or for a line of a queueing system by name."""
+    """The task's tolerations, plus that of GPU nodes if it requests GPUs or selects a queue of a batch system by name."""
     asks = task.request.get(GPU) or (
         task.node_selector and any(key.endswith(QUEUE_LABEL_SUFFIX) for key in task.node_selector)
     )
-    return (*task.tolerations, _FOR_GPUS) if asks else task.tolerations
+    return (*task.tolerations, _TOLERATE_GPU_ONLY) if asks else task.tolerations
 
 
 def is_tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
@@ -98,7 +98,9 @@ _TAINT = Taint(GPU_ONLY, effect="PreferNoSchedule")
 
 
 class GpuLast:
-    """A weight that decides whatever the other scores say: an operator's setting, not a preference."""
+    """Other work uses nodes reserved for GPU work by a soft taint (`cpu_jobs_on_gpus = "last"`) only when nothing else
+    has capacity. The weight overrides all other scores: it is a setting of the operator, not a preference. No opinion
+    while no node has that taint."""
 
     name = "gpu_last"
     reads: Reads = "static"

@@ -1,7 +1,7 @@
-"""Workload: what a job's kind of work asks of a node. A serverless job that accepts no cold start goes where its image is
-already; data processing goes where its input and output have room.
+"""Workload types: a serverless job that accepts no cold start needs its image on the node; data processing needs
+storage for its input and output.
 
-The sizes of data are looked at and not reserved: a job that needs the space for itself asks for `storage`.
+Data sizes are checked, not reserved: a job that needs the space for itself requests `storage`.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ class Workload:
     requeue_on: tuple[Trigger, ...] = ("run_ended", "node_joined", "node_changed")
 
     def key(self, member: Member) -> Hashable:
-        image, size = _wants(member)
+        image, size = _needs(member)
         return (image, size) if image or size else NO_OPINION
 
     def filter(self, member: Member, nodes: Nodes, view: View) -> Refusals:
-        image, size = _wants(member)
+        image, size = _needs(member)
         out: list[tuple[Mask, Reason]] = []
         if image:
             cold = nodes.by(("cold for", image), partial(_is_cold, image)).where(bool)
-            out.append((cold, Reason(self.name, "COLD_START", "its image is not there yet: it would start cold")))
+            out.append((cold, Reason(self.name, "COLD_START", "its image is not on the node: it would start cold")))
         if size:
-            # A node that does not say how much storage it has is not judged by it.
-            says = nodes.by("says its storage", lambda node: STORAGE in node.capacity).where(bool)
+            # A node that does not report its storage is not checked.
+            reports = nodes.by("reports its storage", lambda node: STORAGE in node.capacity).where(bool)
             text = f"less than {human_amount(STORAGE, size)} of storage is free for its input and output"
-            # What the task asks for is for the same data, so it is not counted besides.
-            short = says & (nodes.free(STORAGE) < size)
+            # The task's own storage request is for the same data, so it is not added.
+            short = reports & (nodes.free(STORAGE) < size)
             out.append((short, Reason(self.name, "NO_DATA_SPACE", text, evictable=True)))
         return out
 
 
-def _wants(member: Member) -> tuple[str, int]:
-    """The image that must be there already, and the bytes that this member's part of the data takes."""
+def _needs(member: Member) -> tuple[str, int]:
+    """The image that must be present, and the bytes of this member's part of the data."""
     workload = member.job.workload
     if type(workload) is Serverless:
         return (

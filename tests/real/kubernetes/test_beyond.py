@@ -72,7 +72,10 @@ def test_a_short_pod_goes_ahead_of_a_promised_one_and_a_long_one_does_not(
     assert full["message"].startswith("0/1 nodes are available: 1 Insufficient cpu.")
     cluster.make_pod("long", cpu="1", annotations=_lasts("3h"))
     told = cluster.until_condition("long", "PodScheduled", "False", "WaitingForTurn")
-    assert told["message"] == f"it would delay pod {cluster.namespace}/first, which is promised this room next"
+    assert (
+        told["message"]
+        == f"it would delay pod {cluster.namespace}/first, which has a start reservation for this capacity"
+    )
     cluster.make_pod("short", cpu="1", annotations=_lasts("10m"))
     cluster.until_bound("short")
     # With the last core gone it is room that is missing, also for whoever waits for a turn.

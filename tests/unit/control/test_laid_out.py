@@ -29,7 +29,7 @@ def test_why_names_the_best_rack_and_how_far_it_is_from_enough():
     harness.submit(1, count=10, gang=ONE_RACK)
     said = _why(harness)
     assert said.code == "GANG_TOPOLOGY"
-    assert said.summary.endswith("no rack has room for all 10 members; the best one, r1, for 8 or fewer")
+    assert said.summary.endswith("no rack has capacity for all 10 members; the best one, r1, for 8 or fewer")
     assert [(b.code, b.plugin) for b in said.blockers] == [("GANG_TOPOLOGY", "gang_topology")]
 
 
@@ -37,7 +37,7 @@ def test_it_could_be_a_wish_or_smaller_or_go_without():
     harness = Harness(*racks("r1", "r2"))
     harness.submit(1, count=10, gang=ONE_RACK)
     assert _repairs(harness) == [
-        "one rack for all members as a wish only",
+        "one rack for all members as a preference only",
         "drop gang topology rack",
         "8 members instead of 10",
     ]

@@ -58,7 +58,7 @@ def test_a_job_that_need_not_wait_long_waits_and_why_names_the_rule():
     harness = a_full_house(20 * MINUTE_MS)
     harness.submit(2, cpu="4", estimate_ms=HOUR_MS)
     assert where(harness, 2) == ""
-    assert "kept off backend cloud: elsewhere it waits 20m, and goes there if that is over 30m" in said(harness, 2)
+    assert "kept off backend cloud: elsewhere it waits 20m, and it spills only if that exceeds 30m" in said(harness, 2)
     assert "SPILL_NOT_YET" in said(harness, 2)
     harness.see("1.0.1", "running")
     harness.now_ms += 20 * MINUTE_MS

@@ -100,10 +100,10 @@ def test_cores_to_bind_to(sockets, asked, held, said):
 def test_it_tells_what_is_free_and_how():
     table = _table(a_node("n1", 8, gpu="2", sockets=SOCKETS), held=[*_halves(), ("n1", Grant((0,)), {"cpu": "1"})])
     assert Devices().lacks(a_member(gpu="1"), table.view(slice(0, 1)), VIEW) == (
-        500, "its GPUs are free only in pieces (0.5, 0.5; 1 asked)",
+        500, "its GPUs are free only in pieces (0.5, 0.5; 1 requested)",
     )  # fmt: skip
     size, text = Devices().lacks(a_member(cpu="4", binding="cores"), table.view(slice(0, 1)), VIEW)
-    assert (size, text) == (250, "has 1 + 2 free cores in its sockets, 4 asked")
+    assert (size, text) == (250, "has 1 + 2 free cores in its sockets, 4 requested")
     assert Devices().lacks(a_member(gpu="0.5"), table.view(slice(0, 1)), VIEW) == (0, "")
 
 
@@ -140,7 +140,7 @@ def test_why_names_the_pieces_and_a_repair_that_was_tried():
     told = _why(gpu="0.5", cpu="100m")
     assert told.code == "GPU_FRAGMENTED"
     assert [repair.change for repair in told.suggestions] == ["gpu 0.5 to 0.4"]
-    assert "0.4, 0.4; 0.5 asked" in told.nearest.text
+    assert "0.4, 0.4; 0.5 requested" in told.nearest.text
 
 
 def test_why_names_the_binding_that_stands_in_the_way():

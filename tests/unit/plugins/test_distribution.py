@@ -58,7 +58,7 @@ def test_the_backends_of_the_job_count_too():
 def test_a_gang_that_no_single_backend_takes_is_told_so():
     engine = an_engine(on_backends(THREE))
     gang = a_gang(engine, a_spec("colocated", a_task(count=9)))
-    said = "DISTRIBUTION: no single backend that all tasks allow has room for all of them"
+    said = "DISTRIBUTION: no single backend that all tasks allow has capacity for all of them"
     assert placed(engine, gang) == said
 
 
@@ -99,7 +99,7 @@ def test_a_task_that_may_run_on_one_backend_only_draws_the_others_near():
 def test_all_members_of_a_task_share_its_backend():
     engine = an_engine(on_backends(THREE))
     spec = a_spec("distributed", a_task("a", count=9), a_task("b"))
-    said = "DISTRIBUTION: no allowed choice of backends has room for every task"
+    said = "DISTRIBUTION: no allowed choice of backends has capacity for every task"
     assert placed(engine, a_gang(engine, spec)) == said
 
 

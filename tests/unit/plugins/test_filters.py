@@ -49,7 +49,7 @@ def test_asking_for_nothing_is_never_too_much():
 def test_fit_says_what_the_nearest_node_lacks():
     table = a_table([a_node("n1", 4, "16Gi")], {"n1": {"cpu": "3"}})
     size, text = Fit().lacks(a_member(cpu="2500m"), table.view(slice(0, 1)), None)
-    assert text == "lacks 1.5 cpu (1 of 4 free, 2.5 asked)"
+    assert text == "lacks 1.5 cpu (1 of 4 free, 2.5 requested)"
     assert size == 600  # thousandths of what was asked for
 
 

@@ -57,11 +57,11 @@ def test_a_rack_with_room_whose_nodes_refuse_is_passed_over():
     ("nodes", "used", "said"),
     [
         (racked(TWO_RACKS), {"a": 1, "b": 1, "c": 2, "d": 3},
-         "no rack has room for all 8 members; the best one, r1, for 6 or fewer"),
-        (racked({"": "a b"}, cpu=8), {}, "all members must be in one rack, and no node says in which it is"),
-        (racked({"": "a b", "r1": "c"}), {}, "no rack has room for all 8 members; the best one, r1, for 4 or fewer"),
+         "no rack has capacity for all 8 members; the best one, r1, for 6 or fewer"),
+        (racked({"": "a b"}, cpu=8), {}, "all members must be in one rack, and no node has a rack"),
+        (racked({"": "a b", "r1": "c"}), {}, "no rack has capacity for all 8 members; the best one, r1, for 4 or fewer"),
         ([*racked({"r1": "a b"}), *racked({"r1": "c"}, cordoned=True), a_node("d", 4)], {"a": 1},
-         "no rack has room for all 8 members once every rule is counted"),
+         "no rack has capacity for all 8 members under all rules"),
     ],
     ids=["no rack is large enough", "no node has the key", "nodes without the key are in no rack", "rules, not room"],
 )  # fmt: skip
@@ -154,7 +154,7 @@ def test_who_joins_a_running_gang_goes_to_its_rack():
 
 def test_who_joins_waits_if_that_rack_is_full():
     engine = an_engine(racked(TWO_RACKS), {"a": 4, "b": 4})
-    said = "GANG_TOPOLOGY: no room for 1 more member in rack r1, where the others run"
+    said = "GANG_TOPOLOGY: no capacity for 1 more member in rack r1, where the others run"
     assert placed(engine, joining(engine, MUST, ("a", "b"))) == said
 
 
@@ -165,7 +165,7 @@ def test_who_joins_by_a_wish_goes_to_the_rack_of_most_then_of_some_then_anywhere
 
 def test_where_the_others_are_is_not_known_if_their_node_is_gone():
     engine = an_engine(racked(TWO_RACKS))
-    said = "GANG_TOPOLOGY: it is not known in which rack its other members run"
+    said = "GANG_TOPOLOGY: the rack of its running members is unknown"
     assert placed(engine, joining(engine, MUST, ("gone",))) == said
 
 

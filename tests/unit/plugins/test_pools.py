@@ -19,7 +19,7 @@ def _line(name, cpu, pool=POOL, **fields):
 def test_what_runs_on_one_is_taken_from_the_others():
     table = a_table([_line("main", 8), _line("high", 8), a_node("own", 8)], {"main": {"cpu": "6"}})
     assert refused(Pools(), a_member(cpu="2"), table) == {}
-    text = "SHARED_MACHINES_FULL: the machines that it shares with others have no cpu left"
+    text = "SHARED_MACHINES_FULL: the machines that it shares with other nodes have no cpu left"
     assert refused(Pools(), a_member(cpu="3"), table) == {text: ["high", "main"]}
 
 

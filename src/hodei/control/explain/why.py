@@ -369,7 +369,7 @@ def priority_breakdown(controller: Controller, job: JobId, now_ms: int) -> Prior
     else:
         inherited_priority = (gang.priority - gang.job.priority) * 1000
         terms = (
-            (own, PriorityTerm("inherited", inherited_priority, "a more important job waits for it"), waited)
+            (own, PriorityTerm("inherited", inherited_priority, "a job of higher priority waits for it"), waited)
             if inherited_priority
             else (own, waited)
         )

@@ -84,7 +84,7 @@ class MultifactorQueue(SchedulingQueue):
         assert self._as_of is not None
         points = self._ranking.rank_milli(gang, self._as_of)
         group.rank = (points, job)
-        grown_ms = self._ranking.grown_ms(gang)
+        grown_ms = self._ranking.max_age_ms(gang)
         if grown_ms is not None and (self._grown_ms is None or grown_ms < self._grown_ms):
             self._grown_ms = grown_ms
         heapq.heappush(self._heaps.setdefault(group.alike, []), (-points, order, job, key))
@@ -169,8 +169,8 @@ class MultifactorQueue(SchedulingQueue):
             if share is None:
                 share = shares[tenant] = ranking.share_milli(other, view)
             age = points + minus_priority * 1000 - share  # with more than so much of age they are ahead
-            more = standing.before((minus_priority, ranking.came_by(age + 1, view.now_ms) + 1))
-            as_much = standing.before((minus_priority, ranking.came_by(age, view.now_ms) + 1))
+            more = standing.before((minus_priority, ranking.queued_before_ms(age + 1, view.now_ms) + 1))
+            as_much = standing.before((minus_priority, ranking.queued_before_ms(age, view.now_ms) + 1))
             ahead += more if more == as_much else min(max(standing.before(order), more), as_much)
         return 1 + ahead
 

@@ -74,7 +74,7 @@ def kube_profile(
 def live_profile(config: SchedulingConfig) -> Profile:
     """That of a live cluster, with what the operator says of the profile `default`."""
     wanted = config.profiles.get(LINE, ProfileConfig())
-    options = {**wanted.options, "fit": {"unsaid": UNSAID, **wanted.options.get("fit", {})}}
+    options = {**wanted.options, "fit": {"assumed": UNSAID, **wanted.options.get("fit", {})}}
     return kube_profile(
         queue=wanted.queue,
         queue_arguments=queue_options(wanted),

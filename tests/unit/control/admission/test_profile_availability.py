@@ -186,7 +186,7 @@ def test_after_a_failure_only_means_that_a_full_backend_is_waited_for() -> None:
     harness.submit(1, cpu=1)
     harness.submit(2, cpu=1)
     assert (harness.state(2), harness.reason(2)) == (
-        "pending", ("BACKEND_STANDBY", "backend cloud stands by: onprem is available"),
+        "pending", ("BACKEND_STANDBY", "backend cloud is on standby: onprem is available"),
     )  # fmt: skip
     harness.see("1.0.1", "succeeded", 0)
     assert on(harness, 2) == "onprem"

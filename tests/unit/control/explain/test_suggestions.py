@@ -195,7 +195,7 @@ def test_one_node_says_all_that_it_has_against_a_job():
         ("INSUFFICIENT_CPU", ("a",)),
     ]
     assert said.summary == "a cannot take it: untolerated taint x:NoSchedule; Insufficient cpu"
-    assert said.nearest.text == "lacks 3 cpu (1 of 1 free, 4 asked)"
+    assert said.nearest.text == "lacks 3 cpu (1 of 1 free, 4 requested)"
     assert (said.nodes, said.feasible, said.suggestions) == (1, 0, ())
 
 

@@ -45,7 +45,7 @@ def test_a_full_cluster_is_a_reason_to_wait_and_says_for_what():
     assert (said.status, said.code) == ("waiting", "INSUFFICIENT_CPU")
     assert said.summary == "0/1 nodes are available: 1 Insufficient cpu"
     assert said.nearest.node == "n1"
-    assert said.nearest.text == "lacks 1 cpu (1 of 4 free, 2 asked)"
+    assert said.nearest.text == "lacks 1 cpu (1 of 4 free, 2 requested)"
     assert said.next_trigger == "when a run ends or a node joins or a node changes"
     assert (said.attempts, said.last_attempt_ms, said.queue.position, said.queue.pending) == (1, harness.now_ms, 1, 1)
 
@@ -62,7 +62,7 @@ def test_the_nearest_miss_is_the_node_with_the_fewest_and_smallest_objections():
     assert _why(harness).nearest.text == "untolerated taint x:NoSchedule"
     harness.learn(NodeOverridden("tainted", cordon=True))
     assert _why(harness).nearest.node == "near"
-    assert _why(harness).nearest.text == "lacks 1 cpu (3 of 3 free, 4 asked)"
+    assert _why(harness).nearest.text == "lacks 1 cpu (3 of 3 free, 4 requested)"
 
 
 def test_the_position_in_the_queue_is_told():

@@ -73,7 +73,7 @@ def test_who_would_delay_a_promise_waits_for_a_turn_and_is_told_whose():
     town.step()
     told = _told(town)
     assert told["long"].reason == "WaitingForTurn"
-    assert told["long"].message == "it would delay pod ns/first, which is promised this room next"
+    assert told["long"].message == "it would delay pod ns/first, which has a start reservation for this capacity"
     assert told["first"].reason == "Unschedulable"
     assert told["first"].message.startswith("0/1 nodes are available: 1 Insufficient cpu.")
 
